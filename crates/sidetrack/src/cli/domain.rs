@@ -10,10 +10,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How long an answer may take.
+/// Time limit for an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A party's agent: grants access, offers nodes, configures the party's proxies
+/// Runs and controls a party's agent, which grants access, offers nodes and configures the party's proxies
 #[derive(Clone, Debug, Args)]
 pub struct DomainArgs {
     #[command(subcommand)]
@@ -24,11 +24,11 @@ pub struct DomainArgs {
 enum Command {
     /// Runs the agent
     Serve {
-        /// Its file
+        /// The agent's configuration file
         #[arg(short, long, value_name = "FILE", default_value = "domain.toml")]
         config: PathBuf,
     },
-    /// Says whether those whom data is about agree; flows without consent end at once
+    /// Sets whether the persons that the data describes consent; flows without consent end at once
     Consent {
         /// The data set
         data: String,
@@ -38,7 +38,7 @@ enum Command {
         #[command(flatten)]
         to: To,
     },
-    /// Lists what was granted, and what is configured
+    /// Lists grants and configurations
     Ls {
         #[command(flatten)]
         to: To,
@@ -57,8 +57,7 @@ fn consent(text: &str) -> Result<Consent, String> {
 
 /// Runs the sub-command.
 ///
-/// # Errors
-/// What a person can do something about, in words.
+/// # Errors An error that a person can act on, in words.
 pub fn run(args: &DomainArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

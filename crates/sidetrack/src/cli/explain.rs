@@ -14,17 +14,17 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// How long a sidetrack that runs may take to say how containers are.
+/// Time limit for a running sidetrack to answer about its containers.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Says which rule decides about a flow, why, and what would be done with it. No packet is sent; a sidetrack that runs is asked
-/// how the containers on the way are.
+/// Shows which rule decides about a flow, why, and what happens to the flow. It sends no packet; it asks a running
+/// sidetrack about the health of the containers on the path.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ExplainArgs {
     /// The configuration [default: ./sidetrack.toml, else /etc/sidetrack/sidetrack.toml]
     #[arg(short, long, value_name = "FILE", default_value_os_t = Config::default_path(), hide_default_value = true)]
     pub config: PathBuf,
-    /// SRC DST, or "SRC -> DST" in quotes: 10.0.0.5 203.0.113.10:22. With a reverse listener, SRC alone will do.
+    /// SRC DST, or "SRC -> DST" in quotes: 10.0.0.5 203.0.113.10:22. With a reverse listener, SRC alone is enough.
     #[arg(value_name = "SRC DST", required = true, num_args = 1..=3)]
     pub flow: Vec<String>,
     /// The host name in the flow's first bytes.
@@ -33,7 +33,7 @@ pub struct ExplainArgs {
     /// The listener that catches it. Default: the only one.
     #[arg(long)]
     pub listener: Option<String>,
-    /// How it is caught, where no listener says so: run, redirect, tproxy, socks or reverse.
+    /// How it is caught, without a listener: run, redirect, tproxy, socks or reverse.
     #[arg(long)]
     pub intercept: Option<String>,
     /// Base name of the client's executable.
@@ -45,7 +45,7 @@ pub struct ExplainArgs {
     /// User who authenticated with the socks listener.
     #[arg(long)]
     pub socks_user: Option<String>,
-    /// The admin socket of the sidetrack that is asked how containers on the way are. Default: that of the configuration.
+    /// Admin socket of the running sidetrack to ask about containers. Default: that of the configuration.
     #[arg(long, value_name = "PATH")]
     pub admin: Option<PathBuf>,
     /// Prints JSON.
@@ -61,7 +61,7 @@ pub fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     Ok(report(args, super::colours())?.print())
 }
 
-/// What the sub-command prints.
+/// Returns the output of the sub-command.
 ///
 /// # Errors
 /// An argument is wrong; says which and what to write.
@@ -79,7 +79,7 @@ pub fn report(args: &ExplainArgs, colours: bool) -> anyhow::Result<Printed> {
     Ok(Printed { out, err: String::new(), code: 0 })
 }
 
-/// How the containers on the way are; none if there is none on it.
+/// Returns the health of the containers on the path; `None` if there are none.
 fn health(args: &ExplainArgs, config: &Config, answer: &Answer) -> Option<Health> {
     let is_container = |name: &&String| {
         config.functions.iter().any(|spec| *spec.name == ***name && spec.kind.is_container())
@@ -99,7 +99,7 @@ fn health(args: &ExplainArgs, config: &Config, answer: &Answer) -> Option<Health
     Some(asked(&socket, &names).map_or_else(Health::Unknown, Health::Known))
 }
 
-/// What the sidetrack at this socket says of these functions.
+/// Asks the sidetrack at this socket about these functions.
 fn asked(socket: &Path, names: &[String]) -> Result<Vec<FunctionHealth>, String> {
     let first_line = |error: String| error.lines().next().unwrap_or_default().to_owned();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -142,7 +142,7 @@ fn question<'a>(args: &ExplainArgs, config: &'a Config) -> anyhow::Result<Questi
     })
 }
 
-/// `SRC DST`, `SRC to DST`, `SRC -> DST` in one argument or in three.
+/// Parses `SRC DST`, `SRC to DST`, `SRC -> DST` in one argument or in three.
 fn ends(flow: &[String]) -> anyhow::Result<(String, Option<String>)> {
     let joined = flow.join(" ");
     let words: Vec<&str> =

@@ -14,9 +14,9 @@ use std::pin::Pin as Pinned;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How long an answer may take that is no set-up.
+/// Time limit for answers other than a set-up.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Longest line of progress, bytes.
+/// Maximum length of a progress line, in bytes.
 const LINE_MAX: usize = 1 << 20;
 
 /// Sets applications up across domains
@@ -30,18 +30,19 @@ pub struct OrchestrateArgs {
 enum Command {
     /// Runs the orchestrator
     Serve {
-        /// Its file
+        /// The orchestrator's configuration file
         #[arg(short, long, value_name = "FILE", default_value = "orchestrator.toml")]
         config: PathBuf,
     },
-    /// Submits an application and shows the eight steps. Exit code 1: it is not ready, and nothing of it is left
+    /// Submits an application and shows the eight steps. Exit code 1: it did not become ready, and everything was
+    /// undone
     Submit {
         /// The application: a TOML file with name, purpose, access and [[flows]] of client and data
         #[arg(value_name = "FILE")]
         file: PathBuf,
         #[command(flatten)]
         to: To,
-        /// The lines as the orchestrator sends them
+        /// Prints the lines as the orchestrator sends them
         #[arg(long)]
         json: bool,
     },
@@ -49,13 +50,13 @@ enum Command {
     Ls {
         #[command(flatten)]
         to: To,
-        /// JSON
+        /// Prints JSON
         #[arg(long)]
         json: bool,
     },
-    /// Ends an application; what was done for it is taken back
+    /// Ends an application and undoes everything done for it
     End {
-        /// Its name
+        /// The application's name
         name: String,
         #[command(flatten)]
         to: To,
@@ -64,31 +65,30 @@ enum Command {
     Openapi,
 }
 
-/// Whom to ask, and as whom.
+/// The orchestrator to contact, and the own identity.
 #[derive(Clone, Debug, Args)]
 pub struct To {
-    /// Where it listens
+    /// The orchestrator's address
     #[arg(long, value_name = "HOST:PORT")]
     pub at: String,
-    /// The name in its certificate [default: the host of --at]
+    /// The name in the orchestrator's certificate [default: the host of --at]
     #[arg(long, value_name = "NAME")]
     pub server_name: Option<String>,
-    /// The file with our certificate and key
+    /// File with your certificate and key
     #[arg(long, value_name = "FILE")]
     pub identity: PathBuf,
-    /// The authority that signed its certificate
+    /// File with the authority that signed the orchestrator's certificate
     #[arg(long, value_name = "FILE", required_unless_present = "pin")]
     pub ca: Option<PathBuf>,
-    /// Or its key
+    /// The orchestrator's key, instead of an authority
     #[arg(long, value_name = "PIN", conflicts_with = "ca")]
     pub pin: Option<Pin>,
 }
 
 impl To {
-    /// The way there; `name` is for messages.
+    /// Makes the client for it; `name` is for messages.
     ///
-    /// # Errors
-    /// A file cannot be read, or is not what it should be.
+    /// # Errors A file cannot be read, or has the wrong content.
     pub fn link(&self, name: &str) -> anyhow::Result<Link> {
         let read = |path: &Path| {
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
@@ -106,8 +106,7 @@ impl To {
 
 /// Runs the sub-command.
 ///
-/// # Errors
-/// What a person can do something about, in words.
+/// # Errors An error that a person can act on, in words.
 pub fn run(args: &OrchestrateArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -157,7 +156,7 @@ async fn submit(file: &Path, to: &To, json: bool) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// One line of progress for people.
+/// Formats one line of progress for people.
 fn words(progress: &Progress) -> String {
     match progress {
         Progress::Done { step, number, seconds, detail } => {
@@ -206,7 +205,7 @@ async fn ls(to: &To, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lines of an answer as they come.
+/// Reads lines of an answer as they arrive.
 struct Lines {
     body: Body,
     held: Vec<u8>,

@@ -16,26 +16,26 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Keys, links and paths of the overlay
+/// Makes keys, and shows and changes links and paths of the overlay
 #[derive(Debug, Args)]
 pub struct OverlayArgs {
     #[command(subcommand)]
     command: OverlayCommand,
-    /// The socket of the sidetrack that is asked
+    /// Admin socket of the running sidetrack
     #[arg(long, value_name = "PATH", global = true)]
     admin: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 enum OverlayCommand {
-    /// Makes this node's key, if the file is not there yet, and prints the public one for everybody's [overlay.node]
+    /// Makes this node's key, unless the file exists, and prints the public key for [overlay.node] of all nodes
     Key {
-        /// Where the secret key is, or is to be
+        /// File of the secret key
         file: PathBuf,
     },
     /// Shows links, paths and sessions
     Status {
-        /// One JSON object
+        /// Prints one JSON object
         #[arg(long)]
         json: bool,
     },
@@ -48,25 +48,25 @@ enum OverlayCommand {
     Ping {
         /// The node's name
         node: String,
-        /// How many times
+        /// Number of pings
         #[arg(short, long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100_000))]
         count: u32,
     },
-    /// Floods a session to a node, as flows take it, and says what of it arrives
+    /// Floods a session to a node over the path of flows, and shows the rate that arrives
     Bench {
         /// The node's name
         node: String,
-        /// For so long, 0.1 to 60
+        /// Duration in seconds, 0.1 to 60
         #[arg(short, long, default_value_t = 5.0)]
         seconds: f64,
-        /// No faster than this, Mb/s
+        /// Maximum rate in Mb/s
         #[arg(short, long, value_name = "MBIT")]
         rate: Option<f64>,
-        /// One JSON object
+        /// Prints one JSON object
         #[arg(long)]
         json: bool,
     },
-    /// Treats one link of this node differently until it restarts
+    /// Changes one link of this node until it restarts
     Link {
         #[command(subcommand)]
         command: LinkCommand,
@@ -75,7 +75,7 @@ enum OverlayCommand {
 
 #[derive(Debug, Subcommand)]
 enum LinkCommand {
-    /// Sets what is named, leaves the rest
+    /// Sets the given values; the others do not change
     Set(LinkSetArgs),
 }
 
@@ -83,19 +83,19 @@ enum LinkCommand {
 struct LinkSetArgs {
     /// The neighbour's name
     neighbour: String,
-    /// Takes the link down, and keeps it down
+    /// Takes the link down and keeps it down
     #[arg(long, conflicts_with = "up")]
     down: bool,
-    /// Lets it come up again
+    /// Lets the link come up again
     #[arg(long)]
     up: bool,
-    /// What it costs, milliseconds, whatever is measured; the worse word of both ends counts; 0: what is measured
+    /// Cost in milliseconds, instead of the measured one; the higher value of both ends counts; 0: the measured cost
     #[arg(long, value_name = "MS")]
     cost: Option<f64>,
-    /// How fast this node sends flows on it, Mb/s, all together; 0: as fast as it takes
+    /// Maximum rate of all flows that this node sends on it, in Mb/s; 0: no limit
     #[arg(long, value_name = "MBIT")]
     rate: Option<f64>,
-    /// Share of the neighbour's datagrams that are dropped here, percent: for tests
+    /// Percentage of the neighbour's datagrams to drop here, for tests
     #[arg(long, value_name = "PERCENT")]
     loss: Option<f64>,
 }
@@ -105,8 +105,7 @@ const PING_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Runs the command.
 ///
-/// # Errors
-/// What a person can do something about, in words.
+/// # Errors An error that a person can act on, in words.
 pub fn run(args: &OverlayArgs) -> anyhow::Result<ExitCode> {
     if let OverlayCommand::Key { file } = &args.command {
         let printed = Printed { out: format!("{}\n", key(file)?), ..Printed::default() };
@@ -134,7 +133,7 @@ async fn status(client: &Client) -> anyhow::Result<Status> {
     Ok(client.ask(Method::GET, "/v1/overlay", &[]).await?)
 }
 
-/// The public key of the file's secret one, which is made if it is not there.
+/// Returns the public key of the file's secret key; makes the file if it does not exist.
 fn key(file: &Path) -> anyhow::Result<String> {
     let named = || file.display().to_string();
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
@@ -198,7 +197,7 @@ async fn set_link(client: &Client, set: &LinkSetArgs) -> anyhow::Result<String> 
     Ok(setting(&view) + "\n")
 }
 
-/// What is in force for a link by somebody's wish, in words.
+/// Formats the values that were set for a link, in words.
 fn setting(view: &LinkSettingView) -> String {
     let number = |name: &str, value: f64, unit: &str| (value > 0.0).then(|| format!("{name} {value} {unit}"));
     let words = [

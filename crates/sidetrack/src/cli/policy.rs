@@ -12,61 +12,61 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-/// What a data-flow agreement allows, what that passes, and another one in its place
+/// Shows what a data-flow agreement allows, and replaces it
 #[derive(Clone, Debug, Args)]
 pub struct PolicyArgs {
     #[command(subcommand)]
     command: PolicyCommand,
-    /// The socket of the sidetrack that is asked
+    /// Admin socket of the running sidetrack
     #[arg(long, value_name = "PATH", global = true)]
     admin: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Subcommand)]
 enum PolicyCommand {
-    /// For each pair of a node and data of another: what is missing, which functions are inserted, feasible or not. Asks
-    /// nobody
+    /// Lists each pair of a node and another node's data: missing attributes, inserted functions, feasible or not.
+    /// Reads only the file
     Plan(PlanArgs),
-    /// Puts an agreement in force; flows that it does not allow end with policy_revoked
+    /// Puts an agreement in force. Flows that it does not allow end with policy_revoked
     Apply(ApplyArgs),
-    /// Shows what is in force
+    /// Shows the agreement in force
     Show {
-        /// JSON
+        /// Prints JSON
         #[arg(long)]
         json: bool,
     },
 }
 
-/// What `policy plan` is to do.
+/// Arguments of `policy plan`.
 #[derive(Clone, Debug, Args)]
 pub struct PlanArgs {
     /// The agreement
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Only this purpose
+    /// Lists only this purpose
     #[arg(long)]
     pub purpose: Option<String>,
-    /// Only this access: read or write
+    /// Lists only this access: read or write
     #[arg(long, value_parser = access)]
     pub access: Option<Access>,
-    /// Only what is allowed
+    /// Lists only allowed movements
     #[arg(long)]
     pub allowed: bool,
-    /// JSON
+    /// Prints JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// What `policy apply` is to do.
+/// Arguments of `policy apply`.
 #[derive(Clone, Debug, Args)]
 struct ApplyArgs {
     /// The agreement
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Says what would happen, and changes nothing
+    /// Shows the effect, and changes nothing
     #[arg(long)]
     dry_run: bool,
-    /// JSON
+    /// Prints JSON
     #[arg(long)]
     json: bool,
 }
@@ -78,8 +78,7 @@ fn access(text: &str) -> Result<Access, String> {
 
 /// Runs the sub-command.
 ///
-/// # Errors
-/// What a person can do something about, in words.
+/// # Errors An error that a person can act on, in words.
 pub fn run(args: &PolicyArgs) -> anyhow::Result<ExitCode> {
     let client = || Client::new(args.admin.clone().unwrap_or_else(default_socket));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -163,7 +162,7 @@ fn standing(status: &AgreementStatus) -> String {
     format!("agreements: {agreements} ({mode}{next})\n\n{}", table(&status.movements))
 }
 
-/// One block a movement that is allowed or could be, one line for each that is refused.
+/// Prints a block for each movement that is allowed or could be, and a line for each that is refused.
 fn table(movements: &Movements) -> String {
     let mut out = String::new();
     for movement in &movements.movements {
@@ -199,7 +198,7 @@ fn table(movements: &Movements) -> String {
     out
 }
 
-/// What the area logic says about a movement.
+/// Returns the area logic's answer about a movement.
 fn between(movement: &Movement) -> String {
     let Movement { channel, missing, surplus, unfeasible, .. } = movement;
     let mut said = vec![if *channel { "channel" } else { "no channel" }.to_owned()];

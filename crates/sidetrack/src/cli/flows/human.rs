@@ -1,6 +1,6 @@
 //! Numbers and texts as people read them.
 
-/// Bytes in three digits or so: `999 B`, `1.2 kB`, `345 MB` (powers of 1000).
+/// Formats bytes with about three digits: `999 B`, `1.2 kB`, `345 MB` (powers of 1000).
 pub(super) fn bytes(bytes: u64) -> String {
     if bytes < 1_000 {
         return format!("{bytes} B");
@@ -18,7 +18,7 @@ pub(super) fn bytes(bytes: u64) -> String {
     if value < 99.95 { format!("{value:.1} {unit}") } else { format!("{value:.0} {unit}") }
 }
 
-/// A time in two units at most: `0.3 ms`, `41 ms`, `1.5 s`, `3m12s`, `2h05m`, `4d03h`.
+/// Formats a time in at most two units: `0.3 ms`, `41 ms`, `1.5 s`, `3m12s`, `2h05m`, `4d03h`.
 pub(super) fn time(seconds: f64) -> String {
     let whole = seconds.max(0.0) as u64;
     match whole {
@@ -31,12 +31,12 @@ pub(super) fn time(seconds: f64) -> String {
     }
 }
 
-/// Text of others (process and user names) that cannot move the cursor or colour the terminal.
+/// Returns foreign text (process and user names) without characters that move the cursor or colour the terminal.
 pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() || is_format(c) { '\u{fffd}' } else { c }).collect()
 }
 
-/// Marks that turn the direction of text around or are not seen at all.
+/// Returns true for marks that are invisible or change the direction of text.
 const fn is_format(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }

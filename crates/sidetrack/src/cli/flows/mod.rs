@@ -23,69 +23,68 @@ use std::time::{Duration, Instant};
 /// Exit code for a mistake on the command line.
 const USAGE: u8 = 2;
 
-/// Shows flows in flight, those that ended lately, and ends flows
+/// Shows flows in flight and recently ended flows, and ends flows
 ///
-/// FILTER says which: proc == curl and dst in 10.0.0.0/8 and port == 443 and bytes > 1MiB and age > 10s
+/// FILTER selects flows: proc == curl and dst in 10.0.0.0/8 and port == 443 and bytes > 1MiB and age > 10s
 #[derive(Debug, Args)]
 pub struct FlowsArgs {
     #[command(subcommand)]
     command: Option<FlowsCommand>,
-    /// Which flows; several words are one filter
+    /// Filter for the flows; several words form one filter
     filter: Vec<String>,
-    /// Goes on until interrupted: flows as they end and, without --json, every second those that moved bytes, with
-    /// their rates
+    /// Runs until interrupted: shows flows as they end; without --json also, every second, the flows that moved
+    /// bytes, with their rates
     #[arg(short, long)]
     follow: bool,
-    /// One JSON object a line, as in records
+    /// Prints one JSON object per line, as in records
     #[arg(long)]
     json: bool,
-    /// Also the latest N flows that ended
+    /// Shows also the latest N ended flows
     #[arg(long, value_name = "N", default_value_t = 0)]
     recent: usize,
-    /// The socket of the sidetrack that is asked
+    /// Admin socket of the running sidetrack
     #[arg(long, value_name = "PATH", global = true)]
     admin: Option<PathBuf>,
-    /// The `sidetrack run` that is asked, by its process id
+    /// Process id of a `sidetrack run` to ask
     #[arg(long, value_name = "PID", global = true, conflicts_with = "admin")]
     pid: Option<u32>,
 }
 
 #[derive(Debug, Subcommand)]
 enum FlowsCommand {
-    /// Shows all that is known of one flow, with the times of its TCP states
+    /// Shows all fields of one flow, with the times of its TCP states
     Show {
         /// The flow's number
         #[arg(value_name = "ID")]
         id: u64,
     },
-    /// Ends flows: one by its number, or all that a filter takes
+    /// Ends one flow by its number, or all flows that match a filter
     Kill {
         /// A flow's number, or a filter
         #[arg(required = true, value_name = "ID|FILTER")]
         which: Vec<String>,
-        /// Shows what would be ended and ends nothing
+        /// Shows the flows that would be ended, and ends none
         #[arg(long)]
         dry_run: bool,
     },
 }
 
-/// How often rates of flows in flight are shown.
+/// Interval between two displays of rates.
 const RATES_EVERY: Duration = Duration::from_secs(1);
 
-/// Where a command writes, and how wide that is.
+/// The output of a command, and its width.
 pub struct Output<'a> {
     /// The data.
     pub out: &'a mut dyn Write,
-    /// What is not data: hints, how much was missed.
+    /// Everything else: hints, and how much was missed.
     pub notes: &'a mut dyn Write,
-    /// Columns of the terminal; none = no terminal, nothing is shortened.
+    /// Columns of the terminal; `None` without a terminal: nothing is shortened.
     pub width: Option<usize>,
 }
 
 /// Runs the command on this process's own output.
 ///
-/// # Errors
-/// What a person can do something about, in words.
+/// # Errors An error that a person can act on, in words.
 pub fn run(args: &FlowsArgs) -> anyhow::Result<ExitCode> {
     let stdout = io::stdout();
     let width = stdout.is_terminal().then(|| {
@@ -142,7 +141,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }
 
-/// The filter that several words make; a number alone names a flow to be ended.
+/// Returns the filter that several words form; a single number names a flow to end.
 fn filter_text(words: &[String], killing: bool) -> String {
     match words {
         [one] if killing && one.bytes().all(|byte| byte.is_ascii_digit()) => format!("id == {one}"),
@@ -221,7 +220,7 @@ async fn kill(client: &Client, filter: &str, output: &mut Output<'_>) -> anyhow:
     Ok(ExitCode::SUCCESS)
 }
 
-/// What an event may be besides a record.
+/// The fields of an event that is not a record.
 #[derive(Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 enum Event {

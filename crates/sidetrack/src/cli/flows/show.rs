@@ -8,8 +8,8 @@ use std::fmt::Write;
 /// Blanks between the names of fields and their values.
 const NAMES: usize = 20;
 
-/// The flow as lines of `field value`; fields that are null or empty are left out. The TCP states of the packet engine follow
-/// as a table.
+/// Formats the flow as lines of `field value`. Fields that are null or empty are left out. The TCP states of the
+/// packet engine follow as a table.
 pub(super) fn text(flow: &FlowRecord<'_>) -> String {
     let mut text = String::new();
     let fields = serde_json::to_value(flow).unwrap_or_default();

@@ -5,11 +5,10 @@ use anyhow::bail;
 use sidetrack_sys::{probe, process};
 use std::path::{Path, PathBuf};
 
-/// The socket that was named, by path or by the process id of a `run`; else `$SIDETRACK_ADMIN`; else what runs: this user's
-/// `up`, root's, or the only `run` of this user.
+/// Returns the socket that the arguments name, by path or by the process id of a `run`; otherwise `$SIDETRACK_ADMIN`;
+/// otherwise that of a running process: this user's `up`, root's `up`, or the only `run` of this user.
 ///
-/// # Errors
-/// Several runs, and nothing that says which one is meant.
+/// # Errors There are several runs, and the arguments name none.
 pub(in crate::cli) fn socket(named: Option<&Path>, pid: Option<u32>) -> anyhow::Result<PathBuf> {
     if let Some(path) = named {
         return Ok(path.to_owned());
@@ -28,7 +27,7 @@ pub(in crate::cli) fn socket(named: Option<&Path>, pid: Option<u32>) -> anyhow::
     choose(admin::runs(), own)
 }
 
-/// The only run; without any, where `up` would be.
+/// Returns the socket of the only run; without a run, the default socket of `up`.
 fn choose(mut runs: Vec<(u32, PathBuf)>, up: PathBuf) -> anyhow::Result<PathBuf> {
     match (runs.pop(), runs.len()) {
         (None, _) => Ok(up),
