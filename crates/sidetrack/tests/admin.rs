@@ -297,7 +297,7 @@ fn what_is_no_socket_is_left_alone() {
     let path = dir.path().join("admin.sock");
     fs::write(&path, "precious").unwrap();
     let error = bind(&path).unwrap_err().to_string();
-    assert!(error.contains("is no socket: remove it, or choose another path"), "{error}");
+    assert!(error.contains("exists and is not a socket: remove it, or choose another path"), "{error}");
     assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
 }
 

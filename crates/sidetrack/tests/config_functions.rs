@@ -29,7 +29,7 @@ fn functions_say_what_is_missing_or_too_much() {
     says("[function.a]\nkind = 'replace'\n", &["nothing is to be replaced"]);
     says("[function.a]\nkind = 'replace'\nreplace = [{ find = 'x' }]\n", &["needs both `find` and `with`"]);
     says("[function.a]\nkind = 'encrypt'\n", &["encryption needs a key", "openssl rand -hex 32"]);
-    says("[function.'a b']\nkind = 'count'\n", &["'a b' is no name"]);
+    says("[function.'a b']\nkind = 'count'\n", &["'a b' is not a valid name"]);
     says("[function.a]\nkind = 'count'\nfoo = 1\n", &["unknown key `foo` in [function.a]"]);
 }
 
@@ -47,7 +47,7 @@ fn keys_are_read_from_files_and_never_shown() {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), "5ec2e7 is no key\n").expect("a file");
     let text = format!("[function.a]\nkind = 'decrypt'\nkey_file = '{}'\n", file.path().display());
-    says(&text, &["is no key", "64 hexadecimal digits"]);
+    says(&text, &["is not a key", "64 hexadecimal digits"]);
     assert!(!error(&text).contains("5ec2e7"));
 }
 

@@ -59,7 +59,7 @@ fn mistakes_are_named() {
         ("[[tunnel]]\naddress = 'far:1'\nidentity = 'near.pem'\nca = 'ca.pem'\n", "lacks a name"),
         ("[[tunnel]]\nname = 'a'\nidentity = 'near.pem'\nca = 'ca.pem'\n", "lacks an address"),
         ("[[tunnel]]\nname = 'a'\naddress = 'far:1'\nca = 'ca.pem'\n", "needs an `identity`"),
-        ("[[tunnel]]\nname = 'a'\naddress = 'far:1'\nidentity = 'near.pem'\n", "which other end is believed"),
+        ("[[tunnel]]\nname = 'a'\naddress = 'far:1'\nidentity = 'near.pem'\n", "which peer to trust"),
         ("[[tunnel]]\nname = 'a'\naddress = []\nidentity = 'near.pem'\nca = 'ca.pem'\n", "0 paths"),
         (
             "[[tunnel]]\nname = 'a'\naddress = 'far:1'\nidentity = 'none.pem'\nca = 'ca.pem'\n",
@@ -75,11 +75,11 @@ fn mistakes_are_named() {
         ),
         (
             "[[tunnel]]\nname = 'a'\naddress = 'far:1'\nidentity = 'near.pem'\npins = ['sha256//x']\n",
-            "is no pin",
+            "is not a pin",
         ),
         (
             "[[tunnel]]\nname = 'a'\naddress = 'far:1'\nidentity = 'near.pem'\npins = []\n",
-            "nobody would be believed",
+            "no peer would be trusted",
         ),
         (&format!("[[tunnel]]\n{good}pins = []\n"), "exclude each other"),
         (&format!("[[tunnel]]\n{good}lost_after_ms = 1000\n"), "would be lost in between"),

@@ -108,7 +108,7 @@ pub(super) async fn list(
 fn id(text: &str) -> Result<u64, ApiError> {
     text.parse().map_err(|_| {
         ApiError::bad_request(
-            format!("'{text}' is no flow"),
+            format!("'{text}' is not the number of a flow"),
             "a flow is a number, as `sidetrack flows` shows it",
         )
     })

@@ -13,7 +13,7 @@ use std::time::Duration;
 fn entry(state: &AdminState) -> Result<Arc<Entry>, ApiError> {
     let none = || {
         let help = "write an [overlay] section, see docs/overlay-protocol.md";
-        ApiError::not_found("this sidetrack is no node of an overlay", help)
+        ApiError::not_found("this sidetrack is not a node of an overlay", help)
     };
     state.control.overlay().ok_or_else(none)
 }

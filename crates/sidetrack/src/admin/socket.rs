@@ -24,7 +24,7 @@ pub enum BindError {
     )]
     InUse(PathBuf),
     /// A file that is not a socket has this name.
-    #[error("{0} is there and is no socket: remove it, or choose another path ([admin] socket)")]
+    #[error("{0} exists and is not a socket: remove it, or choose another path ([admin] socket)")]
     NotASocket(PathBuf),
     /// The system reports an error.
     #[error(

@@ -182,7 +182,7 @@ impl Check<'_> {
             let Some(party) = &raw.party else {
                 self.error(
                     raw.span(),
-                    format!("nobody knows whose the node '{name}' is"),
+                    format!("nothing says which party the node '{name}' belongs to"),
                     "write `party = \"…\"`",
                 );
                 continue;
@@ -321,7 +321,7 @@ impl Check<'_> {
         let parsed = humantime::parse_rfc3339_weak(at.as_str());
         if parsed.is_err() {
             let help = "write \"2027-01-01T00:00:00Z\" (RFC 3339, UTC)";
-            self.error(at.span(), format!("'{}' is no time", at.as_str()), help);
+            self.error(at.span(), format!("'{}' is not a time", at.as_str()), help);
         }
         parsed.ok()
     }

@@ -41,7 +41,7 @@ pub(super) async fn carry(
     let Some(overlay) = &order.dialing.overlay else {
         return Err(Failure::new(
             EndReason::Unreachable,
-            "this process is no node of an overlay: use 'sidetrack up'",
+            "this process is not a node of an overlay: use 'sidetrack up'",
         ));
     };
     let host = match &order.destination.host {

@@ -205,7 +205,7 @@ impl Stream {
 }
 
 fn not_a_socket() -> io::Error {
-    io::Error::new(io::ErrorKind::Unsupported, "a stream inside a tunnel is no socket")
+    io::Error::new(io::ErrorKind::Unsupported, "a stream inside a tunnel is not a socket")
 }
 
 impl From<TcpStream> for Stream {

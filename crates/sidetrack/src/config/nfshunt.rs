@@ -53,7 +53,7 @@ pub(super) fn translated(text: &str) -> Result<String, Vec<Problem>> {
     let file: NfShunt = serde_json::from_str(text).map_err(|error| {
         let at = offset(text, error.line(), error.column());
         let help = "a file that begins with { is taken for NFShunt's (nfshunt.json); ours is TOML: docs/configuration.md";
-        vec![Problem::error(at..at, format!("this is no configuration of NFShunt: {error}"), help)]
+        vec![Problem::error(at..at, format!("this is not a configuration of NFShunt: {error}"), help)]
     })?;
     let mut toml = format!(
         "version = 1\n[shunt]\nfast_path = \"openflow\"\nforwarding = \"bridged\"\nidle_timeout_ms = {}\n\

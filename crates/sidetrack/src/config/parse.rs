@@ -89,7 +89,7 @@ fn syntax_problem(text: &str, error: &toml::de::Error) -> Problem {
         }
         message => Problem::error(
             span,
-            format!("this is no TOML: {}", message.trim_end_matches(", expected literal string")),
+            format!("this is not TOML: {}", message.trim_end_matches(", expected literal string")),
             "texts stand in \"quotes\", a list in [brackets], each key on a line of its own",
         ),
     }

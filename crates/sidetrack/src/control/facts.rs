@@ -11,7 +11,7 @@ use toml::{Table, Value};
 /// # Errors
 /// Fails if the text is not TOML.
 pub fn with_consent(text: &str, consent: &BTreeMap<String, Consent>) -> anyhow::Result<Table> {
-    let mut document: Table = text.parse().context("the agreement is no TOML")?;
+    let mut document: Table = text.parse().context("the agreement is not TOML")?;
     for (data, consent) in consent {
         let data = document.get_mut("data").and_then(|all| all.get_mut(data)).and_then(Value::as_table_mut);
         let word = match consent {

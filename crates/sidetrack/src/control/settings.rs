@@ -275,7 +275,7 @@ impl Check<'_> {
             (None, Some(pins)) => Trust::Pins(self.pins(pins)),
             _ => {
                 let help = "[tls] needs either `ca = \"ca.pem\"` or `pins = [\"sha256//…\"]`";
-                self.error(identity.span(), "nothing says who is believed", help);
+                self.error(identity.span(), "nothing says which peers to trust", help);
                 return None;
             }
         };
@@ -301,7 +301,7 @@ impl Check<'_> {
     fn image_name<T>(&mut self, name: &str, at: &At<T>) {
         if !is_image_name(name) {
             let help = "write the name as [function.NAME] has it: [image.\"localhost/audit:1\"]";
-            self.error(at.span(), format!("'{name}' is no name of an image with a tag"), help);
+            self.error(at.span(), format!("'{name}' is not the name of an image with a tag"), help);
         }
     }
 
@@ -332,7 +332,7 @@ impl Check<'_> {
                 "write `id = \"sha256:…\"`: `podman image inspect --format '{{.Id}}' NAME` prints the digits";
             match &at.id {
                 Some(id) if is_digest(id) => drop(taken.insert(name.clone(), id.to_string())),
-                Some(id) => self.error(id.span(), "this is no digest of an image", help),
+                Some(id) => self.error(id.span(), "this is not the digest of an image", help),
                 None => self.error(at.span(), "nothing says which image is taken under this name", help),
             }
         }
@@ -341,7 +341,7 @@ impl Check<'_> {
             && let Some((_, at)) = raw.image.first_key_value()
         {
             let help = "write `engine = \"/run/podman/podman.sock\"`";
-            self.error(at.span(), "nobody knows which container engine gets the image", help);
+            self.error(at.span(), "nothing says which container engine gets the image", help);
         }
         let bytes_max = raw.image_bytes_max.as_ref().map_or(IMAGE_BYTES_MAX, |at| **at);
         let folder = state.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -350,7 +350,7 @@ impl Check<'_> {
 
     fn end(&mut self, raw: &At<RawEnd>) -> Option<End> {
         let Some(address) = &raw.address else {
-            self.error(raw.span(), "nobody knows where it listens", "write `address = \"host:port\"`");
+            self.error(raw.span(), "nothing says where it listens", "write `address = \"host:port\"`");
             return None;
         };
         let Some((host, _)) = address.rsplit_once(':') else {
@@ -431,7 +431,11 @@ impl DomainSettings {
             let mutual = check.mutual(&raw.tls);
             let orchestrator = raw.orchestrator.as_ref().and_then(|end| check.end(end));
             if raw.orchestrator.is_none() {
-                check.error(0..0, "nobody knows whom it serves", "add [orchestrator] with `address`");
+                check.error(
+                    0..0,
+                    "nothing says which orchestrator it serves",
+                    "add [orchestrator] with `address`",
+                );
             }
             let reasoner = raw.reasoner.as_ref().map(|raw| ReasonerAt {
                 address: check.needed(raw.address.as_ref(), "address", "where the reasoner listens"),

@@ -49,7 +49,7 @@ pub struct Event {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The condition of a put does not hold: another caller was faster.
-    #[error("'{0}' was changed by somebody else meanwhile; try again")]
+    #[error("'{0}' was changed by another request meanwhile; try again")]
     Conflict(String),
     /// The lease has expired, or never existed.
     #[error("the lease {0} is over")]

@@ -44,7 +44,7 @@ impl Seen {
             ));
         }
         if !self.0.insert((header.time_ms, header.salt)) {
-            return Err("the other end's header was seen before: somebody replays a flow".to_owned());
+            return Err("the other end's header was seen before: this flow is a replay".to_owned());
         }
         Ok(())
     }

@@ -42,15 +42,18 @@ fn what_cannot_work_is_refused_with_its_reason() {
             "address = '*:80'\ninterfaces = ['a']\nto = '10.0.0.1:80'",
             "nothing says where connections to servers come from",
         ),
-        ("address = '192.0.2.1:80'\ninterfaces = ['a']\nto = 'db.example:80'", "'db.example' is no address"),
+        (
+            "address = '192.0.2.1:80'\ninterfaces = ['a']\nto = 'db.example:80'",
+            "'db.example' is not an address",
+        ),
         ("address = '192.0.2.1:80'\ninterfaces = ['a']\nto = '192.0.2.1:80'", "our own listener"),
         (
             "address = '192.0.2.1:80'\ninterfaces = ['a']\nto = '10.0.0.1:80'\nengine = { source_ports = '9-1' }",
-            "'9-1' is no range of ports",
+            "'9-1' is not a range of ports",
         ),
         (
             "address = '192.0.2.1:80'\ninterfaces = ['a']\nto = '10.0.0.1:80'\nengine = { sources = ['here'] }",
-            "'here' is no address of a host",
+            "'here' is not an address of a host",
         ),
         (
             "address = '192.0.2.1:80'\ninterfaces = ['a']\nto = '10.0.0.1:80'\naccept_proxy_protocol = '10.0.0.0/8'",

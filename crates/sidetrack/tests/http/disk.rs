@@ -285,7 +285,7 @@ fn a_folder_that_cannot_be_used_costs_the_disk_and_no_request() {
     for (text, words) in [
         (two, "another listener's"),
         (text("disk_bytes = 2000000"), "there is no disk"),
-        (text("disk = ''"), "this is no folder"),
+        (text("disk = ''"), "this is not a folder"),
         (text("disk = '/x', disk_bytes = 1"), "this size cannot be"),
         (text("object_bytes = 1000000000000"), "this size cannot be"),
     ] {

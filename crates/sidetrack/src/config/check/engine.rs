@@ -100,7 +100,7 @@ impl Check<'_> {
         };
         let Ok(to) = to.parse::<SocketAddr>() else {
             let help = "such as \"192.0.2.1:389\": the engine has no time to resolve names";
-            self.error(to.span(), format!("'{}' is no address with a port", to.as_str()), help);
+            self.error(to.span(), format!("'{}' is not an address with a port", to.as_str()), help);
             return None;
         };
         Some((like, to))
@@ -111,7 +111,7 @@ impl Check<'_> {
             Ok(pattern) => Some(pattern),
             Err(error) => {
                 let help = "write one such as \"^GET /api/\", in the syntax of Rust's regex crate";
-                self.error(text.span(), format!("this is no expression that can be used: {error}"), help);
+                self.error(text.span(), format!("this expression cannot be used: {error}"), help);
                 None
             }
         }
@@ -128,7 +128,7 @@ impl Check<'_> {
         for server in servers.into_iter().chain(default) {
             if let Host::Name(name) = &server.host {
                 let help = "write its address: the engine has no time to resolve names";
-                self.error(listen.span(), format!("'{name}' is no address"), help);
+                self.error(listen.span(), format!("'{name}' is not an address"), help);
             }
         }
     }
@@ -143,7 +143,7 @@ impl Check<'_> {
                 }
                 _ => {
                     let help = "write addresses of this host, such as \"192.0.2.10\"";
-                    self.error(item.span(), format!("'{}' is no address of a host", item.as_str()), help);
+                    self.error(item.span(), format!("'{}' is not an address of a host", item.as_str()), help);
                 }
             }
         }
@@ -178,7 +178,7 @@ impl Check<'_> {
             Some((first, last)) if 0 < first && first <= last => first..=last,
             _ => {
                 let help = "write \"first-last\", such as \"61000-65535\"";
-                self.error(at.span(), format!("'{}' is no range of ports", at.as_str()), help);
+                self.error(at.span(), format!("'{}' is not a range of ports", at.as_str()), help);
                 default
             }
         }

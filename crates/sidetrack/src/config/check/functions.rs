@@ -184,7 +184,7 @@ impl Check<'_> {
         match Key::from_hex(lines.first().map_or("", String::as_str)) {
             Ok(key) => Some(key),
             Err(error) => {
-                let message = format!("the first line of '{}' is no key", file.as_str());
+                let message = format!("the first line of '{}' is not a key", file.as_str());
                 self.error(file.span(), message, error.to_string());
                 None
             }

@@ -103,7 +103,7 @@ impl Check<'_> {
             return None;
         };
         if at.is_empty() {
-            self.error(at.span(), "this is no folder", "write `disk = \"/var/cache/sidetrack\"`");
+            self.error(at.span(), "this is not a folder", "write `disk = \"/var/cache/sidetrack\"`");
             return None;
         }
         Some(DiskSettings { folder: self.surroundings.resolve(at), bytes })
@@ -132,7 +132,7 @@ impl Check<'_> {
             match sibling(item) {
                 Some(sibling) => found.push(sibling),
                 None => {
-                    let message = format!("'{}' is no sibling", item.as_str());
+                    let message = format!("'{}' is not a sibling", item.as_str());
                     self.error(item.span(), message, "write \"host:port\", where its http listener listens");
                 }
             }
@@ -173,7 +173,7 @@ impl Check<'_> {
         let items = list?.items();
         for name in items.iter().filter(|name| !is_token(name.as_bytes())) {
             let help = "write it as in the response: \"CDN-Cache-Control\"";
-            self.error(name.span(), format!("'{}' is no name of a field", name.as_str()), help);
+            self.error(name.span(), format!("'{}' is not a field name", name.as_str()), help);
         }
         Some(items.iter().map(|name| name.to_ascii_lowercase()).collect())
     }

@@ -139,7 +139,7 @@ impl Check<'_> {
             let Some(span) = span.filter(|_| !kinds.contains(&kind)) else { continue };
             let owners =
                 kinds.iter().map(|kind| format!("\"{}\"", word(*kind))).collect::<Vec<_>>().join(" and ");
-            let message = format!("`{key}` is no key of kind = \"{}\"", word(kind));
+            let message = format!("`{key}` is not a key of kind = \"{}\"", word(kind));
             self.error(span, message, format!("it belongs to kind = {owners}"));
         }
     }
@@ -180,8 +180,8 @@ impl Check<'_> {
 
     pub(super) fn logins(&mut self, users: &List<raw::UserEntry>) -> Vec<Credentials> {
         if users.items().is_empty() {
-            let help = "take the key out if everybody may use the listener";
-            self.error(users.span(), "this list is empty: nobody could log in", help);
+            let help = "take the key out to let every client use the listener";
+            self.error(users.span(), "this list is empty: no user could log in", help);
         }
         let logins: Vec<_> =
             users.items().iter().filter_map(|user| Some((self.login(user)?, user.span()))).collect();
@@ -350,7 +350,7 @@ impl Check<'_> {
             list.items().iter().filter(|word| word.is_empty() || word.len() > 15 || word.contains('/'))
         {
             let help = "`ip link` lists the interfaces; a name has 1 to 15 bytes";
-            self.error(word.span(), format!("'{}' is no name of an interface", word.as_str()), help);
+            self.error(word.span(), format!("'{}' is not an interface name", word.as_str()), help);
         }
         list.items().iter().map(|word| word.to_string()).collect()
     }

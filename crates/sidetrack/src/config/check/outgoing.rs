@@ -27,7 +27,11 @@ impl Check<'_> {
         if let Some(at) = raw.address.as_ref().or(raw.listen.as_ref())
             && address.is_some_and(|ip| ip.is_multicast())
         {
-            self.error(at.span(), "nobody can listen on a multicast address", "use an address of this host");
+            self.error(
+                at.span(),
+                "no program can listen on a multicast address",
+                "use an address of this host",
+            );
         }
         Some(Outgoing {
             listen: listen_at?,
@@ -42,7 +46,7 @@ impl Check<'_> {
         let parsed = at.parse().ok();
         if parsed.is_none() {
             let help = "write an address of this host without a port, such as \"127.0.0.1\"";
-            self.error(at.span(), format!("'{}' is no IP address", at.as_str()), help);
+            self.error(at.span(), format!("'{}' is not an IP address", at.as_str()), help);
         }
         parsed
     }

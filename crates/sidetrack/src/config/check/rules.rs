@@ -140,7 +140,7 @@ impl Check<'_> {
         ];
         for (key, span) in options {
             if let Some(span) = span {
-                let help = "take it out, or write `carrier = …` in place of `action = \"deny\"`";
+                let help = "take it out, or write `carrier = …` instead of `action = \"deny\"`";
                 self.error(span, format!("`{key}` means nothing in a rule that denies"), help);
             }
         }
@@ -214,7 +214,7 @@ impl Check<'_> {
             match key.parse() {
                 Ok(key) => pairs.push((key, value.to_string())),
                 Err(_) => {
-                    let message = format!("'{key}' is no metadata key");
+                    let message = format!("'{key}' is not a metadata key");
                     self.error(
                         value.span(),
                         message,
@@ -314,7 +314,7 @@ impl Check<'_> {
                         Some(Credentials { user: user.to_owned(), password: password.to_owned() });
                 }
                 None => {
-                    let message = format!("line {} of '{}' is no user:password", index + 1, file.as_str());
+                    let message = format!("line {} of '{}' is not user:password", index + 1, file.as_str());
                     self.error(file.span(), message, "1 to 255 bytes each, or - for a hop without");
                 }
             }

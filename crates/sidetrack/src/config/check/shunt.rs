@@ -207,7 +207,7 @@ impl Check<'_> {
             let address = text.parse().ok();
             if address.is_none() {
                 let help = "such as switch = \"192.0.2.2\"";
-                self.error(text.span(), format!("'{}' is no address", text.as_str()), help);
+                self.error(text.span(), format!("'{}' is not an address", text.as_str()), help);
             }
             address
         });
@@ -287,7 +287,7 @@ impl Check<'_> {
             };
             if !number.parse().is_ok_and(give) {
                 let help = "marks have four bits for the number of an action: 0 to 15";
-                self.error(action.span(), format!("'{number}' is no number of an action"), help);
+                self.error(action.span(), format!("'{number}' is not the number of an action"), help);
             }
         }
         actions
@@ -308,7 +308,11 @@ impl Check<'_> {
             let fits = |c: char| !c.is_whitespace() && c != '/' && c != '"' && !c.is_control();
             if interface.is_empty() || interface.len() > INTERFACE_MAX || !interface.chars().all(fits) {
                 let help = "`ip link` lists the interfaces of this host";
-                self.error(interface.span(), format!("'{}' is no interface", interface.as_str()), help);
+                self.error(
+                    interface.span(),
+                    format!("'{}' is not an interface name", interface.as_str()),
+                    help,
+                );
             }
             let checked = self.number(Some(number), 0..=u64::from(PortNumber::COUNT - 1), "");
             let checked = checked.and_then(|number| PortNumber::new(u8::try_from(number).ok()?));

@@ -158,7 +158,7 @@ impl Check<'_> {
         let address = address.or_else(|| at.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, 0)));
         if address.is_none() {
             let help = "such as \"192.0.2.1\" or \"[2001:db8::1]:4711\"";
-            self.error(at.span(), format!("'{}' is no address", at.as_str()), help);
+            self.error(at.span(), format!("'{}' is not an address", at.as_str()), help);
         }
         address
     }
@@ -192,7 +192,11 @@ impl Check<'_> {
                     match hop {
                         Ok(hop) => hops.push(hop),
                         Err(_) => {
-                            self.error(text.span(), "this is no hop", "write it as in the rule's `carrier`");
+                            self.error(
+                                text.span(),
+                                "this is not a hop",
+                                "write it as in the rule's `carrier`",
+                            );
                             return None;
                         }
                     }

@@ -143,14 +143,14 @@ impl Check<'_> {
             },
             (None, Some(pins)) => {
                 if pins.items().is_empty() {
-                    self.error(pins.span(), "this list is empty: nobody would be believed", "add a pin");
+                    self.error(pins.span(), "this list is empty: no peer would be trusted", "add a pin");
                 }
                 let mut read = Vec::new();
                 for at in pins.items() {
                     match at.parse::<Pin>() {
                         Ok(pin) => read.push(pin),
                         Err(error) => {
-                            let message = format!("'{}' is no pin", at.as_str());
+                            let message = format!("'{}' is not a pin", at.as_str());
                             self.error(at.span(), message, error.to_string());
                         }
                     }
@@ -164,7 +164,7 @@ impl Check<'_> {
             (None, None) => {
                 let help = "write `pins = [\"sha256//…\"]` with what `sidetrack tunnel pin` prints at the other end, or \
                             `ca = \"ca.pem\"`";
-                self.error(span, "nothing says which other end is believed", help);
+                self.error(span, "nothing says which peer to trust", help);
                 None
             }
         }

@@ -68,7 +68,7 @@ impl Check<'_> {
             IpNetError::HostBits(_, net, ip) => format!("write \"{net}\" or \"{ip}\""),
         };
         let message = match &error {
-            IpNetError::BadAddress(text) => format!("'{text}' is no network"),
+            IpNetError::BadAddress(text) => format!("'{text}' is not a network"),
             IpNetError::HostBits(text, ..) => format!("'{text}' has bits set beyond its prefix"),
             IpNetError::BadPrefix(..) => error.to_string(),
         };
@@ -184,7 +184,7 @@ impl Check<'_> {
             }
             _ => "such as \"127.0.0.1:1080\", \"[::1]:1080\" or \"*:1080\"",
         };
-        self.error(at.span(), format!("'{}' is no address with a port", at.as_str()), help);
+        self.error(at.span(), format!("'{}' is not an address with a port", at.as_str()), help);
     }
 
     /// Parses a destination: an address or a name, with a port.
@@ -231,7 +231,7 @@ impl Check<'_> {
         let fits = |c: char| c.is_alphanumeric() || "-_.:/".contains(c);
         if at.is_empty() || at.len() > NAME_MAX || !at.chars().all(fits) {
             let help = "a name has 1 to 64 letters, digits and - _ . : / (it stands in records and filters)";
-            self.error(at.span(), format!("'{}' is no name", at.as_str()), help);
+            self.error(at.span(), format!("'{}' is not a valid name", at.as_str()), help);
         }
         at.to_string()
     }
@@ -285,14 +285,14 @@ fn port_range(number: &raw::Number) -> Result<(u16, u16), String> {
     match number {
         raw::Number::Number(number) => match u16::try_from(*number) {
             Ok(port) if port != 0 => Ok((port, port)),
-            _ => Err(format!("{number} is no port")),
+            _ => Err(format!("{number} is not a port")),
         },
         raw::Number::Text(text) => {
             let (first, last) = text.split_once('-').unwrap_or((text, text));
             match (one(first), one(last)) {
                 (Some(first), Some(last)) if first <= last => Ok((first, last)),
                 (Some(first), Some(last)) => Err(format!("the range {first}-{last} ends before it begins")),
-                _ => Err(format!("'{text}' is no port and no range of ports")),
+                _ => Err(format!("'{text}' is neither a port nor a range of ports")),
             }
         }
     }

@@ -83,7 +83,7 @@ fn verdict(status: u16, body: &[u8]) -> Result<(), String> {
     if status != 200 {
         return Err(format!("status {status}"));
     }
-    let body: Value = serde_json::from_slice(body).map_err(|_| "its answer is no JSON".to_owned())?;
+    let body: Value = serde_json::from_slice(body).map_err(|_| "its answer is not JSON".to_owned())?;
     match body.get("verdict").and_then(Value::as_str) {
         Some("allow") => Ok(()),
         Some("deny") => {
@@ -91,7 +91,7 @@ fn verdict(status: u16, body: &[u8]) -> Result<(), String> {
             Err(format!("deny {reasons}").trim_end().to_owned())
         }
         // The reasoner reports its own errors with status 200 and a text.
-        _ => Err("its answer is no verdict".to_owned()),
+        _ => Err("its answer is not a verdict".to_owned()),
     }
 }
 

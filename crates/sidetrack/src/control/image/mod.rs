@@ -36,7 +36,7 @@ const PIECE: usize = 64 << 10;
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
     /// It is not an archive of an image, or it can be read in two ways.
-    #[error("this is no archive of an image: {0}")]
+    #[error("this is not an archive of an image: {0}")]
     Malformed(String),
     /// It is truncated.
     #[error("the archive of the image is truncated")]

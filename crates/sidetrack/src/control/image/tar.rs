@@ -52,10 +52,10 @@ pub fn table(archive: &mut (impl Read + Seek)) -> Result<Table, ArchiveError> {
         if number(&header[148..156]) != Some(sum(&header)) {
             return Err(malformed("it is not in the format of tar"));
         }
-        let size = number(&header[124..136]).ok_or_else(|| malformed("a size in it is no number"))?;
+        let size = number(&header[124..136]).ok_or_else(|| malformed("a size in it is not a number"))?;
         let start = at + BLOCK;
         let (Some(stop), Some(next)) = (start.checked_add(size), size.checked_next_multiple_of(BLOCK)) else {
-            return Err(malformed("a size in it is no size"));
+            return Err(malformed("a size in it is too large"));
         };
         if stop > end {
             return Err(ArchiveError::Truncated);

@@ -283,6 +283,6 @@ fn numbers_have_digits_only() {
         layer[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
         let mut entries = parts();
         entries[0] = layer;
-        assert!(said(&archive(&entries)).contains("a size in it is no number"), "{size:?}");
+        assert!(said(&archive(&entries)).contains("a size in it is not a number"), "{size:?}");
     }
 }
