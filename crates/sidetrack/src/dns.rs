@@ -58,6 +58,7 @@ pub async fn serve_udp(
     let mut errors = 0;
     let mut waiting = JoinSet::new();
     loop {
+        // Collect finished answers. At the limit, wait for one: further queries stay in the socket's buffer.
         while waiting.len() >= MAX_WAITING || waiting.try_join_next().is_some() {
             if waiting.len() >= MAX_WAITING {
                 waiting.join_next().await;

@@ -233,7 +233,7 @@ impl Work {
             }
             Err(error) => {
                 standing.last_error = Some(error.clone());
-                tracing::error!("{} is not taken ({reason}); nothing changes\n{error}", path.display());
+                tracing::error!("{} is rejected ({reason}); nothing changes\n{error}", path.display());
             }
         }
         result
@@ -243,6 +243,7 @@ impl Work {
         let old = self.handle.current.load_full();
         let new = Arc::new(config);
         let text = self.last_text.as_deref().unwrap_or_default();
+        // Apply first: if that fails, the old snapshot stays in use.
         (self.apply)(&Change { old: &old, new: &new, text }).map_err(|error| format!("{error:#}"))?;
         self.handle.current.store(new);
         Ok(self.handle.standing().generation + 1)

@@ -85,9 +85,12 @@ impl Dialing {
 
     fn socket(&self, to: SocketAddr, wishes: Wishes<'_>) -> io::Result<socket2::Socket> {
         let socket = if wishes.mptcp { sockopt::mptcp_socket(&to)?.0 } else { sockopt::stream_socket(&to)? };
+        // Set before the connect: our capture rules would redirect an unmarked SYN back to us.
         if let Some(mark) = self.mark {
             sockopt::set_mark(&socket, mark)?;
         }
+        // A foreign address can only be bound on a transparent socket. The kernel picks the port at connect
+        // time, so that several connections can share one.
         if let Some(from) = wishes.from {
             sockopt::set_transparent(&socket)?;
             sockopt::set_bind_address_no_port(&socket)?;
@@ -185,6 +188,8 @@ impl<F: Future<Output = Result<(TcpStream, usize), Failure>>> Future for Race<F>
             if !(elapsed || failed || this.running.is_empty()) {
                 return Poll::Pending;
             }
+            // Start the next address: the head start of the latest is over, an attempt failed, or none is
+            // running.
             match this.waiting.next() {
                 Some(attempt) => {
                     this.running.push(attempt);

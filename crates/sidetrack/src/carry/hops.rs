@@ -207,6 +207,7 @@ pub(super) async fn carry(
     let mut bytes = Vec::new();
     let mut bound = None;
     let mut stack = Vec::new();
+    // Bytes after a hop's answer belong to the next hop's handshake, and after the last answer to the server.
     for (index, machine) in machines.into_iter().enumerate() {
         let done =
             shake(&mut stream, machine, bytes, &clock).await.map_err(|failure| at(failure, index, hops))?;

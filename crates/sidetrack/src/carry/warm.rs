@@ -371,7 +371,7 @@ impl Pool {
         self.rest_until.set(Some(now() + rest));
         self.rest.set((rest * 2).min(LONGEST_REST));
         if !self.has_complained.replace(true) {
-            tracing::warn!(server = %self.key.destination, why, "warm connections cannot be held ready");
+            tracing::warn!(server = %self.key.destination, why, "cannot keep warm connections ready");
         }
     }
 

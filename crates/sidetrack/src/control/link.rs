@@ -103,7 +103,7 @@ pub async fn serve(
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "cannot accept; resting");
+                tracing::warn!(%error, "cannot accept connections; trying again");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -123,7 +123,7 @@ async fn connection(stream: TcpStream, acceptor: TlsAcceptor, signed: bool, rout
     let _ = stream.set_nodelay(true);
     let stream = match timeout(CONNECT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return tracing::info!(%error, "a stranger was not let in"),
+        Ok(Err(error)) => return tracing::info!(%error, "a TLS handshake failed"),
         Err(_) => return,
     };
     let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);

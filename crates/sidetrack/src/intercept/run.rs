@@ -180,6 +180,7 @@ fn launch_in_cgroup(
     names: SharedNames,
     trusted: Option<&Trusted>,
 ) -> Result<Launched, RunError> {
+    // Rules before the command: otherwise its first connections would bypass us.
     let (network, sockets) = CgroupNetwork::build()?;
     let files = private_files(sockets.resolver.ip(), trusted);
     let child = network.spawn(program, &files)?;

@@ -171,7 +171,7 @@ impl Tasks {
             return;
         }
         if polled.is_err() {
-            tracing::error!("the task of a flow panicked; the others go on");
+            tracing::error!("the task of a flow panicked; other flows continue");
         }
         self.slots.borrow_mut()[index] = None;
         self.free.borrow_mut().push(index);

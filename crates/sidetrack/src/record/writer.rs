@@ -242,8 +242,8 @@ impl Output for LogFile {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 if !std::mem::replace(&mut self.refused, true) {
                     tracing::warn!(
-                        "this user may not make {} anew: records go on into the file that was moved away. Have log rotation \
-                         make the file for this user (`create` of logrotate)",
+                        "this user cannot create {} again: records continue in the file that was moved away. Let log rotation \
+                         create the file for this user (`create` of logrotate)",
                         self.path.display()
                     );
                 }
@@ -338,7 +338,7 @@ impl Writing {
             tracing::warn!(
                 target_name = self.output.name(),
                 %error,
-                "records cannot be written; flows go on, lost records are counted"
+                "records cannot be written; flows continue, and lost records are counted"
             );
         }
         self.failing = Some(self.failing.unwrap_or(0) + lost);

@@ -454,6 +454,7 @@ impl<'a> Setup<'a> {
             // Boxed, so that flows without containers do not reserve room for them.
             Box::pin(self.pass_containers(legs, flow, (client, way), &mut order)).await?;
         }
+        // After functions and containers: the header is for the server alone.
         if let Some(version) = carry.proxy_protocol {
             let length = self.put_proxy_header(version, flow, client);
             guard.inspect(|guard| guard.preface.set(length));

@@ -22,7 +22,7 @@ fn each_line_of_a_json_log_has_time_level_target_and_message() {
         assert_eq!(up.record().text("rule"), "first");
         up.reload(TOP, &tables("second"));
         up.rewrite(TOP, "[[listen");
-        up.log_line("an error", |line| line.contains("is not taken"));
+        up.log_line("an error", |line| line.contains("is rejected"));
         let mut lines = 0;
         for line in up.log_so_far().lines() {
             let line: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));

@@ -103,7 +103,7 @@ fn a_change_of_the_file_or_a_signal_is_enough() {
         assert_eq!(rule_now(&mut up, server.address), "second");
         up.rewrite(TOP, "[[listen");
         up.signal(Signal::HUP);
-        up.log_line("refusal", |line| line.contains("is not taken (SIGHUP)"));
+        up.log_line("refusal", |line| line.contains("is rejected (SIGHUP)"));
         assert_eq!(rule_now(&mut up, server.address), "second");
         assert!(up.stop().0.success());
     });

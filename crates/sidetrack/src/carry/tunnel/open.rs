@@ -91,6 +91,7 @@ async fn ask(
         }
         Ok((Reply::Refused { reason, detail }, _)) => Err(Refusal::Final(refused(reason, &detail))),
         Err(failure) => {
+            // Another path may be tried only if no client byte was sent: the far side may have passed it on.
             stream.close(true);
             Err(if sent == 0 { Refusal::Again(failure) } else { Refusal::Final(failure) })
         }

@@ -183,7 +183,7 @@ impl Path {
             let is_silent = now == before;
             before = now;
             if is_silent && !self.is_silent.replace(is_silent) {
-                tracing::warn!(tunnel = %self.settings.name, path = %self.address, "path silent: new flows take another that is not");
+                tracing::warn!(tunnel = %self.settings.name, path = %self.address, "path silent: new flows use another path");
             }
             self.is_silent.set(is_silent);
         }
@@ -256,7 +256,7 @@ impl Path {
         let route = tls.map_err(|tls| also(quic.clone(), &tls))?;
         tracing::warn!(
             tunnel = %self.settings.name, path = %self.address, why = %quic,
-            "UDP does not get through: flows go over TLS on TCP until it does"
+            "UDP does not get through: flows use TLS over TCP until it does"
         );
         Ok(route)
     }

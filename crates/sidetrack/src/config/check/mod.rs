@@ -110,6 +110,7 @@ pub(super) fn check(
 ) -> Option<Config> {
     let mut check = Check::new(file, surroundings, problems);
     let version = check.version(file.version.as_ref())?;
+    // Sets, functions and nodes come first: listeners, tunnels and rules refer to them by name.
     check.read_networks(file);
     check.read_functions(&file.function);
     let engine = check.container_engine(&file.containers);
@@ -129,6 +130,7 @@ pub(super) fn check(
     let outgoing = check.outgoing(file.outgoing.as_ref());
     let rules = check.rules(&file.rule, &listeners);
     let default = check.default_action(file);
+    // Only now are all listeners and rules known.
     check.relations(&file.listen, &listeners, &file.rule, &rules);
     let policy = Policy::new(rules.into_iter().flatten().collect(), default)
         .with_never_dial(check.never.clone())

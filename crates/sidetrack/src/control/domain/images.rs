@@ -172,6 +172,7 @@ fn load(
     drop(file);
     fresh.seek(SeekFrom::Start(0)).map_err(not_taken)?;
     let engine = Engine::find(Some(socket)).map_err(not_taken)?;
+    // If the engine had the image before, a failure must not remove it.
     let was_there = engine.image(id).map_err(not_taken)?.is_some();
     let loaded = load_and_name(&engine, fresh, name, id);
     if loaded.is_err()

@@ -283,11 +283,11 @@ impl Domain {
             match told {
                 Ok(()) => drop(self.store.delete(&key)),
                 Err(LinkError::Refused { error, .. }) => {
-                    tracing::warn!(data, %error, "the orchestrator does not want to hear of consent");
+                    tracing::warn!(data, %error, "the orchestrator rejects the change of consent");
                     drop(self.store.delete(&key));
                 }
                 Err(error) => {
-                    tracing::warn!(data, %error, "the orchestrator has not heard of consent; trying again")
+                    tracing::warn!(data, %error, "cannot send the change of consent; trying again")
                 }
             }
         }
@@ -337,15 +337,15 @@ impl Domain {
         match self.store.expire(SystemTime::now()) {
             Ok(over) if over.is_empty() => {}
             Ok(over) => {
-                tracing::warn!(applications = ?over, "never became ready: taken back");
+                tracing::warn!(applications = ?over, "not ready before the lease expired: taken back");
                 self.behind.store(true, Relaxed);
             }
-            Err(error) => tracing::error!(%error, "leases cannot be looked at"),
+            Err(error) => tracing::error!(%error, "cannot check leases"),
         }
         if self.behind.load(Relaxed)
             && let Err(error) = self.apply().await
         {
-            tracing::warn!(%error, "a proxy is behind; trying again");
+            tracing::warn!(%error, "a proxy does not have the latest agreement; trying again");
         }
         self.tell().await;
     }

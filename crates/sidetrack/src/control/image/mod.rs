@@ -104,6 +104,8 @@ pub fn check(mut archive: impl Read + Seek, name: &str, id: &str) -> Result<Chec
     if let Some(other) = image.names.iter().find(|tag| *tag != name) {
         return Err(ArchiveError::Name(other.clone(), name.to_owned()));
     }
+    // The digest of the configuration is the expected one, and the configuration has the digests of the layers.
+    // So the whole image is checked.
     let configuration = text(&mut archive, &table, &image.configuration)?;
     expect("the configuration of the image", digest(&mut &configuration[..])?.0, id)?;
     let configured: Configured = serde_json::from_slice(&configuration)

@@ -46,7 +46,7 @@ pub(super) async fn send(
     for _ in 1..TRIES {
         match try_once(link, domain, &path, image, open()?, told).await {
             Err(LinkError::Unreachable(whom, why)) => {
-                tracing::warn!(image = %image.name, %whom, %why, "cut; sending it once more");
+                tracing::warn!(image = %image.name, %whom, %why, "the connection broke; sending the image once more");
             }
             sent => return sent.map_err(|error| error.to_string()),
         }

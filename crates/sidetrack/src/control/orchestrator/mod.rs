@@ -158,7 +158,7 @@ impl Orchestrator {
         }
         if left.is_empty() {
             self.store.delete(&format!("{APPLICATIONS}{name}"))?;
-            tracing::info!(application = %name, "ended; nothing of it is left");
+            tracing::info!(application = %name, "ended; everything is taken back");
             return Ok(());
         }
         (status.domains, status.phase) = (left, Phase::Ending);
@@ -256,7 +256,7 @@ impl Orchestrator {
                 continue;
             }
             if let Err(error) = self.tell(&status.application, &status.movements, party).await {
-                tracing::warn!(application = %name, domain = %party, %error, "cannot be told; trying again");
+                tracing::warn!(application = %name, domain = %party, %error, "cannot send the change; trying again");
                 lock(&self.untold).insert((name, party.to_owned()));
                 failed = true;
             }
@@ -300,7 +300,7 @@ impl Orchestrator {
                 && self.master().is_outdated(&self.settings.agreement, SystemTime::now())
                 && let Err(error) = self.reconsider()
             {
-                tracing::error!("the agreement is not taken; nothing changes\n{error:#}");
+                tracing::error!("the agreement is rejected; nothing changes\n{error:#}");
                 next_look = Instant::now() + AGAIN * 4;
             }
         }

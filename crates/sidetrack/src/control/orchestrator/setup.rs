@@ -100,6 +100,7 @@ impl Orchestrator {
                     break;
                 }
             }
+            // Only after the first step is there something to take back.
             entered = true;
         }
         let Some((step, Stop { domain, error })) = failed else {
