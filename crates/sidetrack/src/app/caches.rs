@@ -1,13 +1,13 @@
-//! The caches of a node's listeners, as the admin interface asks about them.
+//! The caches of a node's listeners, for the admin interface.
 
 use crate::admin::{CacheScope, CacheStatus, CachedResource, DiskStatus, MemoryStatus};
 use crate::http::{Cache, Proxy, Which};
 use std::sync::Arc;
 
-/// A listener's name and what serves its requests.
+/// A listener's name, and the proxy that handles its requests.
 pub type Named = (Arc<str>, Arc<Proxy>);
 
-/// What each cache holds.
+/// Returns the state of each cache.
 pub fn status(proxies: &[Named]) -> Vec<CacheStatus> {
     with_caches(proxies).map(|(name, proxy, cache)| one(name, proxy, cache)).collect()
 }
@@ -48,10 +48,10 @@ fn one(name: &str, proxy: &Proxy, cache: &Cache) -> CacheStatus {
     CacheStatus { listener: name.to_owned(), memory, disk }
 }
 
-/// What is stored, of one listener or of all, at most so many resources of each.
+/// Returns stored resources of one listener or of all, at most `most` for each.
 ///
 /// # Errors
-/// There is no such listener, or this is no URL.
+/// Fails if there is no such listener, or if the URL is not valid.
 pub fn list(
     proxies: &[Named],
     listener: Option<&str>,
@@ -74,10 +74,10 @@ pub fn list(
     Ok(found)
 }
 
-/// Removes what is stored; how many resources there were.
+/// Removes stored resources. Returns their number.
 ///
 /// # Errors
-/// As [`list`].
+/// Fails as [`list`] does.
 pub fn purge(proxies: &[Named], listener: Option<&str>, scope: &CacheScope) -> Result<usize, String> {
     let mut count = 0;
     for (_, cache) in chosen(proxies, listener)? {
@@ -97,7 +97,7 @@ fn chosen<'a>(proxies: &'a [Named], listener: Option<&str>) -> Result<Vec<(&'a s
     }
 }
 
-/// The keys that are meant.
+/// Returns the keys of a scope.
 fn which(cache: &Cache, scope: &CacheScope) -> Result<Vec<Which>, String> {
     let key = |url: &str| cache.key_of(url).ok_or_else(|| format!("'{url}' is no URL of a resource"));
     Ok(match scope {
@@ -105,7 +105,8 @@ fn which(cache: &Cache, scope: &CacheScope) -> Result<Vec<Which>, String> {
         CacheScope::Prefix(start) => vec![Which::Prefix(key(start)?)],
         CacheScope::Url(url) => {
             let key = key(url)?;
-            // What was stored for one address alone, because only a client said which host is there.
+            // Also the copies for a single address: they were stored apart because only the client named the
+            // host.
             let unproven = [&key[..], b" at "].concat();
             vec![Which::Key(key), Which::Prefix(unproven)]
         }

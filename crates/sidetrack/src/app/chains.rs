@@ -1,4 +1,4 @@
-//! What a reload means for flows that pass functions.
+//! The effect of a reload on flows with functions.
 
 use crate::live::{Ledger, LiveFlow};
 use sidetrack_core::flow::EndReason;
@@ -6,7 +6,7 @@ use sidetrack_core::function::{ChainSpec, OnChange};
 use sidetrack_core::policy::{Action, Policy};
 use std::sync::Arc;
 
-/// Cuts the flows whose rule has another chain now, where the old or the new rule says that they are cut.
+/// Ends flows whose rule has another chain now, if the old or the new rule asks for it.
 pub fn cut_changed(policy: &Policy, ledgers: &[Arc<Ledger>]) {
     for flow in ledgers.iter().flat_map(|ledger| ledger.snapshot()) {
         if is_cut(policy, &flow) {
@@ -48,7 +48,7 @@ mod tests {
         Config::from_text("test.toml", &text).unwrap_or_else(|error| panic!("{}", error.render(false))).policy
     }
 
-    /// Whether a flow that was decided under the old rule is cut by the new one.
+    /// Whether a flow that was decided under the old rule is ended by the new one.
     fn cut(old: &str, new: &str) -> bool {
         let live = Arc::new(LiveFlow::new(FlowId(1)));
         let flow = sidetrack_core::flow::Flow {

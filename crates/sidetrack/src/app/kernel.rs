@@ -1,7 +1,8 @@
-//! Flows that the kernel carries alone, as conntrack shows them: their records, and a look at those in flight.
+//! Flows that the kernel forwards without us, as conntrack shows them: their records, and a list of the running
+//! ones.
 //!
-//! The end of each comes as a DESTROY event. Those in flight are listed only when somebody looks: events of beginnings
-//! would cost every new connection a few per cent.
+//! The end of each flow comes as a DESTROY event. Running flows are listed on request only: events for new
+//! connections would cost each of them a few per cent.
 
 mod paths;
 
@@ -19,14 +20,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
-/// What the record of a flow says that goes on when we stop, and of one that the kernel can no longer carry then.
+/// Details in the records at our end: of a flow that continues, and of one that the kernel can no longer
+/// forward.
 const GOES_ON: &str = "the kernel carries it on; bytes are those until now";
 const ENDS: &str = "its addresses were rewritten by our rules, which end";
 
-/// See the module.
+/// The kernel's flows: the paths they belong to, and those that were listed.
 pub struct KernelFlows {
     paths: Mutex<Paths>,
-    /// Those in flight that somebody has seen.
+    /// Running flows that were listed at least once.
     seen: Mutex<BTreeMap<KernelFlowKey, Seen>>,
     ledger: Arc<Ledger>,
     shared: Arc<Shared>,
@@ -37,7 +39,7 @@ pub struct KernelFlows {
 struct Seen {
     flow: Arc<LiveFlow>,
     slot: Slot,
-    /// It was not in the last list: its event comes now, or was lost.
+    /// It was not in the last list: its event is on its way, or was lost.
     missing: bool,
 }
 
@@ -46,28 +48,28 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl KernelFlows {
-    /// None yet. Without a keeper there will be none.
+    /// Starts without flows. Without a keeper there are never any.
     pub fn new(paths: Paths, shared: Arc<Shared>, keeper: Option<Arc<Keeper>>) -> Self {
         let (paths, seen) = (Mutex::new(paths), Mutex::default());
         Self { paths, seen, ledger: Arc::default(), shared, keeper, stop: Notify::new() }
     }
 
-    /// The flows as admin and recorder see them.
+    /// The flows, for the admin interface and the recorder.
     pub const fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
-    /// The paths of the configurations so far.
+    /// The paths of all configurations so far.
     pub fn paths(&self) -> MutexGuard<'_, Paths> {
         lock(&self.paths)
     }
 
-    /// Asks [`KernelFlows::record`] to note what is in flight and to end.
+    /// Makes [`KernelFlows::record`] record the running flows and end.
     pub fn stop(&self) {
         self.stop.notify_one();
     }
 
-    /// Turns the ends of connections into records until [`KernelFlows::stop`].
+    /// Writes a record for each connection that ends, until [`KernelFlows::stop`].
     pub async fn record(self: Arc<Self>, events: Events) {
         #[expect(deprecated, reason = "its successor is unsafe; this descriptor is owned and stays open")]
         let mut socket = match AsyncFd::new(events) {
@@ -96,7 +98,7 @@ impl KernelFlows {
         }
     }
 
-    /// Takes some events; whether there may be more.
+    /// Reads some events. Returns whether there may be more.
     fn take(&self, events: &mut Events) -> Result<bool, sidetrack_sys::netlink::Error> {
         let mut batch = Vec::new();
         let more = events.read(&mut batch)?;
@@ -112,7 +114,7 @@ impl KernelFlows {
         Ok(more)
     }
 
-    /// The end of one.
+    /// Handles the end of a flow.
     fn ended(&self, entry: &KernelFlow) {
         let seen = lock(&self.seen).remove(&entry.key());
         let (flow, slot) = match seen {
@@ -140,7 +142,7 @@ impl KernelFlows {
         }
     }
 
-    /// A flow of ours; none if its mark is of nobody we know.
+    /// Returns the flow of an entry. `None` if its mark is not known.
     fn flow(&self, entry: &KernelFlow) -> Option<Arc<LiveFlow>> {
         let paths = lock(&self.paths);
         let (path, verdict) = paths.of(entry.mark, entry.start_ns)?;
@@ -148,7 +150,7 @@ impl KernelFlows {
             matches!(verdict.action, Action::Carry(_)),
             "a denied flow is never left to the kernel"
         );
-        // What the client asked for, and where the answers come from if the destination was changed.
+        // The client's destination. If a rule of ours changed the destination, use the address that answers.
         let orig_dst = match path.intercept {
             Intercept::Reverse => entry.server,
             _ => entry.destination,
@@ -172,7 +174,7 @@ impl KernelFlows {
         Some(Arc::new(live))
     }
 
-    /// Brings the ledger up to date with those in flight. Blocks for as long as the kernel takes to list them.
+    /// Updates the ledger with the running flows. Blocks while the kernel lists them.
     pub fn look(&self) {
         let Some(keeper) = self.keeper.as_ref().filter(|_| self.paths().next() > 0) else { return };
         match keeper.flows() {
@@ -198,7 +200,7 @@ impl KernelFlows {
         }
     }
 
-    /// The last look: what has ended and what goes on.
+    /// Makes the last list, and records what has ended and what continues.
     fn finish(&self, events: &mut Events) {
         let entries = self.keeper.as_ref().map_or_else(Vec::new, |keeper| {
             keeper.flows().unwrap_or_else(|error| {
@@ -207,7 +209,7 @@ impl KernelFlows {
             })
         });
         let mut left: BTreeMap<_, _> = entries.into_iter().map(|entry| (entry.key(), entry)).collect();
-        // What ends while we look has both an entry and an event.
+        // A flow that ends meanwhile has both an entry in the list and an event.
         let mut more = true;
         while more {
             let mut batch = Vec::new();
@@ -250,7 +252,7 @@ fn count(flow: &LiveFlow, entry: &KernelFlow) {
     flow.count(entry.bytes_up.saturating_sub(up), entry.bytes_down.saturating_sub(down));
 }
 
-/// From beginning to end, as conntrack saw it.
+/// Returns the duration that conntrack measured.
 fn lasted(entry: &KernelFlow) -> Duration {
     let span = entry.stop_ns.zip(entry.start_ns).map(|(stop, start)| stop.saturating_sub(start));
     Duration::from_nanos(span.unwrap_or_default())

@@ -1,5 +1,5 @@
-//! `[outgoing]`: paths that services ask for one by one, in the shape of Brane's proxy (`POST /outgoing/new`). A path is a port on
-//! which this node stands for one server: a listener of kind reverse, whose flows rules decide about as about all others.
+//! `[outgoing]`: listening ports that services ask for, each for one server, with the interface of Brane's proxy
+//! (`POST /outgoing/new`). Each is a listener of kind reverse. Rules decide about its flows as about all others.
 
 use super::node::Node;
 use super::sockets;
@@ -29,13 +29,13 @@ use tokio::sync::watch;
 /// Longest request, bytes.
 const REQUEST_MAX: usize = 64 << 10;
 
-/// What a service asks for.
+/// The request of a service.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Wanted {
     /// The server: "https://host:port".
     address: String,
-    /// TLS with it; the service speaks without.
+    /// TLS with the server. The service itself does not use TLS.
     #[serde(default)]
     tls: Option<WantedTls>,
 }
@@ -43,14 +43,14 @@ struct Wanted {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WantedTls {
-    /// Whose certificates are used.
+    /// The location whose certificates are used.
     location: String,
-    /// Whether we show ours.
+    /// Whether to present our own certificate.
     #[serde(default)]
     use_client_auth: bool,
 }
 
-/// A path that somebody has.
+/// An open path.
 struct Opened {
     wanted: Wanted,
     outgoing: Arc<intercept::outgoing::Outgoing>,
@@ -59,13 +59,13 @@ struct Opened {
 }
 
 impl Opened {
-    /// Accepts no more; flows go on.
+    /// Stops accepting. Flows continue.
     fn finish(self) {
         self.serving.into_iter().for_each(Serving::finish);
     }
 }
 
-/// Why there is no path.
+/// Why no path was opened.
 #[derive(Debug)]
 struct Refused(StatusCode, anyhow::Error);
 
@@ -86,7 +86,7 @@ fn bad(error: anyhow::Error) -> Refused {
     Refused(StatusCode::BAD_REQUEST, error)
 }
 
-/// See the module.
+/// All open paths.
 pub(super) struct Paths {
     settings: Outgoing,
     node: Arc<Node>,
@@ -94,18 +94,18 @@ pub(super) struct Paths {
     opened: Mutex<BTreeMap<u16, Opened>>,
 }
 
-/// Listens for services.
+/// Binds the address for services.
 ///
 /// # Errors
-/// The address is taken.
+/// Fails if the address is taken.
 pub(super) fn listen(settings: &Outgoing) -> anyhow::Result<TcpListener> {
     TcpListener::bind(settings.listen).with_context(|| format!("[outgoing] listen = \"{}\"", settings.listen))
 }
 
-/// Serves services until `stop` becomes true.
+/// Serves requests of services until `stop` becomes true.
 ///
 /// # Errors
-/// The listener cannot be registered with this runtime.
+/// Fails if the listener cannot be registered with this runtime.
 pub(super) async fn serve(
     paths: Arc<Paths>,
     listener: TcpListener,
@@ -125,7 +125,7 @@ pub(super) async fn serve(
     }
 }
 
-/// The answer is the port, as text.
+/// Opens a path. The answer is its port, as text.
 async fn open(State(paths): State<Arc<Paths>>, body: Bytes) -> Result<String, Refused> {
     let wanted = serde_json::from_slice(&body).context("the request is no {\"address\", \"tls\"} in JSON");
     paths.open(wanted.map_err(bad)?).map(|port| port.to_string())
@@ -139,12 +139,12 @@ async fn close(State(paths): State<Arc<Paths>>, InPath(port): InPath<u16>) -> Re
 }
 
 impl Paths {
-    /// No path yet.
+    /// Starts without paths.
     pub(super) fn new(settings: Outgoing, node: Arc<Node>, config: Arc<ArcSwap<Config>>) -> Arc<Self> {
         Arc::new(Self { settings, node, config, opened: Mutex::default() })
     }
 
-    /// The port of a path to what is wanted; who wants the same has the same.
+    /// Returns the port of a path to what is wanted. Equal requests share a path.
     fn open(&self, wanted: Wanted) -> Result<u16, Refused> {
         let server = server(&wanted.address).map_err(bad)?;
         let tls = wanted.tls.as_ref().map(|tls| self.to_server(tls, &server)).transpose().map_err(bad)?;
@@ -169,7 +169,7 @@ impl Paths {
         Ok(port)
     }
 
-    /// Takes a path back; its flows go on. False: there is none.
+    /// Closes a path; its flows continue. Returns false if there is none.
     fn close(&self, port: u16) -> bool {
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         let found = opened.remove(&port);
@@ -177,13 +177,13 @@ impl Paths {
         found.map(Opened::finish).is_some()
     }
 
-    /// Flows to our own ports would go in circles.
+    /// Tells the node about our ports, because flows to them would be loops.
     fn tell_node(&self, opened: &BTreeMap<u16, Opened>) {
         self.node.set_paths(opened.keys().map(|port| (self.settings.address, *port).into()).collect());
     }
 
-    /// A port that nobody has. Where all are taken, the path that was not used for the longest time makes room, if that is long
-    /// enough: who still knows its port would reach another server.
+    /// Returns a free port. If all are taken, closes the path that was unused for the longest time, if that time
+    /// is long enough: a service that still uses its port would reach another server.
     fn free_port(&self, opened: &mut BTreeMap<u16, Opened>) -> Option<u16> {
         let free = |port: &u16| TcpListener::bind((self.settings.address, *port)).is_ok();
         let mut unknown = self.settings.ports.clone().filter(|port| !opened.contains_key(port));
@@ -227,7 +227,7 @@ impl Paths {
         Ok(Opened { wanted, outgoing, name, serving })
     }
 
-    /// TLS with the server, by the certificates of a location.
+    /// Returns TLS with the server, with the certificates of a location.
     fn to_server(&self, tls: &WantedTls, server: &Destination) -> anyhow::Result<ToServer> {
         let folder = self.settings.certificates.as_ref();
         let folder = folder.context("TLS is asked for, and [outgoing] names no folder of `certificates`")?;
@@ -250,7 +250,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The server of an address: a scheme, a host, and a port unless the scheme has one.
+/// Parses the server from an address: a scheme, a host, and a port unless the scheme has a default.
 fn server(address: &str) -> anyhow::Result<Destination> {
     let (scheme, rest) = address
         .split_once("://")

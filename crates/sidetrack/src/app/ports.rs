@@ -1,4 +1,5 @@
-//! Addresses that another program has: two nodes on one address would split its connections between two policies.
+//! Checks for addresses that another program uses: two nodes on one address would split its connections between
+//! two policies.
 
 use crate::config::{Config, Listener, ListenerKind};
 use sidetrack_sys::ports::{PortKind, holder};
@@ -6,7 +7,7 @@ use sidetrack_sys::{sockopt, udp};
 use std::io::{Error, ErrorKind};
 use std::net::SocketAddr;
 
-/// Says which program has the address, if that is what a bind failed for.
+/// Adds to a bind error which program has the address, if that is the cause.
 pub(super) fn explain(error: Error, kind: PortKind, address: SocketAddr) -> anyhow::Error {
     if error.kind() != ErrorKind::AddrInUse {
         return error.into();
@@ -22,15 +23,15 @@ pub(super) fn explain(error: Error, kind: PortKind, address: SocketAddr) -> anyh
     anyhow::anyhow!("address {address}{protocol} is in use by {by}: stop it, or choose another address")
 }
 
-/// Fails if another program has an address that the configuration listens on. Called while /proc may be read as the user who
-/// started us: the user of the data plane may not see which program it is.
+/// Fails if another program has an address that the configuration listens on. Must be called before the user
+/// changes: the later user may not be allowed to see the program in /proc.
 pub(super) fn refuse_taken(config: &Config) -> anyhow::Result<()> {
     for (place, kind, address) in wanted(config) {
         let error = match kind {
             PortKind::Tcp => sockopt::try_address(address).err(),
             PortKind::Udp => udp::bind_first(address).err(),
         };
-        // Other errors are told where the address is bound in earnest.
+        // Other errors are reported when the address is really bound.
         if let Some(error) = error.filter(|error| error.kind() == ErrorKind::AddrInUse) {
             return Err(explain(error, kind, address).context(place));
         }
@@ -38,7 +39,7 @@ pub(super) fn refuse_taken(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where the configuration listens, each with its place in the file.
+/// Returns the addresses to listen on, each with its place in the file.
 fn wanted(config: &Config) -> Vec<(String, PortKind, SocketAddr)> {
     let mut wanted: Vec<_> = config.listeners.iter().flat_map(of_listener).collect();
     if let Some(overlay) = &config.overlay {

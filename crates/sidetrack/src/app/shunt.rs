@@ -1,4 +1,4 @@
-//! The shunt beside the node: its process, the records of its flows, and what people ask of it.
+//! The shunt of a node: its process, the records of its flows, and requests from the admin interface.
 
 use super::node::Node;
 use crate::config::Config;
@@ -15,21 +15,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
-/// How often records are fetched.
+/// Time between two fetches of records.
 const FETCH_EVERY: Duration = Duration::from_secs(1);
 
-/// The listener of shunted flows in records: nothing of ours caught them.
+/// The listener of shunted flows in records, because no listener of ours captured them.
 const LISTENER: &str = "shunt";
 
 /// The shunt of a node.
 pub struct ShuntFlows {
     shunter: Shunter,
     ledger: Arc<Ledger>,
-    /// Those in flight that a look has shown, until their record comes.
+    /// Running flows that were listed, until their record comes.
     seen: Mutex<BTreeMap<Key, Seen>>,
 }
 
-/// The addresses of a flow, and its protocol.
+/// The addresses and the protocol of a flow.
 type Key = (SocketAddr, SocketAddr, Transport);
 
 struct Seen {
@@ -38,16 +38,16 @@ struct Seen {
     start_ns: Option<u64>,
 }
 
-/// When a flow began, as far as both know, is the same.
+/// Whether both have the same start time, as far as it is known.
 fn is_same(seen: &Seen, start_ns: Option<u64>) -> bool {
     seen.start_ns.is_none() || start_ns.is_none() || seen.start_ns == start_ns
 }
 
 impl ShuntFlows {
-    /// Starts the shunt if the configuration has one. Before rights are given up.
+    /// Starts the shunt if the configuration has one. Must be called before privileges are given up.
     ///
     /// # Errors
-    /// What is missing.
+    /// Says what is missing.
     pub fn start(config: &Config, name: &str, text: &str) -> anyhow::Result<Option<Arc<Self>>> {
         if config.shunt.is_none() {
             return Ok(None);
@@ -60,21 +60,21 @@ impl ShuntFlows {
         Ok(Some(Arc::new(Self { shunter, ledger: Arc::default(), seen: Mutex::default() })))
     }
 
-    /// The flows as the recorder sees them.
+    /// The flows, for the recorder.
     pub const fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
-    /// Asks the shunt. Blocks for as long as it takes to answer: microseconds, and milliseconds where it has to list
+    /// Sends a request to the shunt. Blocks until it answers: microseconds, or milliseconds if it must list
     /// conntrack.
     ///
     /// # Errors
-    /// What it says against it.
+    /// Fails if the shunt refuses the request.
     pub fn ask(&self, ask: &Ask) -> anyhow::Result<Told> {
         self.shunter.ask(ask)
     }
 
-    /// Turns what it tells into records until `stop`, then lets it take everything back.
+    /// Writes records from the shunt's reports until `stop`, then makes the shunt undo everything.
     pub async fn record(self: Arc<Self>, node: Arc<Node>, mut stop: watch::Receiver<bool>) {
         let mut well = true;
         loop {
@@ -111,7 +111,7 @@ impl ShuntFlows {
         Ok(())
     }
 
-    /// Brings the ledger up to date with the flows that are or were on the fast path. Blocks as [`ShuntFlows::ask`].
+    /// Updates the ledger with flows that are or were on the fast path. Blocks like [`ShuntFlows::ask`].
     pub fn look(&self, node: &Node) {
         let flows = match self.ask(&Ask::Flows) {
             Ok(Told::Flows(flows)) => flows,
@@ -123,7 +123,7 @@ impl ShuntFlows {
             let record = so_far(view);
             let key = (view.client, view.server, view.transport);
             match seen.get(&key) {
-                // The one before it on these addresses: its record is under way.
+                // An earlier flow with the same addresses: its record is on its way.
                 Some(known) if !is_same(known, view.start_ns) => {}
                 Some(known) => {
                     known.flow.decide(decided(&record));
@@ -185,7 +185,7 @@ fn decided(record: &ShuntRecord) -> Decided {
     Decided { flow: flow(record.client, record.server), verdict: Some(verdict) }
 }
 
-/// Sets the counts to what passed on both paths, which never shrinks. What was dropped has not moved.
+/// Sets the counts to the bytes of both paths, which never shrink. Dropped bytes do not count.
 fn count(flow: &LiveFlow, record: &ShuntRecord) {
     let (up, down) = flow.bytes();
     let (now_up, now_down) =
@@ -214,7 +214,7 @@ fn verdict(rule: Option<&str>, blocked: bool) -> Verdict {
     Verdict { rule: rule.map(Into::into), index: None, action, why, agreement: None }
 }
 
-/// What the fields of a record have no room for.
+/// Returns details that have no field in the record.
 fn detail(record: &ShuntRecord) -> String {
     let transport = if record.transport == Transport::Udp { "udp; " } else { "" };
     let last = record.cause.map(|cause| format!(", last left it: {}", cause.as_str())).unwrap_or_default();
@@ -228,7 +228,7 @@ fn detail(record: &ShuntRecord) -> String {
     )
 }
 
-/// A flow that goes on when we stop, as a record of what there was until now.
+/// Makes a record of a flow that continues when we stop, with its counts until now.
 fn so_far(flow: &FlowView) -> ShuntRecord {
     ShuntRecord {
         client: flow.client,

@@ -15,46 +15,48 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Connections that wait to be accepted, per listening socket; the kernel caps it at `net.core.somaxconn`.
+/// Most connections that wait to be accepted, per listening socket. The kernel limits it to
+/// `net.core.somaxconn`.
 const BACKLOG: u32 = 4096;
 
-/// Why a port below 1024 may be refused.
+/// Added to an error: why a port below 1024 may be refused.
 const LOW_PORT: &str = " (the right to ports below 1024 is kept only where the configuration that sidetrack started with uses \
                         one: start it as root, or restart it)";
 
-/// TCP Fast Open requests that wait, per listening socket (RFC 7413 Sec. 5.1); in force where the sysctl
-/// `net.ipv4.tcp_fastopen` lets servers use it.
+/// Most pending TCP Fast Open requests, per listening socket (RFC 7413 Sec. 5.1). Only used if the sysctl
+/// `net.ipv4.tcp_fastopen` enables it for servers.
 const FASTOPEN_QUEUE: u32 = 1024;
 
 /// One listener address with a socket for each worker.
 #[derive(Debug)]
 pub struct Bound {
-    /// What its connections share.
+    /// The state that its connections share.
     pub listening: Arc<Listening>,
     /// A socket for each worker.
     pub sockets: Vec<TcpListener>,
-    /// A socket for datagrams on the same port for each worker; empty where the listener takes none.
+    /// A UDP socket on the same port for each worker. Empty if the listener needs none.
     pub datagrams: Vec<UdpSocket>,
 }
 
 impl Bound {
-    /// Its address, and a descriptor that proves that we listen there.
+    /// Its address, and a descriptor that proves that we listen on it.
     pub fn proof(&self) -> Option<(SocketAddr, BorrowedFd<'_>)> {
         Some((self.listening.address, self.sockets.first()?.as_fd()))
     }
 }
 
-/// Binds all addresses of one listener. `own`: addresses on which this process listens already, and which may be shared.
+/// Binds all addresses of one listener. `own`: addresses on which this process already listens, and which may be
+/// shared.
 ///
 /// # Errors
-/// Which address, and what the system said.
+/// Says which address failed, and the system's error.
 pub fn bind(
     listener: &Listener,
     config: &Config,
     workers: usize,
     own: &[SocketAddr],
 ) -> anyhow::Result<Vec<Bound>> {
-    // One for all addresses: what is stored through one of them is there for the others.
+    // One proxy for all addresses, so that they share its cache.
     let proxy = requests(&listener.kind).map(|http| proxy(http, &listener.name)).transpose()?;
     let bind = |address: &SocketAddr| {
         let catches = catches(&listener.kind, config, proxy.as_ref())?;
@@ -64,7 +66,7 @@ pub fn bind(
     listener.addresses.iter().filter_map(bind).collect()
 }
 
-/// Whether sockets on both addresses are in each other's way.
+/// Whether sockets on both addresses would conflict.
 fn overlap(own: SocketAddr, address: SocketAddr) -> bool {
     let any = |address: SocketAddr| address.ip().is_unspecified();
     own == address
@@ -80,7 +82,7 @@ fn bind_one(
 ) -> anyhow::Result<Bound> {
     let options = ListenOptions {
         backlog: BACKLOG,
-        // Also with one worker: a reload may bind an address anew before the old listener is gone.
+        // Needed with one worker too: a reload may bind an address again before the old listener is closed.
         reuse_port: true,
         transparent: matches!(listener.kind, ListenerKind::Tproxy(_)),
         fastopen_queue_len: Some(FASTOPEN_QUEUE),
@@ -99,10 +101,10 @@ fn bind_one(
             ports::explain(error, PortKind::Tcp, address).context(place)
         })?;
         if matches!(listener.kind, ListenerKind::Socks(_)) {
-            // The client waits for our answer, which comes at once: it carries the acknowledgement. A wish.
+            // Our answer follows at once and can carry the ACK. Best effort.
             let _ = sockopt::set_tcp_ack_with_data(&socket);
         }
-        // Port 0: the others share the port that the first one got.
+        // Port 0: all further sockets use the port that the first one got.
         address = socket.local_addr()?;
         sockets.push(socket);
     }
@@ -138,12 +140,12 @@ fn bind_datagrams(listener: &Listener, address: SocketAddr, shares: bool) -> any
     Ok(socket)
 }
 
-/// What serves the requests of a listener.
+/// Starts the proxy for a listener's requests.
 pub(super) fn proxy(settings: &HttpListener, name: &str) -> anyhow::Result<Arc<Proxy>> {
     Proxy::start(settings.clone()).with_context(|| format!("listener '{name}'"))
 }
 
-/// How the requests of a listener are served, its own or those inside connections that the kernel hands over.
+/// The HTTP settings of a listener: its own, or those for requests in captured connections.
 fn requests(kind: &ListenerKind) -> Option<&HttpListener> {
     match kind {
         ListenerKind::Http(http) => Some(http),
@@ -153,7 +155,7 @@ fn requests(kind: &ListenerKind) -> Option<&HttpListener> {
     }
 }
 
-/// None for the packet engine, which has no sockets.
+/// Returns how the listener finds destinations. `None` for the packet engine, which has no sockets.
 fn catches(kind: &ListenerKind, config: &Config, proxy: Option<&Arc<Proxy>>) -> Option<Catches> {
     Some(match kind {
         ListenerKind::Engine(_) => return None,

@@ -1,4 +1,4 @@
-//! The worker threads, and how listeners come and go on them.
+//! The worker threads, and how listeners are started and stopped on them.
 
 use super::sockets::Bound;
 use crate::intercept::Listening;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// A worker's sockets of a listener and what their connections share, on their way to it.
+/// A listener's sockets for one worker, and the state that its connections share.
 struct Start {
     listening: Arc<Listening>,
     socket: TcpListener,
@@ -24,31 +24,31 @@ struct Start {
     stop: watch::Receiver<bool>,
 }
 
-/// How long workers may take to give each flow its end and its record when the process stops.
+/// How long workers may take to end and record all flows when the process stops.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a reload waits for workers to let go of the sockets of a listener that goes.
+/// How long a reload waits until workers have closed the sockets of a removed listener.
 const LET_GO_PATIENCE: Duration = Duration::from_millis(100);
 
-/// A listener that is being served; dropping it stops the accepting. Flows go on.
+/// A listener in service. Dropping it stops accepting; flows continue.
 #[derive(Debug)]
 pub struct Serving {
-    /// What its connections share.
+    /// The state that its connections share.
     pub listening: Arc<Listening>,
-    /// A copy of the first worker's socket, which proves to the keeper that we listen. It goes first: what the kernel gives to
-    /// a socket that nobody accepts from is lost.
+    /// A copy of the first worker's socket, which proves to the keeper that we listen. It is closed first:
+    /// connections that the kernel gives to a socket without an accepting worker are lost.
     proof: Option<OwnedFd>,
     stop: watch::Sender<bool>,
 }
 
 impl Serving {
-    /// Its address, and a descriptor that proves that we listen there.
+    /// Its address, and a descriptor that proves that we listen on it.
     pub fn proof(&self) -> Option<(SocketAddr, BorrowedFd<'_>)> {
         Some((self.listening.address, self.proof.as_ref()?.as_fd()))
     }
 
-    /// Stops the accepting and waits until all workers have let go of their sockets, though not for long: one may be
-    /// busy, and will come to it.
+    /// Stops accepting, and waits a short time until all workers have closed their sockets. A busy worker closes
+    /// its socket later.
     pub fn finish(mut self) {
         self.proof = None;
         self.stop.send_replace(true);
@@ -64,8 +64,8 @@ struct Thread {
     handle: JoinHandle<()>,
 }
 
-/// A runtime on a thread of its own, for what a worker's loop does not do itself: to resolve names, to run other
-/// protocols' libraries. The workers enter its context.
+/// A runtime on its own thread, for work that a worker's loop does not do: name resolution, and other protocols'
+/// libraries. The workers enter its context.
 struct Background {
     handle: Handle,
     stop: oneshot::Sender<()>,
@@ -84,7 +84,7 @@ impl Background {
             .name("background".into())
             .spawn(move || {
                 let _ = runtime.block_on(stopped);
-                // A name that is still being asked for keeps nobody.
+                // Do not wait for pending name look-ups.
                 runtime.shutdown_background();
             })
             .context("cannot start the background thread")?;
@@ -111,7 +111,7 @@ impl Fleet {
     /// Starts the workers.
     ///
     /// # Errors
-    /// The system gives no thread or no epoll instance.
+    /// Fails if the system gives no thread or no epoll instance.
     pub fn start(shared: &Arc<Shared>, workers: usize) -> anyhow::Result<Self> {
         let background = Background::start()?;
         let (stop, stopped) = watch::channel(false);
@@ -129,26 +129,26 @@ impl Fleet {
         Ok(Self { threads, background, ledgers, stop })
     }
 
-    /// The flows of each worker.
+    /// The ledgers of the workers.
     pub fn ledgers(&self) -> &[Arc<Ledger>] {
         &self.ledgers
     }
 
-    /// Hands each worker its socket of a listener.
+    /// Gives each worker its socket of a listener.
     pub fn serve(&self, bound: Bound) -> Serving {
         let (stop, stopped) = watch::channel(false);
-        // Without a copy (no descriptor left) the next order of the keeper says what is missing.
+        // Without a copy (no free descriptor) the keeper's next order reports what is missing.
         let proof = bound.sockets.first().and_then(|socket| socket.as_fd().try_clone_to_owned().ok());
         let mut datagrams = bound.datagrams.into_iter();
         for (thread, socket) in self.threads.iter().zip(bound.sockets) {
             let (listening, datagrams) = (bound.listening.clone(), datagrams.next());
-            // A worker that is gone has taken the process with it: see `thread`.
+            // Cannot fail: a worker that ended has ended the process too (see `thread`).
             let _ = thread.starts.send(Start { listening, socket, datagrams, stop: stopped.clone() });
         }
         Serving { listening: bound.listening, proof, stop }
     }
 
-    /// Ends all flows with `shutdown` and stops the workers.
+    /// Ends all flows with `shutdown`, and stops the workers.
     pub fn stop(self) {
         let _ = self.stop.send(true);
         let until = Instant::now() + STOP_PATIENCE;

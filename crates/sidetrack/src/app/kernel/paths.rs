@@ -1,4 +1,4 @@
-//! Which rule a connection of the kernel path belongs to, by the number in its mark.
+//! Maps the number in a connection mark to the rule that the connection belongs to.
 
 use crate::config::Config;
 use crate::steer::{Path, Steer};
@@ -6,10 +6,10 @@ use sidetrack_core::policy::Verdict;
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Paths that are kept: connections outlive reloads, and their records name the rule they began under.
+/// Most stored paths. Connections outlive reloads, and their records name the rule under which they began.
 const PATHS_KEPT: usize = 4096;
 
-/// The paths of this configuration and those before, by number.
+/// The paths of this configuration and of earlier ones, by number.
 #[derive(Default)]
 pub struct Paths {
     known: BTreeMap<usize, Known>,
@@ -19,7 +19,7 @@ pub struct Paths {
 struct Known {
     path: Path,
     verdict: Verdict,
-    /// Connections that began before this are of a predecessor of ours, whose numbers meant something else.
+    /// Connections that began earlier belong to an earlier process, which used other numbers.
     since_ns: u64,
 }
 
@@ -29,7 +29,7 @@ impl Paths {
         self.next
     }
 
-    /// Adds the paths of a configuration that is in force since `since` at the earliest.
+    /// Adds the paths of a configuration that came into force at `since` or later.
     pub fn learn(&mut self, steer: &Steer, config: &Config, since: SystemTime) {
         let since_ns = since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
         let since_ns = u64::try_from(since_ns).unwrap_or(u64::MAX);
@@ -39,7 +39,7 @@ impl Paths {
         }
         self.next = steer.first_path + steer.paths.len();
         while self.known.len() > PATHS_KEPT.max(steer.paths.len()) {
-            // The oldest is the one that follows the newest, numbers being used in a ring.
+            // Numbers are used as a ring, so the oldest one follows the newest.
             let newest = steer.numbered_paths().last().map_or(0, |(number, _)| number);
             let after = self.known.range(newest + 1..).next().map(|(number, _)| *number);
             let Some(oldest) = after.or_else(|| self.known.keys().next().copied()) else { break };
@@ -47,7 +47,7 @@ impl Paths {
         }
     }
 
-    /// The path and verdict of a connection with this mark that began then.
+    /// Returns the path and verdict of a connection with this mark and start time.
     pub fn of(&self, mark: u32, start_ns: Option<u64>) -> Option<(&Path, &Verdict)> {
         let known = self.known.get(&Path::number_in(mark)?)?;
         let ours = start_ns.is_none_or(|start| start >= known.since_ns);

@@ -311,7 +311,7 @@ fn parse<T: serde::de::DeserializeOwned>(value: &[u8]) -> Result<T, StoreError> 
     serde_json::from_slice(value).map_err(|error| StoreError::Failed(error.to_string()))
 }
 
-/// Returns the data sets whose consent was changed after the file was written, with their present consent.
+/// Returns the data sets whose consent a domain has changed, with their present consent. It overrides the file.
 fn withdrawn(store: &dyn Store) -> Result<BTreeMap<String, Consent>, StoreError> {
     let list = store.list(CONSENT)?;
     let data = |key: String| key.trim_start_matches(CONSENT).to_owned();
