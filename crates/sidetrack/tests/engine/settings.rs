@@ -62,7 +62,7 @@ fn what_cannot_work_is_refused_with_its_reason() {
         (
             "address = '192.0.2.1:80'\ninterfaces = ['a']\nto = '10.0.0.1:80'\nengine = { choose = [{ regex = '(', to = \
              '10.0.0.2:80' }] }",
-            "no expression that can be used",
+            "this expression cannot be used",
         ),
         (
             "address = '192.0.2.1:80'\ninterfaces = ['a']\nto = '10.0.0.1:80'\nengine = { choose = [{ regex = 'a', prefix = \
