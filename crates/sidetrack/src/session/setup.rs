@@ -454,7 +454,6 @@ impl<'a> Setup<'a> {
             // Boxed, so that flows without containers do not reserve room for them.
             Box::pin(self.pass_containers(legs, flow, (client, way), &mut order)).await?;
         }
-        // After functions and containers: the header is for the server alone.
         if let Some(version) = carry.proxy_protocol {
             let length = self.put_proxy_header(version, flow, client);
             guard.inspect(|guard| guard.preface.set(length));
@@ -479,7 +478,8 @@ impl<'a> Setup<'a> {
         Ok(self.stands(&order, carried, client, way))
     }
 
-    /// Puts a PROXY protocol header with the client's address before all other bytes. Returns its length.
+    /// Puts a PROXY protocol header with the client's address before all other bytes, and returns its length. Called
+    /// after functions and containers have seen the bytes: the header is for the server alone.
     fn put_proxy_header(&self, version: ProxyVersion, flow: &Flow, client: &mut Client) -> usize {
         let server = flow.orig_dst.socket_addr().unwrap_or(self.listening.address);
         let header = proxy_header::write(version, flow, server, self.live.id);
