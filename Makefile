@@ -57,6 +57,7 @@ test: deps-test ## Formatting, clippy, every test tier with the namespace tests,
 	$(CARGO) fmt --all --check
 	$(CARGO) metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked --package sidetrack --no-default-features -- -D warnings
 	@# Builds the programs as well: for tests of whole programs, and with the features that tests ask of their libraries.
 	$(AS_ROOT) $(CARGO) test --locked --workspace --no-fail-fast
 	$(MAKE) --no-print-directory fuzz-replay

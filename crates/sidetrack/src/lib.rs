@@ -8,6 +8,7 @@ pub mod carry;
 pub mod cleanup;
 pub mod cli;
 pub mod config;
+#[cfg(feature = "control")]
 pub mod control;
 pub mod dns;
 pub mod doctor;

@@ -3,9 +3,10 @@
 use clap::{Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
 use sidetrack::cli::{
-    ca, cache, check, cleanup, doctor, domain, explain, flows, functions, orchestrate, overlay, plan, policy,
-    run, schema, shunt, tunnel,
+    ca, cache, check, cleanup, doctor, explain, flows, functions, overlay, plan, run, schema, shunt, tunnel,
 };
+#[cfg(feature = "control")]
+use sidetrack::cli::{domain, orchestrate, policy};
 use sidetrack::config::{BadConfiguration, Config};
 use std::ffi::OsString;
 use std::io::Write;
@@ -50,6 +51,7 @@ enum Command {
     /// Says what this kernel, user and machine lack, and how to mend it
     Doctor(doctor::DoctorArgs),
     /// A party's agent: grants access, offers nodes, configures the party's proxies
+    #[cfg(feature = "control")]
     Domain(domain::DomainArgs),
     /// Says which rule a flow would meet, and why; sends no packet
     Explain(explain::ExplainArgs),
@@ -58,12 +60,14 @@ enum Command {
     /// Shows the flows of a running sidetrack, follows or ends them
     Flows(flows::FlowsArgs),
     /// Sets applications up across domains
+    #[cfg(feature = "control")]
     Orchestrate(orchestrate::OrchestrateArgs),
     /// Keys, links and paths of the overlay
     Overlay(overlay::OverlayArgs),
     /// Prints every privileged action that a configuration leads to; does none
     Plan(plan::PlanArgs),
     /// What a data-flow agreement allows, what that passes, and another one in its place
+    #[cfg(feature = "control")]
     Policy(policy::PolicyArgs),
     /// Prints the JSON Schema of the configuration file
     Schema(schema::SchemaArgs),
@@ -101,12 +105,15 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Cleanup(args) => cleanup::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        #[cfg(feature = "control")]
         Command::Domain(args) => domain::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Flows(args) => flows::run(&args),
+        #[cfg(feature = "control")]
         Command::Orchestrate(args) => orchestrate::run(&args),
         Command::Overlay(args) => overlay::run(&args),
         Command::Plan(args) => plan::run(&args),
+        #[cfg(feature = "control")]
         Command::Policy(args) => policy::run(&args),
         Command::Schema(args) => schema::run(&args),
         Command::Shunt(args) => shunt::run(&args),

@@ -24,6 +24,7 @@ pub struct Book {
 }
 
 impl Book {
+    #[cfg(feature = "control")]
     pub(super) fn new(
         text: &str,
         agreement: Agreement,

@@ -5,13 +5,16 @@ pub mod cache;
 pub mod check;
 pub mod cleanup;
 pub mod doctor;
+#[cfg(feature = "control")]
 pub mod domain;
 pub mod explain;
 pub mod flows;
 pub mod functions;
+#[cfg(feature = "control")]
 pub mod orchestrate;
 pub mod overlay;
 pub mod plan;
+#[cfg(feature = "control")]
 pub mod policy;
 pub mod run;
 pub mod schema;

@@ -30,8 +30,10 @@ pub use engine::{Choice, EngineIo, EngineListener, Pattern};
 pub use fixed::waiting_for_restart;
 pub use outgoing::Outgoing;
 pub use overlay::{Deliver, Overlay, OverlayNode, Packets};
+#[cfg(feature = "control")]
 pub(crate) use parse::parse;
 pub use policy::{AgreementFile, PolicyMode};
+#[cfg(feature = "control")]
 pub(crate) use problem::nearest;
 pub use problem::{BadConfiguration, ConfigError, Problem};
 pub use question::Question;

@@ -42,6 +42,7 @@ impl<F> Parsed<F> {
 ///
 /// # Errors
 /// Returns all errors of shape.
+#[cfg(feature = "control")]
 pub fn parse<F: DeserializeOwned>(text: &str, keys: &str) -> Result<F, Vec<Problem>> {
     match parse_all(text, keys) {
         Parsed { file: Some(file), problems, .. } if problems.is_empty() => Ok(file),

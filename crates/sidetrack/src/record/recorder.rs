@@ -120,19 +120,23 @@ impl Sinks {
 
     fn record(&self, batch: Batch, writer: Option<&RecordWriter>, pen: &mut Pen) {
         self.observer.took(&batch);
-        if let Some(writer) = writer {
-            pen.text.clear();
+        pen.text.clear();
+        if writer.is_some() {
             pen.lines.write(&batch, &mut pen.text);
+        }
+        let followed: Vec<_> = match self.feed.has_followers() {
+            true => batch.iter().map(|past| past.to_ended()).collect(),
+            false => Vec::new(),
+        };
+        // Keep the flows before their lines go out: a reader of a line may ask for its flow at once.
+        self.feed.keep(batch);
+        if let Some(writer) = writer {
             writer.push(&pen.text);
         }
-        if self.feed.has_followers() {
-            for past in batch.iter() {
-                let ended = past.to_ended();
-                let decided = ended.flow.decided();
-                self.feed.tell_ended(&FlowRecord::ended(&ended, decided.as_deref()));
-            }
+        for ended in &followed {
+            let decided = ended.flow.decided();
+            self.feed.tell_ended(&FlowRecord::ended(ended, decided.as_deref()));
         }
-        self.feed.keep(batch);
     }
 
     /// If flows pile up in a ledger, takes one batch of each such ledger. Returns false if none do.
