@@ -1,31 +1,32 @@
-//! Carriers: how a flow's bytes get to its destination. Direct, or through a list of hops, each reached through
-//! the one before.
+//! Carriers: how a flow's bytes get to its destination. Either directly, or through a list of hops. Each hop is
+//! reached through the one before.
 
 use crate::flow::{Destination, DestinationError};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// The protocol spoken to one hop.
+/// The protocol used with a hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HopProtocol {
-    /// RFC 1928 / 1929; the name is sent when it is known (`socks5://`, `socks5h://` mean the same here).
+    /// SOCKS5 (RFC 1928 and 1929). The name is sent if it is known (`socks5://` and `socks5h://` mean the same here).
     Socks5,
-    /// draft-olteanu-intarea-socks-6, in the dialect given.
+    /// SOCKS6 (draft-olteanu-intarea-socks-6), in the given dialect.
     Socks6(Socks6Dialect),
     /// HTTP CONNECT (RFC 9110 Sec. 9.3.6).
     Http,
 }
 
-/// Which wire layout of SOCKS6 a peer speaks.
+/// The SOCKS6 layout that a peer uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Socks6Dialect {
-    /// The draft's own layout (-11 and -12).
+    /// The layout of the draft (-11 and -12).
     #[default]
     Draft,
-    /// `socksx` 0.1.0: address before port, 16-bit options length at the end; a reply with the port first.
+    /// `socksx` 0.1.0: the address before the port, a 16-bit options length at the end, and a reply with the port
+    /// first.
     Socksx010,
-    /// `socksx` from 0.1.1 on: as 0.1.0, a reply with the address first.
+    /// `socksx` from 0.1.1 on: like 0.1.0, but a reply with the address first.
     Socksx,
 }
 
@@ -47,16 +48,16 @@ impl fmt::Debug for Credentials {
 /// One hop of a carrier.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Hop {
-    /// What is spoken to it.
+    /// The protocol of the hop.
     pub protocol: HopProtocol,
-    /// Where it listens.
+    /// The address that the hop listens on.
     pub address: Destination,
-    /// What we authenticate with.
+    /// The credentials for the hop.
     pub credentials: Option<Credentials>,
-    /// `?optimistic=true`: send greeting, request and data without waiting (SOCKS5; breaks servers that drop
-    /// trailing bytes). SOCKS6 always sends all in one write where the draft allows it.
+    /// `?optimistic=true`: send greeting, request and data without waiting (SOCKS5; fails with servers that drop
+    /// trailing bytes). SOCKS6 always sends all in one write if the draft allows it.
     pub optimistic: bool,
-    /// `?tfo=true`: TCP Fast Open towards this hop (the first hop only). Only where a replay is harmless.
+    /// `?tfo=true`: TCP Fast Open towards this hop (the first hop only). Use it only if a replay is harmless.
     pub tfo: bool,
     /// `?mptcp=true`: Multipath TCP towards this hop (the first hop only).
     pub mptcp: bool,
@@ -65,39 +66,39 @@ pub struct Hop {
 /// How a flow is carried.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Carrier {
-    /// We dial the destination ourselves.
+    /// This node dials the destination.
     #[default]
     Direct,
-    /// Through these hops in order; never empty.
+    /// Through these hops, in order. Never empty.
     Hops(Vec<Hop>),
-    /// Over the overlay to the node of this name, which delivers.
+    /// Over the overlay to the node with this name, which delivers the flow.
     Overlay(Arc<str>),
-    /// Through the tunnel of this name (`[[tunnel]]`), whose far side dials the destination.
+    /// Through the tunnel with this name (`[[tunnel]]`). Its far side dials the destination.
     Tunnel(Arc<str>),
 }
 
-/// Why a text is no hop.
+/// Why a text is not a valid hop.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HopError {
     /// There is no `://`.
-    #[error("'{0}' is no hop: write socks5://host:port, socks6://host:port or http://host:port")]
+    #[error("'{0}' is not a hop: write socks5://host:port, socks6://host:port or http://host:port")]
     NoScheme(String),
-    /// The scheme is none we speak.
+    /// The scheme is not supported.
     #[error("unknown hop scheme '{0}': use socks5, socks5h, socks6, socks6+socksx, socks6+socksx010 or http")]
     BadScheme(String),
     /// The address part is wrong.
     #[error(transparent)]
     BadAddress(#[from] DestinationError),
-    /// User or password is empty, longer than 255 bytes, or badly percent-encoded.
+    /// The user or the password is empty, longer than 255 bytes, or has invalid percent-encoding.
     #[error("user and password of a hop have 1 to 255 bytes each, percent-encoded: user:password@host")]
     BadCredentials,
-    /// An option after `?` is none we know.
+    /// An option after `?` is unknown.
     #[error("unknown hop option '{0}': use optimistic, tfo or mptcp, each =true or =false")]
     BadOption(String),
 }
 
 impl HopProtocol {
-    /// The URL scheme.
+    /// Returns the URL scheme.
     pub const fn scheme(self) -> &'static str {
         match self {
             Self::Socks5 => "socks5",
@@ -133,7 +134,7 @@ fn percent_decoded(text: &str) -> Option<String> {
 }
 
 impl Credentials {
-    /// Reads `user:password`, percent-encoded.
+    /// Parses percent-encoded `user:password`.
     fn from_userinfo(text: &str) -> Option<Self> {
         let (user, password) = text.split_once(':')?;
         let (user, password) = (percent_decoded(user)?, percent_decoded(password)?);
@@ -185,7 +186,7 @@ impl FromStr for Hop {
 }
 
 impl fmt::Display for Hop {
-    /// Without credentials: fit for logs and records.
+    /// Writes the hop without credentials, so that it may be logged.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://{}", self.protocol.scheme(), self.address)
     }

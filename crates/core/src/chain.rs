@@ -1,9 +1,9 @@
-//! Function chains: a flow's bytes through several [`Stage`]s, in order from the client to the server and back in the
-//! opposite order, with a bounded buffer before each.
+//! Function chains: a flow's bytes pass several [`Stage`]s, in order from the client to the server, and back in the
+//! opposite order. Each stage has a bounded buffer.
 //!
-//! The driver offers what it reads ([`Chain::handle`], [`Chain::end`]), calls [`Chain::advance`] at the deadline and whenever it
-//! wakes, and takes what comes out ([`Chain::take`]). While something waits inside a direction nothing more is to be
-//! offered to it ([`Chain::is_open`]): that is the back-pressure.
+//! The driver offers the bytes that it reads ([`Chain::handle`], [`Chain::end`]). It calls [`Chain::advance`] at the
+//! deadline and whenever it wakes, and takes the output ([`Chain::take`]). While bytes of a direction wait in the
+//! chain, the driver must not offer more ([`Chain::is_open`]). That is the back-pressure.
 
 use crate::flow::Side;
 use crate::function::{Interest, STAGE_OUT_MAX, Stage, Step, Stop};
@@ -13,29 +13,30 @@ use std::sync::Arc;
 /// Most bytes that [`Chain::handle`] takes at once.
 pub const OFFER_MAX: usize = 64 * 1024;
 
-/// What became of bytes that were offered.
+/// The result of offering bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offered {
-    /// They go on as they are, and nothing was copied: the driver sends them itself.
+    /// The bytes pass unchanged, and nothing was copied: the driver sends them itself.
     Unchanged,
-    /// What is to be sent in their place, now or later, is inside: [`Chain::take`].
+    /// The chain has taken the bytes. Its output, now or later, comes from [`Chain::take`].
     Inside,
 }
 
-/// A function at work, with its name.
+/// A stage with the name of its function.
 struct Link {
     name: Arc<str>,
     stage: Box<dyn Stage>,
-    /// By side: bytes that it was offered and has not taken yet. At most what the stages before it append in one go.
+    /// By side: bytes that the stage was offered and has not taken yet. At most what the stages before it append in
+    /// one call.
     waiting: [Vec<u8>; 2],
 }
 
 #[derive(Default)]
 struct Direction {
-    /// What came out and was not taken yet.
+    /// Output that was not taken yet.
     out: Vec<u8>,
     taken: usize,
-    /// The side has ended; so many stages, counted in the direction's order, know it.
+    /// The side has ended. The number of stages that were told, in the order of the direction.
     ended: Option<usize>,
 }
 
@@ -48,10 +49,11 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// A chain of named stages, in order from the client to the server. What they say before any byte is inside.
+    /// Makes a chain of named stages, in order from the client to the server. It already contains what the stages
+    /// send before the first byte.
     ///
     /// # Errors
-    /// A stage ends the flow at once.
+    /// Fails if a stage ends the flow at once.
     pub fn new(stages: Vec<(Arc<str>, Box<dyn Stage>)>, now: Instant) -> Result<Self, Stop> {
         let link = |(name, stage)| Link { name, stage, waiting: [Vec::new(), Vec::new()] };
         let links: Vec<_> = stages.into_iter().map(link).collect();
@@ -69,11 +71,11 @@ impl Chain {
         Ok(chain)
     }
 
-    /// This chain and another behind it as one. What the first has sent on to the server must have been taken, and offered
-    /// to the second.
+    /// Joins this chain and another behind it. The output of the first chain towards the server must have been taken
+    /// before, and offered to the second chain.
     ///
     /// # Errors
-    /// A stage of the first ends the flow, for what one of the second says before any byte.
+    /// Fails if a stage of the first chain ends the flow because of what a stage of the second sends first.
     pub fn followed_by(mut self, now: Instant, next: Self) -> Result<Self, Stop> {
         let Self { links, mut up, mut down } = next;
         let behind = links.len();
@@ -81,61 +83,61 @@ impl Chain {
         self.put(Side::Client, up.out.split_off(up.taken));
         let said = down.out.split_off(down.taken);
         if !said.is_empty() {
-            // Towards the client the stages of the second come first.
+            // Towards the client, the stages of the second chain come first.
             self.run(now, Side::Server, behind, said)?;
         }
         Ok(self)
     }
 
-    /// What the stages have to see of the bytes from this side.
+    /// Returns what the stages must see of the bytes from this side.
     pub fn interest(&self, from: Side) -> Interest {
         self.links.iter().map(|link| link.stage.interest(from)).max().unwrap_or(Interest::Nothing)
     }
 
-    /// Whether bytes from this side may be offered: nothing of it is inside, and it has not ended.
+    /// Whether bytes from this side may be offered: none of them wait in the chain, and the side has not ended.
     pub fn is_open(&self, from: Side) -> bool {
         self.is_empty(from) && self.direction(from).ended.is_none()
     }
 
-    /// Whether nothing of this direction is inside.
+    /// Whether no bytes of this direction wait in the chain.
     fn is_empty(&self, from: Side) -> bool {
         self.ready(from) == 0 && self.links.iter().all(|link| link.waiting[from as usize].is_empty())
     }
 
-    /// Whether this side has ended, every stage knows it and all was taken.
+    /// Whether this side has ended, every stage was told, and all output was taken.
     pub fn is_over(&self, from: Side) -> bool {
         self.direction(from).ended == Some(self.links.len()) && self.is_empty(from)
     }
 
-    /// Bytes that can be taken now.
+    /// Returns the number of bytes that can be taken now.
     pub fn ready(&self, from: Side) -> usize {
         let direction = self.direction(from);
         direction.out.len() - direction.taken
     }
 
-    /// When to call [`Chain::advance`]; none if only bytes of the peers bring anything on.
+    /// Returns when to call [`Chain::advance`]. `None` if the chain only waits for bytes of the peers.
     pub fn deadline(&self) -> Option<Instant> {
         let both = [Side::Client, Side::Server];
         self.links.iter().flat_map(|link| both.map(|from| link.stage.deadline(from))).flatten().min()
     }
 
-    /// How many bytes from this side may move past stages that only count; the driver moves them and says so with
-    /// [`Chain::count`].
+    /// Returns how many bytes from this side may move past stages that only count. The driver moves them, and reports
+    /// them with [`Chain::count`].
     pub fn allowance(&mut self, now: Instant, from: Side) -> usize {
         self.counting(from).map(|link| link.stage.allowance(now, from)).min().unwrap_or(usize::MAX)
     }
 
-    /// So many bytes from this side moved past all stages.
+    /// Notes that this number of bytes from this side moved past all stages.
     pub fn count(&mut self, now: Instant, from: Side, bytes: usize) {
         self.counting(from).for_each(|link| link.stage.count(now, from, bytes));
     }
 
-    /// Bytes from this side, at most [`OFFER_MAX`], when [`Chain::is_open`].
+    /// Offers bytes from this side, at most [`OFFER_MAX`], if [`Chain::is_open`].
     ///
     /// # Errors
-    /// A stage ends the flow.
+    /// Fails if a stage ends the flow.
     pub fn handle(&mut self, now: Instant, from: Side, bytes: &[u8]) -> Result<Offered, Stop> {
-        // The first stages mostly pass bytes on as they are: nothing is copied up to the first that does not.
+        // Often the first stages pass the bytes unchanged. Up to the first stage that does not, nothing is copied.
         let mut at = 0;
         while at < self.links.len() {
             let index = self.index(from, at);
@@ -158,25 +160,25 @@ impl Chain {
         Ok(Offered::Unchanged)
     }
 
-    /// This side has sent its last byte.
+    /// Notes that this side has sent its last byte.
     ///
     /// # Errors
-    /// A stage ends the flow.
+    /// Fails if a stage ends the flow.
     pub fn end(&mut self, now: Instant, from: Side) -> Result<(), Stop> {
         self.direction_mut(from).ended.get_or_insert(0);
         self.advance(now, from)
     }
 
-    /// Does what has become possible: what was due, what waits, what the end of the side lets go.
+    /// Does what has become possible: calls due stages, offers waiting bytes, and passes the end of the side on.
     ///
     /// # Errors
-    /// A stage ends the flow.
+    /// Fails if a stage ends the flow.
     pub fn advance(&mut self, now: Instant, from: Side) -> Result<(), Stop> {
         if self.ready(from) >= STAGE_OUT_MAX {
             return Ok(());
         }
         self.due(now, from)?;
-        // From the last stage on: what waits there has to go before there is room for more.
+        // Start at the last stage: its waiting bytes must leave before there is room for more.
         for at in (0..self.links.len()).rev() {
             let index = self.index(from, at);
             let waiting = std::mem::take(&mut self.links[index].waiting[from as usize]);
@@ -190,7 +192,7 @@ impl Chain {
         self.finish(now, from)
     }
 
-    /// Takes at most `max` bytes that go on; empty if there are none.
+    /// Takes at most `max` bytes of output. Empty if there are none.
     pub fn take(&mut self, from: Side, max: usize) -> &[u8] {
         let direction = self.direction_mut(from);
         if direction.taken == direction.out.len() {
@@ -202,14 +204,14 @@ impl Chain {
         &direction.out[start..direction.taken]
     }
 
-    /// As [`Chain::take`], where all that is ready may be had at once and nothing of it was taken: then without a copy.
+    /// Takes all output without a copy, if it fits into `max` and no part of it was taken before.
     pub fn take_whole(&mut self, from: Side, max: usize) -> Option<Vec<u8>> {
         let direction = self.direction_mut(from);
         let is_whole = direction.taken == 0 && (1..=max).contains(&direction.out.len());
         is_whole.then(|| std::mem::take(&mut direction.out))
     }
 
-    /// Tells stages whose deadline has passed.
+    /// Calls the stages whose deadline has passed.
     fn due(&mut self, now: Instant, from: Side) -> Result<(), Stop> {
         for at in 0..self.links.len() {
             let index = self.index(from, at);
@@ -225,7 +227,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Tells the stages of the end, each when all before it is through.
+    /// Tells the stages about the end, each after all bytes before it have passed.
     fn finish(&mut self, now: Instant, from: Side) -> Result<(), Stop> {
         while let Some(at) = self.direction(from).ended.filter(|at| *at < self.links.len()) {
             let index = self.index(from, at);
@@ -245,7 +247,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Leads bytes through the stages from place `at` on; what comes out of the last is to be taken.
+    /// Passes bytes through the stages from position `at` on. The output of the last one can then be taken.
     fn run(&mut self, now: Instant, from: Side, at: usize, mut bytes: Vec<u8>) -> Result<(), Stop> {
         for at in at..self.links.len() {
             let index = self.index(from, at);
@@ -267,8 +269,8 @@ impl Chain {
         Ok(())
     }
 
-    /// As [`Chain::run`], where the first stage has taken some already: `out` is what it appended, `rest` what it has not
-    /// taken.
+    /// As [`Chain::run`], if the first stage has already taken some bytes. `out` is its output, and `rest` are the
+    /// bytes that it has not taken.
     fn feed(
         &mut self,
         now: Instant,
@@ -286,7 +288,7 @@ impl Chain {
             self.run(now, from, at + 1, out)?;
         }
         if !is_blocked && !rest.is_empty() {
-            // What the later stages could not take waits there, and this one's output would go behind it.
+            // If bytes wait at a later stage, the output of this stage would have to wait behind them.
             let room = (at + 1..self.links.len()).all(|later| !self.waits(from, later));
             if room && self.ready(from) < STAGE_OUT_MAX {
                 return self.run(now, from, at, rest.to_vec());
@@ -314,7 +316,7 @@ impl Chain {
         self.links.iter_mut().filter(move |link| link.stage.interest(from) == Interest::Count)
     }
 
-    /// The link at a place of the direction's own order.
+    /// Returns the index of the link at a position in the order of the direction.
     fn index(&self, from: Side, at: usize) -> usize {
         match from {
             Side::Client => at,
@@ -338,7 +340,8 @@ impl Chain {
 }
 
 impl Link {
-    /// Offers all bytes to the stage; gives what goes on. What it does not take, or has no room for, waits.
+    /// Offers all bytes to the stage, and returns its output. Bytes that it does not take, or for which there is no
+    /// room, wait.
     fn eat(&mut self, now: Instant, from: Side, bytes: Vec<u8>) -> Result<Vec<u8>, Stop> {
         let mut out = Vec::new();
         let mut at = 0;
@@ -363,7 +366,7 @@ impl Link {
     }
 }
 
-/// How many of the offered bytes a stage took; those that pass are appended.
+/// Returns how many of the offered bytes a stage took. Bytes that pass are appended.
 fn outcome(step: Step, offered: &[u8], out: &mut Vec<u8>) -> Result<usize, Stop> {
     match step {
         Step::Pass(n) => {

@@ -1,32 +1,33 @@
-//! Who is to be looked at when: an order of places by deadline, for owners whose deadlines mostly move later.
+//! An ordering of slots by deadline, for owners whose deadlines mostly move later.
 //!
-//! A deadline that moves later costs nothing: the place is looked at when the old one comes, and put back for the new one. Only
-//! one that moves earlier changes the order. So a flow whose idle time-out moves on with every byte is looked at once an idle
-//! time-out, and a place that is used again and again by short flows as rarely.
+//! A deadline that moves later costs nothing: the slot is checked at the old deadline, and then reinserted with the
+//! new one. Only a deadline that moves earlier changes the order. So a flow whose idle time-out restarts with every
+//! byte is checked once per idle time-out. A slot that many short flows use one after the other is checked as rarely.
 
 use crate::time::Instant;
 use std::collections::BTreeSet;
 
-/// See the module. Holds each place at most once; its memory is bounded by the highest number of a place.
+/// The slots in order of their next check. Contains each slot at most once. The highest slot number limits the
+/// memory.
 #[derive(Clone, Debug, Default)]
 pub struct Deadlines {
     order: BTreeSet<(Instant, u32)>,
-    /// When each place is looked at next.
+    /// The next check of each slot.
     looks: Vec<Option<Instant>>,
 }
 
 impl Deadlines {
-    /// Nobody is to be looked at.
+    /// Makes an empty order.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// When this place is looked at next; `None`: never, as yet.
+    /// Returns the next check of this slot. `None` if there is none.
     pub fn look_at(&self, place: u32) -> Option<Instant> {
         *self.looks.get(usize::try_from(place).ok()?)?
     }
 
-    /// Sees to it that this place is looked at by `at`. A look that comes before that anyway will do.
+    /// Ensures that this slot is checked at `at` or earlier.
     pub fn by(&mut self, place: u32, at: Instant) {
         let Ok(index) = usize::try_from(place) else { return };
         if self.looks.len() <= index {
@@ -43,7 +44,8 @@ impl Deadlines {
         }
     }
 
-    /// The next place whose look has come, the longest due first. It is not looked at again until [`Self::by`] says so.
+    /// Returns the next slot whose check is due, the most overdue first. It is not checked again until [`Self::by`]
+    /// requests it.
     pub fn due(&mut self, now: Instant) -> Option<u32> {
         let (at, place) = *self.order.first()?;
         if at > now {
@@ -56,7 +58,7 @@ impl Deadlines {
         Some(place)
     }
 
-    /// When the first look comes.
+    /// Returns the time of the first check.
     pub fn deadline(&self) -> Option<Instant> {
         self.order.first().map(|(at, _)| *at)
     }

@@ -1,5 +1,5 @@
-//! Numbers in decimal, without memory of their own and without the machinery of formatting: heads and records of every
-//! request hold some.
+//! Decimal numbers without heap memory and without the formatting machinery, because heads and records of every
+//! request contain some.
 
 /// The digits of a number.
 pub(crate) struct Digits {
@@ -8,10 +8,10 @@ pub(crate) struct Digits {
 }
 
 impl Digits {
-    /// Those of `u64::MAX`.
+    /// The number of digits of `u64::MAX`.
     const MAX: usize = 20;
 
-    /// Of this number.
+    /// Makes the digits of a number.
     pub(crate) fn of(number: u64) -> Self {
         let (mut bytes, mut start, mut rest) = ([b'0'; Self::MAX], Self::MAX, number);
         for place in bytes.iter_mut().rev() {
@@ -24,12 +24,12 @@ impl Digits {
         Self { bytes, start }
     }
 
-    /// As text.
+    /// Returns the digits as text.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         self.bytes.get(self.start..).unwrap_or_default()
     }
 
-    /// Behind other text.
+    /// Appends the digits to a text.
     pub(crate) fn push_to(&self, text: &mut String) {
         // Digits are always text; one piece is cheaper than a character at a time.
         text.push_str(str::from_utf8(self.as_bytes()).unwrap_or_default());

@@ -1,4 +1,4 @@
-//! The Flow: one intercepted connection, as every stage sees it, and the closed list of ways it can end.
+//! The Flow: one intercepted connection, as every stage sees it, and the closed list of end reasons.
 
 use crate::host_name;
 pub use crate::host_name::{HostName, HostNameError};
@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Identifies a flow within one process; rises from 1 and is never used again.
+/// Identifies a flow within one process. Ids rise from 1 and are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId(pub u64);
 
@@ -17,17 +17,17 @@ impl fmt::Display for FlowId {
     }
 }
 
-/// One of the two sides of a flow. Never called upstream, downstream, inbound or outbound.
+/// One of the two sides of a flow. Do not call them upstream, downstream, inbound or outbound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Side {
-    /// The application that opened the connection, or the hop nearer to it.
+    /// The application that opened the connection, or the hop that is nearer to it.
     Client,
-    /// The destination, or the hop nearer to it.
+    /// The destination, or the hop that is nearer to it.
     Server,
 }
 
 impl Side {
-    /// The other side.
+    /// Returns the other side.
     pub const fn other(self) -> Self {
         match self {
             Self::Client => Self::Server,
@@ -39,7 +39,7 @@ impl Side {
 /// An address or a name, as far as it is known.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Host {
-    /// An IP address; never an IPv4-mapped IPv6 one (`::ffff:a.b.c.d`).
+    /// An IP address. Never an IPv4-mapped IPv6 address (`::ffff:a.b.c.d`).
     Ip(IpAddr),
     /// A name, not resolved yet.
     Name(HostName),
@@ -51,19 +51,19 @@ impl From<IpAddr> for Host {
     }
 }
 
-/// Bytes of the longest IPv4 address in text, with a dot behind it.
+/// Bytes of the longest IPv4 address as text, with a dot behind it.
 const V4_MAX: usize = 16;
 
 impl Host {
-    /// Reads an address or a name as clients, peers and configurations write it. It is the one reader for all of them:
+    /// Parses an address or a name as clients, peers and configurations write it. All of them use this parser, so
     /// text that is an address never becomes a name.
     ///
-    /// An IPv4 address has four decimal numbers without leading zeros, an IPv6 address may stand in brackets (RFC 3986
-    /// Sec. 3.2.2); one final dot is dropped.
+    /// An IPv4 address has four decimal numbers without leading zeros. An IPv6 address may be in brackets (RFC 3986
+    /// Sec. 3.2.2). One final dot is dropped.
     ///
     /// # Errors
-    /// The text is neither. `127.1`, `2130706433`, `0177.0.0.1` and `0x7f.1`, which `inet_aton(3)` takes for addresses, are
-    /// [`HostNameError::Number`].
+    /// Fails if the text is neither. `inet_aton(3)` accepts `127.1`, `2130706433`, `0177.0.0.1` and `0x7f.1` as
+    /// addresses; here they are [`HostNameError::Number`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, HostNameError> {
         match host_name::address(bytes)? {
             Some(ip) => Ok(Self::from(ip)),
@@ -71,12 +71,12 @@ impl Host {
         }
     }
 
-    /// Appends it as an authority has it (RFC 3986 Sec. 3.2.2): an IPv6 address in brackets.
+    /// Appends the host as in an authority (RFC 3986 Sec. 3.2.2): an IPv6 address is in brackets.
     pub fn write_to(&self, text: &mut String) {
         match self {
             Self::Name(name) => text.push_str(name.as_str()),
             Self::Ip(IpAddr::V4(ip)) => {
-                // In one piece: every request to an address writes it more than once.
+                // Append in one piece: every request to an address writes it more than once.
                 let (mut bytes, mut length) = ([b'.'; V4_MAX], 0);
                 for octet in ip.octets() {
                     for place in [100, 10, 1].into_iter().filter(|place| octet >= *place || *place == 1) {
@@ -104,7 +104,7 @@ impl fmt::Display for Host {
     }
 }
 
-/// Where a flow, or one hop of it, is to go: a host and a TCP port.
+/// The destination of a flow, or of one hop: a host and a TCP port.
 ///
 /// Written `192.0.2.1:80`, `[2001:db8::1]:80` or `db.example.nl:5432`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -116,7 +116,7 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// The socket address, if the host is an IP address.
+    /// Returns the socket address, if the host is an IP address.
     pub fn socket_addr(&self) -> Option<SocketAddr> {
         match self.host {
             Host::Ip(ip) => Some(SocketAddr::new(ip, self.port)),
@@ -140,17 +140,17 @@ impl fmt::Display for Destination {
     }
 }
 
-/// Why a text is no `host:port`.
+/// Why a text is not a valid `host:port`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DestinationError {
     /// There is no colon before a port.
     #[error("'{0}' lacks a port: write host:port, or [IPv6]:port")]
     NoPort(String),
     /// The port is not a number from 1 to 65535.
-    #[error("'{0}' is no port: a port is a number from 1 to 65535")]
+    #[error("'{0}' is not a port: a port is a number from 1 to 65535")]
     BadPort(String),
     /// The host is neither an address nor a name.
-    #[error("'{0}' is no host: {1}")]
+    #[error("'{0}' is not a host: {1}")]
     BadHost(String, HostNameError),
 }
 
@@ -173,7 +173,7 @@ impl FromStr for Destination {
     }
 }
 
-/// How a flow was caught; the words of `kind` in `[[listen]]`, of rules and of records.
+/// How a flow was caught. The words are those of `kind` in `[[listen]]`, of rules and of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Intercept {
@@ -181,24 +181,24 @@ pub enum Intercept {
     Run,
     /// nft REDIRECT of local or forwarded traffic.
     Redirect,
-    /// nft TPROXY: the kernel keeps the original destination as our local address.
+    /// nft TPROXY: the kernel keeps the original destination as the local address of our socket.
     Tproxy,
-    /// An explicit SOCKS4-refusing, SOCKS5 or SOCKS6 request.
+    /// An explicit SOCKS5 or SOCKS6 request.
     Socks,
-    /// A request to us as an HTTP proxy.
+    /// A request to this program as an HTTP proxy.
     Http,
-    /// A port of ours stands for a server.
+    /// A port of this program represents a server.
     Reverse,
-    /// The near side of a tunnel asked us to carry it on.
+    /// The near side of a tunnel has requested it.
     Tunnel,
-    /// The packet engine answers for an address and port; no socket of ours.
+    /// The packet engine answers for an address and port, without a socket of this program.
     Engine,
-    /// The kernel carried it by NAT; we saw it in conntrack only.
+    /// The kernel carried it by NAT. This program saw it only in conntrack.
     Kernel,
 }
 
 impl Intercept {
-    /// All of them, in the order of documents.
+    /// All values, in the order of the documents.
     pub const ALL: [Self; 9] = [
         Self::Run,
         Self::Redirect,
@@ -211,7 +211,7 @@ impl Intercept {
         Self::Kernel,
     ];
 
-    /// The word of configuration and records.
+    /// Returns the word of configuration and records.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Run => "run",
@@ -227,12 +227,12 @@ impl Intercept {
     }
 }
 
-/// The local process behind a flow, where it is known.
+/// The local process behind a flow, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
     /// Process id in our own pid namespace.
     pub pid: Option<u32>,
-    /// Base name of the executable (`/proc/PID/exe`), else `comm`.
+    /// Base name of the executable (`/proc/PID/exe`), otherwise `comm`.
     pub name: Option<String>,
     /// User id that owns the socket.
     pub uid: Option<u32>,
@@ -245,77 +245,77 @@ pub struct Flow {
     pub intercept: Intercept,
     /// Name of the listener that caught it (`[[listen]] name`, or its kind).
     pub listener: Arc<str>,
-    /// The client's address, after PROXY protocol if the listener trusts it.
+    /// The client's address. If the listener trusts the PROXY protocol, the address in its header.
     pub client: SocketAddr,
-    /// Where the application wanted to go: name or address, before any rule.
+    /// The destination that the application requested: a name or an address, before any rule.
     pub orig_dst: Destination,
     /// The host name, if known: from our DNS answer, a SOCKS request, SNI or the HTTP Host field.
     pub host: Option<HostName>,
-    /// The local process, if asked for and found.
+    /// The local process, if a rule needs it and it was found.
     pub process: Option<Process>,
-    /// Who authenticated: the SOCKS user, or the name in the certificate of a tunnel's near side.
+    /// The authenticated user: the SOCKS user, or the name in the certificate of a tunnel's near side.
     pub user: Option<String>,
 }
 
-/// Why a flow ended. A closed list: every flow ends with exactly one of these.
+/// Why a flow ended. This is a closed list: every flow ends with exactly one of these reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndReason {
-    /// Both sides closed in order; every byte was delivered.
+    /// Both sides closed in an orderly way, and every byte was delivered.
     Ok,
-    /// The client reset the connection or vanished.
+    /// The client reset the connection or disappeared.
     ClientReset,
     /// The server, or the last hop, reset the connection.
     ServerReset,
-    /// Nothing moved for the idle time-out.
+    /// No byte moved for the idle time-out.
     Idle,
-    /// The total time-out ran out.
+    /// The lifetime of the flow is over.
     Lifetime,
-    /// A rule said deny, or no rule matched and the default is deny.
+    /// A rule denied the flow, or no rule matched and the default is deny.
     PolicyDenied,
     /// The destination, or a hop, refused the connection.
     Refused,
     /// No route to the destination or to a hop.
     Unreachable,
-    /// Connecting, or a handshake with a hop, took longer than allowed.
+    /// The connection, or a handshake with a hop, timed out.
     ConnectTimeout,
     /// The name could not be resolved.
     Dns,
-    /// The server did not prove who it is: its certificate is not believed.
+    /// The server did not prove its identity: its certificate is not trusted.
     Certificate,
-    /// TLS with the server, or with a client whose connection was to be opened, could not be made.
+    /// TLS with the server failed, or TLS with a client whose connection was to be intercepted.
     TlsFailed,
-    /// A hop broke its protocol or refused for a reason that is none of the others.
+    /// A hop broke its protocol, or refused for another reason.
     HopFailed,
-    /// A hop, or we, did not accept the credentials.
+    /// A hop, or this node, did not accept the credentials.
     AuthFailed,
     /// The client broke the protocol of the listener.
     BadRequest,
-    /// The client asked for a command or address type that is not served.
+    /// The client requested a command or address type that is not supported.
     Unsupported,
-    /// The client did not finish its handshake in time.
+    /// The client's handshake timed out.
     HandshakeTimeout,
     /// The client left before the connection was made.
     ClientGone,
-    /// A function of the chain said no.
+    /// A function of the chain refused the flow.
     FunctionRefused,
     /// A function of the chain is down, or could not do its work.
     FunctionFailed,
-    /// The agreement that its rule asks does not allow it any more, or asks for functions that it does not pass.
+    /// The agreement of its rule no longer allows it, or requires functions that it does not pass.
     PolicyRevoked,
-    /// A reload changed the chain of its rule, and the rule says that its flows are cut then.
+    /// A reload changed the chain of its rule, and the rule requires to cut its flows then.
     ChainChanged,
-    /// A limit (descriptors, flows) was reached: shed.
+    /// A limit (descriptors, flows) was reached, so the flow was refused.
     Limit,
-    /// The flow would have come back to ourselves.
+    /// The flow would have come back to this program.
     Loop,
-    /// Ended by `flows kill` or the admin interface.
+    /// `flows kill` or the admin interface ended it.
     Killed,
-    /// We were told to stop.
+    /// The program was told to stop.
     Shutdown,
     /// The kernel carried it and conntrack reported its end.
     KernelClosed,
-    /// A fault of our own; the log has the detail.
+    /// An internal error. The log has the detail.
     Internal,
 }
 
@@ -352,7 +352,7 @@ impl EndReason {
         Self::Internal,
     ];
 
-    /// The word in records and metrics.
+    /// Returns the word in records and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",

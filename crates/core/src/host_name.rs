@@ -1,8 +1,8 @@
-//! Names of hosts, and how they are told from addresses written as text.
+//! Host names, and how they are distinguished from addresses written as text.
 //!
-//! A name that a rule does not recognise as an address, but the resolver does, passes every rule about networks. So no
-//! [`HostName`] is an address in any notation that a resolver accepts, and international names have one form only: the
-//! ASCII form that DNS uses (RFC 5890 "A-label").
+//! A name that the resolver accepts as an address, but that a rule does not recognise as one, would bypass every rule
+//! about networks. So a [`HostName`] is never an address in any notation that a resolver accepts. International names
+//! have only one form: the ASCII form of DNS (RFC 5890 "A-label").
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,35 +10,35 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// A host name as a peer or an application gave it: 1 to 255 ASCII bytes, no address in any notation, no NUL, no control
-/// byte, no white space.
+/// A host name from a peer or an application: 1 to 255 ASCII bytes, without NUL, control bytes and white space, and
+/// not an address in any notation.
 ///
-/// ASCII upper case is folded (RFC 4343), one final dot is dropped, and an international name is converted to ASCII (UTS 46,
-/// non-transitional): `Bücher.example` becomes `xn--bcher-kva.example`.
+/// ASCII upper case becomes lower case (RFC 4343), and one final dot is dropped. An international name is converted
+/// to ASCII (UTS 46, non-transitional): `Bücher.example` becomes `xn--bcher-kva.example`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostName(Arc<str>);
 
-/// Why a byte string is no host name.
+/// Why bytes are not a valid host name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostNameError {
-    /// It has no bytes.
+    /// It is empty.
     #[error("a host name cannot be empty")]
     Empty,
-    /// It has more than 255 bytes, or a label that was converted has more than 63.
+    /// It has more than 255 bytes, or a converted label has more than 63.
     #[error("a host name has at most 255 bytes")]
     TooLong,
-    /// It holds a NUL, a control byte, white space or bytes that are not UTF-8.
+    /// It contains a NUL, a control byte, white space or bytes that are not UTF-8.
     #[error("a host name cannot hold control bytes, white space or broken UTF-8")]
     BadByte,
-    /// It holds a character that separates the parts of a URL, or ends in two dots.
+    /// It contains a character that separates the parts of a URL, or it ends in two dots.
     #[error("a host name cannot hold : / \\ @ ? # % [ ] and cannot end in two dots")]
     Separator,
-    /// It is an address, which is given where only a name has a meaning.
+    /// It is an address, but only a name is allowed here.
     #[error("this is an address, not a host name")]
     Address,
-    /// Its last label is a number, and the whole is no address.
+    /// Its last label is a number, but the whole is not an address.
     #[error(
-        "the last part is a number, but this is no address: write four decimal numbers from 0 to 255 without leading zeros, such as 192.0.2.1"
+        "the last part is a number, but this is not an address: write four decimal numbers from 0 to 255 without leading zeros, such as 192.0.2.1"
     )]
     Number,
     /// It is an IPv6 address with a zone.
@@ -52,17 +52,17 @@ pub enum HostNameError {
 /// Most bytes of a label (RFC 1035 Sec. 2.3.4).
 const LABEL_MAX: usize = 63;
 
-/// Begins a label that was converted (RFC 5890 Sec. 2.3.2.1).
+/// The beginning of a converted label (RFC 5890 Sec. 2.3.2.1).
 const CONVERTED: &str = "xn--";
 
 impl HostName {
     /// Most bytes of a name (the length field of SOCKS5 and SOCKS6 has one byte; DNS allows 253).
     pub const MAX: usize = 255;
 
-    /// Checks and takes a name from wire bytes.
+    /// Checks a name from wire bytes and converts it.
     ///
     /// # Errors
-    /// Says which of the rules of this type the bytes break.
+    /// Fails with the rule that the bytes break.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, HostNameError> {
         if bytes.len() > Self::MAX + 1 {
             return Err(HostNameError::TooLong);
@@ -103,21 +103,21 @@ impl HostName {
         }))
     }
 
-    /// The name as text, ASCII in lower case, without a final dot.
+    /// Returns the name as text: ASCII in lower case, without a final dot.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The name as people write it, if that differs from [`Self::as_str`]: `bücher.example`.
+    /// Returns the name in Unicode if that differs from [`Self::as_str`]: `bücher.example`.
     pub fn to_unicode(&self) -> Option<String> {
         if !self.0.contains(CONVERTED) {
             return None;
         }
-        // A label that is no valid conversion stays as it is.
+        // A label that is not a valid conversion stays unchanged.
         Some(idna::domain_to_unicode(&self.0).0).filter(|text| **text != *self.0)
     }
 
-    /// Whether it stands for this host, whatever a resolver says (RFC 6761 Sec. 6.3).
+    /// Whether the name means the local host, whatever a resolver answers (RFC 6761 Sec. 6.3).
     pub fn is_localhost(&self) -> bool {
         self.0.strip_suffix("localhost").is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     }
@@ -137,9 +137,9 @@ impl fmt::Display for HostName {
     }
 }
 
-/// Converts an international name, or a part of one, to the form of DNS.
+/// Converts an international name, or a part of one, to the ASCII form of DNS.
 fn to_ascii(text: &str) -> Result<Cow<'_, str>, HostNameError> {
-    // What UTS 46 maps to nothing must not hide white space or control characters of the rest.
+    // UTS 46 removes some characters. This must not hide white space or control characters.
     if text.chars().any(|c| c.is_control() || c.is_whitespace()) {
         return Err(HostNameError::BadByte);
     }
@@ -147,7 +147,7 @@ fn to_ascii(text: &str) -> Result<Cow<'_, str>, HostNameError> {
         .map_err(|_| HostNameError::International)
 }
 
-/// Folds a part of an international name as names are: case, composition, width (UTS 46).
+/// Normalises a part of an international name in the same way as names: case, composition, width (UTS 46).
 ///
 /// # Errors
 /// [`HostNameError::International`]
@@ -162,10 +162,10 @@ const fn is_separator(byte: u8) -> bool {
     matches!(byte, b':' | b'/' | b'\\' | b'@' | b'?' | b'#' | b'%' | b'[' | b']')
 }
 
-/// Reads an address as RFC 3986 Sec. 3.2.2 writes it, IPv6 also without brackets; `None` if the text may be a name.
+/// Parses an address as in RFC 3986 Sec. 3.2.2, and IPv6 also without brackets. `None` if the text may be a name.
 ///
 /// # Errors
-/// It can be no name either: it would be an address to `inet_aton(3)`, or has a zone.
+/// Fails if the text cannot be a name either: `inet_aton(3)` would accept it as an address, or it has a zone.
 pub(crate) fn address(bytes: &[u8]) -> Result<Option<IpAddr>, HostNameError> {
     if bytes.contains(&b':') || bytes.first() == Some(&b'[') {
         return ipv6(bytes).map(Some);
@@ -192,7 +192,8 @@ fn ipv6(bytes: &[u8]) -> Result<IpAddr, HostNameError> {
     Err(if is_zoned { HostNameError::Zone } else { HostNameError::Separator })
 }
 
-/// Whether a last label makes the whole an address for some resolver: no top-level domain is a number.
+/// Whether a resolver could read the whole as an address because of its last label. Top-level domains are never
+/// numbers.
 fn is_number(label: &[u8]) -> bool {
     match label {
         [] => false,
@@ -308,7 +309,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever bytes come: a name is ASCII, reads as itself, and no parser of addresses takes it.
+        /// Whatever the bytes are: a name is ASCII, parses to itself, and is not an address for any parser.
         #[test]
         fn a_name_is_never_an_address(text in "([0-9a-fx:%.\\[\\]üß]|١|１|[a-z]{2}){1,20}") {
             if let Ok(name) = text.parse::<HostName>() {
@@ -320,7 +321,7 @@ mod tests {
             }
         }
 
-        /// Every address reads as itself, with a final dot and in brackets, too.
+        /// Every address parses to itself, also with a final dot and in brackets.
         #[test]
         fn an_address_reads_as_it_is_written(v4 in any::<u32>(), v6 in any::<u128>()) {
             let (v4, v6) = (Ipv4Addr::from(v4), Ipv6Addr::from(v6));

@@ -1,51 +1,51 @@
-//! The first request of an LDAP client (RFC 4511): which operation, and which entry it is about. Enough to choose a server
-//! by it, and nothing more.
+//! The first request of an LDAP client (RFC 4511): the operation, and the entry that it is about. This is enough to
+//! choose a server by it.
 //!
-//! An anonymous bind is about no entry, and many clients wait for its result before they send the request that is. So a proxy
-//! answers the bind itself ([`answer_to_anonymous_bind`]) and chooses by the next request. The server gets both requests, and
-//! [`BindAnswer`] removes its answer to the bind.
+//! An anonymous bind does not name an entry, and many clients wait for its result before they send the request that
+//! does. So a proxy answers the bind itself ([`answer_to_anonymous_bind`]), and chooses the server by the next
+//! request. The server gets both requests, and [`BindAnswer`] removes its answer to the bind.
 
-/// Longest request that is looked at, bytes: what a search without huge filters needs many times over.
+/// Longest request that is examined, in bytes. A search without huge filters needs far less.
 const LONGEST: usize = 1 << 20;
 
-/// What a client asks first.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// It says who it is; the entry is its own.
+    /// The client authenticates. The entry is its own.
     Bind,
-    /// It looks for entries; the entry is the base of the search.
+    /// The client searches for entries. The entry is the base of the search.
     Search,
-    /// It changes an entry.
+    /// The client changes an entry.
     Modify,
-    /// It adds an entry.
+    /// The client adds an entry.
     Add,
-    /// It deletes an entry.
+    /// The client deletes an entry.
     Delete,
-    /// It renames an entry.
+    /// The client renames an entry.
     ModifyDn,
-    /// It compares an attribute of an entry.
+    /// The client compares an attribute of an entry.
     Compare,
-    /// An extended operation, such as StartTLS; about no entry.
+    /// An extended operation, such as StartTLS. It is not about an entry.
     Extended,
 }
 
 /// A client's first request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// What it asks.
+    /// The operation.
     pub operation: Operation,
-    /// The distinguished name of the entry it is about, as written; empty for an anonymous bind or an extended operation.
+    /// The distinguished name of the entry, as written. Empty for an anonymous bind or an extended operation.
     pub dn: &'a str,
 }
 
-/// What the first bytes of a client say. An anonymous bind in front of the request does not count.
+/// What the first bytes of a client are. An anonymous bind before the request does not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum First<'a> {
-    /// They can still become a request.
+    /// The bytes can still become a request.
     NeedMore,
-    /// They are none.
+    /// The bytes are not a request.
     NotLdap,
-    /// They are one; not all of it need be there.
+    /// The bytes are a request. Its end may be missing.
     Request(Request<'a>),
 }
 
@@ -55,7 +55,7 @@ enum Stop {
     NotLdap,
 }
 
-/// One element (X.690, definite lengths): its tag, and where its content begins and ends.
+/// One element (X.690, definite length): its tag, and where its content begins and ends.
 struct Element {
     tag: u8,
     start: usize,
@@ -75,7 +75,7 @@ fn element(bytes: &[u8], at: usize) -> Result<Element, Stop> {
             }
             (length, at + 2 + count)
         }
-        // The indefinite form is forbidden (RFC 4511, section 5.1).
+        // The indefinite form is forbidden (RFC 4511 Sec. 5.1).
         _ => return Err(Stop::NotLdap),
     };
     if length > LONGEST {
@@ -84,7 +84,7 @@ fn element(bytes: &[u8], at: usize) -> Result<Element, Stop> {
     Ok(Element { tag, start, end: start + length })
 }
 
-/// As [`element`], of this kind.
+/// As [`element`], but the element must have this tag.
 fn expect(bytes: &[u8], at: usize, tag: u8) -> Result<Element, Stop> {
     match bytes.get(at) {
         None => Err(Stop::NeedMore),
@@ -93,8 +93,8 @@ fn expect(bytes: &[u8], at: usize, tag: u8) -> Result<Element, Stop> {
     }
 }
 
-/// Reads the first request, or the second if the first is an anonymous bind. Returns [`First::NeedMore`] only while the bytes can
-/// still become one.
+/// Parses the first request, or the second one if the first is an anonymous bind. Returns [`First::NeedMore`] only while
+/// the bytes can still become one.
 pub fn first_request(bytes: &[u8]) -> First<'_> {
     let read = match anonymous_bind(bytes) {
         Ok(Some(bind)) => read(bytes.get(bind.end..).unwrap_or_default()),
@@ -136,8 +136,8 @@ struct AnonymousBind {
     end: usize,
 }
 
-/// Reads an anonymous bind: version 3, no name, a simple password without bytes, no controls (RFC 4513, Sec. 5.1.1). None if the
-/// bytes begin with another request.
+/// Reads an anonymous bind: version 3, no name, an empty simple password, no controls (RFC 4513 Sec. 5.1.1). `None`
+/// if the bytes begin with another request.
 fn anonymous_bind(bytes: &[u8]) -> Result<Option<AnonymousBind>, Stop> {
     let (message, id, bind) = head(bytes)?;
     if bind.tag != BIND || bind.end != message.end {
@@ -165,8 +165,8 @@ fn number(bytes: &[u8], element: &Element) -> Result<u32, Stop> {
     Ok(value.iter().fold(0, |number, byte| number << 8 | u32::from(*byte)))
 }
 
-/// Returns the answer to a client that has sent exactly one anonymous bind and nothing else, and what removes the server's own
-/// answer later. None for other bytes.
+/// Returns the answer to a client that has sent exactly one anonymous bind and nothing else, and the state that later
+/// removes the server's own answer. `None` for other bytes.
 pub fn answer_to_anonymous_bind(bytes: &[u8]) -> Option<(Vec<u8>, BindAnswer)> {
     let bind = anonymous_bind(bytes).ok().flatten().filter(|bind| bind.end == bytes.len())?;
     // The shortest form, as X.690, Sec. 8.3.2 demands; the number is never negative.
@@ -180,8 +180,9 @@ pub fn answer_to_anonymous_bind(bytes: &[u8]) -> Option<(Vec<u8>, BindAnswer)> {
     Some(([&head[..], &id, &result].concat(), BindAnswer::new(bind.id)))
 }
 
-/// Removes a server's answer to an anonymous bind from the beginning of its stream, whatever its result: a session whose bind
-/// failed is anonymous too (RFC 4511, Sec. 4.2.1). A stream that begins with another message stays as it is.
+/// Removes a server's answer to an anonymous bind from the beginning of its stream, whatever its result is. A session
+/// whose bind has failed is anonymous, too (RFC 4511 Sec. 4.2.1). A stream that begins with another message stays
+/// unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BindAnswer {
     id: u32,
@@ -245,7 +246,7 @@ impl BindAnswer {
     }
 }
 
-/// The end of the answer to the bind of this number, if the bytes begin with that.
+/// Returns the end of the answer to the bind with this number. `None` if the bytes do not begin with it.
 fn answer_end(id: u32, bytes: &[u8]) -> Result<Option<usize>, Stop> {
     let (message, found, operation) = head(bytes)?;
     Ok((operation.tag == BIND_ANSWER && number(bytes, &found)? == id).then_some(message.end))
@@ -267,7 +268,7 @@ fn read(bytes: &[u8]) -> Result<Request<'_>, Stop> {
     let entry = match operation {
         Operation::Delete => request,
         Operation::Extended => return Ok(Request { operation, dn: "" }),
-        // The version comes first.
+        // The version comes before the name.
         Operation::Bind => expect(bytes, expect(bytes, request.start, INTEGER)?.end, OCTETS)?,
         _ => expect(bytes, request.start, OCTETS)?,
     };
@@ -279,8 +280,8 @@ fn read(bytes: &[u8]) -> Result<Request<'_>, Stop> {
     Ok(Request { operation, dn })
 }
 
-/// Whether an entry is `base`, or lies below it. Upper and lower case, and spaces around `,` and `=`, make no difference;
-/// escapes (RFC 4514, section 2.4) are compared as they are written.
+/// Whether an entry is `base`, or is below it. The case of letters, and spaces around `,` and `=`, are ignored.
+/// Escapes (RFC 4514 Sec. 2.4) are compared as they are written.
 pub fn is_below(dn: &str, base: &str) -> bool {
     let (mut dn, mut base) = (parts(dn).rev(), parts(base).rev());
     loop {
@@ -292,7 +293,7 @@ pub fn is_below(dn: &str, base: &str) -> bool {
     }
 }
 
-/// The relative names of a distinguished name; a comma behind a backslash separates none.
+/// Returns the relative names of a distinguished name. A comma behind a backslash does not separate names.
 fn parts(dn: &str) -> impl DoubleEndedIterator<Item = &str> {
     let mut escaped = false;
     let mut commas = Vec::new();
@@ -326,7 +327,7 @@ fn same(a: &str, b: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// `ldapsearch -x -D cn=admin,dc=one -w secret`: its bind.
+    /// The bind of `ldapsearch -x -D cn=admin,dc=one -w secret`.
     const NAMED_BIND: &[u8] = b"\x30\x1f\x02\x01\x01\x60\x1a\x02\x01\x03\x04\x0dcn=admin,dc=1\x80\x06secret";
     /// The beginning of a search, with lengths in the long form that OpenLDAP writes.
     const SEARCH: &[u8] =
@@ -401,13 +402,13 @@ mod tests {
         assert!(!is_below("", "dc=one"));
     }
 
-    /// `ldapsearch -x`: its bind.
+    /// The bind of `ldapsearch -x`.
     const ANONYMOUS: &[u8] = b"\x30\x0c\x02\x01\x01\x60\x07\x02\x01\x03\x04\x00\x80\x00";
     /// OpenLDAP's answer to it, and Active Directory's.
     const ANSWER: &[u8] = b"\x30\x0c\x02\x01\x01\x61\x07\x0a\x01\x00\x04\x00\x04\x00";
     const LONG_ANSWER: &[u8] =
         b"\x30\x84\x00\x00\x00\x10\x02\x01\x01\x61\x84\x00\x00\x00\x07\x0a\x01\x00\x04\x00\x04\x00";
-    /// OpenLDAP's answer where `disallow bind_anon` is set.
+    /// OpenLDAP's answer if `disallow bind_anon` is set.
     const REFUSAL: &[u8] =
         b"\x30\x25\x02\x01\x01\x61\x20\x0a\x01\x30\x04\x00\x04\x19anonymous bind disallowed";
 

@@ -1,4 +1,4 @@
-//! What Sidetrack thinks. Bytes, packets and time go in; decisions and bytes come out.
+//! The decisions of Sidetrack. Bytes, packets and time go in; decisions and bytes come out.
 //!
 //! No I/O, no clock, no threads, no global state, no `unsafe`. A protocol core is a plain struct with the shape
 //! `new(config, now)`, `handle(now, input)`, `poll() -> Option<Output>`, `deadline() -> Option<Instant>`: a

@@ -1,42 +1,44 @@
-//! Limits computed, not guessed: how many flows the descriptor limit allows, how many from one source, and how
-//! often a repeated event may be logged. Pure: the driver says what happened and what time it is.
+//! Computed limits: how many flows the descriptor limit allows, how many from one source, and how often a repeated
+//! event may be logged. Pure: the driver reports the events and the time.
 
 use crate::time::Instant;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-/// Descriptors one flow holds: the client's socket and the server's.
+/// Descriptors of one flow: the client's socket and the server's.
 pub const DESCRIPTORS_PER_FLOW: u64 = 2;
 
-/// Descriptors one pipe holds; a flow that is spliced in both directions borrows two pipes.
+/// Descriptors of one pipe. A flow that is spliced in both directions borrows two pipes.
 pub const DESCRIPTORS_PER_PIPE: u64 = 2;
 
-/// How many flows may live at once, beside the pipes for `splice(2)` that are set aside; counts flows and what was shed.
+/// How many flows may exist at once, apart from the pipes for `splice(2)` that are reserved. Counts live and refused
+/// flows.
 ///
-/// Pipes are lent by each worker's own pool, within its share of [`Self::pipes`]: nothing is locked for one.
-/// Shedding is a decision taken before a descriptor is used, so that `accept` never meets EMFILE and never spins.
+/// Each worker has its own pool of pipes, with a share of [`Self::pipes`], so pipes need no lock. A flow is refused
+/// before it uses a descriptor. So `accept` never meets EMFILE, and never spins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Budget {
     flows: Pool,
     pipes: u64,
-    /// Flows without descriptors that live now, and how many may live of both kinds.
+    /// Live flows without descriptors.
     beside: u64,
+    /// The most flows of both kinds.
     most: u64,
 }
 
-/// Use of one bounded resource. All counts are since the start but `live`.
+/// Use of one limited resource. All counts except `live` are totals since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Most that may live at once.
+    /// Most that may exist at once.
     pub max: u64,
-    /// Alive now.
+    /// Existing now.
     pub live: u64,
-    /// Most that were alive at once.
+    /// The highest value of `live`.
     pub peak: u64,
-    /// Admitted in all.
+    /// Admitted in total.
     pub admitted: u64,
-    /// Refused because `max` were alive.
+    /// Refused because `max` existed.
     pub shed: u64,
 }
 
@@ -67,22 +69,22 @@ impl Pool {
 }
 
 impl Budget {
-    /// Most flows whatever the descriptor limit: the kernel's own default bound of one process (`fs.nr_open`,
-    /// 1,048,576 descriptors) at two a flow. RLIM_INFINITY ends here.
+    /// Most flows, whatever the descriptor limit is. It comes from the kernel's default limit of one process
+    /// (`fs.nr_open`, 1,048,576 descriptors), with two descriptors per flow. RLIM_INFINITY is reduced to this.
     pub const MAX_FLOWS: u64 = (1 << 20) / DESCRIPTORS_PER_FLOW;
 
-    /// Most pipes that [`Self::from_nofile`] sets aside. An ordinary user may have 1,024 pipes of 64 KiB
-    /// (`fs.pipe-user-pages-soft`) before the kernel shrinks them to two pages.
+    /// Most pipes that [`Self::from_nofile`] reserves. An ordinary user may have 1,024 pipes of 64 KiB
+    /// (`fs.pipe-user-pages-soft`). Beyond that, the kernel shrinks them to two pages.
     pub const MAX_PIPES: u64 = 1024;
 
-    /// The share of descriptors set aside for pipes is one in this many. Only flows that move bulk data hold a
-    /// pipe; the others, and those that find the pool empty, are copied.
+    /// One in this number of descriptors is reserved for pipes. Only flows that move bulk data hold a pipe. The bytes
+    /// of other flows, and of flows that find the pool empty, are copied.
     const PIPE_SHARE: u64 = 32;
 
-    /// The budget under RLIMIT_NOFILE's soft limit `nofile`, of which `reserve` descriptors stay for all that is
-    /// no flow: listeners, logs, the admin interface, a second happy-eyeballs attempt in progress.
+    /// Makes the budget for the soft limit `nofile` of RLIMIT_NOFILE. `reserve` descriptors stay for everything else:
+    /// listeners, logs, the admin interface, a second happy-eyeballs attempt.
     ///
-    /// May allow no flow at all; say so at start (`max` of [`Self::flows`] is 0).
+    /// The budget may allow no flow at all. Report that at the start (`max` of [`Self::flows`] is 0).
     pub fn from_nofile(nofile: u64, reserve: u64) -> Self {
         let usable = nofile.saturating_sub(reserve);
         let pipes = (usable / Self::PIPE_SHARE / DESCRIPTORS_PER_PIPE).min(Self::MAX_PIPES);
@@ -90,13 +92,13 @@ impl Budget {
         Self { flows: Pool::new(flows.min(Self::MAX_FLOWS)), pipes, beside: 0, most: u64::MAX }
     }
 
-    /// The same with at most `flows` flows, those without descriptors counted.
+    /// Returns the same budget with at most `flows` flows, including those without descriptors.
     #[must_use]
     pub fn at_most(self, flows: u64) -> Self {
         Self { flows: Pool::new(self.flows.0.max.min(flows)), most: flows, ..self }
     }
 
-    /// Whether one more flow may start; if so it is counted and must be released once.
+    /// Whether one more flow may start. If so, it is counted, and must be released once.
     #[must_use]
     pub fn admit(&mut self) -> bool {
         if self.flows.0.live + self.beside >= self.most {
@@ -106,8 +108,8 @@ impl Budget {
         self.flows.admit()
     }
 
-    /// Whether one more flow may start that takes no descriptor, as those of the packet engine; if so it is counted and
-    /// must be released once by [`Budget::release_beside`]. Only [`Budget::at_most`] bounds these.
+    /// Whether one more flow without descriptors may start, such as those of the packet engine. If so, it is counted,
+    /// and must be released once with [`Budget::release_beside`]. Only [`Budget::at_most`] limits these flows.
     #[must_use]
     pub fn admit_beside(&mut self) -> bool {
         let admitted = self.flows.0.live + self.beside < self.most;
@@ -115,40 +117,40 @@ impl Budget {
         admitted
     }
 
-    /// A flow without descriptors has ended.
+    /// Notes that a flow without descriptors has ended.
     pub fn release_beside(&mut self) {
         debug_assert!(self.beside > 0, "released more than was admitted");
         self.beside = self.beside.saturating_sub(1);
     }
 
-    /// Most flows of both kinds, if there is such a bound.
+    /// Returns the most flows of both kinds, if there is such a limit.
     pub fn most(&self) -> Option<u64> {
         Some(self.most).filter(|most| *most < u64::MAX)
     }
 
-    /// A flow that was admitted has ended and its descriptors are closed.
+    /// Notes that an admitted flow has ended, and that its descriptors are closed.
     pub fn release(&mut self) {
         self.flows.release();
     }
 
-    /// Use of flows.
+    /// Returns the use of flows.
     pub const fn flows(&self) -> Usage {
         self.flows.0
     }
 
-    /// How many pipes are set aside, for all workers together.
+    /// Returns how many pipes are reserved, for all workers together.
     pub const fn pipes(&self) -> u64 {
         self.pipes
     }
 }
 
-/// A token bucket: bursts of at most `burst`, and `per_second` on average. No drift: the arithmetic is in whole
-/// tokens times nanoseconds.
+/// A token bucket: bursts of at most `burst`, and `per_second` on average. It computes with whole tokens times
+/// nanoseconds, so it does not drift.
 #[derive(Clone, Debug)]
 pub struct TokenBucket {
     burst: u32,
     per_second: u32,
-    /// Tokens times [`NANOS`]; at most `burst * NANOS`.
+    /// Tokens times [`NANOS`]. At most `burst * NANOS`.
     level: u64,
     updated: Instant,
     refused: u64,
@@ -158,15 +160,16 @@ pub struct TokenBucket {
 const NANOS: u64 = 1_000_000_000;
 
 impl TokenBucket {
-    /// A full bucket of `burst` tokens (at least 1) that gains `per_second` tokens a second; 0 never refills.
+    /// Makes a full bucket of `burst` tokens (at least 1) that gains `per_second` tokens per second. With 0 it is
+    /// never refilled.
     pub fn new(burst: u32, per_second: u32, now: Instant) -> Self {
         let burst = burst.max(1);
         Self { burst, per_second, level: u64::from(burst) * NANOS, updated: now, refused: 0 }
     }
 
-    /// Takes one token if there is one, and says how many were refused since the last one taken.
+    /// Takes one token, if there is one. Returns how many requests were refused since the last token was taken.
     ///
-    /// For a log: print on `Some(n)`, and mention `n` when it is not 0; stay silent on `None`.
+    /// For a log: on `Some(n)`, print the message, and mention `n` if it is not 0. On `None`, print nothing.
     pub fn take(&mut self, now: Instant) -> Option<u64> {
         self.refill(now);
         if self.level < NANOS {
@@ -177,7 +180,7 @@ impl TokenBucket {
         Some(std::mem::take(&mut self.refused))
     }
 
-    /// When the next token is there; `None` if there is one now or there never will be.
+    /// Returns when the next token is available. `None` if one is available now, or if there will never be one.
     pub fn deadline(&self) -> Option<Instant> {
         if self.level >= NANOS || self.per_second == 0 {
             return None;
@@ -194,9 +197,9 @@ impl TokenBucket {
     }
 }
 
-/// Live flows per source address, in a table of bounded size.
+/// Live flows per source address, in a table of limited size.
 ///
-/// An IPv6 source is its /64: one host has that many addresses at will.
+/// An IPv6 source is its /64, because one host can use all its addresses.
 #[derive(Clone, Debug)]
 pub struct SourceLimit {
     per_source: u32,
@@ -206,13 +209,13 @@ pub struct SourceLimit {
 }
 
 impl SourceLimit {
-    /// At most `per_source` live flows of one source, and `capacity` sources at once. A flow of a source beyond
-    /// that is refused: a table that forgot a source instead would let it start over.
+    /// Allows at most `per_source` live flows of one source, and `capacity` sources at once. A flow of a further
+    /// source is refused. If the table forgot a source instead, that source could start over.
     pub fn new(per_source: u32, capacity: usize) -> Self {
         Self { per_source, capacity, live: BTreeMap::new(), shed: 0 }
     }
 
-    /// Whether one more flow from `source` may start; if so it is counted and must be released once.
+    /// Whether one more flow from `source` may start. If so, it is counted, and must be released once.
     #[must_use]
     pub fn admit(&mut self, source: IpAddr) -> bool {
         let source = source_key(source);
@@ -225,7 +228,7 @@ impl SourceLimit {
         true
     }
 
-    /// A flow from `source` that was admitted has ended.
+    /// Notes that an admitted flow from `source` has ended.
     pub fn release(&mut self, source: IpAddr) {
         let source = source_key(source);
         match self.live.get_mut(&source) {
@@ -235,25 +238,26 @@ impl SourceLimit {
         }
     }
 
-    /// Live flows from `source` (or its /64).
+    /// Returns the number of live flows from `source` (or its /64).
     pub fn live(&self, source: IpAddr) -> u32 {
         self.live.get(&source_key(source)).copied().unwrap_or(0)
     }
 
-    /// Sources with at least one live flow; never above the capacity.
+    /// Returns the number of sources with at least one live flow. Never above the capacity.
     pub fn sources(&self) -> usize {
         self.live.len()
     }
 
-    /// Flows refused since the start.
+    /// Returns the number of flows refused since the start.
     pub const fn shed(&self) -> u64 {
         self.shed
     }
 }
 
-/// Places for those that wait, in a bounded number: where all are taken, the one who waits longest leaves for the new one.
+/// A limited number of slots for waiting clients. If all are taken, the client that has waited longest leaves for the
+/// new one.
 ///
-/// A stranger who takes many places so pushes out his own, and one that is quick is never pushed out.
+/// So an attacker that takes many slots pushes out its own clients, and a quick client is not pushed out.
 #[derive(Clone, Debug)]
 pub struct OldestFirst<T> {
     most: usize,
@@ -263,12 +267,12 @@ pub struct OldestFirst<T> {
 }
 
 impl<T> OldestFirst<T> {
-    /// At most `most` places, at least one.
+    /// Makes at most `most` slots, but at least one.
     pub fn new(most: usize) -> Self {
         Self { most: most.max(1), next: 0, waiting: BTreeMap::new(), left: 0 }
     }
 
-    /// Takes a place: its number, and who had to leave for it.
+    /// Takes a slot. Returns its number, and the client that had to leave.
     pub fn enter(&mut self, who: T) -> (u64, Option<T>) {
         let oldest = if self.waiting.len() >= self.most { self.waiting.pop_first() } else { None };
         self.left += u64::from(oldest.is_some());
@@ -278,33 +282,33 @@ impl<T> OldestFirst<T> {
         (number, oldest.map(|(_, who)| who))
     }
 
-    /// Gives a place back; nothing happens if its owner had to leave before.
+    /// Releases a slot. Does nothing if its client had to leave before.
     pub fn leave(&mut self, number: u64) {
         self.waiting.remove(&number);
     }
 
-    /// Those that wait.
+    /// Returns the number of waiting clients.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether nobody waits.
+    /// Whether there are no waiting clients.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Most that may wait.
+    /// Returns the number of slots.
     pub const fn most(&self) -> usize {
         self.most
     }
 
-    /// Those that had to leave, since the start.
+    /// Returns how many clients had to leave since the start.
     pub const fn left(&self) -> u64 {
         self.left
     }
 }
 
-/// What counts as one source: an IPv4 address, or the /64 of an IPv6 one; never an IPv4-mapped address.
+/// Returns the key of a source: an IPv4 address, or the /64 of an IPv6 address. Never an IPv4-mapped address.
 fn source_key(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64)),

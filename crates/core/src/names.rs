@@ -1,12 +1,12 @@
-//! Addresses that stand for names: the table behind `run`'s private DNS.
+//! Addresses that represent names: the table behind the private DNS of `run`.
 //!
-//! A program asks our resolver for `db.example.nl`; it gets an address of 198.18.0.0/15 (RFC 2544's benchmarking
-//! range, which nothing on the Internet uses) and connects to that. The connection's destination is mapped back,
-//! so the proxy gets the name and the name never leaves the machine as a query.
+//! A program asks our resolver for `db.example.nl`. It gets an address of 198.18.0.0/15 and connects to it (the range
+//! is for benchmarks, RFC 2544, and unused on the Internet). The table maps the connection's destination back. So the
+//! proxy gets the name, and the name never leaves the machine as a query.
 //!
-//! A program may keep an address far longer than the answer's TTL. So a mapping is stable while it is in use, and
-//! when the table is full only the address unused for longest is given to another name, and only after
-//! [`NameTable::minimum_age`]: connecting to the wrong host would be worse than a failed lookup.
+//! A program may keep an address far longer than the TTL of the answer. So a mapping is stable while it is in use.
+//! When the table is full, only the address that was unused for longest gets another name, and only after
+//! [`NameTable::minimum_age`]. A connection to the wrong host would be worse than a failed lookup.
 
 use crate::flow::HostName;
 use crate::time::Instant;
@@ -14,27 +14,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-/// The address our own resolver listens on; never handed out.
+/// The address of our own resolver, which is never assigned to a name.
 pub const RESOLVER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 
 /// First address of the range, 198.18.0.0.
 const BASE: u32 = u32::from_be_bytes([198, 18, 0, 0]);
 /// Length of the range's prefix.
 const PREFIX_BITS: u32 = 15;
-/// Host addresses that are handed out in each /24: all but .0 and .255, which some stacks take for a network or a
-/// broadcast address.
+/// Addresses that are assigned in each /24: all except .0 and .255, which some stacks treat as a network or broadcast
+/// address.
 const PER_BLOCK: u32 = 254;
 /// /24 blocks in the range.
 const BLOCKS: u32 = 1 << (24 - PREFIX_BITS);
 
-/// Names and the addresses that stand for them; bounded, pure, both directions in logarithmic time.
+/// Names and their addresses, limited in number. Both directions take logarithmic time.
 #[derive(Debug)]
 pub struct NameTable {
     capacity: usize,
     minimum_age: Duration,
     slots: Vec<Slot>,
     by_name: BTreeMap<HostName, u32>,
-    /// Slots by last use, the one unused for longest first.
+    /// Slots by last use. The one that was unused for longest comes first.
     by_use: BTreeSet<(Instant, u32)>,
 }
 
@@ -45,20 +45,20 @@ struct Slot {
 }
 
 impl NameTable {
-    /// Most names a table can hold: every address of the range but .0 and .255 of each /24, and [`RESOLVER`].
+    /// Most names in a table: every address of the range except .0 and .255 of each /24, and [`RESOLVER`].
     pub const MAX_CAPACITY: usize = (BLOCKS * PER_BLOCK - 1) as usize;
 
-    /// How long an address must have been unused before it may stand for another name, unless set otherwise.
+    /// The default time for which an address must be unused before it may represent another name.
     ///
-    /// Ten minutes: Java keeps an answer 30 s, browsers a minute, connection pools a few.
+    /// It is 10 minutes: Java keeps an answer for 30 s, browsers for a minute, connection pools for a few minutes.
     pub const DEFAULT_MINIMUM_AGE: Duration = Duration::from_secs(600);
 
-    /// An empty table for `capacity` names, at least 1 and at most [`Self::MAX_CAPACITY`] (clamped).
+    /// Makes an empty table for `capacity` names, at least 1 and at most [`Self::MAX_CAPACITY`].
     pub fn new(capacity: usize) -> Self {
         Self::with_minimum_age(capacity, Self::DEFAULT_MINIMUM_AGE)
     }
 
-    /// As [`Self::new`], with another minimum age before an address is used again.
+    /// As [`Self::new`], with another minimum age before an address is reused.
     pub fn with_minimum_age(capacity: usize, minimum_age: Duration) -> Self {
         Self {
             capacity: capacity.clamp(1, Self::MAX_CAPACITY),
@@ -69,10 +69,10 @@ impl NameTable {
         }
     }
 
-    /// The address that stands for `name`; the same one as before if it has one. Counts as a use.
+    /// Returns the address that represents `name`, the same one as before if it has one. Counts as a use.
     ///
-    /// `None` if the table is full and no address has been unused for the minimum age: answer SERVFAIL, so that
-    /// the program tries again later.
+    /// `None` if the table is full and no address was unused for the minimum age. Answer SERVFAIL then, so that the
+    /// program tries again later.
     pub fn address_for(&mut self, name: &HostName, now: Instant) -> Option<Ipv4Addr> {
         if let Some(&index) = self.by_name.get(name) {
             self.touch(index, now);
@@ -90,13 +90,13 @@ impl NameTable {
         address_of(index)
     }
 
-    /// The name that `address` stands for, if it does. Not a use; see [`Self::name_used`].
+    /// Returns the name that `address` represents, if any. Does not count as a use; see [`Self::name_used`].
     pub fn name_of(&self, address: Ipv4Addr) -> Option<HostName> {
         let slot = self.slots.get(index_of(address)? as usize)?;
         Some(slot.name.clone())
     }
 
-    /// As [`Self::name_of`], for a connection made now: keeps the mapping fresh.
+    /// As [`Self::name_of`], for a connection made now. Counts as a use.
     pub fn name_used(&mut self, address: Ipv4Addr, now: Instant) -> Option<HostName> {
         let index = index_of(address)?;
         let name = self.slots.get(index as usize)?.name.clone();
@@ -104,29 +104,29 @@ impl NameTable {
         Some(name)
     }
 
-    /// Whether `address` lies in 198.18.0.0/15, whether or not it stands for a name now.
+    /// Whether `address` is in 198.18.0.0/15, even if it represents no name now.
     ///
-    /// A connection to such an address without a name must be refused, never dialled.
+    /// A connection to such an address without a name must be refused, and never dialled.
     pub const fn contains(address: Ipv4Addr) -> bool {
         address.to_bits() >> (32 - PREFIX_BITS) == BASE >> (32 - PREFIX_BITS)
     }
 
-    /// Names held now.
+    /// Returns the number of names.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// Whether no name is held.
+    /// Whether there are no names.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
-    /// How long an address must have been unused before it may stand for another name.
+    /// Returns how long an address must be unused before it may represent another name.
     pub const fn minimum_age(&self) -> Duration {
         self.minimum_age
     }
 
-    /// Notes a use of slot `index`; a clock that went back changes nothing.
+    /// Notes a use of slot `index`. If the clock went back, nothing changes.
     fn touch(&mut self, index: u32, now: Instant) {
         if let Some(slot) = self.slots.get_mut(index as usize)
             && slot.last_used < now
@@ -137,7 +137,8 @@ impl NameTable {
         }
     }
 
-    /// Takes the slot unused for longest away from its name and gives it to `name`; not yet in the indexes.
+    /// Takes the slot that was unused for longest from its name, and gives it to `name`. The caller adds it to the
+    /// indexes.
     fn reclaim(&mut self, name: &HostName, now: Instant) -> Option<u32> {
         let &(last_used, index) = self.by_use.first()?;
         if now < last_used || now.since(last_used) < self.minimum_age {
@@ -151,15 +152,15 @@ impl NameTable {
     }
 }
 
-/// The address of slot `index`; slot 0 is 198.18.0.2.
+/// Returns the address of slot `index`. Slot 0 is 198.18.0.2.
 fn address_of(index: u32) -> Option<Ipv4Addr> {
-    // Position among all usable addresses; position 0 is the resolver's.
+    // The position among all usable addresses. Position 0 belongs to the resolver.
     let position = index.checked_add(1)?;
     let (block, host) = (position / PER_BLOCK, position % PER_BLOCK + 1);
     (block < BLOCKS).then(|| Ipv4Addr::from_bits(BASE + block * 256 + host))
 }
 
-/// The slot of `address`; the inverse of [`address_of`].
+/// Returns the slot of `address`: the inverse of [`address_of`].
 fn index_of(address: Ipv4Addr) -> Option<u32> {
     if !NameTable::contains(address) {
         return None;

@@ -1,4 +1,4 @@
-//! Sets of addresses and of ports, as rules and packet filters use them.
+//! Sets of addresses and of ports, for rules and packet filters.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,29 +6,30 @@ use std::str::FromStr;
 
 /// A network in CIDR notation (RFC 4632, RFC 4291 Sec. 2.3). A single address is a /32 or a /128.
 ///
-/// Never holds an IPv4-mapped IPv6 network: those are read as the IPv4 network they mean.
+/// Never contains an IPv4-mapped IPv6 network: it is read as the IPv4 network that it means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IpNet {
     address: IpAddr,
     prefix_len: u8,
 }
 
-/// Why a text is no network.
+/// Why a text is not a valid network.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IpNetError {
-    /// The part before `/` is no address.
-    #[error("'{0}' is no network: write 192.0.2.0/24, 2001:db8::/32 or a single address")]
+    /// The part before `/` is not an address.
+    #[error("'{0}' is not a network: write 192.0.2.0/24, 2001:db8::/32 or a single address")]
     BadAddress(String),
-    /// The part after `/` is no number of bits that the family has.
-    #[error("'/{0}' is no prefix length: use 0 to {1}")]
+    /// The part after `/` is not a prefix length of the family.
+    #[error("'/{0}' is not a prefix length: use 0 to {1}")]
     BadPrefix(String, u8),
-    /// Bits beyond the prefix are set, so that the text could mean two things.
+    /// Bits behind the prefix are set, so the text is ambiguous.
     #[error("{0} has bits set beyond its prefix: write {1} for the network, or {2} for the one address")]
     HostBits(String, Box<IpNet>, IpAddr),
 }
 
 impl IpNet {
-    /// The network of `prefix_len` bits that holds `address`; a longer prefix than the family has is cut to it.
+    /// Returns the network with `prefix_len` bits that contains `address`. A prefix that is too long for the family
+    /// is shortened.
     pub fn new(address: IpAddr, prefix_len: u8) -> Self {
         let (address, prefix_len) = match (address, address.to_canonical()) {
             (IpAddr::V6(_), IpAddr::V4(v4)) if prefix_len >= 96 => (IpAddr::V4(v4), prefix_len - 96),
@@ -48,17 +49,17 @@ impl IpNet {
         }
     }
 
-    /// The first address.
+    /// Returns the first address.
     pub const fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// The number of leading bits that are fixed.
+    /// Returns the number of leading bits that are fixed.
     pub const fn prefix_len(&self) -> u8 {
         self.prefix_len
     }
 
-    /// Whether `ip` lies in it; an IPv4-mapped IPv6 address counts as the IPv4 address.
+    /// Whether the network contains `ip`. An IPv4-mapped IPv6 address counts as the IPv4 address.
     pub fn contains(&self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
         let value = match ip {
@@ -69,7 +70,7 @@ impl IpNet {
         ip.is_ipv6() == self.is_v6() && range.first <= value && value <= range.last
     }
 
-    /// Whether it is of IPv6.
+    /// Whether it is an IPv6 network.
     pub const fn is_v6(&self) -> bool {
         self.address.is_ipv6()
     }
@@ -127,10 +128,10 @@ impl fmt::Display for IpNet {
     }
 }
 
-/// The IPv4 address to which translators and relays on the way lead an IPv6 address: NAT64 (RFC 6052 Sec. 2.1, RFC 8215),
-/// 6to4 (RFC 3056), IPv4-compatible (RFC 4291 Sec. 2.5.5.1).
+/// Returns the IPv4 address that translators and relays derive from an IPv6 address: NAT64 (RFC 6052 Sec. 2.1, RFC
+/// 8215), 6to4 (RFC 3056), IPv4-compatible (RFC 4291 Sec. 2.5.5.1).
 ///
-/// A rule about IPv4 networks has to see it, too: `64:ff9b::7f00:1` may lead to 127.0.0.1.
+/// A rule about IPv4 networks must check it, too: `64:ff9b::7f00:1` may lead to 127.0.0.1.
 pub fn embedded_v4(ip: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(ip) = ip else { return None };
     let [a, b, c, d, e, f, g, h] = ip.segments();
@@ -138,7 +139,7 @@ pub fn embedded_v4(ip: IpAddr) -> Option<Ipv4Addr> {
     match (a, b, c, d, e, f) {
         (0x64, 0xff9b, 0, 0, 0, 0) | (0x64, 0xff9b, 1, ..) => of(g, h),
         (0x2002, ..) => of(b, c),
-        // `::` and `::1` are addresses of their own.
+        // `::` and `::1` are IPv6 addresses themselves.
         (0, 0, 0, 0, 0, 0) if g != 0 => of(g, h),
         _ => None,
     }
@@ -151,7 +152,7 @@ struct Range {
     last: u128,
 }
 
-/// Sorts, and joins what overlaps or touches, so that a lookup is one binary search.
+/// Sorts ranges, and joins those that overlap or touch, so that a lookup is one binary search.
 fn joined(mut ranges: Vec<Range>) -> Vec<Range> {
     ranges.sort_unstable();
     let mut out: Vec<Range> = Vec::with_capacity(ranges.len());
@@ -177,7 +178,7 @@ fn overlap(a: &[Range], b: &[Range]) -> bool {
     a.iter().any(|x| b.iter().any(|y| x.first <= y.last && y.first <= x.last))
 }
 
-/// What is in both; `a` and `b` are joined.
+/// Returns the numbers that are in both. `a` and `b` are joined.
 fn intersection(a: &[Range], b: &[Range]) -> Vec<Range> {
     let both = |x: &Range| {
         let x = *x;
@@ -189,7 +190,7 @@ fn intersection(a: &[Range], b: &[Range]) -> Vec<Range> {
     a.iter().flat_map(both).collect()
 }
 
-/// What is in `a` but not in `b`; both are joined.
+/// Returns the numbers that are in `a` but not in `b`. Both are joined.
 fn difference(a: &[Range], b: &[Range]) -> Vec<Range> {
     let mut left = a.to_vec();
     for hole in b {
@@ -205,14 +206,14 @@ fn difference(a: &[Range], b: &[Range]) -> Vec<Range> {
     left
 }
 
-/// The fewest networks that together are these ranges.
+/// Returns the fewest networks that together form these ranges.
 fn nets_of(ranges: &[Range], v6: bool) -> Vec<IpNet> {
     let bits = if v6 { 128 } else { 32 };
     let mut nets = Vec::new();
     for range in ranges {
         let mut first = range.first;
         loop {
-            // The largest block that begins here and does not end behind the range.
+            // The largest block that begins here and ends within the range.
             let aligned = first.trailing_zeros().min(bits);
             let fits = (0..=aligned).rev().find(|size| last_of(first, *size) <= range.last).unwrap_or(0);
             let address = if v6 {
@@ -231,12 +232,12 @@ fn nets_of(ranges: &[Range], v6: bool) -> Vec<IpNet> {
     nets
 }
 
-/// The last number of the block of 2^`size` numbers that begins at `first`.
+/// Returns the last number of the block of 2^`size` numbers that begins at `first`.
 fn last_of(first: u128, size: u32) -> u128 {
     first | 1_u128.checked_shl(size).map_or(u128::MAX, |length| length - 1)
 }
 
-/// A set of networks of both families; a lookup costs one binary search and allocates nothing.
+/// A set of networks of both families. A lookup costs one binary search, and allocates no memory.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct IpSet {
     nets: Vec<IpNet>,
@@ -245,17 +246,17 @@ pub struct IpSet {
 }
 
 impl IpSet {
-    /// The networks it was made of, sorted, without doubles.
+    /// Returns the networks that it was made of, sorted, without duplicates.
     pub fn nets(&self) -> &[IpNet] {
         &self.nets
     }
 
-    /// Whether it holds no address.
+    /// Whether it contains no address.
     pub fn is_empty(&self) -> bool {
         self.nets.is_empty()
     }
 
-    /// Whether `ip` is in it; an IPv4-mapped IPv6 address counts as the IPv4 address.
+    /// Whether it contains `ip`. An IPv4-mapped IPv6 address counts as the IPv4 address.
     pub fn contains(&self, ip: IpAddr) -> bool {
         match ip.to_canonical() {
             IpAddr::V4(v4) => holds(&self.v4, u32::from(v4).into()),
@@ -263,7 +264,7 @@ impl IpSet {
         }
     }
 
-    /// Every address of both families.
+    /// Returns the set of all addresses of both families.
     pub fn all() -> Self {
         let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         any.into_iter().map(|address| IpNet::new(address, 0)).collect()
@@ -274,29 +275,29 @@ impl IpSet {
         Self { nets, v4, v6 }
     }
 
-    /// The addresses that are in both.
+    /// Returns the addresses that are in both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         Self::of_ranges(intersection(&self.v4, &other.v4), intersection(&self.v6, &other.v6))
     }
 
-    /// The addresses that are not in `other`.
+    /// Returns the addresses that are not in `other`.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         Self::of_ranges(difference(&self.v4, &other.v4), difference(&self.v6, &other.v6))
     }
 
-    /// Whether every address of `other` is in it.
+    /// Whether it contains every address of `other`.
     pub fn covers(&self, other: &Self) -> bool {
         covers(&self.v4, &other.v4) && covers(&self.v6, &other.v6)
     }
 
-    /// Whether every address of a network is in it.
+    /// Whether it contains every address of a network.
     pub fn covers_net(&self, net: IpNet) -> bool {
         covers(if net.is_v6() { &self.v6 } else { &self.v4 }, &[net.range()])
     }
 
-    /// Whether some address is in both.
+    /// Whether both sets have a common address.
     pub fn overlaps(&self, other: &Self) -> bool {
         overlap(&self.v4, &other.v4) || overlap(&self.v6, &other.v6)
     }
@@ -331,52 +332,52 @@ pub struct PortSet {
 }
 
 impl PortSet {
-    /// The ports, as ascending ranges that neither overlap nor touch; both ends included.
+    /// Returns the ports as ascending ranges that neither overlap nor touch, with both ends included.
     pub fn ranges(&self) -> impl Iterator<Item = (u16, u16)> + '_ {
         let port = |value: u128| u16::try_from(value).unwrap_or(u16::MAX);
         self.ranges.iter().map(move |range| (port(range.first), port(range.last)))
     }
 
-    /// Whether no port is in it.
+    /// Whether it contains no port.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// Whether `port` is in it.
+    /// Whether it contains `port`.
     pub fn contains(&self, port: u16) -> bool {
         holds(&self.ranges, port.into())
     }
 
-    /// Every port but 0.
+    /// Returns the set of all ports except 0.
     pub fn all() -> Self {
         [(1, u16::MAX)].into_iter().collect()
     }
 
-    /// The ports that are in both.
+    /// Returns the ports that are in both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         Self { ranges: intersection(&self.ranges, &other.ranges) }
     }
 
-    /// The ports that are not in `other`.
+    /// Returns the ports that are not in `other`.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         Self { ranges: difference(&self.ranges, &other.ranges) }
     }
 
-    /// Whether every port of `other` is in it.
+    /// Whether it contains every port of `other`.
     pub fn covers(&self, other: &Self) -> bool {
         covers(&self.ranges, &other.ranges)
     }
 
-    /// Whether some port is in both.
+    /// Whether both sets have a common port.
     pub fn overlaps(&self, other: &Self) -> bool {
         overlap(&self.ranges, &other.ranges)
     }
 }
 
 impl FromIterator<(u16, u16)> for PortSet {
-    /// Takes ranges with both ends included; one whose ends are swapped is put right.
+    /// Makes a set of ranges with both ends included. The ends of a range may be swapped.
     fn from_iter<I: IntoIterator<Item = (u16, u16)>>(ranges: I) -> Self {
         let range = |(a, b): (u16, u16)| Range { first: a.min(b).into(), last: a.max(b).into() };
         Self { ranges: joined(ranges.into_iter().map(range).collect()) }

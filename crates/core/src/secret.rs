@@ -1,10 +1,10 @@
-//! Comparing secrets. Every password, token or key that a peer sends is compared here and nowhere else: the time that it takes says
-//! neither where the two differ nor how long the secret is (`crates/core/tests/walls/secrets.rs`).
+//! Comparing secrets. Every password, token or key from a peer is compared here and nowhere else. The time of a
+//! comparison does not reveal where the two differ, or how long the secret is (`crates/core/tests/walls/secrets.rs`).
 
 use crate::carrier::Credentials;
 use subtle::{Choice, ConstantTimeEq};
 
-/// Returns whether a peer has sent the secret. The time depends on the length of what it sent only.
+/// Returns whether a peer has sent the secret. The time depends only on the length of what it sent.
 pub fn same(secret: &[u8], given: &[u8]) -> bool {
     equal(secret, given).into()
 }
@@ -12,14 +12,16 @@ pub fn same(secret: &[u8], given: &[u8]) -> bool {
 fn equal(secret: &[u8], given: &[u8]) -> Choice {
     let mut equal = secret.len().ct_eq(&given.len());
     for (at, byte) in given.iter().enumerate() {
-        // Bytes beyond the secret are compared, too, with some byte of it: the lengths have decided then.
+        // Bytes beyond the end of the secret are compared with some byte of it, too. The lengths have decided by
+        // then.
         let own = secret.get(at % secret.len().max(1)).unwrap_or(&0);
         equal &= own.ct_eq(byte);
     }
     equal
 }
 
-/// Returns the account that a user name and a password belong to. Looks at every account, whichever matches.
+/// Returns the account with this user name and password. Checks every account, so that the time does not show which
+/// one matches.
 pub fn account<'a>(accounts: &'a [Credentials], user: &[u8], password: &[u8]) -> Option<&'a Credentials> {
     accounts.iter().fold(None, |found, account| {
         let matches = equal(account.user.as_bytes(), user) & equal(account.password.as_bytes(), password);

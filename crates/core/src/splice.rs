@@ -1,28 +1,28 @@
 //! The splice core: which bytes may move next between the two sides of a flow, and how the flow ends.
 //!
-//! It **counts bytes and never touches them**: read and write, `splice(2)` or any other way to move them are drivers
-//! of the same core. The driver asks [`Splice::poll`] what to do, does it, and reports with [`Splice::handle`].
+//! It **counts bytes and never touches them**: read and write, `splice(2)` and other ways to move bytes use the same
+//! core. The driver asks [`Splice::poll`] what to do, does it, and reports with [`Splice::handle`].
 //!
-//! Rules it keeps, whatever the driver reports (explored exhaustively in `tests/splice.rs`):
-//! - a FIN goes to a side only after the last byte for it was written;
-//! - no read is asked for that could take a direction above its limit ([`Config::limit`], [`Input::Limit`]);
-//! - a reset is passed on as a reset, never turned into an orderly end; the bytes that came before it go first;
-//! - exactly one [`Output::Close`], and nothing after it.
+//! Rules that hold whatever the driver reports (explored exhaustively in `tests/splice.rs`):
+//! - A side gets a FIN only after the last byte for it was written.
+//! - No read is requested that could take a direction above its limit ([`Config::limit`], [`Input::Limit`]).
+//! - A reset is passed on as a reset, never as an orderly end. The bytes before it are sent first.
+//! - There is exactly one [`Output::Close`], and nothing after it.
 
 use crate::flow::{EndReason, Side};
 use crate::time::Instant;
 use std::time::Duration;
 
-/// Bounds of one flow.
+/// Limits of one flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Most bytes held per direction, at least 1.
+    /// Most bytes buffered per direction, at least 1. Default: 64 KiB.
     pub limit: u32,
-    /// The flow ends when nothing moved for this long.
+    /// The flow ends after this time without a moved byte. Default: `None`, no limit.
     pub idle: Option<Duration>,
-    /// The flow ends this long after it began.
+    /// The flow ends after this time since its beginning. Default: `None`, no limit.
     pub lifetime: Option<Duration>,
-    /// How long the bytes before a reset may take to leave.
+    /// How long the bytes before a reset may take to be written. Default: 2 s.
     pub linger: Duration,
 }
 
@@ -32,16 +32,16 @@ impl Default for Config {
     }
 }
 
-/// What the driver tells.
+/// An event that the driver reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// The server side is there (late binding); before this nothing is asked of it.
+    /// The server side is connected (late binding). Before this event, the core does not use it.
     Bound,
-    /// So many bytes (more than 0) were read from this side.
+    /// This number of bytes (more than 0) was read from this side.
     Read(Side, u32),
     /// This side sent FIN.
     Eof(Side),
-    /// So many bytes were written to this side.
+    /// This number of bytes was written to this side.
     Written(Side, u32),
     /// FIN was sent to this side.
     FinSent(Side),
@@ -49,38 +49,38 @@ pub enum Input {
     ReadBlocked(Side),
     /// Writing to this side would block.
     WriteBlocked(Side),
-    /// From now on so many bytes may be held of the direction from this side (it changed to a pipe, say). A smaller
-    /// number than are held takes effect as they leave.
+    /// Sets how many bytes of the direction from this side may be buffered (for example after a change to a pipe). A
+    /// limit below the present number takes effect as the bytes are written.
     Limit(Side, u32),
-    /// Something may be possible again: ask everything anew.
+    /// Reading or writing may be possible again on both sides: try all of it again.
     Woken,
-    /// This side is gone: reset, timed out, unreachable.
+    /// This side has failed: reset, timed out, unreachable.
     Failed(Side),
-    /// Somebody wishes the flow to end.
+    /// The node ends the flow for this reason.
     End(EndReason),
     /// The deadline may have passed.
     Tick,
 }
 
-/// What the driver is to do next.
+/// What the driver has to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// Read at most so many bytes from this side.
+    /// Read at most this number of bytes from this side.
     Read(Side, u32),
-    /// Write the bytes held for this side: so many.
+    /// Write this number of buffered bytes to this side.
     Write(Side, u32),
     /// Send FIN to this side.
     Fin(Side),
     /// Close both sides. The flow is over.
     Close {
-        /// The one reason.
+        /// The only reason.
         reason: EndReason,
         /// Whether the sides get a reset instead of an orderly end.
         reset: bool,
     },
 }
 
-/// One direction, named by the side it comes from.
+/// One direction, named after the side that the bytes come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Direction {
     limit: u32,
@@ -92,7 +92,7 @@ struct Direction {
 }
 
 impl Direction {
-    /// Whether every byte and the end of this direction came, and all bytes were passed on.
+    /// Whether every byte and the end of this direction arrived, and all bytes were written.
     const fn is_over(&self) -> bool {
         self.eof && self.held == 0
     }
@@ -104,21 +104,21 @@ impl Direction {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Phase {
-    /// The server is not there yet.
+    /// The server side is not connected yet.
     Unbound,
     Open,
-    /// This side failed; the bytes it sent before are still on their way to the other.
+    /// This side has failed. Its earlier bytes are still being written to the other side.
     Draining(Side, EndReason, Instant),
     Closing(EndReason, bool),
     Closed,
 }
 
-/// The core. See the module's text.
+/// The core of one flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Splice {
     config: Config,
     phase: Phase,
-    /// Client to server, server to client.
+    /// From client to server, and from server to client.
     up: Direction,
     down: Direction,
     active: Instant,
@@ -126,7 +126,7 @@ pub struct Splice {
 }
 
 impl Splice {
-    /// A flow whose client is there and whose server is not (tell [`Input::Bound`]).
+    /// Makes the core of a flow whose client is connected and whose server is not (report [`Input::Bound`]).
     pub fn new(config: Config, now: Instant) -> Self {
         let limit = config.limit.max(1);
         Self {
@@ -139,13 +139,13 @@ impl Splice {
         }
     }
 
-    /// Bytes read from this side and not yet written to the other.
+    /// Returns the number of bytes that were read from this side and not yet written to the other.
     pub fn held(&self, from: Side) -> u32 {
         self.leaving(from).held
     }
 
     /// Whether the driver waits for this side to become readable. If not, nothing is to be read from it now: it has
-    /// sent FIN, or as much is held as may be.
+    /// sent FIN, or its buffer is full.
     pub fn waits_to_read(&self, side: Side) -> bool {
         self.leaving(side).read_blocked
     }
@@ -155,17 +155,17 @@ impl Splice {
         self.leaving(side).eof
     }
 
-    /// When something last moved.
+    /// Returns when a byte last moved.
     pub fn active(&self) -> Instant {
         self.active
     }
 
-    /// Whether [`Output::Close`] was given.
+    /// Whether [`Output::Close`] was returned.
     pub fn is_closed(&self) -> bool {
         self.phase == Phase::Closed
     }
 
-    /// When to call `handle(now, Input::Tick)`.
+    /// Returns when to call `handle(now, Input::Tick)`.
     pub fn deadline(&self) -> Option<Instant> {
         let idle = self.config.idle.map(|idle| self.active + idle);
         let drain = match self.phase {
@@ -176,7 +176,7 @@ impl Splice {
         [idle, self.end, drain].into_iter().flatten().min()
     }
 
-    /// Tells one event. What makes no sense in this state is ignored.
+    /// Handles one event. An event that does not fit the state is ignored.
     pub fn handle(&mut self, now: Instant, input: Input) {
         if matches!(self.phase, Phase::Closing(..) | Phase::Closed) {
             return;
@@ -212,7 +212,7 @@ impl Splice {
         self.settle();
     }
 
-    /// What to do next; `None`: wait for an event.
+    /// Returns what to do next. `None`: wait for an event.
     pub fn poll(&mut self) -> Option<Output> {
         match self.phase {
             Phase::Closed => None,
@@ -222,7 +222,8 @@ impl Splice {
             }
             Phase::Draining(from, ..) => self.poll_write(from),
             Phase::Unbound => self.poll_read(Side::Client),
-            // Server to client first: answers are what somebody waits for. Writes before reads free what is held.
+            // Server to client first, because the client waits for the answer. Writes before reads, because they free
+            // buffers.
             Phase::Open => self
                 .poll_write(Side::Server)
                 .or_else(|| self.poll_write(Side::Client))
@@ -258,7 +259,7 @@ impl Splice {
             Side::Server => EndReason::ServerReset,
         };
         self.phase = match self.phase {
-            // The other side failed before: nobody is left to write to.
+            // The other side has failed before, so there is no side to write to.
             Phase::Draining(_, first, _) => Phase::Closing(first, true),
             Phase::Open if self.leaving(side).held > 0 => {
                 Phase::Draining(side, reason, now + self.config.linger)
@@ -279,10 +280,10 @@ impl Splice {
         }
     }
 
-    /// Ends what has nothing left to do.
+    /// Changes the phase if nothing is left to do in the present one.
     fn settle(&mut self) {
         match self.phase {
-            // Closing sends the FIN that is still owed: one call less for each flow.
+            // Closing also sends the outstanding FIN, which saves one call per flow.
             Phase::Open
                 if self.up.is_over() && self.down.is_over() && (self.up.fin_sent || self.down.fin_sent) =>
             {

@@ -1,11 +1,11 @@
-//! Time as a value. `core` never reads a clock: whoever drives it says what time it is.
+//! Time as a value. `core` never reads a clock: the driver passes the time.
 
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// A point in monotonic time: nanoseconds since an epoch that the driver chose (its own start, say).
+/// A point in monotonic time: nanoseconds since an epoch that the driver chose (for example its own start).
 ///
-/// Only differences mean anything. Arithmetic saturates, so no clock value can panic.
+/// Only differences have a meaning. Arithmetic saturates, so no clock value causes a panic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 
@@ -13,25 +13,25 @@ impl Instant {
     /// The epoch itself.
     pub const ZERO: Self = Self(0);
 
-    /// The instant `nanos` nanoseconds after the epoch.
+    /// Returns the instant `nanos` nanoseconds after the epoch.
     #[inline]
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// The instant `millis` milliseconds after the epoch.
+    /// Returns the instant `millis` milliseconds after the epoch.
     #[inline]
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis.saturating_mul(1_000_000))
     }
 
-    /// Nanoseconds since the epoch.
+    /// Returns the nanoseconds since the epoch.
     #[inline]
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// Time passed since `earlier`; zero if `earlier` is later.
+    /// Returns the time since `earlier`. Zero if `earlier` is later.
     #[inline]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

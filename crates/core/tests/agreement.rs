@@ -107,7 +107,7 @@ fn what_is_not_known_is_denied() {
     assert!(matches!(ask("10.2.0.7", "db.example:80", "research"), Ruling::Allow(_)));
     assert_eq!(
         denied(&ask("10.3.0.7", "10.1.0.10:80", "research")),
-        "the client 10.3.0.7 is no node of the agreement"
+        "the client 10.3.0.7 is not a node of the agreement"
     );
     for nowhere in ["10.1.0.10:81", "10.1.0.11:80", "db.example:81", "other.example:80", "10.9.0.1:80"] {
         let ruling = ask("10.2.0.7", nowhere, "research");

@@ -1,4 +1,4 @@
-//! What an agreement is about.
+//! The subject of an agreement: nodes, data sets and functions.
 
 use crate::area::{AttributeSet, Catalogue};
 use crate::flow::{Destination, Host};
@@ -13,9 +13,9 @@ use std::sync::Arc;
 pub struct Node {
     /// Its name, unique.
     pub name: Arc<str>,
-    /// Whose it is.
+    /// The party that owns it.
     pub party: Arc<str>,
-    /// Its addresses; none of another node is the same network.
+    /// Its addresses. No other node may have the same network.
     pub addresses: IpSet,
     /// The attributes it has.
     pub attributes: AttributeSet,
@@ -26,20 +26,20 @@ pub struct Node {
 pub struct DataSet {
     /// Its name, unique.
     pub name: Arc<str>,
-    /// The place of its node in [`Facts::nodes`].
+    /// The index of its node in [`Facts::nodes`].
     pub node: usize,
-    /// The TCP ports of the service that has it.
+    /// The TCP ports of the service that provides it.
     pub ports: PortSet,
-    /// Names by which clients call that service, where they give a name in place of an address.
+    /// Host names of this service, for clients that send a name instead of an address.
     pub hosts: Vec<HostPattern>,
 }
 
-/// How a bridging function is made of functions of the proxies at both ends of the path.
+/// The functions of the proxies at both ends of the path that together form a bridging function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Steps {
-    /// Functions at the client's end, in the order in which a client's bytes pass them.
+    /// Functions at the client's end, in the order in which the client's bytes pass them.
     pub client: Vec<Arc<str>>,
-    /// Functions at the end of the data, in the order in which a client's bytes pass them.
+    /// Functions at the end of the data, in the order in which the client's bytes pass them.
     pub server: Vec<Arc<str>>,
 }
 
@@ -48,7 +48,7 @@ pub struct Steps {
 pub struct FactsParts {
     /// Attributes and bridging functions.
     pub catalogue: Catalogue,
-    /// By the name of a bridging function of the catalogue.
+    /// The steps of each bridging function, by its name in the catalogue.
     pub steps: BTreeMap<Arc<str>, Steps>,
     /// The nodes.
     pub nodes: Vec<Node>,
@@ -59,26 +59,26 @@ pub struct FactsParts {
 /// Why facts contradict each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FactsError {
-    /// Nobody could tell which of two nodes an address is.
+    /// Two nodes have the same network, so an address would be ambiguous.
     #[error("the nodes '{first}' and '{second}' have the same address {net}: an address is one node's")]
     SameAddress {
         /// The node declared first.
         first: Arc<str>,
-        /// The other.
+        /// The other node.
         second: Arc<str>,
-        /// What both have.
+        /// The network of both.
         net: IpNet,
     },
-    /// A data set is on a node that is not there.
+    /// A data set names a node that is not declared.
     #[error("the data set '{0}' is on a node that is not declared")]
     NoNode(Arc<str>),
 }
 
-/// What an agreement is about, checked.
+/// The subject of an agreement, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     parts: FactsParts,
-    /// The narrowest networks first, each with its node.
+    /// The networks with their nodes, the narrowest first.
     networks: Vec<(IpNet, usize)>,
 }
 
@@ -86,7 +86,7 @@ impl Facts {
     /// Checks the parts of these facts against each other.
     ///
     /// # Errors
-    /// Which of them contradict each other.
+    /// Fails with the first contradiction.
     pub fn new(parts: FactsParts) -> Result<Self, FactsError> {
         let mut owners: BTreeMap<IpNet, usize> = BTreeMap::new();
         for (place, node) in parts.nodes.iter().enumerate() {
@@ -105,39 +105,39 @@ impl Facts {
         Ok(Self { parts, networks })
     }
 
-    /// Attributes and bridging functions.
+    /// Returns attributes and bridging functions.
     pub const fn catalogue(&self) -> &Catalogue {
         &self.parts.catalogue
     }
 
-    /// The nodes, in the order of their declaration.
+    /// Returns the nodes, in the order of their declaration.
     pub fn nodes(&self) -> &[Node] {
         &self.parts.nodes
     }
 
-    /// The data sets, in the order of their declaration.
+    /// Returns the data sets, in the order of their declaration.
     pub fn data(&self) -> &[DataSet] {
         &self.parts.data
     }
 
-    /// How a bridging function is made.
+    /// Returns the steps of a bridging function.
     pub fn steps(&self, function: &str) -> Option<&Steps> {
         self.parts.steps.get(function)
     }
 
-    /// All bridging functions, and how each is made.
+    /// Returns all bridging functions with their steps.
     pub fn steps_of_all(&self) -> impl Iterator<Item = (&Arc<str>, &Steps)> {
         self.parts.steps.iter()
     }
 
-    /// The node with this address: of several whose networks hold it the one with the narrowest.
+    /// Returns the node with this address. If several networks contain it, the narrowest counts.
     pub fn node_at(&self, address: IpAddr) -> Option<usize> {
         let address = address.to_canonical();
         self.networks.iter().find(|(net, _)| net.contains(address)).map(|(_, place)| *place)
     }
 
-    /// The data sets that a connection to this destination may move. A service may have several: nobody can tell from
-    /// outside which one is meant.
+    /// Returns the data sets that a connection to this destination may move. If a service has several data sets, the
+    /// connection may move any of them.
     pub fn data_at(&self, destination: &Destination) -> Vec<usize> {
         let node = match &destination.host {
             Host::Ip(ip) => match self.node_at(*ip) {

@@ -1,14 +1,14 @@
-//! Data-flow agreements (EPI framework, Sec. II-A.2): which party may move which data where, for what purpose, and what has to
-//! be applied to the data on the way.
+//! Data-flow agreements (EPI framework, Sec. II-A.2): which party may move which data where, for what purpose, and
+//! what must be applied to the data on the way.
 //!
-//! - [`Facts`] are what an agreement is about: nodes of parties with their attributes, data sets on nodes, and how a
-//!   bridging function of the [area logic](crate::area) is made of functions at either end of the path.
-//! - A [`Reasoner`] says whether the parties have agreed to a movement, and what it obliges them to apply. It is not part of
-//!   this crate: an engine for policies is one, the verdict of somebody else's is another.
-//! - [`Agreement`] puts both together: from a flow to the movements it may carry, from those to a [`Ruling`] with its
-//!   reason and the [`Bridging`] that it asks for.
+//! - [`Facts`] are the subject of an agreement: nodes of parties with their attributes, and data sets on nodes. They
+//!   also say which functions at either end of the path form a bridging function of the [area logic](crate::area).
+//! - A [`Reasoner`] decides whether the parties have agreed to a movement, and what they must apply to it.
+//!   Implementations are outside of this crate, for example a policy engine, or the verdict of a foreign service.
+//! - [`Agreement`] combines both. It derives from a flow the movements that it may carry. It derives from these a
+//!   [`Ruling`] with its reason, and the [`Bridging`] that is needed.
 //!
-//! Whatever is not known is denied: a client that is no node, a destination without a data set, an obligation that no
+//! Everything unknown is denied: a client that is not a node, a destination without a data set, an obligation that no
 //! function can apply.
 
 mod facts;
@@ -23,24 +23,24 @@ use crate::flow::Side;
 use std::fmt;
 use std::sync::Arc;
 
-/// What is done with data.
+/// What a flow does with data.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Access {
-    /// It moves from the node that has it to the client.
+    /// The data moves from the node that has it to the client.
     #[default]
     Read,
-    /// It moves from the client to the node that is to have it.
+    /// The data moves from the client to the node that will have it.
     Write,
 }
 
 impl Access {
-    /// Both, in the order of documents.
+    /// Both, in the order of the documents.
     pub const ALL: [Self; 2] = [Self::Read, Self::Write];
 
-    /// The word of agreements and configuration.
+    /// Returns the word of agreements and configuration.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -55,8 +55,8 @@ impl fmt::Display for Access {
     }
 }
 
-/// What an agreement says about attributes of the node that data leaves, which the node that it comes to lacks: Eq. 4 rules
-/// such a movement out, and no function can help where Eq. 5 finds nothing missing.
+/// What an agreement says about a surplus: attributes of the source node that the destination node lacks. Eq. 4
+/// forbids such a movement, and no function can help if nothing is missing by Eq. 5.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
@@ -65,12 +65,12 @@ pub enum Surplus {
     /// The movement is denied.
     #[default]
     Deny,
-    /// It is allowed all the same.
+    /// The movement is allowed.
     Allow,
 }
 
 impl Surplus {
-    /// The word of agreements.
+    /// Returns the word of agreements.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Deny => "deny",
@@ -79,14 +79,14 @@ impl Surplus {
     }
 }
 
-/// What a rule asks the agreement about its flows.
+/// The question that a rule asks the agreement about its flows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Clause {
-    /// What the data is wanted for.
+    /// The purpose of the data.
     pub purpose: Arc<str>,
-    /// What is done with it.
+    /// The kind of access.
     pub access: Access,
-    /// Which end of the path this node's functions stand at.
+    /// The end of the path at which this node's functions are.
     pub at: End,
 }
 

@@ -1,4 +1,4 @@
-//! From a flow to a ruling.
+//! Decides about flows by an agreement.
 
 use super::facts::{DataSet, Facts, Node, Steps};
 use super::{Access, Clause, End, Surplus};
@@ -8,87 +8,88 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-/// Attributes that an agreement obliges the parties to apply to the data.
+/// Attributes that an agreement requires to be applied to the data.
 pub type Obligations = AttributeSet;
 
-/// May this data move so?
+/// A question to a reasoner: may this data move in this way?
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
-    /// The node that asks for the data, or has it to give.
+    /// The node that requests the data, or sends it.
     pub client: &'a Node,
     /// The data.
     pub data: &'a DataSet,
-    /// The node that has it, or is to have it.
+    /// The node that has the data, or will have it.
     pub holder: &'a Node,
-    /// What the data is wanted for.
+    /// The purpose of the data.
     pub purpose: &'a str,
-    /// What is done with it.
+    /// The kind of access.
     pub access: Access,
 }
 
-/// What the parties say.
+/// The answer of a reasoner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opinion {
-    /// They have agreed.
+    /// The parties have agreed.
     Permit(Permit),
-    /// They have not, and why, in words.
+    /// The parties have not agreed, with the reason in words.
     Refuse(String),
 }
 
-/// An agreement that there is.
+/// The agreement of the parties.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Permit {
     /// The names of the agreements that allow it.
     pub by: Vec<Arc<str>>,
-    /// What they oblige to.
+    /// The attributes that must be applied.
     pub obligations: Obligations,
-    /// Whether one of them allows a movement to a node that has less, and lacks nothing (Eq. 4).
+    /// Whether one of the agreements allows a movement to a node with fewer attributes, from which nothing is missing
+    /// (Eq. 4).
     pub surplus: Surplus,
 }
 
-/// Who knows what the parties have agreed to.
+/// Knows what the parties have agreed to.
 pub trait Reasoner: fmt::Debug + Send + Sync {
-    /// What they say to this. The same question has the same answer for as long as the reasoner is in use.
+    /// Returns the answer to a question. Equal questions get equal answers for as long as the reasoner is in use.
     fn opinion(&self, question: &Question<'_>) -> Opinion;
 }
 
-/// What a flow would move: data sets, for a node.
+/// The data that a flow would move, and the client's node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Movement {
-    /// The place of the client's node in [`Facts::nodes`].
+    /// The index of the client's node in [`Facts::nodes`].
     pub client: usize,
-    /// The places of the data sets in [`Facts::data`]; at least one.
+    /// The indexes of the data sets in [`Facts::data`], at least one.
     pub data: Vec<usize>,
 }
 
-/// What is decided about a flow.
+/// The decision about a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ruling {
-    /// It may go on, if all of this is applied to it.
+    /// The flow is allowed if all of this is applied to it.
     Allow(Arc<Bridging>),
-    /// It may not, and why, in words.
+    /// The flow is denied, with the reason in words.
     Deny(Arc<str>),
 }
 
-/// What is applied to a flow that is allowed.
+/// What must be applied to an allowed flow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bridging {
     /// The names of the agreements that allow it.
     pub by: Vec<Arc<str>>,
-    /// The attributes that the data does not have where it comes from and has to carry.
+    /// The attributes that the data lacks at its source and must have.
     pub attributes: AttributeSet,
-    /// [`Surplus::Allow`] if the movement is allowed for this word of an agreement only.
+    /// [`Surplus::Allow`] if the movement is allowed only because an agreement allows the surplus.
     pub surplus: Surplus,
-    /// The bridging functions that apply them, in the order in which a client's bytes pass them.
+    /// The bridging functions that apply the attributes, in the order in which the client's bytes pass them.
     pub functions: Vec<Arc<str>>,
-    /// The functions of the proxy at the client's end, in the order in which a client's bytes pass them.
+    /// The functions of the proxy at the client's end, in the order in which the client's bytes pass them.
     pub client: Vec<Arc<str>>,
-    /// The functions of the proxy at the end of the data, in the order in which a client's bytes pass them.
+    /// The functions of the proxy at the end of the data, in the order in which the client's bytes pass them.
     pub server: Vec<Arc<str>>,
 }
 
 impl Bridging {
-    /// The functions at one end of the path.
+    /// Returns the functions at one end of the path.
     pub fn at(&self, end: End) -> &[Arc<str>] {
         match end {
             End::Client => &self.client,
@@ -106,22 +107,22 @@ pub struct Plan {
     pub data: Arc<str>,
     /// The node that the data leaves.
     pub from: Arc<str>,
-    /// The node that it comes to.
+    /// The node that the data goes to.
     pub to: Arc<str>,
-    /// Whether there is a channel (Eq. 4): the data may move as it is, but for what an agreement obliges to.
+    /// Whether there is a channel (Eq. 4): the data may move unchanged, apart from what an agreement requires.
     pub channel: bool,
-    /// What is missing where there is none (Eq. 5), and what the agreements oblige to.
+    /// The missing attributes if there is no channel (Eq. 5), and those that the agreements require.
     pub missing: Vec<Arc<str>>,
-    /// What the node that the data leaves has and the other lacks: empty exactly if there is a channel.
+    /// The attributes that the source node has and the destination lacks. Empty if and only if there is a channel.
     pub surplus: Vec<Arc<str>>,
-    /// Whether the area logic rules the movement out, whatever else is said against it: no function can apply what is
-    /// missing, or there is a surplus that nothing can be done about and that no agreement allows.
+    /// Whether the area logic alone forbids the movement. Either no function can apply the missing attributes, or
+    /// there is a surplus that no agreement allows.
     pub unfeasible: bool,
-    /// What comes of it.
+    /// The decision.
     pub ruling: Ruling,
 }
 
-/// Facts, and who knows what the parties agreed to about them. An immutable snapshot.
+/// Facts, and a reasoner that knows what the parties agreed about them. An immutable snapshot.
 #[derive(Clone, Debug)]
 pub struct Agreement {
     facts: Facts,
@@ -129,24 +130,24 @@ pub struct Agreement {
 }
 
 impl Agreement {
-    /// An agreement about these facts.
+    /// Makes an agreement about these facts.
     pub fn new(facts: Facts, reasoner: Arc<dyn Reasoner>) -> Self {
         Self { facts, reasoner }
     }
 
-    /// What it is about.
+    /// Returns the nodes, data sets and functions that it is about.
     pub const fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// What a flow would move.
+    /// Returns the data that a flow would move.
     ///
     /// # Errors
-    /// In words: the client is no node, or there is no data where it goes.
+    /// Fails with a reason in words: the client is not a node, or there is no data at the destination.
     pub fn movement(&self, flow: &Flow) -> Result<Movement, String> {
         let client = self.facts.node_at(flow.client.ip());
         let client = client.ok_or_else(|| {
-            format!("the client {} is no node of the agreement", flow.client.ip().to_canonical())
+            format!("the client {} is not a node of the agreement", flow.client.ip().to_canonical())
         })?;
         let data = self.facts.data_at(&flow.orig_dst);
         if data.is_empty() {
@@ -155,7 +156,8 @@ impl Agreement {
         Ok(Movement { client, data })
     }
 
-    /// Decides about a movement. Every data set of it has to be agreed on, and gets all that any of them needs.
+    /// Decides about a movement. All its data sets must be agreed on, and all get the attributes that any of them
+    /// needs.
     pub fn rule(&self, movement: &Movement, purpose: &str, access: Access) -> Ruling {
         let (mut by, mut missing) = (BTreeSet::new(), AttributeSet::EMPTY);
         let mut surplus = Surplus::Deny;
@@ -186,7 +188,7 @@ impl Agreement {
         )
     }
 
-    /// Decides about a flow of a rule that asks this.
+    /// Decides about a flow of a rule with this clause.
     pub fn ask(&self, flow: &Flow, clause: &Clause) -> Ruling {
         match self.movement(flow) {
             Ok(movement) => self.rule(&movement, &clause.purpose, clause.access),
@@ -194,7 +196,7 @@ impl Agreement {
         }
     }
 
-    /// What there is between every node and all data that other nodes have, in the order of their declaration.
+    /// Returns the plans for every node and all data of other nodes, in the order of their declaration.
     pub fn plans(&self, purpose: &str, access: Access) -> impl Iterator<Item = Plan> {
         let pairs = self.facts.nodes().iter().enumerate().flat_map(|(client, _)| {
             let elsewhere = self.facts.data().iter().enumerate().filter(move |(_, data)| data.node != client);
@@ -203,7 +205,7 @@ impl Agreement {
         pairs.filter_map(move |(client, data)| self.plan(client, data, purpose, access))
     }
 
-    /// What there is between a node and data; places in [`Facts::nodes`] and [`Facts::data`].
+    /// Returns the plan for a node and data, given as indexes in [`Facts::nodes`] and [`Facts::data`].
     pub fn plan(&self, client: usize, data: usize, purpose: &str, access: Access) -> Option<Plan> {
         let question = self.question(client, data, purpose, access)?;
         let (from, to) = ends(&question);
@@ -240,7 +242,7 @@ impl Agreement {
         Some(Question { client, data, holder, purpose, access })
     }
 
-    /// Says that Eq. 4 rules a movement out, and what allows it.
+    /// Returns the reason that Eq. 4 forbids a movement, and how to allow it.
     fn surplus_denied(&self, question: &Question<'_>) -> String {
         let (from, to) = ends(question);
         let surplus = self.facts.catalogue().attribute_names(from.attributes.minus(&to.attributes));
@@ -254,8 +256,8 @@ impl Agreement {
         )
     }
 
-    /// The functions at both ends that apply exactly these attributes. Each bridging function encloses those before it:
-    /// what comes last at the client's end comes first at the other.
+    /// Returns the functions at both ends that apply exactly these attributes. Each bridging function encloses those
+    /// before it, so the last one at the client's end is the first one at the other end.
     fn bridge(&self, missing: AttributeSet) -> Result<Bridging, String> {
         let catalogue = self.facts.catalogue();
         let bridge = catalogue.bridge(missing).map_err(|offending| {
@@ -276,7 +278,7 @@ impl Agreement {
     }
 }
 
-/// The node that the data leaves, and the one that it comes to.
+/// Returns the source node and the destination node of the data.
 const fn ends<'a>(question: &Question<'a>) -> (&'a Node, &'a Node) {
     match question.access {
         Access::Read => (question.holder, question.client),
@@ -284,14 +286,14 @@ const fn ends<'a>(question: &Question<'a>) -> (&'a Node, &'a Node) {
     }
 }
 
-/// Whether Eq. 4 does not hold, although nothing is missing by Eq. 5: the node that the data comes to has less.
+/// Whether Eq. 4 does not hold, although nothing is missing by Eq. 5: the destination node has fewer attributes.
 fn has_surplus_only(question: &Question<'_>) -> bool {
     let (from, to) = ends(question);
     from.attributes != to.attributes && to.attributes.is_subset(&from.attributes)
 }
 
-/// Eq. 5 where there is no channel (Eq. 4), and whatever else the parties have obliged themselves to; none of what the
-/// data has already.
+/// Returns the missing attributes: those of Eq. 5 if there is no channel (Eq. 4), and those that the parties require.
+/// Leaves out the attributes that the data already has.
 fn missing_for(question: &Question<'_>, obligations: &Obligations) -> AttributeSet {
     let (from, to) = ends(question);
     let needed = if from.attributes.is_subset(&to.attributes) { AttributeSet::EMPTY } else { to.attributes };

@@ -1,46 +1,46 @@
-//! The catalogue: the attributes there are, and the bridging functions that can apply them.
+//! The catalogue: all attributes, and the bridging functions that can apply them.
 
 use super::cover::{self, Cover};
 use super::set::SmallSet;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A set of attributes, as numbers of a [`Catalogue`].
+/// A set of attributes, as indexes in a [`Catalogue`].
 pub type AttributeSet = SmallSet;
 
-/// A set of bridging functions, as their places in the one order that every chain follows.
+/// A set of bridging functions, as positions in the order that every chain follows.
 pub type FunctionSet = SmallSet;
 
-/// Where in a chain a function may stand.
+/// The position that a function may have in a chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Position {
     /// Before every function that is not `First`: decryption.
     First,
-    /// Wherever its `before` and `after` allow.
+    /// Any position that `before` and `after` allow.
     #[default]
     Anywhere,
     /// After every function that is not `Last`: encryption.
     Last,
 }
 
-/// A bridging function (EPI framework, Sec. III-B): what it applies, what it costs, where it may stand.
+/// A bridging function (EPI framework, Sec. III-B): the attributes it applies, its cost, and its position.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BridgingFunction {
     /// Its name, unique in a catalogue.
     pub name: Arc<str>,
     /// The attributes it applies, at least one.
     pub applies: Vec<String>,
-    /// What using it costs, in a unit of the operator's choice; only sums are compared.
+    /// The cost of using it, in a unit of the operator's choice. Only sums are compared.
     pub cost: u32,
-    /// Where it may stand.
+    /// Its position.
     pub position: Position,
-    /// Functions it has to stand before, if they are in the same chain.
+    /// Functions that must come after it, if they are in the same chain.
     pub before: Vec<String>,
-    /// Functions it has to stand after, if they are in the same chain.
+    /// Functions that must come before it, if they are in the same chain.
     pub after: Vec<String>,
 }
 
-/// Why there is no such catalogue.
+/// Why a catalogue is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CatalogueError {
     /// Too many attributes or functions.
@@ -48,15 +48,15 @@ pub enum CatalogueError {
     TooMany {
         /// `attributes` or `functions`.
         what: &'static str,
-        /// How many there are.
+        /// The number of them.
         count: usize,
     },
-    /// A name is there twice.
+    /// A name occurs twice.
     #[error("the {what} '{name}' is declared twice: take one out")]
     Twice {
         /// `attribute` or `function`.
         what: &'static str,
-        /// Its name.
+        /// The name.
         name: String,
     },
     /// A function applies an attribute that is not declared.
@@ -69,15 +69,15 @@ pub enum CatalogueError {
         /// The attribute's name.
         attribute: String,
     },
-    /// A function is to stand before or after one that is not declared.
+    /// A function is ordered relative to one that is not declared.
     #[error("the function '{function}' is ordered against the unknown function '{other}'")]
     UnknownFunction {
         /// The function's name.
         function: String,
-        /// The name that is not known.
+        /// The unknown name.
         other: String,
     },
-    /// A function applies nothing.
+    /// A function applies no attribute.
     #[error("the function '{function}' applies no attribute: name at least one")]
     AppliesNothing {
         /// The function's name.
@@ -86,17 +86,17 @@ pub enum CatalogueError {
     /// No order satisfies all constraints.
     #[error("no order satisfies the constraints: {}; take one of them out", .cycle.join(" before "))]
     Cycle {
-        /// Each has to stand before the next; the last is the first again.
+        /// Each function must come before the next one. The last is the first again.
         cycle: Vec<String>,
     },
 }
 
-/// Attributes A (Eq. 2), bridging functions, and with them the bridgeable attributes A_delta.
+/// The attributes A (Eq. 2), the bridging functions, and thus the bridgeable attributes A_delta.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Catalogue {
     attributes: Vec<Arc<str>>,
     numbers: BTreeMap<Arc<str>, usize>,
-    /// In the order that every chain follows.
+    /// The functions, in the order that every chain follows.
     functions: Vec<Arc<str>>,
     pub(super) applies: Vec<AttributeSet>,
     pub(super) costs: Vec<u32>,
@@ -112,20 +112,19 @@ pub struct Bridge {
     pub functions: FunctionSet,
     /// The sum of their costs.
     pub cost: u64,
-    /// Whether nothing cheaper exists; false only where the search for it was given up after
-    /// [`Catalogue::SEARCH_MAX`] steps.
+    /// Whether there is no cheaper set. False only if the search was stopped after [`Catalogue::SEARCH_MAX`] steps.
     pub is_cheapest: bool,
 }
 
 impl Catalogue {
-    /// Steps after which the search for a cheaper chain is given up: far beyond any catalogue made by people, a bound for
-    /// one made by an enemy.
+    /// The search for a cheaper chain stops after this number of steps. It is far more than any real catalogue needs,
+    /// and limits the cost of a malicious one.
     pub const SEARCH_MAX: u32 = cover::SEARCH_MAX;
 
     /// Checks attributes and functions and finds the order that chains follow.
     ///
     /// # Errors
-    /// What is wrong, with the names.
+    /// Fails with what is wrong, including the names.
     pub fn new(
         attributes: impl IntoIterator<Item = impl Into<Arc<str>>>,
         functions: Vec<BridgingFunction>,
@@ -173,10 +172,10 @@ impl Catalogue {
         Ok(())
     }
 
-    /// The set of these attributes.
+    /// Returns the set of these attributes.
     ///
     /// # Errors
-    /// The first name that is not declared.
+    /// Fails with the first name that is not declared.
     pub fn set<'n>(
         &self,
         names: impl IntoIterator<Item = &'n (impl AsRef<str> + ?Sized + 'n)>,
@@ -189,38 +188,38 @@ impl Catalogue {
         Ok(set)
     }
 
-    /// The names of the attributes in a set, in the order of their declaration.
+    /// Returns the names of the attributes in a set, in the order of their declaration.
     pub fn attribute_names(&self, set: AttributeSet) -> impl Iterator<Item = &Arc<str>> {
         set.iter().filter_map(|number| self.attributes.get(number))
     }
 
-    /// The names of functions in the order in which a flow passes them.
+    /// Returns the names of functions in the order in which a flow passes them.
     pub fn chain(&self, functions: FunctionSet) -> impl Iterator<Item = &Arc<str>> {
         functions.iter().filter_map(|place| self.functions.get(place))
     }
 
-    /// The attributes that some function applies: A_delta.
+    /// Returns the attributes that at least one function applies: A_delta.
     pub const fn bridgeable(&self) -> AttributeSet {
         self.bridgeable
     }
 
-    /// The cheapest functions that apply exactly `missing` and nothing else.
+    /// Returns the cheapest functions that apply exactly `missing` and nothing else.
     ///
     /// # Errors
-    /// The attributes that nothing can apply without applying another that is not missing.
+    /// Fails with the attributes that cannot be applied without also applying one that is not missing.
     pub fn bridge(&self, missing: AttributeSet) -> Result<Bridge, AttributeSet> {
         let Cover { allowed, covered } = self.cover(missing);
         let offending = missing.minus(&covered);
         if offending.is_empty() { Ok(cover::cheapest(self, missing, allowed)) } else { Err(offending) }
     }
 
-    /// Whether `missing` can be bridged; cheaper than finding the bridge.
+    /// Whether `missing` can be bridged. Cheaper than finding the bridge.
     pub fn is_bridgeable(&self, missing: AttributeSet) -> bool {
         missing.is_empty()
             || (missing.is_subset(&self.bridgeable) && missing.is_subset(&self.cover(missing).covered))
     }
 
-    /// The functions that apply nothing outside `missing`, and all that they apply.
+    /// Returns the functions that apply nothing outside `missing`, and all attributes that they apply.
     fn cover(&self, missing: AttributeSet) -> Cover {
         let mut cover = Cover::default();
         for (place, applies) in self.applies.iter().enumerate() {
@@ -233,7 +232,7 @@ impl Catalogue {
     }
 }
 
-/// Names to their places; an error if one is there twice.
+/// Maps names to their indexes. Fails if a name occurs twice.
 fn numbered(
     what: &'static str,
     names: impl Iterator<Item = Arc<str>>,
@@ -247,7 +246,8 @@ fn numbered(
     Ok(numbers)
 }
 
-/// An order of the functions that satisfies all constraints; among those that may come next the one declared first does.
+/// Returns an order of the functions that satisfies all constraints. Among those that may come next, the one declared
+/// first is taken.
 fn order(
     functions: &[BridgingFunction],
     places: &BTreeMap<Arc<str>, usize>,
@@ -269,7 +269,7 @@ fn order(
     Ok(order)
 }
 
-/// For each function those that have to stand before it.
+/// Returns for each function those that must come before it.
 fn earlier(
     functions: &[BridgingFunction],
     places: &BTreeMap<Arc<str>, usize>,
@@ -294,7 +294,7 @@ fn earlier(
     Ok(earlier)
 }
 
-/// A cycle among `left`, of which each has one of `left` before it.
+/// Returns a cycle among `left`. Each of these functions has one of `left` before it.
 fn cycle(functions: &[BridgingFunction], earlier: &[FunctionSet], left: FunctionSet) -> Vec<String> {
     let mut path: Vec<usize> = Vec::new();
     let mut at = left.iter().next().unwrap_or(0);
@@ -303,7 +303,7 @@ fn cycle(functions: &[BridgingFunction], earlier: &[FunctionSet], left: Function
         at = earlier[at].intersection(&left).iter().next().unwrap_or(at);
     }
     let start = path.iter().position(|other| *other == at).unwrap_or(0);
-    // The path leads from later to earlier.
+    // The path goes from later to earlier functions.
     let cycle = path[start..].iter().chain([&at]).rev();
     cycle.map(|index| functions[*index].name.to_string()).collect()
 }

@@ -1,23 +1,23 @@
-//! The cheapest functions that together apply a set of attributes: weighted set cover, by branch and bound.
+//! Finds the cheapest functions that together apply a set of attributes: weighted set cover, by branch and bound.
 
 use super::catalogue::{AttributeSet, Bridge, Catalogue, FunctionSet};
 
-/// Steps after which the search ends with the best it has found.
+/// After this number of steps, the search ends with the best result so far.
 pub(super) const SEARCH_MAX: u32 = 20_000;
 
-/// What functions that apply nothing unwanted can do.
+/// The functions that apply nothing unwanted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cover {
     /// The functions.
     pub allowed: FunctionSet,
-    /// All that they apply.
+    /// All attributes that they apply.
     pub covered: AttributeSet,
 }
 
-/// The cheapest subset of `allowed` that applies all of `missing`; `allowed` as a whole does.
+/// Returns the cheapest subset of `allowed` that applies all of `missing`. All of `allowed` together must apply it.
 pub(super) fn cheapest(catalogue: &Catalogue, missing: AttributeSet, allowed: FunctionSet) -> Bridge {
     let mut start = Chosen { functions: FunctionSet::EMPTY, cost: 0, left: missing };
-    // What only one function applies is no choice.
+    // If only one function applies an attribute, it must be chosen.
     for attribute in missing.iter() {
         let appliers = catalogue.appliers[attribute].intersection(&allowed);
         if appliers.len() == 1
@@ -37,7 +37,7 @@ pub(super) fn cheapest(catalogue: &Catalogue, missing: AttributeSet, allowed: Fu
 struct Chosen {
     functions: FunctionSet,
     cost: u64,
-    /// What nothing chosen applies yet.
+    /// The attributes that no chosen function applies yet.
     left: AttributeSet,
 }
 
@@ -76,7 +76,7 @@ impl Search<'_> {
         let mut appliers = self.scarcest(chosen.left);
         while let Some(place) = appliers.iter().min_by_key(|place| self.price(*place, chosen.left)) {
             appliers = appliers.minus(&FunctionSet::of(place));
-            // The first way down always ends at a full set, so there is a best before the search may stop.
+            // The first descent always ends with a complete set, so there is a result before the search may stop.
             if self.steps >= SEARCH_MAX && self.best.is_some() {
                 return;
             }
@@ -84,19 +84,19 @@ impl Search<'_> {
         }
     }
 
-    /// The functions for the attribute that fewest functions apply.
+    /// Returns the functions for the attribute that the fewest functions apply.
     fn scarcest(&self, left: AttributeSet) -> FunctionSet {
         let appliers = |attribute: usize| self.catalogue.appliers[attribute].intersection(&self.allowed);
         left.iter().map(appliers).min_by_key(FunctionSet::len).unwrap_or_default()
     }
 
-    /// Cost for each attribute of `left` that the function applies, in 65536ths.
+    /// Returns the cost per attribute of `left` that the function applies, in units of 1/65536.
     fn price(&self, place: usize, left: AttributeSet) -> u64 {
         let applied = self.catalogue.applies[place].intersection(&left).len() as u64;
         (u64::from(self.catalogue.costs[place]) << 16) / applied.max(1)
     }
 
-    /// No less than this will be paid for `left`: each attribute at the best price there is.
+    /// Returns a lower bound for the cost of `left`: each attribute at its best price.
     fn least_cost(&self, left: AttributeSet) -> u64 {
         let cheapest = |attribute: usize| {
             let appliers = self.catalogue.appliers[attribute].intersection(&self.allowed);

@@ -1,73 +1,73 @@
-//! A small set of small numbers: attributes, or functions of a catalogue, as bits.
+//! A small set of small numbers, stored as bits: attributes or functions of a catalogue.
 
 use std::fmt;
 
 const WORDS: usize = 4;
 
-/// A set of numbers from 0 to [`SmallSet::MAX`] - 1. Copying and every operation cost a few instructions, which is what
-/// lets all pairs of a thousand nodes be compared in a moment.
+/// A set of numbers from 0 to [`SmallSet::MAX`] - 1. A copy and every operation cost a few instructions, so that all
+/// pairs of a thousand nodes can be compared quickly.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SmallSet([u64; WORDS]);
 
 impl SmallSet {
-    /// One more than the largest number a set can hold.
+    /// One more than the largest number that a set can hold.
     pub const MAX: usize = 64 * WORDS;
 
-    /// The set of nothing.
+    /// The empty set.
     pub const EMPTY: Self = Self([0; WORDS]);
 
-    /// The set with this number alone; the empty set for a number that does not fit.
+    /// Makes a set of this number alone. The set is empty if the number does not fit.
     pub fn of(number: usize) -> Self {
         let mut set = Self::EMPTY;
         set.insert(number);
         set
     }
 
-    /// Adds a number; false if it does not fit.
+    /// Adds a number. Returns false if it does not fit.
     pub fn insert(&mut self, number: usize) -> bool {
         let word = self.0.get_mut(number / 64);
         word.map(|word| *word |= 1 << (number % 64)).is_some()
     }
 
-    /// Whether the number is in it.
+    /// Whether the set contains a number.
     pub fn contains(&self, number: usize) -> bool {
         self.0.get(number / 64).is_some_and(|word| word & (1 << (number % 64)) != 0)
     }
 
-    /// How many numbers are in it.
+    /// Returns how many numbers the set contains.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether nothing is in it.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0 == [0; WORDS]
     }
 
-    /// Whether all of it is in `other`.
+    /// Whether `other` contains all numbers of this set.
     pub fn is_subset(&self, other: &Self) -> bool {
         self.minus(other).is_empty()
     }
 
-    /// What is in this one or in the other.
+    /// Returns the numbers that are in at least one of both sets.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         self.zip(other, |a, b| a | b)
     }
 
-    /// What is in both.
+    /// Returns the numbers that are in both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         self.zip(other, |a, b| a & b)
     }
 
-    /// What is in this one and not in the other.
+    /// Returns the numbers of this set that are not in the other.
     #[must_use]
     pub fn minus(&self, other: &Self) -> Self {
         self.zip(other, |a, b| a & !b)
     }
 
-    /// The numbers, rising.
+    /// Returns the numbers, ascending.
     pub fn iter(&self) -> impl Iterator<Item = usize> + use<> {
         let words = self.0;
         words.into_iter().enumerate().flat_map(|(index, word)| {
@@ -87,7 +87,7 @@ impl SmallSet {
 }
 
 impl FromIterator<usize> for SmallSet {
-    /// Numbers that do not fit are left out.
+    /// Makes a set. Numbers that do not fit are left out.
     fn from_iter<I: IntoIterator<Item = usize>>(numbers: I) -> Self {
         let mut set = Self::EMPTY;
         for number in numbers {

@@ -1,37 +1,39 @@
-//! All pairs of nodes, kept up to date.
+//! The results for all pairs of nodes, kept up to date.
 
 use super::catalogue::{AttributeSet, Bridge, Catalogue};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What is between two nodes, from the first to the second.
+/// The result for a pair of nodes, from the first to the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// A channel (Eq. 4): data may move as it is.
+    /// A channel (Eq. 4): data may move unchanged.
     Channel,
-    /// These functions bridge what is missing (Eq. 5).
+    /// These functions bridge the missing attributes (Eq. 5).
     Bridged(Bridge),
-    /// Nothing is missing, but the second lacks these attributes of the first: Eq. 4 does not hold, and no function helps.
+    /// Nothing is missing, but the second node lacks these attributes of the first. Eq. 4 does not hold, and no
+    /// function helps.
     Surplus(AttributeSet),
-    /// Functions cannot bridge what is missing, because of these attributes.
+    /// Functions cannot bridge the missing attributes, because of these.
     Unfeasible(AttributeSet),
 }
 
-/// How many ordered pairs of different nodes there are of each kind.
+/// The number of ordered pairs of different nodes, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// All.
+    /// All pairs.
     pub pairs: u64,
-    /// With a channel.
+    /// Pairs with a channel.
     pub channels: u64,
-    /// Bridged by functions.
+    /// Pairs that functions bridge.
     pub bridged: u64,
-    /// Neither: no function can apply what is missing, or there is nothing but a surplus.
+    /// Other pairs: no function can apply the missing attributes, or there is only a surplus.
     pub unfeasible: u64,
 }
 
 impl Counts {
-    /// The share of pairs between which data cannot move, 0 to 1 (EPI framework, Sec. III-B); 0 where there are no pairs.
+    /// Returns the share of pairs between which data cannot move, 0 to 1 (EPI framework, Sec. III-B). 0 if there are
+    /// no pairs.
     pub fn unfeasibility_ratio(&self) -> f64 {
         if self.pairs == 0 { 0.0 } else { self.unfeasible as f64 / self.pairs as f64 }
     }
@@ -53,29 +55,29 @@ enum Class {
     Unfeasible,
 }
 
-/// The nodes of an application (N_App), their areas, and what is between each two of them.
+/// The nodes of an application (N_App), their areas, and the result for each pair.
 #[derive(Clone, Debug)]
 pub struct Areas {
     catalogue: Catalogue,
-    /// Node to area.
+    /// The area of each node.
     nodes: BTreeMap<Arc<str>, usize>,
     areas: Vec<Area>,
     numbers: BTreeMap<AttributeSet, usize>,
-    /// Areas without a node, to be used again.
+    /// Areas without nodes, to be reused.
     free: Vec<usize>,
-    /// From area to area.
+    /// The class from area to area.
     classes: Vec<Vec<Class>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Area {
     attributes: AttributeSet,
-    /// How many nodes are in it.
+    /// The number of nodes in it.
     size: u64,
 }
 
 impl Areas {
-    /// No nodes yet.
+    /// Makes a table without nodes.
     pub const fn new(catalogue: Catalogue) -> Self {
         Self {
             catalogue,
@@ -87,7 +89,7 @@ impl Areas {
         }
     }
 
-    /// Attributes and functions.
+    /// Returns the attributes and functions.
     pub const fn catalogue(&self) -> &Catalogue {
         &self.catalogue
     }
@@ -102,18 +104,18 @@ impl Areas {
         }
     }
 
-    /// Takes a node out; false if there is none of this name.
+    /// Removes a node. Returns false if there is no node with this name.
     pub fn remove_node(&mut self, node: &str) -> bool {
         let area = self.nodes.remove(node);
         area.map(|area| self.leave(area)).is_some()
     }
 
-    /// The attributes of a node.
+    /// Returns the attributes of a node.
     pub fn attributes(&self, node: &str) -> Option<AttributeSet> {
         Some(self.areas[*self.nodes.get(node)?].attributes)
     }
 
-    /// The areas: attributes, and the nodes that have exactly these.
+    /// Returns the areas: their attributes, and the nodes that have exactly these.
     pub fn areas(&self) -> BTreeMap<AttributeSet, Vec<&Arc<str>>> {
         let mut areas: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (node, area) in &self.nodes {
@@ -122,12 +124,12 @@ impl Areas {
         areas
     }
 
-    /// What is between two nodes, from the first to the second; `None` if one of them is not known.
+    /// Returns the result for two nodes, from the first to the second. `None` if one of them is unknown.
     pub fn between(&self, from: &str, to: &str) -> Option<Outcome> {
         Some(outcome(&self.catalogue, self.attributes(from)?, self.attributes(to)?))
     }
 
-    /// All ordered pairs of different nodes with what is between them, in the order of their names.
+    /// Returns all ordered pairs of different nodes with their results, in the order of their names.
     pub fn pairs(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<str>, Outcome)> {
         let attributes = |area: &usize| self.areas[*area].attributes;
         self.nodes.iter().flat_map(move |(from, from_area)| {
@@ -138,21 +140,21 @@ impl Areas {
         })
     }
 
-    /// How many pairs there are of each kind.
+    /// Returns the number of pairs of each kind.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         for (from, row) in self.areas.iter().zip(&self.classes) {
             for (to, class) in self.areas.iter().zip(row) {
                 counts.add(*class, from.size * to.size);
             }
-            // No node is a pair with itself.
+            // A node does not form a pair with itself.
             counts.channels -= from.size;
             counts.pairs -= from.size;
         }
         counts
     }
 
-    /// The area with these attributes; a new one gets its row and its column.
+    /// Returns the area with these attributes. A new area gets its row and its column.
     fn area_of(&mut self, attributes: AttributeSet) -> usize {
         if let Some(area) = self.numbers.get(&attributes) {
             return *area;
@@ -193,7 +195,7 @@ fn class(catalogue: &Catalogue, from: AttributeSet, to: AttributeSet) -> Class {
     }
 }
 
-/// Eqs. 4 and 5.
+/// Applies Eqs. 4 and 5.
 fn outcome(catalogue: &Catalogue, from: AttributeSet, to: AttributeSet) -> Outcome {
     if from.is_subset(&to) {
         return Outcome::Channel;

@@ -1,12 +1,12 @@
-//! What is wrong with a filter, and where.
+//! Errors in filter texts, with their position.
 
 use std::fmt;
 use std::ops::Range;
 
-/// Why a text is no filter.
+/// Why a text is not a valid filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilterError {
-    /// The bytes of the text that are wrong; empty at the place where something is missing.
+    /// The wrong bytes of the text. Empty where something is missing.
     pub at: Range<usize>,
     /// What is wrong, and what would be right.
     pub message: String,
@@ -17,9 +17,9 @@ impl FilterError {
         Self { at, message: message.into() }
     }
 
-    /// The text with the wrong part marked below it, as two lines, then the message.
+    /// Returns two lines with the text and a mark below the wrong part, and then the message.
     pub fn caret(&self, text: &str) -> String {
-        // One line, one column a character: a caret cannot point into a text that tabs or line ends pull apart.
+        // Print one line with one column per character: tabs and line ends would move the mark to the wrong place.
         let flat: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let column = text.get(..self.at.start).unwrap_or(text).chars().count();
         let width = text.get(self.at.clone()).map_or(0, |part| part.chars().count()).max(1);
@@ -35,9 +35,9 @@ impl fmt::Display for FilterError {
 
 impl std::error::Error for FilterError {}
 
-/// The word of `words` nearest to `typed`, if it is near enough to be a slip of the finger.
+/// Returns the word that is nearest to `typed`, if it is near enough to be a typing error.
 pub(super) fn nearest<'a>(typed: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // A long text is no slip of the finger, and the distance costs its length squared.
+    // A long text is not a typing error, and the cost of the distance grows with the square of its length.
     if typed.len() > 24 {
         return None;
     }
@@ -46,7 +46,7 @@ pub(super) fn nearest<'a>(typed: &str, words: impl IntoIterator<Item = &'a str>)
     (distance <= 1 + typed.len() / 4).then_some(word)
 }
 
-/// Levenshtein distance in bytes.
+/// Returns the Levenshtein distance in bytes.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {

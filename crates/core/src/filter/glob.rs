@@ -1,10 +1,11 @@
 //! Patterns with `*` (any run of characters, also none) and `?` (any one character).
 
-/// Whether all of `text` fits `pattern`. Time is bounded by the product of both lengths; nothing recurses.
+/// Whether `pattern` matches the whole `text`. The time is at most proportional to the product of both lengths. No
+/// recursion.
 pub(crate) fn fits(pattern: &str, text: &str) -> bool {
     let mut pattern_left = pattern.chars();
     let mut text_left = text.chars();
-    // Where to try again if the run that the latest `*` stands for has to be longer.
+    // Where to continue if the latest `*` must stand for a longer run.
     let mut retry: Option<(std::str::Chars<'_>, std::str::Chars<'_>)> = None;
     loop {
         let before = text_left.clone();
@@ -34,7 +35,7 @@ mod tests {
     use super::fits;
     use proptest::prelude::*;
 
-    /// The definition, without the bookkeeping.
+    /// The definition of matching, without optimisation.
     fn by_definition(pattern: &[u8], text: &[u8]) -> bool {
         match (pattern.first(), text.first()) {
             (None, None) => true,

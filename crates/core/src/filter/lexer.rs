@@ -1,10 +1,10 @@
-//! Text to tokens.
+//! Splits a filter text into tokens.
 
 use super::error::FilterError;
 use super::test::Op;
 use std::ops::Range;
 
-/// What a token is. Words and strings carry their text; a string never is a keyword.
+/// The kind of a token. Words and strings contain their text. A string is never a keyword.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Word(String),
@@ -20,14 +20,14 @@ pub(super) enum Kind {
     Comma,
 }
 
-/// A token and the bytes it stands at.
+/// A token and its position in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Token {
     pub(super) kind: Kind,
     pub(super) at: Range<usize>,
 }
 
-/// Operators and marks, longest first.
+/// Operators and other symbols. A longer one comes before its own prefix.
 const MARKS: [(&str, Kind); 18] = [
     ("==", Kind::Op(Op::Eq)),
     ("!=", Kind::Op(Op::Ne)),
@@ -53,7 +53,7 @@ fn in_word(c: char) -> bool {
     c.is_alphanumeric() || "._-:/*?%@+".contains(c)
 }
 
-/// Cuts the text into tokens.
+/// Splits the text into tokens.
 pub(super) fn tokens(text: &str) -> Result<Vec<Token>, FilterError> {
     let mut tokens = Vec::new();
     let mut start = 0;
@@ -90,7 +90,7 @@ fn word(text: &str) -> Kind {
     }
 }
 
-/// Reads a string in quotes; a backslash takes the next character as it is.
+/// Reads a string in quotes. A backslash makes the next character literal.
 fn quoted(rest: &str, quote: char, start: usize) -> Result<(Kind, usize), FilterError> {
     let mut text = String::new();
     let mut chars = rest.char_indices().skip(1);

@@ -1,5 +1,4 @@
-//! The filter language: one small way to say which flows are meant, on the command line, over the admin interface and
-//! in scripts.
+//! The filter language, which selects flows on the command line, in the admin interface and in scripts.
 //!
 //! ```text
 //! proc == curl and dst in 10.0.0.0/8 and port in [443, 8000-8100]
@@ -13,8 +12,8 @@
 //! * Addresses: `src` and `dst` take `==` and `!=` (address or name), `in` (a network, or a list) and `~` (a pattern).
 //! * Numbers: `id`, `port`, `sport`; sizes: `bytes`, `up`, `down` (`1500`, `64KiB`, `1.5MB`); times: `age`, `connect`,
 //!   `first_byte` (`250ms`, `10s`, `5m`, `1h`): `==`, `!=`, `<`, `<=`, `>`, `>=`, `in`.
-//! * What is not known of a flow matches nothing: both `host == a` and `host != a` are false for a flow without a host
-//!   name (and `not host == a` is true).
+//! * An unknown property matches nothing. For a flow without a host name, both `host == a` and `host != a` are false,
+//!   and `not host == a` is true.
 
 mod error;
 mod glob;
@@ -33,40 +32,40 @@ use std::str::FromStr;
 use std::time::Duration;
 use test::Test;
 
-/// What a filter can ask about a flow; `None` is "not known (yet)".
+/// The properties of a flow that a filter can test. `None` means not known (yet).
 #[derive(Clone, Debug, Default)]
 pub struct FlowFacts<'a> {
     /// `id`: the flow's number.
     pub id: u64,
     /// `src`, `sport`: the client's address.
     pub client: Option<SocketAddr>,
-    /// `dst`, `port`: where the application wanted to go.
+    /// `dst`, `port`: the destination that the application requested.
     pub dst: Option<&'a Destination>,
     /// `host`: the host name.
     pub host: Option<&'a str>,
     /// `proc`: base name of the local program.
     pub process: Option<&'a str>,
-    /// `user`: who opened the flow.
+    /// `user`: the user that opened the flow.
     pub user: Option<&'a str>,
     /// `rule`: the rule that decided.
     pub rule: Option<&'a str>,
-    /// `carrier`: how it is carried.
+    /// `carrier`: how the flow is carried.
     pub carrier: Option<&'a str>,
-    /// `listener`: who caught it.
+    /// `listener`: the listener that caught the flow.
     pub listener: Option<&'a str>,
-    /// `intercept`: how it was caught.
+    /// `intercept`: how the flow was caught.
     pub intercept: Option<Intercept>,
-    /// `reason`: how it ended; `None` is a flow in flight (`state == live`).
+    /// `reason`: how the flow ended. `None` for a live flow (`state == live`).
     pub reason: Option<EndReason>,
     /// `up`: bytes from client to server (`bytes` is the sum of both).
     pub bytes_up: u64,
     /// `down`: bytes from server to client.
     pub bytes_down: u64,
-    /// `age`: from being caught until now, or to the end.
+    /// `age`: the time from the interception until now, or until the end.
     pub age: Duration,
-    /// `connect`: until the path to the server stood.
+    /// `connect`: the time until the path to the server was established.
     pub connect: Option<Duration>,
-    /// `first_byte`: until the server's first byte.
+    /// `first_byte`: the time until the server's first byte.
     pub first_byte: Option<Duration>,
 }
 
@@ -77,12 +76,12 @@ pub struct Filter {
     root: Node,
 }
 
-/// A node of the expression; its depth is bounded by [`parser::DEPTH_MAX`].
+/// A node of the expression. [`parser::DEPTH_MAX`] limits the depth.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Node {
-    /// True if all are (so, empty, the filter for everything).
+    /// True if all are true. Empty, it matches everything.
     All(Vec<Node>),
-    /// True if one is.
+    /// True if at least one is true.
     Any(Vec<Node>),
     Not(Box<Node>),
     Test(Test),
@@ -97,10 +96,10 @@ impl Filter {
         Self { source: "".into(), root: Node::All(Vec::new()) }
     }
 
-    /// Reads a filter.
+    /// Parses a filter.
     ///
     /// # Errors
-    /// Says what is wrong, where in the text, and what would be right.
+    /// Fails with what is wrong, where in the text, and what would be right.
     pub fn parse(text: &str) -> Result<Self, FilterError> {
         if text.len() > Self::TEXT_MAX {
             let message =
@@ -113,17 +112,17 @@ impl Filter {
         Ok(Self { source: text.into(), root: parser::parse(text)? })
     }
 
-    /// Whether this filter lets every flow through because it says nothing.
+    /// Whether this filter matches every flow because it is empty.
     pub fn is_everything(&self) -> bool {
         self.root == Node::All(Vec::new())
     }
 
-    /// The text this filter was read from.
+    /// Returns the text that this filter was parsed from.
     pub fn as_str(&self) -> &str {
         &self.source
     }
 
-    /// Whether the flow is one of those meant.
+    /// Whether the filter matches a flow.
     pub fn matches(&self, flow: &FlowFacts<'_>) -> bool {
         self.root.matches(flow)
     }

@@ -1,4 +1,4 @@
-//! Tokens to an expression.
+//! Parses tokens into an expression.
 
 use super::Node;
 use super::error::FilterError;
@@ -6,10 +6,10 @@ use super::lexer::{Kind, Token, tokens};
 use super::test::{self, Op, Test};
 use std::ops::Range;
 
-/// Deepest nesting of parentheses and `not`: bounds the recursion of parsing and of matching.
+/// Deepest nesting of parentheses and `not`. It limits the recursion of the parser and of matching.
 pub(super) const DEPTH_MAX: usize = 64;
 
-/// Reads a whole expression.
+/// Parses a whole expression.
 pub(super) fn parse(text: &str) -> Result<Node, FilterError> {
     let mut parser = Parser { tokens: tokens(text)?, next: 0, depth: 0, end: text.len() };
     let node = parser.any()?;
@@ -24,7 +24,7 @@ struct Parser {
     tokens: Vec<Token>,
     next: usize,
     depth: usize,
-    /// Length of the text: where a missing token is missing.
+    /// The length of the text, which is the position of a missing token.
     end: usize,
 }
 
@@ -33,7 +33,7 @@ impl Parser {
         self.tokens.get(self.next).map(|token| &token.kind)
     }
 
-    /// Where the next token stands, or would.
+    /// Returns the position of the next token, or where it is missing.
     fn here(&self) -> Range<usize> {
         self.tokens.get(self.next).map_or(self.end..self.end, |token| token.at.clone())
     }
@@ -124,7 +124,7 @@ impl Parser {
         }
     }
 
-    /// One value, or several in brackets.
+    /// Parses one value, or several in brackets.
     fn list(&mut self) -> Result<Vec<(String, Range<usize>)>, FilterError> {
         let opened = self.here();
         if !self.take(&Kind::ListOpen) {

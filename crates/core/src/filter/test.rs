@@ -1,4 +1,4 @@
-//! One comparison: a field, an operator and what it is compared with, checked when the filter is read.
+//! One comparison: a field, an operator and values, checked when the filter is parsed.
 
 use super::error::{FilterError, nearest};
 use super::value;
@@ -62,7 +62,7 @@ pub(super) enum Field {
     Number(Number),
 }
 
-/// The names of the fields, with second names that the records use.
+/// The names of the fields, with the alternative names that records use.
 const FIELDS: [(&str, Field); 27] = [
     ("proc", Field::Word(Word::Process)),
     ("process", Field::Word(Word::Process)),
@@ -93,11 +93,11 @@ const FIELDS: [(&str, Field); 27] = [
     ("first_byte", Field::Number(Number::FirstByte)),
 ];
 
-/// What an address may be.
+/// The address to compare with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum AddressWant {
     Net(IpNet),
-    /// A name or a pattern for one, lower case.
+    /// A name, or a pattern for one, in lower case.
     Pattern(String),
 }
 
@@ -109,14 +109,14 @@ enum Want {
     Ranges(Number, Vec<RangeInclusive<u64>>),
 }
 
-/// One comparison. What is not known satisfies neither it nor its negation.
+/// One comparison. An unknown property satisfies neither it nor its negation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Test {
     want: Want,
     negated: bool,
 }
 
-/// Whether there is a field of this name, and if not, which may have been meant.
+/// Returns the field with this name. Fails with a suggestion if there is none.
 pub(super) fn field(name: &str, at: Range<usize>) -> Result<Field, FilterError> {
     let found = FIELDS.iter().find(|(known, _)| *known == name);
     found.map(|(_, field)| *field).ok_or_else(|| unknown_field(name, at))
@@ -125,14 +125,14 @@ pub(super) fn field(name: &str, at: Range<usize>) -> Result<Field, FilterError> 
 type Spanned<T> = (T, Range<usize>);
 
 impl Test {
-    /// Checks field, operator and values against each other.
+    /// Checks that field, operator and values fit together.
     pub(super) fn new(
         (name, field): (&str, Field),
         (op, op_at): Spanned<Op>,
         values: &[Spanned<String>],
     ) -> Result<Self, FilterError> {
         let does_not_go = |ops: &str| {
-            FilterError::new(op_at.clone(), format!("'{name}' cannot be compared so: it takes {ops}"))
+            FilterError::new(op_at.clone(), format!("'{name}' cannot be compared like this: it takes {ops}"))
         };
         let want = match (field, op) {
             (Field::Word(word), Op::Eq | Op::Ne | Op::In) => Want::Words(word, words(word, values)?),
@@ -178,12 +178,12 @@ fn unknown_field(name: &str, at: Range<usize>) -> FilterError {
     FilterError::new(at, message)
 }
 
-/// Host names are kept in lower case (RFC 4343); everything else is as it is.
+/// Host names are compared in lower case (RFC 4343), all other words unchanged.
 fn folded(word: Word, text: &str) -> String {
     if word == Word::Host { text.trim_end_matches('.').to_lowercase() } else { text.to_owned() }
 }
 
-/// Words to compare with; those of a closed list must be on it.
+/// Returns the words to compare with. If the field has a fixed list of words, they must be on it.
 fn words(word: Word, values: &[Spanned<String>]) -> Result<Vec<String>, FilterError> {
     let closed: Vec<&str> = match word {
         Word::Reason => EndReason::ALL.iter().map(|reason| reason.as_str()).collect(),
@@ -196,8 +196,8 @@ fn words(word: Word, values: &[Spanned<String>]) -> Result<Vec<String>, FilterEr
             continue;
         }
         let message = match nearest(text, closed.iter().copied()) {
-            Some(near) => format!("'{text}' is none of its words: did you mean '{near}'?"),
-            None => format!("'{text}' is none of its words: {}", closed.join(", ")),
+            Some(near) => format!("'{text}' is not one of its words: did you mean '{near}'?"),
+            None => format!("'{text}' is not one of its words: {}", closed.join(", ")),
         };
         return Err(FilterError::new(at.clone(), message));
     }
@@ -219,8 +219,8 @@ fn addresses(op: Op, values: &[Spanned<String>]) -> Result<Vec<AddressWant>, Fil
         }
         if text.contains(['/', ':', '*', '?']) {
             let message = format!(
-                "'{text}' is no address, network or name: write 10.0.0.1, 10.0.0.0/8, 2001:db8::/32 or db.example; \
-                 the port is a field of its own (port == 443), patterns go with ~"
+                "'{text}' is not an address, network or name: write 10.0.0.1, 10.0.0.0/8, 2001:db8::/32 or db.example; \
+                 the port is a separate field (port == 443), patterns go with ~"
             );
             return Err(FilterError::new(at.clone(), message));
         }
@@ -247,9 +247,9 @@ fn ranges(
     values.iter().map(read).collect()
 }
 
-/// The values that stand in relation `op` to the one of `range`.
+/// Returns the values that are in relation `op` to the value of `range`.
 fn compared(op: Op, range: RangeInclusive<u64>) -> RangeInclusive<u64> {
-    // An empty range, for "less than nothing".
+    // An empty range, for "less than 0" and "greater than the maximum".
     #[expect(clippy::reversed_empty_ranges, reason = "matches nothing")]
     const NONE: RangeInclusive<u64> = 1..=0;
     let value = *range.start();
@@ -273,7 +273,7 @@ impl Word {
             Self::Intercept => flow.intercept.map(Intercept::as_str),
             Self::Reason => flow.reason.map(EndReason::as_str),
             Self::State => Some(if flow.reason.is_some() { "ended" } else { "live" }),
-            // As for policy: a destination that is a name is a known host name.
+            // As in policy, a destination that is a name is a known host name.
             Self::Host => flow.host.or(flow.dst.and_then(|dst| match &dst.host {
                 Host::Name(name) => Some(name.as_str()),
                 Host::Ip(_) => None,
@@ -333,13 +333,13 @@ impl Number {
     fn expected(self, text: &str) -> String {
         match self {
             Self::Id | Self::Port | Self::ClientPort => {
-                format!("'{text}' is no number: write 443, or with 'in' also 8000-8100")
+                format!("'{text}' is not a number: write 443, or with 'in' also 8000-8100")
             }
             Self::Bytes | Self::Up | Self::Down => {
-                format!("'{text}' is no size: write bytes (1500) or a unit (64KiB, 1.5MB)")
+                format!("'{text}' is not a size: write bytes (1500) or a unit (64KiB, 1.5MB)")
             }
             Self::Age | Self::Connect | Self::FirstByte => {
-                format!("'{text}' is no time: write a number and a unit (250ms, 10s, 5m, 1h, 2d)")
+                format!("'{text}' is not a time: write a number and a unit (250ms, 10s, 5m, 1h, 2d)")
             }
         }
     }

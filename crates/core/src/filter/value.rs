@@ -46,7 +46,7 @@ const TIMES: [(&str, u64); 8] = [
     ("w", 604_800_000_000),
 ];
 
-/// Reads a time in microseconds: `250ms`, `1.5s`, `5m`. The unit is never left out.
+/// Reads a time in microseconds: `250ms`, `1.5s`, `5m`. The unit is required.
 pub(super) fn time_us(text: &str) -> Option<u64> {
     let (number, unit) = split_unit(text);
     scaled(number, unit, &TIMES)
@@ -57,7 +57,7 @@ fn split_unit(text: &str) -> (&str, &str) {
     text.split_at(digits)
 }
 
-/// `number` may have a fraction; exact in integers, so that `1.1kB` is 1100 and not 1099.
+/// Multiplies a decimal number by its unit, in exact integer arithmetic, so that `1.1kB` is 1100 and not 1099.
 fn scaled(number: &str, unit: &str, units: &[(&str, u64)]) -> Option<u64> {
     let scale = units.iter().find(|(name, _)| *name == unit)?.1;
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));

@@ -1,48 +1,49 @@
-//! Bandwidth: a token bucket over bytes, and the stage that holds a flow to one.
+//! Bandwidth limits: a token bucket over bytes, and the stage that limits a flow with it.
 
 use super::{Directions, Interest, Stage};
 use crate::flow::Side;
 use crate::time::Instant;
 use std::time::Duration;
 
-/// A token bucket of bytes (RFC 2697 Sec. 3, one rate, one burst).
+/// A token bucket of bytes (RFC 2697 Sec. 3, with one rate and one burst).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ByteBucket {
     bytes_per_second: u64,
     burst_bytes: u64,
-    /// Bytes times [`NANOS`]; below zero: debt.
+    /// Bytes times [`NANOS`]. A negative level is a debt.
     level: i128,
     updated: Instant,
 }
 
 const NANOS: i128 = 1_000_000_000;
 
-/// A bucket that is empty is asked again when this part of a second's bytes, or its burst, is there: waking for every
-/// byte would cost more than the bytes. What is left of the burst then is how late that may be without a byte being lost.
+/// When the bucket is empty, the next check comes after this part of a second's bytes, or after the burst if that is
+/// smaller. Waking for every byte would cost more than the bytes. The rest of the burst absorbs late checks without
+/// losing bytes.
 const QUANTA_PER_SECOND: u64 = 1000;
 
 impl ByteBucket {
-    /// A full bucket of `burst_bytes` (at least 1) that gains `bytes_per_second` (at least 1).
+    /// Makes a full bucket of `burst_bytes` (at least 1) that gains `bytes_per_second` (at least 1).
     pub fn new(bytes_per_second: u64, burst_bytes: u64, now: Instant) -> Self {
         let burst_bytes = burst_bytes.max(1);
         let level = i128::from(burst_bytes) * NANOS;
         Self { bytes_per_second: bytes_per_second.max(1), burst_bytes, level, updated: now }
     }
 
-    /// How many bytes there are now.
+    /// Returns the number of bytes available now.
     pub fn available(&mut self, now: Instant) -> u64 {
         self.refill(now);
         u64::try_from((self.level / NANOS).max(0)).unwrap_or(u64::MAX)
     }
 
-    /// Takes bytes out. More than there are puts the bucket into debt, which comes in before anything is available: flows
-    /// on several threads that share a bucket may each have been told of the same bytes.
+    /// Takes bytes. If that is more than is available, the bucket goes into debt, which must be refilled first. This
+    /// happens because flows on several threads that share a bucket may all have been offered the same bytes.
     pub fn take(&mut self, now: Instant, bytes: u64) {
         self.refill(now);
         self.level = self.level.saturating_sub(i128::from(bytes) * NANOS);
     }
 
-    /// When it is worth asking again after [`ByteBucket::available`] said 0.
+    /// Returns when to ask again after [`ByteBucket::available`] returned 0.
     pub fn deadline(&self) -> Instant {
         let quantum = (self.bytes_per_second / QUANTA_PER_SECOND).clamp(1, self.burst_bytes);
         let lacking = (i128::from(quantum) * NANOS - self.level).max(0).unsigned_abs();
@@ -58,11 +59,11 @@ impl ByteBucket {
     }
 }
 
-/// Where a [`Throttle`] takes its bytes from: a bucket of its own, or one that other flows use too.
+/// The source of a [`Throttle`]'s bytes: its own bucket, or one shared with other flows.
 pub trait Tokens: Send {
-    /// Bytes there are now; 0 with the time when it is worth asking again.
+    /// Returns the number of bytes available now, or the time to ask again if there are none.
     fn available(&mut self, now: Instant) -> Result<u64, Instant>;
-    /// Takes bytes out.
+    /// Takes bytes.
     fn take(&mut self, now: Instant, bytes: u64);
 }
 
@@ -79,17 +80,17 @@ impl Tokens for ByteBucket {
     }
 }
 
-/// Holds a flow to a bandwidth. Needs counts only: the kernel may move the bytes.
+/// Limits a flow to a bandwidth. It needs only byte counts, so the kernel may move the bytes.
 #[derive(Clone, Debug)]
 pub struct Throttle<T> {
     tokens: T,
     directions: Directions,
-    /// By side, when to ask again.
+    /// By side: when to ask again.
     waits: [Option<Instant>; 2],
 }
 
 impl<T: Tokens> Throttle<T> {
-    /// Both directions together, or the one, from these tokens.
+    /// Makes a throttle for one direction, or for both together, with these tokens.
     pub const fn new(tokens: T, directions: Directions) -> Self {
         Self { tokens, directions, waits: [None; 2] }
     }
@@ -134,7 +135,7 @@ mod tests {
     #[test]
     fn what_two_flows_took_at_once_is_owed() {
         let mut bucket = ByteBucket::new(1_000_000, 5_000, at(0));
-        // Both are told before either takes.
+        // Both ask before either takes.
         assert_eq!((bucket.available(at(0)), bucket.available(at(0))), (5_000, 5_000));
         bucket.take(at(0), 5_000);
         bucket.take(at(0), 5_000);
@@ -169,7 +170,7 @@ mod tests {
         assert!((10_000_000..=10_010_000).contains(&moved), "{moved} in ten seconds");
     }
 
-    /// What a flow that always has more to send moves by this bucket from 0 to `end`: when, and how much.
+    /// Returns when and how much a flow moves from 0 to `end` by this bucket, if it always has data to send.
     fn greedy(rate: u64, end: Instant) -> Vec<(Instant, u64)> {
         let mut bucket = ByteBucket::new(rate, LimitSpec::usual_burst_bytes(rate), at(0));
         let (mut now, mut moved) = (at(0), Vec::new());
@@ -187,7 +188,7 @@ mod tests {
 
     #[test]
     fn ten_seconds_are_within_a_hundredth_and_no_tenth_of_a_second_bursts() {
-        // 64 kbit/s to 1 Gbit/s.
+        // From 64 kbit/s to 1 Gbit/s.
         for rate in [8_000, 31_250, 125_000, 1_250_000, 12_500_000, 125_000_000] {
             let moved = greedy(rate, at(11_000));
             let since = |from: Instant| moved.iter().filter(move |(when, _)| *when >= from);

@@ -1,4 +1,4 @@
-//! What the configuration says of a function that is a container: an image that speaks a protocol of proxies.
+//! The configuration of a function that is a container: an image that implements a proxy protocol.
 
 use crate::carrier::Socks6Dialect;
 use crate::socks::v6::{ChainError, Metadata, SocksxChain};
@@ -11,35 +11,35 @@ use std::sync::Arc;
 /// A function in a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerSpec {
-    /// The image, as the container engine names it; it has to be there already.
+    /// The image, as the container engine names it. It must already be present.
     pub image: Arc<str>,
-    /// What takes the place of the image's command; empty: the image's own.
+    /// Replaces the command of the image. Empty: the image's own command.
     pub command: Vec<String>,
-    /// Variables of its environment, beside those of the image.
+    /// Environment variables, in addition to those of the image.
     pub environment: BTreeMap<String, String>,
-    /// What it speaks.
+    /// The protocol that it implements.
     pub speaks: Spoken,
-    /// The TCP port it listens on, in its own network.
+    /// The TCP port that it listens on, in its own network.
     pub port: u16,
     /// How flows come back from it.
     pub way_back: WayBack,
-    /// How many containers of it run at a time.
+    /// The number of containers that run at a time.
     pub instances: u16,
     /// The user that its processes run as.
     pub user: ContainerUser,
-    /// What it may use.
+    /// Its resource limits.
     pub resources: Resources,
-    /// What shows that it is well.
+    /// How to check that it works.
     pub probe: Probe,
-    /// How often it is probed, milliseconds.
+    /// The interval of probes, ms.
     pub probe_interval_ms: u64,
-    /// How long a probe may take to get through, and its bytes again, milliseconds.
+    /// Time limit for a probe, including the return of its bytes, ms.
     pub probe_timeout_ms: u64,
-    /// How long it may take from its start to its first good probe, milliseconds.
+    /// Time limit from the start of the container to its first successful probe, ms.
     pub start_timeout_ms: u64,
 }
 
-/// The user that a container's processes run as, by numbers: names would be those of the image.
+/// The user that a container's processes run as, in numbers, because names would belong to the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContainerUser {
     /// The user id.
@@ -49,12 +49,12 @@ pub struct ContainerUser {
 }
 
 impl ContainerUser {
-    /// The administrator, whom a configuration has to name by the word `root`.
+    /// The superuser. A configuration must request it with the word `root`.
     pub const ROOT: Self = Self { uid: 0, gid: 0 };
 }
 
 impl Default for ContainerUser {
-    /// The ids that own nothing on Linux (`nobody`).
+    /// The default: ids that own no files on Linux.
     fn default() -> Self {
         Self { uid: 65_534, gid: 65_534 }
     }
@@ -66,13 +66,13 @@ impl fmt::Display for ContainerUser {
     }
 }
 
-/// Why a text names no user of a container.
+/// Why a text is not a valid user of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ContainerUserError {
-    /// It is not two numbers.
+    /// The text is not two numbers.
     #[error("a container's user is \"UID:GID\" in numbers, or \"root\"")]
     Form,
-    /// The user id 0 without the word for it.
+    /// The text has user id 0 instead of the word `root`.
     #[error("the user id 0 is root, which a container should not need")]
     Root,
 }
@@ -87,7 +87,7 @@ impl FromStr for ContainerUser {
         let (uid, gid) = text.split_once(':').ok_or(ContainerUserError::Form)?;
         let number = |text: &str| {
             let is_plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-            // The highest number means "no id" to the kernel.
+            // The kernel uses the highest number for "no id".
             let number = text.parse().ok().filter(|id| is_plain && *id != u32::MAX);
             number.ok_or(ContainerUserError::Form)
         };
@@ -98,14 +98,14 @@ impl FromStr for ContainerUser {
     }
 }
 
-/// What a container may use of the host. Its root is read-only and it has no capability in any case.
+/// The resource limits of a container. In any case its root file system is read-only, and it has no capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resources {
-    /// Memory, bytes.
+    /// Memory, bytes. Default: 128 MiB.
     pub memory_bytes: u64,
-    /// Processor time, per cent of one core.
+    /// CPU time, percent of one core. Default: 100.
     pub cpu_percent: u32,
-    /// Processes and threads.
+    /// Number of processes and threads. Default: 64.
     pub pids: u32,
 }
 
@@ -115,7 +115,7 @@ impl Default for Resources {
     }
 }
 
-/// The protocol in which a container is told about a flow.
+/// The protocol that tells a container about a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spoken {
     /// RFC 1928.
@@ -138,60 +138,62 @@ impl fmt::Display for Spoken {
     }
 }
 
-/// How a flow comes back from a container. A container has no network but what we hold open in it, so there is no other
-/// way out.
+/// How a flow comes back from a container. This program holds the only sockets in the container's network, so a flow
+/// cannot leave it in another way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WayBack {
-    /// The destination it is told is an address of ours, another for each flow: any proxy can do that.
+    /// The container gets an address of this program as the destination, a different one for each flow. Every proxy
+    /// supports this.
     Destination,
-    /// It is told the flow's own destination, and that we are the next link of the chain: the metadata of `socksx`, which
-    /// functions of the EPI framework dial on along.
+    /// The container gets the real destination, and this program as the next link of the chain. This uses the
+    /// metadata of `socksx`, which functions of the EPI framework follow.
     Link,
 }
 
-/// What shows that a container is well.
+/// How to check that a container works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// Bytes that are sent through it come out as they went in, in both directions, and so do their ends.
+    /// Bytes sent through the container must come out unchanged, in both directions, and both ends of the flow, too.
     Echo,
-    /// A flow through it can be made. For functions that change bytes.
+    /// A flow through the container can be established. For functions that change bytes.
     Connect,
 }
 
-/// The address that a flow comes back to: 127.0.0.0/8 of the container's own network, in which all of it is local.
+/// The address that a flow comes back to: in 127.0.0.0/8 of the container's own network, where all these addresses
+/// are local.
 ///
-/// The lower 24 bits name the flow. 0 and 1 are not used: 127.0.0.1 is the container's.
+/// The lower 24 bits identify the flow. 0 and 1 are not used: 127.0.0.1 belongs to the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u32);
 
 impl Ticket {
     const MASK: u32 = 0x00ff_ffff;
-    /// Numbers that are no ticket.
+    /// The number of reserved numbers.
     const RESERVED: u32 = 2;
 
-    /// The ticket of these random bits.
+    /// Makes a ticket from random bits.
     pub const fn from_random(random: u32) -> Self {
         let number = random & Self::MASK;
         Self(if number < Self::RESERVED { number + Self::RESERVED } else { number })
     }
 
-    /// The ticket that this local address is, if it is one.
+    /// Returns the ticket that this local address represents, if any.
     pub fn from_address(address: Ipv4Addr) -> Option<Self> {
         let number = address.to_bits() & Self::MASK;
         (address.is_loopback() && number >= Self::RESERVED).then_some(Self(number))
     }
 
-    /// Where a flow with this ticket comes back to.
+    /// Returns the address that a flow with this ticket comes back to.
     pub const fn address(self, port: u16) -> SocketAddrV4 {
         SocketAddrV4::new(Ipv4Addr::from_bits(0x7f00_0000 | self.0), port)
     }
 }
 
-/// The metadata that leads a flow through one container and back to us: what came with the flow, but for the keys of a
-/// chain, and with [`WayBack::Link`] a chain of the container and us.
+/// Returns the metadata that leads a flow through one container and back. It is the metadata of the flow without the
+/// keys of a chain. With [`WayBack::Link`], it also has a chain of the container and this program.
 ///
 /// # Errors
-/// Never for two links; the list could not be written otherwise.
+/// Fails if the chain is too long, which cannot happen with two links.
 pub fn metadata_to(
     came: &[Metadata],
     spec: &ContainerSpec,
@@ -209,8 +211,8 @@ pub fn metadata_to(
     Ok(all)
 }
 
-/// The metadata that goes on behind a container: what came with the flow, and what the container says in its place or
-/// beside it. Keys of a chain are those that came.
+/// Returns the metadata to send behind a container. It is the metadata of the flow, with the container's own entries
+/// replacing or extending it. The keys of a chain stay those of the flow.
 pub fn metadata_from(came: &[Metadata], said: &[Metadata]) -> Vec<Metadata> {
     let news: Vec<_> = said.iter().filter(|entry| !SocksxChain::is_chain_key(entry.key)).collect();
     let kept = came.iter().filter(|entry| !news.iter().any(|new| new.key == entry.key));

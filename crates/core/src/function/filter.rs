@@ -1,4 +1,4 @@
-//! A filter: who may be talked to, and what must not be said.
+//! A filter: refuses flows by host name, and by words in their bytes.
 
 use super::search::Words;
 use super::{FilterSpec, Interest, Stage, Step, Stop};
@@ -7,26 +7,26 @@ use crate::http::{SNIFF_MAX, Sniff, sniff};
 use crate::time::Instant;
 use std::sync::Arc;
 
-/// The filter at work on one flow.
+/// The filter of one flow.
 ///
-/// Hosts are those that the interceptor knew, else the one in the client's first bytes, which are held until it is found
-/// or cannot be (at most [`SNIFF_MAX`] of them). Words are looked for in the bytes as they are: what is encrypted or
-/// compressed is not seen.
+/// It uses the host that the interceptor knows. Otherwise it looks for the host in the client's first bytes. It holds
+/// these bytes until the host is found or cannot be found (at most [`SNIFF_MAX`] bytes). It looks for words in the
+/// bytes as they are, so it does not see encrypted or compressed words.
 #[derive(Debug)]
 pub struct Filter {
     spec: Arc<FilterSpec>,
     words: Arc<Words>,
-    /// The client's first bytes, while they do not say yet which host is meant.
+    /// The client's first bytes, while they do not show the host yet.
     head: Option<Vec<u8>>,
-    /// By side: the last bytes that passed, one less than the longest word has.
+    /// By side: the last bytes that passed. They are one byte less than the longest word.
     tails: [Vec<u8>; 2],
 }
 
 impl Filter {
-    /// A filter for a flow to `host`, if that is known.
+    /// Makes a filter for a flow to `host`, if that is known.
     ///
     /// # Errors
-    /// The host is refused.
+    /// Fails if the host is refused.
     pub fn new(spec: Arc<FilterSpec>, words: Arc<Words>, host: Option<&HostName>) -> Result<Self, Stop> {
         let by_host = !spec.allow_hosts.is_empty() || !spec.deny_hosts.is_empty();
         if host.is_some() {
@@ -36,7 +36,7 @@ impl Filter {
         Ok(Self { spec, words, head, tails: [Vec::new(), Vec::new()] })
     }
 
-    /// Looks at the first bytes; those that may go on are appended.
+    /// Examines the first bytes, and appends those that may pass.
     fn look(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<usize, Stop> {
         let Some(head) = &mut self.head else { return Ok(0) };
         let taken = bytes.len().min(SNIFF_MAX.saturating_sub(head.len()).max(1));
@@ -50,7 +50,7 @@ impl Filter {
         Ok(taken)
     }
 
-    /// The host is known, or never will be.
+    /// Continues when the host is known, or will never be known.
     fn settle(&mut self, host: Option<&HostName>, out: &mut Vec<u8>) -> Result<(), Stop> {
         permits(&self.spec, host)?;
         let head = self.head.take().unwrap_or_default();
@@ -59,14 +59,14 @@ impl Filter {
         Ok(())
     }
 
-    /// Looks for words in bytes that are about to pass, and in what passed just before them.
+    /// Looks for words in bytes that are about to pass, together with those that passed just before.
     fn scan(&mut self, from: Side, bytes: &[u8]) -> Result<(), Stop> {
         if self.words.is_empty() || !self.spec.directions.contains(from) {
             return Ok(());
         }
         let keep = self.words.longest() - 1;
         let tail = &mut self.tails[from as usize];
-        // A word over the border lies in the old bytes and as many of the new ones.
+        // A word across the border is in the old bytes and in the same number of new ones.
         tail.extend_from_slice(&bytes[..bytes.len().min(keep)]);
         let found = self.words.find(tail, 0).or_else(|| self.words.find(bytes, 0));
         if let Some(found) = found {
@@ -84,7 +84,7 @@ impl Filter {
     }
 }
 
-/// Whether a flow to this host may pass.
+/// Fails if a flow to this host must not pass.
 fn permits(spec: &FilterSpec, host: Option<&HostName>) -> Result<(), Stop> {
     let in_list = |list: &[crate::policy::HostPattern]| {
         host.is_some_and(|host| list.iter().any(|pattern| pattern.matches(host)))

@@ -1,9 +1,9 @@
-//! Network functions inside us ("bridging functions" in the EPI framework): the contract every one of them keeps, and those that
-//! need nothing but bytes and time.
+//! Network functions inside this program ("bridging functions" in the EPI framework): the interface of all functions,
+//! and the functions that need only bytes and time.
 //!
-//! A [`Stage`] is one function at work on one flow. It stands between the client and the server and sees what each of
-//! them sends; [`crate::chain::Chain`] leads the bytes through several. The contract in words, for people who write one,
-//! is `docs/functions.md`.
+//! A [`Stage`] is one function for one flow. It is between the client and the server, and sees what each of them
+//! sends. [`crate::chain::Chain`] leads the bytes through several stages. `docs/functions.md` describes the interface
+//! for authors of functions.
 
 mod bucket;
 mod container;
@@ -31,39 +31,40 @@ pub use spec::{
 use crate::flow::{EndReason, Side};
 use crate::time::Instant;
 
-/// What a stage has to see of the bytes from one side. It may fall while a flow runs, and never rises.
+/// What a stage must see of the bytes from one side. The interest may fall while a flow runs, but never rises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Interest {
-    /// Nothing any more: the stage is out of the way.
+    /// Nothing any more: the stage is bypassed.
     Nothing,
-    /// How many there are, and when: the kernel may move them.
+    /// The number of bytes and the time. The kernel may move the bytes.
     Count,
     /// The bytes themselves.
     Bytes,
 }
 
-/// What became of bytes that a stage was offered.
+/// The result of offering bytes to a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The first so many go on as they are; more than were offered counts as all of them.
+    /// The first bytes, this many, pass unchanged. More than were offered means all of them.
     Pass(usize),
-    /// So many were taken; what goes on in their place was appended.
+    /// The stage took this number of bytes, and has appended the bytes that replace them.
     Taken(usize),
     /// The flow ends.
     Stop(Stop),
 }
 
-/// The end of a flow, at a stage's wish.
+/// The end of a flow on request of a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stop {
-    /// [`EndReason::FunctionRefused`] if the stage says no, [`EndReason::FunctionFailed`] if it cannot do its work.
+    /// [`EndReason::FunctionRefused`] if the stage refuses the flow, [`EndReason::FunctionFailed`] if it cannot do
+    /// its work.
     pub reason: EndReason,
-    /// Why, in words for the record; the chain puts the function's name before them.
+    /// The reason in words for the record. The chain puts the function's name in front.
     pub detail: String,
 }
 
 impl Stop {
-    /// The stage says no.
+    /// The stage refuses the flow.
     pub fn refused(detail: impl Into<String>) -> Self {
         Self { reason: EndReason::FunctionRefused, detail: detail.into() }
     }
@@ -74,56 +75,59 @@ impl Stop {
     }
 }
 
-/// One function at work on one flow. `from` is always the side that the bytes come from.
+/// One function for one flow. `from` is always the side that the bytes come from.
 ///
-/// - A stage never waits: if it can take nothing now it returns `Taken(0)`, and is asked again at its deadline and
+/// - A stage never blocks. If it cannot take bytes now, it returns `Taken(0)`. It is asked again at its deadline, and
 ///   whenever bytes have moved in either direction.
-/// - One call appends at most [`STAGE_OUT_MAX`] bytes; a stage that would append more takes less.
-/// - The result does not depend on how the bytes are cut into calls.
-/// - Bytes are a peer's: nothing they hold may make it panic.
+/// - One call appends at most [`STAGE_OUT_MAX`] bytes. A stage that would append more takes less.
+/// - The result does not depend on how the bytes are split into calls.
+/// - The bytes come from a peer: they must never cause a panic.
 pub trait Stage: Send {
-    /// What it has to see of the bytes from this side.
+    /// Returns what it must see of the bytes from this side.
     fn interest(&self, from: Side) -> Interest;
 
-    /// The flow begins; what is appended goes towards the server (`from` is the client) or the client, before any byte.
+    /// Starts the flow. The appended bytes go to the server if `from` is the client, otherwise to the client, before
+    /// all other bytes.
     fn start(&mut self, _now: Instant, _from: Side, _out: &mut Vec<u8>) {}
 
-    /// Bytes came, at least one. The default is that of a stage that counts: as many pass as
-    /// [`Stage::allowance`] says.
+    /// Handles bytes, at least one. The default is for a stage that counts: it passes as many as [`Stage::allowance`]
+    /// returns.
     fn handle(&mut self, now: Instant, from: Side, bytes: &[u8], _out: &mut Vec<u8>) -> Step {
         let passed = self.allowance(now, from).min(bytes.len());
         self.count(now, from, passed);
         Step::Pass(passed)
     }
 
-    /// This side has sent its last byte, and all were taken. What is appended goes before the end. Gives whether it is
-    /// done; if not, it is asked again as after `Taken(0)`.
+    /// Handles the end of this side, after all its bytes were taken. Appended bytes go before the end. Returns
+    /// whether the stage is done; if not, it is asked again as after `Taken(0)`.
     ///
     /// # Errors
-    /// The flow must not end in order.
+    /// Fails if the flow must not end in an orderly way.
     fn finish(&mut self, _now: Instant, _from: Side, _out: &mut Vec<u8>) -> Result<bool, Stop> {
         Ok(true)
     }
 
-    /// The deadline of this side has passed: what was held back may go.
+    /// Handles the deadline of this side: bytes that were held back may pass.
     fn tick(&mut self, _now: Instant, _from: Side, _out: &mut Vec<u8>) {}
 
-    /// When it wants [`Stage::tick`], or to be offered again what it did not take.
+    /// Returns when to call [`Stage::tick`], or when to offer the bytes again that it did not take.
     fn deadline(&self, _from: Side) -> Option<Instant> {
         None
     }
 
-    /// How many bytes from this side may move now. Asked of a stage with [`Interest::Count`] before they do.
+    /// Returns how many bytes from this side may move now. Called for a stage with [`Interest::Count`] before they
+    /// move.
     fn allowance(&mut self, _now: Instant, _from: Side) -> usize {
         usize::MAX
     }
 
-    /// So many bytes from this side have moved.
+    /// Notes that this number of bytes from this side has moved.
     fn count(&mut self, _now: Instant, _from: Side, _bytes: usize) {}
 }
 
-/// Most bytes that a stage may put around what it was offered ([`crate::chain::OFFER_MAX`]) in one call: heads, tags.
+/// Most bytes that a stage may add to the offered bytes ([`crate::chain::OFFER_MAX`]) in one call, such as headers
+/// and tags.
 pub const FRAMING_MAX: usize = 4 * 1024;
 
-/// Most bytes that one call of a stage appends: everything that it can be offered at once, and framing.
+/// Most bytes that one call of a stage appends: the largest offer, and the framing.
 pub const STAGE_OUT_MAX: usize = crate::chain::OFFER_MAX + FRAMING_MAX;

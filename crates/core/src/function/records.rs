@@ -1,17 +1,18 @@
-//! The encrypting pair: `encrypt` near the client, `decrypt` near the server, authenticated records between them.
+//! The encrypting pair: `encrypt` near the client, `decrypt` near the server, and authenticated records between them.
 //!
-//! The framing is here, the cipher ([`Suite`], [`Cipher`]) is outside: core has no cryptography of its own. On the wire each
-//! direction is
+//! This module does the framing. The caller provides the cipher ([`Suite`], [`Cipher`]), because core contains no
+//! cryptography. Each direction looks like this on the wire:
 //!
 //! ```text
 //! header   "STR1"  time(8, milliseconds since 1970)  salt(20)
-//! record   type(1: 0 data, 1 end)  length(2, of what follows)  sealed bytes with their tag(16)
+//! record   type(1: 0 data, 1 end)  length(2, of the rest)  sealed bytes with their tag(16)
 //! ```
 //!
-//! Numbers are big-endian. A record's type and length are authenticated with it, its number is the nonce. The keys of the
-//! client's direction come from the shared key and the client's header, those of the server's direction from both
-//! headers, so an answer belongs to one request only. After [`REKEY_RECORDS`] records each direction changes to a key made
-//! from its last one. A direction that ends without an `end` record was cut: the flow is not ended in order then.
+//! Numbers are big-endian. A record's type and length are authenticated with it, and its number is the nonce. The
+//! keys of the client's direction are derived from the shared key and the client's header. Those of the server's
+//! direction are derived from both headers, so an answer belongs to one request only. After [`REKEY_RECORDS`]
+//! records, each direction derives a new key from its last one. If a direction ends without an `end` record, it was
+//! truncated, and the flow is not ended in an orderly way.
 
 use super::{Interest, STAGE_OUT_MAX, Stage, Step, Stop};
 use crate::chain::OFFER_MAX;
@@ -19,10 +20,10 @@ use crate::flow::Side;
 use crate::time::Instant;
 use std::sync::Arc;
 
-/// Most plain bytes of one record, as in TLS (RFC 8446 Sec. 5.1).
+/// Most plaintext bytes in one record, as in TLS (RFC 8446 Sec. 5.1).
 pub const RECORD_MAX: usize = 1 << 14;
 
-/// Records of one direction under one key: at most 1 GiB.
+/// Records of one direction under one key. Together at most 1 GiB.
 pub const REKEY_RECORDS: u64 = 1 << 16;
 
 const TAG: usize = 16;
@@ -34,9 +35,9 @@ const END: u8 = 1;
 /// The first bytes of a direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
-    /// When it was made: milliseconds since 1970.
+    /// When it was made, ms since 1970.
     pub time_ms: u64,
-    /// Random.
+    /// Random bytes.
     pub salt: [u8; 20],
 }
 
@@ -44,7 +45,7 @@ impl Header {
     /// Its length on the wire.
     pub const BYTES: usize = 32;
 
-    /// As it is sent.
+    /// Encodes the header.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -53,7 +54,7 @@ impl Header {
         bytes
     }
 
-    /// From the wire; `None` if it is none.
+    /// Decodes the header. `None` if it is not valid.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let (magic, rest) = bytes.split_first_chunk()?;
         let (time, salt) = rest.split_first_chunk()?;
@@ -62,44 +63,45 @@ impl Header {
     }
 }
 
-/// Keys and ciphers, from outside.
+/// Keys and ciphers, provided by the caller.
 pub trait Suite: Send + Sync {
-    /// A header of our own, with a new salt.
+    /// Returns a new header with a new salt.
     fn header(&self) -> Header;
 
-    /// Whether the other end's header is fresh and was never seen before.
+    /// Checks that the other end's header is fresh and was not seen before.
     ///
     /// # Errors
-    /// Why it is not taken, in words.
+    /// Fails with the reason in words.
     fn accept(&self, header: &Header) -> Result<(), String>;
 
-    /// The cipher of the direction from the client (no `server`), or from the server.
+    /// Returns the cipher of the client's direction (`server` is `None`), or of the server's direction.
     fn cipher(&self, client: &Header, server: Option<&Header>) -> Box<dyn Cipher>;
 }
 
 /// The cipher of one direction.
 pub trait Cipher: Send {
-    /// Appends the sealed `plain`, 16 bytes longer.
+    /// Appends the sealed form of `plain`, which is 16 bytes longer.
     fn seal(&mut self, number: u64, head: &[u8], plain: &[u8], out: &mut Vec<u8>);
 
-    /// Opens in place; the plain bytes are the first ones, 16 fewer. False if they do not authenticate.
+    /// Opens `sealed` in place. The plaintext is 16 bytes shorter, at the beginning. Returns false if the bytes are
+    /// not authentic.
     fn open(&mut self, number: u64, head: &[u8], sealed: &mut [u8]) -> bool;
 
-    /// Changes to the next key, made from this one.
+    /// Changes to the next key, which is derived from this one.
     fn rekey(&mut self);
 }
 
 /// Which end of the pair a stage is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
-    /// Near the client: seals what the client says.
+    /// Near the client: encrypts what the client sends.
     Encrypt,
-    /// Near the server: opens what the client said.
+    /// Near the server: decrypts what the client sent.
     Decrypt,
 }
 
 impl End {
-    /// The side whose bytes are plain here.
+    /// Returns the side whose bytes are plaintext at this end.
     const fn plain_side(self) -> Side {
         match self {
             Self::Encrypt => Side::Client,
@@ -108,7 +110,7 @@ impl End {
     }
 }
 
-/// One end of the pair at work on one flow.
+/// One end of the pair for one flow.
 pub struct Records {
     suite: Arc<dyn Suite>,
     end: End,
@@ -116,7 +118,7 @@ pub struct Records {
     peer: Option<Header>,
     seal: Option<Sequence>,
     open: Option<Sequence>,
-    /// The beginning of a header or record that is not complete.
+    /// The beginning of an incomplete header or record.
     partial: Vec<u8>,
     has_ended: bool,
 }
@@ -148,7 +150,7 @@ impl Sequence {
         self.cipher.seal(number, &head, plain, out);
     }
 
-    /// Appends the plain bytes of a record; gives its type.
+    /// Appends the plaintext of a record. Returns its type.
     fn open(&mut self, record: &[u8], out: &mut Vec<u8>) -> Result<u8, Stop> {
         let number = self.next();
         let start = out.len();
@@ -167,18 +169,19 @@ impl Sequence {
 }
 
 impl Records {
-    /// An end of the pair at the beginning of a flow.
+    /// Makes one end of the pair for the beginning of a flow.
     pub fn new(suite: Arc<dyn Suite>, end: End) -> Self {
         let own = suite.header();
         let seal = (end == End::Encrypt).then(|| Sequence::new(suite.cipher(&own, None)));
         Self { suite, end, own, peer: None, seal, open: None, partial: Vec::new(), has_ended: false }
     }
 
-    /// Takes the other end's header.
+    /// Handles the other end's header.
     fn meet(&mut self, bytes: &[u8]) -> Result<(), Stop> {
         let header = bytes.first_chunk().and_then(Header::from_bytes);
-        let header = header
-            .ok_or_else(|| Stop::failed("the other end does not encrypt: its first bytes are no header"))?;
+        let header = header.ok_or_else(|| {
+            Stop::failed("the other end does not encrypt: its first bytes are not a header")
+        })?;
         self.suite.accept(&header).map_err(Stop::failed)?;
         let (client, server) = match self.end {
             End::Encrypt => (&self.own, Some(&header)),
@@ -189,7 +192,7 @@ impl Records {
         Ok(())
     }
 
-    /// What seals; at the server's end there are no keys before the client's header is there.
+    /// Returns the sealing sequence. The server's end has no keys before it has the client's header.
     fn sealing(&mut self, out: &mut Vec<u8>) -> Option<&mut Sequence> {
         if self.seal.is_none() {
             let client = self.peer.as_ref()?;
@@ -199,7 +202,7 @@ impl Records {
         self.seal.as_mut()
     }
 
-    /// Bytes of the header or record that begins with `bytes`; `None` while that cannot be said.
+    /// Returns the length of the header or record that begins with `bytes`. `None` while that is unknown.
     fn wanted(&self, bytes: &[u8]) -> Result<Option<usize>, Stop> {
         if self.open.is_none() {
             return Ok(Some(Header::BYTES));
@@ -214,7 +217,7 @@ impl Records {
         Ok(Some(HEAD + sealed))
     }
 
-    /// A complete header or record.
+    /// Handles a complete header or record.
     fn unit(&mut self, unit: &[u8], out: &mut Vec<u8>) -> Result<(), Stop> {
         if self.has_ended {
             return Err(Stop::failed("bytes behind the end record"));
@@ -231,7 +234,7 @@ impl Records {
         }
     }
 
-    /// Takes sealed bytes and appends the plain ones; gives how many were taken.
+    /// Takes sealed bytes, and appends the plaintext. Returns how many bytes were taken.
     fn opening(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<usize, Stop> {
         let most = out.len() + STAGE_OUT_MAX - RECORD_MAX - TAG;
         out.reserve(bytes.len().min(STAGE_OUT_MAX));
@@ -247,7 +250,7 @@ impl Records {
             }
             let wanted = self.wanted(&self.partial)?.unwrap_or(HEAD);
             let more = wanted.saturating_sub(self.partial.len()).min(rest.len());
-            // Not twice as much as it takes, and the next one has it too.
+            // Reserve exactly what is needed: doubling would waste memory, and the next record needs it, too.
             self.partial.reserve_exact(more);
             self.partial.extend_from_slice(&rest[..more]);
             taken += more;
@@ -259,7 +262,7 @@ impl Records {
             }
         }
         if self.partial.is_empty() {
-            // A flow that is at rest between two records holds no memory for them.
+            // A flow that is idle between two records holds no memory for them.
             self.partial = Vec::new();
         }
         Ok(taken)
@@ -272,7 +275,7 @@ impl Stage for Records {
     }
 
     fn start(&mut self, _now: Instant, from: Side, out: &mut Vec<u8>) {
-        // At once, so that a server that speaks first can be answered for with keys.
+        // Send the header at once: a server that speaks first can then encrypt its bytes.
         if self.end == End::Encrypt && from == Side::Client {
             out.extend_from_slice(&self.own.to_bytes());
         }
@@ -282,9 +285,9 @@ impl Stage for Records {
         if from != self.end.plain_side() {
             return self.opening(bytes, out).map_or_else(Step::Stop, Step::Taken);
         }
-        // So many records with what is around them, and a header, stay within what a call may append.
+        // The records of this many bytes with their overhead, and a header, stay within the limit of one call.
         let taken = bytes.len().min(OFFER_MAX);
-        // At once, so that nothing moves while it grows.
+        // Reserve it all at once, so that the buffer does not move while it grows.
         out.reserve(Header::BYTES + taken + taken.div_ceil(RECORD_MAX) * (HEAD + TAG));
         let Some(seal) = self.sealing(out) else { return Step::Taken(0) };
         for plain in bytes[..taken].chunks(RECORD_MAX) {

@@ -1,4 +1,4 @@
-//! Words in the place of others.
+//! Replaces words in the bytes of a flow.
 
 use super::search::{Found, Words};
 use super::{Directions, Interest, Replacement, STAGE_OUT_MAX, Stage, Step, Stop};
@@ -7,11 +7,11 @@ use crate::time::Instant;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long bytes that could be the beginning of a word are held back for its rest. A peer that waits for an answer to
-/// what it has said so far would wait for ever otherwise.
+/// How long bytes are held back that may be the beginning of a word. Without a limit, a peer that waits for an answer
+/// to these bytes would wait forever.
 const HOLD: Duration = Duration::from_millis(50);
 
-/// What is looked for and what takes its place, compiled once for all flows.
+/// The words to find and their replacements, compiled once for all flows.
 #[derive(Clone, Debug)]
 pub struct Replacements {
     up: Arc<Table>,
@@ -36,33 +36,33 @@ impl Table {
 }
 
 impl Table {
-    /// The next word that begins before `until`: from there on one might still come that goes before it.
+    /// Returns the next word that begins before `until`. From there on, a word may come that has precedence.
     fn next(&self, bytes: &[u8], at: usize, until: usize) -> Option<Found> {
         self.words.find(bytes, at).filter(|found| found.start < until)
     }
 }
 
 impl Replacements {
-    /// Compiles them. Where several could begin at one place, the first in the list is taken.
+    /// Compiles the replacements. If several words match at one position, the first in the list is taken.
     ///
     /// # Errors
-    /// A word that cannot be looked for.
+    /// Fails if a word cannot be searched for.
     pub fn new(all: &[Replacement]) -> Result<Self, super::WordsError> {
         let (up, down) = (Table::new(all, Side::Client)?, Table::new(all, Side::Server)?);
         Ok(Self { up: Arc::new(up), down: Arc::new(down) })
     }
 }
 
-/// Replaces words in one flow, wherever its bytes were cut.
+/// Replaces words in one flow, also across the borders of reads.
 #[derive(Debug)]
 pub struct Replace {
     table: Replacements,
-    /// By side: the beginning of what may become a word, and until when it is held.
+    /// By side: the possible beginning of a word, and until when it is held.
     held: [(Vec<u8>, Option<Instant>); 2],
 }
 
 impl Replace {
-    /// At work on a flow.
+    /// Makes the stage for a flow.
     pub const fn new(table: Replacements) -> Self {
         Self { table, held: [(Vec::new(), None), (Vec::new(), None)] }
     }
@@ -74,8 +74,8 @@ impl Replace {
         }
     }
 
-    /// Appends `bytes` with their words replaced, up to what may be the beginning of a word or until there is no more room,
-    /// and says how far it came.
+    /// Appends `bytes` with their words replaced. Stops at the possible beginning of a word, or when there is no more
+    /// room. Returns how far it came.
     fn run(table: &Table, bytes: &[u8], is_last: bool, out: &mut Vec<u8>) -> usize {
         let most = out.len() + STAGE_OUT_MAX;
         let mut at = 0;
@@ -87,7 +87,7 @@ impl Replace {
                 return end;
             };
             let new = &table.replace[word];
-            // A first word always has room, so that there is progress.
+            // The first word always has room, so that there is progress.
             if at > 0 && out.len() + (start - at) + new.len() > most {
                 return at;
             }
@@ -97,7 +97,7 @@ impl Replace {
         }
     }
 
-    /// Lets go what was held back for longer words.
+    /// Releases bytes that were held back for longer words.
     fn release(&mut self, from: Side, out: &mut Vec<u8>) {
         let table = self.table(from).clone();
         let (held, until) = &mut self.held[from as usize];
@@ -126,7 +126,7 @@ impl Stage for Replace {
                 return Step::Pass(end);
             }
         }
-        // Only as many as can complete what is held: the rest goes without being copied.
+        // Take only as many as can complete the held bytes. The rest then passes without a copy.
         let more = bytes.len().min(table.words.longest());
         held.extend_from_slice(&bytes[..more]);
         let done = Self::run(&table, held, false, out);

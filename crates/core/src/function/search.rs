@@ -1,23 +1,23 @@
-//! Words to look for in bytes that come in pieces.
+//! Searches for words in bytes that arrive in pieces.
 
 use aho_corasick::{AhoCorasick, AhoCorasickBuilder, Input, MatchKind};
 use std::fmt;
 
-/// Why words cannot be looked for.
+/// Why a list of words is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WordsError {
-    /// One is empty: it would be everywhere.
+    /// A word is empty. It would match everywhere.
     #[error("an empty word would be found everywhere")]
     Empty,
-    /// One is too long.
+    /// A word is too long.
     #[error("a word has at most {} bytes", Words::LENGTH_MAX)]
     TooLong,
-    /// There are too many.
+    /// There are too many words.
     #[error("there are at most {} words", Words::COUNT_MAX)]
     TooMany,
 }
 
-/// Words, compiled once for all flows. Earlier words win over later ones that begin at the same place.
+/// Words, compiled once for all flows. If several words match at one position, the first in the list wins.
 #[derive(Clone)]
 pub struct Words {
     automaton: AhoCorasick,
@@ -29,24 +29,24 @@ pub struct Words {
 /// A word that was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Which one.
+    /// The index of the word.
     pub word: usize,
-    /// Where it begins and ends.
+    /// The offset of its first byte.
     pub start: usize,
     /// The byte after its last.
     pub end: usize,
 }
 
 impl Words {
-    /// Longest word, bytes.
+    /// Most bytes of a word.
     pub const LENGTH_MAX: usize = 1024;
-    /// Most words of one function.
+    /// Most words in one function.
     pub const COUNT_MAX: usize = 1024;
 
     /// Compiles words.
     ///
     /// # Errors
-    /// One of them is of no use, or there are too many.
+    /// Fails if a word is empty or too long, or if there are too many.
     pub fn new(words: &[Vec<u8>], ignore_case: bool) -> Result<Self, WordsError> {
         let longest = words.iter().map(Vec::len).max().unwrap_or(0);
         if words.iter().any(Vec::is_empty) {
@@ -64,29 +64,29 @@ impl Words {
         Ok(Self { automaton, words: words.to_vec(), ignore_case, longest })
     }
 
-    /// Whether there are none.
+    /// Whether there are no words.
     pub fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
 
-    /// Bytes of the longest.
+    /// Returns the length of the longest word.
     pub const fn longest(&self) -> usize {
         self.longest
     }
 
-    /// A word by its number.
+    /// Returns a word by its index.
     pub fn word(&self, number: usize) -> &[u8] {
         self.words.get(number).map_or(&[], Vec::as_slice)
     }
 
-    /// The first word in `bytes` that begins at `from` or later.
+    /// Returns the first word in `bytes` that begins at `from` or later.
     pub fn find(&self, bytes: &[u8], from: usize) -> Option<Found> {
         let input = Input::new(bytes).range(from.min(bytes.len())..);
         let found = self.automaton.find(input)?;
         Some(Found { word: found.pattern().as_usize(), start: found.start(), end: found.end() })
     }
 
-    /// The first place from `from` on where a word begins of which not all bytes are there yet; the length of `bytes` if
+    /// Returns the first position from `from` on where an incomplete word may begin. Returns the length of `bytes` if
     /// there is none.
     pub fn unfinished(&self, bytes: &[u8], from: usize) -> usize {
         let first = bytes.len().saturating_sub(self.longest.saturating_sub(1)).max(from);

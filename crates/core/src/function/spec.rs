@@ -1,4 +1,4 @@
-//! What the configuration says of a function: plain values, shared by every flow that passes it.
+//! The configuration of functions: plain values, shared by all flows that pass them.
 
 use super::ContainerSpec;
 use crate::flow::Side;
@@ -6,7 +6,7 @@ use crate::policy::HostPattern;
 use std::fmt;
 use std::sync::Arc;
 
-/// One function, by name: what rules list in `chain`.
+/// A function with its name. Rules list the names in `chain`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionSpec {
     /// Its name, unique in a configuration.
@@ -18,7 +18,7 @@ pub struct FunctionSpec {
 /// The functions that flows of a rule pass, in order from the client to the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainSpec {
-    /// At least one.
+    /// The functions, at least one.
     pub functions: Vec<Arc<FunctionSpec>>,
     /// What happens to running flows when the rule's chain changes.
     pub on_change: OnChange,
@@ -36,13 +36,13 @@ pub enum OnDown {
     Skip,
 }
 
-/// What happens to running flows when their rule's chain changes.
+/// What happens to running flows when the chain of their rule changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnChange {
-    /// They keep the chain they have.
+    /// They keep their chain.
     #[default]
     Keep,
-    /// They are cut.
+    /// They are reset.
     Cut,
 }
 
@@ -58,7 +58,7 @@ impl ChainSpec {
 pub enum FunctionKind {
     /// Counts flows and bytes.
     Count,
-    /// Holds flows to a bandwidth.
+    /// Limits the bandwidth of flows.
     Limit(LimitSpec),
     /// Ends flows by host name and by words in their bytes.
     Filter(FilterSpec),
@@ -68,12 +68,12 @@ pub enum FunctionKind {
     Encrypt(Key),
     /// The other end of `Encrypt`.
     Decrypt(Key),
-    /// Whatever the image of a container does.
+    /// Does what the image of a container does.
     Container(Box<ContainerSpec>),
 }
 
 impl FunctionKind {
-    /// The word of the configuration.
+    /// Returns the word of the configuration.
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Count => "count",
@@ -86,47 +86,47 @@ impl FunctionKind {
         }
     }
 
-    /// Whether flows pass it over sockets, and not inside us.
+    /// Whether flows pass it over sockets, instead of inside this program.
     pub const fn is_container(&self) -> bool {
         matches!(self, Self::Container(_))
     }
 }
 
-/// Which directions of a flow a function is about.
+/// The directions of a flow that a function applies to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Directions {
     /// From client to server.
     Up,
     /// From server to client.
     Down,
-    /// Both.
+    /// Both directions.
     #[default]
     Both,
 }
 
 impl Directions {
-    /// Whether bytes from this side are meant.
+    /// Whether it applies to bytes from this side.
     pub const fn contains(self, from: Side) -> bool {
         matches!((self, from), (Self::Both, _) | (Self::Up, Side::Client) | (Self::Down, Side::Server))
     }
 }
 
-/// A bandwidth.
+/// A bandwidth limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitSpec {
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_second: u64,
     /// Bytes that may move at once after a pause.
     pub burst_bytes: u64,
-    /// Which directions count.
+    /// The directions that are counted.
     pub directions: Directions,
-    /// Who shares it.
+    /// The flows that share it.
     pub share: Share,
 }
 
 impl LimitSpec {
-    /// The burst where none is said: the bytes of 6 ms, so that no tenth of a second has more than 1.1 of its own even where some of
-    /// them come a few milliseconds late, and at least one segment (TCP over Ethernet).
+    /// Returns the default burst: the bytes of 6 ms, but at least one TCP segment over Ethernet. So each tenth of a
+    /// second moves at most 1.1 times its share, even if some bytes come a few milliseconds late.
     pub const fn usual_burst_bytes(bytes_per_second: u64) -> u64 {
         const SEGMENT: u64 = 1460;
         let bytes = bytes_per_second.saturating_mul(6) / 1000;
@@ -134,65 +134,65 @@ impl LimitSpec {
     }
 }
 
-/// Who shares a bandwidth.
+/// The flows that share a bandwidth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Share {
-    /// Each flow has its own.
+    /// Each flow has its own bandwidth.
     #[default]
     Flow,
-    /// All flows of one client address that pass the function have one together.
+    /// All flows of one client address through this function share it.
     Client,
-    /// All flows that pass the function have one together.
+    /// All flows through this function share it.
     Function,
 }
 
-/// What a filter refuses.
+/// The configuration of a filter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FilterSpec {
-    /// If not empty: only flows whose host matches one of these pass, and flows of no known host do not.
+    /// If not empty, only flows whose host matches one of these pass. Flows without a known host do not pass.
     pub allow_hosts: Vec<HostPattern>,
     /// Flows whose host matches one of these do not pass.
     pub deny_hosts: Vec<HostPattern>,
-    /// Flows that hold one of these end before its last byte has passed.
+    /// A flow that contains one of these words ends before the last byte of the word has passed.
     pub deny_words: Vec<Vec<u8>>,
     /// Whether words are compared without regard to the case of ASCII letters.
     pub ignore_case: bool,
-    /// Where words are looked for.
+    /// The directions in which words are searched.
     pub directions: Directions,
 }
 
-/// A word that takes another's place.
+/// A word and its replacement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replacement {
-    /// What is looked for; not empty.
+    /// The word to find. Not empty.
     pub find: Vec<u8>,
-    /// What takes its place.
+    /// The replacement.
     pub replace: Vec<u8>,
-    /// In which directions.
+    /// The directions to replace it in.
     pub directions: Directions,
 }
 
-/// A secret key of 32 bytes that both ends of an encrypting pair share. Never shown.
+/// A secret key of 32 bytes, which both ends of an encrypting pair share. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key([u8; 32]);
 
-/// Why a text is no key.
+/// Why a text is not a valid key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a key is 64 hexadecimal digits (32 bytes): `openssl rand -hex 32` makes one")]
 pub struct KeyError;
 
 impl Key {
-    /// From its 64 hexadecimal digits.
+    /// Makes a key from 64 hexadecimal digits.
     ///
     /// # Errors
-    /// It is not that.
+    /// Fails if the text is anything else.
     pub fn from_hex(text: &str) -> Result<Self, KeyError> {
         let bytes =
             data_encoding::HEXLOWER_PERMISSIVE.decode(text.trim().as_bytes()).map_err(|_| KeyError)?;
         bytes.try_into().map(Self).map_err(|_| KeyError)
     }
 
-    /// The bytes, for a cipher.
+    /// Returns the bytes, for a cipher.
     pub const fn bytes(&self) -> &[u8; 32] {
         &self.0
     }

@@ -1,71 +1,79 @@
-//! The life of one container of a function: started, probed until it is well, probed on, ended when it is not, and
-//! started again after a pause that grows. Pure: the driver starts, probes and ends, and says how that went.
+//! The life cycle of a function's container: started, probed until it works, probed regularly, ended when it fails,
+//! and started again after a growing pause. The driver starts, probes and ends it, and reports the results.
+//!
+//! ```text
+//!             pause is over               started               good probe
+//!   Pausing ----------------> Starting -------------> Coming -----------------> Well
+//!      ^                          |                      |                        |
+//!      | start failed             |  start_timeout       |  three bad probes      |
+//!      +--------------------------+--or it has ended-----+--or it has ended-------+
+//! ```
 
 use crate::time::Instant;
 use std::time::Duration;
 
-/// When things are to be done.
+/// The times of a supervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// From one probe of a container that is well to the next.
+    /// Interval between two probes of a container that works.
     pub probe_interval: Duration,
-    /// From the start to the first good probe at most.
+    /// Time limit from the start to the first good probe.
     pub start_timeout: Duration,
 }
 
 impl Pace {
-    /// From a bad probe of a container that has not been well yet to the next.
+    /// Interval after a bad probe of a container that has not worked yet.
     pub const STARTING_INTERVAL: Duration = Duration::from_millis(20);
-    /// Bad probes in a row after which one that was well is ended.
+    /// Number of bad probes in a row after which a container that worked is ended.
     pub const BAD_PROBES: u32 = 3;
-    /// From a bad probe of one that was well to the next.
+    /// Interval after a bad probe of a container that worked.
     pub const RETRY_INTERVAL: Duration = Duration::from_millis(100);
     /// The first pause before a new start.
     pub const PAUSE_MIN: Duration = Duration::from_millis(200);
-    /// The longest pause; each is twice as long as the one before.
+    /// The longest pause. Each pause is twice as long as the one before.
     pub const PAUSE_MAX: Duration = Duration::from_secs(30);
-    /// One that was well for so long begins again with the first pause.
+    /// After a container has worked for this time, the next pause is the shortest again.
     pub const FORGIVEN: Duration = Duration::from_secs(60);
 }
 
-/// What happened.
+/// An event for a supervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// It was started.
+    /// The container was started.
     Started,
-    /// A probe went well.
+    /// A probe was successful.
     Probed,
-    /// A start or a probe failed, or it ended by itself, for this reason.
+    /// A start or a probe failed, or the container ended by itself, for this reason.
     Failed(Failed),
-    /// What kept it from starting may be over (its image has come): a pause ends now.
+    /// The obstacle to starting it may be gone (its image has arrived): the pause ends now.
     Again,
-    /// The deadline has come.
+    /// The deadline may have passed.
     Tick,
 }
 
 /// What failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failed {
-    /// It could not be started.
+    /// The container could not be started.
     Start(String),
-    /// A probe.
+    /// A probe failed.
     Probe(String),
-    /// It is gone.
+    /// The container has ended.
     Ended(String),
 }
 
-/// What is to be done.
+/// What a supervisor wants done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// Start one.
+    /// Start a container.
     Start,
-    /// Probe it; answered by [`Input::Probed`] or [`Failed::Probe`].
+    /// Probe it. Answer with [`Input::Probed`] or [`Failed::Probe`].
     Probe,
-    /// Flows may pass it from now on.
+    /// From now on, flows may pass it.
     Up,
-    /// No flow may pass it from now on, for this reason; those that do are to end.
+    /// From now on, no flow may pass it, for this reason. Flows that pass it must end.
     Down(String),
-    /// End it, whatever is left of it.
+    /// End the container and remove what is left of it.
     End,
 }
 
@@ -75,7 +83,7 @@ enum State {
         until: Instant,
     },
     Starting,
-    /// Not well yet; the last bad probe said this.
+    /// Has not worked yet. `why` is the reason of the last bad probe.
     Coming {
         until: Instant,
         why: Option<String>,
@@ -86,25 +94,25 @@ enum State {
     },
 }
 
-/// See the module.
+/// The supervisor of one container.
 #[derive(Clone, Debug)]
 pub struct Supervisor {
     pace: Pace,
     state: State,
     pause: Duration,
-    /// When the next probe is due; none: one is under way.
+    /// When the next probe is due. `None` while a probe is running.
     probe_at: Option<Instant>,
     outputs: Vec<Output>,
 }
 
 impl Supervisor {
-    /// One that is to be started now.
+    /// Makes a supervisor that starts a container now.
     pub fn new(pace: Pace, now: Instant) -> Self {
         let state = State::Pausing { until: now };
         Self { pace, state, pause: Pace::PAUSE_MIN, probe_at: None, outputs: Vec::new() }
     }
 
-    /// Something happened. What does not fit the state is left over from a container that is gone.
+    /// Handles one event. An event that does not fit the state belongs to an earlier container, and is ignored.
     pub fn handle(&mut self, now: Instant, input: Input) {
         match (&mut self.state, input) {
             (State::Starting, Input::Started) => {
@@ -146,12 +154,12 @@ impl Supervisor {
         }
     }
 
-    /// The next thing to do.
+    /// Returns the next output, or `None`.
     pub fn poll(&mut self) -> Option<Output> {
         (!self.outputs.is_empty()).then(|| self.outputs.remove(0))
     }
 
-    /// When [`Input::Tick`] is due.
+    /// Returns when [`Input::Tick`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         let until = match &self.state {
             State::Pausing { until } | State::Coming { until, .. } => Some(*until),
@@ -214,7 +222,7 @@ mod tests {
         Input::Failed(what("why".to_owned()))
     }
 
-    /// One that is well since `ms`.
+    /// A supervisor whose container works since `ms`.
     fn well(ms: u64) -> Supervisor {
         let mut one = Supervisor::new(PACE, at(ms));
         for input in [Input::Tick, Input::Started, Input::Probed] {
@@ -297,8 +305,8 @@ mod tests {
         assert_eq!(one.deadline(), Some(now + Pace::PAUSE_MIN));
     }
 
-    /// Every order of eight events: it is up only between a good probe and the next end, at most one is running, and there is
-    /// always something that goes on.
+    /// Every order of eight events: the container is up only between a good probe and the next end, at most one runs,
+    /// and a next step is always due.
     #[test]
     fn every_order_of_events_keeps_the_rules() {
         let inputs = [

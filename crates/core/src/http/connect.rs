@@ -172,7 +172,7 @@ fn request(config: &Config) -> Result<Vec<u8>, (EndReason, String)> {
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
     {
-        let detail = format!("'{name}' is no DNS name in ASCII, so HTTP CONNECT cannot ask for it");
+        let detail = format!("'{name}' is not a DNS name in ASCII, so HTTP CONNECT cannot request it");
         return Err((EndReason::BadRequest, detail));
     }
     let mut request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n").into_bytes();
@@ -211,7 +211,7 @@ enum Response {
 fn read_response(bytes: &[u8]) -> Response {
     // Detect a SOCKS or TLS server at its first byte. Otherwise the client would wait until the time-out.
     if bytes.iter().zip(b"HTTP/1.").any(|(byte, wanted)| byte != wanted) {
-        return Response::Broken("it does not speak HTTP/1 there");
+        return Response::Broken("it does not speak HTTP/1");
     }
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut response = httparse::Response::new(&mut fields);
@@ -224,7 +224,7 @@ fn read_response(bytes: &[u8]) -> Response {
         Err(_) => return Response::Broken("a line of its answer is malformed"),
     };
     match response.code.unwrap_or_default() {
-        101 => Response::Broken("it switched protocols, which nobody asked for"),
+        101 => Response::Broken("it switched protocols without a request"),
         100..200 => Response::Interim { length },
         200..300 => Response::Open { length },
         status => refused(status, &response),

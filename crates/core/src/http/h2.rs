@@ -12,7 +12,7 @@ const OF_CONNECTIONS: [&str; 6] =
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// The method is not a token.
-    #[error("the method is no token")]
+    #[error("the method is not a token")]
     Method,
     /// The path is neither `*` nor starts with a slash, or it has a fragment, white space or control bytes.
     #[error("the path is malformed")]

@@ -70,13 +70,13 @@ pub enum HeadError {
     #[error("the request head is longer than {MAX_HEAD} bytes or has more than {MAX_FIELDS} fields")]
     TooLong,
     /// A line is neither a request line nor a header field.
-    #[error("a line of the request head is no request line or header field")]
+    #[error("a line of the request head is not a request line or header field")]
     BadLine,
     /// The target has none of the four forms, or one that its method does not allow.
     #[error("the request target has no form that its method allows")]
     BadTarget,
     /// The host or port is invalid, or user information precedes the host.
-    #[error("the authority of the request is no host and port")]
+    #[error("the authority of the request is not a host and port")]
     BadAuthority,
     /// The host is a number, but not an address. Another program might read it as one (`127.1`).
     #[error(

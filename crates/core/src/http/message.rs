@@ -36,10 +36,10 @@ pub enum MessageError {
     #[error("a line of the head begins with white space")]
     Folded,
     /// The first line is not a request line or status line.
-    #[error("the first line is no HTTP/1 request line or status line")]
+    #[error("the first line is not an HTTP/1 request line or status line")]
     BadStartLine,
     /// A field line has no name, no colon, or white space before the colon.
-    #[error("a line of the head is no header field")]
+    #[error("a line of the head is not a header field")]
     BadField,
     /// The target does not have a form that its method allows.
     #[error("the request target has no form that its method allows")]

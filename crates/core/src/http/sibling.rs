@@ -81,7 +81,7 @@ pub fn write_question(resource: &Resource) -> Option<Vec<u8>> {
 
 /// A line of a siblings file that does not name a sibling.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line}: '{text}' is no [host:port]")]
+#[error("line {line}: '{text}' is not [host:port]")]
 pub struct SiblingError {
     /// The line number, from 1.
     pub line: usize,

@@ -63,7 +63,7 @@ pub enum HelloError {
     #[error("a TLS record of the hello has a wrong type, version or length")]
     BadRecord,
     /// The first handshake message is not a ClientHello.
-    #[error("the first TLS handshake message is no ClientHello")]
+    #[error("the first TLS handshake message is not a ClientHello")]
     NotClientHello,
     /// It exceeds [`MAX_HELLO`], or its records exceed [`MAX_BYTES`].
     #[error("the ClientHello is longer than {MAX_HELLO} bytes")]
@@ -75,7 +75,7 @@ pub enum HelloError {
     #[error("the ClientHello holds a server name, protocol list or ECH twice")]
     Repeated,
     /// The server name is not a DNS name, or has an unknown type.
-    #[error("the server name in the ClientHello is no DNS name")]
+    #[error("the server name in the ClientHello is not a DNS name")]
     BadName,
 }
 

@@ -68,12 +68,12 @@ pub enum Untouched {
 impl fmt::Display for Untouched {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Port => "its port is not opened",
+            Self::Port => "its port is not intercepted",
             Self::Bypass => "its host is on the bypass list",
-            Self::NotTls => "it is no TLS",
-            Self::Nameless => "nothing says which host it is for",
+            Self::NotTls => "it is not TLS",
+            Self::Nameless => "its host is not known",
             Self::Encrypted => "its host is encrypted (ECH)",
-            Self::Protocol => "it is no HTTP inside",
+            Self::Protocol => "it does not carry HTTP",
             Self::NotAllowed => "the authority may not sign for its host",
             Self::Pinned => "the client has refused our certificate for this host",
             Self::ClientCertificate => "the host asks for client certificates",

@@ -1,5 +1,5 @@
-//! The controller's side of one switch: the handshake, entries that are confirmed by barriers, their ends and counts, and
-//! what happens when the switch goes away and comes back.
+//! The controller of one switch: the handshake, entries that are confirmed by barriers, their ends and counters, and
+//! what happens when the switch disconnects and comes back.
 //!
 //! ```text
 //!  DOWN --connected--> GREETING --HELLO--> ASKING --features--> LISTING --all entries--> READY
@@ -7,10 +7,12 @@
 //!   +---------------------- closed, silent, malformed, stalled ----------------------------+
 //! ```
 //!
-//! A switch says nothing when it takes an entry; it says an ERROR when it does not. So each entry is two FLOW_MODs (one a
-//! direction) and a BARRIER, and only the answer to that is a yes. A yes may be a lie: entries are listed every second, and
-//! one that is not there has been lost. What a switch has when it connects is listed first and compared: entries of ours that
-//! nobody wants any more are deleted, those of an earlier run that are wanted again are taken over with their counts.
+//! A switch does not answer when it accepts an entry; it sends an ERROR when it does not. So each entry is two
+//! FLOW_MODs (one per direction) and a BARRIER, and only the answer to the barrier confirms it. The confirmation may
+//! be false, so the controller lists the entries every second. An entry that is missing in the list has been lost.
+//!
+//! When a switch connects, the controller first lists its entries and compares them. It deletes its own entries if
+//! they are not wanted any more. It takes over entries of an earlier run that are wanted again, with their counters.
 
 use super::entries::{Cookie, End, Place, Row, State, Way};
 use super::installing::{delete, ip_traffic};
@@ -23,66 +25,66 @@ use crate::time::Instant;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// Of the entries that lead everything else to the firewall and back (NFShunt: OpenFlow's default).
+/// Priority of the entries that forward all other traffic to the firewall and back (NFShunt: OpenFlow's default).
 pub const PRIORITY_PAIR: u16 = 32_768;
-/// Of the entries of flows (NFShunt's).
+/// Priority of the entries of flows (as in NFShunt).
 pub const PRIORITY_FLOW: u16 = 33_000;
 
-/// How often entries are listed for their counts.
+/// The interval at which entries are listed for their counters.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
-/// A switch that has said nothing for so long is asked whether it is there.
+/// A switch that has sent nothing for this time gets an echo request.
 const SILENT: Duration = Duration::from_secs(5);
-/// A switch that has not answered for so long is given up: the connection is closed, and it may connect anew.
+/// If a switch does not answer for this time, the connection is closed. The switch may connect again.
 const STALLED: Duration = Duration::from_secs(10);
-/// How long entries of an earlier run wait to be wanted again.
+/// How long entries of an earlier run are kept, in case they are wanted again.
 const ORPHANED: Duration = Duration::from_secs(15);
-/// Most entries that a list may show: an answer without end is not kept.
+/// Most entries in a list. This limits memory if a switch sends an endless answer.
 const LISTED_MAX: usize = 4_194_304;
 
-/// Where a port of the shunt is on the switch.
+/// The two switch ports of a port of the shunt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchPorts {
-    /// The port where the hosts are.
+    /// The port of the hosts.
     pub fast: u32,
-    /// The port that leads to the firewall's interface.
+    /// The port of the firewall's interface.
     pub slow: u32,
 }
 
-/// What a controller is told at its start.
+/// The configuration of a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControllerConfig {
-    /// Versions that may be spoken.
+    /// The allowed versions.
     pub versions: BTreeSet<Version>,
     /// The ports.
     pub ports: BTreeMap<PortNumber, SwitchPorts>,
-    /// Tells the entries of this run of the program from those of others.
+    /// Distinguishes the entries of this run of the program from those of other runs.
     pub run: u16,
-    /// Everything the switch has is deleted when it first connects (`delete_flows_on_startup`).
+    /// Delete all entries of the switch when it first connects (`delete_flows_on_startup`).
     pub clear: bool,
-    /// The entries that lead from fast to slow ports and back are ours to install (`default_no_shunting`).
+    /// Install the entries that forward between fast and slow ports (`default_no_shunting`).
     pub pairs: bool,
 }
 
-/// What happens to a controller.
+/// An event for a controller.
 #[derive(Clone, Copy, Debug)]
 pub enum ControllerInput<'a> {
-    /// A switch has connected; an older connection is over.
+    /// A switch has connected. An older connection is over.
     Connected,
     /// The connection is over.
     Disconnected,
-    /// The switch says.
+    /// Bytes from the switch.
     Bytes(&'a [u8]),
     /// Install an entry.
     Install(&'a Entry),
-    /// Let go of it.
+    /// Remove an entry.
     Remove(EntryId, Cause),
-    /// Every entry of a flow is to go, as fast as it can be said.
+    /// Remove the entries of all flows as fast as possible.
     Suspend,
-    /// Ask for counts now.
+    /// Request the counters now.
     Count,
-    /// Delete everything that the switch has.
+    /// Delete all entries of the switch.
     Clear,
-    /// Time has passed.
+    /// The deadline may have passed.
     Tick,
 }
 
@@ -91,19 +93,19 @@ pub enum ControllerInput<'a> {
 pub enum ControllerOutput {
     /// Send this to the switch.
     Send(Vec<u8>),
-    /// Close the connection; why, in words.
+    /// Close the connection, for this reason in words.
     Close(String),
-    /// The switch has been asked what it has, and entries can be installed.
+    /// The switch has listed its entries, and new entries can be installed.
     Ready(Version, Features),
     /// The switch confirmed an entry.
     Installed(EntryId),
-    /// It did not take it.
+    /// The switch has refused an entry.
     Failed(EntryId, Obstacle),
-    /// What has passed until now.
+    /// The traffic of an entry so far.
     Counted(EntryId, Both),
-    /// The entry is gone, and all that passed.
+    /// The switch has removed an entry: the cause, and all its traffic.
     Gone(EntryId, Cause, Both),
-    /// Something a person should know.
+    /// A message for the operator.
     Note(String),
 }
 
@@ -116,17 +118,17 @@ pub(super) enum Stage {
     Ready,
 }
 
-/// A list of entries that is under way.
+/// A list of entries that was requested.
 #[derive(Clone, Debug)]
 struct Listing {
     xid: u32,
     asked: Instant,
-    /// Entries that were confirmed when it was asked for: those it has to show.
+    /// Entries that were confirmed when the list was requested, so they must be in it.
     expected: BTreeSet<EntryId>,
     entries: BTreeMap<u64, FlowCounts>,
 }
 
-/// See the module.
+/// The controller of one switch.
 #[derive(Debug)]
 pub struct Controller {
     pub(super) config: ControllerConfig,
@@ -134,27 +136,27 @@ pub struct Controller {
     pub(super) stage: Stage,
     pub(super) version: Version,
     features: Features,
-    /// The switch matches TCP flags and fragments (Nicira's extension).
+    /// The switch can match TCP flags and fragments (Nicira's extension).
     pub(super) flags: bool,
     cleared: bool,
     last_xid: u32,
     pub(super) rows: BTreeMap<EntryId, Row>,
-    /// Whose a transaction is.
+    /// The entry of each transaction.
     pub(super) xids: BTreeMap<u32, EntryId>,
-    /// Entries of an earlier run, with their counts, until they are wanted or too old.
+    /// Entries of an earlier run with their counters, until they are wanted or too old.
     pub(super) orphans: BTreeMap<Place, FlowCounts>,
     orphaned_until: Instant,
     listing: Option<Listing>,
     count_at: Instant,
     heard: Instant,
     echo: Option<Instant>,
-    /// When it connected.
+    /// When the switch connected.
     since: Instant,
     pub(super) outputs: VecDeque<ControllerOutput>,
 }
 
 impl Controller {
-    /// Without a switch.
+    /// Makes a controller without a switch.
     pub fn new(config: ControllerConfig, now: Instant) -> Self {
         Self {
             config,
@@ -178,12 +180,12 @@ impl Controller {
         }
     }
 
-    /// What is to be done next.
+    /// Returns the next output, or `None`.
     pub fn poll(&mut self) -> Option<ControllerOutput> {
         self.outputs.pop_front()
     }
 
-    /// When to call with [`ControllerInput::Tick`]; none while no switch is there.
+    /// Returns when to call [`Self::handle`] with [`ControllerInput::Tick`]. `None` while no switch is connected.
     pub fn deadline(&self) -> Option<Instant> {
         let silent = self.echo.map_or(self.heard + SILENT, |asked| asked + STALLED);
         match self.stage {
@@ -198,17 +200,17 @@ impl Controller {
         self.stage == Stage::Ready
     }
 
-    /// Whether a RST that does not belong to the connection can be kept apart from one that does by what the switch matches.
+    /// Whether the switch can match TCP flags, so that a RST takes the slow path.
     pub const fn matches_flags(&self) -> bool {
         self.flags && matches!(self.version, Version::V1_3)
     }
 
-    /// Entries that the switch has or may have.
+    /// Returns the number of entries that the switch has or may have.
     pub fn entries(&self) -> usize {
         self.rows.len()
     }
 
-    /// Something happened.
+    /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: ControllerInput<'_>) {
         match input {
             ControllerInput::Connected => self.connected(now),
@@ -289,10 +291,10 @@ impl Controller {
         match (self.stage, message) {
             (Stage::Greeting, Message::Hello { version, bitmap }) => self.greeted(version, bitmap),
             (Stage::Greeting, Message::Error { .. }) => {
-                self.close("the switch speaks no version of ours".into())
+                self.close("the switch and this program have no common OpenFlow version".into())
             }
             (_, Message::EchoRequest(data)) => {
-                // With the number of the request.
+                // Use the transaction id of the request.
                 if let Ok(bytes) = write(self.version, xid, &Request::EchoReply(data)) {
                     self.outputs.push_back(ControllerOutput::Send(bytes));
                 }
@@ -307,7 +309,7 @@ impl Controller {
                 self.removed(now, removed.cookie, removed.why, traffic);
             }
             (_, Message::Error { kind, code }) => self.error(xid, kind, code),
-            // What is not needed, or not at this moment.
+            // Messages that are not needed, or not in this stage.
             _ => {}
         }
     }
@@ -323,12 +325,12 @@ impl Controller {
         let Some(common) = common else {
             self.send(&Request::Incompatible);
             return self
-                .close(format!("the switch speaks OpenFlow {version:#04x} and no version that is allowed"));
+                .close(format!("the switch speaks OpenFlow {version:#04x}, but not an allowed version"));
         };
         self.version = common;
         self.stage = Stage::Asking;
         self.send(&Request::FeaturesRequest);
-        // Packets without an entry are dropped by the switch: none is sent to us.
+        // The switch drops packets without an entry, and sends none to the controller.
         self.send(&Request::SetConfig { flags: 0, miss_send_len: 0 });
     }
 
@@ -376,7 +378,7 @@ impl Controller {
         self.counted(now, &listing);
     }
 
-    /// What a list in the middle of work tells: counts, and entries that are not there although they were confirmed.
+    /// Evaluates a list during normal work: updates counters, and finds confirmed entries that are missing.
     fn counted(&mut self, now: Instant, listing: &Listing) {
         let ids: Vec<_> = self.rows.keys().copied().collect();
         for id in ids {
@@ -398,7 +400,7 @@ impl Controller {
         }
     }
 
-    /// Compares what a switch has when it connects with what is wanted.
+    /// Compares the entries of a switch that has just connected with the wanted entries.
     fn reconcile(&mut self, now: Instant, shown: BTreeMap<u64, FlowCounts>) {
         self.install_pairs();
         self.orphaned_until = now + ORPHANED;
@@ -415,7 +417,7 @@ impl Controller {
                 shown.is_some()
             });
             match row.state {
-                // What passed while it was away; the next list may show nothing new.
+                // Report the traffic of the time without connection, because the next list may show no change.
                 State::Installed if there == [true; 2] => {
                     let traffic = row.traffic();
                     if traffic != before {
@@ -448,7 +450,7 @@ impl Controller {
         }
     }
 
-    /// One message takes all entries of flows off a switch of 1.3; 1.0 cannot say that, and each is deleted by itself.
+    /// Deletes all entries of flows with one message. 1.0 has no such message, so each entry is deleted by itself.
     fn suspend(&mut self) {
         if self.stage == Stage::Ready && self.version == Version::V1_3 {
             let (cookie, cookie_mask) = Cookie::any_of(self.config.run);
@@ -482,7 +484,7 @@ impl Controller {
         }
     }
 
-    /// Answers that do not come, orphans, counts.
+    /// Checks for missing answers and old orphans, and requests the counters.
     fn look(&mut self, now: Instant) {
         self.count_at = now + COUNT_EVERY;
         let late = |row: &Row| matches!(row.state, State::Removing { .. }) && now - row.since >= STALLED;

@@ -1,4 +1,4 @@
-//! What a controller knows of each entry it has said to a switch, and the numbers by which it knows them again.
+//! The state of each entry that was sent to a switch, and the numbers that identify it.
 
 use super::pattern::{Pattern, Protocol};
 use crate::shunt::{Both, Cause, Entry, EntryId, Obstacle, Traffic};
@@ -16,8 +16,8 @@ impl Way {
     pub(super) const BOTH: [Self; 2] = [Self::ToServer, Self::ToClient];
 }
 
-/// What the cookie of an entry of a flow says: 16 bits that make it ours, 16 of the run of the program, 31 of the entry, 1 of
-/// the direction.
+/// The content of a flow entry's cookie. 16 bits mark it as ours, 16 bits are the run of the program, 31 bits the
+/// entry, and 1 bit the direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cookie {
     pub(super) run: u16,
@@ -32,26 +32,26 @@ impl Cookie {
     const RUN_MASK: u64 = 0xffff << 32;
     const ENTRY_MASK: u64 = 0xffff_ffff;
 
-    /// Of the entries that lead from port to port ("SP").
+    /// The cookie of the entries that forward from port to port ("SP").
     pub(super) const PAIR: u64 = 0x5350 << 48;
 
-    /// Bits and mask that all entries of flows have, of whatever run.
+    /// Returns the bits and the mask of all entries of flows, of any run.
     pub(super) const fn any() -> (u64, u64) {
         (Self::OURS, Self::OURS_MASK)
     }
 
-    /// The same, of one run.
+    /// Returns the bits and the mask of all entries of flows of one run.
     pub(super) const fn any_of(run: u16) -> (u64, u64) {
         (Self::OURS | (run as u64) << 32, Self::OURS_MASK | Self::RUN_MASK)
     }
 
-    /// The number; an entry's own number keeps its low 31 bits.
+    /// Returns the cookie as a number. It contains the low 31 bits of the entry's number.
     pub(super) const fn number(self) -> u64 {
         let way = matches!(self.way, Way::ToClient) as u64;
         Self::any_of(self.run).0 | (self.id.0 << 1 & Self::ENTRY_MASK) | way
     }
 
-    /// What a number says; none if it is not ours.
+    /// Decodes a cookie. `None` if it is not ours.
     pub(super) const fn read(number: u64) -> Option<Self> {
         if number & Self::OURS_MASK != Self::OURS {
             return None;
@@ -62,7 +62,7 @@ impl Cookie {
     }
 }
 
-/// By what an entry of an earlier run is found again.
+/// Identifies an entry of an earlier run: by what it matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     in_port: Option<u32>,
@@ -82,22 +82,22 @@ impl Place {
     }
 }
 
-/// What is told when an entry is not there any more.
+/// How the end of an entry is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Gone(Cause),
     Failed(Obstacle),
 }
 
-/// What a switch has against an entry.
+/// Why a switch refused an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     For(Obstacle),
-    /// The match of TCP flags: it is tried without.
+    /// It cannot match TCP flags. The entry is sent again without them.
     Flags,
 }
 
-/// Where an entry is. Without barrier: not said since the switch connected.
+/// The state of an entry. Without a barrier, it was not sent since the switch connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Adding { barrier: Option<u32>, error: Option<Refusal> },
@@ -105,27 +105,27 @@ pub(super) enum State {
     Removing { barrier: Option<u32>, end: End },
 }
 
-/// What one direction has carried.
+/// The traffic of one direction.
 #[derive(Clone, Copy, Debug, Default)]
 struct Carried {
-    /// By entries that were replaced or are gone.
+    /// The traffic of entries that were replaced or removed.
     before: Traffic,
-    /// By the present one.
+    /// The traffic of the present entry.
     now: Traffic,
-    /// The present one is gone, and its last count is part of `before`.
+    /// The present entry was removed, and its last counters are part of `before`.
     gone: bool,
 }
 
-/// An entry: both directions.
+/// An entry for both directions of a flow.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) entry: Entry,
     pub(super) state: State,
-    /// When its state was last changed.
+    /// When its state last changed.
     pub(super) since: Instant,
-    /// TCP flags are part of what it matches.
+    /// Its match includes TCP flags.
     pub(super) flags: bool,
-    /// Transactions that are about it.
+    /// The transactions of this entry.
     pub(super) xids: Vec<u32>,
     carried: [Carried; 2],
 }
@@ -144,7 +144,7 @@ impl Row {
         }
     }
 
-    /// The switch is not there: it answers nothing that it was asked.
+    /// Forgets all pending requests, because the switch has disconnected.
     pub(super) fn unanswered(&mut self) {
         self.xids.clear();
         match &mut self.state {
@@ -154,7 +154,8 @@ impl Row {
         }
     }
 
-    /// A list shows so much. A count that went back is that of a liar, or of an entry that somebody replaced.
+    /// Takes counters from a list. Counters that went back are ignored: they are wrong, or another program replaced
+    /// the entry.
     pub(super) fn count(&mut self, way: Way, traffic: Traffic) {
         let carried = self.carried(way);
         if !carried.gone && traffic.packets >= carried.now.packets && traffic.bytes >= carried.now.bytes {
@@ -162,7 +163,7 @@ impl Row {
         }
     }
 
-    /// It has carried so much in all, and is gone.
+    /// Takes the last counters of an entry that was removed.
     pub(super) fn finish(&mut self, way: Way, traffic: Traffic) {
         self.count(way, traffic);
         let carried = self.carried(way);
@@ -170,12 +171,12 @@ impl Row {
         carried.gone = true;
     }
 
-    /// An entry that it replaces has carried so much.
+    /// Adds the counters of an older entry that it replaces.
     pub(super) fn inherit(&mut self, way: Way, traffic: Traffic) {
         self.carried(way).before += traffic;
     }
 
-    /// It is said anew, and counts from zero.
+    /// Notes that the entry is sent again, so that its counters start from zero.
     pub(super) fn settle(&mut self) {
         for carried in &mut self.carried {
             carried.before += std::mem::take(&mut carried.now);
@@ -183,7 +184,7 @@ impl Row {
         }
     }
 
-    /// What it has carried.
+    /// Returns all its traffic.
     pub(super) fn traffic(&self) -> Both {
         let [to_server, to_client] = self.carried.map(|one| {
             let mut all = one.before;

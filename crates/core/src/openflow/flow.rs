@@ -1,33 +1,34 @@
-//! Entries: adding and removing them, what is told of their ends and counts.
+//! Messages about entries: add and remove them, their ends and their counters.
 
 use super::Version;
 use super::pattern::{Pattern, Unsayable};
 use super::wire::{Malformed, Reader};
 
-/// No packet is held for the entry (`OFP_NO_BUFFER`).
+/// The entry has no buffered packet (`OFP_NO_BUFFER`).
 const NO_BUFFER: u32 = u32::MAX;
-/// Any port or group, as a filter of what is removed.
+/// Any port or group, when entries are removed.
 const ANY_1_0: u16 = 0xffff;
 const ANY_1_3: u32 = u32::MAX;
-/// Tell us when it ends.
+/// Requests a message when the entry ends.
 const SEND_FLOW_REMOVED: u16 = 1;
-/// The switch's first table, where 1.0 has its only one.
+/// The first table of the switch. 1.0 has only this one.
 const TABLE: u8 = 0;
-/// `OFPTT_ALL`: every table, where entries are removed.
+/// `OFPTT_ALL`: all tables, when entries are removed.
 const TABLE_ALL: u8 = 0xff;
-/// Send out by a port.
+/// The action that sends a packet out of a port.
 const OUTPUT: u16 = 0;
 /// `OFPIT_APPLY_ACTIONS`.
 const APPLY_ACTIONS: u16 = 4;
 
-/// What is done to the table.
+/// The command of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// An entry is added; one with the same pattern and priority is replaced, its counters are lost and nobody is told.
+    /// Add an entry. One with the same pattern and priority is replaced, its counters are lost, and no message is
+    /// sent.
     Add,
-    /// Every entry that the pattern covers is removed.
+    /// Remove every entry that the pattern covers.
     Delete,
-    /// The entry with this very pattern and priority is removed.
+    /// Remove the entry with exactly this pattern and priority.
     DeleteStrict,
 }
 
@@ -41,39 +42,40 @@ impl Command {
     }
 }
 
-/// A change of the table (`OFPT_FLOW_MOD`).
+/// A change of the flow table (`OFPT_FLOW_MOD`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowMod {
-    /// What is done.
+    /// The command.
     pub command: Command,
-    /// What it is about.
+    /// The packets that it applies to.
     pub pattern: Pattern,
-    /// Our number for the entry.
+    /// The cookie of the entry.
     pub cookie: u64,
-    /// Only entries whose cookie has these bits as `cookie` has; 0: all. Ignored by 1.0 and when adding.
+    /// Applies only to entries whose cookie equals `cookie` in these bits. 0: all entries. Ignored by 1.0, and when
+    /// adding.
     pub cookie_mask: u64,
-    /// Higher wins.
+    /// A higher priority wins.
     pub priority: u16,
-    /// Seconds without a packet after which it goes; 0: never.
+    /// The entry ends after this number of seconds without a packet. 0: never.
     pub idle_timeout_s: u16,
-    /// The port that packets are sent out by; none: they are dropped.
+    /// The port that packets are sent out of. `None`: they are dropped.
     pub output: Option<u32>,
 }
 
-/// Why an entry is gone.
+/// Why an entry was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// Nothing came for its idle time.
+    /// No packet arrived for its idle time.
     Idle,
-    /// Its hard time-out.
+    /// Its hard time-out has passed.
     Hard,
     /// It was deleted.
     Deleted,
     /// Its group was deleted.
     Group,
-    /// It made room for another (1.4; Open vSwitch says it under 1.3 too).
+    /// It made room for another entry (1.4; Open vSwitch also sends it under 1.3).
     Evicted,
-    /// A number that is none of these.
+    /// An unknown number.
     Other(u8),
 }
 
@@ -93,32 +95,32 @@ impl Removal {
 /// The end of an entry (`OFPT_FLOW_REMOVED`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowRemoved {
-    /// Our number.
+    /// The cookie of the entry.
     pub cookie: u64,
     /// Its priority.
     pub priority: u16,
-    /// Why.
+    /// Why it was removed.
     pub why: Removal,
-    /// Packets in all.
+    /// Number of packets in total.
     pub packets: u64,
-    /// Bytes of frames in all.
+    /// Bytes of frames in total.
     pub bytes: u64,
-    /// What it matched.
+    /// The packets that it matched.
     pub pattern: Pattern,
 }
 
-/// An entry as a list shows it.
+/// An entry in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowCounts {
-    /// Our number.
+    /// The cookie of the entry.
     pub cookie: u64,
     /// Its priority.
     pub priority: u16,
-    /// Packets until now, up to half a second ago.
+    /// Packets so far. May be up to half a second old.
     pub packets: u64,
-    /// Bytes of frames until now.
+    /// Bytes of frames so far.
     pub bytes: u64,
-    /// What it matches.
+    /// The packets that it matches.
     pub pattern: Pattern,
 }
 
@@ -202,7 +204,7 @@ impl FlowRemoved {
 }
 
 impl FlowCounts {
-    /// The entries of one part of a list.
+    /// Decodes the entries of one part of a list.
     pub(super) fn read_all(version: Version, reader: &mut Reader<'_>) -> Result<Vec<Self>, Malformed> {
         let mut entries = Vec::new();
         while !reader.is_empty() {

@@ -1,4 +1,5 @@
-//! Entries of a controller: said to the switch, confirmed, refused, taken back, taken over from an earlier run.
+//! The entries of a controller: sending them to the switch, confirmation, refusal, removal, and taking over those of
+//! an earlier run.
 
 use super::controller::{Controller, ControllerOutput, PRIORITY_FLOW, Stage, SwitchPorts};
 use super::entries::{Cookie, End, Place, Refusal, Row, State, Way};
@@ -21,7 +22,7 @@ impl Controller {
         self.add(now, id);
     }
 
-    /// Says both directions of an entry to the switch.
+    /// Sends both directions of an entry to the switch.
     pub(super) fn add(&mut self, now: Instant, id: EntryId) {
         self.forget(id);
         let Some(entry) = self.rows.get(&id).map(|row| row.entry) else { return };
@@ -43,7 +44,7 @@ impl Controller {
         }
     }
 
-    /// Sends changes and a barrier; the numbers of all of them, the barrier's last.
+    /// Sends two changes and a barrier. Returns their transaction ids; the last one is that of the barrier.
     fn transact(&mut self, id: EntryId, mods: [FlowMod; 2]) -> Vec<u32> {
         let mut xids: Vec<_> = mods.iter().map(|change| self.send(&Request::FlowMod(*change))).collect();
         xids.push(self.send(&Request::Barrier));
@@ -84,7 +85,7 @@ impl Controller {
                 return self.add(now, id);
             }
             State::Adding { barrier: Some(wanted), error: Some(Refusal::For(why)) } if wanted == xid => {
-                // The other direction may be there.
+                // The switch may have accepted the other direction, so remove both.
                 return self.remove(now, id, End::Failed(why));
             }
             State::Removing { barrier: Some(wanted), end } if wanted == xid => {
@@ -92,7 +93,7 @@ impl Controller {
                 self.outputs.push_back(match end {
                     End::Gone(cause) => ControllerOutput::Gone(id, cause, traffic),
                     End::Failed(why) if traffic == Both::default() => ControllerOutput::Failed(id, why),
-                    // Half an entry has carried something: that is to be counted.
+                    // Half of the entry has carried traffic, which must be counted.
                     End::Failed(_) => ControllerOutput::Gone(id, Cause::Unconfirmed, traffic),
                 });
                 self.forget(id);
@@ -104,7 +105,7 @@ impl Controller {
         self.forget(id);
     }
 
-    /// The transactions of an entry mean nothing any more.
+    /// Forgets the transactions of an entry.
     fn forget(&mut self, id: EntryId) {
         let old = self.rows.get_mut(&id).map(|row| std::mem::take(&mut row.xids)).unwrap_or_default();
         for xid in old {
@@ -147,7 +148,8 @@ impl Controller {
                 Removal::Evicted => Cause::Evicted,
                 _ => Cause::Lost,
             };
-            // Both directions go together: half a shunted connection is watched by nobody.
+            // Remove both directions together: with only one direction left, the end of the connection would not be
+            // seen.
             self.remove(now, cookie.id, End::Gone(cause));
         }
     }
@@ -156,7 +158,7 @@ impl Controller {
         for (_, old) in std::mem::take(&mut self.orphans) {
             let change = match self.version {
                 Version::V1_0 => delete(Command::DeleteStrict, old.pattern, old.priority),
-                // By its number: what it matches may be more than we read.
+                // Delete it by its cookie: it may match more than this program can read.
                 Version::V1_3 => FlowMod {
                     cookie: old.cookie,
                     cookie_mask: u64::MAX,
@@ -167,7 +169,8 @@ impl Controller {
         }
     }
 
-    /// Counts of an earlier run's entry that the same flow has now become ours: replacing it sets them to zero.
+    /// Takes over the counters of an earlier run's entry for the same flow. Replacing the entry sets its counters to
+    /// zero.
     fn adopt(&mut self, id: EntryId, mods: &[FlowMod; 2]) {
         for (way, change) in Way::BOTH.into_iter().zip(mods) {
             let old = self.orphans.remove(&Place::of(&change.pattern));
@@ -177,11 +180,11 @@ impl Controller {
         }
     }
 
-    /// What both directions of an entry are on this switch.
+    /// Returns the changes for both directions of an entry on this switch.
     fn flow_mods(&self, entry: &Entry, flags: bool) -> Result<[FlowMod; 2], Obstacle> {
         let ports = |number| self.config.ports.get(&number).copied().ok_or(Obstacle::UnknownPort);
         let (client, server) = (ports(entry.client_port)?, ports(entry.server_port)?);
-        // 1.0 has no IPv6, and nothing that keeps fragments of UDP apart.
+        // 1.0 does not support IPv6, and cannot exclude fragments of UDP.
         if self.version == Version::V1_0
             && (entry.tuple.client.is_ipv6() || entry.tuple.transport != Transport::Tcp)
         {
@@ -214,12 +217,12 @@ impl Controller {
     }
 }
 
-/// Removes what it covers.
+/// Makes a change that removes entries.
 pub(super) const fn delete(command: Command, pattern: Pattern, priority: u16) -> FlowMod {
     FlowMod { command, pattern, cookie: 0, cookie_mask: 0, priority, idle_timeout_s: 0, output: None }
 }
 
-/// `OFPFMFC_ALL_TABLES_FULL`, `OFPFMFC_TABLE_FULL`.
+/// Whether an error is `OFPFMFC_ALL_TABLES_FULL` or `OFPFMFC_TABLE_FULL`.
 const fn is_full(version: Version, kind: u16, code: u16) -> bool {
     match version {
         Version::V1_0 => kind == 3 && code == 0,
@@ -227,7 +230,7 @@ const fn is_full(version: Version, kind: u16, code: u16) -> bool {
     }
 }
 
-/// Whole seconds: at least one, for 0 is never.
+/// Converts to whole seconds. At least 1, because 0 means never.
 fn idle_seconds(idle: Duration) -> u16 {
     if idle == Entry::NEVER_IDLE {
         return 0;
@@ -235,7 +238,8 @@ fn idle_seconds(idle: Duration) -> u16 {
     u16::try_from(idle.as_millis().div_ceil(1000).max(1)).unwrap_or(u16::MAX)
 }
 
-/// A switch counts frames, conntrack and our records IP packets. Untagged ones: 14 bytes less each.
+/// Converts counters of a switch, which counts frames, to IP packets as in conntrack and records. An untagged frame
+/// has 14 bytes more.
 pub(super) fn ip_traffic(packets: u64, bytes: u64) -> Traffic {
     Traffic { packets, bytes: bytes.saturating_sub(packets.saturating_mul(14)) }
 }

@@ -1,10 +1,10 @@
-//! All messages, read and written.
+//! Encodes and decodes all messages.
 
 use super::flow::{FlowCounts, FlowMod, FlowRemoved};
 use super::pattern::{Pattern, Unsayable};
 use super::wire::{Frame, Malformed, Reader, Version};
 
-/// Types; the first seven are those of both versions.
+/// Message types. The single numbers are the same in both versions.
 mod kind {
     pub const HELLO: u8 = 0;
     pub const ERROR: u8 = 1;
@@ -23,12 +23,12 @@ mod kind {
 
 /// The kind of statistics that lists entries.
 const STATS_FLOW: u16 = 1;
-/// In an answer: more follows.
+/// Flag of an answer: more parts follow.
 const MORE: u16 = 1;
 /// `OFPHET_VERSIONBITMAP`.
 const VERSION_BITMAP: u16 = 1;
 
-/// What a switch is.
+/// The properties of a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     /// Its datapath id.
@@ -37,87 +37,89 @@ pub struct Features {
     pub tables: u8,
 }
 
-/// What a switch says, as far as we need to know it.
+/// A message of a switch, as far as the controller needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The versions it speaks: the one of the header, and a bitmap if it sent one.
+    /// The versions that the switch supports: the number in the header, and a bitmap if it sent one.
     Hello {
         /// The number in its header.
         version: u8,
-        /// Bit n: version n.
+        /// Bit n stands for version n.
         bitmap: Option<u32>,
     },
-    /// Something was wrong; the transaction id is that of what it is about.
+    /// An error. Its transaction id is that of the message with the error.
     Error {
-        /// What kind.
+        /// The kind of error.
         kind: u16,
-        /// What exactly.
+        /// The exact error.
         code: u16,
     },
-    /// Are you there?
+    /// The switch asks whether the controller is alive.
     EchoRequest(Vec<u8>),
-    /// It is there.
+    /// The switch is alive.
     EchoReply,
-    /// What it is.
+    /// The properties of the switch.
     FeaturesReply(Features),
-    /// The end of an entry.
+    /// An entry has ended.
     FlowRemoved(FlowRemoved),
-    /// Everything that was asked before is done.
+    /// All earlier requests are done.
     BarrierReply,
-    /// Entries that are there.
+    /// Entries of the switch.
     FlowStatsReply {
-        /// More follow in another message.
+        /// More entries follow in another message.
         more: bool,
         /// The entries.
         entries: Vec<FlowCounts>,
     },
-    /// One that we need not understand.
+    /// A message that is not needed.
     Other {
-        /// Its type.
+        /// The type of the message.
         kind: u8,
     },
 }
 
-/// What we say to a switch.
+/// A message to a switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// The versions we speak; bit n: version n.
+    /// The versions that the controller supports. Bit n stands for version n.
     Hello {
         /// The bits.
         bitmap: u32,
     },
-    /// No version in common (`OFPET_HELLO_FAILED`, `OFPHFC_INCOMPATIBLE`).
+    /// There is no common version (`OFPET_HELLO_FAILED`, `OFPHFC_INCOMPATIBLE`).
     Incompatible,
-    /// Are you there?
+    /// Asks whether the switch is alive.
     EchoRequest,
-    /// Yes, with what was asked.
+    /// Answers an echo request, with the data of the request.
     EchoReply(Vec<u8>),
-    /// What are you?
+    /// Asks for the properties of the switch.
     FeaturesRequest,
-    /// How fragments are treated (0: as any packet) and how much of a packet without entry is sent to us.
+    /// Sets how fragments are treated (0: like any packet), and how much of a packet without an entry is sent to the
+    /// controller.
     SetConfig {
         /// `OFPC_FRAG_*`.
         flags: u16,
         /// Bytes.
         miss_send_len: u16,
     },
-    /// A change of the table.
+    /// Changes the flow table.
     FlowMod(FlowMod),
-    /// Answer when everything before this is done.
+    /// Requests an answer when all earlier requests are done.
     Barrier,
-    /// Which entries are there whose cookie has these bits (1.0: all)?
+    /// Requests the entries whose cookie has these bits (1.0: all entries).
     FlowStats {
         /// The bits.
         cookie: u64,
-        /// Those that count; 0: all entries.
+        /// The bits that are compared; 0: all entries.
         mask: u64,
     },
 }
 
-/// Reads a message of the version in its header. A version that we do not speak is that of a HELLO or an error.
+/// Decodes a message according to the version in its header. If that version is not supported, only the types common
+/// to all versions are decoded.
 ///
 /// # Errors
-/// If it is not what its type says.
+/// Fails if the body does not match its type.
 pub fn read(frame: &Frame) -> Result<Message, Malformed> {
     let mut reader = Reader::new(frame.kind, &frame.body);
     match frame.kind {
@@ -147,7 +149,7 @@ pub fn read(frame: &Frame) -> Result<Message, Malformed> {
     }
 }
 
-/// The types of request and reply.
+/// Returns the types of request and reply.
 const fn barrier(version: Version) -> [u8; 2] {
     match version {
         Version::V1_0 => kind::BARRIER_1_0,
@@ -155,7 +157,7 @@ const fn barrier(version: Version) -> [u8; 2] {
     }
 }
 
-/// The types of request and reply.
+/// Returns the types of request and reply.
 const fn stats(version: Version) -> [u8; 2] {
     match version {
         Version::V1_0 => kind::STATS_1_0,
@@ -163,7 +165,7 @@ const fn stats(version: Version) -> [u8; 2] {
     }
 }
 
-/// The elements of a HELLO; those that are not known are skipped, and an end in the middle of one is the end.
+/// Decodes the elements of a HELLO. Unknown elements are skipped. Fewer than four bytes at the end are ignored.
 fn hello(version: u8, reader: &mut Reader<'_>) -> Result<Message, Malformed> {
     let mut bitmap = None;
     while reader.rest().len() >= 4 {
@@ -191,10 +193,10 @@ fn flow_stats(version: Version, kind: u8, reader: &mut Reader<'_>) -> Result<Mes
     Ok(Message::FlowStatsReply { more: flags & MORE != 0, entries })
 }
 
-/// Writes a request with this transaction id.
+/// Encodes a request with this transaction id.
 ///
 /// # Errors
-/// What the version cannot say: IPv6 and TCP flags in 1.0.
+/// Fails if the version cannot express the request: IPv6 and TCP flags in 1.0.
 pub fn write(version: Version, xid: u32, request: &Request) -> Result<Vec<u8>, Unsayable> {
     let [barrier_request, _] = barrier(version);
     let [stats_request, _] = stats(version);
@@ -226,7 +228,7 @@ fn write_flow_stats_request(version: Version, cookie: u64, mask: u64) -> Result<
     match version {
         Version::V1_0 => {
             body.extend(everything);
-            // Table all, pad, any port.
+            // All tables, padding, any port.
             body.extend([0xff, 0, 0xff, 0xff]);
         }
         Version::V1_3 => {

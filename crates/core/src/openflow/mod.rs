@@ -1,18 +1,18 @@
-//! OpenFlow 1.0 (wire version 0x01) and 1.3 (0x04): the messages a shunt needs of a switch.
+//! OpenFlow 1.0 (wire version 0x01) and 1.3 (0x04): the messages that a shunt needs to control a switch.
 //!
 //! | file | does |
 //! |---|---|
-//! | `wire.rs` | headers, and cutting a stream of bytes into messages |
+//! | `wire.rs` | headers; splits a byte stream into messages |
 //! | `pattern.rs` | what an entry matches: the 40 bytes of 1.0 and the OXM fields of 1.3 |
-//! | `flow.rs` | entries: adding, removing, their ends and their counts |
-//! | `message.rs` | all messages, read and written |
-//! | `controller.rs` | our side of one switch: greeting, lists and counts, reconciliation |
-//! | `installing.rs` | its entries: said, confirmed, refused, taken back |
-//! | `entries.rs` | what is known of each entry, and the cookies that name them |
+//! | `flow.rs` | entries: adding and removing them, their ends and their counters |
+//! | `message.rs` | encodes and decodes all messages |
+//! | `controller.rs` | the controller of one switch: handshake, lists and counters, reconciliation |
+//! | `installing.rs` | the entries of a switch: sent, confirmed, refused, removed |
+//! | `entries.rs` | the state of each entry, and the cookies that identify entries |
 //!
-//! Sources: OpenFlow Switch Specification 1.0.0 (December 2009) and 1.3.5 (March 2015), ONF; the TCP flags under 1.3 are
-//! those of Nicira's extension (NXM), which Open vSwitch understands since 2.1. What is not needed is skipped by its
-//! length, so that a switch may say more than we know.
+//! Sources: OpenFlow Switch Specification 1.0.0 (December 2009) and 1.3.5 (March 2015), ONF. TCP flags under 1.3 use
+//! Nicira's extension (NXM), which Open vSwitch supports since 2.1. Fields that are not needed are skipped by their
+//! length, so a switch may send more than this module knows.
 
 mod controller;
 mod entries;

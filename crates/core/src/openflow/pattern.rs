@@ -1,10 +1,10 @@
-//! What an entry matches.
+//! The match of an entry.
 
 use super::Version;
 use super::wire::{Malformed, Reader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Bytes of a match of 1.0.
+/// Bytes of a match in 1.0.
 const MATCH_1_0: usize = 40;
 
 /// Wildcards of 1.0 (`ofp_flow_wildcards`).
@@ -17,7 +17,7 @@ mod wild {
     pub const PROTOCOL: u32 = 1 << 5;
     pub const SOURCE_PORT: u32 = 1 << 6;
     pub const DESTINATION_PORT: u32 = 1 << 7;
-    /// The number of low bits of the source that are ignored; 32 and more: all.
+    /// The number of low bits of the source address that are ignored. 32 or more: the whole address.
     pub const SOURCE_SHIFT: u32 = 8;
     pub const DESTINATION_SHIFT: u32 = 14;
     pub const ALL_BITS: u32 = 32;
@@ -25,10 +25,10 @@ mod wild {
     pub const TOS: u32 = 1 << 21;
 }
 
-/// OXM and NXM: class, field.
+/// OXM and NXM: classes and fields.
 mod oxm {
     pub const BASIC: u16 = 0x8000;
-    /// Nicira's, as Open vSwitch has it.
+    /// Nicira's class, as in Open vSwitch.
     pub const NXM_1: u16 = 0x0001;
     pub const IN_PORT: u8 = 0;
     pub const ETHER_TYPE: u8 = 5;
@@ -45,7 +45,7 @@ mod oxm {
 const ETHER_IPV4: u16 = 0x0800;
 const ETHER_IPV6: u16 = 0x86dd;
 
-/// Protocols with ports.
+/// Transport protocols with ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     /// TCP.
@@ -71,25 +71,24 @@ impl Protocol {
     }
 }
 
-/// What an entry of ours matches: everything that comes in by a port, or one direction of one flow. Fields that are not here
-/// are read over.
+/// What an entry matches: all packets that arrive on a port, or one direction of one flow. Other fields are skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pattern {
-    /// The port of the switch that packets come in by.
+    /// The switch port that packets arrive on.
     pub in_port: Option<u32>,
-    /// Source and destination, of one IP version; none of IPv6 in 1.0.
+    /// Source and destination, of the same IP version. 1.0 does not support IPv6.
     pub addresses: Option<(IpAddr, IpAddr)>,
-    /// The protocol; only with addresses.
+    /// The protocol. Only with addresses.
     pub protocol: Option<Protocol>,
-    /// Source and destination port; only with a protocol.
+    /// Source and destination port. Only with a protocol.
     pub ports: Option<(u16, u16)>,
-    /// Packets without VLAN tag only.
+    /// Only packets without a VLAN tag.
     pub untagged: bool,
-    /// No fragments, and of TCP nothing with FIN, SYN or RST: 1.3 with Nicira's extension only.
+    /// No fragments, and no TCP packets with FIN, SYN or RST. Only in 1.3, with Nicira's extension.
     pub established: bool,
 }
 
-/// Why a pattern cannot be said in a version.
+/// Why a version cannot express a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this version of OpenFlow cannot say: {0}")]
 pub struct Unsayable(&'static str);
@@ -101,10 +100,10 @@ impl Unsayable {
 }
 
 impl Pattern {
-    /// The bytes of 1.0: always 40.
+    /// Encodes the match for 1.0: always 40 bytes.
     ///
     /// # Errors
-    /// IPv6, TCP flags, and port numbers above 16 bits are not in 1.0.
+    /// Fails for IPv6, TCP flags, and port numbers above 16 bits, which 1.0 does not support.
     pub fn to_1_0(&self) -> Result<Vec<u8>, Unsayable> {
         if self.established {
             return Err(Unsayable("TCP flags"));
@@ -127,7 +126,7 @@ impl Pattern {
         let mut bytes = wildcards.to_be_bytes().to_vec();
         bytes.extend(in_port.to_be_bytes());
         bytes.extend([0; 12]);
-        // 0xffff: no tag.
+        // 0xffff means no tag.
         bytes.extend(if self.untagged { [0xff, 0xff] } else { [0, 0] });
         bytes.extend([0, 0]);
         bytes.extend(if self.addresses.is_some() { ETHER_IPV4 } else { 0 }.to_be_bytes());
@@ -140,7 +139,7 @@ impl Pattern {
         Ok(bytes)
     }
 
-    /// From the bytes of 1.0.
+    /// Decodes a match of 1.0.
     pub(super) fn read_1_0(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
         let wildcards = reader.u32()?;
         let is = |bit: u32| wildcards & bit == 0;
@@ -166,7 +165,8 @@ impl Pattern {
         })
     }
 
-    /// The bytes of 1.3: type, length, fields, padded to a multiple of 8. Prerequisites precede what needs them.
+    /// Encodes the match for 1.3: type, length, and fields, padded to a multiple of 8. Prerequisite fields come
+    /// first.
     pub fn to_1_3(&self) -> Vec<u8> {
         let mut fields = Vec::new();
         let mut field = |class: u16, number: u8, value: &[u8], mask: &[u8]| {
@@ -204,7 +204,7 @@ impl Pattern {
             }
         }
         if self.established {
-            // Flags 0 of FIN, SYN and RST; no bit of the fragment field.
+            // FIN, SYN and RST must be 0, and all bits of the fragment field, too.
             if self.protocol == Some(Protocol::Tcp) {
                 field(oxm::NXM_1, oxm::NXM_TCP_FLAGS, &[0, 0], &[0, 7]);
             }
@@ -218,13 +218,13 @@ impl Pattern {
         bytes
     }
 
-    /// From the bytes of 1.3, with their padding.
+    /// Decodes a match of 1.3, with its padding.
     pub(super) fn read_1_3(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
         reader.skip(2)?;
         let length = usize::from(reader.u16()?);
         let fields = length.checked_sub(4).ok_or(reader.inside())?;
         let mut fields = reader.part(fields)?;
-        // The last of a message may come without its padding.
+        // The last match in a message may lack its padding.
         let padding = (length.next_multiple_of(8) - length).min(reader.rest().len());
         reader.skip(padding)?;
         let mut pattern = Self::default();
@@ -272,7 +272,7 @@ impl Pattern {
         Ok(())
     }
 
-    /// The bytes of a version.
+    /// Encodes the match for a version.
     pub(super) fn to_bytes(self, version: Version) -> Result<Vec<u8>, Unsayable> {
         match version {
             Version::V1_0 => self.to_1_0(),
@@ -288,7 +288,7 @@ impl Pattern {
     }
 }
 
-/// Fields that come one by one and mean something together.
+/// Fields that arrive one by one, but are used in pairs.
 #[derive(Default)]
 struct Ends {
     addresses: [Option<IpAddr>; 2],

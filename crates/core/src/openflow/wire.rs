@@ -1,4 +1,4 @@
-//! Headers, and cutting a stream of bytes into messages.
+//! Headers, and splitting a byte stream into messages.
 
 /// Bytes of a header: version, type, length, transaction id.
 pub(super) const HEADER: usize = 8;
@@ -16,10 +16,10 @@ pub enum Version {
 }
 
 impl Version {
-    /// Both, the older first.
+    /// Both versions, the older one first.
     pub const ALL: [Self; 2] = [Self::V1_0, Self::V1_3];
 
-    /// The number in headers.
+    /// Returns the number in headers.
     pub const fn number(self) -> u8 {
         match self {
             Self::V1_0 => 1,
@@ -27,13 +27,13 @@ impl Version {
         }
     }
 
-    /// The version with this number.
+    /// Returns the version with this number.
     pub fn of_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|version| version.number() == number)
     }
 
-    /// The highest version that both sides speak: the bitmap of a HELLO (bit n stands for version n) decides if there is one,
-    /// else the lower of both numbers (1.3.5 Sec. 6.3.1).
+    /// Returns the highest common version. If the HELLO has a bitmap (bit n stands for version n), the bitmap
+    /// decides. Otherwise the lower of both numbers counts (1.3.5 Sec. 6.3.1).
     pub fn negotiate(theirs: u8, bitmap: Option<u32>) -> Option<Self> {
         match bitmap {
             Some(bits) => Self::ALL.into_iter().rev().find(|version| bits >> version.number() & 1 == 1),
@@ -42,35 +42,36 @@ impl Version {
     }
 }
 
-/// Why bytes are no message.
+/// Why bytes are not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// The length is smaller than a header.
     #[error("an OpenFlow message says it has {0} bytes, fewer than its header")]
     Length(u16),
-    /// It ends in the middle of something.
+    /// The message ends in the middle of a field.
     #[error("an OpenFlow message of type {0} is cut short")]
     Short(u8),
-    /// A length inside is wrong.
+    /// An inner length is wrong.
     #[error("an OpenFlow message of type {0} has a wrong length inside")]
     Inside(u8),
 }
 
-/// A message as it is on the wire.
+/// A message with its header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// The number of the version in its header.
     pub version: u8,
-    /// Its type; the meaning depends on the version.
+    /// Its type. The meaning depends on the version.
     pub kind: u8,
     /// Its transaction id.
     pub xid: u32,
-    /// What follows the header.
+    /// The bytes behind the header.
     pub body: Vec<u8>,
 }
 
 impl Frame {
-    /// Its bytes. A body that is too long for the length field is cut: none of ours is.
+    /// Encodes the message. A body that is too long for the length field is truncated, which never happens with
+    /// messages of this program.
     pub fn to_bytes(&self) -> Vec<u8> {
         let length = (HEADER + self.body.len()).min(MESSAGE_MAX);
         let mut bytes = Vec::with_capacity(length);
@@ -82,27 +83,27 @@ impl Frame {
     }
 }
 
-/// Cuts a stream into messages. It holds at most one message that is not whole.
+/// Splits a byte stream into messages. Buffers at most one incomplete message after all complete ones were taken.
 #[derive(Clone, Debug, Default)]
 pub struct Decoder {
     held: Vec<u8>,
 }
 
 impl Decoder {
-    /// Nothing has come yet.
+    /// Makes a decoder for the beginning of a stream.
     pub const fn new() -> Self {
         Self { held: Vec::new() }
     }
 
-    /// More bytes of the stream.
+    /// Adds bytes of the stream.
     pub fn push(&mut self, bytes: &[u8]) {
         self.held.extend_from_slice(bytes);
     }
 
-    /// The next whole message.
+    /// Returns the next complete message.
     ///
     /// # Errors
-    /// A length that cannot be: the stream is of no use from there on.
+    /// Fails if a length is impossible. The rest of the stream cannot be used.
     pub fn frame(&mut self) -> Result<Option<Frame>, Malformed> {
         let Some(header) = self.held.first_chunk::<HEADER>() else { return Ok(None) };
         let [version, kind, high, low, x0, x1, x2, x3] = *header;
@@ -116,7 +117,7 @@ impl Decoder {
         Ok(Some(frame))
     }
 
-    /// Bytes of a message that is not whole yet.
+    /// Returns the number of buffered bytes that do not form a complete message yet.
     pub fn pending(&self) -> usize {
         self.held.len()
     }
@@ -152,7 +153,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// The next `length` bytes as a body of their own.
+    /// Returns the next `length` bytes as a reader of their own.
     pub(super) fn part(&mut self, length: usize) -> Result<Self, Malformed> {
         Ok(Self { kind: self.kind, rest: self.take(length)? })
     }

@@ -1,4 +1,4 @@
-//! What a rule asks of a flow.
+//! The conditions of a rule.
 
 use super::decide::Seen;
 use super::host_list::HostList;
@@ -9,7 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Conditions that must all hold. Without any it matches every flow.
+/// Conditions that must all hold. A match without conditions matches every flow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     conditions: Vec<Condition>,
@@ -20,42 +20,43 @@ pub struct Match {
 pub enum Condition {
     /// The client's address is in the set.
     From(IpSet),
-    /// The destination's address is in the set. A destination known by name only is in no set of addresses.
+    /// The destination's address is in the set. A destination that is known by name only is not in any set.
     To(IpSet),
     /// The destination's port is in the set.
     Port(PortSet),
     /// One of these listeners caught the flow.
     Listener(Vec<Arc<str>>),
-    /// It was caught in one of these ways.
+    /// The flow was caught in one of these ways.
     Intercept(Vec<Intercept>),
-    /// One of these users authenticated with our SOCKS listener.
+    /// One of these users authenticated at our SOCKS listener.
     SocksUser(Vec<Box<str>>),
     /// The base name of the executable is one of these; local flows only.
     Process(Vec<Box<str>>),
     /// The user id that owns the client's socket is one of these; local flows only.
     Uid(Vec<u32>),
-    /// The host name is one of these. Where it is not known it is looked for in the first bytes.
+    /// The host name matches one of these patterns. If it is unknown, it is looked for in the first bytes.
     Host(Vec<HostPattern>),
-    /// The host name is in one of these lists. It is looked for as for [`Condition::Host`].
+    /// The host name is in one of these lists. If it is unknown, it is looked for as for [`Condition::Host`].
     HostFile(Vec<HostFile>),
-    /// The host name holds one of these words, in lower case. It is looked for as for [`Condition::Host`].
+    /// The host name contains one of these words, in lower case. If it is unknown, it is looked for as for
+    /// [`Condition::Host`].
     HostContains(Vec<Box<str>>),
-    /// The URL fits one of these patterns, in which `*` stands for anything and `?` for one character; requests whose
-    /// URL is seen only: of what passes unopened, nobody knows it. The normalised URL counts (RFC 3986 Sec. 6.2.2); to a
-    /// rule that denies, the URL as it was written counts as well.
+    /// The URL matches one of these patterns, in which `*` stands for any text and `?` for one character. It applies
+    /// only to requests whose URL is visible, not to encrypted traffic that is not intercepted. The normalised URL is
+    /// compared (RFC 3986 Sec. 6.2.2). A rule that denies also compares the URL as it was written.
     Url(Vec<UrlPattern>),
 }
 
-/// A list of hosts, and where it came from.
+/// A list of hosts, and the file that it was read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFile {
     /// The file, as the configuration names it.
     pub path: Box<str>,
-    /// What is in it.
+    /// The content of the file.
     pub list: Arc<HostList>,
 }
 
-/// Whether a condition holds, as far as is known.
+/// Whether a condition holds, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Truth {
     Holds,
@@ -64,7 +65,8 @@ pub(super) enum Truth {
     NeedsFirstBytes,
 }
 
-/// The host name a rule sees: what the flow knows, else the name in the destination, else that in the first bytes.
+/// Returns the host name that rules see: the flow's name, otherwise the name in the destination, otherwise the name
+/// in the first bytes.
 fn known_host<'a>(flow: &'a Flow, seen: Seen<'a>) -> Option<&'a HostName> {
     let destination = match &flow.orig_dst.host {
         Host::Name(name) => Some(name),
@@ -77,7 +79,7 @@ fn known_host<'a>(flow: &'a Flow, seen: Seen<'a>) -> Option<&'a HostName> {
 }
 
 impl Condition {
-    /// The key of `match` in the configuration.
+    /// Returns the key of `match` in the configuration.
     pub const fn key(&self) -> &'static str {
         match self {
             Self::From(_) => "from",
@@ -95,7 +97,8 @@ impl Condition {
         }
     }
 
-    /// Cheap and certain ones first; those that need a look at the process, then at the bytes, last.
+    /// Returns the cost of checking. Cheap conditions come first. Those that need the process, and then those that
+    /// need the first bytes, come last.
     const fn cost(&self) -> u8 {
         match self {
             Self::Listener(_) | Self::Intercept(_) => 0,
@@ -108,7 +111,7 @@ impl Condition {
         }
     }
 
-    /// Whether this one holds for every flow for which `other` holds.
+    /// Whether this condition holds for every flow for which `other` holds.
     fn covers(&self, other: &Self) -> bool {
         fn within<T: PartialEq>(outer: &[T], inner: &[T]) -> bool {
             inner.iter().all(|item| outer.contains(item))
@@ -168,7 +171,7 @@ impl Condition {
         if known { Truth::Holds } else { Truth::Fails }
     }
 
-    /// Whether a host is one of those that a condition on host names means.
+    /// Whether a condition on host names holds for this host.
     pub(super) fn names(&self, host: &HostName) -> bool {
         match self {
             Self::Host(patterns) => patterns.iter().any(|pattern| pattern.matches(host)),
@@ -179,7 +182,7 @@ impl Condition {
     }
 }
 
-/// Whether a host holds one of these words. International words stand in the name as people write it.
+/// Whether a host name contains one of these words. International words are searched in the Unicode form of the name.
 fn contains(host: &HostName, words: &[Box<str>]) -> bool {
     if words.iter().any(|word| host.as_str().contains(&**word)) {
         return true;
@@ -190,24 +193,24 @@ fn contains(host: &HostName, words: &[Box<str>]) -> bool {
 }
 
 impl Match {
-    /// A match of all of `conditions`.
+    /// Makes a match of all `conditions`.
     pub fn new(mut conditions: Vec<Condition>) -> Self {
         conditions.sort_by_key(Condition::cost);
         Self { conditions }
     }
 
-    /// The conditions, cheapest first.
+    /// Returns the conditions, cheapest first.
     pub fn conditions(&self) -> &[Condition] {
         &self.conditions
     }
 
-    /// Whether every flow that `other` matches is matched by this one too, as far as the conditions alone tell.
+    /// Whether this match covers every flow that `other` matches, as far as the conditions alone show.
     pub fn covers(&self, other: &Self) -> bool {
         self.conditions.iter().all(|outer| other.conditions.iter().any(|inner| outer.covers(inner)))
     }
 
-    /// The first condition that does not hold for certain, with what it lacks. A failing one goes before one that
-    /// lacks knowledge: nobody waits for bytes that cannot change the answer.
+    /// Returns the first condition that does not certainly hold, and its state. A condition that fails comes before
+    /// one that lacks knowledge: do not wait for bytes that cannot change the answer.
     pub(super) fn first_obstacle(
         &self,
         flow: &Flow,
@@ -226,30 +229,32 @@ impl Match {
     }
 }
 
-/// A host name, or all names under one.
+/// A host name, or all names below one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum HostPattern {
     /// This name.
     Exact(HostName),
-    /// `*.example.nl`: every name below, at any depth, not `example.nl` itself. Held as `.example.nl`.
+    /// `*.example.nl`: every name below, at any depth, but not `example.nl` itself. Stored as `.example.nl`.
     Below(Box<str>),
-    /// `*`: every flow whose name is known.
+    /// `*`: every flow whose host name is known.
     Any,
 }
 
-/// Why a text is no host pattern.
+/// Why a text is not a valid host pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostPatternError {
-    /// A star is elsewhere than as the whole first label.
-    #[error("'{0}' is no host pattern: a star stands only for whole labels at the front, as in *.example.nl")]
+    /// A star is not the whole first label.
+    #[error(
+        "'{0}' is not a host pattern: a star replaces only whole labels at the front, as in *.example.nl"
+    )]
     Star(String),
-    /// What remains is no host name.
-    #[error("'{0}' is no host pattern: {1}")]
+    /// The rest of the pattern is not a host name.
+    #[error("'{0}' is not a host pattern: {1}")]
     Name(String, HostNameError),
 }
 
 impl HostPattern {
-    /// Whether `host` fits.
+    /// Whether `host` matches.
     pub fn matches(&self, host: &HostName) -> bool {
         match self {
             Self::Exact(name) => name == host,
@@ -260,7 +265,7 @@ impl HostPattern {
         }
     }
 
-    /// Whether every name that fits `other` fits this one.
+    /// Whether this pattern matches every name that `other` matches.
     pub fn covers(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Any, _) => true,
@@ -300,7 +305,7 @@ impl fmt::Display for HostPattern {
 }
 
 impl fmt::Display for Condition {
-    /// As in `from 10.0.0.0/8`; for `explain`.
+    /// Writes the condition for `explain`, such as `from 10.0.0.0/8`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fn list<T>(items: &[T], text: impl Fn(&T) -> String) -> String {
             items.iter().map(text).collect::<Vec<_>>().join(", ")

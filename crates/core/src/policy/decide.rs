@@ -1,4 +1,4 @@
-//! From a flow to a verdict.
+//! Decides about flows.
 
 use super::condition::Truth;
 use super::{Action, Policy, Url};
@@ -12,13 +12,13 @@ pub enum Seen<'a> {
     /// They were not read yet.
     #[default]
     Nothing,
-    /// They were read, or the wait for them ended; with the host name they hold, if any.
+    /// They were read, or the wait for them timed out. Contains the host name in them, if any.
     FirstBytes(Option<&'a HostName>),
     /// A request was read.
     Request {
-        /// The host it is for, if that has a name.
+        /// The host of the request, if it has a name.
         host: Option<&'a HostName>,
-        /// What it asks for.
+        /// The URL of the request.
         url: &'a Url,
     },
 }
@@ -26,73 +26,75 @@ pub enum Seen<'a> {
 /// The answer of [`Policy::decide`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Decide again with [`Seen::FirstBytes`], after waiting for them for at most so long.
+    /// Decide again with [`Seen::FirstBytes`] after waiting for the first bytes, for at most `wait_ms`.
     NeedFirstBytes {
-        /// The rule that asks.
+        /// The rule that needs them.
         rule: Arc<str>,
-        /// Longest wait, milliseconds.
+        /// The longest wait, ms.
         wait_ms: u64,
     },
-    /// Decide again with `flow.process` filled; with `Process::default()` if there is none to be found.
+    /// Decide again after `flow.process` was set. Set it to `Process::default()` if the process cannot be found.
     NeedProcess {
-        /// The rule that asks.
+        /// The rule that needs it.
         rule: Arc<str>,
     },
     /// The verdict.
     Verdict(Verdict),
 }
 
-/// What policy says about a flow, with its reason.
+/// The decision of policy about a flow, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// The rule that decided; none if the default did.
+    /// The rule that decided. `None` if the default did.
     pub rule: Option<Arc<str>>,
-    /// Its place in the policy, from 0.
+    /// Its index in the policy, from 0.
     pub index: Option<usize>,
     /// What happens to the flow.
     pub action: Action,
     /// The reason in words: `rule 'x'`, or `no rule matched; default deny`.
     pub why: Arc<str>,
-    /// What the data-flow agreement said, in words; none if the rule does not ask it, or it was not asked yet.
+    /// The answer of the data-flow agreement in words. `None` if the rule does not ask it, or if it was not asked
+    /// yet.
     pub agreement: Option<Arc<str>>,
 }
 
-/// One rule's part in a decision.
+/// The outcome of one rule in a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceLine {
-    /// The rule's name.
+    /// The name of the rule.
     pub rule: Arc<str>,
-    /// Its place in the policy, from 0.
+    /// Its index in the policy, from 0.
     pub index: usize,
-    /// What became of it.
+    /// The outcome.
     pub outcome: TraceOutcome,
 }
 
-/// What became of a rule.
+/// The outcome of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TraceOutcome {
-    /// All its conditions hold: it decides.
+    /// All its conditions hold, so it decides.
     Matched,
     /// This condition does not hold.
     Failed {
         /// The condition's key and value, as in `to 10.0.0.0/8`.
         condition: String,
     },
-    /// All else holds, but the host name has to be looked for in the first bytes: it would be waited for.
+    /// All other conditions hold, but the host name must be looked for in the first bytes. The flow would wait for
+    /// them.
     NeedsFirstBytes,
-    /// All else holds, but the process has to be looked up.
+    /// All other conditions hold, but the process must be looked up.
     NeedsProcess,
     /// An earlier rule decided, or has to wait.
     NotReached,
 }
 
 impl Verdict {
-    /// Whether the data-flow agreement has to be asked before this is final.
+    /// Whether the data-flow agreement must be asked before this verdict is final.
     pub fn asks_agreement(&self) -> bool {
         matches!(&self.action, Action::Carry(carry) if carry.agreement.is_some())
     }
 
-    /// What happens and why, in one line: `carried direct (rule 'x')`.
+    /// Returns the action and its reason in one line, such as `carried direct (rule 'x')`.
     pub fn summary(&self) -> String {
         match &self.action {
             Action::Deny => format!("denied ({})", self.why),
@@ -124,21 +126,20 @@ impl fmt::Display for TraceLine {
     }
 }
 
-/// A decision played through without any traffic.
+/// A decision that was simulated without traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The verdict.
     pub verdict: Verdict,
-    /// Each rule's part in it.
+    /// The outcome of each rule.
     pub trace: Vec<TraceLine>,
-    /// The rule for which the flow would be held until its first bytes are there, and for how long at most,
-    /// milliseconds.
+    /// The rule for which the flow would wait for its first bytes, and the longest wait, ms.
     pub waits: Option<(Arc<str>, u64)>,
 }
 
 impl Policy {
-    /// Plays the decision through: first bytes that are asked for hold `host`, a process that is asked for is the
-    /// one in `flow`, or none.
+    /// Simulates the decision. If a rule needs the first bytes, they contain `host`. If a rule needs the process, it
+    /// is the one in `flow`, or unknown.
     pub fn explain(&self, flow: &Flow, host: Option<&HostName>) -> Explanation {
         let mut flow = flow.clone();
         flow.process.get_or_insert_with(Process::default);
@@ -156,14 +157,14 @@ impl Policy {
         Explanation { verdict, trace: self.trace(&flow, seen), waits }
     }
 
-    /// Decides about a flow. Allocates nothing.
+    /// Decides about a flow. Allocates no memory.
     ///
-    /// A rule asks for first bytes, or for the process, only when all its other conditions hold.
+    /// A rule needs the first bytes, or the process, only if all its other conditions hold.
     pub fn decide(&self, flow: &Flow, seen: Seen<'_>) -> Decision {
         self.first_match(flow, seen).map_or_else(|need| need, Decision::Verdict)
     }
 
-    /// The verdict, or what is needed for one.
+    /// Returns the verdict, or what is needed for one.
     fn first_match(&self, flow: &Flow, seen: Seen<'_>) -> Result<Verdict, Decision> {
         for (index, rule) in self.rules.iter().enumerate() {
             match rule.obstacle(flow, seen).map(|(_, truth)| truth) {
@@ -192,7 +193,7 @@ impl Policy {
         Verdict { rule: None, index: None, action, why, agreement: None }
     }
 
-    /// What became of every rule, for `explain`.
+    /// Returns the outcome of every rule, for `explain`.
     pub fn trace(&self, flow: &Flow, seen: Seen<'_>) -> Vec<TraceLine> {
         let mut decided = false;
         let line = |(index, rule): (usize, &super::Rule)| {

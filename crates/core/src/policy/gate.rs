@@ -1,7 +1,7 @@
-//! Policy about addresses that are to be dialled: what a name led to, and what nobody is to reach through us.
+//! Policy about the addresses that are dialled: those that a name resolved to, and those that are never dialled.
 //!
-//! Rules see names, the kernel dials addresses. Without this second question a rule `deny to = "10.0.0.0/8"` holds for
-//! clients that write an address, and for nobody who writes a name that resolves to one.
+//! Rules see names, but the kernel dials addresses. A rule `deny to = "10.0.0.0/8"` must also apply to a client that
+//! sends a name which resolves to such an address. This second check ensures that.
 
 use super::condition::{Condition, HostPattern, Truth};
 use super::{Action, Carry, Policy, Rule, Seen};
@@ -12,13 +12,13 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Networks that are not dialled unless a rule names them: this network and host, link-local addresses, the addresses at
-/// which clouds give machines their credentials, and loopback, which counts for clients of other hosts only.
+/// Networks that are not dialled unless a rule names them: this network and host, link-local addresses, and the
+/// addresses at which clouds give machines their credentials. Loopback is forbidden only for clients on other hosts.
 pub const NEVER_DIAL: [&str; 12] = [
     "0.0.0.0/8",
     "127.0.0.0/8",
     "169.254.0.0/16",
-    // Alibaba Cloud, Azure, Oracle Cloud; most others use 169.254.169.254.
+    // Alibaba Cloud, Azure, Oracle Cloud. Most others use 169.254.169.254.
     "100.100.100.200",
     "168.63.129.16",
     "192.0.0.192",
@@ -31,35 +31,35 @@ pub const NEVER_DIAL: [&str; 12] = [
     "fd00:42::42",
 ];
 
-/// The networks of [`NEVER_DIAL`].
+/// Returns the networks of [`NEVER_DIAL`].
 pub fn never_dial() -> IpSet {
     NEVER_DIAL.iter().filter_map(|net| net.parse().ok()).collect()
 }
 
-/// What policy has to say about addresses beside its rules, made once for each policy.
+/// The part of policy about addresses that is prepared once for each policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Addresses {
-    /// What is not dialled unless a rule names it.
+    /// The networks that are not dialled unless a rule names them.
     never: IpSet,
-    /// Every address that some rule denies by network: all others need no second look at the rules.
+    /// All networks that some rule denies. Other addresses need no second check of the rules.
     denied: IpSet,
-    /// A rule that denies by network asks for the process, too.
+    /// A rule that denies by network also needs the process.
     asks_process: bool,
 }
 
-/// An address that is to be dialled for a flow, and what is known of the two.
+/// An address to be dialled for a flow, and what is known of both.
 #[derive(Clone, Copy, Debug)]
 pub struct Dialled<'a> {
-    /// The flow. Its process is filled in where [`Policy::asks_process_of_addresses`].
+    /// The flow. Its process is set if [`Policy::asks_process_of_addresses`].
     pub flow: &'a Flow,
-    /// What is known of its bytes.
+    /// What is known of its first bytes.
     pub seen: Seen<'a>,
-    /// What the rule that carries it says: the rule's own object.
+    /// The `Carry` of the rule that carries the flow: the same object, because it is compared by reference.
     pub carry: &'a Carry,
     /// The address.
     pub ip: IpAddr,
-    /// The name that was resolved to it; none: policy has seen the address already. What a client says about itself (a Host
-    /// field, SNI) is no such name.
+    /// The name that was resolved to this address. `None` if policy has already seen the address. A name that the
+    /// client claims (a Host field, SNI) does not count.
     pub name: Option<&'a HostName>,
     /// The configuration names the destination, not the client.
     pub is_configured: bool,
@@ -68,7 +68,7 @@ pub struct Dialled<'a> {
 /// Why an address is not dialled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Denied {
-    /// A rule that denies holds for it.
+    /// A rule that denies matches it.
     Rule {
         /// The address.
         ip: IpAddr,
@@ -114,18 +114,18 @@ impl Addresses {
     }
 }
 
-/// The address, and the IPv4 address that a translator would make of it.
+/// Returns the address, and the IPv4 address that a translator (NAT64) would derive from it.
 fn forms(ip: IpAddr) -> impl Iterator<Item = IpAddr> {
     std::iter::once(ip).chain(embedded_v4(ip).map(IpAddr::V4))
 }
 
 impl Rule {
-    /// The first thing that keeps it from matching.
+    /// Returns the first condition that keeps the rule from matching.
     pub(super) fn obstacle(&self, flow: &Flow, seen: Seen<'_>) -> Option<(&Condition, Truth)> {
         self.matcher.first_obstacle(flow, seen, self.action == Action::Deny)
     }
 
-    /// The networks of destinations that it is for, if it says any.
+    /// Returns the destination networks that the rule names, if any.
     fn networks(&self) -> Option<&IpSet> {
         self.matcher.conditions().iter().find_map(|condition| match condition {
             Condition::To(set) => Some(set),
@@ -133,7 +133,7 @@ impl Rule {
         })
     }
 
-    /// Whether it is for this very host, by its whole name.
+    /// Whether the rule names exactly this host.
     fn names_host(&self, host: &HostName) -> bool {
         let is_it = |pattern: &HostPattern| matches!(pattern, HostPattern::Exact(name) if name == host);
         self.matcher.conditions().iter().any(|condition| match condition {
@@ -142,7 +142,8 @@ impl Rule {
         })
     }
 
-    /// Whether it is for one of the networks of `never` that holds the address: a rule for all addresses names none.
+    /// Whether the rule names a network inside `never` that contains the address. A rule for all addresses does not
+    /// count.
     fn names_network(&self, never: &IpSet, ip: IpAddr) -> bool {
         self.networks()
             .is_some_and(|to| to.nets().iter().any(|net| net.contains(ip) && never.covers_net(*net)))
@@ -150,24 +151,25 @@ impl Rule {
 }
 
 impl Policy {
-    /// The same policy with other networks that are not dialled unless a rule names them; [`never_dial`] by default.
+    /// Returns the same policy with other networks that are not dialled unless a rule names them. Default:
+    /// [`never_dial`].
     #[must_use]
     pub fn with_never_dial(mut self, never: IpSet) -> Self {
         self.addresses = Addresses::new(&self.rules, never);
         self
     }
 
-    /// Networks that are not dialled unless a rule names them.
+    /// Returns the networks that are not dialled unless a rule names them.
     pub const fn never_dial(&self) -> &IpSet {
         &self.addresses.never
     }
 
-    /// Whether a rule that denies by network asks for the process behind a flow: [`Policy::admits`] has to know it.
+    /// Whether a rule that denies by network needs the process behind a flow. [`Policy::admits`] must then know it.
     pub const fn asks_process_of_addresses(&self) -> bool {
         self.addresses.asks_process
     }
 
-    /// Whether a rule denies destinations by their network.
+    /// Whether a rule denies destinations by network.
     pub fn denies_networks(&self) -> bool {
         !self.addresses.denied.is_empty()
     }
@@ -177,15 +179,15 @@ impl Policy {
         self.addresses.may_be_denied(ip.to_canonical())
     }
 
-    /// Whether an address may be dialled for a flow that policy has let pass. Allocates nothing for an address in which no
-    /// network of a rule that denies, nor of `never_dial`, is interested.
+    /// Checks whether an address may be dialled for a flow that policy has let pass. Allocates no memory for an
+    /// address that is in no network of `never_dial` or of a rule that denies.
     ///
-    /// Rules that deny by network are asked first, whatever their place. Only an earlier rule that carries and names the
-    /// address (by `to`) or the exact host (by `host`) goes before them. `is_local` says whether the client is on this host;
-    /// it is asked for loopback addresses only.
+    /// Rules that deny by network are checked first, wherever they stand. Only an earlier rule that carries and names
+    /// the address (by `to`) or the exact host (by `host`) overrides them. `is_local` tells whether the client is on
+    /// this host. It is called for loopback addresses only.
     ///
     /// # Errors
-    /// The address may not be dialled.
+    /// Fails if the address must not be dialled.
     pub fn admits(&self, dialled: &Dialled<'_>, is_local: impl Fn() -> bool) -> Result<(), Denied> {
         let ip = dialled.ip.to_canonical();
         if !self.addresses.may_be_denied(ip) {
@@ -214,7 +216,7 @@ impl Policy {
             rule.names_network(never, ip) || dialled.name.is_some_and(|host| rule.names_host(host))
         };
         let at = Flow { orig_dst: at(dialled.flow, ip), ..dialled.flow.clone() };
-        // The rule that carries it, or one before that is for this address when it is asked about as one.
+        // Either the rule that carries the flow allows the address, or an earlier rule that matches the address.
         let is_deciding = |rule: &&Rule| matches!(&rule.action, Action::Carry(carry) if std::ptr::eq(&**carry, dialled.carry));
         let deciding = self.rules.iter().position(|rule| is_deciding(&rule));
         let before = deciding.map_or(self.rules.len(), |index| index + 1);
@@ -229,11 +231,11 @@ impl Policy {
         Err(Denied::Never { ip, net: net.unwrap_or_else(|| ip.into()) })
     }
 
-    /// Checks an address of a flow that another node caught and that this node is asked to deliver.
+    /// Checks an address of a flow that another node caught and that this node is to deliver.
     ///
-    /// Rules that deny by network are asked first, as in [`Policy::admits`]. Then all rules are asked in order, with the
-    /// address as the destination; the first that matches decides. A flow that no rule matches passes: the default is for
-    /// flows that this node caught itself.
+    /// Rules that deny by network are checked first, as in [`Policy::admits`]. Then all rules are checked in order,
+    /// with the address as the destination, and the first that matches decides. A flow that no rule matches passes:
+    /// the default is for flows that this node caught itself.
     ///
     /// # Errors
     /// A deny rule matches.
@@ -274,7 +276,7 @@ impl Policy {
         for (rule, why) in self.rules.iter().zip(&self.whys) {
             let obstacle = rule.obstacle(&at, seen).map(|(_, truth)| truth);
             match &rule.action {
-                // What is not known cannot let it pass.
+                // An unknown fact must not let the flow pass.
                 Action::Deny if rule.networks().is_some() && obstacle != Some(Truth::Fails) => {
                     return Err(Denied::Rule { ip, why: why.clone() });
                 }
@@ -291,13 +293,13 @@ impl Policy {
     }
 }
 
-/// The flow's destination with the address that its name led to.
+/// Returns the flow's destination with the address that its name resolved to.
 fn at(flow: &Flow, ip: IpAddr) -> Destination {
     Destination { host: ip.into(), port: flow.orig_dst.port }
 }
 
 impl Carry {
-    /// Whether names of destinations go on to the last hop, which resolves them: only its rules see their addresses.
+    /// Whether the last hop resolves the names of destinations, so that only its rules see their addresses.
     pub fn passes_names_on(&self) -> bool {
         self.carrier != Carrier::Direct && self.resolve == super::Resolve::Proxy && self.to.is_none()
     }

@@ -1,7 +1,7 @@
-//! Which verdicts the kernel can carry out alone: those that need no bytes, no process, no hop and no change that
-//! only we can make, and that addresses and ports decide. What it says is data for a packet filter.
+//! Finds the verdicts that the kernel can carry out alone. They must be decided by addresses and ports. They must not
+//! need bytes, a process, a hop, or a change that only this program can make. The result is data for a packet filter.
 //!
-//! A denied flow is never left to the kernel: a dropped packet leaves nothing in conntrack, and every flow has its
+//! A denied flow is never left to the kernel: conntrack has no entry for a dropped packet, but every flow needs its
 //! record.
 
 use super::{Action, Carry, Condition, Dial, KernelPath, Match, Policy};
@@ -11,100 +11,102 @@ use crate::net::{IpNet, IpSet, PortSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-/// What a listener catches, as the packet filter sees it.
+/// The traffic of a listener, as the packet filter sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capture {
-    /// Name of the listener.
+    /// The name of the listener.
     pub listener: Arc<str>,
-    /// What it catches.
+    /// Its traffic.
     pub traffic: Traffic,
 }
 
-/// What a listener catches.
+/// The traffic that a listener catches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Traffic {
-    /// Connections to a port that stands for one server.
+    /// Connections to a port that represents one server.
     Reverse {
-        /// Where the listener listens; an unspecified address stands for every address of this host.
+        /// The address of the listener. An unspecified address means every address of this host.
         address: SocketAddr,
         /// The server.
         server: SocketAddr,
     },
-    /// Connections to anywhere, by redirect or tproxy; `None` does not restrict.
+    /// Connections to any server, caught by redirect or tproxy. `None` in a field does not restrict.
     Anywhere {
         /// How they are caught.
         intercept: Intercept,
-        /// Whether forwarded connections are among them.
+        /// Whether forwarded connections are caught, too.
         forwarded: bool,
-        /// Sources that are caught.
+        /// The sources that are caught.
         src: Option<IpSet>,
-        /// Destinations that are caught.
+        /// The destinations that are caught.
         dst: Option<IpSet>,
-        /// Destination ports that are caught.
+        /// The destination ports that are caught.
         ports: Option<PortSet>,
     },
 }
 
-/// One line for the packet filter; the first line that matches a packet wins, no match means user space.
+/// One line for the packet filter. The first line that matches a packet counts. A packet without a match goes to user
+/// space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelRule {
-    /// Name of the policy's rule; none for its default.
+    /// The name of the policy's rule. `None` for its default.
     pub rule: Option<Arc<str>>,
-    /// Its place in the policy, from 0.
+    /// Its index in the policy, from 0.
     pub index: Option<usize>,
-    /// Which packets.
+    /// The packets.
     pub matches: KernelMatch,
-    /// What happens to them.
+    /// The action.
     pub action: KernelAction,
-    /// The source address becomes one of this host, as if we had dialled. Without, the server sees the client's.
+    /// The source address is replaced by an address of this host, as if this program had dialled. Otherwise the
+    /// server sees the client's address.
     pub masquerade: bool,
 }
 
-/// Which packets a line is for, within what the listener catches; `None` does not restrict.
+/// The packets of a line, within the traffic of the listener. `None` does not restrict.
 ///
-/// For a reverse listener on an unspecified address, packets to loopback addresses are not among them: the kernel
-/// cannot lead those to a server elsewhere (`route_localnet`).
+/// For a reverse listener on an unspecified address, packets to loopback addresses do not match: the kernel cannot
+/// send those to a server elsewhere (`route_localnet`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelMatch {
     /// Source addresses.
     pub from: Option<IpSet>,
-    /// Destination addresses, before any change.
+    /// Destination addresses, before any translation.
     pub to: Option<IpSet>,
-    /// Destination ports, before any change.
+    /// Destination ports, before any translation.
     pub port: Option<PortSet>,
 }
 
-/// What the packet filter does.
+/// The action of the packet filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelAction {
     /// Hands the connection to the listener, as without a kernel path.
     UserSpace,
-    /// Lets it go where it was going.
+    /// Lets the connection go to its own destination.
     Accept,
-    /// Changes the destination.
+    /// Replaces the destination.
     Dnat(SocketAddr),
 }
 
 impl KernelMatch {
-    /// Whether a packet is among them.
+    /// Whether a packet matches.
     pub fn contains(&self, from: IpAddr, to: SocketAddr) -> bool {
         self.from.as_ref().is_none_or(|set| set.contains(from))
             && self.to.as_ref().is_none_or(|set| set.contains(to.ip()))
             && self.port.as_ref().is_none_or(|set| set.contains(to.port()))
     }
 
-    /// The packets that are in both; `None` if there are none.
+    /// Returns the packets that match both. `None` if there are none.
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         let both = Parts::of(self).zip(&Parts::of(other), IpSet::intersection, PortSet::intersection);
         both.is_some().then(|| both.matches())
     }
 
-    /// The packets that are not in `other`, as matches that do not overlap.
+    /// Returns the packets that do not match `other`, as matches that do not overlap.
     pub fn difference(&self, other: &Self) -> Vec<Self> {
         let (own, other) = (Parts::of(self), Parts::of(other));
         let common = own.zip(&other, IpSet::intersection, PortSet::intersection);
         let outside = own.zip(&other, IpSet::difference, PortSet::difference);
-        // Outside in the first respect; inside in the first but outside in the second; and so on.
+        // Outside in `from`; then inside in `from` but outside in `to`; then inside in both but outside in `port`.
         let parts = [
             Parts { from: outside.from, ..own.clone() },
             Parts { from: common.from.clone(), to: outside.to, ..own },
@@ -127,7 +129,7 @@ impl KernelMatch {
     }
 }
 
-/// A match with every set written out.
+/// A match in which every set is explicit.
 #[derive(Clone)]
 struct Parts {
     from: IpSet,
@@ -157,7 +159,7 @@ impl Parts {
         }
     }
 
-    /// Whether there is such a packet.
+    /// Whether any packet matches.
     fn is_some(&self) -> bool {
         !self.from.is_empty() && !self.to.is_empty() && self.port.ranges().next().is_some()
     }
@@ -169,15 +171,15 @@ impl Parts {
     }
 }
 
-/// A rule in terms of addresses.
+/// The conditions of a rule as addresses and ports.
 struct Terms {
     matches: KernelMatch,
-    /// Addresses alone do not tell whether it matches.
+    /// Addresses alone cannot decide whether it matches.
     undecided: bool,
 }
 
 impl Traffic {
-    /// What a rule asks of this traffic; `None` if it can match none of it.
+    /// Returns the conditions of a rule for this traffic. `None` if the rule can never match it.
     fn terms(&self, listener: &Arc<str>, matcher: &Match) -> Option<Terms> {
         let mut terms = Terms { matches: KernelMatch::default(), undecided: false };
         for condition in matcher.conditions() {
@@ -185,7 +187,7 @@ impl Traffic {
                 Condition::Listener(names) if !names.contains(listener) => return None,
                 Condition::Intercept(kinds) if !kinds.contains(&self.intercept()) => return None,
                 Condition::Listener(_) | Condition::Intercept(_) => {}
-                // Only SOCKS knows users.
+                // Only SOCKS flows have users.
                 Condition::SocksUser(_) => return None,
                 Condition::Process(_)
                 | Condition::Uid(_)
@@ -216,7 +218,7 @@ impl Traffic {
         }
     }
 
-    /// The one destination of all flows, where there is one.
+    /// Returns the destination of all flows, if there is only one.
     const fn server(&self) -> Option<SocketAddr> {
         match self {
             Self::Reverse { server, .. } => Some(*server),
@@ -233,7 +235,7 @@ impl Traffic {
         }
     }
 
-    /// What the kernel can do for a flow carried in this way; `None` if that needs us.
+    /// Returns what the kernel can do for a flow that is carried in this way. `None` if it needs user space.
     fn action(&self, carry: &Carry) -> Option<KernelAction> {
         if !leaves_bytes_alone(carry) {
             return None;
@@ -258,7 +260,7 @@ impl Traffic {
 
     fn masquerade(&self, carry: &Carry) -> bool {
         let by_us = match self {
-            // From loopback to loopback the client's address is ours already.
+            // From loopback to loopback, the client's address is already one of this host.
             Self::Reverse { address, .. } => !address.ip().is_loopback(),
             Self::Anywhere { forwarded, .. } => *forwarded,
         };
@@ -266,7 +268,7 @@ impl Traffic {
     }
 }
 
-/// Whether the bytes go straight to a destination, untouched, with no time-out or option of the rule's own.
+/// Whether the bytes go directly to a destination, unchanged, without a time-out or an option of the rule.
 fn leaves_bytes_alone(carry: &Carry) -> bool {
     let Carry {
         carrier,
@@ -277,7 +279,7 @@ fn leaves_bytes_alone(carry: &Carry) -> bool {
         proxy_protocol,
         idle_timeout_ms,
         lifetime_ms,
-        // Connecting is the client's own affair then.
+        // The client itself connects then, with its own time-out.
         connect_timeout_ms,
         initial_data_wait_ms: _,
         tfo,
@@ -304,7 +306,7 @@ fn leaves_bytes_alone(carry: &Carry) -> bool {
 }
 
 impl Terms {
-    // A second set of the same kind is not intersected: the line stays wider than the rule, and in user space.
+    // A second set of the same kind is not intersected: the line covers more than the rule, but stays in user space.
     fn restrict_from(&mut self, set: &IpSet) {
         self.undecided |= self.matches.from.is_some();
         self.matches.from.get_or_insert_with(|| set.clone());
@@ -322,8 +324,8 @@ impl Terms {
 }
 
 impl Policy {
-    /// The lines of a packet filter for one listener, earlier rules taken into account: a rule that needs user
-    /// space keeps its packets from later lines. Empty if nothing can be left to the kernel.
+    /// Returns the lines of a packet filter for one listener. A rule that needs user space keeps its packets from
+    /// later lines. Empty if nothing can be left to the kernel.
     pub fn kernel_path(&self, capture: &Capture) -> Vec<KernelRule> {
         let default = (None, Match::default(), &self.default);
         let rules = self.rules.iter().enumerate();
@@ -348,7 +350,7 @@ impl Policy {
             };
             match able {
                 Some((KernelAction::Dnat(to), masquerade)) if capture.traffic.server().is_none() => {
-                    // Addresses of the other family cannot be led there: they stay with us.
+                    // Packets of the other address family cannot be sent there, so they stay in user space.
                     let family = of_family(&terms.matches, to.is_ipv6());
                     lines.push(line(family, KernelAction::Dnat(to), masquerade));
                     lines.push(line(terms.matches, KernelAction::UserSpace, false));
@@ -364,11 +366,11 @@ impl Policy {
     }
 }
 
-/// Most lines that one line is cut into; one that would need more stays in user space.
+/// Most lines that one line is split into. If more are needed, its packets stay in user space.
 const CUTS_MAX: usize = 64;
 
-/// The same lines without those of user space, cut so that none takes a packet which user space was to have: for a
-/// packet filter that only knows what it takes.
+/// Returns the same lines without those of user space, split so that none takes a packet of user space. This is for
+/// packet filters that have no rule to exempt packets.
 pub fn without_user_space(lines: Vec<KernelRule>) -> Vec<KernelRule> {
     let mut ours: Vec<KernelMatch> = Vec::new();
     let mut out = Vec::new();
@@ -391,7 +393,7 @@ pub fn without_user_space(lines: Vec<KernelRule>) -> Vec<KernelRule> {
     out
 }
 
-/// The part of one address family.
+/// Returns the part of a match that belongs to one address family.
 fn of_family(matches: &KernelMatch, v6: bool) -> KernelMatch {
     let zero: IpAddr = if v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     let any = IpSet::from_iter([IpNet::new(zero, 0)]);
@@ -402,7 +404,7 @@ fn of_family(matches: &KernelMatch, v6: bool) -> KernelMatch {
     KernelMatch { to: Some(to), ..matches.clone() }
 }
 
-/// Drops lines that change nothing: user space is what happens anyway unless a later line says otherwise.
+/// Removes lines that change nothing: packets go to user space anyway, unless a later line takes them.
 fn without_idle_lines(lines: Vec<KernelRule>) -> Vec<KernelRule> {
     let mut kept: Vec<KernelRule> = Vec::new();
     for line in lines.into_iter().rev() {
@@ -421,7 +423,7 @@ fn without_idle_lines(lines: Vec<KernelRule>) -> Vec<KernelRule> {
 }
 
 impl Capture {
-    /// The traffic of a reverse listener that stands for one server, if that is known by address.
+    /// Returns the traffic of a reverse listener for one server, if the server's address is known.
     pub fn reverse(listener: Arc<str>, address: SocketAddr, server: &Destination) -> Option<Self> {
         let traffic = Traffic::Reverse { address, server: server.socket_addr()? };
         Some(Self { listener, traffic })

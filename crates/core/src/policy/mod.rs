@@ -1,5 +1,5 @@
-//! Policy: ordered rules, a pure function from a flow (and its first bytes, where a rule asks) to a verdict with
-//! its reason. The first rule that matches wins.
+//! Policy: ordered rules. A pure function from a flow (and its first bytes, if a rule needs them) to a verdict with
+//! its reason. The first rule that matches decides.
 
 mod condition;
 mod decide;
@@ -22,11 +22,11 @@ use crate::flow::{Destination, Flow, Host};
 use crate::function::ChainSpec;
 use std::sync::Arc;
 
-/// An immutable snapshot of all rules; a reload swaps it as a whole.
+/// An immutable snapshot of all rules. A reload replaces it as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     rules: Vec<Rule>,
-    /// `rule 'x'`, one for each rule: made once so that deciding allocates nothing.
+    /// `rule 'x'` for each rule. Made once, so that deciding allocates no memory.
     whys: Vec<Arc<str>>,
     default: Action,
     default_why: Arc<str>,
@@ -39,67 +39,68 @@ pub struct Policy {
 /// One rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Its name, unique in the policy; in records, metrics and `explain`.
+    /// Its name, unique in the policy. Records, metrics and `explain` use it.
     pub name: Arc<str>,
-    /// Which flows it is for.
+    /// The flows that it applies to.
     pub matcher: Match,
-    /// What happens to them.
+    /// The action for them.
     pub action: Action,
 }
 
-/// What happens to a flow.
+/// The action for a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It is refused, with the interceptor's own way of saying no.
+    /// The flow is refused, in the way that its interceptor provides.
     Deny,
-    /// It is carried.
+    /// The flow is carried.
     Carry(Arc<Carry>),
 }
 
-/// How a flow is carried. The default is: directly, to where it was going.
+/// How a flow is carried. Default: directly, to its own destination.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Carry {
     /// Directly, or through hops.
     pub carrier: Carrier,
-    /// A destination that takes the place of the client's.
+    /// A destination that replaces the one of the client.
     pub to: Option<Destination>,
-    /// Which of the address and the name of the destination is dialled.
+    /// Whether the address or the name of the destination is dialled.
     pub dial: Dial,
-    /// Who resolves a name when there are hops.
+    /// Where a name is resolved if there are hops.
     pub resolve: Resolve,
-    /// The server sees the client's own address (`IP_TRANSPARENT`); needs routing that brings the answers back here.
+    /// The server sees the client's own address (`IP_TRANSPARENT`). The routing must bring the answers back to this
+    /// host.
     pub keep_client_address: bool,
-    /// The PROXY protocol header the server gets first, if any.
+    /// The PROXY protocol header that is sent to the server first, if any.
     pub proxy_protocol: Option<ProxyVersion>,
-    /// Ends the flow when nothing moved for so long, milliseconds; none = the limit of the configuration.
+    /// Ends the flow after this time without data, ms. `None`: the limit of the configuration.
     pub idle_timeout_ms: Option<u64>,
-    /// Ends the flow after so long, milliseconds; none = the limit of the configuration.
+    /// Ends the flow after this time, ms. `None`: the limit of the configuration.
     pub lifetime_ms: Option<u64>,
-    /// Time for the connection and all handshakes with hops, milliseconds; none = the limit of the configuration.
+    /// Time limit for the connection and all handshakes with hops, ms. `None`: the limit of the configuration.
     pub connect_timeout_ms: Option<u64>,
-    /// How long a SOCKS6 or TCP Fast Open hop may wait for the client's first bytes so that they travel with the
-    /// request, milliseconds. 0 = never.
+    /// How long a SOCKS6 or TCP Fast Open hop waits for the client's first bytes, so that they are sent with the
+    /// request, ms. 0: never.
     pub initial_data_wait_ms: u64,
-    /// TCP Fast Open (RFC 7413) towards the server; only when direct.
+    /// TCP Fast Open (RFC 7413) towards the server. Only for direct connections.
     pub tfo: bool,
-    /// Multipath TCP (RFC 8684) towards the server; only when direct.
+    /// Multipath TCP (RFC 8684) towards the server. Only for direct connections.
     pub mptcp: bool,
-    /// Connections to the server that stand before a flow wants them; only when direct.
+    /// Connections to the server that are made in advance. Only for direct connections.
     pub warm: Option<Warm>,
     /// Whether the kernel may carry the flow alone.
     pub kernel: KernelPath,
-    /// The functions the flow passes; none = no function.
+    /// The functions that the flow passes. `None`: no function.
     pub chain: Option<Arc<ChainSpec>>,
-    /// What the data-flow agreement is asked about each flow; none = it is not asked.
+    /// The clause that the data-flow agreement is asked about each flow. `None`: it is not asked.
     pub agreement: Option<Arc<Clause>>,
-    /// When a forwarded flow that the packet filter leaves to the rules takes the fast path; none = never.
+    /// When a forwarded flow that the packet filter leaves to the rules takes the fast path. `None`: never.
     pub shunt: Option<ShuntAfter>,
-    /// Metadata sent along a SOCKS6 chain (options of kind 65000), key and value, in order.
+    /// Metadata for a SOCKS6 chain (options of kind 65000), keys and values, in order.
     pub metadata: Vec<(u16, String)>,
 }
 
 impl Carry {
-    /// Where a flow goes, after all rewriting.
+    /// Returns the destination of a flow, after all rewriting.
     pub fn destination(&self, flow: &Flow) -> Destination {
         match (&self.to, self.dial, &flow.host) {
             (Some(to), _, _) => to.clone(),
@@ -111,43 +112,43 @@ impl Carry {
     }
 }
 
-/// When a forwarded flow takes the fast path (when both hold), and which.
+/// When a forwarded flow takes the fast path (both limits must be reached), and which one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShuntAfter {
-    /// So many bytes of IP packets have passed on the slow path, both directions together.
+    /// This number of bytes of IP packets has passed on the slow path, both directions together.
     pub bytes: u64,
-    /// So long after the shunt first saw it, milliseconds.
+    /// The time since the shunt first saw the flow, ms.
     pub ms: u64,
-    /// Which; none: the first of the configuration.
+    /// The fast path. `None`: the first one of the configuration.
     pub fast_path: Option<FastPathKind>,
 }
 
-/// A kind of fast path: a configuration has at most one of each.
+/// A kind of fast path. A configuration has at most one of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FastPathKind {
-    /// A BPF program between driver and stack.
+    /// A BPF program between the driver and the network stack.
     Tc,
     /// A BPF program in the driver.
     Xdp,
-    /// A BPF program behind the driver, without its help.
+    /// A BPF program behind the driver, without the driver's support.
     XdpGeneric,
     /// A switch that is controlled by OpenFlow.
     #[serde(rename = "openflow")]
     OpenFlow,
-    /// A flow table of the kernel's own (nftables), between the ports of a router.
+    /// A flow table of the kernel (nftables), between the ports of a router.
     Flowtable,
-    /// None: what would be shunted is shown.
+    /// No fast path: the listings show which flows would be shunted.
     None,
 }
 
 impl FastPathKind {
-    /// Whether conntrack's counters have what passes on it, too.
+    /// Whether conntrack's counters include the traffic of the fast path.
     pub const fn is_counted_by_conntrack(self) -> bool {
         matches!(self, Self::Flowtable)
     }
 
-    /// The word of configuration and listings.
+    /// Returns the word of configuration and listings.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tc => "tc",
@@ -160,40 +161,39 @@ impl FastPathKind {
     }
 }
 
-/// Connections to a server that are made before a flow wants them, so that it need not wait for a handshake.
+/// Connections to a server that are made in advance, so that a flow need not wait for a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Warm {
-    /// How many stand ready for each destination and worker, 1 to [`Warm::READY_MAX`].
+    /// The number of ready connections for each destination and worker, 1 to [`Warm::READY_MAX`].
     pub ready: u16,
-    /// One that no flow has taken for so long is closed and made anew, milliseconds.
+    /// A connection that no flow has taken for this time is closed and replaced, ms.
     pub idle_ms: u64,
 }
 
 impl Warm {
-    /// Most connections that stand ready for one destination of one worker.
+    /// Most ready connections for one destination of one worker.
     pub const READY_MAX: u16 = 64;
-    /// The idle time unless a rule says otherwise, milliseconds: less than servers commonly grant a client that says
-    /// nothing.
+    /// The default idle time, ms: less than servers commonly allow to a silent client.
     pub const IDLE_MS: u64 = 10_000;
 }
 
-/// What is dialled when both an address and a name of the destination are known.
+/// What is dialled if both the address and the name of the destination are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Dial {
-    /// The address the client meant; the name if that is all there is.
+    /// The client's original address, or the name if there is no address.
     #[default]
     Original,
-    /// The known or sniffed name: resolved anew, or sent to the proxy.
+    /// The known or sniffed name: it is resolved again, or sent to the proxy.
     Name,
 }
 
-/// Who resolves a name when there are hops.
+/// Where a name is resolved if there are hops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Resolve {
-    /// The last hop: names travel as names.
+    /// At the last hop: names are sent as names.
     #[default]
     Proxy,
-    /// We do, before the first hop is asked.
+    /// At this node, before the first hop is contacted.
     Local,
 }
 
@@ -206,10 +206,10 @@ pub enum ProxyVersion {
     V2,
 }
 
-/// Whether a flow may be left to the kernel (NAT), with its record from conntrack.
+/// Whether the kernel may carry a flow (NAT); conntrack then gives its record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KernelPath {
-    /// Where nothing the rule asks for needs us.
+    /// If no option of the rule needs user space.
     #[default]
     Auto,
     /// Always through user space.
@@ -217,17 +217,17 @@ pub enum KernelPath {
 }
 
 impl Default for Action {
-    /// Carried directly.
+    /// The default: carried directly.
     fn default() -> Self {
         Self::Carry(Arc::default())
     }
 }
 
 impl Policy {
-    /// How long a flow may wait for its first bytes unless [`Policy::with_first_bytes_ms`] says otherwise.
+    /// The default for how long a flow may wait for its first bytes, ms. [`Policy::with_first_bytes_ms`] changes it.
     pub const FIRST_BYTES_MS: u64 = 30;
 
-    /// A policy of `rules` in order, and what happens when none matches.
+    /// Makes a policy of ordered `rules`, and a default for flows that none matches.
     pub fn new(rules: Vec<Rule>, default: Action) -> Self {
         let whys = rules.iter().map(|rule| format!("rule '{}'", rule.name).into()).collect();
         let default_why = match &default {
@@ -245,36 +245,36 @@ impl Policy {
         Self { rules, whys, default, default_why, first_bytes_ms, asks_url, asks_host, addresses }
     }
 
-    /// Sets how long a flow may wait for its first bytes where a rule asks for the host name, milliseconds.
+    /// Sets how long a flow may wait for its first bytes if a rule needs the host name, ms.
     #[must_use]
     pub fn with_first_bytes_ms(mut self, wait_ms: u64) -> Self {
         self.first_bytes_ms = wait_ms;
         self
     }
 
-    /// Whether a rule asks for URLs: else nobody need put one together.
+    /// Whether a rule needs URLs. Otherwise the caller need not build them.
     pub const fn asks_url(&self) -> bool {
         self.asks_url
     }
 
-    /// Whether a rule asks for host names: else it matters to none which name a client says.
+    /// Whether a rule needs host names. Otherwise the name that a client claims does not matter.
     pub const fn asks_host(&self) -> bool {
         self.asks_host
     }
 
-    /// Whether a rule asks for the process behind a flow.
+    /// Whether a rule needs the process behind a flow.
     pub fn asks_process(&self) -> bool {
         let of_process =
             |condition: &Condition| matches!(condition, Condition::Process(_) | Condition::Uid(_));
         self.rules.iter().any(|rule| rule.matcher.conditions().iter().any(of_process))
     }
 
-    /// The rules in order.
+    /// Returns the rules in order.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
 
-    /// What happens when no rule matches.
+    /// Returns the action for a flow that no rule matches.
     pub const fn default_action(&self) -> &Action {
         &self.default
     }

@@ -1,26 +1,26 @@
-//! Whose resolver a name is for, before anything is known of a connection to it but the name.
+//! Decides which resolver may see a name, when only the name of a future connection is known.
 
 use super::condition::Condition;
 use super::{Action, Carry, Policy, Resolve, Rule};
 use crate::carrier::Carrier;
 use crate::flow::{HostName, Intercept};
 
-/// Whether a rule is for connections to a name.
+/// Whether a rule applies to connections to a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Applies {
-    /// To all of them.
+    /// It applies to all of them.
     Always,
-    /// It depends on what is not known: the port, the program, the user.
+    /// It depends on unknown facts: the port, the program, the user.
     Perhaps,
     Never,
 }
 
 impl Policy {
-    /// Whether this host resolves `name` for every connection to it that `intercept` catches and the rules let pass. So a
-    /// question about the name that is asked here tells the host's resolver nothing new.
+    /// Whether this host resolves `name` for every connection to it that `intercept` catches and the rules let pass.
+    /// If so, a query for the name can be answered here, and the host's resolver learns nothing new.
     ///
-    /// False where a rule may send the name on to a hop, or replaces the destination, and where no rule lets a connection
-    /// to it pass. Conditions that only a connection can answer count as if they could hold.
+    /// False if a rule may send the name to a hop, if a rule replaces the destination, or if no rule lets a
+    /// connection to it pass. Conditions that depend on a connection count as if they could hold.
     pub fn resolves_here(&self, name: &HostName, intercept: Intercept) -> bool {
         let mut passes = false;
         for rule in self.rules() {
@@ -59,7 +59,7 @@ impl Rule {
                     condition.names(name)
                 }
                 Condition::Intercept(kinds) => kinds.contains(&intercept),
-                // A destination known by name only is in no set of addresses, but what it resolves to may be.
+                // A name alone is not in a set of addresses, but its addresses may be.
                 _ => {
                     applies = Applies::Perhaps;
                     continue;

@@ -1,64 +1,66 @@
-//! Patterns of URLs, and the two forms of a URL that they are compared with.
+//! URL patterns, and the two forms of a URL that they are compared with.
 
 use crate::filter::fits;
 use crate::http::uri::{Resource, normalised_escapes};
 
-/// The URL of a request, as it was written and normalised.
+/// The URL of a request, as it was written, and normalised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
     written: String,
-    /// None: the same.
+    /// The normalised form. `None`: equal to the written form.
     normal: Option<String>,
 }
 
 impl Url {
-    /// Both forms of the URL of a resource.
+    /// Makes both forms of the URL of a resource.
     pub fn of(resource: &Resource) -> Self {
         let written = resource.url();
         let normal = Some(resource.normal_url()).filter(|normal| *normal != written);
         Self { written, normal }
     }
 
-    /// As it was written: scheme, host, port where it is not the scheme's own, path and query.
+    /// Returns the URL as it was written: scheme, host, port if it is not the default one, path and query.
     pub fn written(&self) -> &str {
         &self.written
     }
 
-    /// As servers understand it: unreserved characters decoded, other escapes in upper case, no dot segments (RFC 3986
-    /// Sec. 6.2.2).
+    /// Returns the URL as servers understand it (RFC 3986 Sec. 6.2.2): unreserved characters decoded, other escapes
+    /// in upper case, no dot segments.
     pub fn normal(&self) -> &str {
         self.normal.as_deref().unwrap_or(&self.written)
     }
 }
 
-/// A pattern for whole URLs, in which `*` stands for anything and `?` for one character.
+/// A pattern for whole URLs, in which `*` stands for any text and `?` for one character.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UrlPattern {
     written: Box<str>,
-    /// For the normalised form of URLs; none: the same.
+    /// The pattern for normalised URLs. `None`: equal to the written pattern.
     normal: Option<Box<str>>,
 }
 
 impl UrlPattern {
-    /// The pattern as the configuration has it.
+    /// Makes a pattern from the text in the configuration.
     pub fn new(text: &str) -> Self {
         let normal = normal_pattern(text);
         Self { written: text.into(), normal: (normal != text).then(|| normal.into()) }
     }
 
-    /// The pattern as the configuration has it.
+    /// Returns the pattern as in the configuration.
     pub fn as_str(&self) -> &str {
         &self.written
     }
 
-    /// Whether a URL fits. A rule that denies also goes by what was written: nobody knows which form the server looks at.
+    /// Whether a URL matches. A rule that denies also compares the written form, because the server may use either
+    /// form.
     pub(super) fn fits(&self, url: &Url, denies: bool) -> bool {
         let normal = self.normal.as_deref().unwrap_or(&self.written);
         fits(normal, url.normal()) || denies && fits(&self.written, url.written())
     }
 }
 
-/// Scheme and host in lower case, without the scheme's own port; escapes of the rest as in normalised URLs.
+/// Normalises a pattern: scheme and host in lower case, without the default port, and the escapes of the rest as in
+/// normalised URLs.
 fn normal_pattern(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else { return normalised_escapes(text) };
     let end = rest.find('/').unwrap_or(rest.len());
@@ -119,7 +121,7 @@ mod tests {
     }
 
     proptest! {
-        /// However many unreserved characters are escaped, and whatever leads out of folders: a rule that denies matches.
+        /// Escape any unreserved characters, and add any path out of a folder: a rule that denies still matches.
         #[test]
         fn no_spelling_passes_by(
             path in "[a-zA-Z0-9._~-]{1,12}",

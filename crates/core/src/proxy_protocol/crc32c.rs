@@ -1,5 +1,5 @@
-//! CRC32c (RFC 9260 Appendix A): polynomial 0x1EDC6F41, reflected. A table and a loop: one header a connection is
-//! too little work for a crate with processor instructions.
+//! CRC32c (RFC 9260 Appendix A): polynomial 0x1EDC6F41, reflected. A table and a loop are fast enough for one header
+//! per connection, so this needs no crate.
 
 use std::ops::Range;
 
@@ -23,16 +23,16 @@ const fn table() -> [u32; 256] {
     table
 }
 
-/// The checksum of `bytes`.
+/// Returns the checksum of `bytes`.
 pub(super) fn checksum(bytes: &[u8]) -> u32 {
     checksum_without(bytes, 0..0)
 }
 
-/// The checksum of `bytes` as if those at `zeroed` were 0.
+/// Returns the checksum of `bytes`, as if the bytes at `zeroed` were 0.
 pub(super) fn checksum_without(bytes: &[u8], zeroed: Range<usize>) -> u32 {
     let step = |sum: u32, (index, byte): (usize, &u8)| {
         let byte = if zeroed.contains(&index) { 0 } else { *byte };
-        // The index has 8 bits, the table 256 entries.
+        // The index has 8 bits, and the table has 256 entries.
         TABLE[usize::from(sum.to_le_bytes()[0] ^ byte)] ^ sum >> 8
     };
     !bytes.iter().enumerate().fold(!0, step)
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn known_checksums() {
-        // RFC 3720 Appendix B.4, and the usual check value.
+        // From RFC 3720 Appendix B.4, and the usual check value.
         assert_eq!(checksum(b"123456789"), 0xe306_9283);
         assert_eq!(checksum(&[0; 32]), 0x8a91_36aa);
         assert_eq!(checksum(&[0xff; 32]), 0x62a8_ab43);

@@ -17,18 +17,18 @@ const FIXED: usize = 3;
 /// One further fact about the relayed connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tlv {
-    /// 0x01: the application protocol, as ALPN names it, which the client agreed on with a hop before.
+    /// 0x01: the application protocol that the client agreed on with an earlier hop, as an ALPN name.
     Alpn(Vec<u8>),
-    /// 0x02: the host name the client asked for, as in SNI.
+    /// 0x02: the host name that the client requested, as in SNI.
     Authority(HostName),
-    /// 0x05: an opaque id of the connection, up to [`MAX_UNIQUE_ID`] bytes: the same at every hop.
+    /// 0x05: an opaque id of the connection, up to [`MAX_UNIQUE_ID`] bytes, the same at every hop.
     UniqueId(Vec<u8>),
-    /// 0x20: the client spoke TLS to a hop before.
+    /// 0x20: the client used TLS to an earlier hop.
     Tls(Tls),
-    /// 0x30: name of the network namespace the connection came from, US-ASCII.
+    /// 0x30: the name of the network namespace that the connection came from, US-ASCII.
     Netns(Vec<u8>),
-    /// Any other type, content as it came: custom (0xe0 to 0xef), experimental (0xf0 to 0xf7), future, or a vendor's
-    /// (AWS 0xea, Google 0xe0, Azure 0xee).
+    /// Any other type, with unchanged content: custom (0xe0 to 0xef), experimental (0xf0 to 0xf7), future, or of a
+    /// vendor (AWS 0xea, Google 0xe0, Azure 0xee).
     Other {
         /// The type.
         kind: u8,
@@ -37,14 +37,15 @@ pub enum Tlv {
     },
 }
 
-/// What a hop before says about the client's TLS (TLV 0x20).
+/// What an earlier hop reports about the client's TLS (TLV 0x20).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// Bit 0: over TLS; bit 1: with a client certificate in this connection; bit 2: with one in this session.
+    /// Bit 0: the client used TLS. Bit 1: it sent a certificate in this connection. Bit 2: it sent one in this
+    /// session.
     pub client: u8,
-    /// 0 if the certificate was there and verified.
+    /// 0 if the client sent a certificate and it was verified.
     pub verify: u32,
-    /// Type and content, in order: the types named below, all text, and any other.
+    /// Types and contents, in order: the types named below, which are text, and any other.
     pub facts: Vec<(u8, Vec<u8>)>,
 }
 
@@ -56,7 +57,7 @@ impl Tlv {
             ALPN => Self::Alpn(value.to_vec()),
             AUTHORITY => match HostName::from_bytes(value) {
                 Ok(name) => Self::Authority(name),
-                // A client may name an address where a host name belongs: the header says nothing about a name then.
+                // A client may send an address as its host name. Then the header does not contain a name.
                 Err(HostNameError::Address | HostNameError::Number) => {
                     Self::Other { kind, value: value.to_vec() }
                 }
@@ -85,18 +86,18 @@ impl Tlv {
 }
 
 impl Tls {
-    /// Type of the version's text in [`Self::facts`], such as `TLSv1.3`.
+    /// The type of the TLS version's text in [`Self::facts`], such as `TLSv1.3`.
     pub const VERSION: u8 = 0x21;
-    /// Type of the common name of the client's certificate.
+    /// The type of the common name of the client's certificate.
     pub const COMMON_NAME: u8 = 0x22;
-    /// Type of the cipher's name.
+    /// The type of the cipher's name.
     pub const CIPHER: u8 = 0x23;
-    /// Type of the algorithm the client's certificate is signed with.
+    /// The type of the signature algorithm of the client's certificate.
     pub const SIGNATURE_ALGORITHM: u8 = 0x24;
-    /// Type of the key's algorithm.
+    /// The type of the key algorithm.
     pub const KEY_ALGORITHM: u8 = 0x25;
 
-    /// The first fact of a type.
+    /// Returns the first fact of a type.
     pub fn fact(&self, kind: u8) -> Option<&[u8]> {
         self.facts.iter().find(|(found, _)| *found == kind).map(|(_, fact)| fact.as_slice())
     }
@@ -123,7 +124,7 @@ impl Tls {
     }
 }
 
-/// Type, content, and what follows; `None` if bytes are missing.
+/// Splits off type and content, and returns the rest, too. `None` if bytes are missing.
 fn split(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&[kind, high, low], rest) = bytes.split_first_chunk::<FIXED>()?;
     let (value, after) = rest.split_at_checked(usize::from(u16::from_be_bytes([high, low])))?;
@@ -142,7 +143,7 @@ pub(super) fn put(header: &mut Vec<u8>, kind: u8, value: &[u8]) -> Result<(), En
     Ok(())
 }
 
-/// Reads the TLVs in `block`, the tail of the header `whole`, and checks the checksum if one is there.
+/// Parses the TLVs in `block`, the end of the header `whole`, and verifies the checksum if there is one.
 pub(super) fn parse(block: &[u8], whole: &[u8]) -> Result<Vec<Tlv>, HeaderError> {
     let mut tlvs = Vec::new();
     let mut checked = false;

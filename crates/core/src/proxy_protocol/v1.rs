@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 const START: &[u8] = b"PROXY ";
 
-/// The header and its length, `None` if bytes are missing.
+/// Parses the header and returns its length. `None` if bytes are missing.
 pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Header, usize)>, HeaderError> {
     if bytes.iter().zip(START).any(|(byte, wanted)| byte != wanted) {
         return Err(HeaderError::NotProxy);
@@ -26,11 +26,11 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Header, usize)>, HeaderError
     Ok(Some((Header { version: Version::V1, addresses, tlvs: Vec::new() }, end + 2)))
 }
 
-/// Reads what stands behind `PROXY `.
+/// Parses the part behind `PROXY `.
 fn addresses(line: &str) -> Result<Addresses, HeaderError> {
     let (protocol, rest) = line.split_once(' ').unwrap_or((line, ""));
     match protocol {
-        // Whatever follows is to be ignored.
+        // The document says to ignore the rest of the line.
         "UNKNOWN" => Ok(Addresses::Unknown),
         "TCP4" => pair::<Ipv4Addr>(rest),
         "TCP6" => pair::<Ipv6Addr>(rest),
@@ -38,8 +38,8 @@ fn addresses(line: &str) -> Result<Addresses, HeaderError> {
     }
 }
 
-/// Reads `client server client-port server-port`, one space between. The address parsers of the standard library
-/// take no leading zero in an IPv4 number, no zone and no port.
+/// Parses `client server client-port server-port`, separated by single spaces. The address parsers of the standard
+/// library reject leading zeros in an IPv4 address, zones and ports.
 fn pair<A: FromStr + Into<IpAddr>>(text: &str) -> Result<Addresses, HeaderError> {
     let mut parts = text.split(' ');
     let mut next = || parts.next().ok_or(HeaderError::BadAddress);
@@ -57,7 +57,7 @@ fn address<A: FromStr + Into<IpAddr>>(text: &str) -> Result<IpAddr, HeaderError>
     text.parse::<A>().map(Into::into).map_err(|_| HeaderError::BadAddress)
 }
 
-/// A decimal number from 0 to 65535 without sign or leading zero.
+/// Parses a decimal number from 0 to 65535 without a sign or a leading zero.
 fn port(text: &str) -> Result<u16, HeaderError> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     plain.then(|| text.parse().ok()).flatten().ok_or(HeaderError::BadAddress)

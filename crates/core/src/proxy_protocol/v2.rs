@@ -1,4 +1,4 @@
-//! Version 2: a signature, version and command, family and transport, length, addresses, TLVs (Sec. 2.2 of the
+//! Version 2: signature, version and command, family and transport, length, addresses, TLVs (Sec. 2.2 of the
 //! document).
 
 use super::tlv::{self, Tlv};
@@ -14,7 +14,7 @@ const FIXED: usize = 16;
 const LOCAL: u8 = 0x20;
 const PROXY: u8 = 0x21;
 
-/// Family in the high half of the byte, transport in the low one; the only combinations there are.
+/// The family is the high half of the byte, the transport the low half. Other combinations do not exist.
 const UNSPECIFIED: u8 = 0x00;
 const INET: u8 = 0x10;
 const INET6: u8 = 0x20;
@@ -25,7 +25,7 @@ const DATAGRAM: u8 = 2;
 /// Length of a path in a unix address.
 const PATH: usize = 108;
 
-/// The header and its length, `None` if bytes are missing.
+/// Parses the header and returns its length. `None` if bytes are missing.
 pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Header, usize)>, HeaderError> {
     if bytes.iter().zip(SIGNATURE).any(|(byte, wanted)| byte != wanted) {
         return Err(HeaderError::NotProxy);
@@ -35,7 +35,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Header, usize)>, HeaderError
         return Err(HeaderError::BadCommand);
     }
     let local = command == Some(LOCAL);
-    // A LOCAL header's family means nothing, but must still be one there is.
+    // The family of a LOCAL header has no meaning, but must still exist.
     if bytes.get(13).is_some_and(|family| address_length(*family).is_none()) {
         return Err(HeaderError::BadFamily);
     }
@@ -48,7 +48,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Header, usize)>, HeaderError
     let Some(whole) = bytes.get(..consumed) else { return Ok(None) };
     let block = whole.get(FIXED..).unwrap_or_default();
     if local || family == UNSPECIFIED {
-        // The document wants the whole block ignored, whatever it holds.
+        // The document requires to ignore the whole block, whatever it contains.
         let addresses = if local { Addresses::Local } else { Addresses::Unknown };
         return Ok(Some((Header { version: Version::V2, addresses, tlvs: Vec::new() }, consumed)));
     }
@@ -59,7 +59,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Header, usize)>, HeaderError
     Ok(Some((Header { version: Version::V2, addresses, tlvs }, consumed)))
 }
 
-/// Bytes of the addresses of a family and transport; `None` if the combination does not exist.
+/// Returns the length of the addresses of a family and transport. `None` if the combination does not exist.
 fn address_length(family: u8) -> Option<usize> {
     match (family & 0xf0, family & 0x0f) {
         (UNSPECIFIED, 0) => Some(0),
@@ -70,7 +70,7 @@ fn address_length(family: u8) -> Option<usize> {
     }
 }
 
-/// Reads addresses of exactly the family's length.
+/// Parses addresses of exactly the family's length.
 fn addresses(family: u8, fields: &[u8]) -> Option<Addresses> {
     let transport = if family & 0x0f == STREAM { Transport::Stream } else { Transport::Datagram };
     match family & 0xf0 {
@@ -98,7 +98,7 @@ fn inet(transport: Transport, client: IpAddr, server: IpAddr, ports: &[u8]) -> O
     Some(Addresses::Inet { transport, client, server })
 }
 
-/// A path without the NULs behind it; an abstract one starts with a NUL and keeps it.
+/// Returns a path without the NULs at its end. An abstract path starts with a NUL and keeps it.
 fn path(field: &[u8]) -> Vec<u8> {
     let end = field.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     field.get(..end).unwrap_or_default().to_vec()
@@ -110,7 +110,7 @@ pub(super) fn encode(addresses: &Addresses, tlvs: &[Tlv], checksum: bool) -> Res
     let local = matches!(addresses, Addresses::Local | Addresses::Unknown);
     header.extend_from_slice(&[if local { LOCAL } else { PROXY }, UNSPECIFIED, 0, 0]);
     match addresses {
-        // A reader ignores what stands behind these: no TLVs.
+        // A reader ignores what follows these, so send no TLVs.
         Addresses::Local | Addresses::Unknown => return Ok(header),
         Addresses::Inet { transport, client, server } => {
             let (from, to) = in_one_family(*client, *server);
@@ -137,7 +137,7 @@ pub(super) fn encode(addresses: &Addresses, tlvs: &[Tlv], checksum: bool) -> Res
     }
     set_length(&mut header)?;
     if checksum {
-        // It covers the header with its own field still zero, which is the last thing in it.
+        // It covers the header with its own field, the last one, still zero.
         let sum = crc32c::checksum(&header).to_be_bytes();
         header.truncate(header.len() - sum.len());
         header.extend_from_slice(&sum);

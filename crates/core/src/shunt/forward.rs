@@ -1,4 +1,4 @@
-//! What the packet filter can say of forwarded flows by addresses and ports alone: which of our own rules deny them from the
+//! Which forwarded flows our own rules deny by addresses and ports alone. The packet filter can drop these from the
 //! first packet on.
 
 use crate::flow::Intercept;
@@ -7,20 +7,20 @@ use crate::policy::{Action, Condition, KernelMatch, Match, Policy};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-/// One line of the packet filter. The first line that matches a flow decides about it.
+/// One line for the packet filter. The first matching line decides about a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardLine {
-    /// The rule's name.
+    /// The name of the rule.
     pub rule: Arc<str>,
-    /// Which flows, by the addresses of their first packet.
+    /// The flows that match, by the addresses of their first packet.
     pub matches: KernelMatch,
-    /// The flow is dropped; else no later line is for it.
+    /// If true, the flow is dropped. Otherwise later lines do not apply to it.
     pub deny: bool,
 }
 
 impl ForwardLine {
-    /// The lines of a policy, up to the last that denies. A rule whose other conditions only the shunt can look at (the
-    /// process) keeps its flows from later lines: the shunt decides about those.
+    /// Returns the lines of a policy, up to the last one that denies. Some rules have conditions that only the shunt
+    /// can check (the process). Such a rule exempts its flows from later lines, and the shunt decides about them.
     pub fn of(policy: &Policy) -> Vec<Self> {
         let line = |rule: &crate::policy::Rule| {
             let (matches, decided) = addresses(&rule.matcher)?;
@@ -33,13 +33,14 @@ impl ForwardLine {
         lines
     }
 
-    /// Whether the lines drop a flow.
+    /// Whether the lines drop this flow.
     pub fn drops(lines: &[Self], client: IpAddr, server: SocketAddr) -> bool {
         lines.iter().find(|line| line.matches.contains(client, server)).is_some_and(|line| line.deny)
     }
 }
 
-/// The addresses and ports that a rule asks for, and whether it asks for nothing else; `None` if it matches no forwarded flow.
+/// Returns the addresses and ports that a rule requires, and whether it requires nothing else. `None` if the rule
+/// never matches a forwarded flow.
 fn addresses(matcher: &Match) -> Option<(KernelMatch, bool)> {
     let mut matches = KernelMatch::default();
     let mut decided = true;
@@ -53,7 +54,7 @@ fn addresses(matcher: &Match) -> Option<(KernelMatch, bool)> {
                 continue;
             }
             Condition::Intercept(kinds) if kinds.contains(&Intercept::Kernel) => continue,
-            // No listener caught it, and nothing is known of its bytes.
+            // No listener caught the flow, and its bytes are not visible.
             Condition::Intercept(_)
             | Condition::Listener(_)
             | Condition::SocksUser(_)

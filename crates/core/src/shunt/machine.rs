@@ -1,4 +1,4 @@
-//! The state machine over all flows.
+//! The state machine of all flows. The module above has the state diagram of a flow.
 
 mod block;
 
@@ -17,44 +17,44 @@ use std::time::Duration;
 /// How long the fast path may take to confirm an entry.
 const CONFIRM: Duration = Duration::from_secs(5);
 
-/// How long to leave a flow alone that the fast path refused.
+/// How long to wait before a refused flow is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// How often all flows are looked through.
+/// The interval at which all flows are checked.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What a shunt is told at its start.
+/// The configuration of a shunt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The ports that marks may name.
     pub ports: BTreeSet<PortNumber>,
     /// The meaning of the numbers of actions in marks.
     pub actions: MarkActions,
-    /// The fast path of flows whose mark and rule name none.
+    /// The fast path of flows whose mark and rule do not name one.
     pub fast_path: FastPathKind,
-    /// Our own rules, for the flows whose mark leaves it to them.
+    /// Our own rules, for flows whose mark leaves the decision to them.
     pub rules: Option<Arc<Policy>>,
-    /// Most entries at a time; the last tenth is kept for those that block.
+    /// Most entries at a time. The last tenth is reserved for blocked flows.
     pub entries_max: usize,
-    /// Most entries at a time of one client address.
+    /// Most entries of one client address at a time.
     pub entries_max_per_client: usize,
-    /// After so long without a packet a shunted flow is on the slow path again.
+    /// A shunted flow returns to the slow path after this time without a packet.
     pub shunt_idle: Duration,
-    /// A blocked flow without a packet for this long makes room for another where the table is full. Its entry has no other
-    /// idle time.
+    /// If the table is full, a blocked flow without a packet for this time makes room for another. The entry of a
+    /// blocked flow has no other idle time.
     pub block_idle: Duration,
-    /// How often conntrack is told to keep connections whose packets it does not see.
+    /// The interval at which conntrack is told to keep connections whose packets it does not see.
     pub keep_every: Duration,
 }
 
-/// See the module above.
+/// The shunt: moves flows to the fast path and back.
 #[derive(Clone, Debug)]
 pub struct Shunt {
     config: Config,
     flows: BTreeMap<Tuple, Flow>,
-    /// Flows whose connection is over or replaced while their entry is still there.
+    /// Flows whose connection has ended or was replaced, but whose entry still exists.
     leaving: BTreeMap<EntryId, Flow>,
-    /// Whose an entry is.
+    /// The flow of each entry.
     entries: BTreeMap<EntryId, Tuple>,
     clients: BTreeMap<IpAddr, usize>,
     last_entry: u64,
@@ -65,7 +65,7 @@ pub struct Shunt {
 }
 
 impl Shunt {
-    /// Without flows; the first thing it wants is a list of those that are there.
+    /// Makes a shunt without flows. Its first output requests a list of the existing connections.
     pub fn new(config: Config, now: Instant) -> Self {
         Self {
             config,
@@ -81,38 +81,38 @@ impl Shunt {
         }
     }
 
-    /// The flows, in the order of their addresses.
+    /// Returns the flows, in the order of their addresses.
     pub fn flows(&self) -> impl Iterator<Item = &Flow> {
         self.flows.values()
     }
 
-    /// One flow.
+    /// Returns one flow.
     pub fn flow(&self, tuple: &Tuple) -> Option<&Flow> {
         self.flows.get(tuple)
     }
 
-    /// The name of the rule that decided about a flow whose mark leaves it to the rules.
+    /// Returns the name of the rule that decided about a flow whose mark leaves the decision to the rules.
     pub fn rule(&self, flow: &Flow) -> Option<&str> {
         let rule = self.config.rules.as_ref()?.rules().get(flow.wish?.rule?)?;
         Some(&rule.name)
     }
 
-    /// Number of entries that the fast path has or may have.
+    /// Returns the number of entries that the fast path has or may have.
     pub fn entries(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether everything was taken back after [`Input::Shutdown`].
+    /// Whether all entries were removed after [`Input::Shutdown`].
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// What is wanted for a flow now; where that cannot be told, it stays on the slow path.
+    /// Returns the action that policy wants for a flow now. If that is unknown, the flow stays on the slow path.
     pub fn action(&self, flow: &Flow) -> ShuntAction {
         self.wanted(flow).unwrap_or(ShuntAction::Ignore)
     }
 
-    /// What stands between a flow and the fast path; none if nothing does, or policy does not want it there.
+    /// Returns why a flow is not on the fast path. `None` if it may be there, or if policy does not want it there.
     pub fn obstacle(&self, flow: &Flow) -> Option<Obstacle> {
         match self.wanted(flow) {
             Err(why) => Some(why),
@@ -124,17 +124,17 @@ impl Shunt {
         }
     }
 
-    /// What is to be done next.
+    /// Returns the next output, or `None`.
     pub fn poll(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// When to call with [`Input::Tick`].
+    /// Returns when to call [`Self::handle`] with [`Input::Tick`].
     pub fn deadline(&self) -> Option<Instant> {
         (!self.flows.is_empty()).then_some(self.look_at)
     }
 
-    /// Something happened.
+    /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: Input<'_>) {
         match input {
             Input::Connection(connection) => self.connection(now, &connection, None),
@@ -172,7 +172,7 @@ impl Shunt {
         }
     }
 
-    /// What is to happen to a flow, or why that cannot be told.
+    /// Returns the action that policy wants for a flow, or why that is unknown.
     fn wanted(&self, flow: &Flow) -> Result<ShuntAction, Obstacle> {
         let action = match (flow.pinned, flow.mark.action()) {
             (Some(action), _) => action,
@@ -189,7 +189,7 @@ impl Shunt {
         self.ports(flow).map(|_| action).ok_or(Obstacle::UnknownPort)
     }
 
-    /// The fast path that is for a flow. What blocks needs none in particular.
+    /// Returns the fast path for a flow. A block may use any fast path.
     fn path(&self, flow: &Flow, action: ShuntAction) -> FastPathKind {
         let named = flow.mark.action().and_then(|number| match self.config.actions.asks_rules(number) {
             true => flow.wish?.path(),
@@ -198,7 +198,7 @@ impl Shunt {
         named.filter(|_| action == ShuntAction::Shunt).unwrap_or(self.config.fast_path)
     }
 
-    /// The ports of client and server.
+    /// Returns the ports of client and server.
     fn ports(&self, flow: &Flow) -> Option<(PortNumber, PortNumber)> {
         let (client, server) = (flow.mark.ingress()?, flow.mark.egress()?);
         let known = self.config.ports.contains(&client) && self.config.ports.contains(&server);
@@ -228,14 +228,14 @@ impl Shunt {
         self.decide(now, &connection.tuple);
     }
 
-    /// Asks our own rules, once, about a flow whose mark leaves it to them.
+    /// Asks our own rules, once, about a flow whose mark leaves the decision to them.
     fn ask_rules(&mut self, tuple: &Tuple) {
         let (Some(flow), Some(rules)) = (self.flows.get_mut(tuple), &self.config.rules) else { return };
         let left_to_rules = flow.mark.action().is_some_and(|number| self.config.actions.asks_rules(number));
         if !left_to_rules || flow.wish.is_some() || flow.asked_whose {
             return;
         }
-        // Who sends datagrams need not be connected: nobody could tell whose they are.
+        // A UDP sender need not have a connected socket, so the process cannot be found: treat it as unknown.
         let nobody = (tuple.transport == Transport::Udp).then(Process::default);
         flow.wish = Wish::of(rules, tuple, nobody.as_ref());
         if flow.wish.is_none() {
@@ -244,7 +244,7 @@ impl Shunt {
         }
     }
 
-    /// The process behind a flow, as far as anybody knows.
+    /// Continues with the process behind a flow, if it is known.
     fn identified(&mut self, now: Instant, tuple: &Tuple, identity: Identity, process: &Process) {
         let (Some(flow), Some(rules)) = (self.flows.get_mut(tuple), &self.config.rules) else { return };
         if flow.is(identity) && flow.wish.is_none() {
@@ -253,13 +253,14 @@ impl Shunt {
         }
     }
 
-    /// Brings one flow to where policy wants it.
+    /// Moves one flow to where policy wants it.
     fn decide(&mut self, now: Instant, tuple: &Tuple) {
         let Some(flow) = self.flows.get_mut(tuple) else { return };
         flow.ripen(now);
         let Some(flow) = self.flows.get(tuple) else { return };
         let wanted = self.wanted(flow).unwrap_or(ShuntAction::Ignore);
-        // The packet filter drops what has this mark: also where no fast path takes the entry, and after we are gone.
+        // The packet filter drops packets with this mark. That also works without a fast path, and after this program
+        // has ended.
         if let Some(number) = self.number_to_block(flow) {
             self.outputs.push_back(Output::MarkBlocked(flow.tuple, flow.identity, number));
         }
@@ -284,7 +285,7 @@ impl Shunt {
         self.forget_idle(tuple);
     }
 
-    /// A flow that never had an entry and that nobody wants to have one need not be kept.
+    /// Forgets a flow that never had an entry, and that policy does not want to have one.
     fn forget_idle(&mut self, tuple: &Tuple) {
         let idle = self.flows.get(tuple).is_some_and(|flow| {
             flow.standing == Standing::Slow
@@ -363,7 +364,7 @@ impl Shunt {
     fn installed(&mut self, now: Instant, entry: EntryId) {
         let Some(tuple) = self.entries.get(&entry).copied() else { return };
         let Some(flow) = self.flows.get_mut(&tuple) else { return };
-        // A flow that is leaving again already stays so.
+        // A flow that is already being removed stays so.
         if flow.entry != Some(entry) || flow.standing != Standing::Requested {
             return;
         }
@@ -381,7 +382,7 @@ impl Shunt {
         let Some(flow) = self.flows.get_mut(&tuple).filter(|flow| flow.entry == Some(entry)) else { return };
         match flow.standing {
             Standing::Requested => flow.standing = Standing::Failed { why, until: now + RETRY },
-            // Its removal was asked for meanwhile, and there is nothing to remove.
+            // Its removal was requested meanwhile, and there is nothing to remove.
             Standing::Leaving(cause) => self.after(now, &tuple, cause),
             _ => {}
         }
@@ -408,7 +409,7 @@ impl Shunt {
             return self.finish_leaving(now, entry);
         }
         let Some(flow) = self.flows.get_mut(&tuple).filter(|flow| flow.entry == Some(entry)) else { return };
-        // What we wanted goes before what the fast path makes of it.
+        // Our own cause comes before the cause that the fast path reports.
         let cause = match flow.standing {
             Standing::Leaving(wanted) => wanted,
             _ => cause,
@@ -417,7 +418,7 @@ impl Shunt {
         self.after(now, &tuple, cause);
     }
 
-    /// The entry is no longer the fast path's.
+    /// Notes that the fast path no longer has the entry.
     fn release(&mut self, entry: EntryId) -> Option<Tuple> {
         let tuple = self.entries.remove(&entry)?;
         if let Some(count) = self.clients.get_mut(&tuple.client.ip()) {
@@ -429,13 +430,13 @@ impl Shunt {
         Some(tuple)
     }
 
-    /// What comes after a stay on the fast path.
+    /// Decides what follows after the fast path has removed an entry.
     fn after(&mut self, now: Instant, tuple: &Tuple, cause: Cause) {
         let Some(flow) = self.flows.get_mut(tuple) else { return };
         flow.standing = Standing::Slow;
         let pinned = flow.pinned.is_some();
         if flow.action == ShuntAction::Block && !pinned && cause.keeps_block() {
-            // With the policy bit cleared the next packet would pass, before the rules have blocked the flow again.
+            // Do not clear the policy bit: the next packet would pass before the rules have blocked the flow again.
             if cause == Cause::Evicted {
                 flow.standing = Standing::Failed { why: Obstacle::Full, until: now + RETRY };
             }
@@ -443,21 +444,21 @@ impl Shunt {
         }
         if flow.mark.action().is_some() && !pinned {
             flow.standing = Standing::Asking;
-            // Where we stop, too: the rules decide as if we had never been there.
+            // This also happens at shutdown: the rules then decide as if this program had never run.
             self.outputs.push_back(Output::Ask(flow.tuple, flow.identity));
         } else if pinned && !cause.is_end() {
             self.decide(now, tuple);
         }
     }
 
-    /// The connection on these addresses is over: another one has taken them.
+    /// Handles a connection that was replaced by another one with the same addresses.
     fn replace(&mut self, tuple: &Tuple) {
         let Some(mut flow) = self.flows.remove(tuple) else { return };
         flow.ended = true;
         self.part(flow, Cause::Ended);
     }
 
-    /// Sees a flow off whose connection is over.
+    /// Removes the entry of a flow whose connection is over, and records the flow.
     fn part(&mut self, mut flow: Flow, cause: Cause) {
         match (flow.standing, flow.entry) {
             (Standing::Requested | Standing::Installed, Some(entry)) => {
@@ -476,7 +477,7 @@ impl Shunt {
         let Some(flow) = self.leaving.remove(&entry) else { return };
         let tuple = flow.tuple;
         self.record(flow);
-        // Its successor may have waited for its place.
+        // The next connection on the same addresses may have waited for the removal.
         self.decide(now, &tuple);
     }
 
@@ -490,12 +491,13 @@ impl Shunt {
         let known = self.flows.get(&connection.tuple).is_some_and(|flow| flow.is(connection.identity));
         if known && let Some(mut flow) = self.flows.remove(&connection.tuple) {
             flow.tracked = connection.traffic.unwrap_or(flow.tracked);
-            // Reports of changes have no time stamps; those of ends and lists do.
+            // Reports of changes have no time stamps. Reports of ends and lists have them.
             flow.identity.start_ns = flow.identity.start_ns.or(connection.identity.start_ns);
             flow.ended = true;
             return self.part(flow, Cause::Ended);
         }
-        // One that was replaced before its end was reported: the last counts of the slow path are here.
+        // The connection was replaced before its end was reported. The last counters of the slow path are in this
+        // report.
         let old = self
             .leaving
             .values_mut()
@@ -516,7 +518,7 @@ impl Shunt {
             .collect();
         missing.iter().for_each(|tuple| self.replace(tuple));
         for connection in connections {
-            // The list is younger than our last word to conntrack: what it shows is what the rules say now.
+            // The list is newer than our last request to conntrack, so it shows what the rules say now.
             if let Some(flow) = self.flows.get_mut(&connection.tuple)
                 && flow.standing == Standing::Asking
             {
@@ -526,7 +528,7 @@ impl Shunt {
         }
     }
 
-    /// What could not be asked for can be, now.
+    /// Tries flows again that failed because the fast path was unreachable.
     fn path_back(&mut self, now: Instant) {
         let mut again = Vec::new();
         for flow in self.flows.values_mut() {
@@ -538,7 +540,7 @@ impl Shunt {
         again.iter().for_each(|tuple| self.decide(now, tuple));
     }
 
-    /// Confirmations that do not come, refused ones that may be tried again, connections that conntrack is to keep.
+    /// Checks all flows: entries without confirmation, refused entries to retry, connections that conntrack must keep.
     fn look(&mut self, now: Instant) {
         if now < self.look_at {
             return;
@@ -561,7 +563,8 @@ impl Shunt {
                     late.push(flow.tuple)
                 }
                 Standing::Failed { until, .. } if now >= until => again.push(flow.tuple),
-                // A blocked flow that sends no more is left to conntrack, which forgets it: its entry goes with that.
+                // A blocked flow that has stopped sending is left to conntrack. When conntrack forgets it, its entry
+                // is removed.
                 Standing::Installed
                     if now - flow.kept >= self.config.keep_every
                         && (flow.action == ShuntAction::Shunt || flow.moved > flow.kept) =>

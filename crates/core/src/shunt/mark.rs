@@ -1,30 +1,30 @@
-//! The mark by which the packet filter's rules and the shunt talk (NFShunt, Sec. II-B, whose layout this is).
+//! The mark with which the packet filter's rules and the shunt communicate (layout of NFShunt, Sec. II-B).
 //!
 //! | bits | meaning |
 //! |---|---|
-//! | `0x40000000`, `0x0f000000` | the port the flow's first packet came in by is known; its number |
-//! | `0x20000000`, `0x00f00000` | the port it leaves by is known; its number |
+//! | `0x40000000`, `0x0f000000` | the ingress port of the flow's first packet is known; its number |
+//! | `0x20000000`, `0x00f00000` | the egress port is known; its number |
 //! | `0x10000000`, `0x000f0000` | policy has decided; the number of the action |
-//! | `0x80000000` | a flow table of the kernel may forward it: ours alone, where that is the fast path |
-//! | `0x0000ffff` | the administrator's own, never touched |
+//! | `0x80000000` | a flow table of the kernel may forward the flow; only the shunt sets it, if that is the fast path |
+//! | `0x0000ffff` | reserved for the administrator, never changed |
 
 use crate::policy::FastPathKind;
 use std::fmt;
 
-/// Number of a port in a mark: 0 to 15.
+/// The number of a port in a mark: 0 to 15.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortNumber(u8);
 
 impl PortNumber {
-    /// Most ports that marks can tell apart.
+    /// Most ports that marks can distinguish.
     pub const COUNT: u8 = 16;
 
-    /// The number, if it is below [`PortNumber::COUNT`].
+    /// Makes a port number. `None` if it is not below [`PortNumber::COUNT`].
     pub const fn new(number: u8) -> Option<Self> {
         if number < Self::COUNT { Some(Self(number)) } else { None }
     }
 
-    /// The number.
+    /// Returns the number.
     pub const fn number(self) -> u8 {
         self.0
     }
@@ -36,23 +36,23 @@ impl fmt::Display for PortNumber {
     }
 }
 
-/// What policy says is to happen to a flow.
+/// The decision of policy about a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ShuntAction {
-    /// It stays on the slow path.
+    /// The flow stays on the slow path.
     Ignore,
-    /// It takes the fast path.
+    /// The flow takes the fast path.
     Shunt,
-    /// It is dropped on the fast path.
+    /// The fast path drops the flow.
     Block,
 }
 
 impl ShuntAction {
-    /// All, in the order of the numbers that NFShunt's configuration gives them (`mark_actions`).
+    /// All actions, in the order of the numbers in NFShunt's configuration (`mark_actions`).
     pub const ALL: [Self; 3] = [Self::Ignore, Self::Shunt, Self::Block];
 
-    /// The word of configuration and listings.
+    /// Returns the word of configuration and listings.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ignore => "ignore",
@@ -61,13 +61,13 @@ impl ShuntAction {
         }
     }
 
-    /// The action of this name.
+    /// Returns the action with this name.
     pub fn of_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|action| action.as_str() == word)
     }
 }
 
-/// Which number in a mark stands for which action, and which leaves the flow to our own rules.
+/// The meanings of the numbers in a mark: an action, a fast path, or our own rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkActions([Option<Meaning>; 16]);
 
@@ -91,22 +91,22 @@ impl Default for MarkActions {
 }
 
 impl MarkActions {
-    /// No number means anything yet.
+    /// Makes a table in which no number has a meaning.
     pub const fn none() -> Self {
         Self([None; 16])
     }
 
-    /// Gives a number below 16 its meaning; `false` if it is larger.
+    /// Assigns an action to a number below 16. Returns false if the number is larger.
     pub fn set(&mut self, number: u8, action: ShuntAction) -> bool {
         self.give(number, Meaning::Action(action))
     }
 
-    /// Makes a number below 16 stand for [`ShuntAction::Shunt`] by this fast path; `false` if it is larger.
+    /// Assigns [`ShuntAction::Shunt`] by this fast path to a number below 16. Returns false if the number is larger.
     pub fn set_path(&mut self, number: u8, path: FastPathKind) -> bool {
         self.give(number, Meaning::Path(path))
     }
 
-    /// Makes a number below 16 leave flows to our own rules; `false` if it is larger.
+    /// Makes a number below 16 leave flows to our own rules. Returns false if the number is larger.
     pub fn set_rules(&mut self, number: u8) -> bool {
         self.give(number, Meaning::Rules)
     }
@@ -125,7 +125,7 @@ impl MarkActions {
         self.0.get(usize::from(number)).copied().flatten()
     }
 
-    /// The action that a number stands for.
+    /// Returns the action of a number.
     pub fn action(&self, number: u8) -> Option<ShuntAction> {
         match self.meaning(number) {
             Some(Meaning::Action(action)) => Some(action),
@@ -134,7 +134,7 @@ impl MarkActions {
         }
     }
 
-    /// The fast path that a number names; none: it names none.
+    /// Returns the fast path that a number names, if it names one.
     pub fn path(&self, number: u8) -> Option<FastPathKind> {
         match self.meaning(number) {
             Some(Meaning::Path(path)) => Some(path),
@@ -142,7 +142,7 @@ impl MarkActions {
         }
     }
 
-    /// The numbers that name a fast path, and which.
+    /// Returns the numbers that name a fast path, and the fast paths.
     pub fn paths(&self) -> impl Iterator<Item = (u8, FastPathKind)> {
         (0..PortNumber::COUNT).filter_map(|number| Some((number, self.path(number)?)))
     }
@@ -157,12 +157,12 @@ impl MarkActions {
         u8::try_from(at).ok()
     }
 
-    /// The lowest number that stands for this action.
+    /// Returns the lowest number with this action.
     pub fn number(&self, action: ShuntAction) -> Option<u8> {
         self.lowest(Meaning::Action(action))
     }
 
-    /// The lowest number that leaves flows to our own rules.
+    /// Returns the lowest number that leaves flows to our own rules.
     pub fn rules_number(&self) -> Option<u8> {
         self.lowest(Meaning::Rules)
     }
@@ -173,26 +173,26 @@ impl MarkActions {
 pub struct Mark(pub u32);
 
 impl Mark {
-    /// The bit that says that the ingress is known.
+    /// The bit that is set if the ingress port is known.
     pub const INGRESS_KNOWN: u32 = 0x4000_0000;
-    /// The bit that says that the egress is known.
+    /// The bit that is set if the egress port is known.
     pub const EGRESS_KNOWN: u32 = 0x2000_0000;
-    /// The bit that says that policy has decided. Clearing it makes the rules ask again.
+    /// The bit that is set if policy has decided. If it is cleared, the rules decide again.
     pub const DECIDED: u32 = 0x1000_0000;
-    /// All that must be set before anything can be done.
+    /// All bits that must be set before the shunt can act.
     pub const COMPLETE: u32 = Self::INGRESS_KNOWN | Self::EGRESS_KNOWN | Self::DECIDED;
 
-    /// The port that the client's packets come in by.
+    /// Returns the ingress port of the client's packets.
     pub const fn ingress(self) -> Option<PortNumber> {
         if self.0 & Self::INGRESS_KNOWN == 0 { None } else { Some(PortNumber(((self.0 >> 24) & 0xf) as u8)) }
     }
 
-    /// The port that the client's packets leave by.
+    /// Returns the egress port of the client's packets.
     pub const fn egress(self) -> Option<PortNumber> {
         if self.0 & Self::EGRESS_KNOWN == 0 { None } else { Some(PortNumber(((self.0 >> 20) & 0xf) as u8)) }
     }
 
-    /// The number of the action, if policy has decided.
+    /// Returns the number of the action, if policy has decided.
     pub const fn action(self) -> Option<u8> {
         if self.0 & Self::DECIDED == 0 { None } else { Some(((self.0 >> 16) & 0xf) as u8) }
     }

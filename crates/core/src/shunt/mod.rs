@@ -1,10 +1,11 @@
 //! The shunt: which flows take the fast path, and how they get there and back (NFShunt).
 //!
-//! The packet filter's rules say by a [`Mark`] what is to happen to a flow. [`Shunt`] hears of every connection that
-//! conntrack reports, asks for entries of the fast path, and takes them back when the connection ends, stands still or is
-//! no longer allowed. It is the state machine of the seed's Fig. 4, extended: connections end, permissions are
-//! withdrawn, flows that stood still come back, events are lost, and bytes of the fast path are added to those of the
-//! slow path, so that none goes uncounted.
+//! The packet filter's rules set a [`Mark`] that says what to do with a flow. [`Shunt`] is told of every connection
+//! that conntrack reports. It requests entries of the fast path. It removes them when the connection ends, is idle,
+//! or may not stay any longer.
+//!
+//! It extends the state machine of NFShunt, Fig. 4: connections end, permissions are withdrawn, idle flows come back,
+//! and events can be lost. The bytes of both paths are added, so that all bytes are counted.
 //!
 //! ```text
 //!             policy says shunt               confirmed
@@ -16,8 +17,8 @@
 //!    +------------- the mark no longer says so ------------ ASKING
 //! ```
 //!
-//! In ASKING the policy bit of the mark has been cleared, so that the next packet on the slow path makes the rules decide
-//! anew; until conntrack has shown the cleared mark, an older event cannot bring the flow back.
+//! In ASKING the policy bit of the mark is cleared, so that the rules decide again at the next packet on the slow
+//! path. Until conntrack has reported the cleared mark, an older event cannot bring the flow back.
 
 mod forward;
 mod machine;
@@ -40,7 +41,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Protocols that have flows.
+/// Transport protocols that have flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
@@ -51,7 +52,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// The protocol with this IP protocol number.
+    /// Returns the protocol with this IP protocol number.
     pub const fn of_number(number: u8) -> Option<Self> {
         match number {
             6 => Some(Self::Tcp),
@@ -60,7 +61,7 @@ impl Transport {
         }
     }
 
-    /// The IP protocol number.
+    /// Returns the IP protocol number.
     pub const fn number(self) -> u8 {
         match self {
             Self::Tcp => 6,
@@ -68,7 +69,7 @@ impl Transport {
         }
     }
 
-    /// As it is written.
+    /// Returns the name for configuration and listings.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -77,16 +78,16 @@ impl Transport {
     }
 }
 
-/// What tells one connection from others at one moment: the addresses of its first packet.
+/// Identifies a connection at one moment: the addresses of its first packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tuple {
-    /// Who sent the first packet.
+    /// The sender of the first packet.
     pub client: SocketAddr,
-    /// To whom.
+    /// The destination of the first packet.
     pub server: SocketAddr,
-    /// By which protocol.
+    /// The protocol.
     pub transport: Transport,
-    /// Conntrack zone.
+    /// The conntrack zone.
     pub zone: u16,
 }
 
@@ -96,33 +97,33 @@ impl fmt::Display for Tuple {
     }
 }
 
-/// What tells a connection from an earlier one on the same addresses and ports. Conntrack's id alone does not: it depends
-/// on the place in memory and the addresses.
+/// Distinguishes a connection from an earlier one with the same addresses and ports. Conntrack's id alone does not
+/// suffice: it depends on a memory address and on the addresses of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity {
     /// Conntrack's id.
     pub id: u32,
-    /// When it began, nanoseconds since 1970; where conntrack keeps time stamps.
+    /// When the connection began, in ns since 1970. `None` if conntrack keeps no time stamps.
     pub start_ns: Option<u64>,
 }
 
-/// How far a connection is, as conntrack saw it.
+/// The phase of a connection, as conntrack reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
-    /// TCP's handshake is not done.
+    /// The TCP handshake is not complete.
     Opening,
-    /// Data flows.
+    /// The connection is established.
     Open,
     /// A FIN was seen.
     Closing,
-    /// It was reset.
+    /// The connection was reset.
     Reset,
 }
 
 /// Packets and bytes of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Packets; one that stands for several segments counts once, on both paths.
+    /// Packets. One that holds several segments counts once, on both paths.
     pub packets: u64,
     /// Bytes of IP packets, headers included.
     pub bytes: u64,
@@ -145,7 +146,7 @@ pub struct Both {
 }
 
 impl Both {
-    /// What is left of it without a part of it; nothing where the part, counted a moment later, is more.
+    /// Returns the traffic without a part of it. Zero if the part, which may be counted a moment later, is larger.
     #[must_use]
     pub const fn less(self, part: Self) -> Self {
         const fn less(all: Traffic, part: Traffic) -> Traffic {
@@ -173,52 +174,53 @@ impl std::ops::AddAssign for Both {
 pub struct Connection {
     /// Its addresses.
     pub tuple: Tuple,
-    /// Which connection on these addresses.
+    /// Distinguishes connections with the same addresses.
     pub identity: Identity,
     /// Its mark.
     pub mark: Mark,
-    /// How far it is; `None` where the report does not say (it says so only when it changes).
+    /// Its phase. `None` if the report does not contain it, because it has not changed.
     pub phase: Option<Phase>,
-    /// Packets of both directions were seen, and it is worth keeping (`SEEN_REPLY` and `ASSURED`; for UDP the first alone).
+    /// Packets of both directions were seen, and the connection is assured (`SEEN_REPLY` and `ASSURED`; for UDP only
+    /// the first).
     pub both_ways: bool,
-    /// Addresses are rewritten: the fast path does not do that.
+    /// NAT rewrites its addresses, which the fast path cannot do.
     pub translated: bool,
-    /// An application-level gateway of netfilter reads its content (FTP, SIP).
+    /// A conntrack helper of netfilter reads its content (FTP, SIP).
     pub inspected: bool,
-    /// What passed on the slow path, where the report says.
+    /// The traffic on the slow path, if the report contains it.
     pub traffic: Option<Both>,
 }
 
-/// Names one stay of one flow on the fast path; rises from 1 and is never used again.
+/// Identifies one stay of one flow on the fast path. Ids rise from 1 and are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EntryId(pub u64);
 
-/// What the fast path is asked to do with both directions of a flow.
+/// An entry of the fast path: how to treat both directions of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Its number.
     pub id: EntryId,
     /// The flow.
     pub tuple: Tuple,
-    /// The port that the client's packets come in by, and the server's leave by.
+    /// The ingress port of the client's packets, which is the egress port of the server's packets.
     pub client_port: PortNumber,
-    /// The port that the server's packets come in by, and the client's leave by.
+    /// The ingress port of the server's packets, which is the egress port of the client's packets.
     pub server_port: PortNumber,
-    /// Which fast path is to have it.
+    /// The fast path to use.
     pub path: FastPathKind,
-    /// Packets are dropped in place of passed on.
+    /// Packets are dropped instead of forwarded.
     pub block: bool,
-    /// After so long without a packet in a direction it is over; [`Entry::NEVER_IDLE`]: it stays.
+    /// The entry ends after this time without a packet in a direction. [`Entry::NEVER_IDLE`]: it does not end.
     pub idle: Duration,
 }
 
 impl Entry {
-    /// The idle time of what is blocked: its entry stays until the connection ends or the rules change. If it went after a
-    /// pause, the next packet would pass.
+    /// The idle time of a blocked flow: its entry stays until the connection ends or the rules change. If the entry
+    /// ended after a pause, the next packet would pass.
     pub const NEVER_IDLE: Duration = Duration::MAX;
 }
 
-/// Why a flow left the fast path, or is to leave it.
+/// Why a flow left the fast path, or has to leave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
@@ -226,30 +228,30 @@ pub enum Cause {
     Fin,
     /// The connection was reset.
     Rst,
-    /// A SYN came on its addresses: another connection, or a forged packet.
+    /// A SYN arrived on its addresses: another connection, or a forged packet.
     Syn,
-    /// Nothing came for the idle time.
+    /// No packet arrived for the idle time.
     Idle,
     /// Conntrack forgot the connection.
     Ended,
-    /// The rules have changed: they are asked again.
+    /// The rules have changed, so they decide again.
     RulesChanged,
-    /// The mark no longer says so, or says something else.
+    /// The mark has changed, and no longer demands this.
     MarkChanged,
-    /// A person or program withdrew it.
+    /// A person or a program withdrew it.
     Withdrawn,
-    /// The fast path gave its place to another entry.
+    /// The fast path needed its place for another entry.
     Evicted,
     /// The fast path did not confirm it in time.
     Unconfirmed,
-    /// The fast path was lost (a switch went away) or was emptied by somebody else.
+    /// The fast path was lost (a switch disappeared), or another program removed its entries.
     Lost,
-    /// We stop.
+    /// The shunt stops.
     Shutdown,
 }
 
 impl Cause {
-    /// The word of listings and records.
+    /// Returns the word of listings and records.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Fin => "fin",
@@ -267,8 +269,8 @@ impl Cause {
         }
     }
 
-    /// Whether the policy stands when an entry is gone for this cause: a blocked flow is blocked again at once, and the rules
-    /// are not asked.
+    /// Whether the policy is still valid when an entry is removed for this cause. A blocked flow is then blocked
+    /// again at once, without asking the rules.
     pub const fn keeps_block(self) -> bool {
         !matches!(
             self,
@@ -276,7 +278,7 @@ impl Cause {
         )
     }
 
-    /// Whether the connection itself is over or ends.
+    /// Whether the connection itself has ended or ends.
     pub const fn is_end(self) -> bool {
         matches!(self, Self::Fin | Self::Rst | Self::Ended)
     }
@@ -286,38 +288,38 @@ impl Cause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Obstacle {
-    /// The mark names a port that is not configured, or the same for both sides.
+    /// The mark names an unknown port, or the same port for both sides.
     UnknownPort,
     /// The number of the action in the mark has no meaning.
     UnknownAction,
-    /// Its rule waits for more bytes, or for time to pass.
+    /// Its rule waits for more bytes, or for more time.
     TooEarly,
-    /// A rule asks for the process behind it, which is being looked for.
+    /// A rule needs the process behind the flow, and the search for it is not finished.
     Unidentified,
-    /// The configuration has no fast path (`fast_path = "none"`): it would have been shunted.
+    /// The configuration has `fast_path = "none"`. Otherwise the flow would be shunted.
     NoPath,
-    /// The handshake is not done, or only one direction was seen.
+    /// The handshake is not complete, or only one direction was seen.
     NotEstablished,
     /// The connection is closing.
     Closing,
-    /// Its addresses are rewritten.
+    /// NAT rewrites its addresses.
     Translated,
-    /// Netfilter reads its content.
+    /// A conntrack helper reads its content.
     Inspected,
     /// The fast path cannot match flows of this kind (IPv6 in OpenFlow 1.0).
     Unsupported,
-    /// The table is full, or its client has as many entries as one may have.
+    /// The table is full, or the client has reached its limit of entries.
     Full,
-    /// The fast path refused it.
+    /// The fast path refused the entry.
     Refused,
-    /// There is no fast path now.
+    /// The fast path cannot be reached now.
     Unreachable,
-    /// A person or program keeps it on the slow path.
+    /// A person or a program keeps the flow on the slow path.
     Held,
 }
 
 impl Obstacle {
-    /// In words, for `shunt why`.
+    /// Returns the reason in words, for `shunt why`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::UnknownPort => "its mark names a port that the configuration does not have",
@@ -340,40 +342,40 @@ impl Obstacle {
     }
 }
 
-/// What happens to a shunt.
+/// An event for a shunt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input<'a> {
-    /// Conntrack reports a connection that is there.
+    /// Conntrack reports an existing connection.
     Connection(Connection),
     /// Conntrack reports the end of a connection.
     Ended(Connection),
-    /// What passed on the slow path until now, asked for by a person who looks.
+    /// The traffic on the slow path so far.
     SlowCounted(Tuple, Identity, Both),
-    /// Whose a connection is, as asked for by [`Output::Whose`]; [`Process::default`] if nobody knows.
+    /// The process behind a connection, as requested with [`Output::Whose`]. [`Process::default`] if it is unknown.
     Owned(Tuple, Identity, &'a Process),
-    /// Conntrack's reports were lost.
+    /// Some of conntrack's reports were lost.
     EventsLost,
-    /// All connections that are there, as asked for by [`Output::List`].
+    /// All existing connections, as requested with [`Output::List`].
     Listed(&'a [Connection]),
-    /// The fast path has the entry.
+    /// The fast path has installed the entry.
     Installed(EntryId),
-    /// The fast path has not taken the entry.
+    /// The fast path has not installed the entry.
     Failed(EntryId, Obstacle),
-    /// What passed on the fast path until now.
+    /// The traffic on the fast path so far.
     Counted(EntryId, Both),
-    /// The entry is no longer there, why, and all that passed on the fast path.
+    /// The fast path has removed the entry: the cause, and all traffic of the stay.
     Gone(EntryId, Cause, Both),
     /// The fast path can be reached again.
     PathBack,
     /// The rules have changed.
     RulesChanged,
-    /// A connection that somebody wants to be treated like this whatever policy says.
+    /// A person or a program demands this action for a connection, whatever policy says.
     Pinned(Connection, ShuntAction),
-    /// Somebody withdraws an entry, or a pin: policy is asked again.
+    /// A person or a program withdraws an entry or a pin. Policy then decides again.
     Withdraw(Tuple),
-    /// Take everything back.
+    /// Remove all entries.
     Shutdown,
-    /// Time has passed.
+    /// The deadline may have passed.
     Tick,
 }
 
@@ -384,33 +386,33 @@ pub enum Input<'a> {
 )]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// Install this; answer with [`Input::Installed`], [`Input::Failed`] or [`Input::Gone`].
+    /// Install this entry. Answer with [`Input::Installed`], [`Input::Failed`] or [`Input::Gone`].
     Install(Entry),
-    /// Remove this; answer with [`Input::Gone`].
+    /// Remove this entry. Answer with [`Input::Gone`].
     Remove(EntryId, Cause),
-    /// Make conntrack's window tracking liberal for a connection whose packets it does not see all, and keep it from timing
-    /// out.
+    /// Keep a connection of which conntrack does not see all packets: make its window tracking liberal, and renew its
+    /// timeout.
     Keep(Tuple, Identity),
-    /// Set the timeout of a blocked connection in conntrack anew: conntrack does not see its packets, which are dropped before
+    /// Renew the timeout of a blocked connection. Conntrack does not see its packets, because they are dropped before
     /// it.
     KeepBlocked(Tuple, Identity),
-    /// Clear the policy bit of its mark, so that the rules are asked again.
+    /// Clear the policy bit of its mark, so that the rules decide again.
     Ask(Tuple, Identity),
-    /// Set the action in its mark to this number, which blocks: one of our own rules denies the flow, and the packet filter
-    /// drops what has this mark.
+    /// Set the action in its mark to this number, which means block. One of our own rules denies the flow, and the
+    /// packet filter drops packets with this mark.
     MarkBlocked(Tuple, Identity, u8),
     /// List all connections.
     List,
-    /// Say what has passed on the slow path: [`Input::SlowCounted`] for each connection. A rule waits for bytes.
+    /// Report the traffic on the slow path as [`Input::SlowCounted`] for each connection. A rule waits for bytes.
     CountSlow,
-    /// Say which process of this host opened the connection: [`Input::Owned`]. A rule asks.
+    /// Report the process of this host that opened the connection as [`Input::Owned`]. A rule needs it.
     Whose(Tuple, Identity),
-    /// A connection that was on the fast path at least once has ended.
+    /// Write the record of a connection that was on the fast path at least once, and has ended.
     Record(Flow),
 }
 
 impl Input<'_> {
-    /// When something that stands for the passing of time happens.
+    /// Whether this input only reports that time has passed.
     pub const fn is_tick(&self) -> bool {
         matches!(self, Self::Tick)
     }
@@ -419,10 +421,10 @@ impl Input<'_> {
 /// The times of a flow's latest stay on the fast path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// When the entry was asked for.
+    /// When the entry was requested.
     pub requested: Option<Instant>,
-    /// When it was confirmed.
+    /// When the entry was confirmed.
     pub installed: Option<Instant>,
-    /// When it was gone.
+    /// When the entry was removed.
     pub gone: Option<Instant>,
 }

@@ -1,31 +1,32 @@
-//! The packet filter's part of the shunt, as text: rules that number the ports, ask the policy once for each connection, and
-//! keep the answer in the connection's mark. The administrator's own rules stay as they are; policy goes into one chain.
+//! The rules of the packet filter for the shunt, as text. They number the ports, ask the policy once for each
+//! connection, and store the answer in the connection's mark. They do not change the administrator's own rules. The
+//! policy has its own chain.
 
 use super::{ForwardLine, Mark, MarkActions, PortNumber, ShuntAction};
 use crate::net::{IpNet, IpSet};
 use std::fmt::Write as _;
 
-/// The bits of a mark that say the ingress, the egress and the decision.
+/// The bits of a mark for the ingress, the egress and the decision.
 const INGRESS: u32 = Mark::INGRESS_KNOWN | 0x0f00_0000;
 const EGRESS: u32 = Mark::EGRESS_KNOWN | 0x00f0_0000;
 const DECISION: u32 = Mark::DECIDED | 0x000f_0000;
 
-/// What the rules are made for.
+/// The parameters of the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSet<'a> {
     /// Ports and the names of their interfaces.
     pub ports: &'a [(PortNumber, &'a str)],
-    /// The ports are those of a bridge; else the host routes between them.
+    /// The ports belong to a bridge. Otherwise the host routes between them.
     pub bridged: bool,
     /// The meaning of the numbers of actions.
     pub actions: MarkActions,
-    /// Flows that the chain of the policy says nothing of are left to our own rules.
+    /// Flows that the policy chain does not decide about are left to our own rules.
     pub own_rules: bool,
-    /// Flows that our own rules deny by their addresses: dropped from the first packet on.
+    /// Flows that our own rules deny by their addresses. They are dropped from the first packet on.
     pub lines: &'a [ForwardLine],
 }
 
-/// Examples for numbers that name a fast path: their destination port is this and the number.
+/// Examples use this destination port plus the number that names a fast path.
 const FIRST_BY_PATH: u16 = 5000;
 
 const fn decided(number: u8) -> u32 {
@@ -41,20 +42,20 @@ fn egress(port: PortNumber) -> u32 {
 }
 
 impl RuleSet<'_> {
-    /// The bits that a rule of the policy sets for an action; none if no number means it.
+    /// Returns the bits that a policy rule sets for an action. `None` if no number means this action.
     pub fn decision(&self, action: ShuntAction) -> Option<u32> {
         self.actions.number(action).map(decided)
     }
 
-    /// The bits that leave a flow to our own rules, where there are such. Set by the client's packets alone: a policy that asks
-    /// for the server's port has not seen one when the first answer comes.
+    /// Returns the bits that leave a flow to our own rules, if there are any. Only packets of the client set them: a
+    /// policy that needs the server's port has not seen it when the first answer arrives.
     fn left_to_own_rules(&self) -> Option<u32> {
         let number = self.actions.rules_number().filter(|_| self.own_rules)?;
         Some(decided(number))
     }
 
-    /// For `nft -f`: a table of ours, which replaces an earlier one of ours. The chain `shunt_policy` is the administrator's to
-    /// fill.
+    /// Returns the rules for `nft -f`: one table, which replaces an earlier one of this program. The administrator
+    /// fills the chain `shunt_policy`.
     pub fn nft(&self) -> String {
         let mut text = String::new();
         if self.bridged {
@@ -109,21 +110,22 @@ impl RuleSet<'_> {
         text + "\t}\n}\n"
     }
 
-    /// Drops what the mark says is blocked, whether or not a fast path has an entry for it. Only before routing: the packet
-    /// that the policy decided about passes, as otherwise conntrack would not report the new mark.
+    /// Drops packets whose mark says that they are blocked, with or without an entry of the fast path. It does so
+    /// only before routing. The packet that the policy decided about must pass, because otherwise conntrack would not
+    /// report the new mark.
     fn nft_drop_blocked(&self, text: &mut String) {
         if let Some((mark, mask)) = self.blocked() {
             let _ = writeln!(text, "\t\tct mark and {mask:#010x} == {mark:#010x} drop");
         }
     }
 
-    /// The decision to block in a mark that is complete, and the bits to look at.
+    /// Returns the bits of a complete mark that decides to block, and the mask to compare.
     fn blocked(&self) -> Option<(u32, u32)> {
         let bits = self.decision(ShuntAction::Block)?;
         Some((bits | Mark::COMPLETE, DECISION | Mark::COMPLETE))
     }
 
-    /// Our own rules that addresses and ports decide, for a connection's own direction.
+    /// Appends our own rules that depend on addresses and ports only, for the original direction of a connection.
     fn nft_own_lines(&self, text: &mut String) {
         if self.lines.is_empty() {
             return;
@@ -161,7 +163,8 @@ impl RuleSet<'_> {
         *text += "\t}\n\n";
     }
 
-    /// Bridge ports are known by name only in the bridge family; a mark carries the number into `inet`, where conntrack is.
+    /// Numbers the ports of a bridge. Only the bridge family knows them by name. A mark carries the number to the
+    /// `inet` family, where conntrack is.
     fn nft_ports(&self, text: &mut String) {
         *text += "table bridge sidetrack_ports\ndelete table bridge sidetrack_ports\ntable bridge sidetrack_ports {\n";
         *text += "\tchain prerouting {\n\t\ttype filter hook prerouting priority -300;\n";
@@ -180,7 +183,7 @@ impl RuleSet<'_> {
         *text += "\t}\n}\n";
     }
 
-    /// Numbers the egress of a connection's first packet.
+    /// Appends a rule that numbers the egress of a connection's first packet.
     fn nft_egress(&self, text: &mut String, port: PortNumber, name: &str) {
         let known = Mark::INGRESS_KNOWN | Mark::EGRESS_KNOWN;
         let _ = writeln!(
@@ -213,7 +216,8 @@ impl RuleSet<'_> {
         shunt.into_iter().chain(by_path).chain(block).collect()
     }
 
-    /// For `iptables-restore --noflush` and `ip6tables-restore --noflush`: as NFShunt's, with the chain `SHUNT_POLICY` to fill.
+    /// Returns the rules for `iptables-restore --noflush` and `ip6tables-restore --noflush`, as in NFShunt. The
+    /// administrator fills the chain `SHUNT_POLICY`.
     pub fn iptables(&self) -> String {
         let mut text = String::from("*mangle\n");
         for chain in ["PRE", "POST", "IN", "OUT", "POLICY", "RULES"] {
@@ -275,7 +279,8 @@ impl RuleSet<'_> {
         }
     }
 
-    /// As with nft, one line for each combination: there are no sets here. What is dropped is marked first, in two steps.
+    /// As for nft, but with one line for each combination, because there are no sets. A dropped packet is marked
+    /// first, in two steps.
     fn iptables_own_lines(&self, text: &mut String, undecided: &str) {
         if self.lines.is_empty() {
             return;
@@ -312,7 +317,7 @@ impl RuleSet<'_> {
         }
     }
 
-    /// Ports, what is to be set for them, and what is to be said of that.
+    /// Returns examples: the port, the bits to set, and a comment.
     fn iptables_examples(&self) -> Vec<(u16, u32, String)> {
         let example = |action, port| Some((port, self.decision(action)?, String::new()));
         let by_path = self.actions.paths().map(|(number, path)| {
@@ -324,7 +329,7 @@ impl RuleSet<'_> {
     }
 }
 
-/// The addresses that a line of a packet filter is about.
+/// The address family of a line.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Family {
     Both,
@@ -333,7 +338,7 @@ enum Family {
 }
 
 impl Family {
-    /// Those for which a line is needed: one where no address is asked for.
+    /// Returns the families that need a line. A rule without addresses needs one line for both.
     fn of(line: &ForwardLine) -> Vec<Self> {
         if line.matches.from.is_none() && line.matches.to.is_none() {
             return vec![Self::Both];
@@ -345,7 +350,7 @@ impl Family {
         [Self::V4, Self::V6].into_iter().filter(has).collect()
     }
 
-    /// The networks of a set that are of this family; `None` without a set.
+    /// Returns the networks of a set that belong to this family. `None` without a set.
     fn nets(self, set: Option<&IpSet>) -> Option<Vec<String>> {
         let fits = |net: &&IpNet| self == Self::Both || net.is_v6() == (self == Self::V6);
         Some(set?.nets().iter().filter(fits).map(ToString::to_string).collect())
@@ -358,7 +363,7 @@ impl Family {
         }
     }
 
-    /// iptables-restore skips lines of the other family.
+    /// iptables-restore and ip6tables-restore skip lines of the other family.
     const fn iptables(self) -> &'static str {
         match self {
             Self::Both => "",
@@ -372,14 +377,14 @@ fn range(from: u16, to: u16, between: char) -> String {
     if from == to { from.to_string() } else { format!("{from}{between}{to}") }
 }
 
-/// The ports of a line for iptables, for both protocols.
+/// Returns the ports of a line for iptables, for both protocols.
 fn ports_of(line: &ForwardLine) -> Vec<String> {
     let Some(set) = &line.matches.port else { return vec![String::new()] };
     let one = |(from, to)| ["tcp", "udp"].map(|word| format!(" -p {word} --dport {}", range(from, to, ':')));
     set.ranges().flat_map(one).collect()
 }
 
-/// A rule's name as a comment of nft, which has no escapes.
+/// Turns a rule's name into an nft comment, which has no escapes.
 fn comment(name: &str) -> String {
     name.chars().filter(|c| !c.is_control() && *c != '"' && *c != '\\').take(100).collect()
 }

@@ -1,4 +1,4 @@
-//! What is known of one flow.
+//! The state of one flow.
 
 use super::{
     Both, Cause, Connection, EntryId, Identity, Mark, Obstacle, Phase, ShuntAction, Times, Transport, Tuple,
@@ -7,30 +7,30 @@ use super::{
 use crate::policy::FastPathKind;
 use crate::time::Instant;
 
-/// Where a flow stands.
+/// The state of a flow, see the diagram in the module above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// On the slow path.
+    /// The flow is on the slow path.
     Slow,
-    /// The fast path has been asked.
+    /// An entry was requested from the fast path.
     Requested,
-    /// On the fast path.
+    /// The flow is on the fast path.
     Installed,
-    /// The fast path was asked to let go, for this cause.
+    /// The removal of the entry was requested, for this cause.
     Leaving(Cause),
-    /// The policy bit was cleared; nothing is done before conntrack has shown that.
+    /// The policy bit was cleared. The shunt waits until conntrack has reported that.
     Asking,
-    /// The fast path did not take it; tried again then.
+    /// The fast path did not install the entry. It is tried again later.
     Failed {
-        /// Why.
+        /// The reason.
         why: Obstacle,
-        /// When it is tried again.
+        /// When to try again.
         until: Instant,
     },
 }
 
 impl Standing {
-    /// The word of listings.
+    /// Returns the word of listings.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Slow | Self::Asking => "slow",
@@ -47,58 +47,58 @@ impl Standing {
     }
 }
 
-/// One flow that policy wanted on the fast path at least once, or that somebody pinned.
+/// One flow that policy wanted on the fast path at least once, or that was pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     /// Its addresses.
     pub tuple: Tuple,
-    /// Which connection on these addresses.
+    /// Distinguishes connections with the same addresses.
     pub identity: Identity,
     /// Its mark, as last reported.
     pub mark: Mark,
-    /// How far it is.
+    /// Its phase.
     pub phase: Phase,
-    /// Where it stands.
+    /// Its state.
     pub standing: Standing,
-    /// The number of its entry, or of the latest.
+    /// The number of its entry, or of its latest entry.
     pub entry: Option<EntryId>,
-    /// What the entry does, or the latest did.
+    /// The action of its entry, or of its latest entry.
     pub action: ShuntAction,
-    /// The fast path that has the entry, or had the latest.
+    /// The fast path that has its entry, or had its latest entry.
     pub path: FastPathKind,
-    /// What somebody wants whatever policy says.
+    /// The action that a person or a program demands, whatever policy says.
     pub pinned: Option<ShuntAction>,
     /// Why it last left the fast path.
     pub cause: Option<Cause>,
-    /// How often it was installed.
+    /// How many times it was installed.
     pub installs: u32,
-    /// Times of the latest stay.
+    /// The times of its latest stay.
     pub times: Times,
-    /// All that passed on the fast path in stays that are over.
+    /// The traffic of earlier stays on the fast path.
     pub before: Both,
-    /// All that was dropped there in stays that are over.
+    /// The traffic that was dropped in earlier stays.
     pub dropped_before: Both,
-    /// What passed in the present stay, or was dropped, as last counted.
+    /// The traffic that passed or was dropped in the present stay, as last counted.
     pub now: Both,
-    /// What conntrack counted, as last reported; final when the connection has ended. On the slow path, and on a fast path
-    /// that it counts as well.
+    /// The traffic that conntrack counted, as last reported. Final when the connection has ended. It covers the slow
+    /// path, and a fast path that conntrack counts, too.
     pub tracked: Both,
     /// Conntrack has reported its end.
     pub ended: bool,
-    /// What our own rules want, where its mark leaves that to them.
+    /// What our own rules want, if its mark leaves the decision to them.
     pub wish: Option<Wish>,
-    /// One of them asks for the process behind it, and that is being looked for.
+    /// One of the rules needs the process behind it, which was requested.
     pub(super) asked_whose: bool,
-    /// When we first saw it.
+    /// When the flow was first seen.
     pub(super) seen: Instant,
-    /// What its rule waits for has come.
+    /// The bytes and the time that its rule waits for have passed.
     pub(super) ripe: bool,
-    /// What of `before` conntrack has counted as well.
+    /// The part of `before` that conntrack has counted, too.
     pub(super) counted_twice: Both,
     pub(super) both_ways: bool,
     pub(super) translated: bool,
     pub(super) inspected: bool,
-    /// When conntrack was last told to keep it.
+    /// When conntrack was last told to keep the connection.
     pub(super) kept: Instant,
     /// When its entry was last seen to count a packet.
     pub(super) moved: Instant,
@@ -110,7 +110,7 @@ impl Flow {
             tuple: connection.tuple,
             identity: connection.identity,
             mark: connection.mark,
-            // A report without a phase is of a connection that changed otherwise: later than its handshake.
+            // A report without a phase is about a later change, so the handshake is complete.
             phase: Phase::Open,
             standing: Standing::Slow,
             entry: None,
@@ -140,7 +140,7 @@ impl Flow {
         flow
     }
 
-    /// All that passed on the fast path.
+    /// Returns all traffic that passed on the fast path.
     pub fn fast(&self) -> Both {
         let mut all = self.before;
         if self.action != ShuntAction::Block {
@@ -149,7 +149,7 @@ impl Flow {
         all
     }
 
-    /// All that was dropped on the fast path.
+    /// Returns all traffic that was dropped on the fast path.
     pub fn dropped(&self) -> Both {
         let mut all = self.dropped_before;
         if self.action == ShuntAction::Block {
@@ -158,7 +158,7 @@ impl Flow {
         all
     }
 
-    /// All that passed on the slow path, as far as it is known.
+    /// Returns all traffic on the slow path, as far as it is known.
     pub fn slow(&self) -> Both {
         let mut fast = self.counted_twice;
         if self.path.is_counted_by_conntrack() {
@@ -167,12 +167,12 @@ impl Flow {
         self.tracked.less(fast)
     }
 
-    /// Whether it was on the fast path, if only until its removal was confirmed.
+    /// Whether it was on the fast path, even if its removal was requested before the confirmation.
     pub fn was_shunted(&self) -> bool {
         self.installs > 0 || self.before != Both::default() || self.dropped_before != Both::default()
     }
 
-    /// Takes what a report says.
+    /// Takes over the values of a report.
     pub(super) fn learn(&mut self, connection: &Connection) {
         self.mark = connection.mark;
         self.identity.start_ns = self.identity.start_ns.or(connection.identity.start_ns);
@@ -187,7 +187,7 @@ impl Flow {
         }
     }
 
-    /// Whether a report is of this very connection. A report without time stamp is taken to be.
+    /// Whether a report is about this connection. A report without a time stamp counts as such.
     pub(super) fn is(&self, identity: Identity) -> bool {
         self.identity.id == identity.id
             && match (self.identity.start_ns, identity.start_ns) {
@@ -196,7 +196,7 @@ impl Flow {
             }
     }
 
-    /// What stands against an entry as far as the connection itself goes.
+    /// Returns why the connection itself does not allow an entry.
     pub(super) fn obstacle(&self, action: ShuntAction) -> Option<Obstacle> {
         if self.translated {
             return Some(Obstacle::Translated);
@@ -217,7 +217,7 @@ impl Flow {
         (!self.both_ways).then_some(Obstacle::NotEstablished)
     }
 
-    /// The present stay is over.
+    /// Adds the counters of the present stay, which is over.
     pub(super) fn left(&mut self, now: Instant, cause: Cause, traffic: Both) {
         match self.action {
             ShuntAction::Block => self.dropped_before += traffic,

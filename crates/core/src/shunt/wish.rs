@@ -1,4 +1,4 @@
-//! What our own rules say of a flow whose mark leaves it to them.
+//! What our own rules say of a flow whose mark leaves the decision to them.
 
 use super::{Flow, Obstacle, ShuntAction, Tuple};
 use crate::flow::{self, Destination, Intercept, Process};
@@ -6,38 +6,38 @@ use crate::policy::{Action, Decision, FastPathKind, Policy, Seen};
 use crate::time::Instant;
 use std::time::Duration;
 
-/// What the rules want, decided once for a connection: they see its addresses and ports, and the process behind it where one
-/// of them asks.
+/// What the rules want. They decide once for a connection, by its addresses and ports, and by its process if a rule
+/// needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wish {
-    /// The place of the rule in the policy, from 0; none if the default decided.
+    /// The index of the rule in the policy, from 0. `None` if the default decided.
     pub rule: Option<usize>,
-    /// What it wants.
+    /// The decision.
     pub want: Want,
 }
 
-/// What a rule wants.
+/// The decision of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// It stays on the slow path.
+    /// The flow stays on the slow path.
     Leave,
-    /// It takes the fast path, once so much has passed.
+    /// The flow takes the fast path, once this traffic has passed.
     Shunt {
         /// Bytes of IP packets, both directions together.
         bytes: u64,
-        /// Since we first saw it.
+        /// The time since the flow was first seen.
         time: Duration,
-        /// Which; none: the first of the configuration.
+        /// The fast path. `None`: the first one of the configuration.
         path: Option<FastPathKind>,
     },
-    /// It is dropped on the fast path.
+    /// The flow is dropped on the fast path.
     Block,
 }
 
 impl Wish {
-    /// What the first rule that matches says, else the default: `action = "deny"` blocks, `shunt` shunts, any other rule
-    /// leaves the flow where it is. None: a rule asks for the process, and that has to be given; [`Process::default`] if it is
-    /// not known.
+    /// Returns the decision of the first matching rule, or of the default. `action = "deny"` blocks, `shunt` shunts,
+    /// and any other rule leaves the flow on the slow path. `None` if a rule needs the process and `process` is
+    /// `None`. Pass [`Process::default`] if the process is unknown.
     pub fn of(policy: &Policy, tuple: &Tuple, process: Option<&Process>) -> Option<Self> {
         let flow = flow::Flow {
             intercept: Intercept::Kernel,
@@ -46,7 +46,7 @@ impl Wish {
             orig_dst: Destination { host: tuple.server.ip().into(), port: tuple.server.port() },
             host: None,
             process: process.cloned(),
-            // Neither is known of packets that are passed on, and no rule waits for them.
+            // The user is unknown for forwarded packets, and no rule waits for it.
             user: None,
         };
         let verdict = match policy.decide(&flow, Seen::FirstBytes(None)) {
@@ -65,7 +65,7 @@ impl Wish {
         Some(Self { rule: verdict.index, want })
     }
 
-    /// The fast path that its rule names, if any.
+    /// Returns the fast path that its rule names, if any.
     pub(super) const fn path(self) -> Option<FastPathKind> {
         match self.want {
             Want::Shunt { path, .. } => path,
@@ -73,7 +73,7 @@ impl Wish {
         }
     }
 
-    /// What is to happen to the flow now, or what stands against it.
+    /// Returns the action for the flow now, or why it has to wait.
     pub(super) fn action(self, ripe: bool) -> Result<ShuntAction, Obstacle> {
         match self.want {
             Want::Leave => Ok(ShuntAction::Ignore),
@@ -85,7 +85,7 @@ impl Wish {
 }
 
 impl Flow {
-    /// Whether what its rule waits for has come; once is enough.
+    /// Notes whether the bytes and the time that its rule waits for have passed. Once is enough.
     pub(super) fn ripen(&mut self, now: Instant) {
         if let Some(Wish { want: Want::Shunt { bytes, time, .. }, .. }) = self.wish {
             let passed = self.slow();
@@ -94,7 +94,7 @@ impl Flow {
         }
     }
 
-    /// Whether its rule waits for bytes or time.
+    /// Whether its rule still waits for bytes or time.
     pub(super) const fn is_unripe(&self) -> bool {
         matches!(self.wish, Some(Wish { want: Want::Shunt { .. }, .. })) && !self.ripe
     }

@@ -1,6 +1,6 @@
-//! The address forms of SOCKS: type 1 IPv4, 3 name, 4 IPv6 (RFC 1928 Sec. 5; the same numbers in version 6).
+//! The address types of SOCKS: 1 is IPv4, 3 a name, 4 IPv6 (RFC 1928 Sec. 5; version 6 has the same numbers).
 //!
-//! An IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) is read as IPv4 and never sent.
+//! An IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) is read as IPv4, and never sent.
 
 use super::reader::{Reader, Stop};
 use crate::flow::{Destination, Host, HostNameError};
@@ -13,10 +13,10 @@ pub const ATYP_NAME: u8 = 3;
 /// Address type of an IPv6 address.
 pub const ATYP_IPV6: u8 = 4;
 
-/// Why bytes are no address.
+/// Why bytes are not a valid address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// The type is none of 1, 3 and 4; where the address ends is unknown.
+    /// The type is not 1, 3 or 4, so the end of the address is unknown.
     #[error("address type {0} is unknown: 1 is IPv4, 3 a name, 4 IPv6")]
     Type(u8),
     /// The name breaks the rules of [`crate::flow::HostName`].
@@ -24,16 +24,16 @@ pub enum AddressError {
     Name(HostNameError),
 }
 
-/// `0.0.0.0:0`: what is sent where an address means nothing.
+/// `0.0.0.0:0`, which is sent if an address has no meaning.
 pub const UNSPECIFIED: Destination =
     Destination { host: Host::Ip(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), port: 0 };
 
-/// Is this one of the address types?
+/// Whether this is an address type.
 pub(crate) const fn is_atyp(byte: u8) -> bool {
     matches!(byte, ATYP_IPV4 | ATYP_NAME | ATYP_IPV6)
 }
 
-/// The address type of a host.
+/// Returns the address type of a host.
 pub(crate) fn atyp(host: &Host) -> u8 {
     match host {
         Host::Ip(ip) if ip.to_canonical().is_ipv4() => ATYP_IPV4,
@@ -42,20 +42,20 @@ pub(crate) fn atyp(host: &Host) -> u8 {
     }
 }
 
-/// How a name is laid out after its length byte.
+/// How a name is encoded after its length byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NameLayout {
-    /// As long as its length byte says (SOCKS5, `socksx`).
+    /// The length byte gives the length of the name (SOCKS5, `socksx`).
     Bare,
-    /// Padded with NUL until length byte and name fill a multiple of 4 bytes (SOCKS6). Written as -12 has it, the
-    /// padding counted in the length byte; read as -11 or -12 has it.
+    /// Padded with NUL until length byte and name fill a multiple of 4 bytes (SOCKS6). Written as in -12, where the
+    /// length byte includes the padding. Read as in -11 or -12.
     Padded,
-    /// Padded as in -12 when written; when read, the length byte alone says where it ends. For datagrams, whose
-    /// names -11 does not pad and whose payload follows directly.
+    /// Written padded as in -12. When read, the length byte alone gives the end. For datagrams: -11 does not pad
+    /// their names, and the payload follows directly.
     Counted,
 }
 
-/// Writes the host without its type.
+/// Appends the host without its type.
 pub(crate) fn put_host(out: &mut Vec<u8>, host: &Host, layout: NameLayout) {
     match host {
         Host::Ip(ip) => match ip.to_canonical() {
@@ -66,7 +66,7 @@ pub(crate) fn put_host(out: &mut Vec<u8>, host: &Host, layout: NameLayout) {
             let name = name.as_str().as_bytes();
             let padding = match layout {
                 NameLayout::Bare => 0,
-                // 255 + 1 is a multiple of 4, so a padded name fits the length byte too.
+                // 255 + 1 is a multiple of 4, so the length of a padded name always fits into the length byte.
                 NameLayout::Padded | NameLayout::Counted => {
                     (1 + name.len()).next_multiple_of(4) - 1 - name.len()
                 }
@@ -100,15 +100,15 @@ pub(crate) fn read_host(reader: &mut Reader<'_>, atyp: u8, layout: NameLayout) -
         ATYP_IPV6 => reader.ipv6().map(Host::from),
         ATYP_NAME => {
             let name = read_name(reader, layout)?;
-            // Clients send addresses as names, too: a rule about networks has to see the address.
+            // Clients also send addresses as names. Parse them, so that rules about networks see the address.
             Ok(Host::from_bytes(name).map_err(AddressError::Name)?)
         }
         other => Err(AddressError::Type(other).into()),
     }
 }
 
-/// Reads a bound address. It is for information only, so a name that is none (servers send empty ones) is read as
-/// `0.0.0.0` instead of failing a connection that was made.
+/// Reads a bound address. It is for information only. So an invalid name (servers send empty ones) is read as
+/// `0.0.0.0`, and does not fail an established connection.
 pub(crate) fn read_bound(reader: &mut Reader<'_>, atyp: u8, layout: NameLayout) -> Result<Host, Stop> {
     match read_host(reader, atyp, layout) {
         Err(Stop::Address(AddressError::Name(_))) => Ok(UNSPECIFIED.host),

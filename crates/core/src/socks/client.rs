@@ -1,53 +1,53 @@
-//! The client's side: what every SOCKS client machine takes and gives, and either version as one type.
+//! The client side: the inputs and outputs of all SOCKS client machines, and a client of either version as one type.
 
 use super::v6::{Metadata, SessionReport, StackOption};
 use super::{v5, v6};
 use crate::flow::{Destination, EndReason};
 use crate::time::Instant;
 
-/// What happens to a client machine.
+/// An event for a client machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input<'a> {
     /// Bytes from the proxy.
     Bytes(&'a [u8]),
-    /// Nothing more will come from the proxy: a FIN, or a reset (how `socksx` says that it could not connect).
+    /// The proxy will send nothing more: a FIN, or a reset (with which `socksx` reports that it could not connect).
     Eof,
-    /// The deadline has come.
+    /// The deadline may have passed.
     Tick,
 }
 
-/// What a client machine wants. After `Connected` or `Failed` it takes and gives nothing more.
+/// What a client machine wants done. After `Connected` or `Failed` it accepts no input and gives no output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Write this to the proxy.
     Send(Vec<u8>),
-    /// The proxy has connected; from here on bytes are the flow's.
+    /// The proxy has connected. From now on, the bytes belong to the flow.
     Connected(Box<Connected>),
-    /// Close.
+    /// Close the connection.
     Failed {
-        /// For the record.
+        /// The reason, for the record.
         reason: EndReason,
-        /// The step, the code and its meaning, for the record and a person. Does not name the hop: the driver does.
+        /// The step, the code and its meaning, for the record and for people. The driver adds the name of the hop.
         detail: String,
     },
 }
 
-/// What the proxy said when it had connected.
+/// What the proxy reported when it had connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connected {
-    /// The address the proxy says it uses; often `0.0.0.0:0`, and it may be a name.
+    /// The address that the proxy reports for its connection. It is often `0.0.0.0:0`, and may be a name.
     pub bound: Destination,
-    /// What the proxy did about stack options (version 6).
+    /// How the proxy answered stack options (version 6).
     pub stack: Vec<StackOption>,
-    /// Metadata of the reply (version 6).
+    /// The metadata of the reply (version 6).
     pub metadata: Vec<Metadata>,
-    /// What the proxy said about session and tokens (version 6).
+    /// What the proxy reported about session and tokens (version 6).
     pub session: SessionReport,
-    /// Server bytes that came with the last reply.
+    /// Bytes of the server that arrived with the last reply.
     pub leftover: Vec<u8>,
 }
 
-/// A client of either version, towards one hop.
+/// A client of either version, for one hop.
 #[derive(Debug)]
 pub enum Client {
     /// Version 5.
@@ -57,7 +57,7 @@ pub enum Client {
 }
 
 impl Client {
-    /// Takes one event.
+    /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: Input<'_>) {
         match self {
             Self::V5(client) => client.handle(now, input),
@@ -65,7 +65,7 @@ impl Client {
         }
     }
 
-    /// The next output, until `None`. The first one, before any input, is what opens the handshake.
+    /// Returns the next output, or `None`. The first one, before any input, opens the handshake.
     pub fn poll(&mut self) -> Option<Output> {
         match self {
             Self::V5(client) => client.poll(),
@@ -73,7 +73,7 @@ impl Client {
         }
     }
 
-    /// When to hand in [`Input::Tick`].
+    /// Returns when to call [`Self::handle`] with [`Input::Tick`].
     pub fn deadline(&self) -> Option<Instant> {
         match self {
             Self::V5(client) => client.deadline(),
@@ -81,8 +81,8 @@ impl Client {
         }
     }
 
-    /// How many bytes of the initial data have been given out in [`Output::Send`] so far. Right after the first poll:
-    /// how many went out with the request.
+    /// Returns how many bytes of the initial data were returned in [`Output::Send`] so far. Right after the first
+    /// poll this is the number of bytes sent with the request.
     pub fn initial_data_sent(&self) -> usize {
         match self {
             Self::V5(client) => client.initial_data_sent(),

@@ -1,11 +1,11 @@
-//! What the client machines of both versions share: bytes not read yet, outputs not taken yet, the deadline, the one end.
+//! The common part of both client machines: unread bytes, queued outputs, the deadline, and the end of the handshake.
 
 use super::client::{Connected, Input, Output};
 use crate::flow::EndReason;
 use crate::time::Instant;
 use std::collections::VecDeque;
 
-/// What an input means to a machine whose handshake is not over.
+/// What an input means while the handshake is not over.
 pub enum Event {
     /// There are new bytes in [`Handshake::buffer`].
     Bytes,
@@ -15,10 +15,10 @@ pub enum Event {
     None,
 }
 
-/// See the module.
+/// The common state of a client handshake.
 #[derive(Debug)]
 pub struct Handshake {
-    /// Bytes of the proxy that no message has taken yet.
+    /// Bytes of the proxy that are not parsed yet.
     pub buffer: Vec<u8>,
     outputs: VecDeque<Output>,
     /// `None` once the handshake is over.
@@ -27,12 +27,12 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// One that has to be over by `deadline`.
+    /// Makes a handshake that must be over by `deadline`.
     pub fn new(deadline: Instant) -> Self {
         Self { buffer: Vec::new(), outputs: VecDeque::new(), deadline: Some(deadline), initial_data_sent: 0 }
     }
 
-    /// Takes an input; a deadline that has come fails the handshake, naming what was `awaited`.
+    /// Handles an input. If the deadline has passed, the handshake fails with a detail that names what was `awaited`.
     pub fn handle(&mut self, now: Instant, input: Input<'_>, awaited: &str) -> Event {
         let Some(deadline) = self.deadline else { return Event::None };
         match input {
@@ -49,32 +49,32 @@ impl Handshake {
         Event::None
     }
 
-    /// The next output, until `None`.
+    /// Returns the next output, or `None`.
     pub fn poll(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// When to hand in [`Input::Tick`]; `None` once the handshake is over.
+    /// Returns when to pass [`Input::Tick`]. `None` once the handshake is over.
     pub const fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Whether it has ended, well or not.
+    /// Whether the handshake has ended, successfully or not.
     pub const fn is_over(&self) -> bool {
         self.deadline.is_none()
     }
 
-    /// How many bytes of the initial data have been given out.
+    /// Returns how many bytes of the initial data were returned for sending.
     pub const fn initial_data_sent(&self) -> usize {
         self.initial_data_sent
     }
 
-    /// Gives out bytes for the proxy.
+    /// Queues bytes for the proxy.
     pub fn send(&mut self, bytes: Vec<u8>) {
         self.outputs.push_back(Output::Send(bytes));
     }
 
-    /// Gives out `message` with initial data behind it, in one write; nothing if both are empty.
+    /// Queues `message` with the initial data behind it, in one write. Does nothing if both are empty.
     pub fn send_with(&mut self, mut message: Vec<u8>, initial_data: &[u8]) {
         message.extend_from_slice(initial_data);
         self.initial_data_sent += initial_data.len();
@@ -83,12 +83,12 @@ impl Handshake {
         }
     }
 
-    /// Ends well.
+    /// Ends the handshake successfully.
     pub fn connected(&mut self, connected: Connected) {
         self.end(Output::Connected(Box::new(connected)));
     }
 
-    /// Ends with a failure.
+    /// Ends the handshake with a failure.
     pub fn fail(&mut self, reason: EndReason, detail: impl Into<String>) {
         self.end(Output::Failed { reason, detail: detail.into() });
     }

@@ -1,7 +1,8 @@
-//! SOCKS versions 5 and 6: codecs and both ends of each handshake, without I/O.
+//! SOCKS versions 5 and 6: encoding and decoding, and both ends of each handshake, without I/O.
 //!
-//! [`server::Server`] tells the versions apart on one port by the first byte; [`client::Client`] is either version
-//! towards one hop. RFC 1928 and 1929; draft-olteanu-intarea-socks-6-11 and -12, and the two layouts of `socksx`.
+//! [`server::Server`] accepts both versions on one port: the first byte gives the version. [`client::Client`] is a
+//! client of either version for one hop. Supported are RFC 1928 and 1929, draft-olteanu-intarea-socks-6-11 and -12,
+//! and the two layouts of `socksx`.
 
 pub mod address;
 pub mod client;

@@ -1,4 +1,4 @@
-//! User name and password (RFC 1929), in the stream of version 5 and -11, and inside options of version 6.
+//! User name and password (RFC 1929), in the stream of version 5 and of -11, and in options of version 6.
 
 use super::reader::{Reader, Stop};
 
@@ -6,7 +6,7 @@ use super::reader::{Reader, Stop};
 pub(crate) const METHOD_NONE: u8 = 0;
 /// Method number: user name and password.
 pub(crate) const METHOD_PASSWORD: u8 = 2;
-/// Method number: none of the offered ones.
+/// Method number: none of the offered methods is acceptable.
 pub(crate) const METHOD_UNACCEPTABLE: u8 = 0xff;
 /// Version byte of the sub-negotiation.
 pub(crate) const VERSION: u8 = 1;
@@ -22,7 +22,7 @@ pub(crate) fn put_request(out: &mut Vec<u8>, user: &[u8], password: &[u8]) -> Op
     Some(())
 }
 
-/// Reads `01 ulen user plen password`; the caller judges the version byte, which comes first.
+/// Reads `01 ulen user plen password`. The caller checks the version byte, which comes first.
 pub(crate) fn read_request<'a>(reader: &mut Reader<'a>) -> Result<(u8, &'a [u8], &'a [u8]), Stop> {
     let version = reader.u8()?;
     let user_len = reader.u8()?;

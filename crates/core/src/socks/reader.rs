@@ -1,13 +1,13 @@
-//! Reads big-endian fields from bytes that may not all be there yet.
+//! Reads big-endian fields from bytes that may be incomplete.
 
 use super::address::AddressError;
 
 /// Why reading stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// The bytes end before the message does: try again with more.
+    /// The bytes end before the message does. Try again with more bytes.
     Incomplete,
-    /// No further bytes can make an address of these.
+    /// The address is invalid, whatever follows.
     Address(AddressError),
 }
 

@@ -3,26 +3,26 @@
 use crate::flow::EndReason;
 use std::fmt;
 
-/// How a proxy answers a request.
+/// The answer of a proxy to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReplyCode {
-    /// 0: done.
+    /// 0: succeeded.
     Succeeded,
-    /// 1: none of the others.
+    /// 1: a failure without a code of its own.
     GeneralFailure,
-    /// 2: a rule forbids it.
+    /// 2: not allowed by a rule.
     NotAllowed,
-    /// 3: no route.
+    /// 3: there is no route.
     NetworkUnreachable,
     /// 4: the host does not answer, or its name has no address.
     HostUnreachable,
-    /// 5: the destination refused.
+    /// 5: the destination refused the connection.
     ConnectionRefused,
-    /// 6: TTL expired; in version 5, which has no code of its own for it, also: timed out.
+    /// 6: the TTL expired. In version 5, which has no code for a time-out, it also means: timed out.
     TtlExpired,
-    /// 7: the command is not served.
+    /// 7: the command is not supported.
     CommandNotSupported,
-    /// 8: the address type is not served.
+    /// 8: the address type is not supported.
     AddressTypeNotSupported,
     /// 9: the attempt timed out (version 6 only).
     TimedOut,
@@ -48,7 +48,7 @@ impl ReplyCode {
         }
     }
 
-    /// The code byte of version 6.
+    /// Returns the code byte of version 6.
     pub const fn v6(self) -> u8 {
         match self {
             Self::Succeeded => 0,
@@ -65,7 +65,7 @@ impl ReplyCode {
         }
     }
 
-    /// The code byte of version 5; a time-out is 6 there, as most servers have it.
+    /// Returns the code byte of version 5. A time-out is 6 there, as in most servers.
     pub const fn v5(self) -> u8 {
         match self {
             Self::TimedOut => Self::TtlExpired.v6(),
@@ -73,7 +73,7 @@ impl ReplyCode {
         }
     }
 
-    /// What the code says, in words. Tor's codes (0xf0 to 0xf7) are known too.
+    /// Returns the meaning of the code in words, also for Tor's codes (0xf0 to 0xf7).
     pub const fn text(self) -> &'static str {
         match self {
             Self::Succeeded => "succeeded",
@@ -98,20 +98,20 @@ impl ReplyCode {
         }
     }
 
-    /// How a flow ends whose hop answered so.
+    /// Returns the end reason of a flow whose hop answered with this code.
     pub const fn end_reason(self) -> EndReason {
         match self {
             Self::Succeeded => EndReason::Ok,
             Self::NetworkUnreachable | Self::HostUnreachable => EndReason::Unreachable,
             Self::ConnectionRefused => EndReason::Refused,
             Self::TtlExpired | Self::TimedOut => EndReason::ConnectTimeout,
-            // A rule, command or address type refused by a hop is the hop's doing, not our policy's and not the
-            // client's: those reasons are kept for our own decisions.
+            // If a hop refuses a rule, command or address type, the hop has failed. The reasons for policy and client
+            // errors are reserved for decisions of this node.
             _ => EndReason::HopFailed,
         }
     }
 
-    /// What a server of ours answers when a flow could not be made for this reason.
+    /// Returns the answer of our server if a flow could not be made for this reason.
     pub const fn from_end_reason(reason: EndReason) -> Self {
         match reason {
             EndReason::Ok => Self::Succeeded,

@@ -1,5 +1,5 @@
-//! The server's side: what every SOCKS server machine takes and gives, and the machine that tells versions 5 and 6
-//! apart on one port.
+//! The server side: the inputs and outputs of all SOCKS server machines, and the machine that accepts versions 5 and
+//! 6 on one port.
 
 use super::reply::ReplyCode;
 use super::v6::{Metadata, SessionAnswer, SessionId, SessionQuery, StackOption};
@@ -11,43 +11,43 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Client bytes held between the request and [`Output::Done`]. Once that many wait,
-/// [`Server::wants_bytes`] is false, and handing in more ends the connection with [`EndReason::Limit`].
+/// Most client bytes that are buffered between the request and [`Output::Done`]. Once this number is buffered,
+/// [`Server::wants_bytes`] is false, and more bytes end the connection with [`EndReason::Limit`].
 pub const MAX_PIPELINED_LEN: usize = 64 * 1024;
 
-/// Which layout of SOCKS6 a listener expects (`Socks6Dialect` without the generations of `socksx`, whose requests
-/// are alike and which take a common reply).
+/// The SOCKS6 layout that a listener expects. It does not distinguish the two generations of `socksx`: their requests
+/// are alike, and both accept the same reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ServerDialect {
-    /// Told from the request. Wrong only for a `socksx` request to some IPv4 addresses that end in .0 and to few
-    /// IPv6 addresses.
+    /// Detected from the request. The detection is wrong only for a `socksx` request to some IPv4 addresses that end
+    /// in .0, and to a few IPv6 addresses.
     #[default]
     Auto,
-    /// The draft's.
+    /// The layout of the draft.
     Draft,
-    /// `socksx`'s.
+    /// The layout of `socksx`.
     Socksx,
 }
 
-/// What a listener serves.
+/// The configuration of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerConfig {
     /// Serve version 5.
     pub v5: bool,
     /// Serve version 6.
     pub v6: bool,
-    /// Layout of version 6.
+    /// The layout of version 6.
     pub dialect: ServerDialect,
-    /// Who may use it; empty: everyone, without authentication.
+    /// The accounts that may use it. Empty: all clients may use it without authentication.
     pub accounts: Vec<Credentials>,
-    /// Offer sessions and tokens of version 6; the driver then answers [`Output::Session`] from a
+    /// Offer the sessions and tokens of version 6. The driver then answers [`Output::Session`] from a
     /// [`v6::SessionTable`].
     pub sessions: bool,
-    /// From `new` until the request is complete.
+    /// The time from `new` until the request must be complete. Default: 10 s.
     pub handshake_timeout: Duration,
-    /// How long a version 6 request is held back for initial data that it announced, when it asks for TCP Fast Open
-    /// to the destination (without the data at hand there is nothing to put into the SYN). Tens of milliseconds;
-    /// zero: never. Requests without TFO are never held: announced data may never come (`socksx`).
+    /// How long to delay a version 6 request whose announced initial data has not arrived yet. It applies only if the
+    /// request asks for TCP Fast Open to the destination, because then the data goes into the SYN. Zero: never.
+    /// Default: 30 ms. Other requests are never delayed: announced data may never come (`socksx`).
     pub initial_data_wait: Duration,
 }
 
@@ -65,106 +65,106 @@ impl Default for ServerConfig {
     }
 }
 
-/// The version a client speaks.
+/// The version of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Version {
     /// RFC 1928.
     V5,
-    /// The draft's layout.
+    /// The layout of the draft.
     V6,
-    /// A layout of `socksx` under version byte 6.
+    /// A layout of `socksx`, with version byte 6.
     V6Socksx,
 }
 
 /// A complete, authenticated CONNECT.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// How it was asked.
+    /// The version of the request.
     pub version: Version,
-    /// Where to.
+    /// The destination.
     pub destination: Destination,
-    /// Who authenticated, if that was needed.
+    /// The authenticated user, if authentication was needed.
     pub user: Option<String>,
-    /// Stack options asked for (version 6). TFO and MPTCP are to be used only when they are here.
+    /// The requested stack options (version 6). TFO and MPTCP are used only if they are listed here.
     pub stack: Vec<StackOption>,
-    /// The chain's metadata (version 6), to be copied to the next hop.
+    /// The metadata of the chain (version 6), to be copied to the next hop.
     pub metadata: Vec<Metadata>,
-    /// The session it is part of (version 6); touch it in the table when the flow ends.
+    /// The session of the request (version 6). Touch it in the table when the flow ends.
     pub session: Option<SessionId>,
-    /// Bytes of initial data the client announced (version 6). It may send more, or never send them.
+    /// The number of initial data bytes that the client announced (version 6). It may send more, or never send them.
     pub announced_len: u16,
-    /// Client bytes that came along and belong to the destination. What comes later is in [`Output::Done`].
+    /// Client bytes for the destination that arrived with the request. Later bytes are in [`Output::Done`].
     pub first_bytes: Vec<u8>,
 }
 
-/// What the driver did about a [`Request`].
+/// The driver's answer to a [`Request`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// How it went.
+    /// The result.
     pub code: ReplyCode,
-    /// The local address of the connection to the destination; `None` is sent as `0.0.0.0:0`.
+    /// The local address of the connection to the destination. `None` is sent as `0.0.0.0:0`.
     pub bound: Option<SocketAddr>,
-    /// What was done about stack options. TFO, MPTCP and Happy Eyeballs that were asked for and are missing here are
-    /// answered as not used.
+    /// Which stack options were applied. TFO, MPTCP and Happy Eyeballs are answered as not used if they were
+    /// requested but are not listed here.
     pub stack: Vec<StackOption>,
-    /// Metadata for the client (version 6, draft layout).
+    /// Metadata for the client (version 6, layout of the draft).
     pub metadata: Vec<Metadata>,
 }
 
 impl Reply {
-    /// Connected; bound to this address.
+    /// Makes the answer for an established connection with this local address.
     pub fn connected(bound: SocketAddr) -> Self {
         Self { code: ReplyCode::Succeeded, bound: Some(bound), stack: Vec::new(), metadata: Vec::new() }
     }
 
-    /// Not connected.
+    /// Makes the answer for a failure.
     pub fn failed(code: ReplyCode) -> Self {
         Self { code, bound: None, stack: Vec::new(), metadata: Vec::new() }
     }
 }
 
-/// What happens to a server machine.
+/// An event for a server machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input<'a> {
     /// Bytes from the client.
     Bytes(&'a [u8]),
-    /// Nothing more will come from the client: a FIN, or a reset. After the request a FIN is a half-close and changes
+    /// The client will send nothing more: a FIN, or a reset. After the request, a FIN is a half-close and changes
     /// nothing here.
     Eof,
     /// The answer to [`Output::Session`].
     Session(SessionAnswer),
     /// The answer to [`Output::Request`].
     Reply(Reply),
-    /// The deadline has come.
+    /// The deadline may have passed.
     Tick,
 }
 
-/// What a server machine wants.
+/// What a server machine wants done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Write this to the client.
     Send(Vec<u8>),
-    /// Look this up in the session table and answer with [`Input::Session`].
+    /// Look this up in the session table, and answer with [`Input::Session`].
     Session(SessionQuery),
-    /// Dial, and answer with [`Input::Reply`].
+    /// Dial the destination, and answer with [`Input::Reply`].
     Request(Box<Request>),
-    /// The handshake is over: from here on bytes are the flow's.
+    /// The handshake is over. From now on, the bytes belong to the flow.
     Done {
         /// Client bytes after [`Request::first_bytes`], for the destination.
         leftover: Vec<u8>,
     },
-    /// All was answered and no flow follows (a NOOP): close.
+    /// All is answered, and no flow follows (a NOOP): close the connection.
     Finished,
-    /// Close, after what was sent is written.
+    /// Close the connection after all queued bytes are written.
     Failed {
-        /// For the record.
+        /// The reason, for the record.
         reason: EndReason,
-        /// For the record and a person.
+        /// The reason in words, for the record and for people.
         detail: String,
     },
 }
 
-/// The first byte decides which version's machine runs.
+/// A server of either version. The first byte decides which machine runs.
 #[derive(Debug)]
 pub struct Server {
     config: Arc<ServerConfig>,
@@ -179,18 +179,18 @@ enum Stage {
     Refused(std::collections::VecDeque<Output>),
 }
 
-/// Answers a browser that took the port for an HTTP proxy.
+/// The answer to a browser that treats the port as an HTTP proxy.
 const HTTP_REFUSAL: &str = "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 35\r\n\
     Connection: close\r\n\r\nThis port speaks SOCKS, not HTTP.\r\n";
 
 impl Server {
-    /// A new connection.
+    /// Makes a machine for a new connection.
     pub fn new(config: Arc<ServerConfig>, now: Instant) -> Self {
         let deadline = now + config.handshake_timeout;
         Self { config, stage: Stage::First { deadline } }
     }
 
-    /// Takes one event.
+    /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: Input<'_>) {
         match (&mut self.stage, &input) {
             (Stage::V5(server), _) => server.handle(now, input),
@@ -214,7 +214,7 @@ impl Server {
         }
     }
 
-    /// The next output, until `None`.
+    /// Returns the next output, or `None`.
     pub fn poll(&mut self) -> Option<Output> {
         match &mut self.stage {
             Stage::First { .. } => None,
@@ -224,7 +224,7 @@ impl Server {
         }
     }
 
-    /// When to hand in [`Input::Tick`].
+    /// Returns when to call [`Self::handle`] with [`Input::Tick`].
     pub fn deadline(&self) -> Option<Instant> {
         match &self.stage {
             Stage::First { deadline } => Some(*deadline),
@@ -234,7 +234,7 @@ impl Server {
         }
     }
 
-    /// May the driver read from the client? See [`MAX_PIPELINED_LEN`].
+    /// Whether the driver may read from the client. See [`MAX_PIPELINED_LEN`].
     pub fn wants_bytes(&self) -> bool {
         match &self.stage {
             Stage::First { .. } => true,
@@ -244,8 +244,8 @@ impl Server {
         }
     }
 
-    /// Takes the client bytes that came after [`Request::first_bytes`], to send them along with a dial that is
-    /// under way (a next hop's request, say). They are then no longer in [`Output::Done`].
+    /// Takes the client bytes that arrived after [`Request::first_bytes`], so that the driver can send them while it
+    /// still dials (for example with a request to the next hop). They are then not in [`Output::Done`].
     pub fn take_pipelined(&mut self) -> Vec<u8> {
         match &mut self.stage {
             Stage::V5(server) => server.take_pipelined(),
@@ -286,7 +286,11 @@ impl Server {
             other => {
                 // The version mismatch reply of the draft.
                 let answer = self.config.v6.then(|| vec![6]);
-                self.refuse(answer, reason, detail(&format!("first byte 0x{other:02x} is no SOCKS version")));
+                self.refuse(
+                    answer,
+                    reason,
+                    detail(&format!("first byte 0x{other:02x} is not a SOCKS version")),
+                );
             }
         }
     }

@@ -8,10 +8,10 @@ const IPV4: u8 = 1;
 const NAME: u8 = 3;
 const IPV6: u8 = 4;
 
-/// From here on a type must be understood.
+/// A receiver must understand types from here on.
 const CRITICAL: u8 = 128;
 
-/// A message in the making.
+/// A message that is being encoded.
 pub(super) struct Writer {
     bytes: Vec<u8>,
 }
@@ -21,8 +21,8 @@ impl Writer {
         Self { bytes: vec![kind, 0, 0] }
     }
 
-    /// Appends a field whose value consists of these parts; a value too long for its length field makes the whole
-    /// message too long.
+    /// Appends a field whose value consists of these parts. If the value is too long for its length field, the whole
+    /// message is too long, and [`Self::finish`] fails.
     pub(super) fn put(&mut self, field: u8, parts: &[&[u8]]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         self.bytes.push(field);
@@ -30,7 +30,7 @@ impl Writer {
         parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
     }
 
-    /// Appends a field that holds an address or name, and a port.
+    /// Appends a field with an address or name, and a port.
     pub(super) fn put_destination(&mut self, field: u8, destination: &Destination) {
         let port = destination.port.to_be_bytes();
         match &destination.host {
@@ -51,7 +51,7 @@ impl Writer {
     }
 }
 
-/// The body of the message at the head of `bytes`, once all of it is there, and its kind.
+/// Returns the kind and the body of the message at the beginning of `bytes`. `None` if it is not complete.
 pub(super) fn body(bytes: &[u8]) -> Result<Option<(u8, &[u8])>, MessageError> {
     let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else { return Ok(None) };
     let [kind, high, low] = *head;
@@ -62,8 +62,8 @@ pub(super) fn body(bytes: &[u8]) -> Result<Option<(u8, &[u8])>, MessageError> {
     Ok(rest.get(..length).map(|body| (kind, body)))
 }
 
-/// Parses the message at the head of `bytes` with `read`, which gets its kind and fields. A kind that is wrong is told
-/// before the rest is there.
+/// Parses the message at the beginning of `bytes` with `read`, which gets its kind and fields. Rejects a wrong kind
+/// before the rest has arrived.
 pub(super) fn parse<T>(
     bytes: &[u8],
     kinds: &[u8],
@@ -103,12 +103,12 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// What to do with a field that this version does not know.
+/// Handles a field that this version does not know: fails if it must be understood.
 pub(super) const fn unknown(field: u8) -> Result<(), MessageError> {
     if field >= CRITICAL { Err(MessageError::Unknown(field)) } else { Ok(()) }
 }
 
-/// Puts `value` where nothing may be yet.
+/// Sets a value that may be set only once.
 pub(super) fn once<T>(slot: &mut Option<T>, field: u8, value: T) -> Result<(), MessageError> {
     match slot.replace(value) {
         None => Ok(()),
@@ -116,7 +116,7 @@ pub(super) fn once<T>(slot: &mut Option<T>, field: u8, value: T) -> Result<(), M
     }
 }
 
-/// Reads what [`Writer::put_destination`] wrote.
+/// Parses a field that [`Writer::put_destination`] wrote.
 pub(super) fn destination(field: u8, value: &[u8]) -> Result<Destination, MessageError> {
     let bad = MessageError::BadField(field);
     let (&[kind, high, low], host) = value.split_first_chunk::<3>().ok_or(bad)?;
@@ -129,7 +129,7 @@ pub(super) fn destination(field: u8, value: &[u8]) -> Result<Destination, Messag
     Ok(Destination { host, port: u16::from_be_bytes([high, low]) })
 }
 
-/// Reads a text.
+/// Parses a text.
 pub(super) fn text(field: u8, value: &[u8]) -> Result<&str, MessageError> {
     std::str::from_utf8(value).map_err(|_| MessageError::BadField(field))
 }

@@ -1,25 +1,25 @@
-//! The greeting: the far side has let us in. Only with it a connection counts as standing, since in TLS 1.3 a client
-//! has finished its handshake before it knows what the server thinks of its certificate.
+//! The greeting: the far side has accepted the near side. A connection counts as established only after it. In TLS
+//! 1.3 a client finishes its handshake before it knows whether the server accepts its certificate.
 
 use super::field::{self, Writer, unknown};
 use super::{MessageError, Parsed};
 
 const KIND: u8 = 0x47;
 
-/// See the module.
+/// The greeting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Greeting;
 
 impl Greeting {
-    /// The bytes of a greeting.
+    /// Encodes the greeting.
     ///
     /// # Errors
-    /// None as it is now; fields to come may be too long.
+    /// Never fails now. Future fields may be too long.
     pub fn encode(&self) -> Result<Vec<u8>, MessageError> {
         Writer::new(KIND).finish()
     }
 
-    /// Reads the greeting at the head of `bytes`.
+    /// Parses the greeting at the beginning of `bytes`.
     pub fn parse(bytes: &[u8]) -> Parsed<Self> {
         field::parse(bytes, &[KIND], |_, fields| {
             for field in fields {

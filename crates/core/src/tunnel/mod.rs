@@ -1,14 +1,16 @@
-//! What the two ends of a tunnel say to each other: a greeting when a connection stands, then for each flow one
-//! request at the head of its stream, one reply at the head of the way back, and the flow's own bytes behind both.
+//! The messages between the two ends of a tunnel. A greeting follows each new connection. Each flow has one request
+//! at the beginning of its stream, and one reply at the beginning of the opposite direction. The flow's own bytes
+//! follow both.
 //!
-//! The transport below (QUIC, or TLS 1.3 over TCP) authenticates both ends, keeps order and tells the end of a
-//! direction, so nothing here does. Requests need no answer before the flow's bytes follow: destination, metadata and
-//! first bytes leave in one flight, as a SOCKS6 request does on a connection that stands already (EPI framework, Sec. IV).
+//! The transport below (QUIC, or TLS 1.3 over TCP) authenticates both ends, keeps the order, and signals the end of a
+//! direction. So these messages need not do that. The flow's bytes follow a request without waiting for the reply:
+//! destination, metadata and first bytes leave in one flight. A SOCKS6 request on an open connection does the same
+//! (EPI framework, Sec. IV).
 //!
 //! ```text
 //!   near side                                             far side
 //!      |                                                     |
-//!      | <-------------------------- connection: Greeting    |  once: the near side is let in
+//!      | <-------------------------- connection: Greeting    |  once: the near side is accepted
 //!      |                                                     |
 //!      |  stream of a flow:                                  |
 //!      |  Request, first bytes ----------------------------> |  dials the destination
@@ -18,8 +20,9 @@
 //!      | <---------------------------- Reply: refused        |  or: the reason, then the stream ends
 //! ```
 //!
-//! A message is `kind (1) length (2) fields`, a field is `type (1) length (2) value`; numbers are big-endian. Types
-//! from 128 on must be understood, others are skipped by who does not know them. `docs/tunnel.md` has the tables.
+//! A message is `kind (1) length (2) fields`, and a field is `type (1) length (2) value`. Numbers are big-endian. A
+//! receiver must understand types from 128 on, and skips other types that it does not know. `docs/tunnel.md` has the
+//! tables.
 
 mod field;
 mod greeting;
@@ -30,49 +33,48 @@ pub use greeting::Greeting;
 pub use reply::Reply;
 pub use request::Request;
 
-/// Application protocol of both transports (ALPN, RFC 7301): a change of the messages that old ends cannot read gets
-/// another one.
+/// The application protocol of both transports (ALPN, RFC 7301). A change that old ends cannot read gets a new name.
 pub const ALPN: &[u8] = b"sidetrack-tunnel/1";
 
 /// Most bytes of the fields of one message.
 pub const BODY_MAX: usize = 32 * 1024;
 
-/// Most bytes of the words in a refusal; longer ones are cut.
+/// Most bytes of the text in a refusal. Longer texts are truncated.
 pub const DETAIL_MAX: usize = 1024;
 
 /// Bytes before the fields.
 pub(crate) const HEAD: usize = 3;
 
-/// What bytes at the head of a stream are.
+/// What the bytes at the beginning of a stream are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parsed<T> {
-    /// The message does not end here: try again with more.
+    /// The message is not complete. Try again with more bytes.
     Incomplete,
-    /// A message, and how many bytes it had; what follows is the flow's own.
+    /// A message and its length. The bytes of the flow follow.
     Message(T, usize),
-    /// No further bytes can make a message of these.
+    /// The bytes cannot become a message, whatever follows.
     Malformed(MessageError),
 }
 
-/// Why bytes are no message, or a message cannot be written.
+/// Why bytes are not a valid message, or why a message cannot be encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
-    /// Another kind than the one that is due here.
+    /// The message has another kind than expected.
     #[error("a message of kind {0} where another was due")]
     Kind(u8),
     /// More than [`BODY_MAX`] bytes of fields.
     #[error("the message is longer than {BODY_MAX} bytes")]
     TooLong,
-    /// A field of this type ends outside the message, or its value makes no sense.
+    /// A field of this type ends outside the message, or its value is invalid.
     #[error("field {0} is malformed")]
     BadField(u8),
-    /// A field that may be there once is there twice.
+    /// A field that may occur once occurs twice.
     #[error("field {0} is there twice")]
     Twice(u8),
-    /// A field that must be there is not.
+    /// A required field is missing.
     #[error("field {0} is missing")]
     Missing(u8),
-    /// A field that must be understood is not known here.
+    /// A field that must be understood is unknown.
     #[error("field {0} must be understood and is not known here: the other end is newer")]
     Unknown(u8),
 }

@@ -1,4 +1,4 @@
-//! The reply at the head of the way back.
+//! The reply at the beginning of the opposite direction.
 
 use super::field::{self, Fields, Writer, once, unknown};
 use super::{DETAIL_MAX, MessageError, Parsed};
@@ -11,35 +11,34 @@ const BOUND: u8 = 1;
 const REASON: u8 = 128;
 const DETAIL: u8 = 2;
 
-/// How the far side answers a request.
+/// The answer of the far side to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// The path to the destination stands; the server's bytes follow.
+    /// The path to the destination is established. The server's bytes follow.
     Connected {
-        /// The address the destination sees, where the far side knows it.
+        /// The address that the destination sees, if the far side knows it.
         bound: Option<Destination>,
     },
-    /// There is no path; nothing follows.
+    /// There is no path. Nothing follows.
     Refused {
-        /// The reason in the far side's own record, in the closed list's words; one that is not known here is
-        /// `hop_failed`.
+        /// The reason in the far side's record, as a word of the closed list. An unknown word becomes `hop_failed`.
         reason: EndReason,
-        /// Which rule, step or system call, in words; at most [`DETAIL_MAX`] bytes.
+        /// The rule, step or system call, in words. At most [`DETAIL_MAX`] bytes.
         detail: String,
     },
 }
 
 impl Reply {
-    /// A refusal with its words, cut to what may be sent.
+    /// Makes a refusal, with its text truncated to the allowed length.
     pub fn refused(reason: EndReason, detail: &str) -> Self {
         let end = (0..=DETAIL_MAX.min(detail.len())).rev().find(|end| detail.is_char_boundary(*end));
         Self::Refused { reason, detail: detail[..end.unwrap_or(0)].to_owned() }
     }
 
-    /// The bytes of the reply.
+    /// Encodes the reply.
     ///
     /// # Errors
-    /// `TooLong` if the words of a refusal are longer than [`Reply::refused`] makes them.
+    /// `TooLong` if the text of a refusal is longer than [`Reply::refused`] makes it.
     pub fn encode(&self) -> Result<Vec<u8>, MessageError> {
         match self {
             Self::Connected { bound } => {
@@ -61,7 +60,7 @@ impl Reply {
         }
     }
 
-    /// Reads the reply at the head of `bytes`.
+    /// Parses the reply at the beginning of `bytes`.
     pub fn parse(bytes: &[u8]) -> Parsed<Self> {
         field::parse(bytes, &[CONNECTED, REFUSED], |kind, fields| match kind {
             CONNECTED => Self::connected_of(fields),
@@ -91,7 +90,7 @@ impl Reply {
                 }
                 (DETAIL, value) if value.len() > DETAIL_MAX => return Err(MessageError::BadField(DETAIL)),
                 (DETAIL, value) => {
-                    // It goes into logs and terminals.
+                    // The text goes into logs and terminals, so remove control characters.
                     let words = field::text(DETAIL, value)?;
                     once(&mut detail, DETAIL, words.replace(|c: char| c.is_control(), " "))?;
                 }

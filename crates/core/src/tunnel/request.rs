@@ -1,4 +1,4 @@
-//! The request at the head of a flow's stream.
+//! The request at the beginning of a flow's stream.
 
 use super::field::{self, Fields, Writer, once, unknown};
 use super::{MessageError, Parsed};
@@ -12,29 +12,29 @@ const HOST: u8 = 2;
 const CLIENT: u8 = 3;
 const METADATA: u8 = 4;
 
-/// What the far side is asked to connect to, and what it may want to know for its rules and records.
+/// What the far side should connect to, and what it may need for its rules and records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Where the flow is to go; the port is never 0.
+    /// The destination of the flow. The port is never 0.
     pub destination: Destination,
-    /// The host name the client meant, where the destination is an address.
+    /// The host name that the client requested, if the destination is an address.
     pub host: Option<HostName>,
     /// The client's own address.
     pub client: Option<SocketAddr>,
-    /// Metadata of the chain, key and value in order (as the SOCKS6 option of kind 65000).
+    /// Metadata of the chain, keys and values in order (as in the SOCKS6 option of kind 65000).
     pub metadata: Vec<(u16, String)>,
 }
 
 impl Request {
-    /// A request for this destination and nothing else.
+    /// Makes a request with only a destination.
     pub const fn to(destination: Destination) -> Self {
         Self { destination, host: None, client: None, metadata: Vec::new() }
     }
 
-    /// The bytes of the request.
+    /// Encodes the request.
     ///
     /// # Errors
-    /// `TooLong` if the metadata has no room.
+    /// `TooLong` if there is no room for the metadata.
     pub fn encode(&self) -> Result<Vec<u8>, MessageError> {
         let mut writer = Writer::new(KIND);
         writer.put_destination(DESTINATION, &self.destination);
@@ -50,7 +50,7 @@ impl Request {
         writer.finish()
     }
 
-    /// Reads the request at the head of `bytes`.
+    /// Parses the request at the beginning of `bytes`.
     pub fn parse(bytes: &[u8]) -> Parsed<Self> {
         field::parse(bytes, &[KIND], |_, fields| Self::of(fields))
     }

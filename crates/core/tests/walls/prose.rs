@@ -32,12 +32,11 @@ const DOCUMENTS_NOT_YET: &[&str] = &["CHANGELOG.md"];
 const EMPTY: [&str; 2] = ["Which.", "See the module."];
 
 /// Beginnings of paths whose comments are not rewritten yet: not checked for now. Make this shorter.
-const NOT_YET: &[&str] = &["crates/core/", "crates/sidetrack/", "crates/sys/tests/", "fuzz/"];
+const NOT_YET: &[&str] =
+    &["crates/core/src/engine/", "crates/core/tests/", "crates/sidetrack/", "crates/sys/tests/", "fuzz/"];
 
 /// Beginnings of paths that are checked although [`NOT_YET`] has a shorter one.
 const REWRITTEN: &[&str] = &[
-    "crates/core/src/http/",
-    "crates/core/src/overlay/",
     "crates/core/tests/walls/prose.rs",
     "crates/sidetrack/src/admin/",
     "crates/sidetrack/src/agreement/",

@@ -192,7 +192,7 @@ fn what_is_not_to_be_opened_passes_untouched() {
     client.send("SSH-2.0-x\r\n");
     assert_eq!(client.bytes(11), b"SSH-2.0-x\r\n");
     drop(client);
-    assert!(plain.only_end().detail.unwrap().contains("it is no TLS"));
+    assert!(plain.only_end().detail.unwrap().contains("it is not TLS"));
     let mail = node(&authority, echo(), "", "");
     let mut client = connect(&mail, &format!("{NAME}:443"));
     let hello = {
@@ -210,7 +210,7 @@ fn what_is_not_to_be_opened_passes_untouched() {
     client.send(&hello);
     assert_eq!(client.bytes(hello.len()), hello);
     drop(client);
-    assert!(mail.only_end().detail.unwrap().contains("no HTTP inside"));
+    assert!(mail.only_end().detail.unwrap().contains("it does not carry HTTP"));
 }
 
 #[test]

@@ -2,11 +2,11 @@
 //! fields). The functions decide over values. They store nothing and have no clock: the caller passes the time as
 //! seconds of the wall clock.
 //!
-//! 1. [`lookup`] decides which stored response answers a request. Its module has the state diagram of a stored
+//! 1. [`lookup()`] decides which stored response answers a request. Its module has the state diagram of a stored
 //!    response.
 //! 2. [`may_store`] decides about a response from the server, which becomes a [`Stored`]. A 304 goes to [`refresh`]
 //!    instead.
-//! 3. [`reply`] makes the answer to a client from a stored response.
+//! 3. [`reply()`] makes the answer to a client from a stored response.
 //! 4. [`invalidated`] lists the resources that an unsafe request made invalid.
 
 mod checksum;

@@ -1,5 +1,5 @@
-//! A list out of its text, which may come in pieces of any size. Never more is held than a piece that is being sorted, the
-//! sorted pieces in the form of the table, and the table.
+//! Builds a list from its text, which may arrive in parts of any size. Memory holds at most one piece of names to
+//! sort, the sorted pieces in the format of the table, and the table.
 
 use super::table::{Table, Writer, take};
 use super::{BELOW, HostList, ITSELF, NOT_BELOW, NOT_ITSELF};
@@ -8,25 +8,25 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;
 
-/// Longest line that is read, bytes; a longer one counts as one that says nothing about hosts.
+/// The longest line that is read, in bytes. A longer one is counted as skipped.
 const LINE_MAX: usize = 1 << 20;
 /// Most bytes of names that are sorted at a time.
 const PIECE_BYTES: usize = 1 << 20;
 /// Most names that are sorted at a time.
 const PIECE_NAMES: usize = 1 << 16;
 
-/// A line that is no entry.
+/// A line that is not an entry.
 struct Foreign;
 
-/// Reads a list. See [`HostList`] for the lines it may have.
+/// Reads a list. [`HostList`] describes the lines that it may contain.
 #[derive(Default)]
 pub struct HostListBuilder {
-    /// The beginning of a line whose end has not come.
+    /// The beginning of a line whose end has not arrived.
     line: Vec<u8>,
-    /// That line is too long.
+    /// This line is too long.
     is_overlong: bool,
     piece: Piece,
-    /// Sorted names, as [`Writer`] writes them.
+    /// Sorted names, in the format of [`Writer`].
     sorted: Vec<Vec<Vec<u8>>>,
     skipped: usize,
 }
@@ -34,9 +34,9 @@ pub struct HostListBuilder {
 /// Names that are not sorted yet.
 #[derive(Default)]
 struct Piece {
-    /// Names from their end on, one behind the other.
+    /// The names, each from its end on, one behind the other.
     text: Vec<u8>,
-    /// Where each begins, its length, and how it is meant.
+    /// For each name: its offset, its length, and its meanings.
     places: Vec<(u32, u8, u8)>,
 }
 
@@ -115,7 +115,7 @@ impl HostListBuilder {
         }
     }
 
-    /// `name^`, with nothing behind it.
+    /// Adds an entry `name^`, with nothing behind it.
     fn whole_domain(&mut self, rest: &[u8], meanings: u8) -> Result<(), Foreign> {
         self.add(rest.strip_suffix(b"^").ok_or(Foreign)?, meanings)
     }
@@ -137,7 +137,7 @@ impl HostListBuilder {
         Ok(())
     }
 
-    /// Sorts the names that have come, and writes them as a table has them.
+    /// Sorts the buffered names, and writes them in the format of the table.
     fn sort(&mut self) {
         let Piece { text, places } = &mut self.piece;
         let name = |(start, length, _): &(u32, u8, u8)| {
@@ -155,20 +155,20 @@ impl HostListBuilder {
     }
 }
 
-/// Names that stand for this host in hosts(5), and lists begin with.
+/// Whether this is a name of the local host in hosts(5). Lists often begin with such names.
 fn is_own(name: &[u8]) -> bool {
     const OWN: [&[u8]; 5] = [b"localhost", b"localhost.localdomain", b"local", b"broadcasthost", b"0.0.0.0"];
     OWN.iter().any(|own| name.eq_ignore_ascii_case(own)) || name.starts_with(b"ip6-")
 }
 
-/// Several sorted pieces as one.
+/// Merges several sorted pieces.
 struct Merge(BinaryHeap<Reverse<Cursor>>);
 
 /// The next name of a sorted piece.
 struct Cursor {
-    /// The segments behind that one.
+    /// The segments behind the current one.
     behind: std::vec::IntoIter<Vec<u8>>,
-    /// The segment in which it lies.
+    /// The segment that contains the name.
     segment: Vec<u8>,
     at: usize,
     name: Vec<u8>,
@@ -185,7 +185,7 @@ impl Merge {
         Self(cursors.collect())
     }
 
-    /// Puts the next name there; how it is meant, in all pieces together.
+    /// Copies the next name into `name`. Returns its meanings in all pieces together.
     fn next(&mut self, name: &mut Vec<u8>) -> Option<u8> {
         let first = &self.0.peek()?.0;
         name.clear();
@@ -202,10 +202,10 @@ impl Merge {
 }
 
 impl Cursor {
-    /// Goes to the next name; false at the end.
+    /// Moves to the next name. Returns false at the end.
     fn advance(&mut self) -> bool {
         if self.at == self.segment.len() {
-            // The one that was read goes.
+            // Drop the segment that was read, so that its memory can be reused.
             let Some(next) = self.behind.next() else { return false };
             (self.segment, self.at) = (next, 0);
         }

@@ -1,8 +1,8 @@
-//! Lists of host names, a million and more: what a rule's `host_file` names.
+//! Lists of host names, with a million names and more, for the `host_file` of a rule.
 //!
-//! A million names take some 18 MB, and not much more while they are read ([`build`]): an old list and the new one are
-//! there together during a reload. A look-up asks the table once for the name and once for each name above it, and
-//! allocates nothing ([`table`]).
+//! A million names take about 18 MB, and little more while they are read ([`build`]). During a reload, the old and
+//! the new list exist together. A look-up searches the table for the name and for each name above it, and allocates
+//! no memory ([`table`]).
 
 mod build;
 mod table;
@@ -13,23 +13,23 @@ use crate::flow::HostName;
 use std::fmt;
 use table::{Hash, Table};
 
-/// A name is meant itself.
+/// The list contains the name itself.
 const ITSELF: u8 = 1;
-/// All names below it are meant.
+/// The list contains all names below it.
 const BELOW: u8 = 2;
-/// The name itself is never meant, whatever else the list says.
+/// The list never contains the name itself, whatever other lines say.
 const NOT_ITSELF: u8 = 4;
-/// No name below it is ever meant.
+/// The list never contains a name below it.
 const NOT_BELOW: u8 = 8;
 
-/// Host names, and how they are meant. Made from text with one entry a line, in any mixture of these forms:
+/// Host names and their meanings. The text has one entry per line, in any mixture of these forms:
 ///
 /// * `name`: that name; `*.name`: all names below it; `.name`: both;
-/// * hosts(5), `0.0.0.0 name name…`: those names (and none of this host's own, such as `localhost`);
-/// * Adblock, `||name^`: the name and all below it; `@@||name^`: neither, whatever else the list says.
+/// * hosts(5), `0.0.0.0 name name…`: those names, except names of the local host such as `localhost`;
+/// * Adblock, `||name^`: the name and all names below it; `@@||name^`: none of them, whatever other lines say.
 ///
-/// What follows `#` is a comment, and so are lines that begin with `!` or `[`. Lines of other forms (paths, cosmetic rules,
-/// rules with options) say nothing about whole hosts: they are counted and left out.
+/// Text behind `#` is a comment, and so is a line that begins with `!` or `[`. Lines of other forms (paths, cosmetic
+/// rules, rules with options) do not describe whole hosts. They are counted and skipped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HostList {
     table: Table,
@@ -44,27 +44,27 @@ impl HostList {
         builder.finish()
     }
 
-    /// How many names it has.
+    /// Returns the number of names.
     pub const fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// Whether it has none.
+    /// Whether there are no names.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many lines said something else than which hosts are meant.
+    /// Returns the number of skipped lines.
     pub const fn skipped(&self) -> usize {
         self.skipped
     }
 
-    /// Bytes of memory that it takes.
+    /// Returns the bytes of memory that it takes.
     pub fn memory_bytes(&self) -> usize {
         self.table.memory_bytes()
     }
 
-    /// Whether a host is one of those meant.
+    /// Whether the list contains a host.
     pub fn contains(&self, host: &HostName) -> bool {
         let host = host.as_str().as_bytes();
         let mut name = [0; HostName::MAX];
@@ -74,7 +74,7 @@ impl HostList {
         let mut hash = Hash::default();
         for (at, byte) in name.iter().enumerate() {
             if *byte == b'.' {
-                // All of its labels behind this dot are a name above it.
+                // The labels behind this dot form a name above the host.
                 found |= (self.table.meanings(hash, &name[..at]) & (BELOW | NOT_BELOW)) >> 1;
             }
             hash.push(*byte);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     proptest! {
-        /// The table agrees with a look through all lines.
+        /// The table agrees with a linear search through all lines.
         #[test]
         fn it_is_what_its_lines_say(
             lines in prop::collection::vec(("(\\*\\.|\\.|\\|\\||@@\\|\\|)?", "[ab]{1,2}(\\.[ab]{1,2}){0,2}"), 0..40),
@@ -158,7 +158,7 @@ mod tests {
             prop_assert_eq!(contains(&HostList::parse(text.as_bytes()), &host), any(false) && !any(true));
         }
 
-        /// No text panics, and whatever is found in it is asked for without a panic.
+        /// No text causes a panic, and looking up what is in it causes no panic either.
         #[test]
         fn any_bytes_are_a_list(text in prop::collection::vec(any::<u8>(), 0..200), host in "[a-z.]{1,20}") {
             let list = HostList::parse(&text);
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn names_are_found_among_many_that_begin_alike_and_in_several_sorted_pieces() {
-        // Every length of what is shared and of what is not, on both sides of the borders of blocks and pieces.
+        // Every length of the shared and of the own part, on both sides of the borders of blocks and pieces.
         let name = |number: u32| {
             let length = 1 + (number % 40) as usize;
             format!("{}{number}.{}example", "a".repeat(length), "b.".repeat(number as usize % 3))
@@ -195,7 +195,7 @@ mod tests {
         let mut text = String::new();
         for number in (0..150_000).rev() {
             text.push_str(&name(number));
-            // Twice, in pieces far from each other, and meant in another way.
+            // Each name occurs twice, far apart, with two meanings.
             text.push_str(&format!("\n*.{}\n", name(number / 2)));
         }
         let list = HostList::parse(text.as_bytes());
@@ -212,7 +212,7 @@ mod tests {
         );
     }
 
-    /// Names as those of the usual lists: 20 to 30 bytes, letters without a pattern, below names of their own.
+    /// Names like those of usual lists: 20 to 30 bytes, random letters, below various domains.
     fn usual(numbers: std::ops::Range<u64>) -> String {
         let mut text = String::new();
         for number in numbers {
@@ -243,7 +243,7 @@ mod tests {
             let name = &line[2..line.len() - 1];
             assert!(contains(&list, name) && contains(&list, &format!("www.{name}")), "{name}");
         }
-        // What a look-up costs is how often the table itself is asked.
+        // The cost of a look-up is the number of searches in the table itself.
         let absent = (0..10_000).filter(|number| {
             let name: Vec<u8> = format!("host-{number}.example").bytes().rev().collect();
             list.table.may_have(Hash::of(&name))

@@ -1,31 +1,31 @@
-//! Sorted names in one text, each written as what it does not share with the name before it.
+//! Sorted names in one text. Each name is stored as the part that it does not share with the name before it.
 //!
-//! Names lie there from their end on (`elpmaxe.www`), so that all names below one are neighbours and share most of their
-//! bytes. Each sixteenth name is written whole: a look-up finds the block by bisection, and reads at most that block. A
-//! small filter before it answers nearly all look-ups for names that are not there with one line of the processor's cache.
+//! Names are stored from their end on (`elpmaxe.www`), so that all names below one are neighbours and share most of
+//! their bytes. Every sixteenth name is stored whole. A look-up finds the block by binary search, and reads at most
+//! that block. A small filter comes first. It answers nearly all look-ups of absent names by reading one cache line.
 
-/// Names of one block, of which the first is written whole.
+/// Names in one block. The first one is stored whole.
 const BLOCK: usize = 16;
-/// A rest of this length or more has its length in a byte of its own.
+/// If the own part of a name has this length or more, a separate byte holds its length.
 const LONG: usize = 15;
 /// Bits of the filter for each name.
 const FILTER_BITS: usize = 12;
-/// Bits of a line of the filter that are set for a name.
+/// Bits that are set in a line of the filter for each name.
 const PROBES: u32 = 5;
 
-/// Bytes of a segment. Texts are made of segments of one size: what sorted pieces give back while they are merged is what
-/// the table takes.
+/// Bytes of a segment. All texts consist of segments of this size, so that the table can reuse the memory which the
+/// sorted pieces free while they are merged.
 const SEGMENT: usize = 1 << SEGMENT_BITS;
 const SEGMENT_BITS: u32 = 15;
-/// Bytes of an entry before its rest.
+/// Bytes of an entry before its own part.
 const HEAD: usize = 3;
 
-/// Writes names in their order.
+/// Writes names in sorted order.
 #[derive(Default)]
 pub(super) struct Writer {
-    /// The text: entries do not reach from one segment into the next, and each begins with a whole name.
+    /// The text. Entries do not cross the end of a segment, and each segment begins with a whole name.
     pub(super) segments: Vec<Vec<u8>>,
-    /// Where blocks begin: the segment, and the place in it.
+    /// Where blocks begin: the segment, and the offset in it.
     blocks: Vec<u32>,
     /// Names in the last block.
     in_block: usize,
@@ -33,7 +33,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Adds a name that comes behind all others.
+    /// Adds a name that is greater than all others.
     pub(super) fn push(&mut self, name: &[u8], meanings: u8) {
         let mut shared = if self.in_block == BLOCK { 0 } else { common(&self.last, name) };
         let room = self.segments.last().map_or(0, |segment| SEGMENT - segment.len());
@@ -44,7 +44,7 @@ impl Writer {
         let at = self.segments.len().saturating_sub(1);
         let Some(segment) = self.segments.last_mut() else { return };
         if shared == 0 {
-            // A file of names is far smaller than what this can tell.
+            // 32 bits cover 4 GiB of text, far more than a list of names needs.
             self.blocks.push((at << SEGMENT_BITS | segment.len()) as u32);
             self.in_block = 0;
         }
@@ -61,13 +61,13 @@ impl Writer {
     }
 }
 
-/// A name as it is written.
+/// An entry of the text.
 pub(super) struct Entry<'t> {
-    /// How many bytes it shares with the name before it.
+    /// The number of bytes that the name shares with the name before it.
     pub(super) shared: usize,
-    /// How it is meant.
+    /// The meanings of the name.
     pub(super) meanings: u8,
-    /// What follows the shared bytes.
+    /// The own part: the bytes behind the shared ones.
     pub(super) rest: &'t [u8],
 }
 
@@ -84,7 +84,7 @@ pub(super) fn take<'t>(text: &mut &'t [u8]) -> Option<Entry<'t>> {
     Some(Entry { shared: usize::from(*shared), meanings: head >> 4, rest })
 }
 
-/// How many bytes both begin with.
+/// Returns the number of bytes that both have in common at the beginning.
 fn common(one: &[u8], other: &[u8]) -> usize {
     one.iter().zip(other).take_while(|(a, b)| a == b).count()
 }
@@ -92,16 +92,16 @@ fn common(one: &[u8], other: &[u8]) -> usize {
 /// The names of a list.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(super) struct Table {
-    /// See [`Writer::segments`].
+    /// As [`Writer::segments`].
     segments: Vec<Vec<u8>>,
-    /// See [`Writer::blocks`].
+    /// As [`Writer::blocks`].
     blocks: Vec<u32>,
     filter: Filter,
     names: usize,
 }
 
 impl Table {
-    /// Makes a table of names that come in their order, each once.
+    /// Makes a table of names that arrive in sorted order, each once.
     pub(super) fn new(mut next: impl FnMut(&mut Vec<u8>) -> Option<u8>) -> Self {
         let (mut writer, mut names, mut name) = (Writer::default(), 0, Vec::new());
         while let Some(meanings) = next(&mut name) {
@@ -123,18 +123,18 @@ impl Table {
         Self { segments, blocks, filter, names }
     }
 
-    /// The number of names.
+    /// Returns the number of names.
     pub(super) const fn len(&self) -> usize {
         self.names
     }
 
-    /// Bytes of memory that it takes.
+    /// Returns the bytes of memory that it takes.
     pub(super) fn memory_bytes(&self) -> usize {
         let text: usize = self.segments.iter().map(|segment| segment.capacity() + size_of::<Vec<u8>>()).sum();
         text + self.blocks.capacity() * size_of::<u32>() + self.filter.memory_bytes()
     }
 
-    /// How a name with this hash is meant; 0 if it is not there.
+    /// Returns the meanings of the name with this hash; 0 if the table does not contain it.
     pub(super) fn meanings(&self, hash: Hash, name: &[u8]) -> u8 {
         if self.filter.may_have(hash) { self.find(name) } else { 0 }
     }
@@ -146,12 +146,12 @@ impl Table {
         else {
             return 0;
         };
-        // The next block, if it is in the same segment, begins with a whole name, which is behind this one.
-        // How many bytes of the name the entry before begins with; that one is smaller than the name.
+        // `same` is the number of bytes that the name shares with the entry before, which is smaller than the name. A
+        // next block in the same segment begins with a whole name, which is greater, so the search ends there.
         let mut same = 0;
         for entry in std::iter::from_fn(|| take(&mut text)).take(BLOCK) {
             if entry.shared > same {
-                // It differs from the name where the one before did.
+                // The entry differs from the name at the same byte as the entry before.
                 continue;
             }
             let (rest, wanted) = (entry.rest, &name[same..]);
@@ -170,25 +170,25 @@ impl Table {
         0
     }
 
-    /// The text from where a block begins to the end of its segment.
+    /// Returns the text from the beginning of a block to the end of its segment.
     fn from(&self, block: u32) -> &[u8] {
         let (segment, at) = (block as usize >> SEGMENT_BITS, block as usize & (SEGMENT - 1));
         &self.segments[segment][at..]
     }
 
-    /// The first name of a block.
+    /// Returns the first name of a block.
     fn first_of(&self, block: u32) -> &[u8] {
         take(&mut self.from(block)).map_or(&[], |entry| entry.rest)
     }
 
-    /// Whether the filter lets a look-up for this name through.
+    /// Whether the filter lets a look-up of this name through.
     #[cfg(test)]
     pub(super) fn may_have(&self, hash: Hash) -> bool {
         self.filter.may_have(hash)
     }
 }
 
-/// Bits that are set for names: a Bloom filter whose probes for one name lie in one line of the processor's cache.
+/// A Bloom filter. All probes for one name are in one cache line.
 #[derive(Clone, Default, PartialEq, Eq)]
 struct Filter(Vec<Line>);
 
@@ -219,7 +219,7 @@ impl Filter {
         self.0.get(at).is_some_and(|line| bits(probes).all(|bit| line.0[bit / 64] & (1 << (bit % 64)) != 0))
     }
 
-    /// The line, and what says which of its bits.
+    /// Returns the line, and the bits that select its probes.
     fn place(&self, hash: Hash) -> (usize, u64) {
         let mixed = hash.mixed();
         let line = ((mixed >> 32) * self.0.len() as u64) >> 32;
@@ -227,12 +227,13 @@ impl Filter {
     }
 }
 
-/// Bits of a line, nine bits of the argument for each.
+/// Returns the probed bits of a line, from nine bits of the argument each.
 fn bits(probes: u64) -> impl Iterator<Item = usize> {
     (1..=PROBES).map(move |probe| (probes >> (64 - 9 * probe)) as usize & 511)
 }
 
-/// A hash of a name's bytes from its end on, so that those of all names above it come with its own (FNV-1a, 64 bits).
+/// A hash of a name's bytes from the end on (FNV-1a, 64 bits). Computing it yields the hashes of all names above the
+/// name, too.
 #[derive(Clone, Copy)]
 pub(super) struct Hash(u64);
 
@@ -243,14 +244,14 @@ impl Default for Hash {
 }
 
 impl Hash {
-    /// That of a name, which lies from its end on.
+    /// Returns the hash of a name, which is stored from its end on.
     pub(super) fn of(name: &[u8]) -> Self {
         let mut hash = Self::default();
         name.iter().for_each(|byte| hash.push(*byte));
         hash
     }
 
-    /// One byte more.
+    /// Adds one byte.
     pub(super) fn push(&mut self, byte: u8) {
         self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     }

@@ -1,11 +1,12 @@
-//! Flows that are blocked: they stay so, and make room for others only where the packet filter drops them.
+//! Blocked flows: they stay blocked, and make room for others only if the packet filter drops their packets.
 
 use super::Shunt;
 use crate::shunt::{Cause, Flow, Output, ShuntAction, Standing, Tuple, Want};
 use crate::time::Instant;
 
 impl Shunt {
-    /// The number that makes the packet filter drop a flow which our own rules deny; none if its mark has it already.
+    /// Returns the number to set in the mark of a flow that our own rules deny, so that the packet filter drops it.
+    /// `None` if our rules do not deny the flow, or if no number means block.
     pub(super) fn number_to_block(&self, flow: &Flow) -> Option<u8> {
         let left_to_rules = flow.mark.action().is_some_and(|number| self.config.actions.asks_rules(number));
         let denied = flow.pinned.is_none() && flow.wish.is_some_and(|wish| wish.want == Want::Block);
@@ -13,8 +14,8 @@ impl Shunt {
         self.config.actions.number(ShuntAction::Block).filter(|_| left_to_rules && denied && here)
     }
 
-    /// Takes the entry of the blocked flow that has been silent for longest, if that is long enough. The packet filter goes on
-    /// dropping what has its mark.
+    /// Removes the entry of the blocked flow that was idle for longest, if it was idle for long enough. The packet
+    /// filter still drops packets with its mark.
     pub(super) fn make_room(&mut self, now: Instant) {
         let silent = |flow: &&Flow| {
             flow.standing == Standing::Installed
@@ -27,7 +28,7 @@ impl Shunt {
         }
     }
 
-    /// Keeps conntrack from forgetting a connection whose packets it does not see.
+    /// Tells conntrack to keep a connection whose packets it does not see.
     pub(super) fn keep(&mut self, now: Instant, tuple: &Tuple) {
         let Some(flow) = self.flows.get_mut(tuple) else { return };
         flow.kept = now;

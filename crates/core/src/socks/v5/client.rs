@@ -1,4 +1,4 @@
-//! The client's end of version 5.
+//! The client end of version 5.
 
 use super::super::address::{self, NameLayout};
 use super::super::client::{Connected, Input, Output};
@@ -13,19 +13,20 @@ use crate::flow::{Destination, EndReason};
 use crate::time::Instant;
 use std::time::Duration;
 
-/// One CONNECT through a version 5 proxy.
+/// The configuration of one CONNECT through a version 5 proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
-    /// Where the proxy is to connect. A name is sent as a name.
+    /// The destination. A name is sent as a name.
     pub destination: Destination,
-    /// What to authenticate with. Without it no password method is offered.
+    /// The credentials. Without them, the client does not offer the password method.
     pub credentials: Option<Credentials>,
-    /// Send greeting, password, request and initial data in one write, without waiting for answers. Saves one round
-    /// trip, with a password two, and one more for the data. Breaks with servers that drop bytes they did not wait for.
+    /// Send greeting, password, request and initial data in one write, without waiting for answers. This saves one
+    /// round trip, or two with a password, and one more for the data. It fails with servers that drop bytes they do
+    /// not expect yet.
     pub optimistic: bool,
-    /// The first bytes for the destination; not optimistic: sent when the proxy has connected.
+    /// The first bytes for the destination. If not optimistic, they are sent after the proxy has connected.
     pub initial_data: Vec<u8>,
-    /// From `new` until the proxy has connected.
+    /// The time from `new` until the proxy must have connected.
     pub handshake_timeout: Duration,
 }
 
@@ -46,7 +47,7 @@ impl State {
     }
 }
 
-/// Speaks to one version 5 proxy.
+/// The client machine for one version 5 proxy.
 #[derive(Debug)]
 pub struct Client {
     config: ClientConfig,
@@ -55,7 +56,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Begins; the first [`Client::poll`] gives the opening bytes.
+    /// Starts the handshake. The first [`Client::poll`] returns the opening bytes.
     pub fn new(mut config: ClientConfig, now: Instant) -> Self {
         let initial_data = std::mem::take(&mut config.initial_data);
         let handshake = Handshake::new(now + config.handshake_timeout);
@@ -68,9 +69,9 @@ impl Client {
         let optimistic = self.config.optimistic;
         let mut opening = match (&self.config.credentials, optimistic) {
             (None, _) => vec![VERSION, 1, METHOD_NONE],
-            // A server that asks for no password saves the round trip.
+            // Offer both: a server that needs no password saves the round trip.
             (Some(_), false) => vec![VERSION, 2, METHOD_NONE, METHOD_PASSWORD],
-            // What follows is fixed, so the method must be too.
+            // The password follows in the same write, so offer only this method.
             (Some(_), true) => vec![VERSION, 1, METHOD_PASSWORD],
         };
         if let Some(credentials) = &self.config.credentials {
@@ -93,7 +94,7 @@ impl Client {
         }
     }
 
-    /// Takes one event.
+    /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: Input<'_>) {
         match self.handshake.handle(now, input, self.state.awaited()) {
             Event::Bytes => self.advance(),
@@ -105,12 +106,12 @@ impl Client {
         }
     }
 
-    /// The next output, until `None`.
+    /// Returns the next output, or `None`.
     pub fn poll(&mut self) -> Option<Output> {
         self.handshake.poll()
     }
 
-    /// When to hand in [`Input::Tick`].
+    /// Returns when to pass [`Input::Tick`].
     pub fn deadline(&self) -> Option<Instant> {
         self.handshake.deadline()
     }
@@ -201,7 +202,7 @@ impl Client {
     }
 
     fn status(&mut self, reader: &mut Reader<'_>) -> Result<(), Stop> {
-        // Some servers answer with version 05, so the version byte means nothing here.
+        // Some servers answer with version 05, so ignore the version byte.
         reader.u8()?;
         match reader.u8()? {
             0 => self.request(),
@@ -213,7 +214,7 @@ impl Client {
         Ok(())
     }
 
-    /// The way is free for the request, which an optimistic client has sent already.
+    /// Sends the request, unless an optimistic client has sent it already.
     fn request(&mut self) {
         self.state = State::Reply;
         if !self.config.optimistic {
@@ -229,7 +230,7 @@ impl Client {
         }
         let code = ReplyCode::from_wire(reader.u8()?);
         if code != ReplyCode::Succeeded {
-            // The rest is not waited for: many servers cut a failure short.
+            // Do not wait for the rest: many servers truncate a failure reply.
             let destination = &self.config.destination;
             let detail = format!("the proxy answered CONNECT to {destination}: {code}");
             self.handshake.fail(code.end_reason(), detail);

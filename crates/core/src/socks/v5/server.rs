@@ -1,4 +1,4 @@
-//! The server's end of version 5.
+//! The server end of version 5.
 
 use super::super::address::{self, AddressError, NameLayout};
 use super::super::password::{self, METHOD_NONE, METHOD_PASSWORD, METHOD_UNACCEPTABLE};
@@ -17,7 +17,7 @@ enum State {
     Greeting,
     Password,
     Request,
-    /// The driver dials.
+    /// The driver dials the destination.
     Dialing,
     Over,
 }
@@ -32,14 +32,14 @@ impl State {
     }
 }
 
-/// Serves one version 5 connection. Greeting, password if accounts are configured, CONNECT.
+/// The server machine for one version 5 connection: greeting, password if accounts are configured, CONNECT.
 ///
-/// BIND and UDP ASSOCIATE are answered with code 7, GSSAPI is never chosen (it would wrap all later data).
+/// BIND and UDP ASSOCIATE are answered with code 7. GSSAPI is never selected, because it would wrap all later data.
 #[derive(Debug)]
 pub struct Server {
     config: Arc<ServerConfig>,
     state: State,
-    /// Received and not yet understood; while dialling: for the destination.
+    /// Received bytes that are not parsed yet. While the driver dials: bytes for the destination.
     buffer: Vec<u8>,
     user: Option<String>,
     outputs: VecDeque<Output>,
@@ -47,19 +47,19 @@ pub struct Server {
 }
 
 impl Server {
-    /// A new connection.
+    /// Makes a machine for a new connection.
     pub fn new(config: Arc<ServerConfig>, now: Instant) -> Self {
         let deadline = now + config.handshake_timeout;
         Self::until(config, deadline)
     }
 
-    /// A connection whose handshake ends at `deadline`.
+    /// Makes a machine for a connection whose handshake must end by `deadline`.
     pub(in crate::socks) fn until(config: Arc<ServerConfig>, deadline: Instant) -> Self {
         let (buffer, outputs) = (Vec::new(), VecDeque::new());
         Self { config, state: State::Greeting, buffer, user: None, outputs, deadline }
     }
 
-    /// Takes one event.
+    /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: Input<'_>) {
         match (self.state, input) {
             (State::Over, _) | (_, Input::Session(_)) | (State::Dialing, Input::Eof | Input::Tick) => {}
@@ -80,17 +80,17 @@ impl Server {
         }
     }
 
-    /// The next output, until `None`.
+    /// Returns the next output, or `None`.
     pub fn poll(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// When to hand in [`Input::Tick`]; none once the request is out.
+    /// Returns when to pass [`Input::Tick`]. `None` once the request was returned.
     pub fn deadline(&self) -> Option<Instant> {
         (!matches!(self.state, State::Dialing | State::Over)).then_some(self.deadline)
     }
 
-    /// May the driver read from the client? See [`MAX_PIPELINED_LEN`].
+    /// Whether the driver may read from the client. See [`MAX_PIPELINED_LEN`].
     pub fn wants_bytes(&self) -> bool {
         self.state != State::Over && self.buffer.len() < MAX_PIPELINED_LEN
     }
@@ -109,7 +109,7 @@ impl Server {
         }
     }
 
-    /// Understands as many messages as are complete.
+    /// Parses all messages that are complete.
     fn advance(&mut self) {
         loop {
             let buffer = std::mem::take(&mut self.buffer);
@@ -147,7 +147,7 @@ impl Server {
         let method = if !needs_password && offers(METHOD_NONE) {
             METHOD_NONE
         } else if offers(METHOD_PASSWORD) {
-            // Without accounts a client that offers nothing but a password is let in with any.
+            // Without accounts, any password is accepted from a client that offers only the password method.
             METHOD_PASSWORD
         } else {
             METHOD_UNACCEPTABLE
@@ -169,7 +169,8 @@ impl Server {
     }
 
     fn password(&mut self, reader: &mut Reader<'_>) -> Result<(), Stop> {
-        // Judged before the rest, so that a client which speaks something else does not wait for its length.
+        // Check the version before the rest: a client of another protocol might wait for an answer instead of sending
+        // more.
         if let Some(&version) = reader.rest().first().filter(|version| **version != password::VERSION) {
             self.send(vec![password::VERSION, 1]);
             self.fail(EndReason::BadRequest, format!("RFC 1929 version byte 0x{version:02x} instead of 01"));

@@ -1,4 +1,4 @@
-//! The client's end of version 6: one write, one round trip.
+//! The client end of version 6: one write, one round trip.
 
 use super::super::address;
 use super::super::client::{Connected, Input, Output};
@@ -17,61 +17,61 @@ use crate::flow::{Destination, EndReason};
 use crate::time::Instant;
 use std::time::Duration;
 
-/// What a client asks the proxy for.
+/// What a client asks of the proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientCommand {
-    /// Connect there. A name is sent as a name.
+    /// Connect to this destination. A name is sent as a name.
     Connect(Destination),
-    /// Nothing: fetch or end a session, fetch tokens. `Connected` is then the end; close.
+    /// Nothing: begin, resume or end a session, or request tokens. After `Connected`, close the connection.
     Noop,
 }
 
-/// What a client does about sessions. Not sent in the `socksx` layouts, which have none.
+/// What a client does with sessions. Not sent in the `socksx` layouts, which have no sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SessionUse {
     /// Nothing.
     #[default]
     None,
-    /// Begin one, bound to the credentials.
+    /// Begin a session that is bound to the credentials.
     Begin {
-        /// Also ask for a window of this many tokens.
+        /// Also request a window of this number of tokens.
         token_request: Option<u32>,
     },
-    /// Be part of one; credentials are not sent.
+    /// Resume a session. Credentials are not sent.
     Resume {
-        /// Its id.
+        /// The id of the session.
         id: SessionId,
-        /// Ask for a window of this many tokens, if there is none yet.
+        /// Request a window of this number of tokens, if there is none yet.
         token_request: Option<u32>,
-        /// Spend this token, so that the request is carried out once only.
+        /// Spend this token, so that the request is carried out at most once.
         token_spend: Option<u32>,
     },
-    /// End one. The request counts as outside it, so credentials are sent.
+    /// End a session. The request counts as outside it, so credentials are sent.
     TearDown {
-        /// Its id.
+        /// The id of the session.
         id: SessionId,
     },
 }
 
-/// One request to a version 6 proxy.
+/// The configuration of one request to a version 6 proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
-    /// What for.
+    /// The command.
     pub command: ClientCommand,
-    /// The layout the proxy speaks. Either `socksx` layout reads the replies of both generations.
+    /// The layout of the proxy. With either `socksx` layout, the client reads the replies of both generations.
     pub dialect: Socks6Dialect,
-    /// What to authenticate with. Not sent in the `socksx` layouts, where passwords do not work.
+    /// The credentials. Not sent in the `socksx` layouts, where passwords do not work.
     pub credentials: Option<Credentials>,
-    /// Metadata of the chain. Where a key is there twice, the last entry counts.
+    /// The metadata of the chain. If a key occurs twice, the last entry counts.
     pub metadata: Vec<Metadata>,
-    /// What is asked of the proxy's stack. Not sent in the `socksx` layouts.
+    /// The requested stack options. Not sent in the `socksx` layouts.
     pub stack: Vec<StackOption>,
-    /// The first bytes for the destination, sent with the request. With credentials, and in the `socksx` layouts, that
-    /// is the first [`MAX_INITIAL_DATA_LEN`] bytes; the rest follows the successful Authentication Reply.
+    /// The first bytes for the destination, sent with the request. With credentials, and in the `socksx` layouts,
+    /// these are the first [`MAX_INITIAL_DATA_LEN`] bytes. The rest follows the successful Authentication Reply.
     pub initial_data: Vec<u8>,
-    /// What to do about sessions.
+    /// The use of sessions.
     pub session: SessionUse,
-    /// From `new` until the proxy has connected.
+    /// The time from `new` until the proxy must have connected.
     pub handshake_timeout: Duration,
 }
 
@@ -97,13 +97,13 @@ impl State {
     }
 }
 
-/// Speaks to one version 6 proxy.
+/// The client machine for one version 6 proxy.
 #[derive(Debug)]
 pub struct Client {
     dialect: Socks6Dialect,
     destination: Option<Destination>,
     credentials: Option<Credentials>,
-    /// Initial data not sent yet.
+    /// Initial data that is not sent yet.
     rest: Vec<u8>,
     state: State,
     handshake: Handshake,
@@ -111,7 +111,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Begins; the first [`Client::poll`] gives request and initial data in one write.
+    /// Starts the handshake. The first [`Client::poll`] returns request and initial data in one write.
     pub fn new(config: ClientConfig, now: Instant) -> Self {
         let ClientConfig { command, dialect, credentials, .. } = &config;
         let destination = match command {
@@ -138,8 +138,8 @@ impl Client {
         if self.destination.is_none() {
             initial_data.clear();
         }
-        // Without kind 2 no authentication can follow, so data may follow at once ("false start"). The socksx servers
-        // want kind 2 in any case, and know their initial data by it.
+        // Without kind 2 no authentication can follow, so all data may follow at once ("false start"). The `socksx`
+        // servers always require kind 2, and learn the length of the initial data from it.
         let advertises = self.credentials.is_some() || self.dialect != Socks6Dialect::Draft;
         if advertises && initial_data.len() > MAX_INITIAL_DATA_LEN {
             self.rest = initial_data.split_off(MAX_INITIAL_DATA_LEN);
@@ -151,7 +151,7 @@ impl Client {
         };
         if advertises {
             let methods = self.credentials.iter().map(|_| METHOD_PASSWORD).collect();
-            // Cut to 2^14 just before.
+            // It was truncated to 2^14 above.
             let initial_data_len = u16::try_from(initial_data.len()).unwrap_or(u16::MAX);
             options.auth_methods = Some(AuthMethods { initial_data_len, methods });
         }
@@ -185,7 +185,7 @@ impl Client {
         }
     }
 
-    /// Takes one event.
+    /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: Input<'_>) {
         match self.handshake.handle(now, input, self.state.awaited()) {
             Event::Bytes => self.advance(),
@@ -194,12 +194,12 @@ impl Client {
         }
     }
 
-    /// The next output, until `None`.
+    /// Returns the next output, or `None`.
     pub fn poll(&mut self) -> Option<Output> {
         self.handshake.poll()
     }
 
-    /// When to hand in [`Input::Tick`].
+    /// Returns when to pass [`Input::Tick`].
     pub fn deadline(&self) -> Option<Instant> {
         self.handshake.deadline()
     }
@@ -209,7 +209,7 @@ impl Client {
         self.handshake.initial_data_sent()
     }
 
-    /// What the proxy has said about session and tokens, also when the request failed.
+    /// Returns what the proxy has reported about session and tokens, also if the request failed.
     pub fn session_report(&self) -> &SessionReport {
         &self.report
     }
@@ -221,7 +221,7 @@ impl Client {
                 (EndReason::HopFailed, detail.into())
             }
             (State::Operation, []) if self.dialect != Socks6Dialect::Draft => {
-                // How socksx says that it could not connect, for whatever reason.
+                // This is how `socksx` reports that it could not connect, for whatever reason.
                 (
                     EndReason::Refused,
                     "the proxy closed instead of an Operation Reply: it could not connect".into(),
@@ -243,7 +243,7 @@ impl Client {
                 State::Operation => self.operation(),
             };
             match used {
-                // Nothing is left of the buffer once it is over.
+                // Once the handshake is over, the buffer is empty.
                 Ok(Some(used)) if !self.handshake.is_over() => drop(self.handshake.buffer.drain(..used)),
                 Ok(Some(_)) => {}
                 Ok(None) => break,
@@ -275,7 +275,7 @@ impl Client {
         } else if let Some(detail) = self.refusal(&options) {
             self.handshake.fail(EndReason::AuthFailed, detail);
         } else {
-            // -11: the password once more, in the stream. Data may follow the client's last message at once.
+            // -11: send the password once more, in the stream. Data may follow the client's last message at once.
             self.state = State::Status;
             self.send_password();
             self.send_rest();
@@ -283,7 +283,7 @@ impl Client {
         Ok(Some(used))
     }
 
-    /// Why a failed Authentication Reply is final; `None`: the password is wanted in the stream.
+    /// Returns why a failed Authentication Reply is final. `None`: the proxy wants the password in the stream.
     fn refusal(&self, options: &Options) -> Option<String> {
         let status = options.auth_data.iter().find_map(|data| match data {
             AuthData::PasswordStatus(status) if *status != 0 => Some(status),
@@ -380,7 +380,7 @@ impl Client {
     }
 }
 
-/// A message may hold a key once only.
+/// Removes repeated keys: a message must contain each key at most once.
 fn last_of_each_key(mut metadata: Vec<Metadata>) -> Vec<Metadata> {
     let mut seen = std::collections::BTreeSet::new();
     metadata.reverse();

@@ -1,4 +1,4 @@
-//! The three messages of version 6: Request, Authentication Reply, Operation Reply, in all layouts.
+//! The three messages of version 6 in all layouts: Request, Authentication Reply, Operation Reply.
 
 use super::super::address::{self, NameLayout};
 use super::super::reader::{Reader, Stop};
@@ -8,10 +8,10 @@ use super::{DecodeError, EncodeError, MAX_OPTIONS_LEN, VERSION};
 use crate::carrier::Socks6Dialect;
 use crate::flow::Destination;
 
-/// What a request asks for.
+/// The command of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Command {
-    /// 0: nothing but replies (authentication, sessions, tokens).
+    /// 0: no operation, only replies (authentication, sessions, tokens).
     Noop,
     /// 1: a TCP connection.
     Connect,
@@ -48,9 +48,9 @@ impl Command {
 /// A request, without the initial data that may follow it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What for.
+    /// The command.
     pub command: Command,
-    /// CONNECT: where to. BIND, UDP ASSOCIATE: the wished local address, zeros are any. NOOP: zeros.
+    /// CONNECT: the destination. BIND, UDP ASSOCIATE: the requested local address, where zeros mean any. NOOP: zeros.
     pub destination: Destination,
     /// Its options.
     pub options: Options,
@@ -59,7 +59,7 @@ pub struct Request {
 /// An Authentication Reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthReply {
-    /// Type 0, success; else type 1: failed, or to go on with the selected method.
+    /// Type 0, success. Otherwise type 1: authentication failed, or continues with the selected method.
     pub success: bool,
     /// Its options.
     pub options: Options,
@@ -68,18 +68,18 @@ pub struct AuthReply {
 /// An Operation Reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperationReply {
-    /// How it went.
+    /// The result.
     pub code: ReplyCode,
-    /// The address the proxy uses towards the destination.
+    /// The address of the proxy's connection to the destination.
     pub bound: Destination,
     /// Its options.
     pub options: Options,
 }
 
-/// The one Operation Reply that both generations of `socksx` read the same way: both ignore the address.
+/// The only Operation Reply that both generations of `socksx` read in the same way: both ignore the address.
 const COMMON_SOCKSX_REPLY: [u8; 10] = [0x00, 0x01, 0x00, 0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00];
 
-/// A message and how many bytes it took, or `None` when more bytes are needed.
+/// A message and its length in bytes, or `None` if more bytes are needed.
 type Decoded<T> = Result<Option<(T, usize)>, DecodeError>;
 
 /// Why a decoder stops.
@@ -119,7 +119,7 @@ fn read_version(reader: &mut Reader<'_>) -> Result<(), Halt> {
     }
 }
 
-/// Reads the options' length, refused before any of the options is waited for.
+/// Reads the length of the options. Refuses a length that is too large before it waits for the options.
 fn read_options_len(reader: &mut Reader<'_>) -> Result<usize, Halt> {
     let len = usize::from(reader.u16()?);
     if len > MAX_OPTIONS_LEN { Err(DecodeError::OptionsTooLong(len).into()) } else { Ok(len) }
@@ -135,11 +135,12 @@ fn read_options(
 }
 
 fn put_options_len(out: &mut Vec<u8>, options: &[u8]) {
-    // Options::encode keeps to MAX_OPTIONS_LEN, which fits.
+    // Options::encode keeps to MAX_OPTIONS_LEN, which fits into 16 bits.
     out.extend_from_slice(&u16::try_from(options.len()).unwrap_or(u16::MAX).to_be_bytes());
 }
 
-/// Options length, port, zero, address type and address: how requests and replies of the draft go on.
+/// Appends options length, port, zero, address type, address and options: the second part of requests and replies in
+/// the draft.
 fn put_draft_body(out: &mut Vec<u8>, address: &Destination, options: &[u8]) {
     put_options_len(out, options);
     out.extend_from_slice(&address.port.to_be_bytes());
@@ -149,10 +150,10 @@ fn put_draft_body(out: &mut Vec<u8>, address: &Destination, options: &[u8]) {
 }
 
 impl Request {
-    /// Writes the request.
+    /// Encodes the request.
     ///
     /// # Errors
-    /// Options that do not fit.
+    /// Fails if the options do not fit.
     pub fn encode(&self, dialect: Socks6Dialect) -> Result<Vec<u8>, EncodeError> {
         let options = self.options.encode(dialect)?;
         let mut out = vec![VERSION, self.command.wire()];
@@ -169,10 +170,10 @@ impl Request {
         Ok(out)
     }
 
-    /// Reads a request from the beginning of `bytes`.
+    /// Decodes a request from the beginning of `bytes`.
     ///
     /// # Errors
-    /// No further bytes can make a request of these.
+    /// Fails if the bytes cannot become a request, whatever follows.
     pub fn decode(bytes: &[u8], dialect: Socks6Dialect) -> Decoded<Self> {
         decoded(bytes, |reader| {
             read_version(reader)?;
@@ -198,10 +199,10 @@ impl Request {
 }
 
 impl AuthReply {
-    /// Writes the reply; alike in all layouts.
+    /// Encodes the reply, which is the same in all layouts.
     ///
     /// # Errors
-    /// Options that do not fit.
+    /// Fails if the options do not fit.
     pub fn encode(&self) -> Result<Vec<u8>, EncodeError> {
         let options = self.options.encode(Socks6Dialect::Draft)?;
         let mut out = vec![VERSION, u8::from(!self.success)];
@@ -210,10 +211,10 @@ impl AuthReply {
         Ok(out)
     }
 
-    /// Reads a reply from the beginning of `bytes`.
+    /// Decodes a reply from the beginning of `bytes`.
     ///
     /// # Errors
-    /// No further bytes can make a reply of these.
+    /// Fails if the bytes cannot become a reply, whatever follows.
     pub fn decode(bytes: &[u8]) -> Decoded<Self> {
         decoded(bytes, |reader| {
             read_version(reader)?;
@@ -230,10 +231,11 @@ impl AuthReply {
 }
 
 impl OperationReply {
-    /// Writes the reply. For both `socksx` layouts this is the one reply both accept, which carries the code alone.
+    /// Encodes the reply. For both `socksx` layouts this is the one reply that both accept, which carries only the
+    /// code.
     ///
     /// # Errors
-    /// Options that do not fit.
+    /// Fails if the options do not fit.
     pub fn encode(&self, dialect: Socks6Dialect) -> Result<Vec<u8>, EncodeError> {
         let mut out = vec![VERSION, self.code.v6()];
         if dialect == Socks6Dialect::Draft {
@@ -244,10 +246,10 @@ impl OperationReply {
         Ok(out)
     }
 
-    /// Reads a reply from the beginning of `bytes`. The two `socksx` layouts are told apart by the reply itself.
+    /// Decodes a reply from the beginning of `bytes`. The reply itself shows which `socksx` layout it has.
     ///
     /// # Errors
-    /// No further bytes can make a reply of these.
+    /// Fails if the bytes cannot become a reply, whatever follows.
     pub fn decode(bytes: &[u8], dialect: Socks6Dialect) -> Decoded<Self> {
         decoded(bytes, |reader| {
             read_version(reader)?;
@@ -268,9 +270,9 @@ impl OperationReply {
     }
 }
 
-/// `00 atyp address port` from 0.1.1 on, `port 00 atyp address` in 0.1.0.
+/// Reads the bound address: `00 atyp address port` from 0.1.1 on, `port 00 atyp address` in 0.1.0.
 ///
-/// The address of the reply that both read the same way is none.
+/// The reply that both generations read in the same way contains no address.
 fn read_socksx_bound(reader: &mut Reader<'_>) -> Result<Destination, Halt> {
     let common = COMMON_SOCKSX_REPLY.split_last_chunk::<2>().map_or([].as_slice(), |(address, _)| address);
     if reader.rest().starts_with(common) {

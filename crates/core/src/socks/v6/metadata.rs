@@ -1,5 +1,5 @@
-//! The chain's metadata: key and value in options of kind 65000 (experimental range), and the keys with which `socksx`
-//! leads a flow along a list of functions.
+//! The metadata of a chain: keys and values in options of kind 65000 (experimental range). `socksx` uses some keys to
+//! lead a flow through a list of functions.
 
 use crate::flow::{Destination, DestinationError};
 
@@ -8,38 +8,38 @@ use crate::flow::{Destination, DestinationError};
 pub struct Metadata {
     /// Keys 998, 999 and from 1000 on belong to `socksx` chains.
     pub key: u16,
-    /// Copied from hop to hop as it is.
+    /// Copied unchanged from hop to hop.
     pub value: String,
 }
 
-/// Key: the receiver's own index in the list.
+/// Key of the receiver's own index in the list.
 const KEY_INDEX: u16 = 998;
-/// Key: number of links.
+/// Key of the number of links.
 const KEY_COUNT: u16 = 999;
 /// Key of link 0.
 const KEY_FIRST_LINK: u16 = 1000;
-/// What stands for the sender in a list that a client begins.
+/// The link that represents the sender in a list that a client begins.
 const ROOT: &str = "socks6://root:1080";
 
-/// A chain as `socksx` carries it in metadata: a list of links and the place of the receiver in it.
+/// A chain as `socksx` carries it in metadata: a list of links, and the receiver's position in it.
 ///
-/// Links are `socks6://host:port`. Whatever the scheme, SOCKS6 is spoken to them; credentials in them are dropped.
+/// Links are `socks6://host:port`. Whatever the scheme says, the node uses SOCKS6. Credentials in links are dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocksxChain {
     index: usize,
     links: Vec<String>,
 }
 
-/// Why metadata is no chain.
+/// Why metadata is not a valid chain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainError {
     /// One of the keys is missing.
     #[error("chain metadata lacks key {0}")]
     Missing(u16),
-    /// The value of 998 or 999 is no number, or not within the list.
-    #[error("chain metadata: the value '{1}' of key {0} is no number of a link (at most {max})", max = SocksxChain::MAX_LINKS)]
+    /// The value of 998 or 999 is not a number, or is not within the list.
+    #[error("chain metadata: the value '{1}' of key {0} is not the number of a link (at most {max})", max = SocksxChain::MAX_LINKS)]
     Number(u16, String),
-    /// A link is no URL of a hop.
+    /// A link is not the URL of a hop.
     #[error("chain link '{0}' is not scheme://host:port: {1}")]
     Link(String, DestinationError),
     /// The list would be longer than [`SocksxChain::MAX_LINKS`].
@@ -58,20 +58,20 @@ impl SocksxChain {
     /// Most links of a chain.
     pub const MAX_LINKS: usize = 256;
 
-    /// A chain that begins with us: link 0 stands for the sender, the hops follow.
+    /// Makes a chain that begins with this node: link 0 represents the sender, and the hops follow.
     ///
     /// # Errors
-    /// Too many hops.
+    /// Fails if there are too many hops.
     pub fn rooted(hops: &[Destination]) -> Result<Self, ChainError> {
         let mut chain = Self { index: 0, links: vec![ROOT.to_owned()] };
         chain.insert(hops)?;
         Ok(chain)
     }
 
-    /// Reads a chain from metadata; `None` if there is none. Other keys are left alone.
+    /// Reads a chain from metadata. `None` if there is none. Other keys are ignored.
     ///
     /// # Errors
-    /// Says which key is missing or wrong.
+    /// Fails with the key that is missing or wrong.
     pub fn from_metadata(metadata: &[Metadata]) -> Result<Option<Self>, ChainError> {
         let value = |key| metadata.iter().find(|entry| entry.key == key).map(|entry| entry.value.as_str());
         let number = |key| {
@@ -95,12 +95,12 @@ impl SocksxChain {
         Ok(Some(Self { index, links }))
     }
 
-    /// Is this one of the keys of a chain?
+    /// Whether this is one of the keys of a chain.
     pub const fn is_chain_key(key: u16) -> bool {
         key >= KEY_INDEX && key < KEY_FIRST_LINK + Self::MAX_LINKS as u16
     }
 
-    /// The metadata: links, index, count.
+    /// Returns the metadata: links, index, count.
     pub fn to_metadata(&self) -> Vec<Metadata> {
         let links =
             (KEY_FIRST_LINK..).zip(&self.links).map(|(key, link)| Metadata { key, value: link.clone() });
@@ -109,20 +109,20 @@ impl SocksxChain {
         links.chain([index, count]).collect()
     }
 
-    /// The receiver's place, from 0.
+    /// Returns the receiver's position, from 0.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// All links.
+    /// Returns all links.
     pub fn links(&self) -> &[String] {
         &self.links
     }
 
-    /// Puts hops directly behind the receiver.
+    /// Inserts hops directly behind the receiver.
     ///
     /// # Errors
-    /// Too many links.
+    /// Fails if there are too many links.
     pub fn insert(&mut self, hops: &[Destination]) -> Result<(), ChainError> {
         if self.links.len() + hops.len() > Self::MAX_LINKS {
             return Err(ChainError::TooLong);
@@ -132,10 +132,11 @@ impl SocksxChain {
         Ok(())
     }
 
-    /// The next link's address and the chain to send it; `None` if the receiver is the last and dials the destination.
+    /// Returns the next link's address and the chain to send to it. `None` if the receiver is the last one, which
+    /// dials the destination.
     ///
     /// # Errors
-    /// The link is no URL.
+    /// Fails if the link is not a URL.
     pub fn next(&self) -> Result<Option<(Destination, Self)>, ChainError> {
         let index = self.index + 1;
         let Some(link) = self.links.get(index) else { return Ok(None) };

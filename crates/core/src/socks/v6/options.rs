@@ -1,4 +1,4 @@
-//! The options of a message: kind(2) length(2) data, everything a multiple of 4 bytes.
+//! The options of a message: kind(2) length(2) data. Every option has a multiple of 4 bytes.
 
 use super::super::password;
 use super::super::reader::Reader;
@@ -24,7 +24,7 @@ const TOKEN_ACCEPTED: u16 = 14;
 const TOKEN_REJECTED: u16 = 15;
 const METADATA: u16 = 65000;
 
-/// Which message options are in: each kind belongs to some.
+/// The message that options are in. Each kind is allowed in some messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Request,
@@ -43,8 +43,8 @@ impl Place {
                 matches!(self, Self::AuthReply)
             }
             AUTH_DATA => matches!(self, Self::Request | Self::AuthReply),
-            // Stack answers belong into the Operation Reply and the reference library takes them in the Authentication
-            // Reply only; the drafts name both replies for the Session ID. Metadata goes anywhere.
+            // Stack answers are for the Operation Reply, but the reference library accepts them only in the
+            // Authentication Reply. The drafts name both replies for the Session ID. Metadata may be in any message.
             _ => true,
         }
     }
@@ -55,7 +55,7 @@ impl Place {
 pub struct AuthMethods {
     /// Bytes of initial data that follow the request.
     pub initial_data_len: u16,
-    /// Methods without 0 (none), which every client supports and which pads the option.
+    /// The methods without 0 (none), which every client supports, and which pads the option.
     pub methods: Vec<u8>,
 }
 
@@ -69,9 +69,9 @@ pub enum AuthData {
         /// Password.
         password: Vec<u8>,
     },
-    /// Method 2 in a reply: 0 is accepted.
+    /// Method 2 in a reply: 0 means accepted.
     PasswordStatus(u8),
-    /// Another method's data, padding included.
+    /// Data of another method, including padding.
     Other {
         /// The method.
         method: u8,
@@ -99,12 +99,12 @@ impl AuthData {
     }
 }
 
-/// All options of one message. Which of them a message may have: see the table of the draft.
+/// All options of one message. The draft has a table of the options that each message may contain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Kind 2, Request.
     pub auth_methods: Option<AuthMethods>,
-    /// Kind 3, Authentication Reply: the method that goes on; 255: none is acceptable.
+    /// Kind 3, Authentication Reply: the selected method. 255: none is acceptable.
     pub auth_selection: Option<u8>,
     /// Kind 4, Request and Authentication Reply, one per method.
     pub auth_data: Vec<AuthData>,
@@ -120,7 +120,7 @@ pub struct Options {
     pub session_invalid: bool,
     /// Kind 10, Request.
     pub session_teardown: bool,
-    /// Kind 11, Request: wanted window size.
+    /// Kind 11, Request: the requested window size.
     pub token_request: Option<u32>,
     /// Kind 12, Authentication Reply.
     pub token_window: Option<TokenWindow>,
@@ -134,16 +134,16 @@ pub struct Options {
     pub metadata: Vec<Metadata>,
 }
 
-/// Writes one option, padded.
+/// Appends one option with its padding.
 fn put(out: &mut Vec<u8>, dialect: Socks6Dialect, kind: u16, body: &[&[u8]]) {
     let used = 4 + body.iter().map(|part| part.len()).sum::<usize>();
     let padded = match dialect {
         Socks6Dialect::Draft => used.next_multiple_of(4),
-        // socksx pads with 1 to 4 bytes.
+        // `socksx` always pads with 1 to 4 bytes.
         Socks6Dialect::Socksx010 | Socks6Dialect::Socksx => (used + 1).next_multiple_of(4),
     };
     out.extend_from_slice(&kind.to_be_bytes());
-    // An option too long for its length field makes the options too long, which `encode` refuses.
+    // If an option is too long for its length field, all options together are too long, and `encode` refuses them.
     out.extend_from_slice(&u16::try_from(padded).unwrap_or(u16::MAX).to_be_bytes());
     for part in body {
         out.extend_from_slice(part);
@@ -152,8 +152,8 @@ fn put(out: &mut Vec<u8>, dialect: Socks6Dialect, kind: u16, body: &[&[u8]]) {
 }
 
 impl Options {
-    /// Writes all options in a fixed order. The `socksx` layouts know two kinds only and want kind 2 first; the others
-    /// are left out there.
+    /// Encodes all options in a fixed order. The `socksx` layouts know only two kinds and require kind 2 first; other
+    /// kinds are left out.
     pub(super) fn encode(&self, dialect: Socks6Dialect) -> Result<Vec<u8>, EncodeError> {
         let mut out = Vec::new();
         if let Some(AuthMethods { initial_data_len, methods }) = &self.auth_methods {
@@ -218,7 +218,7 @@ impl Options {
         flag(out, SESSION_TEARDOWN, self.session_teardown);
     }
 
-    /// Reads all options of a message.
+    /// Decodes all options of a message.
     pub(super) fn decode(bytes: &[u8], place: Place, dialect: Socks6Dialect) -> Result<Self, DecodeError> {
         let mut options = Self::default();
         let mut reader = Reader::new(bytes);
@@ -234,7 +234,7 @@ impl Options {
             if !place.allows(kind) {
                 return Err(DecodeError::Misplaced(kind));
             }
-            // A body that makes no sense is skipped like an unknown kind.
+            // An invalid body is skipped like an unknown kind.
             options.take(kind, body, place, dialect).unwrap_or(Ok(()))?;
         }
         options.check()?;
@@ -254,7 +254,7 @@ impl Options {
             AUTH_METHODS => {
                 let methods = read_auth_methods(&mut reader)?;
                 let len = methods.initial_data_len;
-                // socksx announces as much as its field holds.
+                // `socksx` may announce the full range of its field.
                 if usize::from(len) > MAX_INITIAL_DATA_LEN && dialect == Socks6Dialect::Draft {
                     return Some(Err(DecodeError::InitialData(len)));
                 }
@@ -308,7 +308,7 @@ impl Options {
         if let Some((_, what)) = exclusive.iter().find(|(wrong, _)| *wrong) {
             return Err(DecodeError::Contradiction(what));
         }
-        // Sorted, because a message has room for thousands of keys.
+        // Sort first: a message has room for thousands of keys, so comparing all pairs would be slow.
         let mut keys: Vec<u16> = self.metadata.iter().map(|entry| entry.key).collect();
         keys.sort_unstable();
         if keys.windows(2).any(|pair| pair.first() == pair.last()) {
@@ -334,7 +334,7 @@ fn read_auth_data(reader: &mut Reader<'_>, place: Place) -> Option<AuthData> {
         let sound = version == password::VERSION && !user.is_empty() && !password.is_empty();
         sound.then(|| AuthData::Password { user: user.to_vec(), password: password.to_vec() })
     } else {
-        // As in version 5, only the status counts.
+        // As in version 5, the version byte is ignored.
         reader.u8().ok()?;
         reader.u8().ok().map(AuthData::PasswordStatus)
     }

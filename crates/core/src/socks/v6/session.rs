@@ -1,7 +1,7 @@
-//! Sessions and idempotence tokens: the table a server keeps, and what a client holds.
+//! Sessions and idempotence tokens: the table of a server, and the state of a client.
 //!
-//! A session stands for the credentials it was begun with; its id is a secret. Tokens are numbers modulo 2^32, spent
-//! once each, so that a replayed request (TCP Fast Open, TLS early data) is refused.
+//! A session replaces the credentials that it was begun with, so its id is a secret. Tokens are numbers modulo 2^32.
+//! Each is spent at most once, so that a replayed request (TCP Fast Open, TLS early data) is refused.
 
 use crate::engine::siphash::{Key, siphash24};
 use crate::secret;
@@ -16,19 +16,19 @@ use std::time::Duration;
 pub struct SessionId(Box<[u8]>);
 
 impl SessionId {
-    /// Takes an id; `None` if it is empty or no multiple of 4 bytes.
+    /// Makes an id of these bytes. `None` if they are empty or not a multiple of 4 bytes.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         (!bytes.is_empty() && bytes.len().is_multiple_of(4)).then(|| Self(bytes.into()))
     }
 
-    /// The id's bytes.
+    /// Returns the bytes of the id.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
 impl fmt::Debug for SessionId {
-    /// Not the id itself: who knows it needs no password.
+    /// Does not print the id: a client that knows it needs no password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SessionId({} bytes)", self.0.len())
     }
@@ -39,12 +39,12 @@ impl fmt::Debug for SessionId {
 pub struct TokenWindow {
     /// The first token.
     pub base: u32,
-    /// How many; 1 to 2^31 - 1.
+    /// The number of tokens, 1 to 2^31 - 1.
     pub size: u32,
 }
 
 impl TokenWindow {
-    /// A window; `None` if the size is out of range.
+    /// Makes a window. `None` if the size is out of range.
     pub const fn checked(base: u32, size: u32) -> Option<Self> {
         if size > 0 && size < 1 << 31 { Some(Self { base, size }) } else { None }
     }
@@ -54,66 +54,66 @@ impl TokenWindow {
     }
 }
 
-/// Is token `x` less than `y`? (0 < y - x < 2^31, modulo 2^32.)
+/// Whether token `x` is less than `y` (0 < y - x < 2^31, modulo 2^32).
 const fn precedes(x: u32, y: u32) -> bool {
     let distance = y.wrapping_sub(x);
     distance > 0 && distance < 1 << 31
 }
 
-/// What a request wants of the session table.
+/// What a request asks of the session table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionQuery {
-    /// What about the session.
+    /// The action on the session.
     pub action: SessionAction,
-    /// A window of this size is asked for.
+    /// The requested window size.
     pub token_request: Option<u32>,
-    /// This token is to be spent.
+    /// The token to spend.
     pub token_spend: Option<u32>,
 }
 
 /// What a request does with a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionAction {
-    /// Begin one for this user (`None`: without credentials).
+    /// Begin a session for this user (`None`: without credentials).
     Begin(Option<String>),
-    /// Be part of it.
+    /// Resume this session.
     Resume(SessionId),
-    /// End it.
+    /// End this session.
     TearDown(SessionId),
 }
 
-/// What the session table says.
+/// The answer of the session table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionAnswer {
-    /// No session was begun (limits); the request goes on without.
+    /// No session was begun, because of a limit. The request continues without one.
     Declined,
-    /// The request is part of a session.
+    /// The request belongs to a session.
     Active {
-        /// Its id.
+        /// The id of the session.
         id: SessionId,
-        /// Who began it.
+        /// The user that began it.
         user: Option<String>,
-        /// Its window, if one was issued.
+        /// Its token window, if one was issued.
         window: Option<TokenWindow>,
-        /// Was the token spent? `None`: no token was sent.
+        /// Whether the token was spent. `None`: no token was sent.
         token_accepted: Option<bool>,
     },
-    /// There is no such session.
+    /// The session is unknown.
     Invalid,
-    /// It is gone now; the request counts as outside any session.
+    /// The session has ended. The request counts as outside of a session.
     TornDown,
 }
 
-/// Bounds of a [`SessionTable`].
+/// Limits of a [`SessionTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionLimits {
-    /// Most sessions at all; when all are in use, no further one is begun.
+    /// Most sessions in total. When all are in use, new ones are declined. Default: 4,096.
     pub max_sessions: usize,
-    /// Most sessions of one user, or, without credentials, of one address.
+    /// Most sessions of one user, or of one address without credentials. Default: 64.
     pub max_per_owner: usize,
-    /// Largest token window issued (each session keeps a bit per token).
+    /// Largest token window. Each session stores one bit per token. Default: 1,024.
     pub max_window_size: u32,
-    /// A session unused for this long is forgotten.
+    /// A session expires if it is unused for this time. Default: 300 s.
     pub idle_timeout: Duration,
 }
 
@@ -128,7 +128,7 @@ impl Default for SessionLimits {
     }
 }
 
-/// Whom a session counts against.
+/// The user or address that a session counts for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner {
     /// A user that authenticated.
@@ -137,8 +137,8 @@ enum Owner {
     Address(IpAddr),
 }
 
-/// Where a session is in the table: a keyed hash of its id. The search compares places, which no peer can foresee, so the time it
-/// takes says nothing about ids.
+/// The key of a session in the table: a keyed hash of its id. A peer cannot predict hashes, so the time of a search
+/// reveals nothing about ids.
 type Place = [u64; 2];
 
 #[derive(Debug)]
@@ -146,26 +146,26 @@ struct Session {
     id: SessionId,
     owner: Owner,
     used: Instant,
-    /// Flows that are part of it now. While there are any it does not fall idle.
+    /// The number of flows that belong to it now. A session with flows does not expire.
     flows: u32,
     tokens: Option<Tokens>,
 }
 
-/// The sessions of a server, bounded in number, time and tokens. One table may serve many connections: each asks with
-/// [`super::super::server::Output::Session`].
+/// The sessions of a server, limited in number, time and tokens. One table may serve many connections. Each of them
+/// asks with [`super::super::server::Output::Session`].
 #[derive(Debug)]
 pub struct SessionTable {
     limits: SessionLimits,
-    /// What places are hashed with.
+    /// The key of the hashes.
     key: Key,
     sessions: BTreeMap<Place, Session>,
-    /// When each session without flows was used last, oldest first.
+    /// When each session without flows was last used, oldest first.
     by_use: std::collections::BTreeSet<(Instant, SessionId)>,
     per_owner: BTreeMap<Owner, usize>,
 }
 
 impl SessionTable {
-    /// An empty table. `key` are random bytes from the operating system, which stay secret.
+    /// Makes an empty table. `key` are random bytes from the operating system, which must stay secret.
     pub fn new(limits: SessionLimits, key: [u8; 16]) -> Self {
         let [low, high] = halves(key);
         let key = [u64::from_le_bytes(low), u64::from_le_bytes(high)];
@@ -181,7 +181,7 @@ impl SessionTable {
     fn place(&self, id: &SessionId) -> Place {
         [0, 1].map(|half| {
             let mut words = vec![half, id.0.len() as u64];
-            // Ids are multiples of 4 bytes.
+            // The length of an id is a multiple of 4 bytes.
             words.extend(id.0.chunks_exact(4).map(|four| match four {
                 &[a, b, c, d] => u64::from(u32::from_le_bytes([a, b, c, d])),
                 _ => 0,
@@ -190,8 +190,8 @@ impl SessionTable {
         })
     }
 
-    /// Answers a query. `client` is where the request came from. `random` are fresh random bytes from the operating
-    /// system: sixteen become the id of a new session, four the base of a new window.
+    /// Answers a query. `client` is the address that the request came from. `random` are fresh random bytes from the
+    /// operating system: sixteen become the id of a new session, and four the base of a new window.
     pub fn answer(
         &mut self,
         now: Instant,
@@ -208,7 +208,7 @@ impl SessionTable {
         }
     }
 
-    /// A flow of this session begins: until it ends the session does not fall idle.
+    /// Notes that a flow of this session began. The session does not expire until the flow ends.
     pub fn flow_began(&mut self, id: &SessionId) {
         let place = self.place(id);
         if let Some(session) = found(&mut self.sessions, place, id) {
@@ -217,7 +217,8 @@ impl SessionTable {
         }
     }
 
-    /// A flow of this session ended: it counts as used now. Nothing happens if the session was torn down meanwhile.
+    /// Notes that a flow of this session ended. The session counts as used now. Does nothing if the session was ended
+    /// meanwhile.
     pub fn flow_ended(&mut self, now: Instant, id: &SessionId) {
         let place = self.place(id);
         if let Some(session) = found(&mut self.sessions, place, id) {
@@ -237,7 +238,7 @@ impl SessionTable {
         }
     }
 
-    /// Forgets sessions that are idle; also done by every [`SessionTable::answer`].
+    /// Removes expired sessions. [`SessionTable::answer`] does this, too.
     pub fn expire(&mut self, now: Instant) {
         while let Some((used, id)) = self.by_use.first().cloned() {
             if now < used + self.limits.idle_timeout {
@@ -247,17 +248,17 @@ impl SessionTable {
         }
     }
 
-    /// When the next session falls idle: call [`SessionTable::expire`] then to free its memory.
+    /// Returns when the next session expires. Call [`SessionTable::expire`] then to free its memory.
     pub fn deadline(&self) -> Option<Instant> {
         self.by_use.first().map(|(used, _)| *used + self.limits.idle_timeout)
     }
 
-    /// How many sessions there are.
+    /// Returns the number of sessions.
     pub fn len(&self) -> usize {
         self.sessions.len()
     }
 
-    /// Is there no session?
+    /// Whether there are no sessions.
     pub fn is_empty(&self) -> bool {
         self.sessions.is_empty()
     }
@@ -313,7 +314,7 @@ impl SessionTable {
         self.touch(now, id);
         let place = self.place(id);
         let Some(session) = found(&mut self.sessions, place, id) else { return SessionAnswer::Invalid };
-        // Spent first: a token of a window that this same request asks for cannot be known yet.
+        // Spend the token first: it cannot belong to a window that only this request asks for.
         let token_accepted =
             query.token_spend.map(|token| session.tokens.as_mut().is_some_and(|tokens| tokens.spend(token)));
         if let (Some(size), None, true) =
@@ -335,7 +336,7 @@ impl SessionTable {
     }
 }
 
-/// The session with this id, if it is at this place.
+/// Returns the session with this id, if it is stored under this key.
 fn found<'s>(
     sessions: &'s mut BTreeMap<Place, Session>,
     place: Place,
@@ -350,7 +351,7 @@ fn halves(key: [u8; 16]) -> [[u8; 8]; 2] {
     halves
 }
 
-/// A window and which of its tokens are spent, as a ring of bits: token `t` is bit `t % size` while it is inside.
+/// A window and which of its tokens are spent. The first entry of `spent` belongs to the base of the window.
 #[derive(Debug)]
 struct Tokens {
     window: TokenWindow,
@@ -363,9 +364,9 @@ impl Tokens {
         Self { window, spent: std::iter::repeat_n(false, size).collect() }
     }
 
-    /// Spends a token, if it can be. The window then slides past spent tokens at its low end; and if a token of its
-    /// upper quarter was spent, on until that token is in the middle, so that a client that lost low ones can go on.
-    /// Never past the highest unspent token.
+    /// Spends a token if it is in the window and unspent. Then the window slides past the spent tokens at its low
+    /// end. If the token is in the upper quarter, the window slides on until the token is in the middle, so that a
+    /// client that lost low tokens can continue. It never slides past the highest unspent token.
     fn spend(&mut self, token: u32) -> bool {
         if !self.window.contains(token) {
             return false;
@@ -382,7 +383,7 @@ impl Tokens {
         let lowest_unspent = self.spent.iter().position(|spent| !spent);
         let slide = match (lowest_unspent, highest_unspent) {
             (Some(lowest), Some(highest)) => lowest.max(lowest_wanted).min(highest),
-            // All are spent: a whole new window.
+            // All tokens are spent: start a whole new window.
             _ => size,
         };
         self.spent.drain(..slide);
@@ -392,22 +393,22 @@ impl Tokens {
     }
 }
 
-/// What a proxy told a client about session and tokens.
+/// What a proxy reported to a client about session and tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionReport {
-    /// A session was begun: its id.
+    /// The id of a session that was begun.
     pub id: Option<SessionId>,
-    /// The session is known and the request part of it.
+    /// The session is known, and the request belongs to it.
     pub ok: bool,
-    /// The proxy does not know the session: forget it.
+    /// The proxy does not know the session. The client should forget it.
     pub invalid: bool,
-    /// The window as the proxy has it.
+    /// The window as the proxy reported it.
     pub window: Option<TokenWindow>,
-    /// Was the token spent? `None`: not said.
+    /// Whether the token was spent. `None`: not reported.
     pub token_accepted: Option<bool>,
 }
 
-/// A session a client holds with one proxy: its id and which token to spend next.
+/// A client's session with one proxy: its id, and the token to spend next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldSession {
     /// The id to send.
@@ -417,14 +418,14 @@ pub struct HeldSession {
 }
 
 impl HeldSession {
-    /// What a report that began a session leads to; `None` if none was begun.
+    /// Makes the state of a session from the report that began it. `None` if no session was begun.
     pub fn from_report(report: &SessionReport) -> Option<Self> {
         let id = report.id.clone()?;
         let next_token = report.window.map_or(0, |window| window.base);
         Some(Self { id, window: report.window, next_token })
     }
 
-    /// Takes in a later report. A window with a lower base than the known one is old news and ignored.
+    /// Applies a later report. A window with a lower base than the known one is outdated and ignored.
     pub fn update(&mut self, report: &SessionReport) {
         let Some(window) = report.window else { return };
         match self.window {
@@ -442,8 +443,8 @@ impl HeldSession {
         }
     }
 
-    /// The smallest token not used yet; `None` when the window is used up (ask by a NOOP for a new look at it) or
-    /// there is none. Every token is given out once.
+    /// Returns the smallest unused token. `None` if the window is used up (request it anew with a NOOP), or if there
+    /// is no window. Each token is returned once.
     pub fn take_token(&mut self) -> Option<u32> {
         let token = self.next_token;
         let window = self.window.filter(|window| window.contains(token))?;

@@ -1,22 +1,22 @@
-//! Stack options (kind 1): what the proxy is asked to do, and says it did, with the protocols below.
+//! Stack options (kind 1): how the proxy should use the lower protocols, and how it did use them.
 
 use super::super::reader::Reader;
 
-/// Which leg of the connection an option is about.
+/// The leg of the connection that an option applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Leg {
     /// Client to proxy.
     Client,
     /// Proxy to destination.
     Remote,
-    /// Both.
+    /// Both legs.
     Both,
 }
 
-/// Wanted parity of a UDP port.
+/// The requested parity of a UDP port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Parity {
-    /// None in particular.
+    /// Any parity.
     Any,
     /// Even.
     Even,
@@ -24,31 +24,32 @@ pub enum Parity {
     Odd,
 }
 
-/// One stack option. In a request: what the client wants; in an Operation Reply: what the proxy did. Options without a
-/// leg are about the leg from proxy to destination.
+/// One stack option. In a request it says what the client wants; in an Operation Reply, what the proxy did. Options
+/// without a leg apply to the leg from proxy to destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StackOption {
     /// The TOS byte (IPv4) or traffic class (IPv6).
     Tos(Leg, u8),
-    /// Happy Eyeballs (RFC 8305): wanted, attempted. For names only.
+    /// Happy Eyeballs (RFC 8305): wanted, or attempted. For names only.
     HappyEyeballs(bool),
     /// TTL or hop limit.
     Ttl(Leg, u8),
-    /// Fragmentation is to be avoided (DF), is avoided.
+    /// Fragmentation should be avoided (DF), or is avoided.
     NoFragmentation(Leg, bool),
-    /// TCP Fast Open: most payload bytes of the SYN, 0 as the proxy likes; in a reply the bytes used, 0 none.
+    /// TCP Fast Open. In a request: most payload bytes of the SYN, 0 lets the proxy choose. In a reply: the bytes
+    /// used, 0 for none.
     Tfo(u16),
-    /// Multipath TCP: wanted, in use.
+    /// Multipath TCP: wanted, or in use.
     Multipath(bool),
     /// Length of the listen backlog of a BIND.
     ListenBacklog(u16),
-    /// ICMP errors are to be reported, will be (UDP ASSOCIATE).
+    /// ICMP errors should be reported, or will be (UDP ASSOCIATE).
     UdpErrors(bool),
     /// Parity of the port of a UDP ASSOCIATE.
     PortParity {
-        /// Which.
+        /// The parity.
         parity: Parity,
-        /// Also reserve the port's counterpart: the one above an even, the one below an odd port.
+        /// Also reserve the neighbouring port: the one above an even port, the one below an odd port.
         reserve: bool,
     },
 }
@@ -83,7 +84,7 @@ impl Leg {
 }
 
 impl StackOption {
-    /// Leg bits, level, code, value.
+    /// Returns leg bits, level, code, and value.
     const fn parts(self) -> (u8, u8, u8, [u8; 2]) {
         let remote = Leg::Remote.bits();
         match self {
@@ -106,13 +107,13 @@ impl StackOption {
         }
     }
 
-    /// The four bytes after kind and length.
+    /// Returns the four bytes after kind and length.
     pub(super) const fn encode(self) -> [u8; 4] {
         let (leg, level, code, [high, low]) = self.parts();
         [leg << 6 | level, code, high, low]
     }
 
-    /// Reads the body of a stack option; `None` if it is none that the draft defines.
+    /// Decodes the body of a stack option. `None` if the draft does not define it.
     pub(super) fn decode(body: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(body);
         let (place, code) = (reader.u8().ok()?, reader.u8().ok()?);
@@ -149,7 +150,7 @@ impl StackOption {
         }
     }
 
-    /// Do both speak about the same thing on a common leg? Then they may not be in one message.
+    /// Whether both options set the same thing on a common leg. Then they must not be in one message.
     pub const fn overlaps(self, other: Self) -> bool {
         let (leg, level, code, _) = self.parts();
         let (other_leg, other_level, other_code, _) = other.parts();

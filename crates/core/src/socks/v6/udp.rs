@@ -1,4 +1,4 @@
-//! The messages of a UDP ASSOCIATE in version 6 (codec only; the command is not served yet).
+//! The messages of UDP ASSOCIATE in version 6. Only the codec exists; the server does not support the command yet.
 //!
 //! Header: `06` type(1) length(2) association id(8). In a datagram the address type comes **before** the port, unlike
 //! in a request.
@@ -15,7 +15,7 @@ const DATAGRAM: u8 = 3;
 const ERROR: u8 = 4;
 const HEADER_LEN: usize = 12;
 
-/// What an ICMP error said.
+/// The meaning of an ICMP error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UdpError {
     /// 1: network unreachable.
@@ -55,34 +55,34 @@ impl UdpError {
 /// One message of an association.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UdpMessage {
-    /// The proxy names the association; on TCP.
+    /// The proxy announces the association, on TCP.
     Init {
         /// The association.
         id: u64,
     },
-    /// The proxy has seen the first datagram; on TCP.
+    /// The proxy has received the first datagram, on TCP.
     Confirm {
         /// The association.
         id: u64,
     },
-    /// A datagram, either way.
+    /// A datagram, in either direction.
     Datagram {
         /// The association.
         id: u64,
-        /// To whom, or from whom.
+        /// The destination or the source.
         remote: Destination,
-        /// Its bytes.
+        /// The payload.
         payload: Vec<u8>,
     },
-    /// An ICMP error came back; from the proxy only, after the client opted in.
+    /// An ICMP error arrived. Sent by the proxy only, after the client has requested it.
     Error {
         /// The association.
         id: u64,
-        /// Where the datagram had been sent.
+        /// The destination of the datagram.
         remote: SocketAddr,
-        /// Who reported it.
+        /// The host that reported the error.
         reporter: IpAddr,
-        /// What it said.
+        /// The error.
         error: UdpError,
     },
 }
@@ -92,10 +92,10 @@ fn put_ip(out: &mut Vec<u8>, ip: IpAddr) {
 }
 
 impl UdpMessage {
-    /// Writes the message.
+    /// Encodes the message.
     ///
     /// # Errors
-    /// The payload does not fit the length field.
+    /// Fails if the payload is too long for the length field.
     pub fn encode(&self) -> Result<Vec<u8>, EncodeError> {
         let (kind, id, body) = match self {
             Self::Init { id } => (INIT, id, Vec::new()),
@@ -124,11 +124,11 @@ impl UdpMessage {
         Ok(out)
     }
 
-    /// Reads a message from the beginning of a stream: the message and its length, or `None` when more bytes are
-    /// needed.
+    /// Decodes a message from the beginning of a stream. Returns the message and its length, or `None` if more bytes
+    /// are needed.
     ///
     /// # Errors
-    /// No further bytes can make a message of these.
+    /// Fails if the bytes cannot become a message, whatever follows.
     pub fn decode_stream(bytes: &[u8]) -> Result<Option<(Self, usize)>, DecodeError> {
         if let Some(&version) = bytes.first().filter(|version| **version != VERSION) {
             return Err(DecodeError::Version(version));
@@ -142,18 +142,17 @@ impl UdpMessage {
         match Self::read(message) {
             Ok(message) => Ok(Some((message, len))),
             Err(Some(error)) => Err(error),
-            // The message is complete by its own length, so it contradicts itself.
+            // The message is complete according to its own length, so it contradicts itself.
             Err(None) => Err(DecodeError::Length(len)),
         }
     }
 
-    /// Reads the payload of a UDP or DTLS datagram. Bytes beyond the message's length are padding. `None`: to be dropped
-    /// silently.
+    /// Decodes the payload of a UDP or DTLS datagram. Bytes behind the message are padding. `None`: drop it silently.
     pub fn decode_datagram(bytes: &[u8]) -> Option<Self> {
         Self::decode_stream(bytes).ok().flatten().map(|(message, _)| message)
     }
 
-    /// Reads a message that ends where `bytes` end; `Err(None)`: it does not.
+    /// Decodes a message that must end where `bytes` end. `Err(None)` if it does not.
     fn read(bytes: &[u8]) -> Result<Self, Option<DecodeError>> {
         let mut reader = Reader::new(bytes);
         Self::read_body(&mut reader).map_err(|stop| match stop {
@@ -190,7 +189,7 @@ impl UdpMessage {
             }
             other => return Ok(Err(Some(DecodeError::Type(other)))),
         };
-        // Only a datagram has a free length.
+        // Only a datagram has a variable length.
         Ok(if reader.is_empty() { Ok(message) } else { Err(None) })
     }
 }

@@ -1,4 +1,4 @@
-//! Who sent a request: a session's member, a user with a password in an option or in the stream, or anyone.
+//! Authentication of a request: by a session, by a password in an option, by a password in the stream, or not at all.
 
 use super::{Authenticated, Pending, Server, State};
 use crate::flow::EndReason;
@@ -11,7 +11,8 @@ use crate::socks::v6::options::{AuthData, Options};
 use crate::socks::v6::session::{SessionAction, SessionAnswer, SessionQuery};
 
 impl Server {
-    /// Sessions first: a request inside one needs no credentials, and given ones are ignored.
+    /// Authenticates a request. Sessions come first: a request inside a session needs no credentials, and credentials
+    /// in it are ignored.
     pub(super) fn authenticate(&mut self, request: Box<Request>) {
         match &request.options.session_id {
             Some(_) if !self.config.sessions => self.refuse_session("sessions are not offered here"),
@@ -63,7 +64,7 @@ impl Server {
         }
     }
 
-    /// The password message in the stream, behind the initial data (-11).
+    /// Reads the password message in the stream, which follows the initial data (-11).
     pub(super) fn exchange(&mut self, request: Box<Request>) {
         let announced = request.options.auth_methods.as_ref().map_or(0, |methods| methods.initial_data_len);
         let initial_len = usize::from(announced);
@@ -103,7 +104,7 @@ impl Server {
             let (token_request, token_spend) = (request.options.token_request, request.options.token_spend);
             return self.query(SessionQuery { action, token_request, token_spend }, request, auth);
         };
-        // Outside any session, tokens mean nothing.
+        // Outside of a session, tokens have no meaning.
         self.query(SessionQuery { action, token_request: None, token_spend: None }, request, auth);
     }
 
@@ -112,7 +113,7 @@ impl Server {
         self.state = State::Session(Box::new(Pending { request, auth }));
     }
 
-    /// The credentials are good, or none are needed.
+    /// Continues a request whose credentials are valid, or that needs none.
     fn authenticated(&mut self, request: Request, auth: Authenticated) {
         if request.options.session_request && self.config.sessions {
             let action = SessionAction::Begin(auth.user.clone());
@@ -129,7 +130,7 @@ impl Server {
         self.state = State::Over;
         match answer {
             SessionAnswer::Declined => self.operate(request, auth),
-            // The request counts as outside any session: it has to prove itself.
+            // The request counts as outside of a session, so it must authenticate itself.
             SessionAnswer::TornDown => self.check_password(Box::new(request)),
             SessionAnswer::Invalid => self.refuse_session("unknown or expired"),
             SessionAnswer::Active { user, .. } if !self.knows(user.as_deref()) => {
@@ -144,7 +145,7 @@ impl Server {
                 auth.reply.token_accepted = token_accepted == Some(true);
                 if token_accepted == Some(false) {
                     let reply = Options { token_rejected: true, ..auth.reply };
-                    // A failed reply carries no session: the request was not carried out.
+                    // A failed reply does not name a session, because the request was not carried out.
                     self.reply_auth(false, Options { session_id: None, session_ok: false, ..reply });
                     let detail = "the client's token was spent before, or is outside its window (a replay?)";
                     return self.fail(EndReason::AuthFailed, detail.into());
@@ -156,7 +157,7 @@ impl Server {
         }
     }
 
-    /// Would this user still be let in? Accounts may have changed since the session began.
+    /// Whether this user may still log in. The accounts may have changed since the session began.
     fn knows(&self, user: Option<&str>) -> bool {
         let accounts = &self.config.accounts;
         accounts.is_empty() || user.is_some_and(|user| accounts.iter().any(|account| account.user == user))

@@ -1,8 +1,8 @@
-//! The server's end of version 6.
+//! The server end of version 6.
 //!
-//! Request, then at most one Authentication Reply (two when a -11 client sends its password in the stream), then, for
-//! CONNECT and NOOP, one Operation Reply. When the client could not have acted on the Authentication Reply (it advertised
-//! no method, so it is free to send data at once), both replies go out in one write.
+//! The client sends a request. The server answers with an Authentication Reply, or with two if a -11 client sends its
+//! password in the stream. For CONNECT and NOOP, an Operation Reply follows. A client that advertised no method does
+//! not wait for the Authentication Reply, so both replies are sent in one write.
 
 mod authenticate;
 mod replies;
@@ -23,48 +23,49 @@ use std::sync::Arc;
 
 #[derive(Debug)]
 enum State {
-    /// Waits for the whole request.
+    /// Waits for the complete request.
     Request,
     /// Waits for initial data and the password message behind it (-11).
     Exchange(Box<Request>),
-    /// The driver asks the session table.
+    /// Waits for the answer of the session table.
     Session(Box<Pending>),
-    /// Holds a request that wants its initial data in the SYN.
+    /// Delays a request that wants its initial data in the SYN.
     InitialData(Box<driver::Request>, Instant),
-    /// The driver dials.
+    /// The driver dials the destination.
     Dialing,
     Over,
 }
 
-/// A request between its authentication and the answer of the session table.
+/// A request that is authenticated, and waits for the answer of the session table.
 #[derive(Debug)]
 struct Pending {
     request: Request,
     auth: Authenticated,
 }
 
-/// How far a request has come in proving who sent it.
+/// The result of authenticating a request.
 #[derive(Debug, Default)]
 struct Authenticated {
     user: Option<String>,
-    /// What the Authentication Reply says about it.
+    /// The options of the Authentication Reply.
     reply: Options,
     session: Option<SessionId>,
 }
 
-/// Serves one version 6 connection.
+/// The server machine for one version 6 connection.
 ///
-/// BIND and UDP ASSOCIATE are answered with code 7. The `socksx` layouts get the one reply both generations accept.
+/// BIND and UDP ASSOCIATE are answered with code 7. The `socksx` layouts get the one reply that both generations
+/// accept.
 #[derive(Debug)]
 pub struct Server {
     config: Arc<ServerConfig>,
     state: State,
     dialect: Socks6Dialect,
-    /// Received and not yet understood; while dialling: for the destination.
+    /// Received bytes that are not parsed yet. While the driver dials: bytes for the destination.
     buffer: Vec<u8>,
-    /// An Authentication Reply that goes out with the Operation Reply.
+    /// An Authentication Reply that will be sent together with the Operation Reply.
     held_reply: Vec<u8>,
-    /// Stack options the client asked for.
+    /// The stack options that the client requested.
     asked: Vec<StackOption>,
     outputs: VecDeque<Output>,
     deadline: Instant,
@@ -72,13 +73,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// A new connection.
+    /// Makes a machine for a new connection.
     pub fn new(config: Arc<ServerConfig>, now: Instant) -> Self {
         let deadline = now + config.handshake_timeout;
         Self::until(config, deadline)
     }
 
-    /// A connection whose handshake ends at `deadline`.
+    /// Makes a machine for a connection whose handshake must end by `deadline`.
     pub(in crate::socks) fn until(config: Arc<ServerConfig>, deadline: Instant) -> Self {
         Self {
             config,
@@ -93,7 +94,7 @@ impl Server {
         }
     }
 
-    /// Takes one event.
+    /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: Input<'_>) {
         self.now = now;
         match input {
@@ -105,12 +106,12 @@ impl Server {
         }
     }
 
-    /// The next output, until `None`.
+    /// Returns the next output, or `None`.
     pub fn poll(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// When to hand in [`Input::Tick`]; none once the request is out.
+    /// Returns when to pass [`Input::Tick`]. `None` once the request was returned.
     pub fn deadline(&self) -> Option<Instant> {
         match &self.state {
             State::Request | State::Exchange(_) | State::Session(_) => Some(self.deadline),
@@ -119,7 +120,7 @@ impl Server {
         }
     }
 
-    /// May the driver read from the client? See [`MAX_PIPELINED_LEN`].
+    /// Whether the driver may read from the client. See [`MAX_PIPELINED_LEN`].
     pub fn wants_bytes(&self) -> bool {
         !matches!(self.state, State::Over) && self.buffer.len() < MAX_PIPELINED_LEN
     }
@@ -155,7 +156,7 @@ impl Server {
             State::Exchange(_) => {
                 self.fail(EndReason::ClientGone, "the client closed before its password".into());
             }
-            // No more data will come, so there is nothing to hold for.
+            // No more data will come, so do not wait any longer.
             State::InitialData(request, _) => self.emit(request),
             other => self.state = other,
         }
@@ -191,7 +192,7 @@ impl Server {
                 self.authenticate(Box::new(request));
             }
             Err(DecodeError::Version(_)) => {
-                // The version mismatch reply.
+                // This byte alone is the version mismatch reply.
                 self.send(vec![super::VERSION]);
                 self.fail(EndReason::BadRequest, "the client does not speak SOCKS6".into());
             }
@@ -209,7 +210,7 @@ impl Server {
         }
     }
 
-    /// Sends the successful Authentication Reply and does what was asked.
+    /// Sends the successful Authentication Reply, and carries out the command.
     fn operate(&mut self, request: Request, auth: Authenticated) {
         let Request { command, destination, options } = request;
         let may_wait = options.auth_methods.is_none() || self.dialect != Socks6Dialect::Draft;
@@ -251,7 +252,7 @@ impl Server {
         }
     }
 
-    /// Emits the request, unless it is worth waiting for its initial data.
+    /// Returns the request to the driver, or delays it if waiting for its initial data is useful.
     fn initial_data(&mut self, request: Box<driver::Request>, until: Instant) {
         let wants_syn_data = request.stack.iter().any(|option| matches!(option, StackOption::Tfo(_)));
         let missing = self.buffer.len() < usize::from(request.announced_len);
@@ -294,7 +295,7 @@ impl Server {
     }
 }
 
-/// CONNECT to the unspecified address and port 53 means the proxy's own DNS service.
+/// Whether this is CONNECT to the unspecified address and port 53, which means the DNS service of the proxy.
 fn asks_for_dns(destination: &Destination) -> bool {
     matches!(destination.host, Host::Ip(ip) if ip.is_unspecified()) && destination.port == 53
 }

@@ -1,4 +1,4 @@
-//! What the server writes, and how it ends.
+//! The replies of the server, and the end of a connection.
 
 use super::{Server, State};
 use crate::flow::{Destination, EndReason};
@@ -10,7 +10,7 @@ use crate::socks::v6::options::Options;
 use crate::socks::v6::stack::StackOption;
 
 impl Server {
-    /// The driver's answers, and a "no" to what was asked and not answered.
+    /// Returns the driver's answers to stack options, and a "no" for each requested option without an answer.
     pub(super) fn stack_answers(&self, mut answers: Vec<StackOption>) -> Vec<StackOption> {
         for asked in &self.asked {
             let no = match asked {
@@ -26,11 +26,11 @@ impl Server {
         answers
     }
 
-    /// Writes an Authentication Reply to be sent with what follows, or by `send_held`.
+    /// Queues an Authentication Reply. It is sent with the next message, or by `send_held`.
     pub(super) fn reply_auth(&mut self, success: bool, options: Options) {
         match (AuthReply { success, options }).encode() {
             Ok(bytes) => self.held_reply.extend_from_slice(&bytes),
-            // Its options are few and short.
+            // Cannot happen: its options are few and short.
             Err(error) => self.fail(EndReason::Internal, format!("authentication reply: {error}")),
         }
     }
@@ -39,7 +39,7 @@ impl Server {
         let bound = bound.unwrap_or(address::UNSPECIFIED);
         let mut reply = OperationReply { code, bound, options };
         let bytes = reply.encode(self.dialect).or_else(|_| {
-            // Metadata for the client that does not fit is no reason to fail a flow.
+            // Metadata that does not fit is dropped. It is not a reason to fail the flow.
             reply.options.metadata.clear();
             reply.encode(self.dialect)
         });
