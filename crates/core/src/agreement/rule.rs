@@ -179,6 +179,7 @@ impl Agreement {
                 Opinion::Refuse(why) => return Ruling::Deny(why.into()),
             }
         }
+        // All data sets are allowed: one chain must apply everything that they lack together.
         self.bridge(missing).map_or_else(
             |why| Ruling::Deny(why.into()),
             |bridging| {

@@ -137,6 +137,7 @@ impl Catalogue {
                 return Err(CatalogueError::TooMany { what, count });
             }
         }
+        // Number the functions in the order of chains, so that every set of them is a chain.
         let order = order(&functions, &places)?;
         let mut catalogue = Self {
             appliers: vec![FunctionSet::EMPTY; attributes.len()],

@@ -193,6 +193,7 @@ impl Supervisor {
     }
 
     fn fall(&mut self, now: Instant, why: String) {
+        // A container that has worked for long starts again with the shortest pause.
         if matches!(self.state, State::Well { since, .. } if now.since(since) >= Pace::FORGIVEN) {
             self.pause = Pace::PAUSE_MIN;
         }

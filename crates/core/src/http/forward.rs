@@ -89,6 +89,7 @@ pub fn request(
     length: Length,
     via: Via<'_>,
 ) -> Result<RequestHop, Stop> {
+    // Read the fields of this connection now: `strip` removes them below.
     let mut hop = RequestHop {
         keeps_alive: keeps_alive(request.version, &request.fields),
         takes_trailers: request.fields.has_member("te", "trailers"),

@@ -44,6 +44,8 @@ pub fn request_length(request: &Request) -> Result<Length, MessageError> {
     if !coded {
         return Ok(length.map_or(Length::None, Length::Exact));
     }
+    // Both fields together allow request smuggling, and HTTP/1.0 has no chunked coding (RFC 9112 Sec. 6.1): reject
+    // the request.
     if length.is_some() || request.version == Version::Http10 {
         return Err(MessageError::BadLength);
     }
@@ -63,6 +65,7 @@ pub fn response_length(method: &Method, response: &Response) -> Result<ResponseL
     let uncertain = |length| Ok(ResponseLength { length, is_certain: false });
     let coded = response.fields.has("transfer-encoding");
     let status = response.status;
+    // The order follows RFC 9112 Sec. 6.3: method and status come before the length fields.
     if *method == Method::Connect && (200..300).contains(&status) {
         return certain(Length::None);
     }
@@ -79,6 +82,7 @@ pub fn response_length(method: &Method, response: &Response) -> Result<ResponseL
     if !coded {
         return certain(length.map_or(Length::UntilClose, Length::Exact));
     }
+    // An HTTP/1.0 message with Transfer-Encoding has faulty framing (RFC 9112 Sec. 6.1).
     if response.version == Version::Http10 {
         return Err(MessageError::BadLength);
     }

@@ -133,6 +133,7 @@ fn handshake_message(bytes: &[u8]) -> Result<Option<Cow<'_, [u8]>>, Refusal> {
                 _ => {}
             }
         }
+        // The hello is not complete: continue with the next record.
         match rest.get(end..) {
             Some(next) => rest = next,
             None => return Ok(None),

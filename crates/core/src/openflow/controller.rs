@@ -337,6 +337,7 @@ impl Controller {
     fn featured(&mut self, now: Instant, features: Features) {
         self.features = features;
         self.stage = Stage::Listing;
+        // Only at the first connection: later the switch has entries of this run, which are still in use.
         if self.config.clear && !self.cleared {
             self.clear();
         }

@@ -33,6 +33,7 @@ impl Controller {
                 return self.outputs.push_back(ControllerOutput::Failed(id, why));
             }
         };
+        // Take over the counters now: the new entry replaces the old one and starts at zero.
         self.adopt(id, &mods);
         let xids = self.transact(id, mods);
         if let Some(row) = self.rows.get_mut(&id) {

@@ -256,6 +256,7 @@ impl Disseminator {
             self.old_record(now, from, origin, sequence, order == Ordering::Greater);
             return;
         }
+        // Check the rate before the signature, so that a flood of records does not cost a verification each.
         if origin != self.config.own && !self.may_accept(now, origin) {
             self.drops.too_fast += 1;
             return;

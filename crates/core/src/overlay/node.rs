@@ -193,6 +193,7 @@ impl<K: Keys> Node<K> {
                 self.state.handle(now, disseminate::Input::Tick, &self.keys);
             }
         }
+        // The event may have changed links and costs: announce them first, then send what the link state answers.
         self.announce(now);
         self.settle();
     }

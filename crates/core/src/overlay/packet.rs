@@ -168,6 +168,7 @@ impl Interceptor {
         may_reach: impl Fn(SocketAddr) -> bool,
     ) -> Result<Ends, Refused> {
         let ends = Ends::of(packet).ok_or(Refused::Unreadable)?;
+        // Check the source first: a node must not send packets in the name of hosts of another node.
         let is_theirs = |catch: &Catch| {
             catch.node == from && catch.to.contains(ends.source.ip()) && catch.has_port(&ends)
         };
@@ -175,6 +176,7 @@ impl Interceptor {
             return Err(Refused::Source);
         }
         let is_answer = self.answers.get(&ends).is_some_and(|(_, node)| *node == from);
+        // Loopback, multicast and broadcast addresses would reach this host, or many hosts.
         let is_one_host = match ends.destination.ip() {
             IpAddr::V4(ip) => {
                 !(ip.is_loopback() || ip.is_multicast() || ip.is_broadcast() || ip.is_unspecified())

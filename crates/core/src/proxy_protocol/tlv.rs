@@ -156,6 +156,7 @@ pub(super) fn parse(block: &[u8], whole: &[u8]) -> Result<Vec<Tlv>, HeaderError>
                 let field = value.first_chunk::<4>().filter(|field| field.len() == value.len());
                 let expected = u32::from_be_bytes(*field.ok_or(HeaderError::BadTlv(kind))?);
                 let end = whole.len() - after.len();
+                // The sender has computed the checksum with this field set to zero.
                 if crc32c::checksum_without(whole, end - 4..end) != expected {
                     return Err(HeaderError::BadChecksum);
                 }

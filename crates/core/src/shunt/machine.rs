@@ -207,6 +207,7 @@ impl Shunt {
 
     fn connection(&mut self, now: Instant, connection: &Connection, pinned: Option<ShuntAction>) {
         let known = self.flows.get(&connection.tuple).map(|flow| flow.is(connection.identity));
+        // Another connection has taken these addresses: finish the old flow before its state is overwritten.
         if known == Some(false) {
             self.replace(&connection.tuple);
         }
@@ -300,6 +301,7 @@ impl Shunt {
 
     fn request(&mut self, now: Instant, tuple: &Tuple, action: ShuntAction) {
         let Some(flow) = self.flows.get(tuple) else { return };
+        // An earlier connection on these addresses may still have its entry: wait until that is removed.
         let blocked_by_predecessor = self.leaving.values().any(|old| old.tuple == *tuple);
         if self.stopping || blocked_by_predecessor || flow.obstacle(action).is_some() {
             return;
@@ -308,6 +310,7 @@ impl Shunt {
         let (room, path) = (self.has_room(flow, action), self.path(flow, action));
         let id = EntryId(self.last_entry + 1);
         if !room {
+            // The room is for the next attempt. This flow is tried again after `RETRY`.
             self.make_room(now);
         }
         let Some(flow) = self.flows.get_mut(tuple) else { return };

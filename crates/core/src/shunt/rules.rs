@@ -80,6 +80,7 @@ impl RuleSet<'_> {
                 );
             }
         }
+        // Packets of a known connection get the stored mark, so the decision is made once.
         let _ = writeln!(text, "\t\tct mark and {:#010x} != 0 meta mark set ct mark", Mark::INGRESS_KNOWN);
         self.nft_drop_blocked(&mut text);
         text += "\t}\n\n\tchain postrouting {\n\t\ttype filter hook postrouting priority mangle;\n";
@@ -89,6 +90,7 @@ impl RuleSet<'_> {
                 self.nft_egress(&mut text, *port, name);
             }
         }
+        // Decide only if both ports are known: first our own deny lines, then the chain of the administrator.
         let _ = writeln!(text, "\t\tmeta mark and {known:#010x} != {known:#010x} return");
         if !self.lines.is_empty() {
             let _ = writeln!(
@@ -227,6 +229,7 @@ impl RuleSet<'_> {
             text += ":SHUNT_BLOCK - [0:0]\n";
         }
         text += "-A PREROUTING -j SHUNT_PRE\n-A POSTROUTING -j SHUNT_POST\n";
+        // Restore the stored mark first: all rules below look at it.
         text += "-A SHUNT_PRE -j CONNMARK --restore-mark\n";
         self.iptables_drop_blocked(&mut text);
         let unknown = |bit: u32| format!("-m mark --mark 0x0/{bit:#x}");

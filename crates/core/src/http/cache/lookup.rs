@@ -132,6 +132,7 @@ pub fn lookup(
             })
         },
     );
+    // Both directives override what the stored responses allow.
     match found {
         Lookup::Hit { index, .. } if control.only_if_cached => Lookup::Hit { index, refresh: false },
         _ if control.only_if_cached => Lookup::OnlyIfCached,
@@ -205,15 +206,18 @@ fn judge(
     let left_s = best.ttl_s(now_s);
     let too_short =
         request.min_fresh_s.is_some_and(|least| left_s < i64::try_from(least).unwrap_or(i64::MAX));
+    // The request comes first: it may demand a validation even of a fresh response.
     if request.no_cache || (too_old && request.max_stale_s.is_none()) {
         return ask(Forward::Request);
     }
+    // Then the response: it may forbid its use without validation, even while it is fresh.
     if best.is_invalid || best.control.no_cache == Scope::All {
         return ask(Forward::Stale);
     }
     if left_s > 0 {
         return if too_short { ask(Forward::Request) } else { hit(false) };
     }
+    // From here on the response is stale. First check what forbids to serve it, then what allows it.
     let stale_s = u64::try_from(-left_s).unwrap_or(0);
     if best.forbids_stale_to(fields) || too_short {
         return ask(Forward::Stale);

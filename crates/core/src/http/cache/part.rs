@@ -200,6 +200,7 @@ impl Missing {
             .and_then(|kind| kind.get(..10))
             .is_some_and(|kind| kind.eq_ignore_ascii_case(b"multipart/"));
         let says_twice = response.fields.all("content-range").nth(1).is_some();
+        // Only one range can be joined. Several parts, or two Content-Range fields, are ambiguous.
         if response.status != 206 || is_multipart || says_twice {
             return None;
         }

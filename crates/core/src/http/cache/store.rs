@@ -98,6 +98,7 @@ pub fn may_store(
     if RequestControl::of(request).no_store {
         return Err(NotStored::RequestNoStore);
     }
+    // must-understand overrides no-store if the status is understood (RFC 9111 Sec. 5.2.2.3).
     if control.no_store && !(control.must_understand && understood) {
         return Err(NotStored::NoStore);
     }

@@ -142,6 +142,8 @@ impl Search {
         if self.trial.is_some() {
             return;
         }
+        // Only one size is probed at a time. The search for larger sizes comes before the confirmation of the size
+        // in use.
         if self.raise_at <= now {
             self.raise_at = now + RAISE;
             if self.good + 1 < SIZES.len() {

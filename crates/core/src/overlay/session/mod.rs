@@ -358,6 +358,8 @@ impl Session {
                 self.receive.data(offset, bytes, self.config.retransmit.is_some())
             }
             SessionFrame::Fin { offset } => {
+                // Note only the first FIN: a repeated one must not add to the bytes that must be confirmed before
+                // it is passed on.
                 let mark = !self.receive.has_fin();
                 let is_fair = self.receive.fin(offset);
                 if mark {
@@ -423,6 +425,7 @@ impl Session {
             }
             _ => {}
         }
+        // The other end was silent for too long: repeat what it may have missed, and our acknowledgement.
         if self.has_path() && self.repeat_at.is_some_and(|at| at <= now) {
             self.repeat_at = None;
             (self.reset_sent, self.done_sent) = (false, false);

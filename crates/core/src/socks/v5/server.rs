@@ -129,6 +129,7 @@ impl Server {
                 Err(Stop::Address(error)) => return self.refuse_address(error),
             }
         }
+        // The request is complete, so the bytes behind it belong to the destination.
         if self.state == State::Dialing {
             self.emit_first_bytes();
         }

@@ -289,6 +289,7 @@ impl Client {
             AuthData::PasswordStatus(status) if *status != 0 => Some(status),
             _ => None,
         });
+        // From the most exact reason to the most general one.
         if options.session_invalid {
             Some("the proxy does not know the session".into())
         } else if options.token_rejected {

@@ -51,11 +51,13 @@ impl Server {
             }
             return;
         }
+        // There is no password in an option. A -11 client that advertised the method sends it in the stream.
         let methods = request.options.auth_methods.as_ref().map(|advertised| &advertised.methods);
         let in_stream = methods.is_some_and(|methods| methods.contains(&METHOD_PASSWORD));
         let method = if in_stream { METHOD_PASSWORD } else { METHOD_UNACCEPTABLE };
         self.reply_auth(false, Options { auth_selection: Some(method), ..Options::default() });
         if in_stream {
+            // The client waits for this reply before it sends the password.
             self.send_held();
             self.exchange(request);
         } else {
