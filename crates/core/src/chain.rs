@@ -5,7 +5,7 @@
 //! deadline and whenever it wakes, and takes the output ([`Chain::take`]). While bytes of a direction wait in the
 //! chain, the driver must not offer more ([`Chain::is_open`]). That is the back-pressure.
 
-use crate::flow::Side;
+use crate::flow::{EndReason, Side};
 use crate::function::{Interest, STAGE_OUT_MAX, Stage, Step, Stop};
 use crate::time::Instant;
 use std::sync::Arc;
@@ -362,6 +362,10 @@ impl Link {
     }
 
     fn blame(&self, stop: Stop) -> Stop {
+        if stop.reason == EndReason::PolicyDenied {
+            // Policy has said so, not the function.
+            return stop;
+        }
         Stop { detail: format!("function '{}': {}", self.name, stop.detail), ..stop }
     }
 }

@@ -83,15 +83,21 @@ pub enum Transport {
     Tls,
     /// A connection to the server that was opened before the flow came.
     Warm,
+    /// A connection to the server, dialled for a flow that another node of the overlay caught.
+    Direct,
 }
 
 impl Transport {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Quic, Self::Tls, Self::Warm, Self::Direct];
+
     /// The word in records and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Quic => "quic",
             Self::Tls => "tls",
             Self::Warm => "warm",
+            Self::Direct => "direct",
         }
     }
 }

@@ -114,6 +114,11 @@ struct FunctionBytesLabels {
     direction: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FateLabel {
+    fate: &'static str,
+}
+
 /// How a flow's bytes are carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Path {
@@ -146,6 +151,7 @@ pub struct Metrics {
     bytes: Family<BytesLabels, Counter>,
     function_flows: Family<FunctionLabel, Counter>,
     function_bytes: Family<FunctionBytesLabels, Counter>,
+    overlay_packets: Family<FateLabel, Counter>,
     connect: Buckets,
     duration: Buckets,
     sniff_wait: Buckets,
@@ -189,6 +195,7 @@ impl Metrics {
             bytes: Family::default(),
             function_flows: Family::default(),
             function_bytes: Family::default(),
+            overlay_packets: Family::default(),
             connect: Buckets::new(&CONNECT_BUCKETS),
             duration: Buckets::new(&DURATION_BUCKETS),
             sniff_wait: Buckets::new(&SNIFF_BUCKETS),
@@ -221,6 +228,11 @@ impl Metrics {
             "function_bytes",
             "Bytes that passed functions of kind count, by direction",
             self.function_bytes.clone(),
+        );
+        to.register(
+            "overlay_packets",
+            "Whole packets of the overlay, by what became of them",
+            self.overlay_packets.clone(),
         );
         to.register(
             "connect_seconds",
@@ -257,9 +269,6 @@ impl Metrics {
     /// Takes over the counts of functions. A function that was made again counts from 0, but counters must never
     /// fall.
     pub fn read_functions(&self, functions: &[FunctionCounts]) {
-        let raise = |counter: &Counter, total: u64| {
-            counter.inc_by(total.saturating_sub(counter.get()));
-        };
         for function in functions {
             let label = FunctionLabel { function: function.name.clone() };
             raise(&self.function_flows.get_or_create_owned(&label), function.flows);
@@ -270,6 +279,13 @@ impl Metrics {
                 let labels = FunctionBytesLabels { function: function.name.clone(), direction };
                 raise(&self.function_bytes.get_or_create_owned(&labels), bytes);
             }
+        }
+    }
+
+    /// Takes over what became of the overlay's whole packets: each fate with its count.
+    pub fn read_packets(&self, fates: &[(&'static str, u64)]) {
+        for &(fate, total) in fates {
+            raise(&self.overlay_packets.get_or_create_owned(&FateLabel { fate }), total);
         }
     }
 
@@ -311,8 +327,13 @@ impl Metrics {
     /// for a moment. The counter then keeps its value, because counters must never fall.
     fn raise(&self, path: Path, direction: &'static str, total: u64) {
         let counter = self.bytes.get_or_create_owned(&BytesLabels { direction, path: path.as_str() });
-        counter.inc_by(total.saturating_sub(counter.get()));
+        raise(&counter, total);
     }
+}
+
+/// Raises a counter to `total`; it never falls.
+fn raise(counter: &Counter, total: u64) {
+    counter.inc_by(total.saturating_sub(counter.get()));
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

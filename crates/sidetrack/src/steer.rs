@@ -154,6 +154,22 @@ impl Steer {
         self.paths.iter().enumerate().map(|(index, path)| (Path::number(self.first_path + index), path))
     }
 
+    /// The same for connections that stand: no new one is led to a listener. What the kernel carries alone is left to it.
+    ///
+    /// The chains stay. Without any that translates addresses, the kernel would stop to translate those of redirected flows;
+    /// without the one that looks for transparent sockets, the packets of flows caught by tproxy would be forwarded.
+    #[must_use]
+    pub fn without_new(mut self) -> Self {
+        for redirect in &mut self.steering.redirects {
+            redirect.local.clear();
+            redirect.forwarded.clear();
+        }
+        for tproxy in &mut self.steering.tproxies {
+            tproxy.selectors.clear();
+        }
+        self
+    }
+
     /// Returns the kernel's task for `config`, whose listeners are bound to these addresses. `first_path` is the
     /// number of the first path that the kernel forwards without us.
     ///

@@ -115,6 +115,7 @@ fn the_manual_names_every_metric() {
     full_one.carried_by(Some(Taken { transport: Transport::Quic, address: ([10, 9, 8, 7], 4433).into() }));
     record(&metrics, &full_one, EndReason::Limit);
     enter(&ledger, &full(2));
+    metrics.read_packets(&[("denied", 1)]);
     let text = metrics.text(&[ledger], Surroundings::default());
     let there: std::collections::BTreeSet<_> = text
         .lines()

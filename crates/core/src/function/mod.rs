@@ -57,9 +57,9 @@ pub enum Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stop {
     /// [`EndReason::FunctionRefused`] if the stage refuses the flow, [`EndReason::FunctionFailed`] if it cannot do
-    /// its work.
+    /// its work, [`EndReason::PolicyDenied`] if a stage that asks policy is told to deny.
     pub reason: EndReason,
-    /// The reason in words for the record. The chain puts the function's name in front.
+    /// The reason in words for the record. The chain puts the function's name in front, unless policy has denied.
     pub detail: String,
 }
 

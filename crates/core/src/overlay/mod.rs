@@ -26,6 +26,7 @@ pub mod key;
 pub mod mss;
 pub mod node;
 pub mod packet;
+mod recent;
 pub mod reserved;
 pub mod route;
 pub mod session;

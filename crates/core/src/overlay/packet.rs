@@ -3,15 +3,15 @@
 
 use super::NodeId;
 use super::frame::LinkKind;
+use super::recent::Recent;
 use crate::net::{IpSet, PortSet};
-use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Most bytes of a packet: the most that NFQUEUE copies (linux/netfilter/nfnetlink_queue.h).
 pub const PACKET_MAX: usize = 65_531;
 
-/// Most conversations whose answers are accepted. When there are more, the one that was idle for longest is
-/// forgotten.
+/// Most conversations that are remembered: of those begun here, those begun elsewhere and delivered, and those never
+/// delivered, as many each. The one that was silent for longest is forgotten first.
 pub const CONVERSATIONS_MAX: usize = 65_536;
 
 /// The transport protocol of a packet.
@@ -37,6 +37,26 @@ pub struct Ends {
 impl Ends {
     /// Reads the endpoints of a whole IP packet. `None` if it is neither TCP nor UDP, is a fragment, or is truncated.
     pub fn of(packet: &[u8]) -> Option<Self> {
+        Head::of(packet).map(|head| head.ends)
+    }
+
+    /// Returns the endpoints of the answer.
+    #[must_use]
+    pub const fn reversed(self) -> Self {
+        Self { transport: self.transport, source: self.destination, destination: self.source }
+    }
+}
+
+/// What the headers of a packet say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Head {
+    ends: Ends,
+    /// It continues a conversation: a TCP segment other than the first SYN. UDP does not tell.
+    continues: bool,
+}
+
+impl Head {
+    fn of(packet: &[u8]) -> Option<Self> {
         match packet.first()? >> 4 {
             4 => Self::of_v4(packet),
             6 => Self::of_v6(packet),
@@ -85,16 +105,15 @@ impl Ends {
             17 => (Transport::Udp, 8),
             _ => return None,
         };
-        let ports = payload.get(..header)?;
-        let port = |at: usize| Some(u16::from_be_bytes([*ports.get(at)?, *ports.get(at + 1)?]));
+        /// The flags SYN and ACK (RFC 9293 Sec. 3.1).
+        const SYN: u8 = 0x02;
+        const ACK: u8 = 0x10;
+        let header = payload.get(..header)?;
+        let port = |at: usize| Some(u16::from_be_bytes([*header.get(at)?, *header.get(at + 1)?]));
         let source = SocketAddr::new(source, port(0)?);
-        Some(Self { transport, source, destination: SocketAddr::new(destination, port(2)?) })
-    }
-
-    /// Returns the endpoints of the answer.
-    #[must_use]
-    pub const fn reversed(self) -> Self {
-        Self { transport: self.transport, source: self.destination, destination: self.source }
+        let ends = Ends { transport, source, destination: SocketAddr::new(destination, port(2)?) };
+        let continues = transport == Transport::Tcp && *header.get(13)? & (SYN | ACK) != SYN;
+        Some(Self { ends, continues })
     }
 }
 
@@ -126,46 +145,83 @@ pub enum Refused {
     Unreadable,
     /// The rules would not send packets for this source address to that node, so the source is forged.
     Source,
-    /// The rules do not let that node reach the destination, and the packet does not answer a packet from here.
+    /// Neither may that node reach the destination, nor is it the answer to what we sent there.
     Destination,
+    /// That node may reach the destination, and a rule of this node denies the conversation.
+    Denied,
+}
+
+/// What was decided about a conversation that the other side began.
+#[derive(Clone, Copy, Debug)]
+struct Decided {
+    /// The node that sends its packets.
+    node: NodeId,
+    /// The state of the rules at that time.
+    generation: u64,
+    verdict: Result<(), Refused>,
 }
 
 /// The rules of one interceptor, and the conversations that it has seen.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Interceptor {
     catches: Vec<Catch>,
-    /// For each expected answer: when its conversation was last used, and the node that it goes to.
-    answers: BTreeMap<Ends, (u64, NodeId)>,
-    by_age: BTreeMap<u64, Ends>,
-    clock: u64,
+    /// Conversations begun here, by the ends of their answers, and the node that they go to.
+    ours: Recent<NodeId>,
+    /// Conversations begun elsewhere of which a packet was delivered, whatever is decided about them now. What we send in
+    /// them asks for no answer; otherwise a denied conversation would go on as the answer to its own answers.
+    theirs: Recent<Decided>,
+    /// Conversations begun elsewhere of which nothing was delivered. They have a table of their own, so that a flood of them
+    /// removes no others.
+    denied: Recent<Decided>,
+    generation: u64,
 }
 
 impl Interceptor {
     /// Makes an interceptor with these rules. The first matching rule counts.
     pub fn new(catches: Vec<Catch>) -> Self {
-        Self { catches, ..Self::default() }
+        let (ours, theirs, denied) =
+            (Recent::new(CONVERSATIONS_MAX), Recent::new(CONVERSATIONS_MAX), Recent::new(CONVERSATIONS_MAX));
+        Self { catches, ours, theirs, denied, generation: 0 }
+    }
+
+    /// The rules that [`Interceptor::incoming`] asks have changed: they are asked again about each conversation.
+    pub fn rules_changed(&mut self) {
+        self.generation += 1;
     }
 
     /// Returns the destination node of a packet that was caught here, and the kind of links to use. `None` if no rule
     /// matches. From now on, answers to this packet are accepted.
     pub fn outgoing(&mut self, packet: &[u8]) -> Option<(NodeId, LinkKind)> {
-        let ends = Ends::of(packet)?;
+        let head = Head::of(packet)?;
+        let ends = head.ends;
         let fits = |catch: &&Catch| catch.to.contains(ends.destination.ip()) && catch.has_port(&ends);
         let Catch { node, kind, .. } = *self.catches.iter().find(fits)?;
-        self.remember(ends.reversed(), node);
+        let answer = ends.reversed();
+        // A first SYN begins a conversation here, whatever was before. UDP of a conversation that the other side was not
+        // allowed to begin may be the beginning of one of ours.
+        let is_theirs = match ends.transport {
+            Transport::Tcp => {
+                head.continues && (self.theirs.touch(&answer).is_some() || self.denied.get(&answer).is_some())
+            }
+            Transport::Udp => self.theirs.touch(&answer).is_some(),
+        };
+        if !is_theirs {
+            self.theirs.remove(&answer);
+            self.ours.put(answer, node);
+        }
         Some((node, kind))
     }
 
-    /// Whether a packet that `from` has sent may be delivered. `may_reach` tells which destinations the rules allow
-    /// that node.
+    /// Whether a packet that `from` has sent may be delivered. `judge` says whether our rules let that node begin the
+    /// conversation; it is asked about the first packet, and again after [`Interceptor::rules_changed`].
     ///
     /// # Errors
     /// Fails with the reason for the refusal.
     pub fn incoming(
-        &self,
+        &mut self,
         from: NodeId,
         packet: &[u8],
-        may_reach: impl Fn(SocketAddr) -> bool,
+        judge: impl FnOnce(&Ends) -> Result<(), Refused>,
     ) -> Result<Ends, Refused> {
         let ends = Ends::of(packet).ok_or(Refused::Unreadable)?;
         // Check the source first: a node must not send packets in the name of hosts of another node.
@@ -175,7 +231,6 @@ impl Interceptor {
         if !self.catches.iter().any(is_theirs) {
             return Err(Refused::Source);
         }
-        let is_answer = self.answers.get(&ends).is_some_and(|(_, node)| *node == from);
         // Loopback, multicast and broadcast addresses would reach this host, or many hosts.
         let is_one_host = match ends.destination.ip() {
             IpAddr::V4(ip) => {
@@ -183,24 +238,40 @@ impl Interceptor {
             }
             IpAddr::V6(ip) => !(ip.is_loopback() || ip.is_multicast() || ip.is_unspecified()),
         };
-        if is_one_host && (is_answer || may_reach(ends.destination)) {
-            Ok(ends)
-        } else {
-            Err(Refused::Destination)
+        if !is_one_host {
+            return Err(Refused::Destination);
         }
+        if self.ours.get(&ends).is_some_and(|node| *node == from) {
+            return Ok(ends);
+        }
+        self.decided(from, ends, judge).map(|()| ends)
     }
 
-    fn remember(&mut self, answer: Ends, node: NodeId) {
-        self.clock += 1;
-        if let Some((age, _)) = self.answers.insert(answer, (self.clock, node)) {
-            self.by_age.remove(&age);
-        }
-        self.by_age.insert(self.clock, answer);
-        if self.answers.len() > CONVERSATIONS_MAX
-            && let Some((_, oldest)) = self.by_age.pop_first()
+    /// Returns what the rules say of a conversation that `from` has begun.
+    fn decided(
+        &mut self,
+        from: NodeId,
+        ends: Ends,
+        judge: impl FnOnce(&Ends) -> Result<(), Refused>,
+    ) -> Result<(), Refused> {
+        let (generation, was_delivered) = (self.generation, self.theirs.get(&ends).is_some());
+        let table = if was_delivered { &mut self.theirs } else { &mut self.denied };
+        let known = table.touch(&ends).map(|decided| *decided);
+        if let Some(decided) = known
+            && decided.node == from
+            && decided.generation == generation
         {
-            self.answers.remove(&oldest);
+            return decided.verdict;
         }
+        let verdict = judge(&ends);
+        let decided = Decided { node: from, generation, verdict };
+        if was_delivered || verdict.is_ok() {
+            self.denied.remove(&ends);
+            self.theirs.put(ends, decided);
+        } else {
+            self.denied.put(ends, decided);
+        }
+        verdict
     }
 }
 
@@ -276,37 +347,118 @@ mod tests {
         assert_eq!(Ends::of(&icmp), None);
     }
 
+    /// A node that may reach this destination only.
+    fn only(to: &str) -> impl Fn(&Ends) -> Result<(), Refused> {
+        let to: SocketAddr = to.parse().unwrap();
+        move |ends| if ends.destination == to { Ok(()) } else { Err(Refused::Destination) }
+    }
+
+    /// A node that may reach nothing.
+    fn nothing(_: &Ends) -> Result<(), Refused> {
+        Err(Refused::Destination)
+    }
+
+    fn never(_: &Ends) -> Result<(), Refused> {
+        panic!("the rules were asked already")
+    }
+
+    /// The answer to a TCP packet over IPv4, as a segment with these flags.
+    fn answer_to(packet: &[u8; 40], flags: u8) -> [u8; 40] {
+        let mut answer = *packet;
+        answer[12..16].copy_from_slice(&packet[16..20]);
+        answer[16..20].copy_from_slice(&packet[12..16]);
+        answer[20..22].copy_from_slice(&packet[22..24]);
+        answer[22..24].copy_from_slice(&packet[20..22]);
+        answer[33] = flags;
+        answer
+    }
+
+    const SYN_ACK: u8 = 0x12;
+    const ACK: u8 = 0x10;
+
     #[test]
     fn only_what_the_rules_allow_is_delivered() {
-        let deny = |_: SocketAddr| false;
-        let ssh = |to: SocketAddr| to == "10.2.0.3:22".parse().unwrap();
+        let ssh = only("10.2.0.3:22");
         // The far side: packets for our ssh come from 10.1/16, whose packets the rules send to the same node.
-        let server = Interceptor::new(vec![catch("10.1.0.0/16", Some(22))]);
-        assert!(server.incoming(FAR, &SYN, ssh).is_ok());
-        assert_eq!(server.incoming(FAR, &SYN, deny), Err(Refused::Destination));
-        assert_eq!(server.incoming(NodeId(8), &SYN, ssh), Err(Refused::Source), "another node");
-        assert_eq!(server.incoming(FAR, &SYN[..30], ssh), Err(Refused::Unreadable));
-        let elsewhere = Interceptor::new(vec![catch("10.9.0.0/16", None)]);
-        assert_eq!(elsewhere.incoming(FAR, &SYN, ssh), Err(Refused::Source), "a forged source");
+        let server = || Interceptor::new(vec![catch("10.1.0.0/16", Some(22))]);
+        assert!(server().incoming(FAR, &SYN, &ssh).is_ok());
+        assert_eq!(server().incoming(FAR, &SYN, nothing), Err(Refused::Destination));
+        assert_eq!(server().incoming(NodeId(8), &SYN, &ssh), Err(Refused::Source), "another node");
+        assert_eq!(server().incoming(FAR, &SYN[..30], &ssh), Err(Refused::Unreadable));
+        let mut elsewhere = Interceptor::new(vec![catch("10.9.0.0/16", None)]);
+        assert_eq!(elsewhere.incoming(FAR, &SYN, &ssh), Err(Refused::Source), "a forged source");
         let mut loopback = SYN;
         loopback[16..20].copy_from_slice(&[127, 0, 0, 1]);
-        assert_eq!(server.incoming(FAR, &loopback, |_| true), Err(Refused::Destination));
+        assert_eq!(server().incoming(FAR, &loopback, |_| Ok(())), Err(Refused::Destination));
     }
 
     #[test]
     fn an_answer_is_let_in_and_nothing_beside_it() {
         let mut client = Interceptor::new(vec![catch("10.2.0.0/16", Some(22))]);
         assert_eq!(client.outgoing(&v6_udp(false)), None);
-        let mut answer = SYN;
-        answer[12..20].copy_from_slice(&[10, 2, 0, 3, 10, 1, 0, 2]);
-        answer[20..24].copy_from_slice(&[0, 22, 0x9c, 0x40]);
-        let deny = |_: SocketAddr| false;
-        assert_eq!(client.incoming(FAR, &answer, deny), Err(Refused::Destination), "nobody asked");
+        let mut answer = answer_to(&SYN, SYN_ACK);
+        assert_eq!(client.incoming(FAR, &answer, nothing), Err(Refused::Destination), "nobody asked");
         assert_eq!(client.outgoing(&SYN), Some((FAR, LinkKind::BestEffort)));
-        assert!(client.incoming(FAR, &answer, deny).is_ok());
+        assert!(client.incoming(FAR, &answer, never).is_ok());
         // From the right port of the right host to another port of ours: this would bypass a firewall.
         answer[22..24].copy_from_slice(&[0, 25]);
-        assert_eq!(client.incoming(FAR, &answer, deny), Err(Refused::Destination));
+        assert_eq!(client.incoming(FAR, &answer, nothing), Err(Refused::Destination));
+    }
+
+    #[test]
+    fn the_rules_are_asked_once_for_each_conversation_and_again_after_they_changed() {
+        let mut server = Interceptor::new(vec![catch("10.1.0.0/16", None)]);
+        let mut denied = SYN;
+        denied[23] = 23;
+        let denies = |_: &Ends| Err(Refused::Denied);
+        assert!(server.incoming(FAR, &SYN, |_| Ok(())).is_ok());
+        assert_eq!(server.incoming(FAR, &denied, denies), Err(Refused::Denied));
+        for _ in 0..3 {
+            assert!(server.incoming(FAR, &SYN, never).is_ok());
+            assert_eq!(server.incoming(FAR, &denied, never), Err(Refused::Denied));
+        }
+        server.rules_changed();
+        assert_eq!(server.incoming(FAR, &SYN, denies), Err(Refused::Denied));
+        assert!(server.incoming(FAR, &denied, |_| Ok(())).is_ok());
+        assert_eq!(server.incoming(FAR, &SYN, never), Err(Refused::Denied));
+        assert!(server.incoming(FAR, &denied, never).is_ok());
+    }
+
+    #[test]
+    fn a_denied_conversation_does_not_go_on_as_the_answer_to_its_own_answers() {
+        let denies = |_: &Ends| Err(Refused::Denied);
+        let mut segment = SYN;
+        segment[33] = ACK;
+        // Delivered and answered, and then denied by a reload.
+        let mut server = Interceptor::new(vec![catch("10.1.0.0/16", None)]);
+        assert!(server.incoming(FAR, &SYN, |_| Ok(())).is_ok());
+        assert!(server.outgoing(&answer_to(&SYN, SYN_ACK)).is_some());
+        server.rules_changed();
+        assert_eq!(server.incoming(FAR, &segment, denies), Err(Refused::Denied));
+        assert!(server.outgoing(&answer_to(&SYN, ACK)).is_some(), "a retransmission of the server's");
+        assert_eq!(server.incoming(FAR, &segment, never), Err(Refused::Denied));
+        // The same after a restart, which forgets what was delivered.
+        let mut server = Interceptor::new(vec![catch("10.1.0.0/16", None)]);
+        assert_eq!(server.incoming(FAR, &segment, denies), Err(Refused::Denied));
+        assert!(server.outgoing(&answer_to(&SYN, ACK)).is_some());
+        assert_eq!(server.incoming(FAR, &segment, never), Err(Refused::Denied));
+        // The same two ends, begun here: their answers are let in.
+        assert!(server.outgoing(&answer_to(&SYN, 0x02)).is_some());
+        assert!(server.incoming(FAR, &segment, never).is_ok());
+    }
+
+    #[test]
+    fn a_datagram_that_is_denied_does_not_keep_ours_to_the_same_port_from_being_answered() {
+        let mut node = Interceptor::new(vec![catch("fd00::1/128", None)]);
+        let theirs = v6_udp(false);
+        let mut ours = theirs.clone();
+        ours[8..24].copy_from_slice(&theirs[24..40]);
+        ours[24..40].copy_from_slice(&theirs[8..24]);
+        ours[40..42].copy_from_slice(&theirs[42..44]);
+        ours[42..44].copy_from_slice(&theirs[40..42]);
+        assert_eq!(node.incoming(FAR, &theirs, |_| Err(Refused::Denied)), Err(Refused::Denied));
+        assert!(node.outgoing(&ours).is_some());
+        assert!(node.incoming(FAR, &theirs, never).is_ok());
     }
 
     #[test]
@@ -324,8 +476,27 @@ mod tests {
         }
         client.outgoing(&packet(0));
         client.outgoing(&packet(most));
-        assert_eq!((client.answers.len(), client.by_age.len()), (CONVERSATIONS_MAX, CONVERSATIONS_MAX));
-        let knows = |number: u32| client.answers.contains_key(&Ends::of(&packet(number)).unwrap().reversed());
+        assert_eq!(client.ours.len(), CONVERSATIONS_MAX);
+        let knows = |number: u32| client.ours.get(&Ends::of(&packet(number)).unwrap().reversed()).is_some();
         assert!(knows(0) && !knows(1) && knows(2) && knows(most));
+    }
+
+    #[test]
+    fn a_flood_of_denied_conversations_is_bounded_and_removes_no_others() {
+        let mut server = Interceptor::new(vec![catch("10.0.0.0/8", None)]);
+        let packet = |number: usize| {
+            let mut packet = SYN;
+            packet[13..16].copy_from_slice(&number.to_be_bytes()[5..]);
+            packet
+        };
+        let mut answered = SYN;
+        answered[13] = 255;
+        assert!(server.incoming(FAR, &answered, |_| Ok(())).is_ok());
+        server.outgoing(&packet(0));
+        for number in 1..CONVERSATIONS_MAX + 10 {
+            assert!(server.incoming(FAR, &packet(number), |_| Err(Refused::Denied)).is_err());
+        }
+        assert_eq!((server.denied.len(), server.theirs.len(), server.ours.len()), (CONVERSATIONS_MAX, 1, 1));
+        assert!(server.incoming(FAR, &answered, never).is_ok());
     }
 }

@@ -189,6 +189,9 @@ impl AdminState {
             config_last_reload_success: config.last_error.is_none(),
         };
         self.metrics.read_functions(&self.control.functions());
+        if let Some(packets) = self.control.overlay().and_then(|overlay| overlay.packets()) {
+            self.metrics.read_packets(&packets.fates());
+        }
         self.metrics.text(&self.ledgers, surroundings)
     }
 }

@@ -4,7 +4,7 @@ use super::node::{Node, Served, addresses, bound_addresses, engine_listeners, lo
 use super::sockets::{self, Bound};
 use super::threads::Serving;
 use super::{agreement, chains, containers};
-use crate::config::{Config, Listener, OnCrash};
+use crate::config::{Config, Listener, ListenerKind, OnCrash};
 use crate::function::Function;
 use crate::reload::Change;
 use crate::steer::{Host, Steer};
@@ -102,6 +102,7 @@ impl Node {
         let _agreeing = lock(&self.agreeing);
         let in_force = agreement::read(new, &self.agreement().load())?;
         let mut served = lock(&self.served);
+        anyhow::ensure!(!self.leaving.load(Relaxed), "sidetrack is shutting down");
         let fresh = self.bind_fresh(change, &served)?;
         let stays = |served: &Served| {
             new.listeners.contains(&served.listener)
@@ -116,7 +117,7 @@ impl Node {
         let proofs = old.filter_map(Serving::proof);
         let proofs: Vec<_> =
             proofs.chain(fresh.iter().flat_map(|(_, bound)| bound).filter_map(Bound::proof)).collect();
-        self.steer_anew(new, &addresses, &proofs)?;
+        self.steer_anew(new, &addresses, &proofs, |steer| steer)?;
         // Nothing can fail from here on.
         let (stay, go): (Vec<_>, Vec<_>) = served.drain(..).partition(stays);
         *served = stay;
@@ -134,15 +135,46 @@ impl Node {
         Ok(())
     }
 
+    /// Takes no new connections; the flows of the workers go on. Connections that rules in the kernel would have led here pass
+    /// as if sidetrack did not run. With `on_crash = "closed"` they are refused. It waits for the keeper.
+    pub fn stop_accepting(&self) {
+        let mut served = lock(&self.served);
+        self.leaving.store(true, Relaxed);
+        let has_let_go = self.let_new_pass(&served).unwrap_or_else(|error| {
+            tracing::warn!(
+                "new connections are refused until the end: cannot take back the rules that lead them here: {error:#}"
+            );
+            false
+        });
+        // First the rules, then the listeners: a redirected connection that finds no listener is reset. The listeners to
+        // which rules led connections stay, so that handshakes that have begun can end; nothing new comes to them.
+        served.retain(|served| has_let_go && is_led_to(&served.listener));
+    }
+
+    /// Has the kernel lead no new connection here, if it does lead some and `on_crash` lets them pass without us.
+    fn let_new_pass(&self, served: &[Served]) -> anyhow::Result<bool> {
+        let config = self.shared.config.load();
+        let leads = served.iter().any(|served| is_led_to(&served.listener));
+        if !leads || config.on_crash == OnCrash::Closed || self.steered.keeper.is_none() {
+            return Ok(false);
+        }
+        let serving = served.iter().flat_map(|served| &served.serving);
+        let addresses = addresses(serving.clone().map(|serving| &*serving.listening));
+        let proofs: Vec<_> = serving.filter_map(Serving::proof).collect();
+        self.steer_anew(&config, &addresses, &proofs, Steer::without_new)?;
+        Ok(true)
+    }
+
     fn steer_anew(
         &self,
         config: &Config,
         addresses: &[(Arc<str>, SocketAddr)],
         listeners: &[(SocketAddr, BorrowedFd<'_>)],
+        change: impl FnOnce(Steer) -> Steer,
     ) -> anyhow::Result<()> {
         let mut paths = self.kernel.paths();
         let host = Host::here();
-        let steer = Steer::new(config, addresses, paths.next(), &host)?;
+        let steer = change(Steer::new(config, addresses, paths.next(), &host)?);
         if self.steered.keeper.is_none() {
             anyhow::ensure!(
                 steer.steering.redirects.is_empty() && steer.steering.tproxies.is_empty(),
@@ -162,4 +194,9 @@ impl Node {
         }
         Ok(())
     }
+}
+
+/// Whether rules in the kernel lead connections to this listener that are for other addresses.
+const fn is_led_to(listener: &Listener) -> bool {
+    matches!(listener.kind, ListenerKind::Redirect(_) | ListenerKind::Tproxy(_))
 }

@@ -74,6 +74,8 @@ pub struct Node {
     pub(super) events: Mutex<Option<Events>>,
     recording: Mutex<Option<JoinHandle<()>>>,
     pub(super) subscribed: AtomicBool,
+    /// No connection is to be led here any more.
+    pub(super) leaving: AtomicBool,
     pub(super) workers: usize,
     overlay: Option<overlay::Overlay>,
     engines: engine::Engines,
@@ -223,7 +225,10 @@ impl Prepared {
             Served { listener, serving }
         });
         let engines = engines(self.engines, &shared)?;
-        let overlay = self.overlay.map(|overlay| overlay.start(shared.config.clone())).transpose()?;
+        let numbers = shared.clone();
+        let next_id = Arc::new(move || numbers.next_flow_id());
+        let overlay =
+            self.overlay.map(|overlay| overlay.start(shared.config.clone(), next_id)).transpose()?;
         let node = Node {
             served: Mutex::new(served.collect()),
             ledgers: fleet.ledgers().to_vec(),
@@ -233,6 +238,7 @@ impl Prepared {
             steered: self.steered,
             recording: Mutex::default(),
             subscribed: AtomicBool::new(events.is_some()),
+            leaving: AtomicBool::new(false),
             events: Mutex::new(events),
             workers: self.workers,
             overlay,
@@ -247,9 +253,10 @@ impl Prepared {
 }
 
 impl Node {
-    /// The flows of each worker, those of the packet engine, and those of the kernel.
+    /// The flows of each worker, those of the packet engine, those delivered for other nodes, and those of the kernel.
     pub fn ledgers(&self) -> Vec<Arc<Ledger>> {
-        let own = self.ledgers.iter().chain(self.engines.ledgers());
+        let delivered = self.overlay.as_ref().map(overlay::Overlay::ledger);
+        let own = self.ledgers.iter().chain(self.engines.ledgers()).chain(delivered);
         own.chain([self.kernel.ledger()]).cloned().collect()
     }
 
@@ -402,11 +409,6 @@ impl Node {
     /// The way into the overlay, if this node is part of one.
     pub fn overlay(&self) -> Option<Arc<overlay::Entry>> {
         self.overlay.as_ref().map(overlay::Overlay::entry)
-    }
-
-    /// Closes the listeners; the flows of the workers go on.
-    pub fn stop_accepting(&self) {
-        lock(&self.served).clear();
     }
 
     /// How many flows the workers carry.

@@ -230,9 +230,12 @@ async fn run(
     }
 }
 
-/// Closes the listeners and waits until the flows have ended by themselves, for at most `drain_ms` or until the next signal.
-async fn drain(node: &Node, drain_ms: u64, [terminate, interrupt]: [&mut Signal; 2]) {
-    node.stop_accepting();
+/// Takes no new connections and waits until the flows have ended by themselves, for at most `drain_ms` or until the next signal.
+async fn drain(node: &Arc<Node>, drain_ms: u64, [terminate, interrupt]: [&mut Signal; 2]) {
+    let leaving = node.clone();
+    if tokio::task::spawn_blocking(move || leaving.stop_accepting()).await.is_err() {
+        tracing::error!("a panic: the listeners stay open until the end");
+    }
     let flows = node.flows_in_flight();
     if flows > 0 && drain_ms > 0 {
         tracing::info!(flows, drain_ms, "draining; a second signal ends the flows at once");

@@ -252,13 +252,15 @@ fn table(status: &Status) -> String {
     if let Some(caught) = &status.caught {
         let _ = writeln!(
             out,
-            "packets {} sent ({} in datagrams), {} dropped, {} without a way; {} delivered, {} refused, {} failed",
+            "packets {} sent ({} in datagrams), {} dropped, {} without a way; {} delivered, {} refused, {} denied by \
+             rules, {} failed",
             caught.sent,
             caught.by_datagram,
             caught.dropped,
             caught.without_way,
             caught.delivered,
             caught.refused,
+            caught.denied,
             caught.failed
         );
     }

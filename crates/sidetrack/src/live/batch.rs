@@ -59,8 +59,6 @@ const KIND_AT: usize = NUMBERS * 8;
 /// Bytes before the texts of a flow.
 const FIXED: usize = KIND_AT + 8;
 
-const TRANSPORTS: [Transport; 3] = [Transport::Quic, Transport::Tls, Transport::Warm];
-
 fn micros(time: Option<Duration>) -> u64 {
     time.map_or(UNSET, |time| u64::try_from(time.as_micros()).unwrap_or(UNSET - 1))
 }
@@ -216,7 +214,7 @@ impl Batch {
         self.bytes.extend_from_slice(&fixed);
         let there = self.put_texts(ended, decided.as_deref());
         let transport = flow.taken().map(|taken| taken.transport);
-        let transport = TRANSPORTS.iter().position(|one| Some(*one) == transport);
+        let transport = Transport::ALL.iter().position(|one| Some(*one) == transport);
         self.bytes[start + KIND_AT + 4..start + KIND_AT + 6].copy_from_slice(&there.to_le_bytes());
         self.bytes[start + KIND_AT + 7] = transport.and_then(|at| u8::try_from(at).ok()).unwrap_or(u8::MAX);
         self.states.extend(flow.states().map(|states| (self.starts.len(), states)));
@@ -437,7 +435,7 @@ impl<'a> Past<'a> {
 
     /// The transport, if its carrier leaves a choice.
     pub fn transport(&self) -> Option<Transport> {
-        TRANSPORTS.get(usize::from(self.fixed[KIND_AT + 7])).copied()
+        Transport::ALL.get(usize::from(self.fixed[KIND_AT + 7])).copied()
     }
 
     /// Whether bytes of it bypassed Sidetrack.

@@ -5,6 +5,7 @@
 
 use super::bench;
 use super::circuit::refuse;
+use super::delivered::Delivered;
 use super::endpoint::{self, Endpoint};
 use super::packets;
 use super::sessions::Resumed;
@@ -12,7 +13,7 @@ use super::shared::Shared;
 use super::stream::Stream;
 use crate::carry::{Admitted, Failure, gate, resolve};
 use crate::config::Deliver;
-use sidetrack_core::flow::{EndReason, Flow, Intercept, Process};
+use sidetrack_core::flow::{Destination, EndReason, Flow, Intercept, Process};
 use sidetrack_core::overlay::frame::{Open, Refusal, Resume};
 use sidetrack_core::overlay::reserved::Reserved;
 use sidetrack_core::overlay::{Keys, NodeId};
@@ -47,26 +48,47 @@ pub async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, open: Bo
     if let Some(resume) = open.resume {
         return go_on(&shared, stream, (from, number), &open, resume).await;
     }
-    let Some(_counted) = shared.sessions.count() else {
-        return refuse(&shared, stream, Refusal::Limit, "this node has too many sessions").await;
+    let from_name = shared.identity.name(origin);
+    // What ends inside the overlay (packets, measurements) is no flow.
+    let is_flow = Reserved::of(&open.destination).is_none();
+    let mut record = is_flow.then(|| Delivered::begin(&shared, &from_name, &open));
+    let counted = shared.sessions.count();
+    let application = match &counted {
+        Some(_) => destination(&shared, origin, &open).await,
+        None => Err(Failure::new(EndReason::Limit, "this node has too many sessions")),
     };
-    let application = match destination(&shared, origin, &open).await {
+    let application = match application {
         Ok(application) => application,
-        Err((reason, detail)) => return refuse(&shared, stream, reason, detail).await,
+        Err(failure) => {
+            if let Some(record) = &mut record {
+                record.failed(&failure);
+            }
+            let Failure { reason, detail } = failure;
+            return refuse(&shared, stream, refusal(reason), detail).await;
+        }
     };
+    if let Some(record) = &record {
+        record.connected(application.peer_addr().ok());
+    }
     let (sender, paths) = mpsc::channel(1);
     if !shared.sessions.enter(open.session, origin, sender.clone()) {
-        return refuse(&shared, stream, Refusal::BadRequest, "there was a session of this number before")
-            .await;
+        let detail = "there was a session of this number before";
+        if let Some(record) = &mut record {
+            record.failed(&Failure::new(EndReason::BadRequest, detail));
+        }
+        return refuse(&shared, stream, Refusal::BadRequest, detail).await;
     }
     shared.counters.sessions_delivered.fetch_add(1, Relaxed);
     let peer = (0, u64::from(open.window_bytes));
     let _ = sender.send(endpoint::path(&shared, stream, (from, number), peer, Some(open.session))).await;
     drop(sender);
-    let ended = Endpoint::new(shared.clone(), application, paths, None).run().await;
+    let live = record.as_ref().map(|record| record.live().clone());
+    let ended = Endpoint::new(shared.clone(), application, paths, None).of_flow(live).run().await;
     shared.sessions.leave(open.session);
-    let from = shared.identity.name(origin);
-    tracing::debug!(%from, destination = %open.destination, client = %open.client, ?ended, "session delivered");
+    if let Some(record) = &mut record {
+        record.ended(ended);
+    }
+    tracing::debug!(from = %from_name, destination = %open.destination, client = %open.client, ?ended, "session delivered");
 }
 
 /// Gives a session that stands another path, over this link.
@@ -90,27 +112,23 @@ async fn go_on(shared: &Arc<Shared>, stream: Stream, link: (NodeId, u64), open: 
 }
 
 /// What the session leads to: our own end of packets, or the destination.
-async fn destination(
-    shared: &Arc<Shared>,
-    origin: NodeId,
-    open: &Open,
-) -> Result<TcpStream, (Refusal, String)> {
+async fn destination(shared: &Arc<Shared>, origin: NodeId, open: &Open) -> Result<TcpStream, Failure> {
     let Some(reserved) = Reserved::of(&open.destination) else {
         return connect(shared, origin, open).await;
     };
-    let broken = |error: io::Error| (Refusal::Limit, format!("a socket for packets: {error}"));
+    let broken = |error: io::Error| Failure::new(EndReason::Limit, format!("a socket for packets: {error}"));
     let (near, leg) = super::pair().map_err(broken)?;
     let near = TcpStream::from_std(near).map_err(broken)?;
     match reserved {
         Reserved::Packets => {
             let Some(interception) = shared.packets.clone() else {
-                return Err((Refusal::Denied, "this node has no [[overlay.packets]]".to_owned()));
+                return Err(Failure::new(EndReason::PolicyDenied, "this node has no [[overlay.packets]]"));
             };
             tokio::spawn(packets::receive(shared.clone(), interception, origin, open.session, near));
         }
         Reserved::Bench => {
             let Ok(leave) = shared.benches.clone().try_acquire_owned() else {
-                return Err((Refusal::Limit, "this node is measured by others".to_owned()));
+                return Err(Failure::new(EndReason::Limit, "this node is measured by others"));
             };
             tokio::spawn(bench::sink(near, leave));
         }
@@ -119,18 +137,21 @@ async fn destination(
 }
 
 /// Connects to the destination, if `[[overlay.deliver]]` and the rules allow one of its addresses.
-async fn connect(shared: &Shared, origin: NodeId, open: &Open) -> Result<TcpStream, (Refusal, String)> {
+async fn connect(shared: &Shared, origin: NodeId, open: &Open) -> Result<TcpStream, Failure> {
     let connected = timeout(CONNECT_TIMEOUT, async {
-        let addresses = resolve(&open.destination).await.map_err(refusal)?;
+        let addresses = resolve(&open.destination).await?;
         let name = shared.identity.name(origin);
-        let allowed = admitted(shared, &name, open, addresses).inspect_err(|(_, detail)| {
+        let allowed = admitted(shared, &name, open, addresses).inspect_err(|Failure { detail, .. }| {
             tracing::info!(
                 from = %name, destination = %open.destination, client = %open.client, "delivery denied: {detail}"
             );
         })?;
         first_that_answers(shared, &allowed).await
     });
-    let late = |_| (Refusal::TimedOut, format!("{} did not answer in time", open.destination));
+    let late = |_| {
+        let detail = format!("{} did not answer in time", open.destination);
+        Failure::new(EndReason::ConnectTimeout, detail)
+    };
     connected.await.map_err(late)?
 }
 
@@ -140,53 +161,56 @@ fn admitted(
     from: &str,
     open: &Open,
     addresses: Vec<SocketAddr>,
-) -> Result<Vec<Admitted>, (Refusal, String)> {
+) -> Result<Vec<Admitted>, Failure> {
     // Networks of `never_dial` that no entry names were taken out of the entries when the configuration was read.
     let entered = addresses.into_iter().filter(|to| is_allowed(&shared.deliver, from, *to)).collect();
-    let flow = Flow {
+    let flow = Flow { host: open.host.clone(), ..flow(from, open.client, open.destination.clone()) };
+    let admitted = gate::delivered(&shared.config.load().policy, &flow, entered)?;
+    if admitted.is_empty() {
+        let detail = format!("[[overlay.deliver]] lets {from} reach nothing at {}", open.destination);
+        return Err(Failure::new(EndReason::PolicyDenied, detail));
+    }
+    Ok(admitted)
+}
+
+/// Returns a flow of another node as rules see it.
+pub fn flow(from: &str, client: SocketAddr, to: Destination) -> Flow {
+    Flow {
         intercept: Intercept::Tunnel,
         listener: LISTENER.into(),
-        client: open.client,
-        orig_dst: open.destination.clone(),
-        host: open.host.clone(),
+        client,
+        orig_dst: to,
+        host: None,
         // Its process runs on another host, so rules that ask for a local process do not match.
         process: Some(Process::default()),
         user: Some(from.to_owned()),
-    };
-    match gate::delivered(&shared.config.load().policy, &flow, entered) {
-        Ok(admitted) if admitted.is_empty() => {
-            let detail = format!("[[overlay.deliver]] lets {from} reach nothing at {}", open.destination);
-            Err((Refusal::Denied, detail))
-        }
-        Ok(admitted) => Ok(admitted),
-        Err(failure) => Err((Refusal::Denied, failure.detail)),
     }
 }
 
 /// Connects to the first of these addresses that answers, one after the other.
-async fn first_that_answers(shared: &Shared, addresses: &[Admitted]) -> Result<TcpStream, (Refusal, String)> {
-    let mut last = (Refusal::Unreachable, "no address to try".to_owned());
+async fn first_that_answers(shared: &Shared, addresses: &[Admitted]) -> Result<TcpStream, Failure> {
+    let mut last = Failure::new(EndReason::Unreachable, "no address to try");
     for admitted in addresses {
         let to = admitted.address();
         if shared.dialing.load().is_own(to) {
-            return Err((Refusal::Denied, format!("{to} is a listener of this node itself")));
+            return Err(Failure::new(EndReason::Loop, format!("{to} is a listener of this node itself")));
         }
         last = match shared.connect(*admitted, false).await {
             Ok(application) => return Ok(application),
-            Err(error) => (unanswered(&error), format!("connect to {to}: {error}")),
+            Err(error) => Failure::new(unanswered(&error), format!("connect to {to}: {error}")),
         };
     }
     Err(last)
 }
 
-fn unanswered(error: &io::Error) -> Refusal {
+fn unanswered(error: &io::Error) -> EndReason {
     match error.kind() {
-        ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset => Refusal::ConnectionRefused,
-        ErrorKind::TimedOut => Refusal::TimedOut,
+        ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset => EndReason::Refused,
+        ErrorKind::TimedOut => EndReason::ConnectTimeout,
         _ if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS)) => {
-            Refusal::Limit
+            EndReason::Limit
         }
-        _ => Refusal::Unreachable,
+        _ => EndReason::Unreachable,
     }
 }
 
@@ -199,14 +223,14 @@ pub fn is_allowed(deliver: &[Deliver], from: &str, to: SocketAddr) -> bool {
     })
 }
 
-fn refusal(failure: Failure) -> (Refusal, String) {
-    let reason = match failure.reason {
+/// What the asking node is told.
+const fn refusal(reason: EndReason) -> Refusal {
+    match reason {
         EndReason::Refused | EndReason::ServerReset => Refusal::ConnectionRefused,
         EndReason::ConnectTimeout => Refusal::TimedOut,
         EndReason::Dns => Refusal::Dns,
         EndReason::Limit => Refusal::Limit,
-        EndReason::Loop => Refusal::Denied,
+        EndReason::Loop | EndReason::PolicyDenied => Refusal::Denied,
         _ => Refusal::Unreachable,
-    };
-    (reason, failure.detail)
+    }
 }

@@ -3,6 +3,7 @@
 use super::circuit::LAST_WORDS;
 use super::shared::Shared;
 use super::stream::Stream;
+use crate::live::LiveFlow;
 use sidetrack_core::overlay::frame::{DATA_MAX, Frame, Opened, ResetReason, SessionFrame, SessionId};
 use sidetrack_core::overlay::session::{Config, Input, Output, Session};
 use sidetrack_core::overlay::{Keys, NodeId, Signature};
@@ -43,9 +44,21 @@ pub struct Path {
     pub answer: Option<SessionId>,
 }
 
-/// See the module.
+/// Why a session was reset.
+#[derive(Clone, Copy, Debug)]
+pub struct Broken {
+    /// What the other end was told, or has told.
+    pub reason: ResetReason,
+    /// The application on this side reset its connection, or is gone.
+    pub is_here: bool,
+}
+
+/// One end of a session.
 pub struct Endpoint {
     shared: Arc<Shared>,
+    /// Counts the bytes, and asks for the end; none at the end whose worker does that.
+    live: Option<Arc<LiveFlow>>,
+    is_broken_here: bool,
     session: Session,
     application: TcpStream,
     path: Option<Path>,
@@ -66,7 +79,13 @@ impl Endpoint {
     ) -> Self {
         let session = Session::new(Config::default(), shared.clock.now());
         let timer = Box::pin(sleep(Duration::ZERO));
-        Self { shared, session, application, path: None, paths, wants, asked: false, timer }
+        let (live, path, asked) = (None, None, false);
+        Self { shared, live, is_broken_here: false, session, application, path, paths, wants, asked, timer }
+    }
+
+    /// The same for a flow of ours: it counts the bytes, and may ask for the end.
+    pub fn of_flow(self, live: Option<Arc<LiveFlow>>) -> Self {
+        Self { live, ..self }
     }
 
     /// What the other end is told in the opening: the next byte expected, and the credit.
@@ -78,7 +97,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// Why it was reset.
-    pub async fn run(mut self) -> Result<(), ResetReason> {
+    pub async fn run(mut self) -> Result<(), Broken> {
         // Whatever ends us, the application must not take it for an orderly end.
         let _ = sockopt::reset_on_close(&self.application);
         let end = std::future::poll_fn(|cx| self.poll(cx)).await;
@@ -90,8 +109,34 @@ impl Endpoint {
                 let _ = SockRef::from(&self.application).set_linger(None);
                 Ok(())
             }
-            Some(reason) => Err(reason),
+            Some(reason) => Err(Broken { reason, is_here: self.is_broken_here }),
         }
+    }
+
+    /// Resets the session if somebody has asked for its flow's end.
+    fn end_if_asked(&mut self, cx: &Context<'_>) {
+        let Some(live) = &self.live else { return };
+        // Before the look: a wish that comes between the two wakes us.
+        live.set_waker(cx.waker());
+        if live.ending().is_some() {
+            self.tell(Input::Reset(ResetReason::Ended));
+        }
+    }
+
+    /// The application's connection is broken.
+    fn break_here(&mut self) {
+        self.is_broken_here = true;
+        self.tell(Input::Reset(ResetReason::Application));
+    }
+
+    fn count(&self, up: usize, down: usize) {
+        let Some(live) = &self.live else { return };
+        let age = live.age();
+        if down > 0 {
+            live.first_byte(age);
+        }
+        live.count(up as u64, down as u64);
+        live.touch(age);
     }
 
     fn tell(&mut self, input: Input) {
@@ -100,6 +145,7 @@ impl Endpoint {
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<ResetReason>> {
         self.session.set_memory_max(self.shared.sessions.share_bytes());
+        self.end_if_asked(cx);
         for _ in 0..ROUNDS {
             self.tell(Input::Tick);
             let mut moved = self.take_path(cx);
@@ -192,8 +238,11 @@ impl Endpoint {
         }
         match Pin::new(&mut self.application).poll_write(cx, bytes) {
             Poll::Pending => return false,
-            Poll::Ready(Ok(n)) => self.tell(Input::Written(n)),
-            Poll::Ready(Err(_)) => self.tell(Input::Reset(ResetReason::Application)),
+            Poll::Ready(Ok(n)) => {
+                self.count(n, 0);
+                self.tell(Input::Written(n));
+            }
+            Poll::Ready(Err(_)) => self.break_here(),
         }
         true
     }
@@ -220,8 +269,11 @@ impl Endpoint {
         match read {
             None => return false,
             Some(Ok(bytes)) if bytes.is_empty() => self.tell(Input::Eof),
-            Some(Ok(bytes)) => self.tell(Input::Read(bytes)),
-            Some(Err(_)) => self.tell(Input::Reset(ResetReason::Application)),
+            Some(Ok(bytes)) => {
+                self.count(0, bytes.len());
+                self.tell(Input::Read(bytes));
+            }
+            Some(Err(_)) => self.break_here(),
         }
         true
     }

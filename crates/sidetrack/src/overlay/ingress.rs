@@ -1,7 +1,7 @@
 //! The near end of sessions: flows that this node caught and sends over the overlay.
 
 use super::circuit::LAST_WORDS;
-use super::endpoint::{self, Endpoint, Path};
+use super::endpoint::{self, Broken, Endpoint, Path};
 use super::identity;
 use super::pool;
 use super::shared::Shared;
@@ -183,7 +183,7 @@ impl Ingress {
         };
         let ended = tokio::select! {
             ended = end => ended,
-            () = renew => Err(ResetReason::PathLost),
+            () = renew => Err(Broken { reason: ResetReason::PathLost, is_here: false }),
         };
         let Self { order, .. } = self;
         tracing::debug!(node = %order.node, destination = %order.destination, ?ended, "session ended");

@@ -12,6 +12,7 @@ mod circuit;
 mod control;
 mod datagrams;
 mod deliver;
+mod delivered;
 mod endpoint;
 pub mod identity;
 mod ingress;
@@ -30,15 +31,16 @@ mod tls;
 pub use bench::BenchView;
 pub use control::Echo;
 pub use setting::{LinkSetting, LinkSettingView};
-pub use status::{DatagramsView, LinkView, PathView, PingView, Status};
+pub use status::{CaughtView, DatagramsView, LinkView, PathView, PingView, Status};
 
 use crate::carry::{Dialing, Failure, OverlayEntry, OverlayOrder};
 use crate::config::{self, OnCrash};
+use crate::live::Ledger;
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use control::Event;
 use ingress::Request;
-use shared::Shared;
+use shared::{NextId, Shared};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::overlay::frame::Purpose;
 use sidetrack_core::overlay::reserved::Reserved;
@@ -128,14 +130,15 @@ impl Bound {
         self.packets.as_mut().map_or(Ok(()), packets::Bound::answer_kernel)
     }
 
-    /// Starts the threads. The rules of `config`, which reloads change, are asked about each delivery.
+    /// Starts the threads. The rules of `config`, which reloads change, are asked about each delivery; `next_id` numbers the
+    /// flows that are delivered.
     ///
     /// # Errors
     /// What is wrong with the node's key, or that the system gives no thread.
-    pub fn start(self, config: Arc<ArcSwap<config::Config>>) -> anyhow::Result<Overlay> {
+    pub fn start(self, config: Arc<ArcSwap<config::Config>>, next_id: NextId) -> anyhow::Result<Overlay> {
         let (events, inbox) = mpsc::channel(control::EVENTS_MAX);
         let (requests, orders) = mpsc::channel(REQUESTS_MAX);
-        let mut shared = Shared::new(&self.config, config, events, self.datagrams)?;
+        let mut shared = Shared::new(&self.config, (config, next_id), events, self.datagrams)?;
         let packets = self.packets.map(|packets| packets.start(&mut shared));
         let shared = Arc::new(shared);
         let (catching, ways) = packets.map(|packets| packets.run(&shared, &requests)).unzip();
@@ -177,6 +180,11 @@ impl Overlay {
         self.entry.clone()
     }
 
+    /// The flows that are delivered here.
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.entry.shared.ledger
+    }
+
     /// Where neighbours dial us.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
@@ -206,6 +214,11 @@ impl Overlay {
 }
 
 impl Entry {
+    /// Returns what became of whole packets. `None`: the node has no `[[overlay.packets]]`.
+    pub fn packets(&self) -> Option<CaughtView> {
+        self.shared.packets.as_ref().map(|packets| status::caught(&packets.counters))
+    }
+
     /// Returns the state of the overlay. `None`: it is stopping.
     pub async fn status(&self) -> Option<Status> {
         let (reply, answer) = oneshot::channel();

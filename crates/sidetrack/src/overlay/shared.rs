@@ -11,9 +11,10 @@ use super::stream::Stream;
 use super::tls::Tls;
 use crate::carry::{Admitted, Dialing, gate};
 use crate::config;
-use crate::live::Clock;
+use crate::live::{Clock, Ledger};
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
+use sidetrack_core::flow::FlowId;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{Frame, Greeting, LinkKind, Purpose, VERSION};
 use sidetrack_core::overlay::route::Graph;
@@ -67,6 +68,9 @@ pub struct Counters {
     pub strangers: AtomicU64,
 }
 
+/// Gives each flow of the process its number.
+pub type NextId = Arc<dyn Fn() -> FlowId + Send + Sync>;
+
 /// The state that the threads of the overlay share.
 pub struct Shared {
     /// This node and the other members.
@@ -77,6 +81,10 @@ pub struct Shared {
     pub deliver: Vec<config::Deliver>,
     /// The configuration in force: its rules are asked about each delivery.
     pub config: Arc<ArcSwap<config::Config>>,
+    /// The flows that are delivered here.
+    pub ledger: Arc<Ledger>,
+    /// Numbers them.
+    pub next_id: NextId,
     /// Congestion control of links.
     congestion: Arc<str>,
     /// Whether a warning about the congestion control was logged already.
@@ -114,7 +122,7 @@ impl Shared {
     /// What is wrong with its key.
     pub fn new(
         overlay: &config::Overlay,
-        config: Arc<ArcSwap<config::Config>>,
+        (config, next_id): (Arc<ArcSwap<config::Config>>, NextId),
         control: mpsc::Sender<Event>,
         datagrams: Vec<UdpSocket>,
     ) -> anyhow::Result<Self> {
@@ -125,6 +133,8 @@ impl Shared {
             identity,
             deliver: overlay.deliver.clone(),
             config,
+            ledger: Arc::default(),
+            next_id,
             congestion: overlay.congestion.clone(),
             complained: AtomicBool::new(false),
             dialing: ArcSwap::default(),

@@ -2,6 +2,7 @@
 
 use super::control::names;
 use super::datagrams::Counters;
+use super::packets;
 use super::setting::LinkSettingView;
 use super::shared::Shared;
 use serde::{Deserialize, Serialize};
@@ -95,10 +96,28 @@ pub struct CaughtView {
     pub without_way: u64,
     /// Of other nodes, delivered here.
     pub delivered: u64,
-    /// Of other nodes, against the rules.
+    /// Of other nodes, and not to be delivered: unreadable, forged, or to a destination that no `[[overlay.deliver]]` allows.
     pub refused: u64,
+    /// Of other nodes, and denied by a rule of this node, or to a port of Sidetrack's own.
+    #[serde(default)]
+    pub denied: u64,
     /// Of other nodes, and not taken by the system.
     pub failed: u64,
+}
+
+impl CaughtView {
+    /// Returns what became of packets: each fate, as metrics call it, with its count.
+    pub const fn fates(&self) -> [(&'static str, u64); 7] {
+        [
+            ("sent", self.sent),
+            ("dropped", self.dropped),
+            ("without_way", self.without_way),
+            ("delivered", self.delivered),
+            ("refused", self.refused),
+            ("denied", self.denied),
+            ("failed", self.failed),
+        ]
+    }
 }
 
 /// One link.
@@ -180,18 +199,7 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         },
         None => PathView { to: identity.name(to), path: Vec::new(), cost_ms: 0.0, by_datagram: false },
     });
-    let caught = shared.packets.as_ref().map(|packets| {
-        let packets = &packets.counters;
-        CaughtView {
-            sent: count(&packets.sent),
-            by_datagram: count(&packets.by_datagram),
-            dropped: count(&packets.dropped),
-            without_way: count(&packets.without_way),
-            delivered: count(&packets.delivered),
-            refused: count(&packets.refused),
-            failed: count(&packets.failed),
-        }
-    });
+    let caught = shared.packets.as_ref().map(|packets| caught(&packets.counters));
     let (records, packets) = node.drops();
     let counters = &shared.counters;
     Status {
@@ -213,6 +221,21 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         datagrams: datagrams(&shared.datagrams.counters),
         settings: Vec::new(),
         caught,
+    }
+}
+
+/// What became of whole packets.
+pub(super) fn caught(packets: &packets::Counters) -> CaughtView {
+    let count = |counter: &AtomicU64| counter.load(Relaxed);
+    CaughtView {
+        sent: count(&packets.sent),
+        by_datagram: count(&packets.by_datagram),
+        dropped: count(&packets.dropped),
+        without_way: count(&packets.without_way),
+        delivered: count(&packets.delivered),
+        refused: count(&packets.refused),
+        denied: count(&packets.denied),
+        failed: count(&packets.failed),
     }
 }
 

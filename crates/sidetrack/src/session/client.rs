@@ -15,7 +15,7 @@ use tokio::io::AsyncWriteExt;
 
 /// Most bytes buffered from a client whose path is not set up yet. A ClientHello or request head has at most 16
 /// KiB; further bytes wait in the kernel.
-const HELD_MAX: usize = 16 * 1024;
+pub(super) const HELD_MAX: usize = 16 * 1024;
 
 /// Most bytes of one read.
 const READ_MAX: usize = 4096;

@@ -80,7 +80,7 @@ pub fn undecided(listening: &Listening, peer: SocketAddr) -> Decided {
 pub struct Setup<'a> {
     pub(super) worker: &'a Worker,
     pub(super) listening: &'a Listening,
-    pub(super) live: &'a LiveFlow,
+    pub(super) live: &'a Arc<LiveFlow>,
     peer: SocketAddr,
     pub(super) config: Arc<Config>,
     connect: Option<Connect>,
@@ -109,6 +109,8 @@ struct Caught {
     sniffed: Option<Option<HostName>>,
     /// The client's protocol for the answer.
     asker: Asker,
+    /// Whether to check the client's TLS hello.
+    looks_at_hello: bool,
 }
 
 /// The protocol in which the client expects an answer about the set-up.
@@ -145,7 +147,7 @@ impl<'a> Setup<'a> {
     pub fn new(
         worker: &'a Worker,
         listening: &'a Listening,
-        live: &'a LiveFlow,
+        live: &'a Arc<LiveFlow>,
         peer: SocketAddr,
         connect: Option<Connect>,
     ) -> Self {
@@ -171,7 +173,10 @@ impl<'a> Setup<'a> {
         let (mut caught, verdict) = self.waited(client).await?;
         let verdict = self.worker.judge(&self.config, self.live, &caught.flow, verdict);
         let mut way = Way::default();
-        let guard = self.guards(&mut caught, &verdict, client).then(|| hello::Guard {
+        self.look_at_hello(&mut caught, client);
+        // Where there are functions, stages among them check it.
+        let is_plain = matches!(&verdict.action, Action::Carry(carry) if carry.chain.is_none());
+        let guard = (is_plain && caught.looks_at_hello).then(|| hello::Guard {
             policy: &self.config.policy,
             flow: &caught.flow,
             live: self.live,
@@ -278,8 +283,8 @@ impl<'a> Setup<'a> {
         if self.connect.is_none() && listening.proxy_from.contains(peer.ip()) {
             peer = proxy_header::read(client, peer).await?;
         }
-        let mut caught =
-            Caught { flow: undecided(listening, peer).flow, sniffed: None, asker: Asker::Nobody };
+        let flow = undecided(listening, peer).flow;
+        let mut caught = Caught { flow, sniffed: None, asker: Asker::Nobody, looks_at_hello: false };
         match &listening.catches {
             Catches::Run(_) | Catches::Redirect | Catches::Tproxy => {
                 let clock = &self.worker.clock;
@@ -383,21 +388,18 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Whether to check the client's TLS hello: the client asked by name, and rules match names. Not checked:
-    /// flows with functions, flows inside our own TLS, and clients of a server that the configuration names.
-    fn guards(&self, caught: &mut Caught, verdict: &Verdict, client: &Client) -> bool {
+    /// Decides whether to check the client's TLS hello: the client asked by name, and rules match names. Not checked: flows
+    /// inside our own TLS, and clients of a server that the configuration names.
+    fn look_at_hello(&self, caught: &mut Caught, client: &Client) {
         let policy = &self.config.policy;
-        let is_plain = matches!(&verdict.action, Action::Carry(carry) if carry.chain.is_none());
-        let by_name = caught.flow.host.is_some() && caught.sniffed.is_none();
-        let guards = policy.asks_host()
-            && is_plain
-            && by_name
+        caught.looks_at_hello = policy.asks_host()
+            && caught.flow.host.is_some()
+            && caught.sniffed.is_none()
             && !self.has_tls()
             && !matches!(self.listening.catches, Catches::Reverse(_));
-        if guards && policy.asks_process() && caught.flow.process.is_none() {
+        if caught.looks_at_hello && policy.asks_process() && caught.flow.process.is_none() {
             caught.flow.process = Some(self.owner(&caught.flow, client));
         }
-        guards
     }
 
     /// The gate that checks the addresses to which the flow's destination resolves.
@@ -421,6 +423,10 @@ impl<'a> Setup<'a> {
             // Before anything is dialled, because a function may deny the flow.
             let route = self.worker.functions().route(spec, flow).map_err(stopped)?;
             (way.chain, legs) = (route.chain, route.legs);
+            if caught.looks_at_hello {
+                let about = (&self.config.policy, flow, self.live);
+                hello::put_around(way, &mut legs, about, self.worker.clock.now())?;
+            }
         }
         let (asked, metadata): (&[_], _) = match &caught.asker {
             Asker::Nobody | Asker::Connect(_) => (&[], Vec::new()),

@@ -68,6 +68,90 @@ fn a_hello_for_a_denied_host_ends_the_flow_before_the_server_hears_of_it() {
     expect_denied(&node, &mut client, &host);
 }
 
+/// Ways through functions: some that leave the bytes as they are, and a pair that encrypts and decrypts.
+fn led_through_functions() -> [(Node, Option<tempfile::NamedTempFile>); 3] {
+    let key = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(key.path(), "6b1c0f4d8e2a9b7c5d3e1f00112233445566778899aabbccddeeff0123456789\n").unwrap();
+    let crypt = |kind: &str| format!("kind = '{kind}'\nkey_file = '{}'\n", key.path().display());
+    let chain = |names: &str, tables: &str| {
+        Node::start(&format!("{CONFIG}carrier = 'direct'\nchain = [{names}]\n{tables}"))
+    };
+    let count = "[function.count]\nkind = 'count'\n";
+    let words = "[function.words]\nkind = 'filter'\ndeny_words = 'a word that nobody says'\n";
+    let pair = format!("[function.in]\n{}[function.out]\n{}", crypt("encrypt"), crypt("decrypt"));
+    [
+        (chain("'count'", count), None),
+        (chain("'count', 'words'", &(count.to_owned() + words)), None),
+        (chain("'in', 'out'", &pair), Some(key)),
+    ]
+}
+
+#[test]
+fn a_flow_that_functions_hand_on_is_asked_about_for_both_names() {
+    let host = Host::new();
+    let to = format!("{ALLOWED}:{}", host.address.port());
+    for (node, _key) in led_through_functions() {
+        let mut client = tunnel(&node, &to);
+        client.write_all(&hello(FORBIDDEN)).unwrap();
+        expect_denied(&node, &mut client, &host);
+        let mut client = v5_connect(node.entry(), &to);
+        client.set_nodelay(true).unwrap();
+        for byte in hello(FORBIDDEN) {
+            // The reset may come before the last bytes, which say nothing of the name.
+            if client.write_all(&[byte]).is_err() {
+                break;
+            }
+        }
+        expect_denied(&node, &mut client, &host);
+    }
+}
+
+#[test]
+fn what_may_pass_passes_through_functions_as_it_is() {
+    let host = Host::new();
+    let to = format!("{ALLOWED}:{}", host.address.port());
+    for (node, _key) in led_through_functions() {
+        // Another name that rules allow: both are recorded.
+        let mut client = tunnel(&node, &to);
+        let (hello, mut server) = (hello(OTHER), host.accept());
+        let (first, second) = hello.split_at(20);
+        client.write_all(first).unwrap();
+        client.write_all(second).unwrap();
+        expect(&mut server, &hello);
+        let rest = vec![7; 200_000];
+        let more = rest.clone();
+        let sending = std::thread::spawn(move || {
+            client.write_all(&more).unwrap();
+            client.shutdown(Shutdown::Write).unwrap();
+            client
+        });
+        expect_end(&mut server, &rest);
+        server.write_all(b"answer").unwrap();
+        drop(server);
+        expect_end(&mut sending.join().unwrap(), b"answer");
+        let ended = node.ends_with(EndReason::Ok);
+        assert_eq!(ended.flow.tls_name().unwrap().as_str(), OTHER);
+        // A server that speaks first, and a client whose bytes look like the beginning of a hello for ever.
+        let mut client = tunnel(&node, &to);
+        let mut server = host.accept();
+        client.write_all(&[22]).unwrap();
+        server.write_all(b"220 ready\r\n").unwrap();
+        expect(&mut client, b"220 ready\r\n");
+        expect(&mut server, &[22]);
+        client.write_all(&[3]).unwrap();
+        expect(&mut server, &[3]);
+        drop((client, server));
+        // A client that ends in the middle of a hello.
+        let mut client = tunnel(&node, &to);
+        let mut server = host.accept();
+        client.write_all(&hello[..9]).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        expect_end(&mut server, &hello[..9]);
+        drop((client, server));
+        node.all_ended(2);
+    }
+}
+
 #[test]
 fn a_hello_in_pieces_is_put_together() {
     let (node, host) = (node(), Host::new());

@@ -2,8 +2,8 @@
 
 use crate::dns::{Answers, NameServer};
 use crate::hosts::{Node, is_root};
-use crate::node::{LIMIT, Up};
-use crate::scene::{Keys, overlay_address, wait_for};
+use crate::node::{LIMIT, Record, Up, admin, eventually, peers};
+use crate::scene::{Keys, Scene as Relays, Server, exchange, overlay_address, random_bytes, wait_for};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
@@ -59,6 +59,8 @@ impl Scene {
         assert!(has_connection(&self.outside), "{name}");
         // The server's end is closed by now, so the flow is over.
         assert_eq!(self.a.record().text("rule"), "over");
+        let record = delivered(&mut self.c, |record| record.text("orig_dst") == format!("{name}:80"));
+        assert_eq!(record.text("path"), format!("direct {OUTSIDE}:80"), "{record:?}");
         assert!(!has_connection(&self.inside), "nothing was dialled that is denied");
     }
 
@@ -68,10 +70,25 @@ impl Scene {
         let record = self.a.record();
         assert_eq!(record.fate(), ("over", "overlay:c", "policy_denied"), "{record:?}");
         assert!(record.text("detail").contains(why), "{why}: {record:?}");
+        let record = delivered(&mut self.c, |record| record.text("orig_dst") == format!("{name}:80"));
+        assert_eq!(record.text("reason"), "policy_denied", "{record:?}");
+        assert!(record.text("detail").contains(why), "{why}: {record:?}");
         let log = self.c.log_so_far();
         let is_it = |line: &str| line.contains("delivery denied") && line.contains(why);
         assert!(log.lines().any(is_it), "{why}:\n{log}");
         assert!(!has_connection(&self.inside), "nothing was dialled that is denied");
+    }
+}
+
+/// The next record of a delivered flow that fits. Where a link was down for a moment, a flow is asked for again, and the
+/// attempt before has a record, too.
+fn delivered(up: &mut Up, fits: impl Fn(&Record) -> bool) -> Record {
+    loop {
+        let record = up.record();
+        assert_eq!((record.text("listener"), record.text("user")), ("overlay", "a"), "{record:?}");
+        if fits(&record) {
+            return record;
+        }
     }
 }
 
@@ -139,4 +156,89 @@ fn rules_by_name_port_and_node_hold_for_deliveries_and_a_rule_before_them_lets_p
     scene.is_denied("bad.test", "rule 'bad'");
     scene.is_denied("other.test", "rule 'port'");
     scene.is_delivered("good.test");
+}
+
+const LOOPBACK: &str = "[[overlay.deliver]]\nfrom = \"a\"\nto = \"127.0.0.0/8\"\n";
+
+#[test]
+fn a_delivered_flow_has_one_record_at_the_delivering_node() {
+    let answer = random_bytes(1, 300_000);
+    let server = Server::start(answer.clone());
+    let to = server.address;
+    let mut scene = Relays::new(to, LOOPBACK);
+    assert_eq!(exchange(scene.entry(), &random_bytes(2, 200_000)).expect("exchanged"), answer);
+    server.finish().expect("served");
+    let caught = scene.a.record();
+    let records = scene.c.stop().1;
+    let (moved, given_up): (Vec<_>, Vec<_>) =
+        records.iter().partition(|record| record.text("reason") == "ok");
+    assert_eq!(moved.len(), 1, "{records:?}");
+    assert!(given_up.iter().all(|record| record.number("bytes_up") == 0), "{records:?}");
+    let delivered = moved[0];
+    assert_eq!(
+        ["listener", "intercept", "user", "carrier", "reason"].map(|field| delivered.text(field)),
+        ["overlay", "tunnel", "a", "direct", "ok"],
+        "{delivered:?}"
+    );
+    assert_eq!(delivered.text("path"), format!("direct {to}"), "{delivered:?}");
+    for record in [&caught, delivered] {
+        assert_eq!(record.address("orig_dst"), to, "{record:?}");
+        assert_eq!(
+            (record.number("bytes_up"), record.number("bytes_down")),
+            (200_000, 300_000),
+            "{record:?}"
+        );
+    }
+    assert_eq!(delivered.address("client"), caught.address("client"));
+}
+
+#[test]
+fn a_delivered_flow_is_listed_and_ends_as_the_delivering_node_says() {
+    let server = peers::Server::start("127.0.0.1");
+    let mut scene = Relays::new(server.address, LOOPBACK);
+    let entry = scene.entry();
+    let begin = || {
+        let mut client = peers::Client::connect(entry).expect("a connection");
+        client.echo(b"before").expect("an echo");
+        client
+    };
+    let reset = |client: peers::Client| {
+        let mut stream = client.into_stream();
+        stream.set_read_timeout(Some(LIMIT)).expect("a time-out");
+        assert_eq!(stream.read(&mut [0; 1]).expect_err("cut").kind(), ErrorKind::ConnectionReset);
+    };
+    let client = begin();
+    let bytes = [6, client.greeting_bytes() + 6];
+    let mut flow = None;
+    eventually("its bytes are counted", || {
+        let is_it = |flow: &Record| ["bytes_up", "bytes_down"].map(|field| flow.number(field)) == bytes;
+        flow = admin::flows(&scene.c).into_iter().find(is_it);
+        flow.is_some()
+    });
+    let flow = flow.expect("a flow");
+    assert_eq!((flow.text("listener"), flow.text("user")), ("overlay", "a"), "{flow:?}");
+    let (status, body) = admin::ask(&scene.c, "DELETE", &format!("/v1/flows/{}", flow.number("flow")));
+    assert_eq!(status / 100, 2, "{body}");
+    let killed = delivered(&mut scene.c, |record| record.text("reason") == "killed");
+    assert_eq!(killed.number("flow"), flow.number("flow"));
+    reset(client);
+    let client = begin();
+    let (status, rest) = scene.c.stop();
+    assert!(status.success());
+    let shut_down = rest.iter().filter(|record| record.text("reason") == "shutdown");
+    assert_eq!(shut_down.count(), 1, "{rest:?}");
+    drop(client);
+}
+
+#[test]
+fn a_destination_that_refuses_is_in_the_delivering_nodes_record() {
+    // Bound, and never listening: nothing else gets the port meanwhile.
+    let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+    closed.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).expect("a port");
+    let to = closed.local_addr().expect("an address").as_socket().expect("of the Internet");
+    let mut scene = Relays::new(to, LOOPBACK);
+    let _ = exchange(scene.entry(), b"to nobody");
+    let record = delivered(&mut scene.c, |record| record.text("reason") == "refused");
+    assert_eq!(record.address("orig_dst"), to, "{record:?}");
+    assert!(record.text("detail").contains(&to.to_string()), "{record:?}");
 }

@@ -12,6 +12,7 @@ use crate::scene::{Keys, status, wait_for};
 use sidetrack_sys::netlink::{Protocol, Socket};
 use std::fmt::Write as _;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
 
 /// See the module.
 struct Sites {
@@ -26,7 +27,11 @@ struct Sites {
 struct Running {
     a: Up,
     b: Up,
+    /// The tables of b's configuration.
+    of_b: String,
 }
+
+const DENY: &str = "default = \"deny\"\n";
 
 impl Sites {
     fn new() -> Self {
@@ -68,6 +73,11 @@ impl Sites {
 
     /// Both nodes, catching at `place` for links of this kind; b delivers to these ports.
     fn start(&self, place: &str, link: &str, ports: &[u16]) -> Running {
+        self.start_with(place, link, ports, ["", ""])
+    }
+
+    /// The same; these rules, or listeners, are a's and b's.
+    fn start_with(&self, place: &str, link: &str, ports: &[u16], rules: [&str; 2]) -> Running {
         let packets = |node: &str, net: &str| {
             format!(
                 "[[overlay.packets]]\nnode = \"{node}\"\nto = [\"10.{net}.0.0/24\", \"fd00:{net}::/64\"]\nat = \"{place}\"\n\
@@ -76,14 +86,19 @@ impl Sites {
         };
         let listen = "listen = \"10.9.0.2:8100\"\n";
         let mut b = self.keys.section("b", &[], true).replace("listen = \"127.0.0.1:0\"\n", listen);
+        b.insert_str(0, rules[1]);
         let _ = write!(
             b,
             "{}[[overlay.deliver]]\nfrom = \"a\"\nto = [\"10.2.0.0/24\", \"fd00:2::/64\"]\nport = {ports:?}\n",
             packets("a", "1")
         );
         let a = self.keys.section("a", &[("b", at("10.9.0.2", 8100))], false) + &packets("b", "2");
-        let b = self.b.run(move || Up::start("", &b));
-        let mut a = self.a.run(move || Up::start("", &a));
+        let (a, of_b) = (rules[0].to_owned() + &a, b);
+        // The default is for flows that a node caught itself.
+        let top = |rules: &str| if rules.is_empty() { "" } else { DENY };
+        let (top_a, top_b, text) = (top(rules[0]), top(rules[1]), of_b.clone());
+        let b = self.b.run(move || Up::start(top_b, &text));
+        let mut a = self.a.run(move || Up::start(top_a, &a));
         a.log_line("a way for packets", |line| line.contains("packets pass over the overlay"));
         let mut b = b;
         b.log_line("a way back", |line| line.contains("packets pass over the overlay"));
@@ -92,7 +107,7 @@ impl Sites {
                 wait_for(node, "datagrams arrive", |status| status["paths"][0]["by_datagram"] == true);
             }
         }
-        Running { a, b }
+        Running { a, b, of_b }
     }
 }
 
@@ -117,7 +132,11 @@ fn echo(client: &UdpSocket, server: &UdpSocket) {
 }
 
 fn udp(node: &Node, ip: &'static str) -> UdpSocket {
-    node.run(move || UdpSocket::bind(at(ip, 0)).expect("a socket"))
+    udp_at(node, at(ip, 0))
+}
+
+fn udp_at(node: &Node, address: SocketAddr) -> UdpSocket {
+    node.run(move || UdpSocket::bind(address).expect("a socket"))
 }
 
 /// TCP and UDP from one host to the other, both versions; TCP stays between them.
@@ -242,6 +261,129 @@ fn nobody_gets_behind_a_firewall_with_packets() {
     send(&open, &near);
     assert_eq!(near.recv_from(&mut buffer).expect("the answer").0, 5);
     wait_for(&up.a, "a count", |status| status["caught"]["delivered"] == 1);
+}
+
+/// How long a datagram may be on its way before another is sent: between busy nodes a link may be down for a moment.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// Sends a word, and again should it be lost, until `holds`.
+fn knock(from: &UdpSocket, to: &UdpSocket, word: &str, mut holds: impl FnMut() -> bool) {
+    let (to, until) = (to.local_addr().expect("an address"), Instant::now() + LIMIT);
+    let mut next = Instant::now();
+    while !holds() {
+        assert!(Instant::now() < until, "nothing became of '{word}'");
+        if Instant::now() >= next {
+            from.send_to(word.as_bytes(), to).expect("sent");
+            next = Instant::now() + AGAIN;
+        }
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// The words that have arrived, each with its sender.
+fn arrived(at: &UdpSocket) -> Vec<(String, SocketAddr)> {
+    at.set_nonblocking(true).expect("nonblocking");
+    let mut buffer = [0; 64];
+    let words =
+        std::iter::from_fn(|| at.recv_from(&mut buffer).ok().map(|(n, from)| (buffer[..n].to_vec(), from)));
+    words.map(|(word, from)| (String::from_utf8(word).expect("a word"), from)).collect()
+}
+
+/// Sends a word until it arrives; gives the sender that is seen.
+fn reaches(from: &UdpSocket, to: &UdpSocket, word: &str) -> SocketAddr {
+    let mut seen = None;
+    knock(from, to, word, || {
+        seen = seen.or(arrived(to).into_iter().find(|(came, _)| came == word).map(|(_, from)| from));
+        seen.is_some()
+    });
+    seen.expect("a sender")
+}
+
+#[test]
+fn rules_of_the_delivering_node_hold_for_packets_and_a_reload_changes_them() {
+    if !is_root() {
+        return;
+    }
+    let sites = Sites::new();
+    for ip in ["10.2.0.7/24", "10.2.0.8/24"] {
+        sites.right.ip(&format!("addr add {ip} dev in"));
+    }
+    let [open, closed, shut] = ["10.2.0.1", "10.2.0.7", "10.2.0.8"].map(|ip| udp(&sites.right, ip));
+    let port = |socket: &UdpSocket| socket.local_addr().expect("an address").port();
+    // No rule allows what `open` gets: an entry of [[overlay.deliver]] does, and the default is not for deliveries.
+    let rule = |name: &str, condition: &str| {
+        format!("[[rule]]\nname = \"{name}\"\nmatch = {{ {condition} }}\naction = \"deny\"\n")
+    };
+    let of_network = rule("no-seven", "to = \"10.2.0.7\"");
+    let of_port =
+        rule("no-port", &format!("intercept = \"tunnel\", socks_user = \"a\", port = {}", port(&shut)));
+    let ports = [port(&open), port(&closed), port(&shut)];
+    let mut up = sites.start_with(
+        "router",
+        "reliable",
+        &ports,
+        [
+            "[[rule]]\nname = \"no-answers\"\nmatch = { to = \"10.1.0.0/24\" }\naction = \"deny\"\n",
+            &(of_network.clone() + &of_port),
+        ],
+    );
+    let near = udp(&sites.left, "10.1.0.1");
+    for (to, rule) in [(&closed, "'no-seven'"), (&shut, "'no-port'")] {
+        knock(&near, to, "denied", || {
+            let log = up.b.log_so_far();
+            log.lines().any(|line| line.contains("delivery of packets denied") && line.contains(rule))
+        });
+    }
+    assert!(caught(&up.b, "denied") >= 2, "{:#}", status(&up.b));
+    let client = near.local_addr().expect("an address");
+    assert_eq!(reaches(&near, &open, "allowed"), client);
+    for silent in [&closed, &shut] {
+        assert_eq!(arrived(silent), []);
+    }
+    // An answer, about which the rules of its receiver are not asked.
+    reaches(&open, &near, "answer");
+    // A reload: no verdict of the old configuration is left.
+    let open_denied = rule("no-open", &format!("to = \"10.2.0.1\", port = {}", port(&open)));
+    up.b.reload(DENY, &up.of_b.replace(&of_network, &open_denied));
+    assert_eq!(reaches(&near, &closed, "allowed now"), client);
+    let denied_again = || {
+        let before = caught(&up.b, "denied");
+        knock(&near, &open, "denied now", || caught(&up.b, "denied") > before);
+    };
+    denied_again();
+    // A server that has more to say does not make what it answered a conversation of its own.
+    reaches(&open, &near, "more");
+    denied_again();
+    assert!(arrived(&open).iter().all(|(word, _)| word == "allowed"), "nothing that is denied now");
+    assert_eq!((caught(&up.b, "refused"), caught(&up.b, "failed")), (0, 0), "{:#}", status(&up.b));
+    let metrics = crate::node::admin::show(&up.b, "/metrics");
+    let line = format!("sidetrack_overlay_packets_total{{fate=\"denied\"}} {}", caught(&up.b, "denied"));
+    assert!(metrics.lines().any(|found| found == line), "{line} in\n{metrics}");
+}
+
+#[test]
+fn packets_to_a_listener_of_the_delivering_node_are_denied() {
+    if !is_root() {
+        return;
+    }
+    let sites = Sites::new();
+    let listener = "[[listen]]\nkind = \"socks\"\naddress = \"10.2.0.254:1080\"\n";
+    let up = sites.start_with("local", "reliable", &[1080], ["", listener]);
+    let client = sites.a.run(|| {
+        let client =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+        client.set_nonblocking(true).expect("nonblocking");
+        // The SYN leaves; no answer comes, so its connection never stands.
+        let _ = client.connect(&at("10.2.0.254", 1080).into());
+        client
+    });
+    // A SYN that is lost is sent again.
+    eventually("it is denied", || caught(&up.b, "denied") > 0);
+    assert_eq!(caught(&up.b, "delivered"), 0);
+    assert!(client.peer_addr().is_err(), "no connection");
+    // A datagram to the same port is for a server that may be there.
+    let server = udp_at(&sites.b, at("10.2.0.254", 1080));
+    reaches(&udp(&sites.a, "10.1.0.254"), &server, "to a server");
 }
 
 #[test]

@@ -5,9 +5,9 @@
 //!
 //! What comes faster than a way takes it is dropped, as by any router: the applications' own congestion control sees it.
 
+mod judge;
 mod way;
 
-use super::deliver::is_allowed;
 use super::ingress::Request;
 use super::pair;
 use super::shared::Shared;
@@ -15,9 +15,10 @@ use crate::carry::OverlayOrder;
 use crate::config::{self, OnCrash};
 use crate::steer::OWN_MARK;
 use anyhow::Context as _;
+use judge::Judged;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{LinkKind, SessionId};
-use sidetrack_core::overlay::packet::{Catch, Interceptor, PACKET_MAX};
+use sidetrack_core::overlay::packet::{Catch, Interceptor, PACKET_MAX, Refused};
 use sidetrack_core::overlay::reserved::Reserved;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::nfqueue::{Queue, Verdict};
@@ -70,8 +71,10 @@ pub struct Counters {
     pub without_way: AtomicU64,
     /// Delivered.
     pub delivered: AtomicU64,
-    /// Of other nodes, and not to be delivered.
+    /// Of other nodes, and not to be delivered: unreadable, forged, or to a destination that no entry allows.
     pub refused: AtomicU64,
+    /// Of other nodes, and denied by a rule of this node, or to a port of our own.
+    pub denied: AtomicU64,
     /// That the system did not take.
     pub failed: AtomicU64,
 }
@@ -79,6 +82,8 @@ pub struct Counters {
 /// The packets of this node, for all threads.
 pub struct Interception {
     rules: Mutex<Interceptor>,
+    /// Which configuration the verdicts about conversations come from.
+    judged: Mutex<Judged>,
     raw: RoutedSocket,
     /// Sessions of packets that other nodes have opened: under these ids, and from these nodes, come datagrams.
     sessions: Mutex<BTreeMap<SessionId, NodeId>>,
@@ -175,8 +180,8 @@ impl Bound {
         };
         let rules = Interceptor::new(self.catches.iter().filter_map(node).collect());
         let counters = Counters::default();
-        let (rules, sessions) = (Mutex::new(rules), Mutex::default());
-        let interception = Arc::new(Interception { rules, raw: self.raw, sessions, counters });
+        let (rules, judged, sessions) = (Mutex::new(rules), Mutex::default(), Mutex::default());
+        let interception = Arc::new(Interception { rules, judged, raw: self.raw, sessions, counters });
         shared.packets = Some(interception.clone());
         let mut nodes = BTreeMap::new();
         for packets in &self.catches {
@@ -295,8 +300,9 @@ impl Interception {
 
     /// Delivers a packet that `from` has sent, if the rules say so.
     fn deliver(&self, shared: &Shared, from: NodeId, name: &str, packet: &[u8]) {
-        let may_reach = |to: SocketAddr| is_allowed(&shared.deliver, name, to);
-        let became = match self.rules().incoming(from, packet, may_reach) {
+        self.look_at_rules(shared);
+        let verdict = self.rules().incoming(from, packet, |ends| judge::judge(shared, name, ends));
+        let became = match verdict {
             Ok(ends) => match self.raw.send(packet, ends.destination.ip()) {
                 Ok(()) => &self.counters.delivered,
                 Err(error) => {
@@ -304,6 +310,7 @@ impl Interception {
                     &self.counters.failed
                 }
             },
+            Err(Refused::Denied) => &self.counters.denied,
             Err(refused) => {
                 tracing::debug!(from = name, ?refused, "a packet is not delivered");
                 &self.counters.refused

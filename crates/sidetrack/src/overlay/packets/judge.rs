@@ -1,0 +1,53 @@
+//! The rules of this node about conversations that another node begins with whole packets: the same as for its flows.
+
+use super::Interception;
+use crate::carry::{Dialing, gate};
+use crate::config::Config;
+use crate::overlay::deliver::{flow, is_allowed};
+use crate::overlay::shared::Shared;
+use sidetrack_core::overlay::packet::{Ends, Refused, Transport};
+use std::sync::{Arc, PoisonError, Weak};
+
+/// What verdicts came from. Weak: an old configuration with its lists of hosts is not kept until the next packet, and its
+/// address is not used again.
+#[derive(Default)]
+pub struct Judged {
+    config: Weak<Config>,
+    dialing: Weak<Dialing>,
+}
+
+impl Interception {
+    /// Has the rules asked again about each conversation if a reload has changed them, or our own ports.
+    pub fn look_at_rules(&self, shared: &Shared) {
+        let (config, dialing) = (shared.config.load(), shared.dialing.load());
+        let mut judged = self.judged.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same = std::ptr::eq(judged.config.as_ptr(), Arc::as_ptr(&config))
+            && std::ptr::eq(judged.dialing.as_ptr(), Arc::as_ptr(&dialing));
+        if !is_same {
+            *judged = Judged { config: Arc::downgrade(&config), dialing: Arc::downgrade(&dialing) };
+            self.rules().rules_changed();
+        }
+    }
+}
+
+/// Whether a node may begin this conversation.
+///
+/// # Errors
+/// No entry of `[[overlay.deliver]]` allows its destination, a rule denies it, or the destination is a port of our own.
+pub fn judge(shared: &Shared, from: &str, ends: &Ends) -> Result<(), Refused> {
+    let to = ends.destination;
+    if !is_allowed(&shared.deliver, from, to) {
+        return Err(Refused::Destination);
+    }
+    let flow = flow(from, ends.source, to.into());
+    let denied = match gate::delivered(&shared.config.load().policy, &flow, vec![to]) {
+        Err(failure) => failure.detail,
+        // Our listeners speak TCP. A server may have the same port for UDP.
+        Ok(_) if ends.transport == Transport::Tcp && shared.dialing.load().is_own(to) => {
+            format!("{to} is a listener of this node itself")
+        }
+        Ok(_) => return Ok(()),
+    };
+    tracing::info!(%from, destination = %to, client = %ends.source, "delivery of packets denied: {denied}");
+    Err(Refused::Denied)
+}
