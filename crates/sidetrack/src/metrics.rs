@@ -231,7 +231,7 @@ impl Metrics {
         );
         to.register(
             "overlay_packets",
-            "Whole packets of the overlay, by what became of them",
+            "Whole packets of the overlay, by their fate",
             self.overlay_packets.clone(),
         );
         to.register(
@@ -282,7 +282,7 @@ impl Metrics {
         }
     }
 
-    /// Takes over what became of the overlay's whole packets: each fate with its count.
+    /// Takes over the counts of the overlay's whole packets, by fate.
     pub fn read_packets(&self, fates: &[(&'static str, u64)]) {
         for &(fate, total) in fates {
             raise(&self.overlay_packets.get_or_create_owned(&FateLabel { fate }), total);

@@ -13,7 +13,7 @@ pub(super) struct Recent<V> {
 }
 
 impl<V> Recent<V> {
-    /// Returns an empty table for at most so many conversations.
+    /// Returns an empty table for at most `most` conversations.
     pub fn new(most: usize) -> Self {
         Self { entries: BTreeMap::new(), by_age: BTreeMap::new(), clock: 0, most }
     }

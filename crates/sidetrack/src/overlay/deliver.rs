@@ -49,7 +49,7 @@ pub async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, open: Bo
         return go_on(&shared, stream, (from, number), &open, resume).await;
     }
     let from_name = shared.identity.name(origin);
-    // What ends inside the overlay (packets, measurements) is no flow.
+    // Packets and measurements end inside the overlay: they are not flows.
     let is_flow = Reserved::of(&open.destination).is_none();
     let mut record = is_flow.then(|| Delivered::begin(&shared, &from_name, &open));
     let counted = shared.sessions.count();

@@ -113,7 +113,7 @@ impl Endpoint {
         }
     }
 
-    /// Resets the session if somebody has asked for its flow's end.
+    /// Resets the session if its flow is to end (`flows kill`).
     fn end_if_asked(&mut self, cx: &Context<'_>) {
         let Some(live) = &self.live else { return };
         // Before the look: a wish that comes between the two wakes us.

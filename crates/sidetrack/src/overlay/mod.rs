@@ -214,7 +214,7 @@ impl Overlay {
 }
 
 impl Entry {
-    /// Returns what became of whole packets. `None`: the node has no `[[overlay.packets]]`.
+    /// Returns the counts of whole packets. `None`: the node has no `[[overlay.packets]]`.
     pub fn packets(&self) -> Option<CaughtView> {
         self.shared.packets.as_ref().map(|packets| status::caught(&packets.counters))
     }

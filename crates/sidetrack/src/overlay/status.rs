@@ -82,7 +82,7 @@ pub struct DatagramsView {
     pub lost_on_purpose: u64,
 }
 
-/// What became of whole packets.
+/// The fates of whole packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CaughtView {
     /// Caught here and sent to the node that delivers them.
@@ -106,7 +106,7 @@ pub struct CaughtView {
 }
 
 impl CaughtView {
-    /// Returns what became of packets: each fate, as metrics call it, with its count.
+    /// Returns each fate of packets, as metrics call it, with its count.
     pub const fn fates(&self) -> [(&'static str, u64); 7] {
         [
             ("sent", self.sent),
@@ -224,7 +224,7 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
     }
 }
 
-/// What became of whole packets.
+/// The fates of whole packets.
 pub(super) fn caught(packets: &packets::Counters) -> CaughtView {
     let count = |counter: &AtomicU64| counter.load(Relaxed);
     CaughtView {
