@@ -1,15 +1,15 @@
 //! Functions in containers during the set-up of a path: the flow enters each container and comes back before the
 //! next step dials.
 
-use super::Client;
 use super::setup::{Setup, gone, offered, stopped};
+use super::{Client, hello};
 use crate::carry::{Failure, Order};
 use crate::function::Leg;
 use crate::function::container::{Guest, Intro, Passed, Trouble, pass};
 use crate::reactor::TcpStream;
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::{EndReason, Flow, Side};
-use sidetrack_core::function::{OnDown, Stop};
+use sidetrack_core::function::{ChainSpec, OnDown, Stop};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,6 +64,27 @@ pub struct Joint {
 }
 
 impl Setup<'_> {
+    /// Finds the functions of a flow. Those before the first container go into `way`; the containers are returned.
+    ///
+    /// # Errors
+    /// Fails if a function ends the flow at once.
+    pub(super) fn route(
+        &self,
+        spec: &ChainSpec,
+        flow: &Flow,
+        looks_at_hello: bool,
+        way: &mut Way,
+    ) -> Result<Vec<Leg>, Failure> {
+        let route = self.worker.functions().route(spec, flow).map_err(stopped)?;
+        let mut legs = route.legs;
+        way.chain = route.chain;
+        if looks_at_hello {
+            let about = (&self.config.policy, flow, self.live);
+            hello::put_around(way, &mut legs, about, self.worker.clock.now())?;
+        }
+        Ok(legs)
+    }
+
     /// Sends a flow through its containers, one after the other. The client's first bytes go in with the flow.
     /// Bytes that have come back at the end are buffered for the next stage.
     pub(super) async fn pass_containers(

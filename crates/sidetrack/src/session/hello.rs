@@ -90,6 +90,13 @@ fn ask(policy: &Policy, flow: &Flow, name: &HostName) -> Result<(), String> {
     }
 }
 
+impl<'a> Guard<'a> {
+    /// Makes a guard of this flow, without bytes of ours before the client's.
+    pub fn new(policy: &'a Policy, flow: &'a Flow, live: &'a LiveFlow) -> Self {
+        Self { policy, flow, live, preface: Cell::new(0) }
+    }
+}
+
 impl Guard<'_> {
     fn look(&self, bytes: &[u8]) -> Look {
         look(self.policy, self.flow, self.live, bytes.get(self.preface.get()..).unwrap_or_default())

@@ -19,7 +19,6 @@ use sidetrack_core::socks::server::{Reply, Request};
 use sidetrack_core::socks::v6::{Leg, Metadata};
 use sidetrack_core::splice;
 use sidetrack_sys::sockopt;
-use std::cell::Cell;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -176,12 +175,8 @@ impl<'a> Setup<'a> {
         self.look_at_hello(&mut caught, client);
         // Where there are functions, stages among them check it.
         let is_plain = matches!(&verdict.action, Action::Carry(carry) if carry.chain.is_none());
-        let guard = (is_plain && caught.looks_at_hello).then(|| hello::Guard {
-            policy: &self.config.policy,
-            flow: &caught.flow,
-            live: self.live,
-            preface: Cell::new(0),
-        });
+        let guard = (is_plain && caught.looks_at_hello)
+            .then(|| hello::Guard::new(&self.config.policy, &caught.flow, self.live));
         let carried = match &verdict.action {
             Action::Deny => Err(Failure::new(EndReason::PolicyDenied, &*verdict.why)),
             Action::Carry(carry) => {
@@ -421,12 +416,7 @@ impl<'a> Setup<'a> {
         let mut legs = Vec::new();
         if let Some(spec) = &carry.chain {
             // Before anything is dialled, because a function may deny the flow.
-            let route = self.worker.functions().route(spec, flow).map_err(stopped)?;
-            (way.chain, legs) = (route.chain, route.legs);
-            if caught.looks_at_hello {
-                let about = (&self.config.policy, flow, self.live);
-                hello::put_around(way, &mut legs, about, self.worker.clock.now())?;
-            }
+            legs = self.route(spec, flow, caught.looks_at_hello, way)?;
         }
         let (asked, metadata): (&[_], _) = match &caught.asker {
             Asker::Nobody | Asker::Connect(_) => (&[], Vec::new()),
