@@ -34,6 +34,14 @@ pub fn keep() -> anyhow::Result<()> {
     crate::keeper::keep(std::io::stdin().as_fd().try_clone_to_owned()?)
 }
 
+/// Runs as the process that replaces the file of the agreement, over standard input.
+///
+/// # Errors
+/// What breaks it.
+pub fn agreement_writer() -> anyhow::Result<()> {
+    agreement::serve(std::io::stdin().as_fd().try_clone_to_owned()?)
+}
+
 /// Runs as the process that starts containers, over standard input.
 ///
 /// # Errors
@@ -48,4 +56,12 @@ pub fn containers() -> anyhow::Result<()> {
 /// What breaks the shunt.
 pub fn shunt() -> anyhow::Result<()> {
     crate::shunt::serve(std::io::stdin().as_fd().try_clone_to_owned()?)
+}
+
+/// Runs as the process that uses sockets for a domain's agent, over standard input.
+///
+/// # Errors
+/// What breaks it.
+pub fn domain_sockets() -> anyhow::Result<()> {
+    crate::control::domain::sockets::serve(std::io::stdin().as_fd().try_clone_to_owned()?)
 }

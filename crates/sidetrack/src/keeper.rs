@@ -22,6 +22,7 @@ pub use order::{
 };
 pub use serve::{REQUEST_MAX, keep};
 
+use crate::rights::DataUser;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::flow::Process;
 use sidetrack_sys::conntrack::Events;
@@ -37,6 +38,8 @@ pub const ARGUMENT: &str = "keeper";
 /// What the keeper can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
+    /// Become this user, before all else.
+    Become(DataUser),
     /// The first request, once: what later ones may ask for.
     Begin(Begin),
     /// The descriptors that came along are listeners. They count for the next order, after those sent before.
@@ -115,14 +118,18 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Starts the keeper, which later does no more than `begin` allows.
+    /// Starts the keeper, which becomes this user and later does no more than `begin` allows.
     ///
     /// # Errors
     /// What the system says about a new process, or the keeper about its start.
-    pub fn start(begin: Begin) -> anyhow::Result<Self> {
+    pub fn start(begin: Begin, user: Option<&DataUser>) -> anyhow::Result<Self> {
         let (ours, theirs) = scm::pair()?;
         let child = process::respawn(ARGUMENT, theirs)?;
         let keeper = Self { end: Mutex::new(ours), child: Mutex::new(child) };
+        if let Some(user) = user {
+            let end = keeper.end.lock().unwrap_or_else(PoisonError::into_inner);
+            wire::send(&*end, &Ask::Become(user.clone()), &[])?;
+        }
         match keeper.ask(&Ask::Begin(begin))? {
             (Told::Begun, _) => Ok(keeper),
             (told, _) => Err(unexpected(told).into()),

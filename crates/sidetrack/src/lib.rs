@@ -27,6 +27,7 @@ pub mod process;
 pub mod reactor;
 pub mod record;
 pub mod reload;
+pub mod rights;
 pub mod session;
 pub mod shunt;
 pub mod steer;

@@ -73,6 +73,12 @@ enum Command {
     Schema(schema::SchemaArgs),
     /// Shows and changes which flows take the fast path
     Shunt(shunt::ShuntArgs),
+    /// Replaces the file of the agreement; started by `up`, not by people
+    #[command(hide = true)]
+    AgreementWriter,
+    /// Uses the sockets of this host for `domain serve`, which starts it; not for people
+    #[command(hide = true)]
+    DomainSockets,
     /// Moves flows to the fast path; started by `up`, not by people
     #[command(hide = true)]
     ShuntProcess,
@@ -117,6 +123,8 @@ fn main() -> ExitCode {
         Command::Policy(args) => policy::run(&args),
         Command::Schema(args) => schema::run(&args),
         Command::Shunt(args) => shunt::run(&args),
+        Command::AgreementWriter => app::agreement_writer().map(|()| ExitCode::SUCCESS),
+        Command::DomainSockets => app::domain_sockets().map(|()| ExitCode::SUCCESS),
         Command::ShuntProcess => app::shunt().map(|()| ExitCode::SUCCESS),
         Command::ContainersProcess => app::containers().map(|()| ExitCode::SUCCESS),
         Command::Tunnel(args) => tunnel::run(&args),

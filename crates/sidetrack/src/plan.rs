@@ -3,7 +3,7 @@
 
 mod user;
 
-pub use user::{DataPlane, data_capabilities};
+pub use user::{Beside, DataPlane, data_capabilities};
 
 use crate::config::{Config, EngineIo, EngineListener, ListenerKind, OnCrash, Overlay, Shunt, ShuntPath};
 use crate::steer::{Host, OWN_MARK, Steer, SteerError, TABLE};
@@ -272,7 +272,7 @@ fn shunting(shunt: &Shunt) -> Vec<Step> {
             }
             ShuntPath::OpenFlow(switch) => steps.extend(switch.listen.iter().map(|at| Step {
                 what: format!("listen on {at} for the switch, and install entries in it"),
-                needs: (at.port() < 1024 && at.port() > 0).then_some("CAP_NET_BIND_SERVICE"),
+                needs: matches!(at.port(), 1..1024).then_some("CAP_NET_BIND_SERVICE"),
                 undone: "entries go at the end where [shunt.openflow] says so, else with their idle time",
             })),
             ShuntPath::Flowtable => steps.push(step(

@@ -420,6 +420,7 @@ fn plan_says_who_the_data_plane_is() {
     assert!(default.contains("CAP_NET_RAW: ") && !default.contains("CAP_NET_BIND_SERVICE: "), "{default}");
     let low = said("user = \"nobody\"\n", 80);
     assert!(low.contains("becomes user 'nobody'") && low.contains("CAP_NET_BIND_SERVICE: "), "{low}");
+    assert!(low.contains("become the same user") && low.contains("the keeper: CAP_NET_ADMIN\n"), "{low}");
     let root = said("user = \"root\"\n", 1080);
     assert!(root.contains("stays root") && !root.contains("CAP_DAC_READ_SEARCH"), "{root}");
 }

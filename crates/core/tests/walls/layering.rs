@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A stage of `crates/sidetrack/src` (a file or folder there) and the stages it may use.
 ///
 /// `app` and `lib` are not rows: the first knows all, the second declares modules.
-const MAY_USE: [(&str, &[&str]); 30] = [
+const MAY_USE: [(&str, &[&str]); 31] = [
     // Values every stage may read: they use nothing of ours in this crate.
     ("live", &["reactor"]),
     ("tls", &[]),
@@ -20,10 +20,12 @@ const MAY_USE: [(&str, &[&str]); 30] = [
     ("agreement", &["config"]),
     ("dns", &[]),
     ("process", &[]),
+    // What a process gives up before it reads what peers send.
+    ("rights", &["config"]),
     // The event loop knows no flow.
     ("reactor", &[]),
     // Decides about packets that others carry; knows the kernel and nobody else.
-    ("shunt", &["config", "keeper", "process"]),
+    ("shunt", &["config", "keeper", "process", "rights"]),
     // Flows without sockets: packets in, packets out; asks policy itself.
     ("engine", &["config", "live"]),
     // The data path: catching, deciding, carrying, moving. An interceptor's protocol runs inside the session's
@@ -31,7 +33,7 @@ const MAY_USE: [(&str, &[&str]); 30] = [
     ("carry", &["config", "live", "reactor", "tls"]),
     // What a flow passes between its two sides; the session leads the bytes through. Containers are proxies that are dialled
     // as hops are, and kept by a process that is spoken to as the keeper is.
-    ("function", &["carry", "keeper", "live", "reactor"]),
+    ("function", &["carry", "keeper", "live", "reactor", "rights"]),
     ("intercept", &["carry", "config", "dns", "http", "live", "reactor", "session", "tls"]),
     ("http", &["carry", "config", "intercept", "live", "reactor", "session", "tls", "worker"]),
     (
@@ -57,7 +59,7 @@ const MAY_USE: [(&str, &[&str]); 30] = [
     // Packets that it catches know the mark of our own connections.
     ("overlay", &["carry", "config", "live", "steer", "tls"]),
     // Control: never touches a flow's bytes.
-    ("keeper", &["process", "steer"]),
+    ("keeper", &["process", "rights", "steer"]),
     ("steer", &["config"]),
     ("reload", &["config"]),
     // Watching: fed by `live`, never by the data path.
@@ -65,8 +67,8 @@ const MAY_USE: [(&str, &[&str]); 30] = [
     ("metrics", &["live", "record"]),
     ("admin", &["agreement", "config", "live", "metrics", "overlay", "record", "reload", "shunt"]),
     // Orchestrators and domains' agents: processes of their own, which speak to nodes by their admin interface.
-    // The agent of a domain gives images to the engine that containers run in.
-    ("control", &["admin", "agreement", "config", "function", "tls"]),
+    // The agent of a domain gives images to the engine that containers run in, by a process that is spoken to as the keeper is.
+    ("control", &["admin", "agreement", "config", "function", "keeper", "rights", "tls"]),
     // Commands that move no bytes.
     ("explain", &["config"]),
     ("plan", &["config", "steer"]),
@@ -92,6 +94,7 @@ const MAY_USE: [(&str, &[&str]); 30] = [
             "plan",
             "record",
             "reload",
+            "rights",
             "shunt",
             "tls",
         ],

@@ -1,5 +1,9 @@
 //! The data-flow agreement of a node: read with the configuration, put in force, and applied to flows that run.
 
+mod file;
+
+pub use file::{Writer, serve};
+
 use super::node::{Node, lock};
 use crate::admin::{AgreementStatus, Applied, Movements};
 use crate::agreement::{Book, InForce};
@@ -10,8 +14,6 @@ use anyhow::Context;
 use sidetrack_core::agreement::End;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::policy::{Action, Verdict};
-use std::io::ErrorKind;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -131,7 +133,8 @@ impl Node {
             return Ok(Applied { dry_run, revoked, status: status(&in_force) });
         }
         let _agreeing = lock(&self.agreeing);
-        replace(&file.path, text).with_context(|| format!("cannot write {}", file.path.display()))?;
+        file::replace(&file.path, text, self.agreement_writer())
+            .with_context(|| format!("cannot write {}", file.path.display()))?;
         let revoked = self.put_agreement(config, in_force.clone());
         Ok(Applied { dry_run, revoked, status: status(&in_force) })
     }
@@ -155,35 +158,6 @@ fn status(in_force: &InForce) -> AgreementStatus {
         next_change: book.next_change().map(Into::into),
         movements: Movements::of(book),
     }
-}
-
-/// Puts a text in place of a file.
-fn replace(path: &Path, text: &str) -> std::io::Result<()> {
-    match rename_over(path, text) {
-        // The folder belongs to root, the file was given to the user of the data plane.
-        Err(error) if error.kind() == ErrorKind::PermissionDenied => overwrite(path, text),
-        done => done,
-    }
-}
-
-/// Writes the text into the file itself. After a crash in its middle the file is neither text, and not accepted.
-fn overwrite(path: &Path, text: &str) -> std::io::Result<()> {
-    let file = std::fs::OpenOptions::new().write(true).open(path)?;
-    file.write_all_at(text.as_bytes(), 0)?;
-    file.set_len(text.len() as u64)?;
-    file.sync_all()
-}
-
-/// Makes a file with the text and renames it: a reader has the old text or the new one.
-fn rename_over(path: &Path, text: &str) -> std::io::Result<()> {
-    use std::io::Write;
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let beside = path.with_file_name(name);
-    let mut file = std::fs::File::create(&beside)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    std::fs::rename(&beside, path)
 }
 
 /// Sees to it that the agreement in force is that of the file and of the time, for ever.

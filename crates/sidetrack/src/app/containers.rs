@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::function::container::Containers;
 use crate::function::{Function, Library};
+use crate::rights::DataUser;
 use crate::worker::Shared;
 use anyhow::Context;
 use sidetrack_core::limit::DESCRIPTORS_PER_FLOW;
@@ -12,8 +13,8 @@ use std::sync::Arc;
 const DESCRIPTORS_PER_CONTAINER: u64 = 2;
 
 /// Starts the process that starts containers, if the configuration asks for it. Before rights are given up.
-pub(super) fn start(config: &Config) -> anyhow::Result<Option<Arc<Containers>>> {
-    config.wants_containers().then(|| Containers::start(config.engine.as_deref())).transpose()
+pub(super) fn start(config: &Config, user: Option<&DataUser>) -> anyhow::Result<Option<Arc<Containers>>> {
+    config.wants_containers().then(|| Containers::start(config.engine.as_deref(), user)).transpose()
 }
 
 /// The functions that a node starts with. Waits for containers; one that does not get well is down, and what that means for

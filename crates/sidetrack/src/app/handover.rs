@@ -3,8 +3,8 @@
 //! Only what belongs to root is given away, and only under names that are ours: a folder that was named by mistake keeps its
 //! files.
 
-use super::rights::DataUser;
 use crate::config::{Config, HttpListener, RecordTo};
+use crate::rights::DataUser;
 use anyhow::Context;
 use rustix::fs::{Mode, OFlags};
 use std::fs::{self, File};

@@ -4,7 +4,7 @@ use super::agreement;
 use super::kernel::{KernelFlows, Paths};
 use super::paths;
 use super::ports;
-use super::rights::{self, DataUser};
+use super::rights;
 use super::sockets::{self, Bound};
 use super::threads::{Fleet, Serving};
 use crate::agreement::InForce;
@@ -20,6 +20,7 @@ use crate::keeper::{Begin, Keeper, Order};
 use crate::live::{Clock, Ledger};
 use crate::overlay;
 use crate::process::Owners;
+use crate::rights::DataUser;
 use crate::steer::{Host, OWN_MARK, Steer, TABLE};
 use crate::worker::{Admission, FAR_WAITING_MAX, Shared};
 use anyhow::Context;
@@ -61,6 +62,7 @@ pub struct Prepared {
     engines: engine::Opened,
     containers: Option<Arc<Containers>>,
     agreement: Arc<InForce>,
+    writer: Option<agreement::Writer>,
 }
 
 /// A node at work.
@@ -85,6 +87,7 @@ pub struct Node {
     windows: Mutex<Vec<SocketAddr>>,
     /// Whoever reads an agreement and puts it in force does so alone: what was read last is in force last.
     pub(super) agreeing: Mutex<()>,
+    writer: Option<agreement::Writer>,
 }
 
 /// Our side of what the kernel does for us.
@@ -99,11 +102,11 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Prepared {
-    /// Starts the processes that keep rights, and opens what takes rights to open.
+    /// Starts the processes that keep rights and become this user, and opens what takes rights to open.
     ///
     /// # Errors
     /// What cannot be had, and what the system said.
-    pub fn new(config: &Config) -> anyhow::Result<Self> {
+    pub fn new(config: &Config, user: Option<&DataUser>) -> anyhow::Result<Self> {
         let workers = match config.workers {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             workers => workers,
@@ -122,14 +125,16 @@ impl Prepared {
             // Also where there is nothing to steer yet: a reload may bring it, and rules may ask for processes of others.
             let begin =
                 Begin { closed: config.on_crash == OnCrash::Closed, owners: config.policy.asks_process() };
-            steered.keeper = Some(Arc::new(Keeper::start(begin).context("cannot start the keeper")?));
+            steered.keeper = Some(Arc::new(Keeper::start(begin, user).context("cannot start the keeper")?));
             steered.may = begin;
             if Steer::new(config, &configured(config), 0, &Host::here())?.is_empty() {
                 remove_orphan();
             }
         }
-        let containers = super::containers::start(config)?;
-        Ok(Self { workers, steered, overlay, engines, containers, agreement })
+        let containers = super::containers::start(config, user)?;
+        let file = config.agreement.as_ref().zip(user);
+        let writer = file.map(|(file, user)| agreement::Writer::start(&file.path, user)).transpose()?;
+        Ok(Self { workers, steered, overlay, engines, containers, agreement, writer })
     }
 
     /// From here on peers' bytes are read: the process becomes the user of the data plane and keeps what marked and transparent
@@ -246,6 +251,7 @@ impl Prepared {
             paths: Mutex::default(),
             windows: Mutex::default(),
             agreeing: Mutex::default(),
+            writer: self.writer,
         };
         node.set_dialing(&lock(&node.served));
         Ok(node)
@@ -323,6 +329,11 @@ impl Node {
     pub(super) fn set_windows(&self, windows: Vec<SocketAddr>) {
         *lock(&self.windows) = windows;
         self.set_dialing(&lock(&self.served));
+    }
+
+    /// What writes the agreement's file where this process may not make a file beside it.
+    pub(super) const fn agreement_writer(&self) -> Option<&agreement::Writer> {
+        self.writer.as_ref()
     }
 
     /// The data-flow agreement in force.

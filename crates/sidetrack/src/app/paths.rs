@@ -1,65 +1,22 @@
 //! The files that the data plane may open once it runs (Landlock): those of its configuration, and those of the system that
 //! resolving names takes.
 
-use super::{handover, rights};
+use super::handover;
+use super::rights::named;
 use crate::config::{AdminAt, Config};
-use sidetrack_sys::landlock::{self, Allowed, Enforced, May, around};
+use crate::rights::{self, allow};
+use sidetrack_sys::landlock::{Allowed, May};
 use std::path::Path;
-
-/// What name resolution, time zones, certificates of the system and our own counters are read from. Missing ones are left out.
-const SYSTEM: &[&str] = &[
-    "/etc/ca-certificates",
-    "/etc/gai.conf",
-    "/etc/group",
-    "/etc/host.conf",
-    "/etc/hosts",
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/etc/nsswitch.conf",
-    "/etc/passwd",
-    "/etc/pki",
-    "/etc/protocols",
-    "/etc/resolv.conf",
-    "/etc/services",
-    "/etc/ssl",
-    "/lib",
-    "/lib64",
-    "/proc",
-    "/run/NetworkManager",
-    "/run/resolvconf",
-    "/run/systemd/resolve",
-    "/sys",
-    "/usr/lib",
-    "/usr/lib64",
-    "/usr/local/share/ca-certificates",
-    "/usr/share",
-    "/dev/random",
-    "/dev/urandom",
-];
 
 /// Restricts this thread, and those that it starts, to the files of the configuration. `socket`: the admin socket, if this process
 /// removes it.
 pub fn restrict(config: &Config, file: &Path, socket: Option<&Path>) {
-    match landlock::restrict(&allowed(config, file, socket)) {
-        Ok(Enforced::Fully) => {}
-        Ok(Enforced::Partly) => {
-            tracing::info!(
-                "files are confined in part: this kernel has an older Landlock (all of it: Linux 6.10)"
-            );
-        }
-        Ok(Enforced::No) => tracing::warn!(
-            "files are not confined: this kernel has no Landlock, or it is switched off (CONFIG_SECURITY_LANDLOCK, and \
-             landlock in the boot option lsm=)"
-        ),
-        Err(error) => tracing::warn!("files are not confined: {error}"),
-    }
+    rights::restrict(&allowed(config, file, socket));
 }
 
 fn allowed(config: &Config, file: &Path, socket: Option<&Path>) -> Vec<Allowed> {
-    let system = SYSTEM.iter().map(|path| Allowed { path: path.into(), may: May::Read });
-    let mut allowed: Vec<_> = system.collect();
-    allowed.push(Allowed { path: "/dev/null".into(), may: May::Append });
-    for path in [file.to_owned()].into_iter().chain(rights::named(config)) {
+    let mut allowed = rights::system();
+    for path in [file.to_owned()].into_iter().chain(named(config)) {
         if path.is_dir() {
             allowed.push(Allowed { path, may: May::Read });
         } else {
@@ -81,11 +38,4 @@ fn allowed(config: &Config, file: &Path, socket: Option<&Path>) -> Vec<Allowed> 
         allowed.extend(above.map(|path| Allowed { path: path.to_owned(), may: May::RemoveFolders }));
     }
     allowed
-}
-
-/// A file by its name, and by the name that it leads to, with the folders that they may come back in.
-fn allow(allowed: &mut Vec<Allowed>, path: &Path, may: May) {
-    for path in [Some(path.to_owned()), path.canonicalize().ok()].into_iter().flatten() {
-        allowed.push(Allowed { path: around(&path), may });
-    }
 }

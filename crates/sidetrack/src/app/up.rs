@@ -2,7 +2,6 @@
 
 use super::node::{Node, Prepared};
 use super::outgoing::{self, Paths};
-use super::rights::DataUser;
 use super::shunt::ShuntFlows;
 use crate::admin::{self, AdminSocket, AdminState};
 use crate::config::{AdminAt, Config, LogFormat, RecordTo};
@@ -10,6 +9,7 @@ use crate::log::{self, Shape};
 use crate::metrics::Metrics;
 use crate::record::{Feed, RecordWriter, Recorder, Target};
 use crate::reload::{ReloadHandle, Reloader};
+use crate::rights::DataUser;
 use anyhow::Context;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::undo::Guard;
@@ -47,9 +47,9 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     sidetrack_sys::confine::leave_no_core().context("RLIMIT_CORE")?;
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
     // What needs rights first; then the rights go; then sockets are bound, threads start and peers' bytes are read.
-    let user = DataUser::of(&config)?;
+    let user = DataUser::of(&config.user)?;
     let config = Arc::new(config);
-    let mut prepared = Prepared::new(&config)?;
+    let mut prepared = Prepared::new(&config, user.as_ref())?;
     let shunt = ShuntFlows::start(&config, &name, &text)?;
     let node_to_be = Arc::new(OnceLock::<Arc<Node>>::new());
     let (reloader, handle) = reloader(path, config, node_to_be.clone());

@@ -49,8 +49,8 @@ pub struct File {
     /// `sudo sidetrack cleanup` ends the block. A reload may change "closed" to "open", but not "open" to "closed". Default
     /// "open".
     pub on_crash: Option<At<OnCrash>>,
-    /// The user that `up` switches to when root starts it. "root" keeps user id 0. A reload does not change it. Default: the
-    /// user `sidetrack` if this machine has it, otherwise `nobody`.
+    /// The user that `up` and the processes beside it switch to when root starts it. "root" keeps user id 0. A reload does not
+    /// change it. Default: the user `sidetrack` if this machine has it, otherwise `nobody`.
     pub user: Option<At<String>>,
     /// What happens to a flow that no rule matches. Required if there is a rule.
     pub default: Option<At<DefaultAction>>,

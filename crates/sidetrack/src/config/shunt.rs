@@ -88,6 +88,14 @@ pub struct Shunt {
 }
 
 impl Shunt {
+    /// Whether it listens for a switch on a port that an ordinary user may not bind.
+    pub fn has_low_port(&self) -> bool {
+        self.fast_paths.iter().any(|path| match path {
+            ShuntPath::OpenFlow(switch) => switch.listen.iter().any(|at| matches!(at.port(), 1..1024)),
+            _ => false,
+        })
+    }
+
     /// Ten seconds, as in NFShunt.
     pub const IDLE_TIMEOUT_MS: u64 = 10_000;
     /// Default for flows on the fast path.

@@ -10,6 +10,7 @@
 //! agent or the orchestrator is down. If a decision cannot be made, the answer is no.
 
 pub mod api;
+mod confined;
 pub mod domain;
 mod facts;
 pub mod image;
@@ -20,12 +21,14 @@ pub mod orchestrator;
 pub mod settings;
 pub mod store;
 
+use crate::rights::DataUser;
 use anyhow::Context;
+use confined::confine;
 use domain::Domain;
+use domain::sockets::Sockets;
 use link::serve;
 use orchestrator::Orchestrator;
 use settings::{DomainSettings, OrchestratorSettings};
-use sidetrack_sys::confine;
 use std::path::Path;
 use std::sync::Arc;
 use store::FileStore;
@@ -39,12 +42,15 @@ use tokio::sync::watch;
 /// Says what is wrong with its file, its agreement or its state, or that its address is taken.
 pub async fn orchestrate(file: &Path) -> anyhow::Result<()> {
     let settings = OrchestratorSettings::load(file).map_err(crate::config::BadConfiguration::from)?;
-    confine();
+    // Root's files first: the state stays open.
     let store = Arc::new(FileStore::open(&settings.state)?);
-    let (listen, mutual) = (settings.listen.clone(), settings.mutual.clone());
+    let again: Vec<_> = settings.images.values().chain([&settings.agreement]).map(|path| &**path).collect();
+    let user = DataUser::of(&settings.user)?;
+    let bound = confine(&settings.listen, user.as_ref(), &again)?;
+    let mutual = settings.mutual.clone();
     let orchestrator = Arc::new(Orchestrator::new(settings, store)?);
     let work = tokio::spawn(orchestrator.clone().follow());
-    until_told(&listen, mutual, orchestrator::router(orchestrator), "orchestrator").await?;
+    until_told(bound, mutual, orchestrator::router(orchestrator), "orchestrator").await?;
     work.abort();
     Ok(())
 }
@@ -52,33 +58,32 @@ pub async fn orchestrate(file: &Path) -> anyhow::Result<()> {
 /// Runs a domain's agent until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// Says what is wrong with its file or its state, or that its address is taken.
+/// Says what is wrong with its file or its state, that its address is taken, or that the process for its sockets has ended.
 pub async fn domain(file: &Path) -> anyhow::Result<()> {
     let settings = DomainSettings::load(file).map_err(crate::config::BadConfiguration::from)?;
-    confine();
+    let user = DataUser::of(&settings.user)?;
+    let sockets = Arc::new(Sockets::start(&settings, user.as_ref())?);
+    // Root's files first: the state stays open.
     let store = Arc::new(FileStore::open(&settings.state)?);
-    let (listen, mutual) = (settings.listen.clone(), settings.mutual.clone());
-    let domain = Arc::new(Domain::new(settings, store));
+    let bound = confine(&settings.listen, user.as_ref(), &[])?;
+    let mutual = settings.mutual.clone();
+    let domain = Arc::new(Domain::new(settings, store, sockets.clone()));
     let work = tokio::spawn(domain.clone().follow());
-    until_told(&listen, mutual, domain::router(domain), "domain").await?;
+    let served = tokio::select! {
+        served = until_told(bound, mutual, domain::router(domain), "domain") => served,
+        gone = sockets.gone() => Err(gone),
+    };
     work.abort();
-    Ok(())
-}
-
-/// Confines the process. Must run before it reads a byte from a peer, and while it has one thread.
-fn confine() {
-    if let Err(error) = confine::confine_process(confine::Kind::Control) {
-        tracing::warn!("system calls are not confined: {error}");
-    }
+    served
 }
 
 async fn until_told(
-    listen: &str,
+    bound: std::net::TcpListener,
     mutual: crate::tls::Mutual,
     router: axum::Router,
     kind: &str,
 ) -> anyhow::Result<()> {
-    let listener = TcpListener::bind(listen).await.with_context(|| format!("listen = \"{listen}\""))?;
+    let listener = TcpListener::from_std(bound).context("the listener")?;
     let address = listener.local_addr()?;
     let (stop, stopped) = watch::channel(false);
     let mut terminate = signal(SignalKind::terminate())?;

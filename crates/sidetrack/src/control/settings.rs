@@ -1,9 +1,9 @@
 //! The configuration files of orchestrators and domains.
 
 use super::link::ALPN;
-use crate::config::{At, ConfigError, List, Problem, parse};
+use crate::config::{At, ConfigError, List, Problem, RunAs, parse};
 use crate::tls::{Mutual, Pin, Trust};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -49,6 +49,8 @@ pub struct End {
 #[serde(deny_unknown_fields)]
 struct RawOrchestrator {
     version: Option<At<u32>>,
+    /// The user that it becomes when root starts it.
+    user: Option<At<String>>,
     listen: Option<At<String>>,
     agreement: Option<At<String>>,
     state: Option<At<String>>,
@@ -83,6 +85,8 @@ struct RawTaken {
 #[serde(deny_unknown_fields)]
 struct RawDomain {
     version: Option<At<u32>>,
+    /// The user that it becomes when root starts it.
+    user: Option<At<String>>,
     party: Option<At<String>>,
     listen: Option<At<String>>,
     state: Option<At<String>>,
@@ -122,6 +126,8 @@ struct RawReasoner {
 /// The settings of an orchestrator.
 #[derive(Clone, Debug)]
 pub struct OrchestratorSettings {
+    /// The user that it switches to when root starts it.
+    pub user: RunAs,
     /// The address to listen on.
     pub listen: String,
     /// The file of the agreement.
@@ -143,6 +149,8 @@ pub struct OrchestratorSettings {
 /// The settings of a domain's agent.
 #[derive(Clone, Debug)]
 pub struct DomainSettings {
+    /// The user that it switches to when root starts it.
+    pub user: RunAs,
     /// The party that it belongs to.
     pub party: String,
     /// The address to listen on.
@@ -168,7 +176,7 @@ pub struct DomainSettings {
 }
 
 /// Which images a domain accepts from its orchestrator.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Images {
     /// The socket of the container engine that gets them. `None`: no image is accepted.
     pub engine: Option<PathBuf>,
@@ -203,7 +211,7 @@ pub struct ReasonerAt {
 }
 
 /// Whether this names one image, with a tag, in characters that need no escape in a path.
-fn is_image_name(name: &str) -> bool {
+pub(super) fn is_image_name(name: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_./:".contains(c);
     let tag = name.rsplit('/').next().and_then(|last| last.split_once(':'));
     name.chars().all(fits)
@@ -212,7 +220,7 @@ fn is_image_name(name: &str) -> bool {
 }
 
 /// Whether this is a digest in the form that images use.
-fn is_digest(id: &str) -> bool {
+pub(super) fn is_digest(id: &str) -> bool {
     id.strip_prefix("sha256:")
         .is_some_and(|hex| hex.len() == 64 && hex.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f')))
 }
@@ -235,6 +243,15 @@ impl Check<'_> {
                 "write `version = 1`",
             );
         }
+    }
+
+    fn user(&mut self, at: Option<&At<String>>) -> RunAs {
+        let Some(at) = at else { return RunAs::Default };
+        if !nix::unistd::User::from_name(at).is_ok_and(|user| user.is_some()) {
+            let help = "name a system user, \"root\" included, or leave `user` out";
+            self.error(at.span(), format!("there is no user '{}' on this machine", at.as_str()), help);
+        }
+        RunAs::Named(at.as_str().into())
     }
 
     fn needed(&mut self, at: Option<&At<String>>, key: &str, what: &str) -> String {
@@ -404,6 +421,7 @@ impl OrchestratorSettings {
                 check.error(0..0, "there is no domain", "add [domain.PARTY] with `address`");
             }
             Some(Self {
+                user: check.user(raw.user.as_ref()),
                 listen,
                 agreement,
                 state,
@@ -453,6 +471,7 @@ impl DomainSettings {
             };
             let images = check.images(raw, &state);
             Some(Self {
+                user: check.user(raw.user.as_ref()),
                 party,
                 listen,
                 state,

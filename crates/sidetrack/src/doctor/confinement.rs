@@ -34,7 +34,7 @@ fn seccomp(facts: &Facts) -> Check {
 }
 
 fn user(facts: &Facts) -> Check {
-    let needed_for = "started as root, `up` becomes this user before it reads what peers send";
+    let needed_for = "started as root, `up`, `orchestrate serve` and `domain serve` become this user before they read what peers send";
     let fix = "useradd --system --no-create-home --shell /usr/sbin/nologin sidetrack";
     let check = match facts.data_user.as_deref() {
         Some("nobody") => {

@@ -4,6 +4,7 @@ use super::derive::Proved;
 use super::kernel::Kernel;
 use super::{Ask, Begin, LISTENERS_MAX, Order, Told, wire};
 use crate::process;
+use crate::rights::TO_BECOME;
 use anyhow::Context;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine;
@@ -36,7 +37,7 @@ pub fn keep(end: OwnedFd) -> anyhow::Result<()> {
     // The program was started by way of /proc/self/exe; only `ps` misses the name.
     let _ = system::set_name(NAME);
     // CAP_SETPCAP only as long as the bounding set is still to shrink.
-    keep_only(NEEDED | FOR_OWNERS | CapabilitySet::SETPCAP)?;
+    keep_only(NEEDED | FOR_OWNERS | TO_BECOME)?;
     let Some(begin) = first(&end)? else { return Ok(()) };
     keep_only(if begin.owners { NEEDED | FOR_OWNERS } else { NEEDED })?;
     let guard = Guard::spawn(&[]).context("cannot start the guard that undoes what we do")?;
@@ -79,6 +80,10 @@ fn refuse(end: &OwnedFd, why: impl Into<String>) -> io::Result<()> {
 fn first(end: &OwnedFd) -> anyhow::Result<Option<Begin>> {
     loop {
         match request(end)? {
+            // No answer: what goes wrong is that to the request after it.
+            Some(Ok((Ask::Become(user), _))) => {
+                user.become_it(NEEDED | FOR_OWNERS | CapabilitySet::SETPCAP)?
+            }
             Some(Ok((Ask::Begin(begin), _))) => return Ok(Some(begin)),
             Some(Ok(_)) => refuse(end, "the first request says what later ones may ask for")?,
             Some(Err(())) => {}
@@ -142,7 +147,9 @@ impl Serving {
                 wire::send(end, &told, &[])
             }
             Ask::Owner { .. } => refuse(end, "no rule asked for processes when sidetrack started"),
-            Ask::Begin(_) => refuse(end, "what may be asked for was said before, and does not change"),
+            Ask::Become(_) | Ask::Begin(_) => {
+                refuse(end, "what may be asked for was said before, and does not change")
+            }
             Ask::Release => Ok(()),
         }
     }

@@ -12,6 +12,17 @@ pub struct DataPlane {
     pub users: Vec<String>,
     /// The capabilities that it keeps, with the reasons.
     pub capabilities: Vec<&'static str>,
+    /// The processes beside it, which become the same user, and the capabilities that each keeps.
+    pub processes: Vec<Beside>,
+}
+
+/// A process beside the data plane.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Beside {
+    /// What it does.
+    pub name: &'static str,
+    /// Its capabilities.
+    pub capabilities: Vec<&'static str>,
 }
 
 impl DataPlane {
@@ -31,7 +42,7 @@ impl DataPlane {
                 "CAP_DAC_READ_SEARCH, only if the user cannot read the configuration and what it names: for reloads",
             );
         }
-        Self { users, capabilities }
+        Self { users, capabilities, processes: beside(config) }
     }
 }
 
@@ -46,6 +57,30 @@ pub fn data_capabilities(config: &Config) -> Vec<(CapabilitySet, &'static str)> 
         needed.push((CapabilitySet::NET_BIND_SERVICE, "CAP_NET_BIND_SERVICE: to listen on ports below 1024"));
     }
     needed
+}
+
+/// The processes that keep rights, once they have become the user.
+fn beside(config: &Config) -> Vec<Beside> {
+    const FOR_OWNERS: [&str; 2] = ["CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"];
+    let with = |needed: &[&'static str], owners: bool| {
+        needed.iter().copied().chain(FOR_OWNERS.into_iter().filter(|_| owners)).collect()
+    };
+    let asks = config.policy.asks_process();
+    let mut all = vec![Beside { name: "the keeper", capabilities: with(&["CAP_NET_ADMIN"], asks) }];
+    if let Some(shunt) = &config.shunt {
+        let asks = shunt.rules.as_ref().is_some_and(|rules| rules.asks_process());
+        let mut capabilities: Vec<_> = with(&["CAP_NET_ADMIN", "CAP_BPF"], asks);
+        capabilities.extend(shunt.has_low_port().then_some("CAP_NET_BIND_SERVICE"));
+        all.push(Beside { name: "the shunt's process", capabilities });
+    }
+    if config.agreement.is_some() {
+        all.push(Beside { name: "the agreement's process", capabilities: vec!["CAP_DAC_OVERRIDE"] });
+    }
+    if config.wants_containers() {
+        let needed = ["CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_NET_ADMIN", "CAP_DAC_OVERRIDE"];
+        all.push(Beside { name: "the containers' process", capabilities: with(&needed, false) });
+    }
+    all
 }
 
 /// The ports of a listener. They are bound after privileges are given up.
@@ -67,6 +102,11 @@ impl fmt::Display for DataPlane {
         }
         for capability in &self.capabilities {
             write!(f, "\n    {capability}")?;
+        }
+        let who = if self.users == ["root"] { "stay root, too" } else { "become the same user" };
+        write!(f, "\nthe processes beside it {who}, and keep:")?;
+        for Beside { name, capabilities } in &self.processes {
+            write!(f, "\n    {name}: {}", capabilities.join(", "))?;
         }
         writeln!(f)
     }

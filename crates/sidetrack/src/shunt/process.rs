@@ -4,6 +4,7 @@
 use super::{Engine, FlowView, Settings, ShuntRecord};
 use crate::config::{self, Config};
 use crate::keeper::wire;
+use crate::rights::{DataUser, TO_BECOME, become_or_stay};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::shunt::{FastPathKind, ShuntAction, Transport, Tuple};
@@ -27,6 +28,9 @@ const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN.union(CapabilitySet::BPF)
 
 /// Whose a socket is, for rules that ask: other users' descriptors and namespaces in /proc.
 const FOR_PROCESSES: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_READ_SEARCH);
+
+/// What `ps` and `top` call this process.
+const NAME: &std::ffi::CStr = c"sidetrack-shunt";
 
 /// How long a turn may last when nothing happens.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -167,7 +171,9 @@ impl Shunter {
 /// What breaks it.
 pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
     process::ignore_stop_signals();
-    keep_only(NEEDED | FOR_PROCESSES)?;
+    // Only `ps` misses the name.
+    let _ = process::set_name(NAME);
+    keep_only(NEEDED | FOR_PROCESSES | CapabilitySet::NET_BIND_SERVICE | TO_BECOME)?;
     let Some((ask, _)) = wire::receive::<Ask>(&end)? else { return Ok(()) };
     let (mut engine, undo, guard) = match begin(ask) {
         Ok(begun) => begun,
@@ -194,9 +200,12 @@ fn begin(ask: Ask) -> anyhow::Result<(Engine, Vec<Action>, Guard)> {
     let Ask::Start { name, text } = ask else { anyhow::bail!("the shunt has not been started") };
     let config = Config::from_text(&name, &text).map_err(|error| anyhow::anyhow!("{error}"))?;
     let shunt = config.shunt.context("the configuration has no [shunt]")?;
-    // Before there is a second thread or process, which would keep its own.
+    // Its files have been read. Before there is a second thread or process, which would keep its own.
     let asks_process = shunt.rules.as_ref().is_some_and(|rules| rules.asks_process());
-    keep_only(if asks_process { NEEDED | FOR_PROCESSES } else { NEEDED })?;
+    let user = DataUser::of(&config.user)?;
+    let mut needed = if asks_process { NEEDED | FOR_PROCESSES } else { NEEDED };
+    needed.set(CapabilitySet::NET_BIND_SERVICE, shunt.has_low_port());
+    become_or_stay(user.as_ref(), needed)?;
     let mut guard = Guard::spawn(&[]).context("cannot start the guard that undoes what we do")?;
     if let Err(error) = confine::confine_process(confine::Kind::Shunt) {
         tracing::warn!("the shunt's system calls are not confined: {error}");

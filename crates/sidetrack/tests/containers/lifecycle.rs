@@ -24,6 +24,16 @@ fn containers_are_gone_when_we_stop() {
         let up = up(server.address, LED, &own("f", "instances = 2"));
         let process = children(&up);
         assert_eq!(of(process).len(), 2);
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+        let line = |field: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("a line");
+            line.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        assert_ne!(line("Uid:"), "0 0 0 0");
+        // CAP_DAC_OVERRIDE (1), CAP_NET_ADMIN (12), CAP_SYS_PTRACE (19), CAP_SYS_ADMIN (21).
+        let keeps = format!("{:016x}", 1_u64 << 1 | 1 << 12 | 1 << 19 | 1 << 21);
+        assert_eq!([line("CapEff:"), line("CapBnd:")], [keeps.clone(), keeps]);
+        assert_eq!([line("NoNewPrivs:"), line("Seccomp:")], ["1", "2"]);
         let mut stream = connect(&up);
         assert_eq!(ask(&mut stream, "hello\n").expect("an answer"), "hello\n");
         assert!(up.stop().0.success());

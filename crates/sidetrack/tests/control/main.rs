@@ -1,6 +1,8 @@
 //! The control plane with real processes: an orchestrator, the agents of two domains, a proxy in each, and flows; and paths that
 //! services ask for.
 
+#[path = "../../../sys/tests/support/mod.rs"]
+mod hosts;
 #[path = "../node/mod.rs"]
 mod node;
 
@@ -9,3 +11,4 @@ mod members;
 mod outgoing;
 mod plane;
 mod steps;
+mod user;

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
@@ -30,6 +31,7 @@ pub struct Part {
     command: &'static str,
     file: PathBuf,
     child: Child,
+    log: Arc<Mutex<Vec<String>>>,
 }
 
 impl Part {
@@ -50,9 +52,24 @@ impl Part {
                 _ => panic!("{command} ended:\n{}", seen.join("\n")),
             }
         }
-        // The pipe is read to its end, so that nobody waits for room in it.
-        std::thread::spawn(move || log.map_while(Result::ok).for_each(drop));
-        Self { command, file: file.to_owned(), child }
+        // The pipe is read to its end, so that the part never waits for room in it.
+        let lines = Arc::new(Mutex::new(seen));
+        let keep = lines.clone();
+        std::thread::spawn(move || {
+            log.map_while(Result::ok).for_each(|line| keep.lock().expect("no panic").push(line));
+        });
+        Self { command, file: file.to_owned(), child, log: lines }
+    }
+
+    /// What it has logged so far.
+    pub fn logged(&self) -> String {
+        self.log.lock().expect("no panic").join("\n")
+    }
+
+    /// Waits for its end.
+    pub fn ended(&mut self) -> std::process::ExitStatus {
+        eventually("it ends", || !matches!(self.child.try_wait(), Ok(None)));
+        self.child.wait().expect("a child")
     }
 
     /// The process id.

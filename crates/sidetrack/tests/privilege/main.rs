@@ -6,6 +6,7 @@ mod hosts;
 #[path = "../node/mod.rs"]
 mod node;
 
+mod agreement;
 mod crash;
 mod files;
 mod interference;

@@ -272,6 +272,21 @@ fn all_processes_beside_the_node_are_confined() {
     let node = start(Forwarding::Routed);
     let children = sidetrack_sys::process::children(node.up.pid());
     assert!(children.len() >= 3, "the keeper, the shunt, the guard of the admin socket: {children:?}");
+    let ids = |pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+        let line = |field: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("a line");
+            line.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        (line("Name:"), line("Uid:"), line("CapEff:"), line("CapBnd:"), line("NoNewPrivs:"))
+    };
+    // CAP_NET_ADMIN (12), and CAP_BPF (39).
+    for (name, keeps) in [("sidetrack-keep", 1_u64 << 12), ("sidetrack-shunt", 1 << 12 | 1 << 39)] {
+        let found = children.iter().map(|pid| ids(*pid)).find(|ids| ids.0 == name).expect(name);
+        let keeps = format!("{keeps:016x}");
+        assert_ne!(found.1, "0 0 0 0", "{name}");
+        assert_eq!((found.2, found.3, found.4), (keeps.clone(), keeps, "1".to_owned()), "{name}");
+    }
     let guards = children.iter().flat_map(|pid| sidetrack_sys::process::children(*pid));
     for pid in guards.chain(children.clone()) {
         // A guard is heard of before it has confined itself.

@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::function::container::{Containers, Guest, Pool, lead_and_wait, probe_and_wait};
 use crate::live::Clock;
+use crate::rights::DataUser;
 use sidetrack_core::function::{ContainerSpec, FunctionSpec, Probe};
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ impl Yard {
     /// # Errors
     /// There is no engine, or it may not be used.
     pub fn open(config: &Config) -> anyhow::Result<Self> {
-        let yard = Self(Containers::start(config.engine.as_deref())?);
+        let yard = Self(Containers::start(config.engine.as_deref(), DataUser::of(&config.user)?.as_ref())?);
         yard.0.run(Clock::start())?;
         Ok(yard)
     }

@@ -4,6 +4,7 @@
 mod authoriser;
 mod images;
 mod routes;
+pub mod sockets;
 
 pub use routes::router;
 
@@ -15,9 +16,10 @@ use super::link::{Link, LinkError};
 use super::name;
 use super::settings::DomainSettings;
 use super::store::{If, LeaseId, Store, StoreError};
-use crate::admin::{Applied, Client, FunctionCounts, Functions};
+use crate::admin::FunctionCounts;
 use hyper::Method;
 use serde::{Deserialize, Serialize};
+use sockets::Sockets;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -78,6 +80,8 @@ pub enum DomainError {
 pub struct Domain {
     settings: DomainSettings,
     store: Arc<dyn Store>,
+    /// The proxies and the container engine.
+    sockets: Arc<Sockets>,
     orchestrator: Link,
     /// Held while the proxies are being changed, so that changes do not overlap.
     applying: tokio::sync::Mutex<()>,
@@ -89,12 +93,13 @@ pub struct Domain {
 
 impl Domain {
     /// Creates an agent with this state.
-    pub fn new(settings: DomainSettings, store: Arc<dyn Store>) -> Self {
+    pub fn new(settings: DomainSettings, store: Arc<dyn Store>, sockets: Arc<Sockets>) -> Self {
         let end = &settings.orchestrator;
         let orchestrator = Link::new("the orchestrator", &end.address, &end.name, settings.mutual.clone());
         Self {
             settings,
             store,
+            sockets,
             orchestrator,
             applying: tokio::sync::Mutex::default(),
             receiving: tokio::sync::Mutex::default(),
@@ -143,15 +148,23 @@ impl Domain {
         Ok(())
     }
 
+    /// Returns the functions of all proxies, each with its proxy.
+    async fn functions(&self) -> Result<Vec<(usize, FunctionCounts)>, DomainError> {
+        let mut all = Vec::new();
+        for proxy in 0..self.settings.proxies.len() {
+            let functions = self.sockets.functions(proxy).await.map_err(DomainError::Proxy)?;
+            all.extend(functions.into_iter().map(|function| (proxy, function)));
+        }
+        Ok(all)
+    }
+
     /// Step 4: returns the nodes and functions on offer.
     ///
     /// # Errors
     /// A proxy cannot be asked.
     pub async fn offer(&self) -> Result<Offer, DomainError> {
-        let mut functions = BTreeSet::new();
-        for proxy in &self.settings.proxies {
-            functions.extend(functions_of(proxy).await?.into_iter().map(|function| function.name));
-        }
+        let functions: BTreeSet<_> =
+            self.functions().await?.into_iter().map(|(_, function)| function.name).collect();
         let (party, nodes) = (self.settings.party.clone(), self.settings.nodes.clone());
         Ok(Offer { party, nodes, functions: functions.into_iter().collect() })
     }
@@ -182,13 +195,14 @@ impl Domain {
         let party = &self.settings.party;
         let mut lacking: BTreeSet<&String> = functions.iter().collect();
         let mut down = None;
-        for proxy in &self.settings.proxies {
-            for found in functions_of(proxy).await?.into_iter().filter(|one| functions.contains(&one.name)) {
-                lacking.remove(&found.name);
-                if let Some(health) = found.containers.filter(|health| health.well == 0) {
-                    let why = health.trouble.unwrap_or_else(|| "it is being started".to_owned());
-                    down = Some(format!("the function '{}' of '{party}' is down: {why}", found.name));
-                }
+        for (_, found) in self.functions().await? {
+            if !functions.contains(&found.name) {
+                continue;
+            }
+            lacking.remove(&found.name);
+            if let Some(health) = found.containers.filter(|health| health.well == 0) {
+                let why = health.trouble.unwrap_or_else(|| "it is being started".to_owned());
+                down = Some(format!("the function '{}' of '{party}' is down: {why}", found.name));
             }
         }
         match lacking.first() {
@@ -323,10 +337,8 @@ impl Domain {
         self.behind.store(true, Relaxed);
         let text = self.text().map_err(|error| DomainError::Proxy(format!("{error:#}")))?;
         let mut revoked = 0;
-        for proxy in &self.settings.proxies {
-            let asked =
-                Client::new(proxy).send::<Applied>(Method::PUT, "/v1/policy", &[], text.clone()).await;
-            revoked += asked.map_err(|error| DomainError::Proxy(error.to_string()))?.revoked.len() as u64;
+        for proxy in 0..self.settings.proxies.len() {
+            revoked += self.sockets.apply(proxy, text.clone()).await.map_err(DomainError::Proxy)?;
         }
         self.behind.store(false, Relaxed);
         Ok(Configured { revoked })
@@ -357,12 +369,6 @@ impl Domain {
             tokio::time::sleep(AGAIN).await;
         }
     }
-}
-
-/// Returns the functions of a proxy.
-async fn functions_of(proxy: &std::path::Path) -> Result<Vec<FunctionCounts>, DomainError> {
-    let asked = Client::new(proxy).ask::<Functions>(Method::GET, "/v1/functions", &[]).await;
-    Ok(asked.map_err(|error| DomainError::Proxy(error.to_string()))?.functions)
 }
 
 fn parse<T: serde::de::DeserializeOwned>(value: &[u8]) -> Result<T, StoreError> {

@@ -43,9 +43,10 @@ impl Master {
     }
 
     /// Whether the agreement in force has changed, because of its file or because of the date.
+    /// A file that cannot be read counts as changed: reading it again gives the error.
     pub fn is_outdated(&self, path: &Path, now: SystemTime) -> bool {
         self.book.next_change().is_some_and(|turn| turn <= now)
-            || std::fs::read_to_string(path).is_ok_and(|text| text != self.text)
+            || std::fs::read_to_string(path).map_or(true, |text| text != self.text)
     }
 
     /// Its facts without its agreements, for domains.

@@ -1,5 +1,6 @@
 //! What `up` and the containers' process say to each other: one connection for all, and one for each container.
 
+use crate::rights::DataUser;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::function::ContainerSpec;
 use std::collections::BTreeMap;
@@ -12,6 +13,8 @@ pub enum Ask {
     Begin {
         /// The engine's socket.
         engine: Option<PathBuf>,
+        /// The user that the process becomes.
+        user: Option<DataUser>,
     },
     /// Start this container. One end of a connection comes along, over which it is held: its end is the container's end.
     Start(Box<Order>),

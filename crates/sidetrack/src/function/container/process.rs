@@ -5,6 +5,7 @@ use super::ask::{Ask, Begun};
 use super::engine::Engine;
 use super::held;
 use crate::keeper::wire;
+use crate::rights::{TO_BECOME, become_or_stay};
 use anyhow::Context;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine;
@@ -16,9 +17,12 @@ use std::sync::{Arc, Weak};
 /// The argument that makes the program this process.
 pub const ARGUMENT: &str = "containers-process";
 
-/// Entering networks of containers, whose processes are other users'; the engine's socket, wherever it is.
-const NEEDED: CapabilitySet =
-    CapabilitySet::SYS_ADMIN.union(CapabilitySet::SYS_PTRACE).union(CapabilitySet::DAC_OVERRIDE);
+/// Entering networks of containers, whose processes are other users', and setting their congestion control; the engine's socket,
+/// wherever it is.
+const NEEDED: CapabilitySet = CapabilitySet::SYS_ADMIN
+    .union(CapabilitySet::SYS_PTRACE)
+    .union(CapabilitySet::NET_ADMIN)
+    .union(CapabilitySet::DAC_OVERRIDE);
 
 /// What `ps` and `top` call this process.
 const NAME: &std::ffi::CStr = c"sidetrack-cont";
@@ -32,11 +36,13 @@ pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
     // Only `ps` misses the name.
     let _ = process::set_name(NAME);
     let held = caps::capabilities().context("capabilities")?.permitted;
-    caps::keep_only(held & NEEDED).context("cannot give up capabilities")?;
+    caps::keep_only(held & (NEEDED | TO_BECOME)).context("cannot give up capabilities")?;
+    // Said before a peer's byte was read.
+    let Some((Ask::Begin { engine, user }, _)) = wire::receive::<Ask>(&end)? else { return Ok(()) };
+    become_or_stay(user.as_ref(), NEEDED)?;
     if let Err(error) = confine::confine_process(confine::Kind::Containers) {
         tracing::warn!("the containers' system calls are not confined: {error}");
     }
-    let Some((Ask::Begin { engine }, _)) = wire::receive::<Ask>(&end)? else { return Ok(()) };
     let engine = match begin(engine.as_deref()) {
         Ok((engine, begun)) => {
             wire::send(&end, &begun, &[])?;

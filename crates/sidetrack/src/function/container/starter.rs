@@ -7,6 +7,7 @@ use super::process::ARGUMENT;
 use crate::keeper::wire;
 use crate::live::Clock;
 use crate::reactor;
+use crate::rights::DataUser;
 use anyhow::Context;
 use sidetrack_core::function::ContainerSpec;
 use sidetrack_sys::{process, scm};
@@ -56,14 +57,14 @@ impl Launcher {
 }
 
 impl Containers {
-    /// Starts the process, which finds the engine and removes what a crash left. Before rights are given up.
+    /// Starts the process, which becomes this user, finds the engine and removes what a crash left. Before rights are given up.
     ///
     /// # Errors
     /// There is no engine, or we may not use it.
-    pub fn start(engine: Option<&Path>) -> anyhow::Result<Arc<Self>> {
+    pub fn start(engine: Option<&Path>, user: Option<&DataUser>) -> anyhow::Result<Arc<Self>> {
         let (ours, theirs) = scm::pair()?;
         let child = process::respawn(ARGUMENT, theirs).context("cannot start the containers' process")?;
-        wire::send(&ours, &Ask::Begin { engine: engine.map(Path::to_owned) }, &[])?;
+        wire::send(&ours, &Ask::Begin { engine: engine.map(Path::to_owned), user: user.cloned() }, &[])?;
         let begun = wire::receive::<Begun>(&ours)?.context("the containers' process ended")?;
         let engine = match begun.0 {
             Begun::Ready { engine, version, removed } => {

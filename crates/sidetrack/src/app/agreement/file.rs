@@ -1,0 +1,154 @@
+//! Replaces the file of the agreement: a reader, and a start after a crash, finds the old text or the new one.
+//!
+//! Where its folder belongs to root, the user of the data plane cannot make a file beside it. A process that knows this one path
+//! and keeps the right to write there does it.
+
+use crate::keeper::wire;
+use crate::rights::{DataUser, TO_BECOME, become_or_stay, restrict};
+use anyhow::Context;
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat};
+use serde::{Deserialize, Serialize};
+use sidetrack_sys::caps::{self, CapabilitySet};
+use sidetrack_sys::confine;
+use sidetrack_sys::landlock::{Allowed, May};
+use sidetrack_sys::{process, scm};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// The argument that makes the program this process.
+pub const ARGUMENT: &str = "agreement-writer";
+
+/// What `ps` and `top` call this process.
+const NAME: &std::ffi::CStr = c"sidetrack-write";
+
+/// Making a file in a folder of root, and renaming it there.
+const NEEDED: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
+
+/// What the process is told at its start.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Begin {
+    /// The user to become.
+    user: DataUser,
+    /// The file, the only one that is ever written.
+    path: PathBuf,
+}
+
+/// Our end of the connection to the process.
+#[derive(Debug)]
+pub struct Writer {
+    path: PathBuf,
+    end: Mutex<OwnedFd>,
+    child: Mutex<std::process::Child>,
+}
+
+impl Writer {
+    /// Starts the process for this file. Before rights are given up.
+    ///
+    /// # Errors
+    /// What the system says about a new process, or that process about its start.
+    pub fn start(path: &Path, user: &DataUser) -> anyhow::Result<Self> {
+        let (ours, theirs) = scm::pair()?;
+        let child =
+            process::respawn(ARGUMENT, theirs).context("cannot start the process for the agreement")?;
+        // It may be started anywhere, and knows only this path.
+        let path = std::path::absolute(path)?;
+        wire::send(&ours, &Begin { user: user.clone(), path: path.clone() }, &[])?;
+        answer(&ours).context("the process for the agreement")?;
+        Ok(Self { path, end: Mutex::new(ours), child: Mutex::new(child) })
+    }
+
+    fn write(&self, path: &Path, text: &str) -> io::Result<()> {
+        if std::path::absolute(path)? != self.path {
+            return Err(io::Error::other(
+                "its folder belongs to another user, and this path is new since the start: restart sidetrack",
+            ));
+        }
+        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        wire::send(&*end, &text, &[])?;
+        answer(&end)
+    }
+}
+
+fn answer(end: &OwnedFd) -> io::Result<()> {
+    let answer = wire::receive::<Result<(), String>>(end)?;
+    let (done, _) = answer.ok_or_else(|| io::Error::other("the process that writes it is gone"))?;
+    done.map_err(io::Error::other)
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // Its end, and what it was at is done.
+        let _ = scm::close(&*self.end.lock().unwrap_or_else(PoisonError::into_inner));
+        let _ = self.child.lock().unwrap_or_else(PoisonError::into_inner).wait();
+    }
+}
+
+/// Is this process, until the other end closes.
+///
+/// # Errors
+/// What breaks it.
+pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
+    process::ignore_stop_signals();
+    // Only `ps` misses the name.
+    let _ = process::set_name(NAME);
+    let held = caps::capabilities().context("capabilities")?.permitted;
+    caps::keep_only(held & (NEEDED | TO_BECOME)).context("cannot give up capabilities")?;
+    let Some((Begin { user, path }, _)) = wire::receive::<Begin>(&end)? else { return Ok(()) };
+    become_or_stay(Some(&user), NEEDED)?;
+    let folder = path.parent().unwrap_or(Path::new("/")).to_owned();
+    restrict(&[Allowed { path: folder, may: May::Change }]);
+    if let Err(error) = confine::confine_process(confine::Kind::Control) {
+        tracing::warn!("the system calls of the process for the agreement are not confined: {error}");
+    }
+    wire::send(&end, &Ok::<(), String>(()), &[])?;
+    while let Some((text, _)) = wire::receive::<String>(&end)? {
+        let written = rename_over(&path, &text).map_err(|error| error.to_string());
+        wire::send(&end, &written, &[])?;
+    }
+    Ok(())
+}
+
+/// Puts a text in place of a file that this process's user may write.
+///
+/// # Errors
+/// What the system says; the file has its old text then.
+pub fn replace(path: &Path, text: &str, writer: Option<&Writer>) -> io::Result<()> {
+    match (rename_over(path, text), writer) {
+        // The folder belongs to root, the file was given to the user of the data plane.
+        (Err(error), Some(writer)) if error.kind() == ErrorKind::PermissionDenied => {
+            // A file that is not this user's stays what it is.
+            match accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS) {
+                Ok(()) => writer.write(path, text),
+                Err(_) => Err(error),
+            }
+        }
+        (done, _) => done,
+    }
+}
+
+/// Makes a file with the text, with the permissions of the old one, and renames it over that.
+fn rename_over(path: &Path, text: &str) -> io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let beside = path.with_file_name(name);
+    let mode = fs::metadata(path).map_or(0o644, |old| old.permissions().mode() & 0o7777);
+    // What a kill has left. A link in its place is not followed.
+    match fs::remove_file(&beside) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut file = File::from(rustix::fs::open(&beside, flags, Mode::from_raw_mode(0o600))?);
+    file.write_all(text.as_bytes())?;
+    file.set_permissions(fs::Permissions::from_mode(mode))?;
+    file.sync_all()?;
+    fs::rename(&beside, path)?;
+    // The new name is on disk, too. A folder that cannot be opened is no reason to take the text back.
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let _ = File::open(folder).and_then(|folder| folder.sync_all());
+    Ok(())
+}

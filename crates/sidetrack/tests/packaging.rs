@@ -1,0 +1,122 @@
+//! The unit files for systemd: their keys, their options, and the time that a stop takes.
+
+use sidetrack::config::Limits;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The files with the kind of configuration that they name.
+const UNITS: [(&str, &str); 3] = [
+    ("sidetrack.service", "sidetrack.toml"),
+    ("sidetrack-orchestrator.service", "orchestrator.toml"),
+    ("sidetrack-domain.service", "domain.toml"),
+];
+
+/// What containers may take to end when a node stops, seconds.
+const CONTAINERS_END: u64 = 20;
+
+fn text(unit: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(unit);
+    std::fs::read_to_string(&path).expect("the unit file")
+}
+
+/// The keys of [Service].
+fn service(unit: &str) -> BTreeMap<String, String> {
+    let text = text(unit);
+    let lines = text.lines().skip_while(|line| *line != "[Service]").skip(1);
+    let lines = lines.take_while(|line| !line.starts_with('[')).filter(|line| !line.starts_with('#'));
+    let mut keys = BTreeMap::new();
+    for line in lines.filter(|line| !line.is_empty()) {
+        let (key, value) = line.split_once('=').unwrap_or_else(|| panic!("{unit}: {line}"));
+        assert!(keys.insert(key.to_owned(), value.to_owned()).is_none(), "{unit}: {key} stands twice");
+    }
+    keys
+}
+
+#[test]
+fn each_is_unprivileged_and_confined() {
+    for (unit, _) in UNITS {
+        let keys = service(unit);
+        for (key, value) in [
+            ("User", "sidetrack"),
+            ("NoNewPrivileges", "yes"),
+            ("ProtectSystem", "strict"),
+            ("ProtectHome", "yes"),
+            ("LimitCORE", "0"),
+            ("Restart", "on-failure"),
+            ("KillMode", "mixed"),
+        ] {
+            assert_eq!(keys.get(key).map(String::as_str), Some(value), "{unit}: {key}");
+        }
+        assert_eq!(keys["AmbientCapabilities"], keys["CapabilityBoundingSet"], "{unit}");
+    }
+    assert_eq!(service(UNITS[0].0)["ExecReload"], "/bin/kill -HUP $MAINPID");
+}
+
+#[test]
+fn a_stop_leaves_time_to_drain() {
+    let wait = &service(UNITS[0].0)["TimeoutStopSec"];
+    let wait: u64 = wait.strip_suffix('s').and_then(|number| number.parse().ok()).expect("seconds");
+    assert!(wait > Limits::DRAIN_MS / 1000 + CONTAINERS_END, "{wait} s");
+}
+
+/// The program understands the command line: all that it lacks is the file.
+#[test]
+fn the_commands_and_their_options_exist() {
+    for (unit, file) in UNITS {
+        let command = service(unit)["ExecStart"].clone();
+        let mut words = command.split(' ');
+        assert_eq!(words.next(), Some("/usr/bin/sidetrack"), "{unit}");
+        let arguments = words.map(|word| match word.strip_prefix("/etc/sidetrack/") {
+            Some(name) => {
+                assert_eq!(name, file, "{unit}");
+                format!("/nowhere/{name}")
+            }
+            None => word.to_owned(),
+        });
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_sidetrack")).args(arguments).output().expect("the program");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains(&format!("/nowhere/{file}")) && !said.contains("Usage"), "{unit}: {said}");
+    }
+}
+
+#[test]
+fn systemd_takes_them() {
+    let is_here =
+        Command::new("systemd-analyze").arg("--version").output().is_ok_and(|said| said.status.success());
+    if !is_here {
+        return eprintln!("skipped: needs systemd-analyze");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let files = UNITS.map(|(unit, _)| {
+        // It looks whether the program is there.
+        let text = text(unit).replace("/usr/bin/sidetrack", env!("CARGO_BIN_EXE_sidetrack"));
+        let path = folder.path().join(unit);
+        std::fs::write(&path, text).expect("written");
+        path
+    });
+    let verified = verify(&files);
+    assert!(verified.is_empty(), "{verified}");
+    // It would say what is wrong.
+    let wrong = folder.path().join("wrong.service");
+    std::fs::write(&wrong, text(UNITS[0].0).replace("NoNewPrivileges=yes", "NoNewPrivilegs=yes"))
+        .expect("written");
+    assert!(verify(&[wrong]).contains("NoNewPrivilegs"));
+}
+
+/// What systemd says about these files; nothing if it has no objection.
+fn verify(files: &[PathBuf]) -> String {
+    let output = Command::new("systemd-analyze").arg("verify").arg("--man=no").args(files).output();
+    let output = output.expect("systemd-analyze");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    // Of other units, which these want, it may know nothing.
+    let ours = |line: &&str| {
+        !line.contains("network-online.target")
+            && files.iter().any(|file| {
+                let name = file.file_name().expect("a name").to_string_lossy();
+                line.contains(&*name)
+            })
+    };
+    said.lines().filter(ours).collect::<Vec<_>>().join("\n")
+}
