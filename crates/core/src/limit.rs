@@ -108,6 +108,16 @@ impl Budget {
         self.flows.admit()
     }
 
+    /// Counts one more flow although the bound is reached, since another one was told to leave for it. Must be released
+    /// once. There are more flows than [`Usage::max`] until the other one has left.
+    pub fn admit_for_one_that_leaves(&mut self) {
+        let usage = &mut self.flows.0;
+        usage.live += 1;
+        usage.peak = usage.peak.max(usage.live);
+        usage.admitted = usage.admitted.saturating_add(1);
+        usage.shed = usage.shed.saturating_sub(1);
+    }
+
     /// Whether one more flow without descriptors may start, such as those of the packet engine. If so, it is counted,
     /// and must be released once with [`Budget::release_beside`]. Only [`Budget::at_most`] limits these flows.
     #[must_use]
@@ -280,6 +290,13 @@ impl<T> OldestFirst<T> {
         self.next += 1;
         self.waiting.insert(number, who);
         (number, oldest.map(|(_, who)| who))
+    }
+
+    /// Frees the slot of the client that waits longest, for a client that needs none here. None if no client waits.
+    pub fn leave_oldest(&mut self) -> Option<T> {
+        let (_, oldest) = self.waiting.pop_first()?;
+        self.left += 1;
+        Some(oldest)
     }
 
     /// Releases a slot. Does nothing if its client had to leave before.

@@ -90,7 +90,22 @@ fn the_one_who_waits_longest_leaves_and_who_left_by_himself_does_not() {
     let (_, none) = enter(&mut places, 'd');
     assert_eq!(none, None, "b left by itself");
     assert_eq!(enter(&mut places, 'e').1, Some('c'));
+    assert_eq!((places.leave_oldest(), places.left()), (Some('d'), 3), "for someone who needs no place here");
+    assert_eq!((places.len(), places.leave_oldest(), places.leave_oldest()), (1, Some('e'), None));
     assert_eq!(OldestFirst::<char>::new(0).most(), 1, "the newest always has a place");
+}
+
+#[test]
+fn a_flow_that_comes_for_one_that_leaves_is_counted_and_not_shed() {
+    let mut budget = Budget::from_nofile(4096, 0).at_most(2);
+    assert!(budget.admit() && budget.admit() && !budget.admit());
+    assert_eq!(budget.flows().shed, 1);
+    budget.admit_for_one_that_leaves();
+    assert_eq!((budget.flows().live, budget.flows().shed, budget.flows().admitted), (3, 0, 3));
+    budget.release();
+    assert!(!budget.admit(), "the other one has left, and both places are taken");
+    budget.release();
+    assert!(budget.admit());
 }
 
 proptest! {

@@ -69,6 +69,20 @@ pub struct Surroundings {
     pub config_last_reload_success: bool,
 }
 
+/// How many connections were closed to make room for others, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClosedForOthers {
+    /// Before the end of their handshake or their first request.
+    pub handshakes: u64,
+    /// While they were idle between requests.
+    pub idle: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WaitedLabel {
+    waited_for: &'static str,
+}
+
 /// A function with its counts since it was made.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct FunctionCounts {
@@ -156,6 +170,7 @@ pub struct Metrics {
     duration: Buckets,
     sniff_wait: Buckets,
     shed: Family<ReasonLabel, Counter>,
+    closed_for_others: Family<WaitedLabel, Counter>,
     records_dropped: Counter,
     fds_in_use: Gauge,
     fds_limit: Gauge,
@@ -200,6 +215,7 @@ impl Metrics {
             duration: Buckets::new(&DURATION_BUCKETS),
             sniff_wait: Buckets::new(&SNIFF_BUCKETS),
             shed: Family::default(),
+            closed_for_others: Family::default(),
             records_dropped: Counter::default(),
             fds_in_use: Gauge::default(),
             fds_limit: Gauge::default(),
@@ -246,6 +262,11 @@ impl Metrics {
             self.sniff_wait.clone(),
         );
         to.register("shed", "Flows refused because a limit was reached", self.shed.clone());
+        to.register(
+            "closed_for_others",
+            "Connections closed to make room for others, by what they waited for",
+            self.closed_for_others.clone(),
+        );
     }
 
     fn register_process(&mut self) {
@@ -264,6 +285,19 @@ impl Metrics {
             self.reload_success.clone(),
         );
         to.register("build", "This build", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+    }
+
+    /// Takes over how many connections were closed to make room for others.
+    pub fn read_closed(&self, closed: ClosedForOthers) {
+        for (waited_for, total) in [("handshake", closed.handshakes), ("request", closed.idle)] {
+            let counter = self.closed_for_others.get_or_create_owned(&WaitedLabel { waited_for });
+            counter.inc_by(total.saturating_sub(counter.get()));
+        }
+    }
+
+    /// Counts a client of the metrics address that was closed for another one.
+    pub fn closed_scraper(&self) {
+        self.closed_for_others.get_or_create(&WaitedLabel { waited_for: "scrape" }).inc();
     }
 
     /// Takes over the counts of functions. A function that was made again counts from 0, but counters must never

@@ -6,7 +6,8 @@ mod far;
 mod waiting;
 
 pub use far::WAITING_MAX as FAR_WAITING_MAX;
-pub use waiting::{CROWDED, Place};
+pub use waiting::{CROWDED, Idle, Place};
+use waiting::Places;
 
 use crate::agreement::InForce;
 use crate::carry::tunnel::{AskDialing, Tunnels};
@@ -73,7 +74,11 @@ pub struct Shared {
     per_client: Mutex<SourceLimit>,
     /// The configuration says how many flows a client may have: then it holds for every client.
     is_client_bound: bool,
-    handshakes: waiting::Handshakes,
+    handshakes: Arc<Places>,
+    /// Connections that are idle between requests.
+    idle: Arc<Places>,
+    /// QUIC handshakes that were ended for others.
+    quic_left: AtomicU64,
     next_flow: AtomicU64,
     warm_room: Arc<Room>,
     /// Sessions and tokens of SOCKS6 clients.
@@ -111,7 +116,10 @@ impl Shared {
             budget: Mutex::new(budget),
             per_client: Mutex::new(per_client),
             is_client_bound: limits.max_flows_per_client.is_some(),
-            handshakes: waiting::Handshakes::new(count(handshakes)),
+            handshakes: Places::new(count(handshakes)),
+            // As many as there is room for: they leave when others need it.
+            idle: Places::new(usize::MAX),
+            quic_left: AtomicU64::new(0),
             next_flow: AtomicU64::new(1),
             warm_room: Arc::new(Room::new(WARM_MIN)),
             sessions: Arc::new(Mutex::new(SessionTable::new(
@@ -138,6 +146,12 @@ impl Shared {
     /// The clock of all workers.
     pub const fn clock(&self) -> Clock {
         self.clock
+    }
+
+    /// How many connections were closed to make room for others since the start: before the end of their handshake or their
+    /// first request, and while they were idle between requests.
+    pub fn closed_for_others(&self) -> (u64, u64) {
+        (self.handshakes.left() + self.quic_left.load(Relaxed), self.idle.left())
     }
 
     /// The number of the next flow.
@@ -340,23 +354,35 @@ fn is_about_the_connection(error: &io::Error) -> bool {
 pub struct Admission {
     shared: Arc<Shared>,
     client: Option<IpAddr>,
+    holds: Holds,
+}
+
+/// What an admission takes of the budget.
+#[derive(Clone, Copy, Debug)]
+enum Holds {
+    Nothing,
+    Descriptors,
     /// It is a flow of the packet engine.
-    beside: bool,
+    Beside,
 }
 
 impl Admission {
-    /// Asks for leave for one more flow of this client. `is_own`, asked if the client has its share: whether it speaks for
+    /// Asks for leave for one more flow of this client. If there is no room for it, the connection that is idle longest is
+    /// closed. `is_own`, asked if the client has its share: whether it speaks for
     /// many (this host, or a neighbour that says for whom), so that it has a share only where the configuration says so.
     ///
     /// # Errors
     /// Which limit is reached, in words.
     pub fn ask(worker: &Worker, client: IpAddr, is_own: impl FnOnce() -> bool) -> Result<Self, String> {
-        let shared = worker.shared.clone();
-        {
-            let mut budget = shared.budget.lock().unwrap_or_else(PoisonError::into_inner);
-            if !budget.admit() {
-                let max = budget.flows().max;
-                return Err(match budget.most() {
+        let shared = &worker.shared;
+        // First, so that a client that has its share closes no connection of another one.
+        let mut admission = Self { shared: shared.clone(), client: None, holds: Holds::Nothing };
+        admission.count(client, is_own)?;
+        let budget = || shared.budget.lock().unwrap_or_else(PoisonError::into_inner);
+        if !budget().admit() {
+            let (max, most) = (budget().flows().max, budget().most());
+            if !shared.idle.tell_oldest() {
+                return Err(match most {
                     Some(most) if most <= max => {
                         format!("{most} flows are the most that limits.max_flows allows")
                     }
@@ -365,8 +391,13 @@ impl Admission {
                     ),
                 });
             }
+            budget().admit_for_one_that_leaves();
+            tracing::warn!(
+                "there is no room for one more flow ({max} at most): the connection that is idle longest is closed"
+            );
         }
-        Self { shared, client: None, beside: false }.for_client(client, is_own)
+        admission.holds = Holds::Descriptors;
+        Ok(admission)
     }
 
     /// Asks for leave for one more flow of this client that takes no descriptor; none if nothing bounds these.
@@ -385,22 +416,25 @@ impl Admission {
                 return Err(format!("{most} flows are the most that limits.max_flows allows"));
             }
         }
+        let mut admission = Self { shared: shared.clone(), client: None, holds: Holds::Beside };
         // Without descriptors it takes none from others: no share where none is written.
-        let is_free = !shared.is_client_bound;
-        let admission = Self { shared: shared.clone(), client: None, beside: true };
-        if is_free { Ok(Some(admission)) } else { admission.for_client(client, || false).map(Some) }
+        if shared.is_client_bound {
+            admission.count(client, || false)?;
+        }
+        Ok(Some(admission))
     }
 
-    fn for_client(mut self, client: IpAddr, is_own: impl FnOnce() -> bool) -> Result<Self, String> {
+    /// Counts the flow among those of its client.
+    fn count(&mut self, client: IpAddr, is_own: impl FnOnce() -> bool) -> Result<(), String> {
         if self.shared.per_client.lock().unwrap_or_else(PoisonError::into_inner).admit(client) {
             self.client = Some(client);
-            return Ok(self);
+            return Ok(());
         }
         if self.shared.is_client_bound {
             return Err(format!("{client} has as many flows as limits.max_flows_per_client allows"));
         }
         if is_own() {
-            return Ok(self);
+            return Ok(());
         }
         Err(format!(
             "{client} has one in {CLIENT_SHARE} of all flows: a client may have more if limits.max_flows_per_client says so"
@@ -414,7 +448,11 @@ impl Drop for Admission {
             self.shared.per_client.lock().unwrap_or_else(PoisonError::into_inner).release(client);
         }
         let mut budget = self.shared.budget.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.beside { budget.release_beside() } else { budget.release() }
+        match self.holds {
+            Holds::Nothing => {}
+            Holds::Descriptors => budget.release(),
+            Holds::Beside => budget.release_beside(),
+        }
     }
 }
 
@@ -450,6 +488,26 @@ mod tests {
         );
         one.pop();
         ask("2001:db8::ffff", false).expect("room again");
+    }
+
+    #[test]
+    fn an_idle_connection_leaves_for_a_flow_that_has_no_room_and_whose_client_has_a_share() {
+        let worker = worker("max_flows_per_client = 2", Budget::from_nofile(1000, 0).at_most(3));
+        let ask = |from: &str| Admission::ask(&worker, ip(from), || false);
+        let [first, second, other] = ["192.0.2.1", "192.0.2.1", "192.0.2.2"].map(|from| ask(from).expect("room"));
+        ask("192.0.2.3").expect_err("there is no room, and none is idle");
+        let (idle, _) = worker.shared.idle.enter();
+        ask("192.0.2.1").expect_err("it has its share");
+        assert_eq!(worker.shared.closed_for_others(), (0, 0), "so none leaves for it");
+        let third = ask("192.0.2.3").expect("room");
+        assert_eq!(worker.shared.closed_for_others(), (0, 1));
+        ask("192.0.2.3").expect_err("one leaves once");
+        drop((other, idle));
+        ask("192.0.2.3").expect_err("what left is not there twice");
+        drop((first, second, third));
+        let all: Vec<_> = (4..7).map(|n| ask(&format!("192.0.2.{n}")).expect("room again")).collect();
+        ask("192.0.2.9").expect_err("no more than before");
+        drop(all);
     }
 
     #[test]

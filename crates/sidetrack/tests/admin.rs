@@ -258,6 +258,29 @@ async fn metrics_are_on_the_socket_and_alone_on_tcp() {
 }
 
 #[tokio::test]
+async fn strangers_do_not_keep_a_scraper_out() {
+    const STRANGERS: usize = 40;
+    let rig = rig();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (_stop, stopped) = watch::channel(false);
+    tokio::spawn(serve_metrics(rig.state.clone(), listener, Arc::default(), stopped));
+    let scraping = tokio::task::spawn_blocking(move || {
+        let connect = || std::net::TcpStream::connect(address).expect("a connection");
+        // They say nothing, and stay.
+        let mut strangers: Vec<_> = (0..STRANGERS).map(|_| connect()).collect();
+        let answer = http(connect(), SCRAPE);
+        let first = strangers[0].read(&mut [0]);
+        assert!(matches!(first, Ok(0) | Err(_)), "the oldest has left");
+        answer
+    });
+    let answer = scraping.await.unwrap();
+    // 16 have room, and the scraper is one of them.
+    let closed = format!("sidetrack_closed_for_others_total{{waited_for=\"scrape\"}} {}\n", STRANGERS - 15);
+    assert!(answer.contains(&closed), "{answer}");
+}
+
+#[tokio::test]
 async fn the_socket_is_private_and_goes_with_us() {
     let rig = rig();
     assert_eq!(fs::metadata(&rig.path).unwrap().permissions().mode() & 0o777, 0o660);

@@ -3,7 +3,7 @@
 mod support;
 
 use sidetrack::live::{Ledger, LiveFlow, Taken, Transport};
-use sidetrack::metrics::{Metrics, Surroundings};
+use sidetrack::metrics::{ClosedForOthers, Metrics, Surroundings};
 use sidetrack::record::Observer;
 use sidetrack_core::flow::{EndReason, FlowId, Intercept};
 use std::sync::Arc;
@@ -55,6 +55,8 @@ fn everything_at_a_glance() {
     record(&metrics, &Arc::new(LiveFlow::new(FlowId(5))), EndReason::Limit);
     record(&metrics, &live(8, flow("10.9.8.7:80"), carried(None, &[])), EndReason::Limit);
     metrics.lost(3);
+    metrics.read_closed(ClosedForOthers { handshakes: 4, idle: 5 });
+    metrics.closed_scraper();
     let ledger = Arc::new(Ledger::default());
     enter(&ledger, &full(6));
     enter(&ledger, &Arc::new(LiveFlow::new(FlowId(7))));
@@ -114,6 +116,7 @@ fn the_manual_names_every_metric() {
     let full_one = full(1);
     full_one.carried_by(Some(Taken { transport: Transport::Quic, address: ([10, 9, 8, 7], 4433).into() }));
     record(&metrics, &full_one, EndReason::Limit);
+    metrics.closed_scraper();
     enter(&ledger, &full(2));
     metrics.read_packets(&[("denied", 1)]);
     let text = metrics.text(&[ledger], Surroundings::default());

@@ -1,19 +1,20 @@
-//! A TCP listener that limits the number of clients and the time of each, so that strangers cannot use up our
-//! descriptors.
+//! A TCP listener whose clients are bounded in number and time, so that strangers cannot use up our descriptors. For one more,
+//! the oldest client is closed, so that strangers do not keep a scraper out either.
 
 use axum::serve::Listener;
+use sidetrack_core::limit::OldestFirst;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::oneshot::{Receiver, Sender, channel};
 use tokio::time::Sleep;
 
-/// Most clients at a time. Further ones wait in the kernel's queue.
+/// Clients at one time; for one more, the oldest is closed.
 pub(super) const CLIENTS_MAX: usize = 16;
 
 /// Longest time of one connection. A scrape takes milliseconds.
@@ -22,15 +23,38 @@ const CONNECTION_TIME: Duration = Duration::from_secs(30);
 /// Pause after a listener could not accept because descriptors ran out.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A listener with limits.
+/// The clients of a listener. What is sent to one tells it to leave.
+type Clients = Arc<Mutex<OldestFirst<Sender<()>>>>;
+
+fn lock(clients: &Clients) -> MutexGuard<'_, OldestFirst<Sender<()>>> {
+    clients.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A listener with at most [`CLIENTS_MAX`] clients.
 pub(super) struct Capped {
     listener: TcpListener,
-    permits: Arc<Semaphore>,
+    clients: Clients,
+    on_closed: Box<dyn Fn() + Send>,
 }
 
 impl Capped {
-    pub(super) fn new(listener: TcpListener) -> Self {
-        Self { listener, permits: Arc::new(Semaphore::new(CLIENTS_MAX)) }
+    /// `on_closed` is called for each client that is closed for another one.
+    pub(super) fn new(listener: TcpListener, on_closed: impl Fn() + Send + 'static) -> Self {
+        let clients = Arc::new(Mutex::new(OldestFirst::new(CLIENTS_MAX)));
+        Self { listener, clients, on_closed: Box::new(on_closed) }
+    }
+
+    fn admit(&self, stream: TcpStream) -> CappedStream {
+        let (leave, told) = channel();
+        let (number, oldest) = lock(&self.clients).enter(leave);
+        if let Some(oldest) = oldest {
+            // A client that left by itself meanwhile hears nothing.
+            let _ = oldest.send(());
+            (self.on_closed)();
+            tracing::warn!("{CLIENTS_MAX} clients of the metrics address are connected: the oldest is disconnected");
+        }
+        let time = Box::pin(tokio::time::sleep(CONNECTION_TIME));
+        CappedStream { stream, time, told, is_told: false, clients: self.clients.clone(), number }
     }
 }
 
@@ -40,13 +64,9 @@ impl Listener for Capped {
 
     async fn accept(&mut self) -> (CappedStream, SocketAddr) {
         loop {
-            let permit = self.permits.clone().acquire_owned().await;
-            match (permit, self.listener.accept().await) {
-                (Ok(permit), Ok((stream, address))) => {
-                    let time = Box::pin(tokio::time::sleep(CONNECTION_TIME));
-                    return (CappedStream { stream, time, _permit: permit }, address);
-                }
-                _ => tokio::time::sleep(PAUSE).await,
+            match self.listener.accept().await {
+                Ok((stream, address)) => return (self.admit(stream), address),
+                Err(_) => tokio::time::sleep(PAUSE).await,
             }
         }
     }
@@ -56,19 +76,33 @@ impl Listener for Capped {
     }
 }
 
-/// A connection that fails at the end of its time.
+/// A connection that fails when its time is over, or when it has to leave for another one.
 pub(super) struct CappedStream {
     stream: TcpStream,
     time: Pin<Box<Sleep>>,
-    _permit: OwnedSemaphorePermit,
+    told: Receiver<()>,
+    is_told: bool,
+    clients: Clients,
+    number: u64,
+}
+
+impl Drop for CappedStream {
+    fn drop(&mut self) {
+        lock(&self.clients).leave(self.number);
+    }
 }
 
 impl CappedStream {
     fn in_time(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        match self.time.as_mut().poll(cx) {
-            Poll::Ready(()) => Err(ErrorKind::TimedOut.into()),
-            Poll::Pending => Ok(()),
+        if self.time.as_mut().poll(cx).is_ready() {
+            return Err(ErrorKind::TimedOut.into());
         }
+        // What was told once may not be asked for again.
+        self.is_told = self.is_told || Pin::new(&mut self.told).poll(cx).is_ready();
+        if self.is_told {
+            return Err(ErrorKind::ConnectionAborted.into());
+        }
+        Ok(())
     }
 }
 

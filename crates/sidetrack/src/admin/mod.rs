@@ -57,7 +57,7 @@ pub use status::{ActionView, ConfigStatus, Functions, ListenerStatus, RuleView, 
 pub use crate::metrics::FunctionCounts;
 
 use crate::live::Ledger;
-use crate::metrics::{CONTENT_TYPE, Metrics, Surroundings};
+use crate::metrics::{CONTENT_TYPE, ClosedForOthers, Metrics, Surroundings};
 use crate::record::{Feed, Timestamp};
 use axum::Router;
 use axum::extract::State;
@@ -138,6 +138,10 @@ pub trait Control: Send + Sync + 'static {
     fn purge(&self, _listener: Option<&str>, _scope: &CacheScope) -> Result<usize, String> {
         Ok(0)
     }
+    /// How many connections were closed to make room for others.
+    fn closed_for_others(&self) -> ClosedForOthers {
+        ClosedForOthers::default()
+    }
     /// Reloads the configuration.
     ///
     /// # Errors
@@ -188,6 +192,7 @@ impl AdminState {
             config_generation: config.generation,
             config_last_reload_success: config.last_error.is_none(),
         };
+        self.metrics.read_closed(self.control.closed_for_others());
         self.metrics.read_functions(&self.control.functions());
         if let Some(packets) = self.control.overlay().and_then(|overlay| overlay.packets()) {
             self.metrics.read_packets(&packets.fates());
@@ -250,7 +255,9 @@ pub async fn serve_metrics(
     stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
-    let listener = capped::Capped::new(tokio::net::TcpListener::from_std(listener)?);
+    let metrics_of = state.metrics.clone();
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let listener = capped::Capped::new(listener, move || metrics_of.closed_scraper());
     let router = Router::new()
         .route("/metrics", get(metrics))
         .fallback(|| async { ApiError::not_found("there is no such path", "this address has /metrics only") })

@@ -8,7 +8,7 @@ use crate::admin::{
 };
 use crate::config::Config;
 use crate::function::Function;
-use crate::metrics::{ContainersHealth, FunctionCounts};
+use crate::metrics::{ClosedForOthers, ContainersHealth, FunctionCounts};
 use crate::overlay;
 use crate::reload::ReloadHandle;
 use crate::shunt::{Ask, Told};
@@ -104,6 +104,11 @@ impl Control for ControlOf {
         let found = functions.iter().find(|function| &*function.spec().name == name);
         let pool = found.and_then(|function| function.pool());
         pool.inspect(|pool| pool.again()).is_some()
+    }
+
+    fn closed_for_others(&self) -> ClosedForOthers {
+        let (handshakes, idle) = self.node.shared.closed_for_others();
+        ClosedForOthers { handshakes, idle }
     }
 
     fn look_at_kernel_flows(&self) {

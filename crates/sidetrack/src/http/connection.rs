@@ -14,7 +14,7 @@ use crate::carry::Wire;
 use crate::intercept::{Listening, proxy_header};
 use crate::reactor::{now, timeout, timeout_at};
 use crate::session::{Client, Entry, Watched, undecided, upgraded};
-use crate::worker::{Admission, CROWDED, Place, Worker};
+use crate::worker::{Admission, CROWDED, Idle, Place, Worker};
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::forward;
@@ -174,8 +174,8 @@ impl Connection {
         if connection.is_multiplexed {
             return connection.serve_streams().await;
         }
-        // Only what was never asked anything has to leave for others.
-        let mut place = Some(Place::enter(&connection.worker));
+        // A stream of HTTP/2 is asked at once, and takes no descriptor.
+        let mut place = (!connection.stream.is_memory()).then(|| Place::enter(&connection.worker));
         loop {
             let came = connection.next(place.as_ref()).await;
             place = None;
@@ -200,12 +200,20 @@ impl Connection {
         self.buffer.release();
         let patience = Duration::from_millis(self.worker.config().limits.handshake_timeout_ms);
         if self.buffer.is_empty() {
-            let wait = if first.is_some() { patience } else { IDLE };
             let readable = poll_fn(|cx| self.stream.poll_read_ready(cx));
-            match Place::while_kept(first, timeout_at(now() + wait, readable)).await {
-                Some(Ok(_)) => {}
-                Some(Err(_)) => return Came::Late,
-                None => return Came::Crowded,
+            let came = match first {
+                Some(place) => match Place::while_kept(Some(place), timeout(patience, readable)).await {
+                    Some(Ok(())) => Idle::Over(()),
+                    Some(Err(_)) => Idle::Late,
+                    None => Idle::Lost,
+                },
+                // A stream of HTTP/2 takes no descriptor: its connection leaves for others, it does not.
+                None => Place::while_idle((!self.stream.is_memory()).then_some(&*self.worker), IDLE, readable).await,
+            };
+            match came {
+                Idle::Over(()) => {}
+                Idle::Late => return Came::Late,
+                Idle::Lost => return Came::Crowded,
             }
         }
         let deadline = now() + patience;

@@ -7,7 +7,7 @@ use super::open::{Inside, Opened};
 use crate::intercept::{Catches, Listening, redirect};
 use crate::reactor::timeout_at;
 use crate::session::{Client, Entry, Passage, carry_on};
-use crate::worker::{Admission, Worker};
+use crate::worker::{Admission, CROWDED, Place, Worker};
 use sidetrack_core::flow::{Destination, EndReason};
 use sidetrack_core::http::head::{Head, request_head};
 use std::net::SocketAddr;
@@ -67,13 +67,22 @@ async fn look(connection: Connection, to: &Destination, worker: &Arc<Worker>) ->
     let (may_open, decided) = connection.may_open(to, None);
     let Some(tap) = tap.filter(|_| may_open) else {
         // Each request is a flow of its own: this one is none.
-        let looked = if may_open { requests(connection, to).await } else { Err(connection) };
-        return match looked {
-            Ok(requests) => {
+        if !may_open {
+            return Some((connection.client(), Entry::new(worker)));
+        }
+        return match requests(connection, to).await {
+            Begins::Requests(requests) => {
                 requests.serve_all().await;
                 None
             }
-            Err(same) => Some((same.client(), Entry::new(worker))),
+            Begins::Otherwise(same) => Some((same.client(), Entry::new(worker))),
+            Begins::Crowded(same) => {
+                let mut entry = Entry::new(worker);
+                entry.live().decide(decided);
+                same.client().reset();
+                entry.end(EndReason::Limit, Some(CROWDED.to_owned()));
+                None
+            }
         };
     };
     let mut entry = Entry::new(worker);
@@ -95,21 +104,34 @@ async fn look(connection: Connection, to: &Destination, worker: &Arc<Worker>) ->
     }
 }
 
+/// What a connection begins with.
+enum Begins {
+    /// A request.
+    Requests(Connection),
+    /// Something else, or nothing in time.
+    Otherwise(Connection),
+    /// Nothing yet, when more clients came than may wait.
+    Crowded(Connection),
+}
+
 /// The connection with what its requests have in common, if it begins with one.
-async fn requests(mut connection: Connection, to: &Destination) -> Result<Connection, Connection> {
+async fn requests(mut connection: Connection, to: &Destination) -> Begins {
+    let place = Place::enter(&connection.worker);
     let patience = Duration::from_millis(connection.worker.config().limits.handshake_timeout_ms);
     let deadline = Instant::now() + patience;
     loop {
         match request_head(connection.buffer.data()) {
             Head::Request(_) => break,
             Head::Incomplete => {}
-            _ => return Err(connection),
+            _ => return Begins::Otherwise(connection),
         }
-        match timeout_at(deadline, connection.buffer.fill(&connection.stream)).await {
-            Ok(Ok(1..)) => {}
-            _ => return Err(connection),
+        let reading = timeout_at(deadline, connection.buffer.fill(&connection.stream));
+        match Place::while_kept(Some(&place), reading).await {
+            Some(Ok(Ok(1..))) => {}
+            Some(_) => return Begins::Otherwise(connection),
+            None => return Begins::Crowded(connection),
         }
     }
     connection.inside = Some(Inside { destination: to.clone(), user: None, secure: None });
-    Ok(connection)
+    Begins::Requests(connection)
 }

@@ -11,6 +11,7 @@ use crate::carry::{Stream, Wire};
 use crate::live::Decided;
 use crate::reactor::{timeout, timeout_at};
 use crate::session::{Connect, ESTABLISHED, Entry, Passage, carry_on};
+use crate::worker::{CROWDED, Place};
 use sidetrack_core::flow::{Destination, EndReason};
 use sidetrack_core::http::sni::{ClientHello, client_hello};
 use sidetrack_core::http::uri::Scheme;
@@ -108,7 +109,12 @@ impl Connection {
     pub async fn open(mut self, tap: &Arc<Tap>, to: &Destination, user: Option<String>) -> Opened {
         let clock = self.worker.clock;
         let patience = Duration::from_millis(self.worker.config().limits.handshake_timeout_ms);
-        let hello = self.hello(Instant::now() + patience).await;
+        // Until the handshake is over, the client has its place among those that wait.
+        let place = Place::enter(&self.worker);
+        let reading = self.hello(Instant::now() + patience);
+        let Some(hello) = Place::while_kept(Some(&place), reading).await else {
+            return Opened::Over(EndReason::Limit, CROWDED.to_owned());
+        };
         let (host, config) = match tap.choose(to, &hello, self.peer.ip(), clock) {
             Ok(chosen) => chosen,
             Err(why) => return Opened::Untouched(self, format!("passes untouched: {why}")),
@@ -120,7 +126,11 @@ impl Connection {
             Ok(tls) => tls,
             Err(error) => return Opened::Over(EndReason::Internal, error.to_string()),
         };
-        let shaken = timeout(patience, tls.handshake()).await;
+        let Some(shaken) = Place::while_kept(Some(&place), timeout(patience, tls.handshake())).await else {
+            Stream::Tls(Box::new(tls)).close(true);
+            return Opened::Over(EndReason::Limit, CROWDED.to_owned());
+        };
+        drop(place);
         let shaken = shaken.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
         let told = tap.shook_hands(self.peer.ip(), &host, shaken.as_ref().err(), clock);
         if shaken.is_err() {

@@ -1,5 +1,6 @@
 //! The far side of tunnels: connections that hold no flow yet, and the flows that come out of them.
 
+use super::waiting::Places;
 use super::{Place, Worker};
 use crate::carry::Stream;
 use crate::carry::tunnel::path::quic_peer;
@@ -20,8 +21,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio_rustls::{TlsAcceptor, TlsStream};
 
-/// Most QUIC connections of one listener and worker.
+/// Most QUIC connections of one listener and worker that were let in.
 const CONNECTIONS_MAX: usize = 1024;
+
+/// Most QUIC handshakes of one listener and worker at a time; for one more, the oldest is ended.
+const HANDSHAKES_MAX: usize = 512;
+
+/// Most QUIC connections of one listener and worker in all: those let in, those in their handshake, and those that have ended
+/// and answer late packets still (RFC 9000 Sec. 10.2).
+const OPEN_MAX: usize = 4 * CONNECTIONS_MAX;
 
 /// From so many connections on, a new one has to show that its address is its own (RFC 9000 Sec. 8.1.2).
 const UNPROVEN_MAX: usize = 128;
@@ -56,17 +64,17 @@ impl Far {
     }
 }
 
-/// One TLS connection among those that hold no flow.
-struct Waiting(Arc<AtomicUsize>);
+/// One connection among those that are counted: given back when dropped.
+struct Counted(Arc<AtomicUsize>);
 
-impl Waiting {
-    fn enter(count: &Arc<AtomicUsize>) -> Option<Self> {
+impl Counted {
+    fn enter(count: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
         let entered = Self(count.clone());
-        (count.fetch_add(1, Relaxed) < WAITING_MAX).then_some(entered)
+        (count.fetch_add(1, Relaxed) < most).then_some(entered)
     }
 }
 
-impl Drop for Waiting {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
@@ -88,6 +96,8 @@ impl Worker {
             }
         };
         self.far.endpoints.lock().unwrap_or_else(PoisonError::into_inner).push(endpoint.clone());
+        let handshakes = Places::new(HANDSHAKES_MAX.min(self.shared.handshakes.most()));
+        let let_in = Arc::new(AtomicUsize::new(0));
         loop {
             let incoming = tokio::select! {
                 biased;
@@ -100,13 +110,15 @@ impl Worker {
                 incoming = endpoint.accept() => incoming,
             };
             let Some(incoming) = incoming else { break };
-            if endpoint.open_connections() >= CONNECTIONS_MAX {
+            let is_full = let_in.load(Relaxed) >= CONNECTIONS_MAX || endpoint.open_connections() >= OPEN_MAX;
+            if is_full {
                 incoming.refuse();
             } else if endpoint.open_connections() >= UNPROVEN_MAX && incoming.may_retry() {
                 // Fails only where it may not be done.
                 let _ = incoming.retry();
             } else {
-                reactor::spawn(self.clone().hold_quic(listening.clone(), incoming));
+                let place = Place::enter_quic(&handshakes, &self);
+                reactor::spawn(self.clone().hold_quic(listening.clone(), incoming, place, let_in.clone()));
             }
         }
         self.far.forget(&endpoint);
@@ -114,15 +126,26 @@ impl Worker {
         endpoint.wait_idle().await;
     }
 
-    async fn hold_quic(self: Arc<Self>, listening: Arc<Listening>, incoming: Incoming) {
+    async fn hold_quic(
+        self: Arc<Self>,
+        listening: Arc<Listening>,
+        incoming: Incoming,
+        place: Place,
+        counted: Arc<AtomicUsize>,
+    ) {
         let from = incoming.remote_address();
         let patience = Duration::from_millis(self.config().limits.handshake_timeout_ms);
-        let connection = match timeout(patience, let_in(incoming)).await {
-            Ok(Ok(connection)) => connection,
-            Ok(Err(error)) => {
+        let shaken = Place::while_kept(Some(&place), timeout(patience, let_in(incoming))).await;
+        drop(place);
+        let connection = match shaken {
+            Some(Ok(Ok(connection))) => connection,
+            Some(Ok(Err(error))) => {
                 return tracing::warn!(listener = %listening.name, %from, %error, "tunnel: not let in");
             }
-            Err(_) => return,
+            Some(Err(_)) | None => return,
+        };
+        let Some(_counted) = Counted::enter(&counted, CONNECTIONS_MAX) else {
+            return connection.close(quic::CLOSED, b"too many connections");
         };
         let peer = quic_peer(&connection);
         tracing::info!(listener = %listening.name, %from, %peer, transport = "quic", "tunnel: let in");
@@ -171,7 +194,7 @@ impl Worker {
             }
             Some(Err(_)) | None => return,
         };
-        let Some(waiting) = Waiting::enter(&self.far.waiting) else {
+        let Some(waiting) = Counted::enter(&self.far.waiting, WAITING_MAX) else {
             return tracing::warn!(listener = %listening.name, %from, "tunnel: {WAITING_MAX} TLS connections wait already");
         };
         let mut held = Vec::with_capacity(2048);

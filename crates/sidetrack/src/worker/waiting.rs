@@ -1,62 +1,108 @@
-//! Connections whose handshake or first request has not come: a bounded number, of which the oldest leaves first.
+//! Connections that wait for their clients: for the end of a handshake, for a first request, or for the next one. Where there
+//! is room for no more, the one that waits longest is closed.
 
 use super::Worker;
+use crate::reactor::timeout;
 use sidetrack_core::limit::OldestFirst;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
-/// What is said of a connection that had to leave.
+/// The detail of the record of a connection that was closed for another one.
 pub const CROWDED: &str =
     "the handshake was not over when more clients came than limits.max_handshakes lets wait";
 
-/// The places of a process.
-#[derive(Debug)]
-pub(super) struct Handshakes(Mutex<OldestFirst<Arc<Seat>>>);
+/// How long a connection has been idle when it begins to count as idle.
+const QUIET: Duration = Duration::from_millis(500);
 
-/// What tells a connection that it has to leave.
+/// Connections that wait, the oldest first.
+#[derive(Debug)]
+pub(super) struct Places(Mutex<OldestFirst<Arc<Seat>>>);
+
+/// Tells a connection that it has to leave.
 #[derive(Debug, Default)]
 struct Seat {
     lost: AtomicBool,
     waker: Mutex<Option<Waker>>,
 }
 
+impl Seat {
+    fn tell(&self) {
+        self.lost.store(true, Relaxed);
+        if let Some(waker) = lock(&self.waker).take() {
+            waker.wake();
+        }
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Handshakes {
-    pub(super) fn new(most: usize) -> Self {
-        Self(Mutex::new(OldestFirst::new(most)))
+impl Places {
+    /// At most `most` places.
+    pub(super) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(OldestFirst::new(most))))
+    }
+
+    /// Tells the connection that waits longest to leave; false if none waits.
+    pub(super) fn tell_oldest(&self) -> bool {
+        let oldest = lock(&self.0).leave_oldest();
+        oldest.inspect(|oldest| oldest.tell()).is_some()
+    }
+
+    /// Most that may wait.
+    pub(super) fn most(&self) -> usize {
+        lock(&self.0).most()
+    }
+
+    /// Connections that had to leave, since the start.
+    pub(super) fn left(&self) -> u64 {
+        lock(&self.0).left()
+    }
+
+    fn enter(self: &Arc<Self>) -> (Place, bool) {
+        let seat = Arc::new(Seat::default());
+        let (number, oldest) = lock(&self.0).enter(seat.clone());
+        let is_full = oldest.inspect(|oldest| oldest.tell()).is_some();
+        (Place { places: self.clone(), number, seat }, is_full)
     }
 }
 
 /// The place of one connection that waits; given back when dropped.
 #[derive(Debug)]
 pub struct Place {
-    worker: Arc<super::Shared>,
+    places: Arc<Places>,
     number: u64,
     seat: Arc<Seat>,
 }
 
 impl Place {
-    /// Takes a place; if all are taken, the connection that waits longest loses its own.
+    /// Takes the place of a connection whose handshake or first request has not come. If all are taken, the connection that
+    /// waits longest loses its own.
     pub fn enter(worker: &Worker) -> Self {
-        let (seat, worker) = (Arc::new(Seat::default()), worker.shared.clone());
-        let (number, oldest) = lock(&worker.handshakes.0).enter(seat.clone());
-        if let Some(oldest) = oldest {
-            oldest.lost.store(true, Relaxed);
-            if let Some(waker) = lock(&oldest.waker).take() {
-                waker.wake();
-            }
-            let most = lock(&worker.handshakes.0).most();
+        let (place, is_full) = worker.shared.handshakes.enter();
+        if is_full {
+            let most = worker.shared.handshakes.most();
             tracing::warn!(
                 "{most} clients (limits.max_handshakes) have not finished their handshake: the oldest is disconnected"
             );
         }
-        Self { worker, number, seat }
+        place
+    }
+
+    /// As [`Place::enter`], for a QUIC handshake of one listener and worker.
+    pub(super) fn enter_quic(places: &Arc<Places>, worker: &Worker) -> Self {
+        let (place, is_full) = places.enter();
+        if is_full {
+            worker.shared.quic_left.fetch_add(1, Relaxed);
+            let most = places.most();
+            tracing::warn!("{most} QUIC handshakes of a tunnel listener are not finished: the oldest is ended");
+        }
+        place
     }
 
     fn poll_lost(&self, context: &Context<'_>) -> Poll<()> {
@@ -70,7 +116,7 @@ impl Place {
         if self.seat.lost.load(Relaxed) { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// What `work` gives; none if the place is lost before.
+    /// Returns what `work` gives; none if the place is lost before.
     pub async fn while_kept<F: Future>(place: Option<&Self>, work: F) -> Option<F::Output> {
         let mut work = pin!(work);
         poll_fn(|context| {
@@ -83,8 +129,36 @@ impl Place {
     }
 }
 
+impl Place {
+    /// Waits for `ready` while the connection is idle between requests, for at most `wait`. The place is taken only after
+    /// [`QUIET`]: a client that asks again at once costs no more than a timer, and leaves for nobody.
+    pub async fn while_idle<F: Future>(worker: Option<&Worker>, wait: Duration, ready: F) -> Idle<F::Output> {
+        let mut ready = pin!(ready);
+        if let Ok(done) = timeout(QUIET.min(wait), ready.as_mut()).await {
+            return Idle::Over(done);
+        }
+        let place = worker.map(|worker| worker.shared.idle.enter().0);
+        match Self::while_kept(place.as_ref(), timeout(wait.saturating_sub(QUIET), ready)).await {
+            Some(Ok(done)) => Idle::Over(done),
+            Some(Err(_)) => Idle::Late,
+            None => Idle::Lost,
+        }
+    }
+}
+
+/// How the idle time of a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle<T> {
+    /// What it waited for came.
+    Over(T),
+    /// It did not come in time.
+    Late,
+    /// Another connection has no room.
+    Lost,
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
-        lock(&self.worker.handshakes.0).leave(self.number);
+        lock(&self.places.0).leave(self.number);
     }
 }

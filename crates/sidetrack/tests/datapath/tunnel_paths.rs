@@ -144,3 +144,41 @@ fn the_far_side_takes_connections_that_stand() {
         assert_eq!(ended.flow.taken(), Some(warm));
     }
 }
+
+/// A path on which datagrams come to the far side, and none comes back.
+fn one_way(far: SocketAddr) -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    let outside = UdpSocket::bind("127.0.0.1:0").unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 65_536];
+        while let Ok(n) = socket.recv(&mut buffer) {
+            let _ = outside.send_to(&buffer[..n], far);
+        }
+    });
+    address
+}
+
+#[test]
+fn quic_handshakes_that_do_not_end_leave_for_others() {
+    let (keys, server) = (Keys::new(), Server::echo());
+    let limits = "limits = { max_handshakes = 2, handshake_timeout_ms = 3600000 }";
+    let text = keys.far_text("127.0.0.1:0", "carrier = 'direct'");
+    let far = Node::start(&format!("workers = 1\n{limits}\n{text}"));
+    let silent: Vec<_> = (0..3)
+        .map(|_| {
+            let to = [one_way(far.entry())];
+            Node::start(&format!("workers = 1\n{}", keys.near_text(server.address, &to, "transport = 'quic'")))
+        })
+        .collect();
+    eventually("the oldest leaves", || (far.shared.closed_for_others().0 > 0).then_some(()));
+    let near = keys.near(server.address, &[far.entry()], "transport = 'quic'");
+    eventually("a near side that finishes its handshake is let in", || {
+        let mut client = connect(near.entry());
+        client.write_all(b"hello").ok()?;
+        let mut answer = [0; 5];
+        client.read_exact(&mut answer).ok()?;
+        (answer == *b"hello").then_some(())
+    });
+    drop(silent);
+}

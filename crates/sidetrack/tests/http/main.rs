@@ -6,6 +6,7 @@ mod auth;
 mod cache;
 mod client;
 mod completing;
+mod crowd;
 mod disk;
 mod disk_crash;
 mod faults;

@@ -53,7 +53,7 @@ pub fn node(authority: &Authority, to: SocketAddr, listener: &str, tap: &str) ->
 }
 
 /// A connection through CONNECT.
-fn connect(node: &Node, to: &str) -> Client {
+pub fn connect(node: &Node, to: &str) -> Client {
     let mut client = Client::new(node.entry());
     client.send(format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n\r\n"));
     assert_eq!(client.response(true).status, 200);

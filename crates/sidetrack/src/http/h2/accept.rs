@@ -14,7 +14,7 @@ use crate::carry::Stream;
 use crate::intercept::Listening;
 use crate::reactor::{self, timeout};
 use crate::session::Client;
-use crate::worker::Worker;
+use crate::worker::{Idle, Place, Worker};
 use bytes::Bytes;
 use h2::ext::Protocol;
 use h2::server::SendResponse;
@@ -32,12 +32,14 @@ use std::time::Duration;
 
 /// How long a connection may be without streams.
 const IDLE: Duration = Duration::from_secs(75);
+/// How often a connection with streams at work looks whether it still has some.
+const AT_WORK: Duration = Duration::from_secs(1);
 /// How long the last frames may take to leave.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What all streams of a connection share.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct Common {
     worker: Arc<Worker>,
     listening: Arc<Listening>,
     proxy: Arc<Proxy>,
@@ -49,7 +51,7 @@ pub(super) struct Place {
 pub async fn serve(connection: Connection, inside: Inside) {
     let patience = Duration::from_millis(connection.worker.config().limits.handshake_timeout_ms);
     let Connection { worker, listening, proxy, peer, stream, .. } = connection;
-    let place = Place { worker, listening, proxy, peer, inside };
+    let common = Common { worker: worker.clone(), listening, proxy, peer, inside };
     let mut builder = h2::server::Builder::new();
     builder
         .max_concurrent_streams(STREAMS_MAX)
@@ -58,35 +60,44 @@ pub async fn serve(connection: Connection, inside: Inside) {
         .initial_connection_window_size(CONNECTION_WINDOW)
         .enable_connect_protocol();
     let (stream, _) = stream.into_stream();
-    let Ok(Ok(mut connection)) = timeout(patience, builder.handshake::<Stream, Bytes>(stream)).await else {
-        return;
-    };
+    let place = Place::enter(&worker);
+    let shaking = timeout(patience, builder.handshake::<Stream, Bytes>(stream));
+    let Some(Ok(Ok(mut connection))) = Place::while_kept(Some(&place), shaking).await else { return };
+    drop(place);
     // As many as there are streams at work, and this one.
     let at_work = Arc::new(());
-    loop {
-        match timeout(IDLE, connection.accept()).await {
-            Ok(Some(Ok((request, respond)))) => {
-                let (place, at_work) = (place.clone(), at_work.clone());
+    let is_lost = loop {
+        let is_idle = Arc::strong_count(&at_work) == 1;
+        let wait = if is_idle { IDLE } else { AT_WORK };
+        match Place::while_idle(is_idle.then_some(&*worker), wait, connection.accept()).await {
+            Idle::Over(Some(Ok((request, respond)))) => {
+                let (common, at_work) = (common.clone(), at_work.clone());
                 reactor::spawn(async move {
-                    serve_stream(place, request, respond).await;
+                    serve_stream(common, request, respond).await;
                     drop(at_work);
                 });
             }
-            Ok(Some(Err(_)) | None) => return,
-            Err(_) if Arc::strong_count(&at_work) == 1 => break,
-            Err(_) => {}
+            Idle::Over(Some(Err(_)) | None) => return,
+            Idle::Late if !is_idle => {}
+            Idle::Late => break false,
+            Idle::Lost => break true,
         }
+    };
+    if is_lost {
+        // At once: another connection waits for the room. The client learns which of its requests were not seen.
+        connection.abrupt_shutdown(Reason::NO_ERROR);
+    } else {
+        connection.graceful_shutdown();
     }
-    connection.graceful_shutdown();
-    // Whoever is too slow for the last frames sees the connection end.
+    // A client that is too slow for the last frames sees the connection end.
     let _ = timeout(FAREWELL, poll_fn(|cx| connection.poll_closed(cx))).await;
 }
 
 /// Serves one stream.
-async fn serve_stream(place: Place, asked: http::Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+async fn serve_stream(common: Common, asked: http::Request<RecvStream>, mut respond: SendResponse<Bytes>) {
     let (parts, body) = asked.into_parts();
     if let Some(protocol) = parts.extensions.get::<Protocol>() {
-        return websocket::serve(place, protocol.as_str(), &parts, (body, respond)).await;
+        return websocket::serve(common, protocol.as_str(), &parts, (body, respond)).await;
     }
     let (request, length) = match head_of(&parts, !body.is_end_stream()) {
         Ok(read) => read,
@@ -96,7 +107,7 @@ async fn serve_stream(place: Place, asked: http::Request<RecvStream>, mut respon
         // The scheme authenticates a connection, and this one is shared by streams (RFC 9113 Sec. 7).
         return respond.send_reset(Reason::HTTP_1_1_REQUIRED);
     }
-    let pipe = place.connection();
+    let pipe = common.connection();
     let mut bytes = Vec::with_capacity(512);
     request.write_to(&mut bytes);
     let reason = {
@@ -129,8 +140,8 @@ async fn serve_stream(place: Place, asked: http::Request<RecvStream>, mut respon
     }
 }
 
-impl Place {
-    /// A connection in memory that is served as one to this place.
+impl Common {
+    /// A connection in memory that is served with what the streams share.
     pub(super) fn connection(self) -> Duplex {
         let (pipe, other) = pipe();
         let Self { worker, listening, proxy, peer, inside } = self;

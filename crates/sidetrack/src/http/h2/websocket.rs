@@ -4,7 +4,7 @@
 use super::super::buffer::Buffer;
 use super::super::duplex::Duplex;
 use super::super::relay::{Stopped, write_all};
-use super::accept::{Place, answer, fields_of, pseudo};
+use super::accept::{Common, answer, fields_of, pseudo};
 use super::ask::{Requests, asked, download};
 use super::send;
 use bytes::{Bytes, BytesMut};
@@ -28,7 +28,7 @@ const READ_BYTES: usize = 16 * 1024;
 
 /// Serves a request that is to become a stream of another protocol, to its end.
 pub async fn serve(
-    place: Place,
+    common: Common,
     protocol: &str,
     parts: &Parts,
     (body, mut respond): (RecvStream, SendResponse<Bytes>),
@@ -47,7 +47,7 @@ pub async fn serve(
     let accept = accept_of(&key);
     let mut head = Vec::with_capacity(512);
     request.write_to(&mut head);
-    let (pipe, mut buffer) = (place.connection(), Buffer::default());
+    let (pipe, mut buffer) = (common.connection(), Buffer::default());
     let opened = match write_all(&pipe, &mut [IoSlice::new(&head)]).await {
         Ok(()) => answer((&pipe, &mut buffer), &Method::Get, Some(&accept), &mut respond).await,
         Err(error) => Err(Stopped::Sink(error)),
