@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
 use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::{Format, Full, Json, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
@@ -71,13 +72,34 @@ pub fn start(colours: bool) {
     if said(FORMAT).is_some_and(|format| format == "json") {
         set_shape(Shape::Json);
     }
-    let filter = said(FILTER).unwrap_or_else(|| DEFAULT_FILTER.to_owned());
+    let (filter, wrong) = filter(&said(FILTER).unwrap_or_default());
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(colours)
         .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
         .event_format(Lines::default())
         .init();
+    for part in wrong {
+        tracing::warn!(
+            "{FILTER}: '{}' is ignored: write LEVEL or TARGET=LEVEL, where a level is error, warn, info, debug, trace or off",
+            part.escape_debug()
+        );
+    }
+}
+
+/// Returns the filter that this value asks for, and the parts of it that are wrong. They are left out: by itself the library
+/// takes a misspelt level for the name of a target, and then writes nothing.
+fn filter(said: &str) -> (String, Vec<String>) {
+    let is_right = |part: &str| {
+        let level = part.rsplit_once('=').map_or(part, |(target, level)| {
+            let is_target = |byte: u8| byte.is_ascii_alphanumeric() || b"_:".contains(&byte);
+            if !target.is_empty() && target.bytes().all(is_target) { level } else { "" }
+        });
+        !level.is_empty() && level.parse::<LevelFilter>().is_ok()
+    };
+    let parts = said.split(',').map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned);
+    let (right, wrong): (Vec<_>, Vec<_>) = parts.partition(|part| is_right(part));
+    (if right.is_empty() { DEFAULT_FILTER.to_owned() } else { right.join(",") }, wrong)
 }
 
 /// Formats lines, and omits lines that come too fast.
@@ -195,6 +217,24 @@ mod tests {
         tracing::subscriber::with_default(log, work);
         let bytes = page.0.lock().expect("not poisoned").clone();
         String::from_utf8(bytes).expect("text").lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn parts_of_the_filter_that_are_wrong_are_left_out_and_told() {
+        for (said, filter_of, wrong) in [
+            ("", DEFAULT_FILTER, ""),
+            ("debug", "debug", ""),
+            ("WARN, sidetrack::worker=trace", "WARN,sidetrack::worker=trace", ""),
+            ("off", "off", ""),
+            ("verbose", DEFAULT_FILTER, "verbose"),
+            ("sidetrack", DEFAULT_FILTER, "sidetrack"),
+            ("error,sidetrack=loud,=info", "error", "sidetrack=loud =info"),
+            ("sidetrack=", DEFAULT_FILTER, "sidetrack="),
+            ("side track=info,[", DEFAULT_FILTER, "side track=info ["),
+        ] {
+            let (filter, told) = filter(said);
+            assert_eq!((filter.as_str(), told.join(" ").as_str()), (filter_of, wrong), "{said}");
+        }
     }
 
     fn stranger(number: u32) {

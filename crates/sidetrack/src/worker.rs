@@ -6,8 +6,8 @@ mod far;
 mod waiting;
 
 pub use far::WAITING_MAX as FAR_WAITING_MAX;
-pub use waiting::{CROWDED, Idle, Place};
 use waiting::Places;
+pub use waiting::{CROWDED, Idle, Place};
 
 use crate::agreement::InForce;
 use crate::carry::tunnel::{AskDialing, Tunnels};
@@ -380,7 +380,8 @@ impl Admission {
         admission.count(client, is_own)?;
         let budget = || shared.budget.lock().unwrap_or_else(PoisonError::into_inner);
         if !budget().admit() {
-            let (max, most) = (budget().flows().max, budget().most());
+            let max = budget().flows().max;
+            let most = budget().most();
             if !shared.idle.tell_oldest() {
                 return Err(match most {
                     Some(most) if most <= max => {
@@ -494,7 +495,8 @@ mod tests {
     fn an_idle_connection_leaves_for_a_flow_that_has_no_room_and_whose_client_has_a_share() {
         let worker = worker("max_flows_per_client = 2", Budget::from_nofile(1000, 0).at_most(3));
         let ask = |from: &str| Admission::ask(&worker, ip(from), || false);
-        let [first, second, other] = ["192.0.2.1", "192.0.2.1", "192.0.2.2"].map(|from| ask(from).expect("room"));
+        let [first, second, other] =
+            ["192.0.2.1", "192.0.2.1", "192.0.2.2"].map(|from| ask(from).expect("room"));
         ask("192.0.2.3").expect_err("there is no room, and none is idle");
         let (idle, _) = worker.shared.idle.enter();
         ask("192.0.2.1").expect_err("it has its share");

@@ -51,7 +51,9 @@ impl Capped {
             // A client that left by itself meanwhile hears nothing.
             let _ = oldest.send(());
             (self.on_closed)();
-            tracing::warn!("{CLIENTS_MAX} clients of the metrics address are connected: the oldest is disconnected");
+            tracing::warn!(
+                "{CLIENTS_MAX} clients of the metrics address are connected: the oldest is disconnected"
+            );
         }
         let time = Box::pin(tokio::time::sleep(CONNECTION_TIME));
         CappedStream { stream, time, told, is_told: false, clients: self.clients.clone(), number }

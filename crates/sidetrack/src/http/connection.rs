@@ -208,7 +208,10 @@ impl Connection {
                     None => Idle::Lost,
                 },
                 // A stream of HTTP/2 takes no descriptor: its connection leaves for others, it does not.
-                None => Place::while_idle((!self.stream.is_memory()).then_some(&*self.worker), IDLE, readable).await,
+                None => {
+                    Place::while_idle((!self.stream.is_memory()).then_some(&*self.worker), IDLE, readable)
+                        .await
+                }
             };
             match came {
                 Idle::Over(()) => {}

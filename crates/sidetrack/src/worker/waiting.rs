@@ -64,7 +64,7 @@ impl Places {
         lock(&self.0).left()
     }
 
-    fn enter(self: &Arc<Self>) -> (Place, bool) {
+    pub(super) fn enter(self: &Arc<Self>) -> (Place, bool) {
         let seat = Arc::new(Seat::default());
         let (number, oldest) = lock(&self.0).enter(seat.clone());
         let is_full = oldest.inspect(|oldest| oldest.tell()).is_some();
@@ -100,7 +100,9 @@ impl Place {
         if is_full {
             worker.shared.quic_left.fetch_add(1, Relaxed);
             let most = places.most();
-            tracing::warn!("{most} QUIC handshakes of a tunnel listener are not finished: the oldest is ended");
+            tracing::warn!(
+                "{most} QUIC handshakes of a tunnel listener are not finished: the oldest is ended"
+            );
         }
         place
     }

@@ -8,7 +8,7 @@ use sidetrack::live::{Taken, Transport};
 use sidetrack::record::FlowRecord;
 use sidetrack_core::flow::EndReason;
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -168,7 +168,10 @@ fn quic_handshakes_that_do_not_end_leave_for_others() {
     let silent: Vec<_> = (0..3)
         .map(|_| {
             let to = [one_way(far.entry())];
-            Node::start(&format!("workers = 1\n{}", keys.near_text(server.address, &to, "transport = 'quic'")))
+            Node::start(&format!(
+                "workers = 1\n{}",
+                keys.near_text(server.address, &to, "transport = 'quic'")
+            ))
         })
         .collect();
     eventually("the oldest leaves", || (far.shared.closed_for_others().0 > 0).then_some(()));
