@@ -142,6 +142,10 @@ impl<F: DeserializeOwned> Parsed<F> {
         let plain = Spanned::new(document.span(), plain);
         let frame = if self.read::<F>(&plain).is_ok() { plain } else { document.clone() };
         for (key, span, items) in lists {
+            if document.get_ref().get(key.get_ref().as_ref()).is_none() {
+                // There is no such key, and it was taken out.
+                continue;
+            }
             let mut mended = Vec::new();
             let mut items = items.into_iter().peekable();
             while items.peek().is_some() {

@@ -133,7 +133,7 @@ impl Place {
 
 impl Place {
     /// Waits for `ready` while the connection is idle between requests, for at most `wait`. The place is taken only after
-    /// [`QUIET`]: a client that asks again at once costs no more than a timer, and leaves for nobody.
+    /// [`QUIET`]: a client that asks again at once costs no more than a timer, and keeps its connection.
     pub async fn while_idle<F: Future>(worker: Option<&Worker>, wait: Duration, ready: F) -> Idle<F::Output> {
         let mut ready = pin!(ready);
         if let Ok(done) = timeout(QUIET.min(wait), ready.as_mut()).await {
