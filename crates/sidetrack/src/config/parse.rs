@@ -120,11 +120,14 @@ impl<F: DeserializeOwned> Parsed<F> {
         keys: &str,
         part: usize,
     ) -> Result<(), GivenUp> {
-        let lists = take_long_lists(document.get_mut(), part);
+        let mut lists = take_long_lists(document.get_mut(), part);
         if lists.is_empty() {
             return Ok(());
         }
-        if self.mend(document, keys).is_err() {
+        let frame_read = self.mend(document, keys);
+        // A list under a key that is not known was taken out with its key.
+        lists.retain(|(key, ..)| document.get_ref().get(key.get_ref().as_ref()).is_some());
+        if frame_read.is_err() {
             if self.problems.len() == ERRORS_MAX {
                 return Err(GivenUp);
             }
@@ -142,10 +145,6 @@ impl<F: DeserializeOwned> Parsed<F> {
         let plain = Spanned::new(document.span(), plain);
         let frame = if self.read::<F>(&plain).is_ok() { plain } else { document.clone() };
         for (key, span, items) in lists {
-            if document.get_ref().get(key.get_ref().as_ref()).is_none() {
-                // There is no such key, and it was taken out.
-                continue;
-            }
             let mut mended = Vec::new();
             let mut items = items.into_iter().peekable();
             while items.peek().is_some() {
