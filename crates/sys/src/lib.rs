@@ -40,6 +40,7 @@ pub mod probe;
 pub mod process;
 pub mod random;
 pub mod raw;
+pub mod redirect;
 pub mod route;
 pub mod scheduling;
 pub mod scm;

@@ -20,7 +20,7 @@ const DEFER_HARD_IRQS: u16 = 5; // NETDEV_A_NAPI_DEFER_HARD_IRQS
 const GRO_FLUSH_TIMEOUT: u16 = 6; // NETDEV_A_NAPI_GRO_FLUSH_TIMEOUT
 
 /// Bytes of `struct genlmsghdr`.
-const GENERIC_HEADER: usize = 4;
+pub(crate) const GENERIC_HEADER: usize = 4;
 
 /// An instance of NAPI and how long frames gather in it. It lives as long as a queue of a card does; on a pair of veth as long
 /// as an XDP program or GRO wants it.
@@ -35,12 +35,12 @@ pub struct Napi {
 }
 
 /// A message of generic netlink.
-fn generic(command: u8) -> [u8; GENERIC_HEADER] {
+pub(crate) fn generic(command: u8) -> [u8; GENERIC_HEADER] {
     [command, 1, 0, 0]
 }
 
 /// The number that the family `netdev` has in this boot.
-fn family(socket: &mut Socket) -> Result<u16, Error> {
+pub(crate) fn family(socket: &mut Socket) -> Result<u16, Error> {
     let mut request = Requests::new();
     let asked = "find netdev among the families of generic netlink (Linux 6.3)";
     request

@@ -4,6 +4,7 @@ mod support;
 
 use sidetrack_sys::link;
 use sidetrack_sys::napi::{self, Napi};
+use sidetrack_sys::redirect::RedirectTargets;
 use sidetrack_sys::undo::Action;
 use std::process::Command;
 use support::{Node, is_root};
@@ -39,5 +40,27 @@ fn frames_gather_as_long_as_it_says_and_as_before_afterwards() {
         assert_eq!(napi::of(index).expect("listed"), [*before]);
         gro("off");
         restore.perform().expect("gone is fine");
+    });
+}
+
+#[test]
+fn an_end_of_a_veth_sends_redirected_frames_while_the_other_end_has_gro() {
+    if !is_root() {
+        return;
+    }
+    let host = Node::new();
+    host.ip("link add pair0 type veth peer name pair1");
+    host.ip("link set pair0 up");
+    host.ip("link set pair1 up");
+    host.run(|| {
+        let [own, other] = ["pair0", "pair1"].map(|name| link::interface(name).expect("there").index);
+        let mut targets = RedirectTargets::open().expect("asked");
+        let mut both = || [other, own].map(|index| targets.takes(index).expect("answered"));
+        assert_eq!(both(), [false, false]);
+        gro("on");
+        assert_eq!(both(), [true, false], "pair0 has GRO, so pair1 sends");
+        gro("off");
+        assert_eq!(both(), [false, false]);
+        assert!(targets.takes(u32::MAX >> 1).is_err(), "there is no such interface");
     });
 }

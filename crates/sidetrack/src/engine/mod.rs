@@ -11,6 +11,7 @@
 //! | `hops.rs` | neighbours: who they are, and which of them leads to a server |
 //! | `select.rs` | asks policy for a server |
 //! | `flows.rs` | flows in flight and their records |
+//! | `targets.rs` | which interfaces send frames that XDP redirects to them |
 //! | `surroundings.rs` | what it is told of the node |
 //! | `worker.rs` | the thread |
 
@@ -28,6 +29,7 @@ mod reset;
 mod select;
 mod strays;
 mod surroundings;
+mod targets;
 mod worker;
 mod xdp;
 

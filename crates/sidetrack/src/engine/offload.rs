@@ -7,12 +7,14 @@
 use super::hops;
 use super::joining::{Ends, Joining};
 use super::open::Interface;
+use super::targets::Targets;
 use crate::live::Clock;
 use sidetrack_core::engine::{Answered, Asked, Fin, LentTo, Moved, Progress, Standing, Translation};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::{Handshake, Numbers, OffloadPart, OffloadSide, Offloaded, Seen, monotonic_ns};
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a program may still be at work on a packet of a connection that came back.
@@ -49,6 +51,10 @@ pub struct Counters {
 pub struct Offload {
     part: OffloadPart,
     interfaces: Vec<Interface>,
+    /// Which of them send what the programs redirect to them. None: all of them do.
+    targets: Option<Arc<Targets>>,
+    /// What it said last.
+    takes: Vec<bool>,
     /// What is to be added to times of ours to have the kernel's, nanoseconds.
     monotonic: u64,
     /// The programs are XDP's: they follow FINs.
@@ -88,6 +94,8 @@ struct Known {
     back: bool,
     /// Whether the answer of its server is waited for.
     asked: bool,
+    /// The interfaces of the client and of the server.
+    via: [usize; 2],
 }
 
 impl Known {
@@ -113,17 +121,31 @@ fn offloaded_to(offloaded: Offloaded) -> Option<LentTo> {
     NonZeroU32::new(offloaded.number().wrapping_add(1)).map(LentTo)
 }
 
+/// The interfaces of both sides.
+fn via(translations: &[Translation; 2]) -> [usize; 2] {
+    translations.map(|side| hops::neighbour(side.hop).map_or(usize::MAX, |(interface, _)| interface))
+}
+
 const fn numbers(standing: &Standing) -> Numbers {
     let Standing { sent, acknowledged, edge, stamp } = *standing;
     Numbers { sent, acknowledged, edge, stamp }
 }
 
 impl Offload {
-    /// None yet. `by_xdp`: it is programs in XDP that have them.
-    pub fn new(part: OffloadPart, interfaces: Vec<Interface>, clock: Clock, by_xdp: bool) -> Self {
-        Self {
+    /// None yet. `targets`: it is programs in XDP that have them, and these are the interfaces that send what they redirect.
+    pub fn new(
+        part: OffloadPart,
+        interfaces: Vec<Interface>,
+        clock: Clock,
+        targets: Option<Arc<Targets>>,
+    ) -> Self {
+        let by_xdp = targets.is_some();
+        let takes = vec![true; interfaces.len()];
+        let mut new = Self {
             part,
             interfaces,
+            targets,
+            takes,
             monotonic: monotonic_ns().saturating_sub(clock.now().as_nanos()),
             by_xdp,
             known: Vec::new(),
@@ -136,7 +158,9 @@ impl Offload {
             lingering: VecDeque::new(),
             touched: Vec::new(),
             counters: Counters::default(),
-        }
+        };
+        new.look_at_interfaces(Instant::ZERO);
+        new
     }
 
     /// Whether it is programs in XDP that have them.
@@ -192,6 +216,11 @@ impl Offload {
         translations: &[Translation; 2],
         now: Instant,
     ) -> Option<LentTo> {
+        let via = via(translations);
+        if !self.take(via) {
+            // New connections of the interface are offloaded once it sends redirected frames.
+            return None;
+        }
         let Some(sides) = self.sides(translations) else {
             // The neighbour that leads to the server is not known yet.
             self.again.insert((now + AGAIN_MAX, slot), returns);
@@ -207,7 +236,17 @@ impl Offload {
         let fins = translations.map(|side| side.finished);
         let sent = self.part.look(offloaded).map(|seen| seen.sent);
         let slot = Some(slot);
-        self.know(Known { offloaded, slot, sent, packets: [0; 2], fins, returns, back: false, asked: false });
+        self.know(Known {
+            offloaded,
+            slot,
+            sent,
+            packets: [0; 2],
+            fins,
+            returns,
+            back: false,
+            asked: false,
+            via,
+        });
         // In XDP there is nothing to wait for until a packet comes here all the same.
         if !self.by_xdp {
             self.joins(to, offloaded);
@@ -217,7 +256,8 @@ impl Offload {
 
     /// Has the kernel take the answer of a server that is about to be asked, and send it the first bytes.
     pub fn ask(&mut self, slot: u32, asked: &Asked<'_>) -> Option<LentTo> {
-        if !self.by_xdp {
+        let via = via(&asked.sides);
+        if !self.by_xdp || !self.take(via) {
             return None;
         }
         let handshake = Handshake {
@@ -246,6 +286,7 @@ impl Offload {
             returns: 0,
             back: false,
             asked: true,
+            via,
         });
         Some(to)
     }
@@ -265,6 +306,25 @@ impl Offload {
 
     fn joins(&mut self, to: LentTo, offloaded: Offloaded) {
         self.joining.add(to, self.part.ends(offloaded).map(|(from, to)| Ends { from, to }));
+    }
+
+    /// Whether frames that are redirected to these interfaces are sent.
+    fn take(&self, via: [usize; 2]) -> bool {
+        via.iter().all(|interface| self.takes.get(*interface).copied().unwrap_or(true))
+    }
+
+    /// Takes back the connections of interfaces that send no redirected frames any more.
+    fn look_at_interfaces(&mut self, now: Instant) {
+        let Some(targets) = &self.targets else { return };
+        targets.look();
+        let now_take: Vec<_> = (0..self.takes.len()).map(|interface| targets.takes(interface)).collect();
+        let before = std::mem::replace(&mut self.takes, now_take);
+        if before.iter().zip(&self.takes).all(|(before, takes)| *takes || !before) {
+            return;
+        }
+        let all = self.known.iter().flatten().filter(|known| !known.back && !self.take(known.via));
+        let lost: Vec<_> = all.filter_map(|known| offloaded_to(known.offloaded)).collect();
+        lost.into_iter().for_each(|to| self.came_back(to, now));
     }
 
     fn sides(&self, translations: &[Translation; 2]) -> Option<[OffloadSide; 2]> {
@@ -409,8 +469,9 @@ impl Offload {
     }
 
     /// From time to time: what programs did without telling is looked for.
-    pub fn look_around(&mut self) {
+    pub fn look_around(&mut self, now: Instant) {
         self.joining.stir_all();
+        self.look_at_interfaces(now);
     }
 
     /// Where a connection stands by what was handled and sent here.

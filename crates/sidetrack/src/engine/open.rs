@@ -6,6 +6,7 @@ use super::decided;
 use super::driver::Driver;
 use super::packet::PacketDriver;
 use super::strays::{Ring, Strays};
+use super::targets::Targets;
 use super::xdp::{self, XdpDriver};
 use crate::config::{EngineIo, EngineListener, Listener, ListenerKind};
 use sidetrack_core::engine::{Share, Steering};
@@ -132,6 +133,8 @@ pub struct Part {
     pub strays: Strays,
     /// The interfaces, in the order of the driver.
     pub interfaces: Vec<Interface>,
+    /// With XDP: which of them send what the programs redirect to them.
+    pub targets: Option<Arc<Targets>>,
     /// Where all workers' connections are that the kernel has, and this worker's number.
     pub offload: Option<(Arc<OffloadMemory>, u32)>,
     /// Where SYNs are answered by XDP: how, and this worker's number.
@@ -245,6 +248,7 @@ impl Opened {
             })
             .collect();
         let strays = Strays::between(shares.clone(), &rings);
+        let targets = opening.targets(engine);
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
         for (worker, (((share, driver), strays), bell)) in
             (0_u32..).zip(shares.into_iter().zip(drivers).zip(strays).zip(bells))
@@ -261,6 +265,7 @@ impl Opened {
                 driver,
                 strays,
                 interfaces,
+                targets: targets.clone(),
                 offload,
                 cookies,
                 decided,
@@ -284,6 +289,11 @@ impl Opening<'_> {
 
     fn routed(&self) -> Result<RoutedSocket, OpenError> {
         RoutedSocket::open(self.mark).map_err(|error| self.socket_error("any interface", error))
+    }
+
+    /// Watches the interfaces to which XDP redirects frames.
+    fn targets(&self, engine: &EngineListener) -> Option<Arc<Targets>> {
+        (engine.io == EngineIo::Xdp).then(|| Arc::new(Targets::new(&self.listener.name, &self.interfaces)))
     }
 
     /// Makes room for connections that the kernel is to have. Without, user space has them all.

@@ -14,7 +14,7 @@ use super::open::{Kept, Opened, Part};
 use super::select::Select;
 use super::strays::{Stray, Strays};
 use super::surroundings::Surroundings;
-use crate::config::{EngineIo, EngineListener, Listener, ListenerKind};
+use crate::config::{EngineListener, Listener, ListenerKind};
 use crate::live::Ledger;
 use offload::{OffloadInputs, answer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -197,7 +197,7 @@ impl Worker {
     fn count(&mut self, now: Instant, since: Instant) {
         self.engine.refresh(now);
         if let Some(offload) = &mut self.engine.callbacks_mut().offload {
-            offload.look_around();
+            offload.look_around(now);
         }
         let traffic: Vec<_> = self.engine.traffic().collect();
         let shunted: Vec<_> = self.engine.passed_elsewhere().collect();
@@ -364,14 +364,14 @@ impl Worker {
             offload: offload_memory,
             cookies,
             interfaces,
+            targets,
             decided,
             unreachable,
             is_first,
             bell: _,
         } = part;
         let ListenerKind::Engine(settings) = listener.kind.clone() else { return None };
-        let offload_memory =
-            OffloadInputs { offload_memory, interfaces, by_xdp: settings.io == EngineIo::Xdp };
+        let offload_memory = OffloadInputs { offload_memory, interfaces, targets };
         let offload = offload_memory.offload(surroundings.clock);
         let whole = decided.clone();
         let engine = fresh(&listener, &settings, &share, mtu, surroundings, &ledger, &bell, offload, whole);
@@ -530,6 +530,7 @@ mod tests {
             driver: Box::new(Faulty { wire: wire.clone(), at_hand: Vec::new() }),
             strays,
             interfaces: Vec::new(),
+            targets: None,
             offload: None,
             cookies: None,
             decided: None,

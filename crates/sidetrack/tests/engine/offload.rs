@@ -5,6 +5,7 @@ use crate::hosts::{LIMIT, eventually, is_root};
 use crate::node::peers::Client;
 use crate::node::{Dice, Record, admin};
 use crate::site::{ENGINE, ENGINE6, Site, WAYS, engine_by};
+use crate::tools::tool;
 use rustix::process::Signal;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -341,4 +342,48 @@ fn a_client_that_comes_back_by_the_same_port_is_served_where_xdp_answers() {
         assert_eq!(site.record().text("reason"), "ok");
     }
     server.join().expect("no panic");
+}
+
+/// An end of a veth drops what XDP redirects to it unless the other end has GRO.
+#[test]
+fn without_gro_at_the_other_end_connections_stay_in_user_space() {
+    if !is_root() {
+        return;
+    }
+    let mut site = Site::new();
+    let server = site.server("10.0.2.1");
+    let listen = lending("xdp", 65_536, &format!("to = \"{}\"", server.address));
+    site.start("", &listen);
+    let exchange = |site: &Site| {
+        site.line.client.run(|| {
+            let mut client = Client::connect(to(ENGINE)).expect("greeted");
+            for number in 0..16_u8 {
+                client.echo(&[number; 2000]).expect("echoed");
+            }
+        });
+    };
+    exchange(&site);
+    let record = site.record();
+    assert_eq!(record.text("reason"), "ok");
+    assert!(!record.flag("shunted"), "{record:?}");
+    let up = site.up.as_mut().expect("started");
+    let line = up.log_line("the reason", |line| line.contains("offload is off for interface"));
+    assert!(line.contains("ethtool -K <interface> gro on"), "{line}");
+    // With GRO new connections are offloaded.
+    let switch = |site: &Site, word: &'static str| {
+        for host in [&site.line.client, &site.line.server] {
+            host.run(move || tool("ethtool", &format!("-K eth0 gro {word}")));
+        }
+    };
+    switch(&site, "on");
+    eventually("a connection is offloaded", || {
+        exchange(&site);
+        site.record().flag("shunted")
+    });
+    // Without it an offloaded connection comes back, and goes on.
+    let mut client = carried(&site);
+    switch(&site, "off");
+    client.echo(&[7; 20_000]).expect("echoed");
+    drop(client);
+    assert_eq!(site.record().text("reason"), "ok");
 }

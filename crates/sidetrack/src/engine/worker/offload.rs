@@ -3,6 +3,7 @@
 use super::super::offload::Offload;
 use super::super::open::Interface;
 use super::super::select::Select;
+use super::super::targets::Targets;
 use super::Worker;
 use crate::live::Clock;
 use sidetrack_core::engine::{self, Engine};
@@ -14,13 +15,13 @@ use std::sync::Arc;
 pub(super) struct OffloadInputs {
     pub(super) offload_memory: Option<(Arc<OffloadMemory>, u32)>,
     pub(super) interfaces: Vec<Interface>,
-    pub(super) by_xdp: bool,
+    pub(super) targets: Option<Arc<Targets>>,
 }
 
 impl OffloadInputs {
     pub(super) fn offload(&self, clock: Clock) -> Option<Offload> {
         let (offload_memory, worker) = self.offload_memory.as_ref()?;
-        Some(Offload::new(offload_memory.part(*worker), self.interfaces.clone(), clock, self.by_xdp))
+        Some(Offload::new(offload_memory.part(*worker), self.interfaces.clone(), clock, self.targets.clone()))
     }
 }
 

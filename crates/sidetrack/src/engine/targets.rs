@@ -1,0 +1,52 @@
+//! Watches whether the interfaces send frames that XDP redirects to them. An end of a veth does so only while the other end has GRO or
+//! an XDP program. Without it the kernel drops every frame of an offloaded connection, so no connection is offloaded there.
+
+use super::open::Interface;
+use sidetrack_sys::redirect::RedirectTargets;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+/// The interfaces of one listener.
+#[derive(Debug)]
+pub struct Targets {
+    listener: String,
+    interfaces: Vec<(Interface, AtomicBool)>,
+    /// None: this kernel does not say it (before Linux 6.3), and every interface counts as one that sends them.
+    watch: Option<Mutex<RedirectTargets>>,
+}
+
+impl Targets {
+    /// Begins to watch these interfaces, which are in the network namespace of the calling thread.
+    pub fn new(listener: &str, interfaces: &[Interface]) -> Self {
+        let interfaces = interfaces.iter().map(|interface| (interface.clone(), AtomicBool::new(true)));
+        let watch = RedirectTargets::open().ok().map(Mutex::new);
+        Self { listener: listener.to_owned(), interfaces: interfaces.collect(), watch }
+    }
+
+    /// Whether this interface sends redirected frames, by the last look.
+    pub fn takes(&self, interface: usize) -> bool {
+        self.interfaces.get(interface).is_none_or(|(_, takes)| takes.load(Relaxed))
+    }
+
+    /// Looks at every interface. The log gets one line for each change.
+    pub fn look(&self) {
+        let Some(watch) = &self.watch else { return };
+        let mut watch = watch.lock().unwrap_or_else(PoisonError::into_inner);
+        for (interface, takes) in &self.interfaces {
+            // One that is gone carries nothing in any way.
+            let Ok(found) = watch.takes(interface.index) else { continue };
+            let (listener, name) = (&self.listener, &interface.name);
+            match (takes.swap(found, Relaxed), found) {
+                (true, false) => tracing::warn!(
+                    %listener,
+                    "offload is off for interface '{name}': it drops frames that XDP redirects to it. On a veth, switch GRO on at the \
+                     other end: ethtool -K <interface> gro on"
+                ),
+                (false, true) => {
+                    tracing::info!(%listener, "offload is on for interface '{name}': it sends redirected frames now");
+                }
+                _ => {}
+            }
+        }
+    }
+}
