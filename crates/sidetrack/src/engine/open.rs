@@ -225,7 +225,7 @@ impl Opened {
         let own = own.map_err(|error| OpenError::Own { listener: name.clone(), error })?;
         let mtu = interfaces.iter().map(|interface| interface.mtu).min().unwrap_or(1500);
         let mut opening = Opening { listener, interfaces, own, offload: None, cookies: None, mark };
-        let mut decided = None;
+        let (mut decided, targets) = (None, opening.targets(engine));
         opening.offload(engine, workers);
         opening.answer_by_cookies(engine, workers);
         let drivers = match engine.io {
@@ -248,7 +248,6 @@ impl Opened {
             })
             .collect();
         let strays = Strays::between(shares.clone(), &rings);
-        let targets = opening.targets(engine);
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
         for (worker, (((share, driver), strays), bell)) in
             (0_u32..).zip(shares.into_iter().zip(drivers).zip(strays).zip(bells))
