@@ -25,7 +25,7 @@ use std::sync::Arc;
 /// Whom we believe.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Trust {
-    /// Whoever has a certificate that one of these authorities signed: the text of a PEM file.
+    /// A peer whose certificate one of these authorities signed, or is one of these itself: the text of a PEM file.
     Authority(Arc<str>),
     /// Whoever has one of these keys; names and dates in its certificate mean nothing.
     Pins(Vec<Pin>),

@@ -18,12 +18,12 @@ use crate::live::{Clock, Ended, Ledger};
 use crate::metrics::Metrics;
 use crate::process::Owners;
 use crate::record::{Feed, FlowRecord, RecordWriter, Recorder, Target};
-use crate::tls::Roots;
+use crate::tls::{Roots, certificates_in};
 use crate::worker::Shared;
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use sidetrack_core::carrier::{Carrier, Hop};
-use sidetrack_core::flow::{EndReason, HostName, Intercept};
+use sidetrack_core::flow::{EndReason, Host, HostName, Intercept};
 use sidetrack_core::http::tap::TapRules;
 use sidetrack_core::limit::Budget;
 use sidetrack_core::net::IpSet;
@@ -78,6 +78,12 @@ pub struct TapCommand {
     pub keylog: Option<PathBuf>,
     /// A file for requests.
     pub har: Option<PathBuf>,
+    /// Further certificates that are trusted, in PEM.
+    pub trust_pem: String,
+    /// Servers whose certificates are not verified.
+    pub unverified_hosts: Vec<Host>,
+    /// Further ports whose connections are opened.
+    pub ports: Vec<u16>,
 }
 
 impl TapCommand {
@@ -93,6 +99,7 @@ impl TapCommand {
                     signer: Arc::new(signer),
                     rules: TapRules::default(),
                     trust_pem: None,
+                    unverified_hosts: Vec::new(),
                     roots: Roots::of_system_and(None)?,
                     keylog: None,
                     har: None,
@@ -109,8 +116,30 @@ impl TapCommand {
             tap.har.clone_from(&self.har);
         }
         let root_file = self.ca.clone().unwrap_or_default().join(ROOT_FILE);
-        let (root_pem, root) = (tap.signer.root_pem().to_owned(), tap.signer.root().clone());
-        Ok((tap, Trusted { root_pem, root, root_file }))
+        let mut trusted = Trusted {
+            pem: tap.signer.root_pem().to_owned(),
+            certificates: vec![tap.signer.root().clone()],
+            root_file,
+        };
+        if !self.trust_pem.is_empty() {
+            // Connections that are not opened are verified by the command itself.
+            trusted.pem = format!("{}\n{}", trusted.pem, self.trust_pem);
+            trusted.certificates.extend(certificates_in(&self.trust_pem));
+            tap.trust_pem = Some(format!("{}\n{}", tap.trust_pem.unwrap_or_default(), self.trust_pem).into());
+        }
+        tap.unverified_hosts.extend(self.unverified_hosts.iter().cloned());
+        let ports = self.ports.iter().map(|port| (*port, *port));
+        tap.rules.ports = tap.rules.ports.ranges().chain(ports).collect();
+        for host in &self.unverified_hosts {
+            anyhow::ensure!(
+                tap.signer.leaf(host).is_some(),
+                "--trust {host}: connections to it are not intercepted, because the authority may not sign for it; `sidetrack \
+                 ca init` makes one that may"
+            );
+        }
+        let hosts = tap.unverified_hosts.iter().cloned();
+        tap.roots = Roots::of_system_and(tap.trust_pem.as_deref())?.without_verifying(hosts);
+        Ok((tap, trusted))
     }
 }
 

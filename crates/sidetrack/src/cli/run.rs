@@ -4,12 +4,14 @@ use super::ca;
 use crate::app::{self, RunCommand, TapCommand};
 use crate::config::RunDns;
 use crate::intercept::run::{Mode, RunOptions};
+use crate::tls::certificates_in;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use sidetrack_core::carrier::Hop;
+use sidetrack_core::flow::{Destination, Host};
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Exit code for what failed in `run` itself and not in the command, as env(1) and timeout(1) use it.
@@ -49,6 +51,10 @@ pub struct RunArgs {
     /// Writes the command's requests into this file as an HTTP Archive, without content and with secrets masked
     #[arg(long, value_name = "FILE", requires = "tap")]
     pub har: Option<PathBuf>,
+    /// A file with certificates in PEM that the command trusts, such as that of a development server; or a host whose
+    /// certificates are not verified, HOST or HOST:PORT (port 443 is intercepted, and the ports written here)
+    #[arg(long, value_name = "FILE|HOST", requires = "tap")]
+    pub trust: Vec<String>,
     /// Tells about every flow at the end, not only about those that failed
     #[arg(short, long)]
     pub verbose: bool,
@@ -86,7 +92,47 @@ fn tap(args: &RunArgs) -> anyhow::Result<Option<TapCommand>> {
         (None, Some(_)) => None,
         (given, _) => Some(ca::folder(given.as_deref())?),
     };
-    Ok(Some(TapCommand { ca, keylog: args.keylog.clone(), har: args.har.clone() }))
+    let mut command = TapCommand {
+        ca,
+        keylog: args.keylog.clone(),
+        har: args.har.clone(),
+        trust_pem: String::new(),
+        unverified_hosts: Vec::new(),
+        ports: Vec::new(),
+    };
+    args.trust.iter().try_for_each(|text| trust(text, &mut command))?;
+    if !command.unverified_hosts.is_empty() {
+        let hosts: Vec<_> = command.unverified_hosts.iter().map(Host::to_string).collect();
+        let _ = writeln!(
+            io::stderr(),
+            "sidetrack: warning: certificates of {} are not verified (--trust): anyone on the path can pose as that server; \
+             --trust with the file of its certificate is safe",
+            hosts.join(", ")
+        );
+    }
+    Ok(Some(command))
+}
+
+/// Adds what one `--trust` names: a file if there is one of that name, a host otherwise.
+fn trust(text: &str, command: &mut TapCommand) -> anyhow::Result<()> {
+    let path = Path::new(text);
+    if path.exists() || text.contains('/') {
+        let pem = std::fs::read_to_string(path).with_context(|| format!("cannot read --trust {text}"))?;
+        let found = certificates_in(&pem);
+        anyhow::ensure!(!found.is_empty(), "--trust {text}: there is no CERTIFICATE in PEM in this file");
+        command.trust_pem.push_str(&format!("{pem}\n"));
+        return Ok(());
+    }
+    let (host, port) = match (Host::from_bytes(text.as_bytes()), text.parse::<Destination>()) {
+        (Ok(host), _) => (host, None),
+        (Err(_), Ok(destination)) => (destination.host, Some(destination.port)),
+        (Err(error), Err(_)) => anyhow::bail!(
+            "--trust {text}: there is no file of this name, and it is no host ({error}): write FILE, HOST or HOST:PORT"
+        ),
+    };
+    command.unverified_hosts.push(host);
+    command.ports.extend(port);
+    Ok(())
 }
 
 /// Runs the sub-command; exits with the command's code, or with [`OWN_FAILURE`] if something else failed.

@@ -1,6 +1,7 @@
 //! `[tap]`, checked.
 
 use crate::tls::{Roots, Signer, TlsError};
+use sidetrack_core::flow::Host;
 use sidetrack_core::http::tap::TapRules;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -14,9 +15,11 @@ pub struct Tap {
     pub signer: Arc<Signer>,
     /// Which connections are intercepted.
     pub rules: TapRules,
-    /// PEM text with more authorities to trust for servers.
+    /// PEM text with more certificates to trust for servers.
     pub trust_pem: Option<Arc<str>>,
-    /// The authorities that are trusted for servers.
+    /// Servers whose certificates are not verified.
+    pub unverified_hosts: Vec<Host>,
+    /// What the certificates of servers are verified by.
     pub roots: Roots,
     /// A file for the secrets of connections.
     pub keylog: Option<PathBuf>,
@@ -26,10 +29,11 @@ pub struct Tap {
 
 impl PartialEq for Tap {
     fn eq(&self, other: &Self) -> bool {
-        // The roots follow from the system and from `trust_pem`.
+        // The roots follow from the system, from `trust_pem` and from `unverified_hosts`.
         self.signer == other.signer
             && self.rules == other.rules
             && self.trust_pem == other.trust_pem
+            && self.unverified_hosts == other.unverified_hosts
             && self.keylog == other.keylog
             && self.har == other.har
     }

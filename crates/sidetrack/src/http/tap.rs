@@ -280,14 +280,16 @@ fn explained(error: &io::Error) -> (EndReason, String) {
             "its certificate is not valid yet, or our clock is wrong".to_owned()
         }
         Bad::Revoked => "its certificate has been revoked".to_owned(),
-        // A foreign key under a name that is believed signs for nobody.
+        // A foreign key under the name of a trusted authority signs for nothing.
         Bad::UnknownIssuer | Bad::BadSignature => {
-            "nobody who is believed here signed its certificate".to_owned()
+            "its certificate is not trusted: no trusted authority signed it. To accept it, name the certificate in a file \
+             in `trust` of [tap], or with `run --trust`"
+                .to_owned()
         }
         Bad::NotValidForName | Bad::NotValidForNameContext { .. } => {
             format!("its certificate is for others ({bad})")
         }
-        other => format!("its certificate is not believed: {other}"),
+        other => format!("its certificate is not trusted: {other}"),
     };
     (EndReason::Certificate, what)
 }

@@ -1,4 +1,4 @@
-//! Whom the world believes: the authorities of this system, as every TLS client has them.
+//! What proves who a peer is: the authorities of this system, as every TLS client has them, and files that a person names.
 
 mod own;
 
@@ -6,7 +6,10 @@ use super::{TlsError, certificates, provider};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::pki_types::CertificateDer;
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::{ClientConfig, RootCertStore};
+use sidetrack_core::flow::Host;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,12 +34,15 @@ pub fn system_bundle() -> Option<PathBuf> {
     named.into_iter().chain(BUNDLES.map(PathBuf::from)).find(|path| path.is_file())
 }
 
-/// Authorities whose servers are believed, and certificates that are believed themselves.
+/// What proves who a peer is: authorities that sign for others, certificates that count for themselves only, and hosts
+/// whose certificates are not verified.
 #[derive(Clone)]
 pub struct Roots {
     authorities: Arc<RootCertStore>,
-    /// Those that were named: a server may show one of them as it is.
+    /// The certificates of a file that a person named: a peer may show one of them itself.
     named: Arc<[CertificateDer<'static>]>,
+    /// Any certificate is accepted from these servers.
+    unverified: Arc<[Host]>,
 }
 
 impl Roots {
@@ -45,27 +51,46 @@ impl Roots {
     /// # Errors
     /// The text has no certificate.
     pub fn of_system_and(more_pem: Option<&str>) -> Result<Self, TlsError> {
-        let mut roots = RootCertStore::empty();
+        let mut authorities = RootCertStore::empty();
         if let Some(pem) = system_bundle().and_then(|path| std::fs::read_to_string(path).ok()) {
             // A bundle may hold one that rustls cannot read; the others count.
-            roots.add_parsable_certificates(certificates(&pem).unwrap_or_default());
+            authorities.add_parsable_certificates(certificates(&pem).unwrap_or_default());
         }
-        let named = more_pem.map(certificates).transpose().map_err(TlsError::Authority)?.unwrap_or_default();
+        Self::with_named(authorities, more_pem)
+    }
+
+    /// Those of a text in PEM alone.
+    ///
+    /// # Errors
+    /// The text has no certificate.
+    pub fn of(pem: &str) -> Result<Self, TlsError> {
+        Self::with_named(RootCertStore::empty(), Some(pem))
+    }
+
+    fn with_named(mut authorities: RootCertStore, pem: Option<&str>) -> Result<Self, TlsError> {
+        let named = pem.map(certificates).transpose().map_err(TlsError::Authority)?.unwrap_or_default();
         for certificate in &named {
-            // As an authority it is checked either way; but one that may not sign is believed for itself alone.
+            // rustls would take any certificate as an authority for all names, also one that may not sign.
             let mut one = RootCertStore::empty();
             one.add(certificate.clone())?;
             if own::may_sign(certificate) {
-                roots.add(certificate.clone())?;
+                authorities.add(certificate.clone())?;
             }
         }
-        Ok(Self { authorities: Arc::new(roots), named: named.into() })
+        Ok(Self { authorities: Arc::new(authorities), named: named.into(), unverified: Arc::default() })
     }
 
-    /// For connections to servers that one of them signed for, by TLS 1.2 and 1.3.
+    /// Accepts any certificate from these servers, too.
+    #[must_use]
+    pub fn without_verifying(mut self, hosts: impl IntoIterator<Item = Host>) -> Self {
+        self.unverified = self.unverified.iter().cloned().chain(hosts).collect();
+        self
+    }
+
+    /// For connections to servers, by TLS 1.2 and 1.3.
     ///
     /// # Errors
-    /// There is none: no server would be believed.
+    /// There is no certificate: every server would be rejected.
     pub fn client(&self) -> Result<ClientConfig, TlsError> {
         let verifier = self.verifier()?;
         let config = ClientConfig::builder_with_provider(provider())
@@ -76,30 +101,49 @@ impl Roots {
         Ok(config)
     }
 
-    /// What checks the certificates of servers.
+    /// Returns what checks the certificates of servers.
     pub(super) fn verifier(&self) -> Result<Arc<dyn ServerCertVerifier>, TlsError> {
-        let wrong = |error: &dyn fmt::Display| {
-            let name = "ca-certificates";
-            TlsError::Authority(format!("{error}: install the package {name}, or name a file of authorities"))
-        };
+        let of_authorities = WebPkiServerVerifier::builder_with_provider(self.anchors()?, provider()).build();
+        let of_authorities = of_authorities.map_err(|error| useless(&error))?;
+        Ok(Arc::new(own::Servers { of_authorities, named: self.own(), unverified: self.unverified.clone() }))
+    }
+
+    /// Returns what checks the certificates of clients.
+    pub(super) fn client_verifier(&self) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+        let of_authorities = WebPkiClientVerifier::builder_with_provider(self.anchors()?, provider()).build();
+        let of_authorities = of_authorities.map_err(|error| useless(&error))?;
+        Ok(Arc::new(own::Clients { of_authorities, named: self.own() }))
+    }
+
+    /// The authorities; rustls asks for one where there is none, but it is not asked then.
+    fn anchors(&self) -> Result<Arc<RootCertStore>, TlsError> {
         let mut anchors = self.authorities.clone();
         if anchors.is_empty() {
-            // Nothing but certificates that stand for themselves: they are found before any authority is asked.
-            let first = self.named.first().ok_or_else(|| wrong(&"there is no authority"))?;
+            let first = self.named.first().ok_or_else(|| useless(&"there is no authority"))?;
             Arc::make_mut(&mut anchors).add(first.clone())?;
         }
-        let of_authorities = WebPkiServerVerifier::builder_with_provider(anchors, provider()).build();
-        let of_authorities = of_authorities.map_err(|error| wrong(&error))?;
-        if self.named.is_empty() {
-            return Ok(of_authorities);
-        }
-        let only_named = self.authorities.is_empty();
-        Ok(Arc::new(own::OrItself { of_authorities, only_named, named: self.named.clone() }))
+        Ok(anchors)
     }
+
+    fn own(&self) -> own::Named {
+        own::Named { certificates: self.named.clone(), alone: self.authorities.is_empty() }
+    }
+}
+
+fn useless(error: &dyn fmt::Display) -> TlsError {
+    TlsError::Authority(format!(
+        "{error}: install the package ca-certificates, or name a file of authorities"
+    ))
 }
 
 impl fmt::Debug for Roots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Roots({}, {} named)", self.authorities.len(), self.named.len())
+        write!(
+            f,
+            "Roots({}, {} named, {} unverified)",
+            self.authorities.len(),
+            self.named.len(),
+            self.unverified.len()
+        )
     }
 }

@@ -6,11 +6,15 @@ use rustls::{ClientConnection, ServerConnection};
 
 const ALPN: &[u8] = b"test/1";
 
-/// Shakes hands until both are done or one gives up; the names that the ends know each other by.
-fn shake(client: &Mutual, server: &Mutual, name: &str) -> Result<(String, String), String> {
+/// Shakes hands until both are done or one rejects the other.
+fn handshake(
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+    name: &str,
+) -> Result<(ClientConnection, ServerConnection), String> {
     let name = ServerName::try_from(name.to_owned()).unwrap();
-    let mut client = ClientConnection::new(client.client(), name).unwrap();
-    let mut server = ServerConnection::new(server.server()).unwrap();
+    let mut client = ClientConnection::new(client, name).unwrap();
+    let mut server = ServerConnection::new(server).unwrap();
     for _ in 0..10 {
         let mut bytes = Vec::new();
         while client.wants_write() {
@@ -32,9 +36,74 @@ fn shake(client: &Mutual, server: &Mutual, name: &str) -> Result<(String, String
         }
     }
     assert!(!client.is_handshaking() && !server.is_handshaking());
+    Ok((client, server))
+}
+
+/// Shakes hands; the names that the ends know each other by.
+fn shake(client: &Mutual, server: &Mutual, name: &str) -> Result<(String, String), String> {
+    let (client, server) = handshake(client.client(), server.server(), name)?;
     assert_eq!(client.alpn_protocol(), Some(ALPN));
     let name = |certificates: Option<&[CertificateDer<'static>]>| peer_name(&certificates.unwrap()[0]);
     Ok((name(client.peer_certificates()), name(server.peer_certificates())))
+}
+
+/// A certificate that may not sign, and one that it signed all the same.
+fn leaf_and_signed(leaf: &str, name: &str) -> (Made, Made) {
+    let params = |name: &str| rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+    let made = |certificate: &rcgen::Certificate, key: &rcgen::KeyPair| Made {
+        certificate_pem: certificate.pem(),
+        key_pem: key.serialize_pem(),
+    };
+    let [leaf_key, key] = [(); 2].map(|()| rcgen::KeyPair::generate().unwrap());
+    let own = made(&params(leaf).self_signed(&leaf_key).unwrap(), &leaf_key);
+    let issuer = rcgen::Issuer::new(params(leaf), leaf_key);
+    let signed = made(&params(name).signed_by(&key, &issuer).unwrap(), &key);
+    (own, signed)
+}
+
+#[test]
+fn a_leaf_as_ca_of_a_tunnel_counts_for_itself_at_both_ends() {
+    let ca = authority(30).unwrap();
+    let (leaf, other) = leaf_and_signed("leaf.example", "other.example");
+    let honest = signed("honest.example", 30, &ca.identity_pem()).unwrap();
+    // The authority and the leaf are listed together, and the leaf alone.
+    for listed in [format!("{}{}", ca.certificate_pem, leaf.certificate_pem), leaf.certificate_pem.clone()] {
+        let mutual = |made: &Made, listed: &str| {
+            Mutual::new(&made.identity_pem(), Trust::Authority(listed.into()), ALPN).unwrap()
+        };
+        let near = mutual(&honest, &listed);
+        let all = format!("{}{}", ca.certificate_pem, honest.certificate_pem);
+        let (leaf, other) = (mutual(&leaf, &all), mutual(&other, &all));
+        assert!(shake(&near, &leaf, "leaf.example").is_ok(), "as a server");
+        assert!(shake(&leaf, &near, "honest.example").is_ok(), "as a client");
+        assert!(shake(&near, &leaf, "other.example").unwrap_err().starts_with("client: "), "the name counts");
+        assert!(shake(&near, &other, "other.example").unwrap_err().starts_with("client: "));
+        assert!(shake(&other, &near, "honest.example").unwrap_err().starts_with("server: "));
+    }
+}
+
+#[test]
+fn a_leaf_in_the_file_of_a_location_counts_for_itself() {
+    let (leaf, other) = leaf_and_signed("leaf.example", "other.example");
+    let ca = authority(30).unwrap();
+    let server = |made: &Made| {
+        let key = PrivateKeyDer::from_pem_slice(made.key_pem.as_bytes()).unwrap();
+        let config =
+            ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().unwrap();
+        let chain = certificates(&made.certificate_pem).unwrap();
+        Arc::new(config.with_no_client_auth().with_single_cert(chain, key).unwrap())
+    };
+    let signed = signed("signed.example", 30, &ca.identity_pem()).unwrap();
+    for listed in [format!("{}{}", ca.certificate_pem, leaf.certificate_pem), leaf.certificate_pem.clone()] {
+        let with_ca = listed != leaf.certificate_pem;
+        let shake = |made: &Made, name: &str| {
+            handshake(Arc::new(towards(&listed, None).unwrap()), server(made), name).map(drop)
+        };
+        assert_eq!(shake(&leaf, "leaf.example"), Ok(()));
+        assert!(shake(&leaf, "other.example").is_err(), "the name counts");
+        assert!(shake(&other, "other.example").is_err(), "a leaf signs for nothing");
+        assert_eq!(shake(&signed, "signed.example").is_ok(), with_ca);
+    }
 }
 
 fn pinned(own: &Made, other: &Made) -> Mutual {

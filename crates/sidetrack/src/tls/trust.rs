@@ -1,14 +1,12 @@
 //! The two ways to believe a peer, for both ends of a connection.
 
 use super::believe::{Believe, Believing};
-use super::{Pin, TlsError, Trust, certificates, provider};
-use rustls::client::WebPkiServerVerifier;
+use super::{Pin, Roots, TlsError, Trust, provider};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerifier};
 use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls13_signature};
 use rustls::pki_types::CertificateDer;
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
-use rustls::{CertificateError, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::{CertificateError, DigitallySignedStruct, SignatureScheme};
 use std::sync::Arc;
 
 /// What decides about certificates of servers and of clients.
@@ -21,18 +19,8 @@ impl Verifiers {
     pub(super) fn new(trust: &Trust) -> Result<Self, TlsError> {
         match trust {
             Trust::Authority(pem) => {
-                let mut roots = RootCertStore::empty();
-                for certificate in certificates(pem).map_err(TlsError::Authority)? {
-                    roots.add(certificate)?;
-                }
-                let roots = Arc::new(roots);
-                let refused = |error: &dyn std::fmt::Display| TlsError::Authority(error.to_string());
-                let servers = WebPkiServerVerifier::builder_with_provider(roots.clone(), provider()).build();
-                let clients = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
-                Ok(Self {
-                    servers: servers.map_err(|error| refused(&error))?,
-                    clients: clients.map_err(|error| refused(&error))?,
-                })
+                let roots = Roots::of(pem)?;
+                Ok(Self { servers: roots.verifier()?, clients: roots.client_verifier()? })
             }
             Trust::Pins(pins) => {
                 let algorithms = provider().signature_verification_algorithms;

@@ -21,6 +21,7 @@ mod origin;
 mod programs;
 mod proxy;
 mod seed;
+mod self_signed;
 mod sibling;
 mod tap;
 mod tapped_programs;

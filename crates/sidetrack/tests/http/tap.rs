@@ -145,7 +145,7 @@ fn a_server_that_does_not_prove_who_it_is_is_shown_as_such() {
     let (world, other) = (World::new(), World::new());
     let authority = Authority::new(&world);
     for (identity, why) in [
-        (other.identity(NAME, 30), "nobody who is believed here signed its certificate"),
+        (other.identity(NAME, 30), "no trusted authority signed it"),
         (world.identity("elsewhere.test", 30), "its certificate is for others"),
     ] {
         let origin = TlsOrigin::start(&identity, Asks::Nothing, |_| ok("", "secret"));

@@ -4,6 +4,7 @@ use super::super::tap::authority;
 use super::super::{At, Listener, ListenerKind, Tap, raw};
 use super::Check;
 use crate::tls::Roots;
+use sidetrack_core::flow::Host;
 use sidetrack_core::http::tap::TapRules;
 use sidetrack_core::policy::HostPattern;
 use std::sync::Arc;
@@ -42,8 +43,10 @@ impl Check<'_> {
                 }
             },
         };
+        let unverified_hosts =
+            raw.unverified_hosts.as_ref().map(|list| self.unverified(list)).unwrap_or_default();
         let roots = match Roots::of_system_and(trust_pem.as_deref()) {
-            Ok(roots) => roots,
+            Ok(roots) => roots.without_verifying(unverified_hosts.iter().cloned()),
             Err(error) => {
                 let span = raw.trust.as_ref().map_or(raw.span(), At::span);
                 return self.error(span, error.to_string(), "name a file with CERTIFICATEs in PEM");
@@ -58,7 +61,28 @@ impl Check<'_> {
             self.surroundings.resolve(at)
         });
         let har = raw.har.as_ref().map(|at| self.surroundings.resolve(at));
-        self.tap = Some(Arc::new(Tap { signer, rules, trust_pem, roots, keylog, har }));
+        self.tap = Some(Arc::new(Tap { signer, rules, trust_pem, unverified_hosts, roots, keylog, har }));
+    }
+
+    fn unverified(&mut self, list: &super::super::List<String>) -> Vec<Host> {
+        let mut hosts = Vec::new();
+        for at in list.items() {
+            match Host::from_bytes(at.as_bytes()) {
+                Ok(host) => hosts.push(host),
+                Err(error) => {
+                    let help = "write a name such as \"dev.example\" or an address, without port and pattern";
+                    self.error(at.span(), format!("'{}': {error}", at.as_str()), help);
+                }
+            }
+        }
+        if !hosts.is_empty() {
+            self.warning(
+                list.span(),
+                "the certificates of these servers are not verified: anyone on the path can pose as them",
+                "name the server's own certificate in `trust` instead",
+            );
+        }
+        hosts
     }
 
     fn patterns(&mut self, list: &super::super::List<String>) -> Vec<HostPattern> {

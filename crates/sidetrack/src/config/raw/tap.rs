@@ -18,8 +18,12 @@ pub struct Tap {
     /// Server ports whose connections are intercepted, numbers or "first-last". Connections to other ports pass
     /// unchanged. Default [443].
     pub ports: Option<List<Number>>,
-    /// A PEM file with more authorities to trust for servers. Default: only those of this system.
+    /// A PEM file with more certificates to trust for servers. The certificate of an authority (CA:TRUE) is trusted with
+    /// all that the authority signs, any other one only for itself. Default: only the authorities of this system.
     pub trust: Option<At<String>>,
+    /// Servers whose certificates are not verified, by name or address, such as ["dev.example", "127.0.0.1"]: anyone on
+    /// the path can pose as them. Default: none.
+    pub unverified_hosts: Option<List<String>>,
     /// Public names that hide the real name by Encrypted Client Hello; connections to them pass unchanged.
     /// Default ["cloudflare-ech.com"].
     pub cover_names: Option<List<String>>,

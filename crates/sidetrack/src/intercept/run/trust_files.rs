@@ -23,14 +23,14 @@ const VARIABLES: [&str; 9] = [
     "CARGO_HTTP_CAINFO",
 ];
 
-/// An authority for the command to trust.
+/// Certificates that the command trusts beside the system's authorities.
 #[derive(Clone, Debug)]
 pub struct Trusted {
-    /// Its certificate in PEM.
-    pub root_pem: String,
+    /// The certificate of our authority, and others, in PEM.
+    pub pem: String,
     /// The same as DER.
-    pub root: CertificateDer<'static>,
-    /// A file with the certificate, for systems without any list.
+    pub certificates: Vec<CertificateDer<'static>>,
+    /// A file with the first of them, for programs of systems without any list.
     pub root_file: PathBuf,
 }
 
@@ -49,7 +49,7 @@ impl Trusted {
             }
         };
         for bundle in tls::BUNDLES {
-            cover(Path::new(bundle), &|text| format!("{text}\n{}", self.root_pem).into_bytes());
+            cover(Path::new(bundle), &|text| format!("{text}\n{}", self.pem).into_bytes());
         }
         let store = self.java_store();
         let home = std::env::var_os("JAVA_HOME").map(|home| Path::new(&home).join("lib/security/cacerts"));
@@ -70,7 +70,7 @@ impl Trusted {
     fn java_store(&self) -> Vec<u8> {
         let bundle = tls::BUNDLES.iter().find_map(|path| std::fs::read_to_string(path).ok());
         let mut all = bundle.map(|pem| tls::certificates_in(&pem)).unwrap_or_default();
-        all.push(self.root.clone());
+        all.extend(self.certificates.iter().cloned());
         jks(&all)
     }
 }

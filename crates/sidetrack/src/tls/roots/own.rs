@@ -1,9 +1,15 @@
-//! Certificates that are believed for themselves: those of development servers, which nobody signed but they.
+//! Certificates that count for themselves: those of development servers, which no authority signed.
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
+};
+use sidetrack_core::flow::Host;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// The object identifier of basicConstraints, 2.5.29.19, in DER.
@@ -23,23 +29,50 @@ pub(super) fn may_sign(certificate: &CertificateDer<'_>) -> bool {
     matches!(rest, [0x04, _, 0x30, len, inner @ ..] if *len >= 3 && inner.starts_with(&TRUE))
 }
 
-/// Believes servers that an authority signed for, and those that show a named certificate.
+/// Certificates that count for themselves.
 #[derive(Debug)]
-pub(super) struct OrItself {
-    pub(super) of_authorities: Arc<WebPkiServerVerifier>,
-    /// There is no authority: what `of_authorities` was given stands for itself alone.
-    pub(super) only_named: bool,
-    pub(super) named: Arc<[CertificateDer<'static>]>,
+pub(super) struct Named {
+    pub(super) certificates: Arc<[CertificateDer<'static>]>,
+    /// There is no authority: the anchor that rustls was given is one of these, and signs for nothing.
+    pub(super) alone: bool,
 }
 
-impl OrItself {
-    /// A named certificate counts within its dates, for the names in it. That the server has its key is shown by the
-    /// handshake.
-    fn itself(&self, shown: &CertificateDer<'_>, name: &ServerName<'_>, now: UnixTime) -> Result<(), Error> {
-        let mut alone = RootCertStore::empty();
-        alone.add(shown.clone().into_owned())?;
-        let verifier =
-            WebPkiServerVerifier::builder_with_provider(Arc::new(alone), super::provider()).build();
+impl Named {
+    /// Whether the peer shows one of them. That it has the key is proved by the handshake.
+    fn has(&self, shown: &CertificateDer<'_>) -> bool {
+        self.certificates.iter().any(|named| named.as_ref() == shown.as_ref())
+    }
+
+    /// # Errors
+    /// No authority is there to be asked.
+    fn ask_authorities(&self) -> Result<(), Error> {
+        if self.alone {
+            return Err(Error::InvalidCertificate(CertificateError::UnknownIssuer));
+        }
+        Ok(())
+    }
+}
+
+/// A store with the certificate itself, to have its dates and purposes checked.
+fn store_of(shown: &CertificateDer<'_>) -> Result<Arc<RootCertStore>, Error> {
+    let mut alone = RootCertStore::empty();
+    alone.add(shown.clone().into_owned())?;
+    Ok(Arc::new(alone))
+}
+
+/// Accepts servers that an authority signed for, those that show a named certificate, and those that are not verified.
+#[derive(Debug)]
+pub(super) struct Servers {
+    pub(super) of_authorities: Arc<WebPkiServerVerifier>,
+    pub(super) named: Named,
+    pub(super) unverified: Arc<[Host]>,
+}
+
+impl Servers {
+    /// A named certificate counts within its dates, for the names in it.
+    fn itself(shown: &CertificateDer<'_>, name: &ServerName<'_>, now: UnixTime) -> Result<(), Error> {
+        let store = store_of(shown)?;
+        let verifier = WebPkiServerVerifier::builder_with_provider(store, super::provider()).build();
         let verifier = verifier.map_err(|error| Error::General(error.to_string()))?;
         match verifier.verify_server_cert(shown, &[], name, &[], now) {
             Ok(_) => Ok(()),
@@ -55,6 +88,36 @@ impl OrItself {
             Err(error) => Err(error),
         }
     }
+
+    fn is_unverified(&self, name: &ServerName<'_>) -> bool {
+        self.unverified.iter().any(|host| match (host, name) {
+            (Host::Name(host), ServerName::DnsName(name)) => {
+                host.as_str().eq_ignore_ascii_case(name.as_ref())
+            }
+            (Host::Ip(host), ServerName::IpAddress(ip)) => *host == IpAddr::from(*ip),
+            _ => false,
+        })
+    }
+}
+
+/// Accepts clients that an authority signed for, and those that show a named certificate.
+#[derive(Debug)]
+pub(super) struct Clients {
+    pub(super) of_authorities: Arc<dyn ClientCertVerifier>,
+    pub(super) named: Named,
+}
+
+impl Clients {
+    /// As for a server, without a name.
+    fn itself(shown: &CertificateDer<'_>, now: UnixTime) -> Result<(), Error> {
+        let store = store_of(shown)?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(store, super::provider()).build();
+        let verifier = verifier.map_err(|error| Error::General(error.to_string()))?;
+        match verifier.verify_client_cert(shown, &[], now) {
+            Err(Error::InvalidCertificate(why)) if is_excused(&why) => Ok(()),
+            result => result.map(drop),
+        }
+    }
 }
 
 fn is_excused(why: &CertificateError) -> bool {
@@ -67,7 +130,7 @@ fn is_excused(why: &CertificateError) -> bool {
     }
 }
 
-impl ServerCertVerifier for OrItself {
+impl ServerCertVerifier for Servers {
     fn verify_server_cert(
         &self,
         shown: &CertificateDer<'_>,
@@ -76,13 +139,57 @@ impl ServerCertVerifier for OrItself {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        if self.named.iter().any(|named| named.as_ref() == shown.as_ref()) {
-            return self.itself(shown, name, now).map(|()| ServerCertVerified::assertion());
+        if self.is_unverified(name) {
+            return Ok(ServerCertVerified::assertion());
         }
-        if self.only_named {
-            return Err(Error::InvalidCertificate(CertificateError::UnknownIssuer));
+        if self.named.has(shown) {
+            return Self::itself(shown, name, now).map(|()| ServerCertVerified::assertion());
         }
+        self.named.ask_authorities()?;
         self.of_authorities.verify_server_cert(shown, others, name, ocsp, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.of_authorities.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.of_authorities.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.of_authorities.supported_verify_schemes()
+    }
+}
+
+impl ClientCertVerifier for Clients {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        // A client may keep a certificate back whose authority is not listed: no list means that any may be shown.
+        let signs = self.named.certificates.iter().all(may_sign);
+        if signs { self.of_authorities.root_hint_subjects() } else { &[] }
+    }
+
+    fn verify_client_cert(
+        &self,
+        shown: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        if self.named.has(shown) {
+            return Self::itself(shown, now).map(|()| ClientCertVerified::assertion());
+        }
+        self.named.ask_authorities()?;
+        self.of_authorities.verify_client_cert(shown, others, now)
     }
 
     fn verify_tls12_signature(
