@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
+use super::missing::Missing;
 use super::relay::{Cell, Results, STEAL_LIMIT_PERCENT, Timing, take};
 use crate::machine::{self, Machine};
 use crate::peers::Peer;
@@ -47,13 +48,14 @@ impl Options {
 /// Measures, prints the tables and says whether all bars hold.
 ///
 /// # Errors
-/// The site cannot be built (root and nginx are needed), or a file cannot be written.
+/// The site cannot be built (root and nginx are needed), or a file cannot be written. Parts that fail are named in the
+/// report, and make the run fail at its end.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let machine = Machine::probe();
     let site = Site::new()?;
     let progress = Progress::new();
     let mut text = String::new();
-    let mut bars = Vec::new();
+    let (mut bars, mut missing) = (Vec::new(), Missing::default());
     if options.wants("cost") {
         let results = costs(options, machine.clone(), &site, &progress);
         heading(&mut text, &results);
@@ -62,32 +64,49 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     if options.wants("crypt") {
         progress.now("encryption");
-        let pair = crypt::measure(&site, if options.quick { 64 } else { 512 } << 20)?;
-        crypt::render(&mut text, &pair);
+        let pair = crypt::measure(&site, if options.quick { 64 } else { 512 } << 20);
+        if let Some(pair) = missing.note("encryption", pair, &progress) {
+            crypt::render(&mut text, &pair);
+        }
     }
     if options.wants("swap") {
         progress.now("a chain changes");
-        let swaps = swap::measure(&site, if options.quick { 3 } else { 20 })?;
-        bars.extend(swap::render(&mut text, &swaps));
+        let swaps = swap::measure(&site, if options.quick { 3 } else { 20 });
+        if let Some(swaps) = missing.note("a chain that changes", swaps, &progress) {
+            bars.extend(swap::render(&mut text, &swaps));
+        }
     }
     if options.wants("plane") {
         progress.now("applications and consent in three domains");
-        bars.extend(decisions(&site, options.quick, &mut text)?);
+        bars.extend(decisions(&site, options.quick, &mut text, &mut missing, &progress));
     }
+    missing.render(&mut text);
     bars::render(&mut text, &bars);
     print!("{text}");
     if let Some(path) = &options.markdown {
         fs::write(path, &text).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    Ok(if bars.iter().all(bars::Bar::holds) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let well = !missing.is_failure() && bars.iter().all(bars::Bar::holds);
+    Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// How soon a decision holds.
-fn decisions(site: &Site, quick: bool, text: &mut String) -> Result<[bars::Bar; 2]> {
-    let plane = plane::Plane::start(site)?;
-    let steps = enforce::steps(&plane, if quick { 5 } else { 30 })?.render(text);
-    let changes = enforce::changes(&plane, if quick { 10 } else { 100 })?;
-    Ok([steps, enforce::render(text, &changes)])
+fn decisions(
+    site: &Site,
+    quick: bool,
+    text: &mut String,
+    missing: &mut Missing,
+    progress: &Progress,
+) -> Vec<bars::Bar> {
+    let mut bars = Vec::new();
+    let plane = plane::Plane::start(site);
+    let Some(plane) = missing.note("three domains", plane, progress) else { return bars };
+    let steps = enforce::steps(&plane, if quick { 5 } else { 30 });
+    bars.extend(missing.note("steps of an application", steps, progress).map(|steps| steps.render(text)));
+    let changes = enforce::changes(&plane, if quick { 10 } else { 100 });
+    let changes = missing.note("consent withdrawn", changes, progress);
+    bars.extend(changes.map(|changes| enforce::render(text, &changes)));
+    bars
 }
 
 fn heading(text: &mut String, results: &Results) {

@@ -22,6 +22,9 @@ use sidetrack_core::engine::{
 use sidetrack_core::time::Instant;
 use sidetrack_sys::pages;
 
+use crate::experiments::missing::Missing;
+use crate::progress::Progress;
+
 /// Packets handled between two readings of the clock.
 const BATCH: usize = 64;
 /// Maximum number of batches made in advance; no connection has two packets in them.
@@ -59,23 +62,26 @@ impl Row {
 }
 
 /// Measures each row in this number of rounds and connections. With `verify` the engine verifies every incoming
-/// checksum, as it must if no network card has done so.
-///
-/// # Errors A connection deviates from its script.
-pub fn run(rounds: usize, connections: usize, verify: bool) -> Result<Vec<Row>> {
+/// checksum, as it must if no network card has done so. A row in which a connection deviates from its script is missing.
+pub(super) fn run(
+    rounds: usize,
+    connections: usize,
+    verify: bool,
+    progress: &Progress,
+    missing: &mut Missing,
+) -> Vec<Row> {
     let checksums = if verify { Checksums::Verify } else { Checksums::Verified };
     let mut rows = Vec::new();
     for open in [1024, 4096, 65_536] {
-        let mut costs = Vec::new();
-        for _ in 0..rounds.max(1) {
-            costs.push(measure(open, connections, checksums)?);
-        }
+        let costs = (0..rounds.max(1)).map(|_| measure(open, connections, checksums));
+        let costs = missing.note(&format!("core, {open} open"), costs.collect::<Result<Vec<_>>>(), progress);
+        let Some(mut costs) = costs else { continue };
         costs.sort_by(|a, b| a.nanos.total_cmp(&b.nanos));
         let Some(Cost { nanos, left_out }) = costs.get(costs.len() / 2).copied() else { continue };
         let bar = BARS.iter().find(|(at, _)| *at == open).map(|(_, bar)| *bar);
         rows.push(Row { open, nanos, left_out, bar });
     }
-    Ok(rows)
+    rows
 }
 
 /// The client's address determines its server, so that answers are matched without a table.

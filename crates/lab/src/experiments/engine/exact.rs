@@ -15,6 +15,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+use crate::experiments::missing::Missing;
 use crate::link::{Conditions, Kind, Loss, Network};
 use crate::peers::ours;
 use crate::progress::Progress;
@@ -149,11 +150,12 @@ fn visit(to: SocketAddr, number: u64, changed: bool) -> Result<(u64, u64)> {
     Ok((sent.len() as u64, got.len() as u64))
 }
 
-/// Runs this number of connections of each kind.
-///
-/// # Errors Not root, or the engine does not start. Errors of connections are in the rows.
-pub fn run(connections: u64, progress: &Progress) -> Result<Vec<Row>> {
-    [false, true].into_iter().map(|changed| one_kind(connections, changed, progress)).collect()
+/// Runs this number of connections of each kind. Errors of connections are in the rows. A kind for which the engine does
+/// not start is missing.
+pub(super) fn run(connections: u64, progress: &Progress, missing: &mut Missing) -> Vec<Row> {
+    let kinds = [("byte for byte, unchanged", false), ("byte for byte, changed", true)];
+    let row = |(name, changed)| missing.note(name, one_kind(connections, changed, progress), progress);
+    kinds.into_iter().filter_map(row).collect()
 }
 
 fn one_kind(connections: u64, changed: bool, progress: &Progress) -> Result<Row> {

@@ -16,6 +16,7 @@ use serde::Serialize;
 use sidetrack_sys::link;
 
 use super::Bar;
+use crate::experiments::missing::Missing;
 use crate::launch::{self, Placement};
 use crate::packets::{By, Generator, KernelPeer, Least, REQUEST, Report, Shakes, Side, Spec};
 use crate::peers::ours;
@@ -260,11 +261,8 @@ fn count_of(metrics: &str, reason: &str) -> u64 {
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
-/// Measures. The counts of both sides must agree; otherwise it is an error.
-///
-/// # Errors
-/// Not root, no AF_XDP, or counts that differ.
-pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> {
+/// Measures. The counts of both sides must agree; otherwise the sample is missing.
+pub(super) fn run(quick: bool, rounds: usize, progress: &Progress, missing: &mut Missing) -> Vec<Row> {
     let opens: &'static [u32] = if quick { &[256] } else { &[64, 256, 1024, 4096] };
     let mut rows = Vec::new();
     let both: &'static [u32] = if quick { &[256] } else { &[256, 1024] };
@@ -279,22 +277,28 @@ pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> 
     for (plane, open) in kinds {
         let mut samples = Vec::new();
         for round in 0..rounds {
-            progress.now(&format!("{plane}, {open} open, round {} of {rounds}", round + 1));
-            // A new link each time, because the kernel's threads stay with a link.
-            let scene = Scene::new()?;
-            let row = match plane {
-                KERNEL => scene.decided(*open, quick)?,
-                BOTH | ANSWERED => scene.both(plane, *open, quick)?,
-                LEAST_BY_PROCESS | LEAST_BY_KERNEL => scene.least(plane, *open, quick)?,
-                _ => scene.user_space(*open, quick)?,
-            };
-            check(&row)?;
-            samples.push(row);
+            let name = format!("{plane}, {open} open, round {} of {rounds}", round + 1);
+            progress.now(&name);
+            samples.extend(missing.note(&name, sample(plane, *open, quick), progress));
         }
         samples.sort_by(|a, b| a.report.rate().total_cmp(&b.report.rate()));
-        rows.extend(samples.into_iter().nth(rounds / 2));
+        let middle = samples.len() / 2;
+        rows.extend(samples.into_iter().nth(middle));
     }
-    Ok(rows)
+    rows
+}
+
+/// One sample. It has a new link, because the kernel's threads stay with a link.
+fn sample(plane: &str, open: u32, quick: bool) -> Result<Row> {
+    let scene = Scene::new()?;
+    let row = match plane {
+        KERNEL => scene.decided(open, quick)?,
+        BOTH | ANSWERED => scene.both(plane, open, quick)?,
+        LEAST_BY_PROCESS | LEAST_BY_KERNEL => scene.least(plane, open, quick)?,
+        _ => scene.user_space(open, quick)?,
+    };
+    check(&row)?;
+    Ok(row)
 }
 
 /// Checks that generator and engine have the same counts.

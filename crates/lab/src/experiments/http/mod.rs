@@ -19,9 +19,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow};
 
 use super::chain::bars::{Bar, render};
+use super::missing::Missing;
 use super::relay::{STEAL_LIMIT_PERCENT, Timing};
 use crate::machine::{self, Machine};
 use crate::output::Output;
@@ -82,7 +83,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let progress = Progress::new();
     let mut text = String::new();
     heading(&mut text, &machine, options);
-    let mut bars = Vec::new();
+    let (mut bars, mut missing) = (Vec::new(), Missing::default());
     let mut samples = Samples::default();
     if ["hit", "miss", "tunnel", "tls", "records", "idle", "rates"].iter().any(|part| options.wants(part)) {
         let site = Site::new()?;
@@ -100,12 +101,14 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             bars.extend(idle::run(&scene, if options.quick { 100 } else { 1000 }, &mut text));
         }
         if options.wants("rates") {
-            bars.extend(rates::run(&scene, options.quick, &mut text, &progress)?);
+            bars.extend(rates::run(&scene, options.quick, &mut text, &progress, &mut missing));
         }
-        ensure!(scene.origin.is_running(), "the origin has ended: no figure means anything");
+        let ended = || Err(anyhow!("the origin has ended: no figure means anything"));
+        missing.note("HTTP", if scene.origin.is_running() { Ok(()) } else { ended() }, &progress);
     }
     if options.wants("pages") {
-        bars.extend(pages::run(options.quick, &mut text, &progress)?);
+        let done = pages::run(options.quick, &mut text, &progress, &mut missing);
+        bars.extend(missing.note("pages", done, &progress).unwrap_or_default());
     }
     progress.end();
     let _ = writeln!(
@@ -114,13 +117,15 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         machine::load_average(),
         samples.dropped
     );
+    missing.render(&mut text);
     render(&mut text, &bars);
     print!("{text}");
     options.output.json(&samples)?;
     if let Some(path) = &options.markdown {
         fs::write(path, &text).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    Ok(if bars.iter().all(Bar::holds) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let well = !missing.is_failure() && bars.iter().all(Bar::holds);
+    Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn heading(text: &mut String, machine: &Machine, options: &Options) {

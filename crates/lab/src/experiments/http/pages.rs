@@ -10,6 +10,7 @@ use super::origin::{Origin, PORT, TLS_PORT};
 use super::programs;
 use super::rows::{PROXY_PORT, Scene};
 use crate::experiments::chain::bars::Bar;
+use crate::experiments::missing::Missing;
 use crate::link::{Conditions, Kind, Network, Wire};
 use crate::progress::Progress;
 use crate::service::Service;
@@ -77,8 +78,13 @@ impl Way {
 /// Measures, writes the tables and returns the bars.
 ///
 /// # Errors
-/// Links, origin or proxy cannot be made, or curl or ab does not do its work.
-pub fn run(quick: bool, text: &mut String, progress: &Progress) -> Result<Vec<Bar>> {
+/// Links or origin cannot be made. A page that cannot be measured is missing.
+pub(super) fn run(
+    quick: bool,
+    text: &mut String,
+    progress: &Progress,
+    missing: &mut Missing,
+) -> Result<Vec<Bar>> {
     let launcher = crate::launch::launcher()?;
     let network = Network::new(Kind::Auto, &launcher, 1)?;
     let (site, wires) = Site::emulated(&network)?;
@@ -95,9 +101,12 @@ pub fn run(quick: bool, text: &mut String, progress: &Progress) -> Result<Vec<Ba
     let mut bars = Vec::new();
     let mut fig_7 = None;
     for page in PAGES {
-        progress.now(&format!("pages: {}", page.seed.0));
-        let times = page.measure(&scene, &wires, requests)?;
-        bars.extend(page.report(&times, text)?);
+        let name = format!("pages: {}", page.seed.0);
+        progress.now(&name);
+        let times = page.measure(&scene, &wires, requests);
+        let Some(times) = missing.note(&name, times, progress) else { continue };
+        let report = page.report(&times, text);
+        bars.extend(missing.note(&name, report, progress).unwrap_or_default());
         if page.seed.0.starts_with("instagram") {
             fig_7 = Some(times);
         }
@@ -105,7 +114,8 @@ pub fn run(quick: bool, text: &mut String, progress: &Progress) -> Result<Vec<Ba
     if let Some(times) = fig_7 {
         figure_7(&times, text);
     }
-    apache_bench(&scene, &wires, text)?;
+    let done = apache_bench(&scene, &wires, text);
+    missing.note("pages: ab", done, progress);
     Ok(bars)
 }
 

@@ -12,6 +12,7 @@ use super::origin::PORT;
 use super::programs::Listener;
 use super::rows::{PROXY_PORT, Scene};
 use crate::experiments::chain::bars::Bar;
+use crate::experiments::missing::Missing;
 use crate::progress::Progress;
 use crate::site::ORIGIN_NAME;
 use crate::statistics::Spread;
@@ -35,10 +36,14 @@ struct Seen {
     burst: f64,
 }
 
-/// Measures, writes the table and returns the bars.
-///
-/// # Errors Ours does not start, or the transfer breaks off.
-pub fn run(scene: &Scene<'_>, quick: bool, text: &mut String, progress: &Progress) -> Result<Vec<Bar>> {
+/// Measures, writes the table and returns the bars. A rate at which ours does not start or breaks off is missing.
+pub(super) fn run(
+    scene: &Scene<'_>,
+    quick: bool,
+    text: &mut String,
+    progress: &Progress,
+    missing: &mut Missing,
+) -> Vec<Bar> {
     let rates: &[u64] =
         if quick { &[8_000, 12_500_000] } else { &[8_000, 125_000, 1_250_000, 12_500_000, 125_000_000] };
     let window = Duration::from_secs(if quick { 3 } else { 10 });
@@ -52,8 +57,9 @@ pub fn run(scene: &Scene<'_>, quick: bool, text: &mut String, progress: &Progres
     );
     let mut bars = Vec::new();
     for rate in rates {
-        progress.now(&format!("bandwidth: {} kbit/s", rate * 8 / 1000));
-        let seen = measure(scene, *rate, window)?;
+        let name = format!("bandwidth: {} kbit/s", rate * 8 / 1000);
+        progress.now(&name);
+        let Some(seen) = missing.note(&name, measure(scene, *rate, window), progress) else { continue };
         let error = (seen.bytes_per_second / *rate as f64 - 1.0).abs();
         let kbit = |bytes: f64| bytes * 8.0 / 1000.0;
         let set = kbit(*rate as f64);
@@ -77,7 +83,7 @@ pub fn run(scene: &Scene<'_>, quick: bool, text: &mut String, progress: &Progres
         }
     }
     text.push('\n');
-    Ok(bars)
+    bars
 }
 
 fn measure(scene: &Scene<'_>, rate: u64, window: Duration) -> Result<Seen> {

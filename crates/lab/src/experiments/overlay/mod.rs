@@ -22,11 +22,11 @@ use std::time::Instant;
 use anyhow::Result;
 use serde::Serialize;
 
+use super::missing::Missing;
 use crate::launch;
 use crate::link::{Kind, Lateness};
 use crate::machine::{Disturbance, DisturbanceMeter, Machine};
 use crate::output::Output;
-use crate::peers::Absent;
 use crate::progress::Progress;
 
 use bars::Verdict;
@@ -100,34 +100,6 @@ struct Results {
     missing: Missing,
 }
 
-/// Parts without figures. A part that needs a program which is not installed is a row of the report, not a failure of
-/// the run.
-#[derive(Debug, Default, Serialize)]
-struct Missing {
-    /// Parts whose programs are absent.
-    absent: Vec<String>,
-    /// Parts that could not be measured.
-    troubles: Vec<String>,
-}
-
-impl Missing {
-    /// Returns the result of a part, or notes why there is none.
-    fn note<T>(&mut self, part: &str, done: Result<T>, progress: &Progress) -> Option<T> {
-        let error = match done {
-            Ok(done) => return Some(done),
-            Err(error) => error,
-        };
-        if let Some(absent) = error.downcast_ref::<Absent>() {
-            progress.say(&format!("{part} is not measured: {absent}"));
-            self.absent.push(format!("{part}: {absent}"));
-        } else {
-            progress.say(&format!("{part} was not measured: {error:#}"));
-            self.troubles.push(format!("{part}: {error:#}"));
-        }
-        None
-    }
-}
-
 /// Measures, prints the tables and returns whether all bars hold.
 ///
 /// # Errors
@@ -179,7 +151,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     print!("{}", report::text(&results));
     options.output.json(&results)?;
     report::files(&options.output, &results.figures)?;
-    let failed = !results.missing.troubles.is_empty() || results.verdicts.iter().any(Verdict::fails);
+    let failed = results.missing.is_failure() || results.verdicts.iter().any(Verdict::fails);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

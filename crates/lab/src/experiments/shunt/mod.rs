@@ -12,6 +12,7 @@ mod setup;
 mod small;
 mod switch;
 
+use super::missing::Missing;
 use crate::machine::{DisturbanceMeter, Machine};
 use crate::output::Output;
 use crate::progress::Progress;
@@ -116,14 +117,18 @@ impl Plan {
 
 /// Measures, prints tables and says which bars are held.
 ///
-/// # Errors Not root, or something does not work at all.
+/// # Errors
+/// The results cannot be written. Rows that could not be measured are named in the report, and make the run fail at its end.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let plan = if options.quick { Plan::QUICK } else { Plan::FULL };
     let wanted = |part: &Part| options.only.is_empty() || options.only.contains(part);
-    let mut held = true;
+    let (mut held, mut failed) = (true, false);
     for part in Part::ALL.into_iter().filter(wanted) {
         let (machine, meter) = (Machine::probe(), DisturbanceMeter::start());
-        let section = measure(part, &plan, options)?;
+        let mut missing = Missing::default();
+        let mut section = measure(part, &plan, options, &mut missing)?;
+        missing.render(&mut section.text);
+        failed |= missing.is_failure();
         print!("{}", section.text);
         println!(
             "{}, Linux {}, {}, load {:.1} before, steal {:.1} %.\n",
@@ -135,34 +140,34 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         );
         held &= section.held;
     }
-    Ok(if held || options.quick { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let well = !failed && (held || options.quick);
+    Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn measure(part: Part, plan: &Plan, options: &Options) -> Result<Section> {
+fn measure(part: Part, plan: &Plan, options: &Options, missing: &mut Missing) -> Result<Section> {
     let (output, progress) = (&options.output, Progress::new());
+    let mut turns = Turns { part, progress: &progress, missing };
     let section = match part {
         Part::Latency => {
-            let rows =
-                each(&Setup::SHUNTED, 1, part, &progress, |setup| latency::measure(setup, plan.flows))?;
+            let rows = turns.each(&Setup::SHUNTED, 1, "", |setup| latency::measure(setup, plan.flows));
             output.json_named(part.name(), &report::by_name(&rows))?;
             output.svg("shunt-latency", || report::histogram(&rows))?;
             report::latency(&rows)
         }
         Part::Tcp => {
             let run = |setup| load::measure(setup, 1, plan.seconds, Duration::ZERO);
-            let rows = each(&Setup::ALL, plan.rounds, part, &progress, run)?;
+            let rows = turns.each(&Setup::ALL, plan.rounds, "", run);
             output.json_named(part.name(), &report::by_name(&rows))?;
             report::tcp(&rows)
         }
         Part::Small => {
-            let rows =
-                each(&Setup::ALL, plan.rounds, part, &progress, |setup| small::measure(setup, plan.seconds))?;
+            let rows = turns.each(&Setup::ALL, plan.rounds, "", |setup| small::measure(setup, plan.seconds));
             output.json_named(part.name(), &report::by_name(&rows))?;
             report::small(&rows)
         }
         Part::Rtt => {
-            let run = |ms| at_round_trip(plan, ms, 1, &Setup::SEED, plan.rounds, part, &progress);
-            let tables = plan.round_trips_ms.iter().map(|ms| run(*ms)).collect::<Result<Vec<_>>>()?;
+            let run = |ms: &u64| (*ms, at_round_trip(plan, (*ms, 1), &Setup::SEED, plan.rounds, &mut turns));
+            let tables: Vec<_> = plan.round_trips_ms.iter().map(run).collect();
             let named: Vec<_> = tables.iter().map(|(ms, rows)| (ms, report::by_name(rows))).collect();
             output.json_named(part.name(), &named)?;
             output.svg("shunt-rtt", || report::rates(&tables))?;
@@ -174,8 +179,7 @@ fn measure(part: Part, plan: &Plan, options: &Options) -> Result<Section> {
                 plan.several_ms.iter().flat_map(|ms| plan.several.iter().map(move |n| (*ms, *n)))
             {
                 let setups = [Setup::Slow, Setup::Tc];
-                let (_, rows) =
-                    at_round_trip(plan, ms, connections, &setups, plan.several_rounds, part, &progress)?;
+                let rows = at_round_trip(plan, (ms, connections), &setups, plan.several_rounds, &mut turns);
                 tables.push((ms, connections, rows));
             }
             let named: Vec<_> = tables
@@ -186,14 +190,13 @@ fn measure(part: Part, plan: &Plan, options: &Options) -> Result<Section> {
             report::flows(&tables)
         }
         Part::Events => {
-            let rows =
-                each(&Setup::SHUNTED, 1, part, &progress, |setup| events::measure(setup, plan.events))?;
+            let rows = turns.each(&Setup::SHUNTED, 1, "", |setup| events::measure(setup, plan.events));
             output.json_named(part.name(), &report::by_name(&rows))?;
             report::events(&rows)
         }
         Part::Cycles => {
             let run = |setup| Ok(vec![cycles::tcp(setup, plan.cycles)?, cycles::small(setup, plan.cycles)?]);
-            let rows = each(&[Setup::Tc, Setup::Xdp], 1, part, &progress, run)?;
+            let rows = turns.each(&[Setup::Tc, Setup::Xdp], 1, "", run);
             output.json_named(part.name(), &report::by_name(&rows))?;
             report::cycles(&rows)
         }
@@ -205,33 +208,75 @@ fn measure(part: Part, plan: &Plan, options: &Options) -> Result<Section> {
 /// This number of connections at this round trip in milliseconds.
 fn at_round_trip(
     plan: &Plan,
-    ms: u64,
-    connections: usize,
+    (ms, connections): (u64, usize),
     setups: &[Setup],
     rounds: usize,
-    part: Part,
-    progress: &Progress,
-) -> Result<(u64, Table<load::Slice>)> {
+    turns: &mut Turns<'_>,
+) -> Table<load::Slice> {
     let seconds = if ms == 0 { plan.seconds } else { plan.long_seconds };
     let run = |setup| load::measure(setup, connections, seconds, Duration::from_millis(ms));
-    Ok((ms, each(setups, rounds, part, progress, run)?))
+    turns.each(setups, rounds, &format!(", {connections} flows at {ms} ms"), run)
 }
 
-/// Runs every set-up once per round, so that a disturbance of the machine affects all. Returns one row of results of
-/// `run` for each.
-fn each<T>(
-    setups: &[Setup],
-    rounds: usize,
+/// Measures the rows of a part, in turn.
+struct Turns<'a> {
     part: Part,
-    progress: &Progress,
-    run: impl Fn(Setup) -> Result<T>,
-) -> Result<Table<T>> {
-    let mut rows: Table<T> = setups.iter().map(|setup| (*setup, Vec::new())).collect();
-    for round in 0..rounds {
-        for (setup, row) in &mut rows {
-            progress.now(&format!("{}, round {} of {rounds}: {}", part.name(), round + 1, setup.name()));
-            row.push(run(*setup)?);
+    progress: &'a Progress,
+    missing: &'a mut Missing,
+}
+
+impl Turns<'_> {
+    /// Runs every set-up once per round, so that a disturbance of the machine affects all. Returns one row of results of
+    /// `run` for each. A set-up that fails is noted and has no further turn: ratios are those of one round.
+    fn each<T>(
+        &mut self,
+        setups: &[Setup],
+        rounds: usize,
+        what: &str,
+        run: impl Fn(Setup) -> Result<T>,
+    ) -> Table<T> {
+        let mut rows: Vec<_> = setups.iter().map(|setup| (*setup, Vec::new(), true)).collect();
+        for round in 0..rounds {
+            for (setup, row, works) in rows.iter_mut().filter(|(_, _, works)| *works) {
+                let name =
+                    format!("{}{what}, round {} of {rounds}: {}", self.part.name(), round + 1, setup.name());
+                self.progress.now(&name);
+                let done = self.missing.note(&name, run(*setup), self.progress);
+                *works = done.is_some();
+                row.extend(done);
+            }
         }
+        rows.into_iter().map(|(setup, row, _)| (setup, row)).filter(|(_, row)| !row.is_empty()).collect()
     }
-    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_up_that_fails_takes_nothing_from_the_others() {
+        let (mut missing, progress) = (Missing::default(), Progress::new());
+        let mut turns = Turns { part: Part::Tcp, progress: &progress, missing: &mut missing };
+        let tried = std::cell::RefCell::new(Vec::new());
+        let rows = turns.each(&[Setup::Direct, Setup::Tc, Setup::Xdp], 3, "", |setup| {
+            let mut tried = tried.borrow_mut();
+            tried.push(setup);
+            let turn = tried.iter().filter(|one| **one == setup).count();
+            match (setup, turn) {
+                (Setup::Tc, _) => anyhow::bail!("only 870 datagrams were sent"),
+                (Setup::Xdp, 2) => anyhow::bail!("it broke"),
+                _ => Ok(turn),
+            }
+        });
+        assert_eq!(rows, [(Setup::Direct, vec![1, 2, 3]), (Setup::Xdp, vec![1])]);
+        assert_eq!(tried.borrow().len(), 3 + 1 + 2);
+        assert!(missing.is_failure());
+        let [first, second] = &missing.troubles[..] else { panic!("{missing:?}") };
+        assert!(
+            first.starts_with("tcp, round 1 of 3: ") && first.ends_with("only 870 datagrams were sent"),
+            "{first}"
+        );
+        assert!(second.starts_with("tcp, round 2 of 3: "), "{second}");
+    }
 }
