@@ -55,7 +55,13 @@ fn the_table_fits_the_terminal() {
         }
         all.push_str(&format!("{width:?}\n{text}\n"));
     }
-    all.push_str(&shown(&Table::streaming(Some(120)), &flows));
+    for width in [None, Some(120), Some(80), Some(50)] {
+        let text = shown(&Table::streaming(width), &flows);
+        for line in text.lines() {
+            assert!(width.is_none_or(|width| unicode_width::UnicodeWidthStr::width(line) <= width), "{line}");
+        }
+        all.push_str(&format!("streaming {width:?}\n{text}\n"));
+    }
     insta::assert_snapshot!(all);
 }
 

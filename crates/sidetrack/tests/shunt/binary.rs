@@ -35,14 +35,14 @@ fn shunt(folder: &std::path::Path, arguments: &str) -> Result<String, String> {
 }
 
 /// A firewall with the product's own nft rules and a running sidetrack.
-struct Node {
-    network: Network,
-    up: Up,
-    folder: PathBuf,
+pub struct Node {
+    pub network: Network,
+    pub up: Up,
+    pub folder: PathBuf,
     before: Traces,
 }
 
-fn start(forwarding: Forwarding) -> Node {
+pub fn start(forwarding: Forwarding) -> Node {
     start_with(forwarding, "", "")
 }
 
@@ -84,7 +84,7 @@ impl Node {
         panic!("it never fits:\n{seen}");
     }
 
-    fn shunted(&self, pair: &mut Pair) {
+    pub fn shunted(&self, pair: &mut Pair) {
         pair.talk();
         self.wait_for(pair.from, |line| line.starts_with("installed"));
     }

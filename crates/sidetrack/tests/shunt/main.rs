@@ -15,6 +15,7 @@ mod ends;
 mod faults;
 mod flows;
 mod flowtable;
+mod following;
 mod frames;
 mod nfshunt;
 mod openflow;

@@ -22,8 +22,12 @@ impl Rates {
         let passed = self.at.map(|at| now.saturating_duration_since(at).as_secs_f64().max(1e-3));
         let is_live = |flow: &&FlowRecord<'_>| flow.reason.is_none();
         let moved = flows.iter().filter(is_live).filter_map(|flow| {
-            // One that was not there at the last look has moved all it has since then.
-            let (up, down) = self.last.get(&flow.flow).copied().unwrap_or_default();
+            // One that was not there at the last look has moved all it has since it began: since the last look as a rule, but
+            // a flow that the shunt took over a moment ago may be old.
+            let known = self.last.get(&flow.flow).copied();
+            let passed =
+                passed.map(|passed| if known.is_some() { passed } else { passed.max(flow.duration_seconds) });
+            let (up, down) = known.unwrap_or_default();
             let (up, down) = (flow.bytes_up.saturating_sub(up), flow.bytes_down.saturating_sub(down));
             let rate = |bytes: u64, passed: f64| human::bytes((bytes as f64 / passed) as u64);
             let passed = passed.filter(|_| up + down > 0)?;
@@ -56,7 +60,9 @@ mod tests {
     fn what_moved_between_two_looks_is_shown_by_the_second() {
         let (mut rates, begin) = (Rates::default(), Instant::now());
         assert!(rates.moved(&[flow(1, 50, 0), flow(2, 7, 7)], begin).is_empty());
-        let later = [flow(1, 4_050, 1_000_000), flow(2, 7, 7), flow(3, 20, 0)];
+        let mut old = flow(4, 0, 3_000_000);
+        old.duration_seconds = 600.0;
+        let later = [flow(1, 4_050, 1_000_000), flow(2, 7, 7), flow(3, 20, 0), old];
         let shown: Vec<_> = rates
             .moved(&later, begin + Duration::from_secs(2))
             .into_iter()
@@ -64,6 +70,7 @@ mod tests {
             .collect();
         assert_eq!(shown[0], (1, "live: 2.0 kB/s up, 500 kB/s down".to_owned()));
         assert_eq!(shown[1], (3, "live: 10 B/s up, 0 B/s down".to_owned()));
-        assert_eq!(shown.len(), 2, "one that stands still is not shown");
+        assert_eq!(shown[2], (4, "live: 0 B/s up, 5.0 kB/s down".to_owned()), "over the time it took");
+        assert_eq!(shown.len(), 3, "one that stands still is not shown");
     }
 }

@@ -70,7 +70,7 @@ impl Column {
             Self::Up => ("UP", 2, 7, true),
             Self::Down => ("DOWN", 4, 7, true),
             Self::Connect => ("CONNECT", 7, 7, true),
-            Self::State => ("STATE", 13, 30, false),
+            Self::State => ("STATE", 13, RATES, false),
         };
         Shape { title, least, streaming, to_the_right }
     }
@@ -132,7 +132,17 @@ fn state(flow: &FlowRecord<'_>) -> String {
 #[derive(Debug)]
 pub struct Table {
     columns: Vec<(Column, usize)>,
+    /// Columns of the terminal; none = no terminal.
+    terminal: Option<usize>,
+    /// How narrow the state may become.
+    least_state: usize,
 }
+
+/// Width of the longest state of a flow that moves: `live: 99.9 kB/s up, 99.9 kB/s down`.
+const RATES: usize = 34;
+
+/// The narrowest terminal with room for rates.
+const ROOM_FOR_RATES: usize = 80;
 
 impl Table {
     /// A table in which these flows fit into `width` columns of a terminal; none = as wide as it takes.
@@ -146,17 +156,21 @@ impl Table {
             });
             known.then_some((column, widest))
         };
-        let mut table = Self { columns: Column::ALL.into_iter().filter_map(measured).collect() };
+        let least_state = Column::State.shape().least;
+        let columns = Column::ALL.into_iter().filter_map(measured).collect();
+        let mut table = Self { columns, terminal: width, least_state };
         if let Some(width) = width {
             table.fit(width);
         }
         table
     }
 
-    /// A table for flows that are not known yet.
+    /// A table for flows that are not known yet, with room for rates in a terminal of usual width.
     pub fn streaming(width: Option<usize>) -> Self {
         let columns = Column::ALL.into_iter().map(|column| (column, column.shape().streaming)).collect();
-        let mut table = Self { columns };
+        let has_room = width.is_none_or(|width| width >= ROOM_FOR_RATES);
+        let least_state = if has_room { RATES } else { Column::State.shape().least };
+        let mut table = Self { columns, terminal: width, least_state };
         if let Some(width) = width {
             table.fit(width);
         }
@@ -181,11 +195,13 @@ impl Table {
     }
 
     fn shorten(&mut self, width: usize) {
+        let least_state = self.least_state;
+        let least = |column: Column| if column == Column::State { least_state } else { column.shape().least };
         while self.width() > width {
             let widest = self
                 .columns
                 .iter_mut()
-                .filter(|(column, width)| column.can_shrink() && *width > column.shape().least)
+                .filter(|(column, width)| column.can_shrink() && *width > least(*column))
                 .max_by_key(|(_, width)| *width);
             match widest {
                 Some((_, widest)) => *widest -= 1,
@@ -215,7 +231,13 @@ impl Table {
     fn line(&self, text: impl Fn(Column) -> String) -> String {
         let mut line = String::new();
         for (column, width) in &self.columns {
-            let text = if column.can_shrink() { cut(&text(*column), *width) } else { text(*column) };
+            // The last column has the rest of the line: all of its text where there is no terminal.
+            let room = match (column, self.terminal) {
+                (Column::State, None) => usize::MAX,
+                (Column::State, Some(terminal)) => terminal.saturating_sub(line.width()).max(*width),
+                _ => *width,
+            };
+            let text = if column.can_shrink() { cut(&text(*column), room) } else { text(*column) };
             let blanks = " ".repeat(width.saturating_sub(text.width()));
             let cell = if column.shape().to_the_right { blanks + &text } else { text + &blanks };
             line.push_str(&cell);
