@@ -104,6 +104,17 @@ impl AuthorityError {
     }
 }
 
+/// Reads the name or address of a server whose certificates are not verified.
+///
+/// # Errors
+/// The text is neither, or stands for several hosts.
+pub fn exact_host(text: &str) -> Result<Host, String> {
+    if text.contains('*') {
+        return Err(format!("'{text}' stands for several hosts, and here each one is named"));
+    }
+    Host::from_bytes(text.as_bytes()).map_err(|error| format!("'{text}': {error}"))
+}
+
 /// Reads the authority in a folder.
 ///
 /// # Errors

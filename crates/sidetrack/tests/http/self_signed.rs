@@ -4,7 +4,7 @@ use crate::node::Node;
 use crate::origin::ok;
 use crate::tap::{Authority, NAME, node, opened};
 use crate::tls_origin::{Asks, TlsOrigin, World};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{CertificateParams, IsCa, Issuer, KeyPair};
 use sidetrack::config::Config;
 use sidetrack::tls::Made;
 use std::process::{Command, Output};
@@ -97,7 +97,7 @@ fn the_configuration_warns_of_unverified_hosts_and_refuses_what_is_no_host() {
         let table = authority.table(&format!("unverified_hosts = {hosts}"));
         Config::from_text("t.toml", &format!("version = 1\n{table}"))
     };
-    let said = read("['dev.example', '127.0.0.1', '::1']").unwrap().warnings.join("\n");
+    let said = format!("{:?}", read("['dev.example', '127.0.0.1', '::1']").unwrap().warnings);
     assert!(said.contains("are not verified"), "{said}");
     for wrong in ["['*.example']", "['dev.example:443']", "['']", "['127.1']"] {
         let error = read(wrong).unwrap_err().render(false);
@@ -148,6 +148,7 @@ fn run_trusts_a_file_or_a_host_that_is_named() {
         (&["--trust", "/nonexistent"], &plain, 125, 0),
         (&["--trust", nothing], &plain, 125, 0),
         (&["--trust", "127.1"], &plain, 125, 0),
+        (&["--trust", "*.site.test"], &plain, 125, 0),
         // The authority of this test may not sign for it.
         (&["--trust", "dev.example"], &plain, 125, 1),
     ] {

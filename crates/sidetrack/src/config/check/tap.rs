@@ -1,6 +1,6 @@
 //! `[tap]`.
 
-use super::super::tap::authority;
+use super::super::tap::{authority, exact_host};
 use super::super::{At, Listener, ListenerKind, Tap, raw};
 use super::Check;
 use crate::tls::Roots;
@@ -67,11 +67,11 @@ impl Check<'_> {
     fn unverified(&mut self, list: &super::super::List<String>) -> Vec<Host> {
         let mut hosts = Vec::new();
         for at in list.items() {
-            match Host::from_bytes(at.as_bytes()) {
+            match exact_host(at) {
                 Ok(host) => hosts.push(host),
                 Err(error) => {
                     let help = "write a name such as \"dev.example\" or an address, without port and pattern";
-                    self.error(at.span(), format!("'{}': {error}", at.as_str()), help);
+                    self.error(at.span(), error, help);
                 }
             }
         }
