@@ -244,6 +244,10 @@ fn names_are_answered_by_whom_the_rules_say() {
     has(resolve, "there.example/1 0 7f000001");
     has(resolve, "gone.example/1 3 -");
     has(resolve, "gone.example/15 3 -");
+    // A name that does not exist is told as it is asked for, once for each run that knows it.
+    let errors = text(&ended.stderr);
+    let said = "sidetrack: gone.example: the name cannot be resolved (the name does not exist)";
+    assert_eq!(errors.matches(said).count(), 2, "{errors}");
 }
 
 /// The command's own calls and limits stay as they were.

@@ -1,5 +1,7 @@
 //! `sidetrack run -- CMD`: one command and its children, caught without a rule on the host.
 
+mod failures;
+
 use super::control::ControlOfRun;
 use super::node::warm_room;
 use super::sockets::Bound;
@@ -22,8 +24,9 @@ use crate::tls::{Roots, certificates_in};
 use crate::worker::Shared;
 use anyhow::Context;
 use arc_swap::ArcSwap;
+use failures::Telling;
 use sidetrack_core::carrier::{Carrier, Hop};
-use sidetrack_core::flow::{EndReason, Host, HostName, Intercept};
+use sidetrack_core::flow::{Host, HostName, Intercept};
 use sidetrack_core::http::tap::TapRules;
 use sidetrack_core::limit::Budget;
 use sidetrack_core::net::IpSet;
@@ -65,8 +68,10 @@ pub struct RunCommand {
     pub tap: Option<TapCommand>,
     /// Where records go.
     pub records: Option<PathBuf>,
-    /// Tell about every flow at the end, not only about those that failed.
+    /// Tell about every flow at the end.
     pub verbose: bool,
+    /// Tell nothing of failures.
+    pub quiet: bool,
 }
 
 /// How a command's TLS connections are opened.
@@ -257,11 +262,12 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     shared.functions.keep(&shared.config.load().functions);
     shared.agreement.store(watch.agreement);
     let fleet = Fleet::start(&shared, 1)?;
-    let resolver = resolver(&launched, &config);
+    let metrics = Arc::new(Metrics::new());
+    let telling = Arc::new(Telling::new(metrics.clone(), watch.command.quiet));
+    let resolver = resolver(&launched, &config, &telling);
     let serving = catch(&mut launched, &fleet, watch.http, &resolver)?;
     let feed = Arc::new(Feed::new(TOLD_MAX));
-    let metrics = Arc::new(Metrics::new());
-    let recorder = Recorder::new(fleet.ledgers().to_vec(), feed.clone(), watch.writer, metrics.clone());
+    let recorder = Recorder::new(fleet.ledgers().to_vec(), feed.clone(), watch.writer, telling.clone());
     let (stop_records, records_stopped) = watch::channel(false);
     let records = tokio::spawn(recorder.run(records_stopped));
     let (stop_window, window_stopped) = watch::channel(false);
@@ -271,21 +277,26 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
         tokio::spawn(admin::serve(state, socket, window_stopped))
     });
     let dns = tokio::spawn(launched.serve_dns(resolver, move || clock.now()));
+    let counts = tokio::spawn(tell_counts(telling.clone()));
     let code = launched.wait().await.context("cannot watch the command")?;
     drop(serving);
     last_bytes(fleet.ledgers()).await;
     tokio::task::spawn_blocking(move || fleet.stop()).await?;
     dns.abort();
+    counts.abort();
     let _ = stop_records.send(true);
     records.await?;
+    telling.tell_counts(true);
     // Whoever follows has been told of the last flow by now.
     let _ = stop_window.send(true);
     if let Some(window) = window {
         window.await??;
     }
-    tell(&feed.recent(TOLD_MAX, |_| true), watch.command.verbose);
+    if watch.command.verbose {
+        tell(&feed.recent(TOLD_MAX, |_| true));
+    }
     if let Err(error) = launched.finish() {
-        eprintln!("sidetrack: {error}");
+        failures::write(&format!("sidetrack: {error}\n"));
     }
     Ok(code)
 }
@@ -301,7 +312,11 @@ fn listeners(serving: &[Serving]) -> Vec<ListenerStatus> {
 }
 
 /// What answers the command's questions about names. It asks the rules in force whose a name is.
-fn resolver(launched: &Launched, config: &Arc<ArcSwap<Config>>) -> Arc<dns::Resolver> {
+fn resolver(
+    launched: &Launched,
+    config: &Arc<ArcSwap<Config>>,
+    telling: &Arc<Telling>,
+) -> Arc<dns::Resolver> {
     let mode = match config.load().run_dns {
         RunDns::Name => dns::Mode::Name,
         RunDns::Resolve => dns::Mode::Resolve,
@@ -309,7 +324,9 @@ fn resolver(launched: &Launched, config: &Arc<ArcSwap<Config>>) -> Arc<dns::Reso
     let rules = config.clone();
     let here = move |name: &HostName| rules.load().policy.resolves_here(name, Intercept::Run);
     let servers = dns::servers(&std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default());
-    Arc::new(dns::Resolver::new(launched.names.clone(), mode, Arc::new(here), servers))
+    let resolver = dns::Resolver::new(launched.names.clone(), mode, Arc::new(here), servers);
+    let telling = telling.clone();
+    Arc::new(resolver.telling(Arc::new(move |name: &HostName| telling.no_such_name(name))))
 }
 
 /// Serves the command's connections.
@@ -360,18 +377,24 @@ async fn last_bytes(ledgers: &[Arc<Ledger>]) {
     }
 }
 
-/// What somebody who only sees the command's own complaint wants to know.
-fn tell(ended: &[Ended], verbose: bool) {
+/// Tells counts of repeated failures, until it is dropped.
+async fn tell_counts(telling: Arc<Telling>) {
+    let mut look = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        look.tick().await;
+        let telling = telling.clone();
+        // Whoever reads standard error may be slow.
+        let _ = tokio::task::spawn_blocking(move || telling.tell_counts(false)).await;
+    }
+}
+
+/// Tells about every flow, the oldest first.
+fn tell(ended: &[Ended]) {
+    let mut lines = String::new();
     for ended in ended.iter().rev() {
-        let fine = matches!(ended.reason, EndReason::Ok | EndReason::ClientReset | EndReason::Shutdown);
-        if fine && !verbose {
-            continue;
-        }
         let decided = ended.flow.decided();
-        let record = FlowRecord::ended(ended, decided.as_deref());
-        eprintln!("sidetrack: {}", record.sentence());
+        lines.push_str(&format!("sidetrack: {}\n", FlowRecord::ended(ended, decided.as_deref()).sentence()));
     }
-    if verbose {
-        eprintln!("sidetrack: {} flows; no rule was left on this host", ended.len());
-    }
+    lines.push_str(&format!("sidetrack: {} flows; no rule was left on this host\n", ended.len()));
+    failures::write(&lines);
 }

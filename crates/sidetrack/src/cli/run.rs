@@ -3,6 +3,7 @@
 use super::ca;
 use crate::app::{self, RunCommand, TapCommand};
 use crate::config::RunDns;
+use crate::config::tap::exact_host;
 use crate::intercept::run::{Mode, RunOptions};
 use crate::tls::certificates_in;
 use anyhow::Context;
@@ -55,9 +56,12 @@ pub struct RunArgs {
     /// certificates are not verified, HOST or HOST:PORT (port 443 is intercepted, and the ports written here)
     #[arg(long, value_name = "FILE|HOST", requires = "tap")]
     pub trust: Vec<String>,
-    /// Tells about every flow at the end, not only about those that failed
+    /// Tells about every flow at the end
     #[arg(short, long)]
     pub verbose: bool,
+    /// Does not print failures of the command's connections, which are printed as they happen otherwise
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub command: Vec<OsString>,
@@ -123,11 +127,11 @@ fn trust(text: &str, command: &mut TapCommand) -> anyhow::Result<()> {
         command.trust_pem.push_str(&format!("{pem}\n"));
         return Ok(());
     }
-    let (host, port) = match (Host::from_bytes(text.as_bytes()), text.parse::<Destination>()) {
+    let (host, port) = match (exact_host(text), text.parse::<Destination>()) {
         (Ok(host), _) => (host, None),
-        (Err(_), Ok(destination)) => (destination.host, Some(destination.port)),
-        (Err(error), Err(_)) => anyhow::bail!(
-            "--trust {text}: there is no file of this name, and it is no host ({error}): write FILE, HOST or HOST:PORT"
+        (Err(_), Ok(to)) if !text.contains('*') => (to.host, Some(to.port)),
+        (Err(error), _) => anyhow::bail!(
+            "--trust: there is no file of this name, and it is no host ({error}): write FILE, HOST or HOST:PORT"
         ),
     };
     command.unverified_hosts.push(host);
@@ -217,6 +221,7 @@ fn started(args: &RunArgs) -> anyhow::Result<u8> {
         records: args.records.clone(),
         tap: tap(args)?,
         verbose: args.verbose,
+        quiet: args.quiet,
     };
     app::run(command)
 }

@@ -31,6 +31,9 @@ pub enum Mode {
 /// Returns whether this host itself resolves a name when a connection to it comes.
 pub type ResolvesHere = Arc<dyn Fn(&HostName) -> bool + Send + Sync>;
 
+/// Is told of a name that does not exist.
+type NoSuchName = Arc<dyn Fn(&HostName) + Send + Sync>;
+
 /// Looks up a name; blocks.
 type LookUp = Arc<dyn Fn(&str) -> Result<Vec<IpAddr>, NoAddress> + Send + Sync>;
 
@@ -43,6 +46,7 @@ pub struct Resolver {
     servers: Vec<SocketAddr>,
     lookups: Arc<Semaphore>,
     forwarded: Semaphore,
+    no_such_name: Option<NoSuchName>,
 }
 
 impl std::fmt::Debug for Resolver {
@@ -70,7 +74,14 @@ impl Resolver {
             servers,
             lookups: Arc::new(Semaphore::new(LOOKUPS_MAX)),
             forwarded: Semaphore::new(FORWARDED_MAX),
+            no_such_name: None,
         }
+    }
+
+    /// Tells `no_such_name` of each question about a name that does not exist. It may block.
+    #[must_use]
+    pub fn telling(self, no_such_name: NoSuchName) -> Self {
+        Self { no_such_name: Some(no_such_name), ..self }
     }
 
     /// Replaces the look-up function.
@@ -97,8 +108,12 @@ impl Resolver {
     async fn known(&self, host: &HostName) -> Known {
         let Ok(permit) = Arc::clone(&self.lookups).try_acquire_owned() else { return self.unknown() };
         let (name, look_up) = (host.clone(), Arc::clone(&self.look_up));
+        let no_such_name = self.no_such_name.clone();
         let looked_up = tokio::task::spawn_blocking(move || {
             let found = look_up(name.as_str());
+            if let (Err(NoAddress::NoName), Some(tell)) = (&found, no_such_name) {
+                tell(&name);
+            }
             drop(permit);
             found
         });

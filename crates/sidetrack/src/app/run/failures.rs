@@ -1,0 +1,324 @@
+//! Failures of the command's connections, told as they happen: the first of a kind to a destination at once, those that
+//! repeat it as a count.
+
+use crate::live::{Batch, Decided, Ended};
+use crate::metrics::Metrics;
+use crate::record::{FlowRecord, Observer};
+use sidetrack_core::flow::{EndReason, Host, HostName};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long repeated failures of one kind are counted before the count is told.
+pub(super) const TELL_EVERY: Duration = Duration::from_secs(10);
+
+/// Kinds of failures that are counted separately. What comes beyond them is counted together.
+const KINDS_MAX: usize = 256;
+
+/// A program asks for both kinds of addresses of a name, and asks again soon: one failure for a person.
+const ONE_LOOK_UP: Duration = Duration::from_secs(2);
+
+/// Stands for every destination that has no count of its own.
+const OTHERS: &str = "other destinations";
+
+/// One failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Failure {
+    destination: String,
+    reason: EndReason,
+    program: Option<String>,
+    detail: Option<String>,
+}
+
+impl Failure {
+    fn of(record: &FlowRecord<'_>) -> Option<Self> {
+        let reason = record.reason.filter(|reason| is_failure(*reason))?;
+        let destination = match (record.orig_dst.as_deref(), record.host.as_deref()) {
+            (Some(to), Some(host)) if matches!(to.host, Host::Ip(_)) => {
+                format!("{host}:{} ({})", to.port, to.host)
+            }
+            (Some(to), _) => to.to_string(),
+            (None, _) => "unknown destination".to_owned(),
+        };
+        let via = record.carrier.as_deref().filter(|carrier| *carrier != "direct");
+        Some(Self {
+            destination: destination + &via.map(|via| format!(" via {via}")).unwrap_or_default(),
+            reason,
+            program: record.process.as_deref().map(str::to_owned),
+            detail: record.detail.as_deref().map(str::to_owned),
+        })
+    }
+
+    /// The line for a person.
+    fn line(&self) -> String {
+        let program = self.program.as_deref().map(|name| format!("{name}: ")).unwrap_or_default();
+        let detail = self.detail.as_deref().map(|detail| format!(" ({detail})")).unwrap_or_default();
+        let text =
+            format!("{program}{}: {}{detail}{}", self.destination, what(self.reason), advice(self.reason));
+        // A name that the program chose must not drive the terminal, nor look like a line of ours.
+        let text: String = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+        format!("sidetrack: {text}\n")
+    }
+}
+
+/// Whether a flow that ended like this is one that a person looks for.
+fn is_failure(reason: EndReason) -> bool {
+    !matches!(reason, EndReason::Ok | EndReason::ClientReset | EndReason::Shutdown | EndReason::KernelClosed)
+}
+
+/// What happened, in words.
+const fn what(reason: EndReason) -> &'static str {
+    match reason {
+        EndReason::PolicyDenied => "denied by policy",
+        EndReason::Refused => "connection refused",
+        EndReason::Unreachable => "no route",
+        EndReason::ConnectTimeout => "no answer in time",
+        EndReason::Dns => "the name cannot be resolved",
+        EndReason::Certificate => "the server's certificate is not trusted",
+        EndReason::ServerReset => "the server reset the connection",
+        EndReason::ClientGone => "the program gave up before the connection was made",
+        EndReason::Idle => "closed after the idle time-out",
+        EndReason::AuthFailed => "user or password not accepted",
+        EndReason::HopFailed => "the proxy failed",
+        EndReason::Limit => "a limit is reached",
+        other => other.as_str(),
+    }
+}
+
+/// What a person can do about it, with what separates it from the text before it.
+const fn advice(reason: EndReason) -> &'static str {
+    match reason {
+        EndReason::PolicyDenied => "; to allow it, add a rule: `sidetrack explain` says which rule decides",
+        EndReason::Refused => "; check that the server runs and that the port is right",
+        EndReason::Unreachable => "; check this host's network and routes",
+        EndReason::ConnectTimeout | EndReason::ClientGone => "; check the address, and firewalls on the way",
+        EndReason::Dns => "; check the spelling, and this host's resolver",
+        EndReason::Certificate => "; to accept it, name its file: `run --trust FILE`",
+        EndReason::AuthFailed => "; check the user and password of the hop",
+        EndReason::HopFailed => "; check that the hop speaks this protocol",
+        EndReason::Idle => "; `idle_timeout_ms` sets the time",
+        EndReason::Limit => "; raise `ulimit -n`, or [limits] of the configuration",
+        _ => "",
+    }
+}
+
+/// What is known of the failures of one kind.
+#[derive(Debug)]
+struct Kind {
+    /// The latest of them.
+    latest: Failure,
+    /// Those that no line has told of yet.
+    untold: u64,
+    /// When the latest line about them was written, and when the latest of them came.
+    told: Instant,
+    came: Instant,
+}
+
+/// Counts failures and makes the lines.
+#[derive(Debug, Default)]
+struct Failures {
+    kinds: BTreeMap<(String, &'static str), Kind>,
+}
+
+impl Failures {
+    /// Takes a failure; gives the line to be written at once, if any.
+    fn note(&mut self, now: Instant, mut failure: Failure) -> Option<String> {
+        let mut key = (failure.destination.clone(), failure.reason.as_str());
+        if !self.kinds.contains_key(&key) && self.kinds.len() >= KINDS_MAX {
+            // Those that have been silent for long make room.
+            self.kinds
+                .retain(|_, kind| kind.untold > 0 || now.saturating_duration_since(kind.came) < TELL_EVERY);
+            if self.kinds.len() >= KINDS_MAX {
+                OTHERS.clone_into(&mut failure.destination);
+                (failure.program, failure.detail) = (None, None);
+                key.0 = OTHERS.to_owned();
+            }
+        }
+        if let Some(kind) = self.kinds.get_mut(&key) {
+            kind.untold += 1;
+            kind.came = now;
+            kind.latest = failure;
+            return None;
+        }
+        let line = failure.line();
+        self.kinds.insert(key, Kind { latest: failure, untold: 0, told: now, came: now });
+        Some(line)
+    }
+
+    /// Takes a question about a name that does not exist.
+    fn note_name(&mut self, now: Instant, name: &str) -> Option<String> {
+        let failure = Failure {
+            destination: name.to_owned(),
+            reason: EndReason::Dns,
+            program: None,
+            detail: Some("the name does not exist".to_owned()),
+        };
+        if let Some(kind) = self.kinds.get_mut(&(failure.destination.clone(), failure.reason.as_str()))
+            && now.saturating_duration_since(kind.came) < ONE_LOOK_UP
+        {
+            return None;
+        }
+        self.note(now, failure)
+    }
+
+    /// The counts that were told long enough ago; at the `end` all of them.
+    fn counts(&mut self, now: Instant, end: bool) -> String {
+        let mut lines = String::new();
+        for kind in self.kinds.values_mut() {
+            let due = end || now.saturating_duration_since(kind.told) >= TELL_EVERY;
+            if kind.untold > 0 && due {
+                let times =
+                    if kind.untold == 1 { "once".to_owned() } else { format!("{} times", kind.untold) };
+                let line = Failure { detail: None, ..kind.latest.clone() }.line();
+                let line = line.trim_end().split(';').next().unwrap_or_default().to_owned();
+                lines.push_str(&format!("{line}, {times} more\n"));
+                (kind.untold, kind.told) = (0, now);
+            }
+        }
+        lines
+    }
+}
+
+/// Tells failures on standard error, and counts all flows as the metrics do.
+pub(super) struct Telling {
+    metrics: Arc<Metrics>,
+    /// None: a person asked for quiet.
+    failures: Option<Mutex<Failures>>,
+}
+
+impl Telling {
+    pub(super) fn new(metrics: Arc<Metrics>, quiet: bool) -> Self {
+        Self { metrics, failures: (!quiet).then(Mutex::default) }
+    }
+
+    fn failures(&self) -> Option<MutexGuard<'_, Failures>> {
+        self.failures.as_ref().map(|failures| failures.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The command asked about a name that does not exist.
+    pub(super) fn no_such_name(&self, name: &HostName) {
+        let line = self.failures().and_then(|mut failures| failures.note_name(Instant::now(), name.as_str()));
+        write(&line.unwrap_or_default());
+    }
+
+    /// Tells the counts that are due; at the `end` all of them.
+    pub(super) fn tell_counts(&self, end: bool) {
+        let lines = self.failures().map(|mut failures| failures.counts(Instant::now(), end));
+        write(&lines.unwrap_or_default());
+    }
+}
+
+impl Observer for Telling {
+    fn took(&self, batch: &Batch) {
+        self.metrics.took(batch);
+        let mut lines = String::new();
+        if let Some(mut failures) = self.failures() {
+            for past in batch.iter().filter(|past| is_failure(past.reason())) {
+                let ended = past.to_ended();
+                let decided = ended.flow.decided();
+                let failure = Failure::of(&FlowRecord::ended(&ended, decided.as_deref()));
+                lines.extend(failure.and_then(|failure| failures.note(Instant::now(), failure)));
+            }
+        }
+        write(&lines);
+    }
+
+    fn ended(&self, ended: &Ended, decided: Option<&Decided>) {
+        self.metrics.ended(ended, decided);
+    }
+
+    fn tallied(&self, tally: &crate::live::Tally) {
+        self.metrics.tallied(tally);
+    }
+
+    fn lost(&self, records: u64) {
+        self.metrics.lost(records);
+    }
+}
+
+/// Writes lines in one call, so that none of the command's own comes in between.
+pub(super) fn write(lines: &str) {
+    if !lines.is_empty() {
+        // The reader may be gone, which concerns the command alone.
+        let _ = std::io::stderr().write_all(lines.as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(destination: &str, reason: EndReason) -> Failure {
+        let (program, detail) = (Some("curl".to_owned()), Some("says the hop".to_owned()));
+        Failure { destination: destination.to_owned(), reason, program, detail }
+    }
+
+    #[test]
+    fn the_first_is_told_at_once_and_the_rest_as_a_count() {
+        let (mut failures, begin) = (Failures::default(), Instant::now());
+        let refused = failure("a.example:443", EndReason::Refused);
+        let line = failures.note(begin, refused.clone()).unwrap();
+        assert_eq!(
+            line,
+            "sidetrack: curl: a.example:443: connection refused (says the hop); check that the server runs and that the \
+             port is right\n"
+        );
+        for second in 1..=4 {
+            assert_eq!(failures.note(begin + Duration::from_secs(second), refused.clone()), None);
+        }
+        // Another kind, and another destination, have lines of their own.
+        assert!(failures.note(begin, failure("a.example:443", EndReason::ConnectTimeout)).is_some());
+        assert!(failures.note(begin, failure("b.example:443", EndReason::Refused)).is_some());
+        assert_eq!(failures.counts(begin + Duration::from_secs(9), false), "");
+        let counts = failures.counts(begin + TELL_EVERY, false);
+        assert_eq!(counts, "sidetrack: curl: a.example:443: connection refused, 4 times more\n");
+        assert_eq!(failures.counts(begin + TELL_EVERY * 2, false), "", "nothing new");
+        assert_eq!(failures.note(begin + TELL_EVERY, refused), None);
+        assert_eq!(failures.counts(begin + TELL_EVERY, false), "", "not yet");
+        let counts = failures.counts(begin + TELL_EVERY, true);
+        assert_eq!(counts, "sidetrack: curl: a.example:443: connection refused, once more\n");
+    }
+
+    #[test]
+    fn both_questions_about_a_name_are_one_failure() {
+        let (mut failures, begin) = (Failures::default(), Instant::now());
+        let line = failures.note_name(begin, "gone.example").unwrap();
+        assert!(
+            line.contains("gone.example: the name cannot be resolved (the name does not exist)"),
+            "{line}"
+        );
+        assert_eq!(failures.note_name(begin + Duration::from_millis(5), "gone.example"), None);
+        assert_eq!(failures.counts(begin, true), "");
+        assert_eq!(failures.note_name(begin + ONE_LOOK_UP, "gone.example"), None);
+        assert!(failures.counts(begin, true).contains("once more"));
+    }
+
+    #[test]
+    fn a_scan_of_many_destinations_is_bounded() {
+        let (mut failures, begin) = (Failures::default(), Instant::now());
+        let told = (0..10_000).filter(|port| {
+            failures.note(begin, failure(&format!("10.0.0.1:{port}"), EndReason::Refused)).is_some()
+        });
+        assert_eq!(told.count(), KINDS_MAX + 1, "one line for all others");
+        assert!(failures.kinds.len() <= KINDS_MAX + 1);
+        let counts = failures.counts(begin, true);
+        let others = 10_000 - KINDS_MAX - 1;
+        assert_eq!(
+            counts,
+            format!("sidetrack: other destinations: connection refused, {others} times more\n")
+        );
+        // Silent ones make room.
+        let later = begin + TELL_EVERY;
+        assert!(failures.note(later, failure("10.0.0.2:1", EndReason::Refused)).is_some());
+        assert!(failures.kinds.len() < KINDS_MAX);
+    }
+
+    #[test]
+    fn a_name_cannot_drive_the_terminal() {
+        let mut bad = failure("a.example:443", EndReason::Refused);
+        bad.program = Some("x\u{1b}[2J\nsidetrack: all is well".to_owned());
+        let line = bad.line();
+        assert!(line.matches('\n').count() == 1 && !line.contains('\u{1b}'), "{line:?}");
+    }
+}
