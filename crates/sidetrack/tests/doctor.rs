@@ -1,7 +1,11 @@
 //! What `sidetrack doctor` makes of facts: on a good machine, on a poor one, and of each fact alone.
 
 use sidetrack::cli::doctor::report;
-use sidetrack::doctor::{Check, Facts, Isolation, Level, Neighbour, Nftables, examine};
+use sidetrack::doctor::{
+    Check, EngineUse, Facts, Interface, Isolation, Level, Neighbour, Nftables, ShuntUse, Switch, examine,
+};
+use sidetrack_core::shunt::FastPathKind;
+use sidetrack_sys::driver::{Offloads, Xdp};
 use sidetrack_sys::nft::{Feature, ListedChain, Probe};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -42,6 +46,8 @@ fn good() -> Facts {
         seccomp: true,
         data_user: Some("sidetrack".into()),
         neighbours: Vec::new(),
+        engines: Vec::new(),
+        shunt: None,
     }
 }
 
@@ -98,7 +104,7 @@ fn check(facts: &Facts, name: &str) -> Check {
 
 #[test]
 fn a_good_machine_gets_no_complaint() {
-    let printed = report(&good(), false);
+    let printed = report(&good(), false, 80);
     assert_eq!(printed.code, 0);
     assert!(examine(&good()).iter().all(|check| check.level == Level::Ok), "{}", printed.out);
     insta::assert_snapshot!(printed.out);
@@ -106,7 +112,7 @@ fn a_good_machine_gets_no_complaint() {
 
 #[test]
 fn a_poor_machine_is_told_what_to_do() {
-    let printed = report(&poor(), false);
+    let printed = report(&poor(), false, 80);
     assert_eq!(printed.code, 1);
     for check in examine(&poor()).iter().filter(|check| check.level != Level::Ok) {
         assert!(check.fix.is_some(), "{check:?}");
@@ -124,7 +130,7 @@ fn an_old_kernel_is_told_what_it_lacks() {
     }
     assert_eq!(check(&facts, "tproxy").level, Level::Ok);
     assert!(check(&facts, "rules go with us").found.contains("Linux 5.12"));
-    assert_eq!(report(&facts, false).code, 0, "one can do without");
+    assert_eq!(report(&facts, false, 80).code, 0, "one can do without");
     let none = Probe { missing: Feature::ALL.map(|feature| (feature, 95)).into() };
     let facts = Facts { nftables: Nftables::Known { probe: none, chains: Vec::new() }, ..good() };
     assert_eq!(check(&facts, "nftables").level, Level::Fail);
@@ -164,7 +170,7 @@ fn the_stricter_of_all_and_own_reverse_path_filter_counts() {
 
 #[test]
 fn json_has_the_same_checks() {
-    let json: serde_json::Value = serde_json::from_str(&report(&poor(), true).out).expect("JSON");
+    let json: serde_json::Value = serde_json::from_str(&report(&poor(), true, 80).out).expect("JSON");
     let first = &json["checks"][0];
     assert_eq!((first["name"].as_str(), first["level"].as_str()), (Some("run without root"), Some("fail")));
     assert_eq!(json["checks"].as_array().map(Vec::len), Some(examine(&poor()).len()));
@@ -180,4 +186,158 @@ fn what_confines_processes_is_looked_at() {
     // A user that other programs have, too, and a Landlock that does not know everything.
     assert_eq!(level(Some(1), false, Some("nobody")), [Level::Warn; 3]);
     assert_eq!(level(None, false, None), [Level::Warn; 3]);
+}
+
+/// An interface with everything.
+fn interface(name: &str) -> Interface {
+    Interface {
+        name: name.into(),
+        mtu: Some(1500),
+        running: true,
+        xdp: Some(Xdp { native: true, zero_copy: true }),
+        queues: 2,
+        offloads: Offloads { gro: Some(true), rx_checksum: Some(true), tx_checksum: Some(true) },
+        bridge: Some("br0".into()),
+    }
+}
+
+/// An engine listener at `eth0` and another interface.
+fn engine(xdp: bool, other: Interface) -> Facts {
+    let interfaces = vec![interface("eth0"), other];
+    let engine = EngineUse { listener: "fast".into(), xdp, offload: true, interfaces };
+    Facts { engines: vec![engine], ..good() }
+}
+
+#[test]
+fn interfaces_of_engine_listeners_are_looked_at() {
+    let fine = engine(true, interface("eth1"));
+    assert!(examine(&fine).iter().all(|check| check.level == Level::Ok), "{:?}", examine(&fine));
+    for what in ["XDP", "queues", "GRO", "checksums", "MTU"] {
+        check(&fine, &format!("eth1: {what}"));
+    }
+    let offloads = |gro, rx_checksum| Offloads {
+        gro: Some(gro),
+        rx_checksum: Some(rx_checksum),
+        tx_checksum: Some(true),
+    };
+    let no_xdp = Some(Xdp { native: false, zero_copy: false });
+    for (what, level, fix, other) in [
+        ("XDP", Level::Fail, "io = \"packet\"", Interface { xdp: no_xdp, ..interface("eth1") }),
+        ("queues", Level::Warn, "ethtool -L eth1 combined 2", Interface { queues: 4, ..interface("eth1") }),
+        (
+            "GRO",
+            Level::Warn,
+            "ethtool -K eth1 gro on",
+            Interface { offloads: offloads(false, true), ..interface("eth1") },
+        ),
+        (
+            "checksums",
+            Level::Warn,
+            "ethtool -K eth1 rx on",
+            Interface { offloads: offloads(true, false), ..interface("eth1") },
+        ),
+        (
+            "MTU",
+            Level::Fail,
+            "ip link set dev eth1 mtu 3762",
+            Interface { mtu: Some(9000), ..interface("eth1") },
+        ),
+        (
+            "MTU",
+            Level::Warn,
+            "ip link set dev eth1 mtu 1500",
+            Interface { mtu: Some(1600), ..interface("eth1") },
+        ),
+        ("MTU", Level::Warn, "ip link set dev eth1 up", Interface { running: false, ..interface("eth1") }),
+    ] {
+        let found = check(&engine(true, other), &format!("eth1: {what}"));
+        assert_eq!(found.level, level, "{found:?}");
+        assert!(
+            found.fix.as_ref().is_some_and(|said| said.contains(fix) && !said.contains('\n')),
+            "{found:?}"
+        );
+    }
+    // Packet sockets need none of this.
+    let poor = Interface { xdp: no_xdp, queues: 1, ..interface("eth1") };
+    assert!(examine(&engine(false, poor)).iter().all(|check| check.level == Level::Ok));
+    let absent = check(&engine(true, Interface { name: "eth9".into(), ..Interface::default() }), "eth9");
+    assert!(absent.level == Level::Fail && absent.needed_for.contains("'fast'"), "{absent:?}");
+}
+
+/// A shunt by this fast path between two ports of a bridge.
+fn shunt(path: FastPathKind, bridged: bool) -> Facts {
+    let ports = vec![interface("lan0"), interface("wan0")];
+    let use_of = ShuntUse { fast_paths: vec![path], bridged, ports, switch: None };
+    let mut facts = Facts { shunt: Some(use_of), ..good() };
+    facts.settings.insert("net/bridge/bridge-nf-call-iptables", "1".into());
+    facts
+}
+
+#[test]
+fn what_the_shunt_needs_is_looked_at() {
+    for (path, bridged) in
+        [(FastPathKind::Tc, true), (FastPathKind::Xdp, false), (FastPathKind::Flowtable, false)]
+    {
+        let fine = shunt(path, bridged);
+        assert!(examine(&fine).iter().all(|check| check.level == Level::Ok), "{:?}", examine(&fine));
+        check(&fine, if bridged { "shunt: bridge" } else { "shunt: routes" });
+        check(&fine, "shunt: conntrack");
+    }
+    let warned = |facts: &Facts, name: &str, fix: &str| {
+        let found = check(facts, name);
+        assert!(
+            found.level > Level::Ok && found.fix.as_ref().is_some_and(|said| said.contains(fix)),
+            "{found:?}"
+        );
+    };
+    let mut facts = shunt(FastPathKind::Tc, true);
+    facts.settings.insert("net/bridge/bridge-nf-call-iptables", "0".into());
+    warned(&facts, "shunt: bridge", "sysctl net.bridge.bridge-nf-call-iptables=1");
+    facts.settings.remove("net/bridge/bridge-nf-call-iptables");
+    warned(&facts, "shunt: bridge", "modprobe br_netfilter");
+    let mut facts = shunt(FastPathKind::Tc, true);
+    facts.shunt.as_mut().expect("a shunt").ports[1].bridge = None;
+    warned(&facts, "shunt: bridge", "ip link set dev wan0 master");
+    let mut facts = shunt(FastPathKind::Tc, false);
+    facts.settings.insert("net/ipv4/ip_forward", "0".into());
+    facts.settings.insert("net/ipv6/conf/all/forwarding", "0".into());
+    warned(&facts, "shunt: routes", "sysctl net.ipv4.ip_forward=1");
+    let mut facts = shunt(FastPathKind::Tc, false);
+    facts.settings.remove("net/netfilter/nf_conntrack_events");
+    warned(&facts, "shunt: conntrack", "modprobe nf_conntrack");
+    let probe = Probe { missing: [(Feature::Flowtable, 95)].into() };
+    let facts = Facts {
+        nftables: Nftables::Known { probe, chains: Vec::new() },
+        ..shunt(FastPathKind::Flowtable, false)
+    };
+    warned(&facts, "shunt: flowtable", "fast_path = \"tc\"");
+    let listen = vec!["127.0.0.1:6653".parse().expect("an address")];
+    for (is_served, connected, level) in
+        [(false, vec![], Level::Warn), (true, vec![], Level::Warn), (true, listen.clone(), Level::Ok)]
+    {
+        let mut facts = shunt(FastPathKind::OpenFlow, true);
+        facts.shunt.as_mut().expect("a shunt").switch =
+            Some(Switch { listen: listen.clone(), is_served, connected });
+        assert_eq!(check(&facts, "shunt: switch").level, level);
+    }
+}
+
+#[test]
+fn no_line_is_wider_than_the_terminal() {
+    let wide = Interface { queues: 64, mtu: Some(9000), ..interface("enp129s0f0np15") };
+    let engine = engine(true, wide).engines;
+    let all = Facts { engines: engine, shunt: shunt(FastPathKind::OpenFlow, true).shunt, ..poor() };
+    for facts in [good(), poor(), all] {
+        for width in [40, 60, 80, 120] {
+            let text = report(&facts, false, width).out;
+            for line in text.lines() {
+                // A word that is longer than the room has a line of its own.
+                let words = line.trim_start().trim_start_matches("fix: ").trim_start_matches("needed for: ");
+                let fits = unicode_width::UnicodeWidthStr::width(line) <= width;
+                assert!(fits || words.split_whitespace().count() == 1, "{width}: {line}");
+            }
+            let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            assert_eq!(words(&text), words(&report(&facts, false, 10_000).out), "no word is lost");
+        }
+    }
 }

@@ -25,6 +25,7 @@ pub mod caps;
 pub mod cgroup;
 pub mod confine;
 pub mod conntrack;
+pub mod driver;
 pub mod exec;
 pub mod landlock;
 pub mod link;

@@ -12,6 +12,10 @@ const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 
+const NETDEV_CMD_DEV_GET: u8 = 1;
+const DEV_IFINDEX: u16 = 1; // NETDEV_A_DEV_IFINDEX
+const DEV_XDP_FEATURES: u16 = 3; // NETDEV_A_DEV_XDP_FEATURES
+
 const NETDEV_CMD_NAPI_GET: u8 = 11;
 const NETDEV_CMD_NAPI_SET: u8 = 14;
 const IFINDEX: u16 = 1; // NETDEV_A_NAPI_IFINDEX
@@ -78,6 +82,23 @@ pub fn of(interface: u32) -> Result<Vec<Napi>, Error> {
     let asked = "list the instances of NAPI (Linux 6.7)";
     request.push(asked, family, flag::DUMP, &generic(NETDEV_CMD_NAPI_GET), |w| w.u32_ne(IFINDEX, interface));
     socket.dump(&request, |message| (message.kind == family).then(|| parse(message)).flatten())
+}
+
+/// The bits of `enum netdev_xdp_act` that the driver of an interface has; none if it does not say.
+///
+/// # Errors
+/// ENOENT before Linux 6.3.
+pub(crate) fn xdp_features(interface: u32) -> Result<Option<u64>, Error> {
+    let mut socket = Socket::open(Protocol::Generic)?;
+    let family = family(&mut socket)?;
+    let mut request = Requests::new();
+    let asked = "ask what a driver can do for XDP (Linux 6.3)";
+    request.push(asked, family, 0, &generic(NETDEV_CMD_DEV_GET), |w| w.u32_ne(DEV_IFINDEX, interface));
+    let bits = |message: &Message<'_>| {
+        let value = attributes(message.after(GENERIC_HEADER)).first(DEV_XDP_FEATURES)?.payload;
+        value.try_into().ok().map(u64::from_ne_bytes)
+    };
+    socket.ask(&request, bits)
 }
 
 /// Has frames gather in an instance as it says.

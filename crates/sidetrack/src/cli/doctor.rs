@@ -1,16 +1,24 @@
 //! `sidetrack doctor`.
 
 use super::Printed;
+use super::wrap::{self, push_wrapped};
+use crate::config::{BadConfiguration, Config};
 use crate::doctor::{Check, Facts, Level, examine};
 use clap::Args;
 use serde::Serialize;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use unicode_width::UnicodeWidthStr;
 
 /// Says what this kernel, user and machine lack, and how to mend it
 ///
 /// Exits with 1 if something is missing without which nothing much works.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
+    /// The configuration whose interfaces are looked at, for engine listeners and [shunt] [default: ./sidetrack.toml, else
+    /// /etc/sidetrack/sidetrack.toml, if there is one]
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -19,9 +27,14 @@ pub struct DoctorArgs {
 /// Looks and reports. To be called before any thread is started: it runs a command.
 ///
 /// # Errors
-/// None at present; what is wrong is in the report and in the exit code.
+/// The configuration that was named is wrong. What else is wrong is in the report and in the exit code.
 pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
-    Ok(report(&Facts::gather(), args.json).print())
+    let config = match &args.config {
+        Some(path) => Some(Config::load(path).map_err(BadConfiguration::from)?),
+        // `check` says what is wrong with it.
+        None => Config::load(&Config::default_path()).ok(),
+    };
+    Ok(report(&Facts::gather(config.as_ref()), args.json, wrap::width()).print())
 }
 
 #[derive(Serialize)]
@@ -31,31 +44,48 @@ struct Report<'a> {
     checks: &'a [Check],
 }
 
-/// The report on some facts.
-pub fn report(facts: &Facts, json: bool) -> Printed {
+/// The report on some facts, in lines of at most `width` columns.
+pub fn report(facts: &Facts, json: bool, width: usize) -> Printed {
     let checks = examine(facts);
     let code = u8::from(checks.iter().any(|check| check.level == Level::Fail));
     let out = if json {
         let report = Report { kernel: &facts.kernel, uid: facts.uid, checks: &checks };
         serde_json::to_string(&report).unwrap_or_default() + "\n"
     } else {
-        text(facts, &checks)
+        text(facts, &checks, width)
     };
     Printed { out, err: String::new(), code }
 }
 
-fn text(facts: &Facts, checks: &[Check]) -> String {
+/// The least columns of the text beside the names; with fewer it stands below them.
+const TEXT_LEAST: usize = 30;
+
+/// Columns before a name.
+const BEFORE_NAME: usize = 6;
+
+fn text(facts: &Facts, checks: &[Check], width: usize) -> String {
     let who = if facts.uid == 0 { "root".to_owned() } else { format!("user {}", facts.uid) };
     let mut text = format!("Linux {}, {who}\n\n", facts.kernel);
-    let widest = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
+    let widest = checks.iter().map(|check| check.name.width()).max().unwrap_or(0);
+    let beside = BEFORE_NAME + widest + 2;
+    let is_beside = width >= beside + TEXT_LEAST;
+    let indent = if is_beside { beside } else { BEFORE_NAME };
+    let margin = " ".repeat(indent);
     for check in checks {
         let Check { name, level, found, needed_for, fix } = check;
-        let indent = " ".repeat(widest + 8);
-        text.push_str(&format!("{:4}  {name:widest$}  {found}\n", level.as_str()));
-        if *level != Level::Ok {
-            text.push_str(&format!("{indent}needed for: {needed_for}\n"));
+        let level = *level;
+        let padding = " ".repeat(if is_beside { widest - name.width() + 2 } else { 0 });
+        let head = format!("{:4}  {name}{padding}", level.as_str());
+        if is_beside {
+            push_wrapped(&mut text, &head, found, indent, width);
+        } else {
+            text.push_str(&format!("{head}\n"));
+            push_wrapped(&mut text, &margin, found, indent, width);
+        }
+        if level != Level::Ok {
+            push_wrapped(&mut text, &format!("{margin}needed for: "), needed_for, indent + 2, width);
             if let Some(fix) = fix {
-                text.push_str(&format!("{indent}fix: {fix}\n"));
+                push_wrapped(&mut text, &format!("{margin}fix: "), fix, indent + 2, width);
             }
         }
     }

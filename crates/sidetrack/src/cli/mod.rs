@@ -20,6 +20,7 @@ pub mod run;
 pub mod schema;
 pub mod shunt;
 pub mod tunnel;
+pub mod wrap;
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;

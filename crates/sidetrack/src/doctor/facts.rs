@@ -1,6 +1,7 @@
 //! What there is to know, as plain data.
 
-use crate::config::RunAs;
+use super::uses::{self, EngineUse, ShuntUse};
+use crate::config::{Config, RunAs};
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::cgroup::Hierarchy;
 use sidetrack_sys::exec::{LaunchError, user_namespace_obstacle};
@@ -12,9 +13,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The kernel settings looked at, by their names under /proc/sys.
-pub const SETTINGS: [&str; 13] = [
+pub const SETTINGS: [&str; 14] = [
     "fs/pipe-max-size",
     "fs/pipe-user-pages-soft",
+    "net/bridge/bridge-nf-call-iptables",
     "net/core/somaxconn",
     "net/ipv4/conf/all/rp_filter",
     "net/ipv4/ip_forward",
@@ -112,14 +114,18 @@ pub struct Facts {
     pub data_user: Option<String>,
     /// Who else is here.
     pub neighbours: Vec<Neighbour>,
+    /// What engine listeners use.
+    pub engines: Vec<EngineUse>,
+    /// What the shunt uses.
+    pub shunt: Option<ShuntUse>,
 }
 
 impl Facts {
-    /// Looks, and tries what can be tried without harm.
+    /// Looks, and tries what can be tried without harm. Interfaces are those that the configuration names, if there is one.
     ///
     /// # Panics
     /// If the process has more than one thread: it starts a command.
-    pub fn gather() -> Self {
+    pub fn gather(config: Option<&Config>) -> Self {
         let has = |capability| caps::holds(capability);
         Self {
             kernel: probe::kernel_release(),
@@ -140,6 +146,8 @@ impl Facts {
             seccomp: confine::is_available(),
             data_user: data_user(),
             neighbours: neighbours(),
+            engines: config.map(uses::engines).unwrap_or_default(),
+            shunt: config.and_then(uses::shunt),
         }
     }
 

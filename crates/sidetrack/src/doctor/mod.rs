@@ -3,13 +3,17 @@
 //! [`Facts::gather`] looks; [`examine`] judges, and is a pure function of these facts.
 
 mod confinement;
+mod engine;
 mod facts;
 mod limits;
 mod neighbours;
 mod network;
 mod rules;
+mod shunt;
+mod uses;
 
 pub use facts::{Facts, Isolation, Neighbour, Nftables, SETTINGS};
+pub use uses::{EngineUse, Interface, ShuntUse, Switch};
 
 use serde::Serialize;
 
@@ -87,6 +91,8 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
         network::examine(facts),
         confinement::examine(facts),
         neighbours::examine(facts),
+        engine::examine(facts),
+        shunt::examine(facts),
     ]
     .concat()
 }

@@ -1,0 +1,178 @@
+//! What the configuration uses of this machine's interfaces: for the packet engine and for the shunt.
+
+use crate::config::{Config, EngineIo, ListenerKind, ShuntPath};
+use sidetrack_core::shunt::FastPathKind;
+use sidetrack_sys::driver::{self, Offloads, Xdp};
+use sidetrack_sys::{link, xsk};
+use std::net::SocketAddr;
+
+/// An interface that the configuration names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Largest IP packet it takes, bytes; none if there is no such interface.
+    pub mtu: Option<u32>,
+    /// It is up and has a carrier.
+    pub running: bool,
+    /// What its driver can do for XDP; none if this kernel does not say.
+    pub xdp: Option<Xdp>,
+    /// Its receive queues.
+    pub queues: u32,
+    /// What is switched on.
+    pub offloads: Offloads,
+    /// The bridge it is a port of.
+    pub bridge: Option<String>,
+}
+
+impl Interface {
+    /// Looks at the one with this name.
+    fn look(name: &str) -> Self {
+        let Ok(found) = link::interface(name) else {
+            return Self { name: name.to_owned(), ..Self::default() };
+        };
+        let bridge = std::fs::read_link(format!("/sys/class/net/{name}/brport/bridge")).ok();
+        let bridge = bridge.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+        Self {
+            name: name.to_owned(),
+            mtu: Some(found.mtu),
+            running: found.running,
+            xdp: driver::xdp(found.index).ok().flatten(),
+            queues: xsk::queues(name),
+            offloads: Offloads::of(name),
+            bridge,
+        }
+    }
+}
+
+/// What an engine listener uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineUse {
+    /// Its name.
+    pub listener: String,
+    /// It gets at packets by AF_XDP.
+    pub xdp: bool,
+    /// The kernel may translate packets of its connections.
+    pub offload: bool,
+    /// Its interfaces.
+    pub interfaces: Vec<Interface>,
+}
+
+/// A switch that the shunt controls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Switch {
+    /// Where it connects to.
+    pub listen: Vec<SocketAddr>,
+    /// Something listens there now.
+    pub is_served: bool,
+    /// Who is connected there now.
+    pub connected: Vec<SocketAddr>,
+}
+
+/// What the shunt uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShuntUse {
+    /// Its fast paths.
+    pub fast_paths: Vec<FastPathKind>,
+    /// Its ports are those of a bridge.
+    pub bridged: bool,
+    /// Its interfaces.
+    pub ports: Vec<Interface>,
+    /// The switch, if it has one.
+    pub switch: Option<Switch>,
+}
+
+/// What the engine listeners of a configuration use.
+pub(super) fn engines(config: &Config) -> Vec<EngineUse> {
+    let of = |listener: &crate::config::Listener| match &listener.kind {
+        ListenerKind::Engine(engine) => Some(EngineUse {
+            listener: listener.name.to_string(),
+            xdp: engine.io == EngineIo::Xdp,
+            offload: engine.offload_max > 0,
+            interfaces: engine.interfaces.iter().map(|name| Interface::look(name)).collect(),
+        }),
+        _ => None,
+    };
+    config.listeners.iter().filter_map(of).collect()
+}
+
+/// What the shunt of a configuration uses.
+pub(super) fn shunt(config: &Config) -> Option<ShuntUse> {
+    let shunt = config.shunt.as_ref()?;
+    let switch = shunt.fast_paths.iter().find_map(|path| match path {
+        ShuntPath::OpenFlow(switch) => Some(switch.listen.clone()),
+        _ => None,
+    });
+    Some(ShuntUse {
+        fast_paths: shunt.fast_paths.iter().map(ShuntPath::kind).collect(),
+        bridged: shunt.bridged,
+        ports: shunt.ports.values().map(|name| Interface::look(name)).collect(),
+        switch: switch.map(look_for_switch),
+    })
+}
+
+fn look_for_switch(listen: Vec<SocketAddr>) -> Switch {
+    let text =
+        ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| std::fs::read_to_string(path).unwrap_or_default());
+    let sockets: Vec<_> = text.iter().flat_map(|text| sockets(text)).collect();
+    let is_ours = |local: &SocketAddr| {
+        let fits = |listen: &&SocketAddr| listen.ip().is_unspecified() || listen.ip() == local.ip();
+        listen.iter().filter(|listen| listen.port() == local.port()).any(|listen| fits(&listen))
+    };
+    let in_state =
+        |wanted: u8| sockets.iter().filter(move |socket| socket.state == wanted && is_ours(&socket.local));
+    let is_served = in_state(LISTENING).next().is_some();
+    let connected = in_state(ESTABLISHED).map(|socket| socket.remote).collect();
+    Switch { is_served, connected, listen }
+}
+
+/// States of TCP in /proc/net/tcp.
+const ESTABLISHED: u8 = 1;
+const LISTENING: u8 = 10;
+
+struct Socket {
+    local: SocketAddr,
+    remote: SocketAddr,
+    state: u8,
+}
+
+/// The sockets in a text of /proc/net/tcp or tcp6.
+fn sockets(text: &str) -> impl Iterator<Item = Socket> {
+    text.lines().skip(1).filter_map(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let (local, remote) = (address(words.next()?)?, address(words.next()?)?);
+        Some(Socket { local, remote, state: u8::from_str_radix(words.next()?, 16).ok()? })
+    })
+}
+
+/// `0100007F:1F90`: words of four bytes in the order of this machine, then the port.
+fn address(text: &str) -> Option<SocketAddr> {
+    let (ip, port) = text.split_once(':')?;
+    let word = |at: usize| Some(u32::from_str_radix(ip.get(at * 8..at * 8 + 8)?, 16).ok()?.to_ne_bytes());
+    let port = u16::from_str_radix(port, 16).ok()?;
+    match ip.len() {
+        8 => Some(SocketAddr::from((word(0)?, port))),
+        32 => {
+            let bytes: [u8; 16] = [word(0)?, word(1)?, word(2)?, word(3)?].concat().try_into().ok()?;
+            Some(SocketAddr::new(std::net::Ipv6Addr::from(bytes).to_canonical(), port))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_are_found_in_the_kernels_lists() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let switch = look_for_switch(vec![at]);
+        assert!(switch.is_served && switch.connected.is_empty(), "{switch:?}");
+        let client = std::net::TcpStream::connect(at).unwrap();
+        let switch = look_for_switch(vec![SocketAddr::from(([0, 0, 0, 0], at.port()))]);
+        assert_eq!(switch.connected, [client.local_addr().unwrap()]);
+        assert!(sockets("nonsense\n 1: x y z\n 2: 0100007F:1F90\n").next().is_none());
+    }
+}
