@@ -32,7 +32,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let config = match &args.config {
         Some(path) => Some(Config::load(path).map_err(BadConfiguration::from)?),
         // `check` says what is wrong with it.
-        None => Config::load(&Config::default_path()).ok(),
+        None => Config::load(Config::default_path()).ok(),
     };
     Ok(report(&Facts::gather(config.as_ref()), args.json, wrap::width()).print())
 }
