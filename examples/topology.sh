@@ -1,19 +1,19 @@
-# Hosts out of network namespaces, for the examples. Source it; it is no program.
+# Hosts made of network namespaces, for the examples. This file is to be sourced, not executed.
 #
-# Everything lives in a mount namespace of its own with a private /run: when the script ends, however it ends, the
-# kernel takes the hosts, the wires between them and every program started by `start` away. Nothing on this
-# machine is changed and nothing has to be cleaned up.
+# Everything exists in a separate mount namespace with a private /run. When the script ends in any way, the
+# kernel removes the hosts, the wires between them and every program started by `start`. Nothing on this
+# machine is changed, and nothing has to be cleaned up.
 #
-#   isolate "$@"          re-runs the script in namespaces of its own (as root, or as an ordinary user where the
-#                         kernel lets one make user namespaces)
+#   isolate "$@"          re-runs the script in separate namespaces (as root, or as an ordinary user if the
+#                         kernel allows user namespaces)
 #   need_root REASON      ends the script for an ordinary user, with the reason
 #   host NAME             a host
 #   wire A ADDR4 ADDR6 B ADDR4 ADDR6    joins two hosts; addresses with prefix lengths
 #   on HOST CMD...        runs a command there
 #   start NAME HOST CMD...    runs a program there until the script ends; its output goes to $work/NAME.log
-#   wait_for NAME HOST ADDR PORT    returns once something listens there, or says what NAME wrote and fails
-#   wait_for_lines FILE COUNT PATTERN    returns once so many lines of the file have that in them, or shows it and fails
-#   say, show, fail       what the script tells the person
+#   wait_for NAME HOST ADDR PORT    returns once a program listens there, or prints the log of NAME and fails
+#   wait_for_lines FILE COUNT PATTERN    returns once COUNT lines of the file match, or prints the file and fails
+#   say, show, fail       messages of the script to the user
 set -euo pipefail
 
 examples=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -23,7 +23,7 @@ say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 show() { printf '  $ %s\n' "$*"; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# The program under test: $SIDETRACK, else a release build, else a debug build of this repository.
+# The program under test: $SIDETRACK, otherwise a release build, otherwise a debug build of this repository.
 sidetrack_binary() {
     local target=${CARGO_TARGET_DIR:-$repository/target} candidate
     for candidate in "${SIDETRACK:-}" "$target/release/sidetrack" "$target/debug/sidetrack"; do
@@ -42,7 +42,7 @@ need() {
     done
 }
 
-# Call it before `isolate`: afterwards every user is root, at least of a user namespace.
+# Call it before `isolate`: afterwards every user is root, at least inside a user namespace.
 need_root() {
     [ "$(id -u)" = 0 ] || fail "this example needs root: $1. Run it with sudo"
 }
@@ -71,7 +71,7 @@ make namespaces: run this script with sudo. ('sidetrack doctor' names the settin
     trap 'exit 143' TERM
 }
 
-# Ends what was started, and only that. What escapes (a SIGKILL of this script) ends by its parent-death signal.
+# Ends the started programs, and only those. If this script gets SIGKILL, they end by their parent-death signal.
 finish() {
     local status=$? pid
     trap - EXIT
@@ -109,7 +109,7 @@ start() {
     started+=($!)
 }
 
-# Polls, bounded: 600 tries, each at most a tenth of a second.
+# Polls, bounded: 600 tries, each at most 0.1 s.
 wait_for() {
     local name=$1 where=$2 address=$3 port=$4 try
     for ((try = 0; try < 600; try++)); do
@@ -121,7 +121,7 @@ wait_for() {
     exit 1
 }
 
-# The same for what is written once something has happened: records as flows end, the line of a request after its answer.
+# The same for lines that are written after an event: records when flows end, the log line of a request after its answer.
 wait_for_lines() {
     # Several files in one word, a space between them.
     local file=$1 count=$2 pattern=$3 try lines
@@ -134,7 +134,7 @@ wait_for_lines() {
     fail "fewer than $count lines with '$pattern' in $file"
 }
 
-# A real nginx that serves one page; its access log tells who asked.
+# A real nginx that serves one page; its access log has the address of each client.
 web_server() {
     local where=$1 address=$2 page=$3 tag=${4:-web}
     local folder="$work/$tag"
@@ -161,7 +161,7 @@ NGINX
     start "$tag" "$where" nginx -e stderr -p "$folder" -c "$folder/nginx.conf"
 }
 
-# The records of flows, one line each: the fields that answer "who, where to, how, how much, how did it end".
+# Prints the records of flows, one line each: client, destination, carrier, bytes and reason.
 records() {
     if command -v jq >/dev/null; then
         jq -r '(.host // "") as $host | (.orig_dst | startswith($host)) as $same |

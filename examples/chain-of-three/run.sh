@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Three hops in a row, of three protocols, each reached through the one before; then the web server.
+# Three hops in a row, of three protocols. Each hop is reached through the one before; then comes the web server.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
 need curl nginx

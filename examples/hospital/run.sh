@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Two hospitals lend a research centre data: an agreement, three domains that each decide for themselves, eight steps to a
-# path through functions at both ends, two of them in containers, and a consent that is withdrawn while a transfer runs.
+# Two hospitals let a research centre read data: an agreement; three domains that each decide for themselves; eight steps to a
+# path through functions at both ends, two of them in containers; and a consent that is withdrawn during a transfer.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
 need curl nginx
@@ -28,12 +28,12 @@ see the same without containers"
     podman=(podman --root "$work/storage" --runroot "$work/runroot")
     "${podman[@]}" import --quiet "$work/image.tar" localhost/function:1 >/dev/null
     rm -rf "$root" "$work/image.tar"
-    # The lab's function goes by a name that nobody has yet: the orchestrator has its archive, and ships it.
+    # No engine has an image of this name yet: the orchestrator has the archive of the lab's function, and ships it.
     "${podman[@]}" tag localhost/function:1 localhost/audit:1
     "${podman[@]}" save --quiet --format docker-archive --output "$work/audit.tar" localhost/audit:1 >/dev/null
     "${podman[@]}" untag localhost/function:1 localhost/audit:1
     audit=sha256:$("${podman[@]}" image inspect --format '{{.Id}}' localhost/function:1)
-    # It serves until its input ends, which is when this script does, however that comes; then nothing of it is left.
+    # It serves until its input ends. That is when this script ends in any way; then nothing of it is left.
     exec {alive}> >(
         trap '' HUP INT TERM
         "${podman[@]}" system service --time=0 "unix://$work/engine.sock" >"$work/engine.log" 2>&1 &
@@ -69,7 +69,7 @@ for domain in lucas westwal radix; do
         if [ "$other" != "$number" ]; then ip -n "$domain" route add "10.83.10$other.0/24" via "10.83.10$number.1"; fi
     done
 done
-# The lab's packets have to be on their way somewhere to be caught; the proxy has no route for them.
+# The lab's packets need a route to be caught; the proxy has no route for them.
 ip -n radix route add 10.83.1.0/24 via 10.83.103.1
 ip -n radix route add 10.83.2.0/24 via 10.83.103.1
 on radix sh -c 'echo 1 >/proc/sys/net/ipv4/ip_forward'
@@ -164,7 +164,7 @@ on lucas "$sidetrack" domain consent heart-rates withdrawn --at 127.0.0.1:7444 -
     --identity "$work/dpo.lucas.example.pem" --ca "$work/ca.pem" | sed 's/^/    /'
 if wait "$transfer"; then fail 'the transfer should have been cut'; fi
 echo "    curl: $(tail -1 "$work/curl.log")"
-# Both domains end it; whoever is first resets it for the other, which then may see that and nothing else.
+# Both domains end the flow. The first one resets it, and the other may see only that reset.
 wait_for_lines "$work/lucas.jsonl $work/radix.jsonl" 1 '"reason":"policy_revoked"'
 if on radix-lab curl -sS --max-time 60 http://10.83.1.10:8080/; then fail 'the consent is withdrawn'; fi
 show 'curl http://10.83.2.10:8080/    (what Westwal lends goes on)'

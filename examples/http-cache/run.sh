@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# An HTTP proxy with a cache and a filter: what is asked twice is fetched once, and denied hosts get a page that names the rule.
+# An HTTP proxy with a cache and a filter: it fetches a page once, however often it is requested. For a denied host it answers
+# with a page that names the rule.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
 need curl nginx
@@ -23,7 +24,7 @@ start proxy proxy unshare --mount -- sh -c 'mount --bind "$1" /etc/hosts && shif
     "$work/hosts" "$sidetrack" up -c "$here/proxy.toml"
 wait_for proxy proxy 10.81.1.1 3128
 
-# ask URL: prints the status, what the cache says, and the first line of the page.
+# ask URL: prints the status, the field Cache-Status, and the first line of the page.
 ask() {
     show "curl -x http://10.81.1.1:3128 $1"
     on client curl -sS --max-time 60 -x http://10.81.1.1:3128 -D "$work/head" -o "$work/page" "$1"

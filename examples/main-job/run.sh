@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The main job: an unmodified curl, told nothing about proxies, fetches from a real nginx in another network
-# namespace through a SOCKS6 proxy in a third. Twice: as one command (`sidetrack run`), and by policy (`sidetrack up`).
+# The main job: an unmodified curl without a proxy setting fetches from a real nginx in another network
+# namespace, through a SOCKS6 proxy in a third. Twice: as one command (`sidetrack run`), and by policy (`sidetrack up`).
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
 need curl nginx
@@ -26,7 +26,7 @@ fi
 say '3. The proxy: sidetrack up, one SOCKS6 listener, and a rule that says where it may go.'
 show "sidetrack up -c ${here##*/}/proxy.toml"
 sed 's/^/    | /' "$here/proxy.toml"
-# web.example is known to the proxy only: the name has to reach it as a name.
+# Only the proxy can resolve web.example, so the name must reach the proxy as a name.
 printf '127.0.0.1 localhost\n10.77.2.2 web.example\n' >"$work/hosts"
 start proxy proxy unshare --mount -- sh -c 'mount --bind "$1" /etc/hosts && shift && exec "$@"' - \
     "$work/hosts" "$sidetrack" up -c "$here/proxy.toml"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# An overlay: a download goes on, byte for byte, although the relay that carries it loses its link.
+# An overlay: a download continues, byte for byte, although the relay that carries it loses its link.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
 need curl nginx
@@ -13,7 +13,7 @@ wire left 10.82.12.1/24 fd82:12::1/64 relay2 10.82.12.2/24 fd82:12::2/64
 wire relay1 10.82.21.1/24 fd82:21::1/64 right 10.82.21.2/24 fd82:21::2/64
 wire relay2 10.82.22.1/24 fd82:22::1/64 right 10.82.22.2/24 fd82:22::2/64
 wire right 10.82.2.1/24 fd82:2::1/64 server 10.82.2.2/24 fd82:2::2/64
-# The kernel wants a route before Sidetrack catches a connection; with two, it has one whichever link is cut.
+# The kernel needs a route before Sidetrack can catch a connection. With two routes, one is left whichever link is cut.
 ip -n left route add default via 10.82.11.2 metric 1
 ip -n left route add default via 10.82.12.2 metric 2
 web_server server 10.82.2.2:80 'Hello from the right site'

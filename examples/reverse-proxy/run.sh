@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A reverse proxy for any TCP protocol: a port that stands for a server, and a port that stands for several, told apart
+# A reverse proxy for any TCP protocol: a port in front of one server, and a port in front of several, chosen
 # by the HTTP Host field (or SNI).
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
@@ -12,7 +12,7 @@ for name in client proxy red blue; do host "$name"; done
 wire client 10.79.1.2/24 fd79:1::2/64 proxy 10.79.1.1/24 fd79:1::1/64
 wire proxy 10.79.2.1/24 fd79:2::1/64 red 10.79.2.2/24 fd79:2::2/64
 wire proxy 10.79.3.1/24 fd79:3::1/64 blue 10.79.3.2/24 fd79:3::2/64
-# Where a host forwards packets, the kernel carries what needs nothing of us: the two ports with one server each.
+# If a host forwards packets, the kernel carries flows that need nothing else: those of the two ports with one server each.
 on proxy sh -c 'echo 1 >/proc/sys/net/ipv4/ip_forward'
 web_server red 10.79.2.2:80 'I am red' red
 web_server blue 10.79.3.2:80 'I am blue' blue

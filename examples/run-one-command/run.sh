@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Programs that know nothing of proxies, each under `sidetrack run`: no root, no configuration, nothing to clean up.
+# Programs without any proxy setting, each under `sidetrack run`: no root, no configuration, nothing to clean up.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
 need curl nginx
@@ -15,7 +15,7 @@ wait_for web server 10.78.2.2 80
 start gateway gateway "$sidetrack" up -c "$here/gateway.toml"
 wait_for gateway gateway 10.78.1.1 1080
 
-# The client has no route to the server at all: only the namespace of `run` makes every address local.
+# The client has no route to the server: only inside the namespace of `run` is every address local.
 run_as_client() { on client env -i PATH="$PATH" HOME=/tmp "$sidetrack" run "$@"; }
 
 say '2. curl, through SOCKS6 and through SOCKS5.'

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A firewall whose rules look at every packet, and a large download that leaves its path once it is trusted.
+# A firewall with rules that inspect every packet, and a large download that leaves this path once it is trusted.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
 need curl nginx nft

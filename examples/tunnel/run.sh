@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A tunnel: flows of an unmodified curl travel inside one connection that two sidetracks hold open.
+# A tunnel: flows of an unmodified curl travel inside one connection that two Sidetracks keep open.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
 need curl nginx
