@@ -139,8 +139,8 @@ pub fn render(text: &mut String, rows: &[Row]) {
     let _ = writeln!(
         text,
         "### Clients and server of the kernel, a new connection for each request, 64 at a time\n\n\
-         Each host's frames are taken by a thread of the kernel on its own core, which is counted for the proxy's. *Gathering*: for \
-         up to {} us before it takes them (`coalesce_us`; napi_defer_hard_irqs and gro_flush_timeout).\n\n\
+         A kernel thread on each host's own core takes its frames; the CPU time of the proxy's thread is counted. *Gathering*: \
+         frames wait for up to {} us before the thread takes them (`coalesce_us`; napi_defer_hard_irqs and gro_flush_timeout).\n\n\
          | | connections/s | CPU us a connection | p50 us | p99 us |\n|---|---:|---:|---:|---:|",
         peers::GATHERING_US
     );

@@ -41,8 +41,8 @@ impl Held {
 pub fn run(scene: &Scene<'_>, connections: u32, text: &mut String) -> Vec<Bar> {
     let _ = writeln!(
         text,
-        "### Memory of idle connections\n\n{connections} opened TLS connections to one host, one answer out of the cache each, then \
-         idle. Memory is the proportional share (Pss) of all processes above the same with one such connection.\n\n\
+        "### Memory of idle connections\n\n{connections} intercepted TLS connections to one host. Each had one answer from the cache, \
+         then is idle. Memory is the proportional share (Pss) of all processes above the same with one such connection.\n\n\
          | | held | with one, KiB | with all, KiB | KiB each |\n|---|---:|---:|---:|---:|"
     );
     let mut bars = Vec::new();

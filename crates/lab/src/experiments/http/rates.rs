@@ -49,8 +49,8 @@ pub(super) fn run(
     let window = Duration::from_secs(if quick { 3 } else { 10 });
     let _ = writeln!(
         text,
-        "### Bandwidth\n\nAn answer through `limit`, read as it comes, {} s after the first; the burst is the most of any {} ms over what \
-         the rate allows there (1.1 of it, or one segment more).\n\n| set, kbit/s | reached, kbit/s | error % | most of 100 ms, of the \
+        "### Bandwidth\n\nAn answer through `limit`, read as it arrives, for {} s after the first bytes. The burst is the maximum of any \
+         {} ms, divided by what the rate allows there (1.1 of it, or one segment more).\n\n| set, kbit/s | reached, kbit/s | error % | most of 100 ms, of the \
          allowed |\n|---:|---:|---:|---:|",
         window.as_secs(),
         SPAN.as_millis()

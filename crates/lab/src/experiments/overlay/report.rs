@@ -27,7 +27,7 @@ pub fn text(results: &Results) -> String {
     if let Some((mbit, lost)) = figures.overload {
         let _ = writeln!(
             text,
-            "\nFour floods at a time, none lost on the way: {mbit:.1} Mb/s together; {lost:.2} % of the hellos did not come."
+            "\nFour floods at a time, none lost on the way: {mbit:.1} Mb/s together; {lost:.2} % of the hellos did not arrive."
         );
     }
     floods(&mut text, "flood, one hop of 30 ms and 500 Mb/s", &figures.fast);
@@ -58,9 +58,9 @@ fn heading(results: &Results) -> String {
     let late = results.lateness.map_or_else(String::new, |late| format!(" {late}"));
     format!(
         "## The overlay\n\n{}, Linux {}, {}, load {:.1} to {:.1}, steal {:.1} %. Three hops of 10 ms and 200 Mb/s (queues of 60 ms) \
-         between source and target, loss on wire frames of the middle one, both ways; links: {}.{late} Ours is TLS on every hop, \
-         redirected from an application that knows nothing of it; plain TCP is routed along the same hops. Applications, \
-         nodes and links share the machine's cores. The run took {} s.\n",
+         between source and target, loss on wire frames of the middle one, both ways; links: {}.{late} Ours is TLS on every hop; \
+         our node redirects an unmodified application. Plain TCP is routed along the same hops. Applications, nodes and links \
+         share the machine's cores. The run took {} s.\n",
         machine.date,
         machine.kernel,
         machine.cpu,

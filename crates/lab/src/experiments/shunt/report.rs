@@ -332,7 +332,7 @@ pub fn small(rows: &Rows<small::Slice>) -> Section {
             if row.iter().all(|slice| slice.shunted) { "yes" } else { "-" }
         ));
     }
-    section.line("\nThe kernel's paths run on the processor that sends; Open vSwitch's user-space switch on the other, and loses what it has no time for.");
+    section.line("\nThe kernel's paths run on the processor that sends; Open vSwitch's user-space switch runs on the other, and drops frames that it has no time for.");
     section.bars(&[
         ("tc, packets/s to the bridge's", ratio(&rate(Setup::Tc), &rate(Setup::Slow)), 1.5, true),
         ("XDP, packets/s to the bridge's", ratio(&rate(Setup::Xdp), &rate(Setup::Slow)), 1.5, true),
@@ -357,7 +357,7 @@ pub fn small(rows: &Rows<small::Slice>) -> Section {
 /// The events that end a flow's time on the fast path.
 pub fn events(rows: &Rows<Events>) -> Section {
     let mut section =
-        Section::new("What ends a stay on the fast path, and what begins the next: milliseconds");
+        Section::new("Events that end a flow's time on the fast path, or begin it again: milliseconds");
     section.columns(&["fast path", "event", "median", "most", "runs"]);
     let mut latest = Vec::new();
     for (setup, row) in rows {
@@ -378,7 +378,7 @@ pub fn events(rows: &Rows<Events>) -> Section {
             }
         }
     }
-    section.line("\nDenied: after the iptables command that denies it has returned.");
+    section.line("\nDenied: counted from the return of the iptables command that denies the flow.");
     let bars: Vec<_> =
         latest.iter().map(|(name, most, limit)| (name.as_str(), *most, *limit, false)).collect();
     section.bars(&bars);
@@ -418,8 +418,8 @@ pub fn cycles(rows: &Rows<Vec<Outcome>>) -> Section {
         }
     }
     section.line(
-        "\nFrames are counted by the interfaces of both ends. Datagrams are numbered; what TCP sends again although every frame \
-         arrived, it sends again without a shunt, too.\n",
+        "\nThe interfaces of both ends count frames. Datagrams are numbered. Where TCP retransmits although every frame arrived, \
+         it does so without a shunt, too.\n",
     );
     section
 }
