@@ -1,4 +1,4 @@
-//! `sidetrack-lab`: one command per table or figure of the seeds.
+//! `sidetrack-lab`: one command per group of tables or figures of the five documents (docs/seeds.md).
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use sidetrack_lab::launch::NodeExec;
 use sidetrack_lab::machine::Awake;
 use sidetrack_lab::{load, packets};
 
-/// Networks out of namespaces, and the experiments with the peers beside us.
+/// Makes networks of namespaces, and measures Sidetrack beside its peers in them.
 #[derive(Parser)]
 #[command(name = "sidetrack-lab", version)]
 struct Arguments {
@@ -20,45 +20,47 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Job {
-    /// What a hop through each relay costs, ours beside its peers; fails when a bar is missed.
+    /// Measures what a hop through each relay costs, ours beside its peers; fails if a bar is missed.
     Relay(relay::Options),
-    /// Round trips from connect to the first answer byte, counted from a capture; fails when a bar is missed.
+    /// Counts round trips from connect to the first answer byte, from a capture; fails if a bar is missed.
     Flights(flights::Options),
-    /// Memory of idle flows, ours beside its peers; fails when the bar is missed.
+    /// Measures the memory of idle flows, ours beside its peers; fails if the bar is missed.
     Idle(idle::Options),
-    /// The measurements of the EPI paper, its proxies beside ours; fails when a bar is missed.
+    /// Repeats the measurements of the EPI paper, its proxies beside ours; fails if a bar is missed.
     Epi(epi::Options),
-    /// What functions cost, inside us and in containers, and a change of chains; fails when a bar is missed.
+    /// Measures what functions cost, inside Sidetrack and in containers, and a change of chains; fails if a bar is
+    /// missed.
     Chain(chain::Options),
-    /// Whether emulated links do what they are asked for; fails when one does not.
+    /// Checks that emulated links behave as configured; fails if one does not.
     Links(links::Options),
-    /// The overlay of Seamless Overlays beside plain TCP over the same links; fails when a bar is missed.
+    /// Repeats the evaluation of Seamless Overlays beside plain TCP over the same links; fails if a bar is missed.
     Overlay(overlay::Options),
-    /// What the packet engine costs: its core, over AF_XDP, and beside other proxies; fails when a bar is missed.
+    /// Measures the packet engine: its core, over AF_XDP, and beside other proxies; fails if a bar is missed.
     Engine(engine::Options),
-    /// The measurements of the NFShunt paper with each fast path; fails when a bar is missed.
+    /// Repeats the measurements of the NFShunt paper with each fast path; fails if a bar is missed.
     Shunt(shunt::Options),
-    /// The HTTP side beside other proxies and caches, and the pages of "Heigh performance proxy"; fails when a bar is missed.
+    /// Measures the HTTP side beside other proxies and caches, and the pages of "Heigh performance proxy"; fails if a
+    /// bar is missed.
     Http(http::Options),
-    /// Run a program inside a node (used by the lab itself).
+    /// Runs a program inside a node (used by the lab itself).
     #[command(hide = true)]
     NodeExec(NodeExec),
-    /// Be the least relay there can be, as a limit (used by the lab itself).
+    /// Runs the smallest possible relay, as a limit (used by the lab itself).
     #[command(hide = true)]
     Bare(bare::Options),
-    /// Generate packets of both ends of connections (used by the lab itself).
+    /// Generates packets of both ends of connections (used by the lab itself).
     #[command(hide = true)]
     Packets {
         /// The job, as JSON.
         spec: String,
     },
-    /// Be the least that can stand in the path of packets, as a limit (used by the lab itself).
+    /// Runs the smallest program on the path of packets, as a limit (used by the lab itself).
     #[command(hide = true)]
     Least {
-        /// What to be, as JSON.
+        /// The job, as JSON.
         spec: String,
     },
-    /// Generate load (used by the lab itself).
+    /// Generates load (used by the lab itself).
     #[command(hide = true)]
     Load {
         /// The job, as JSON.
