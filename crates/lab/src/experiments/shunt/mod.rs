@@ -49,7 +49,7 @@ pub enum Part {
     Rtt,
     /// Table IV: two and four TCP flows at 0, 100 and 200 ms.
     Flows,
-    /// What ends a stay on the fast path, and how soon.
+    /// The events that end a flow's time on the fast path, and how soon.
     Events,
     /// Entries that come and go under traffic.
     Cycles,
