@@ -120,7 +120,7 @@ fn assert_sums(packet: &[u8]) {
     assert!(!v4 || frames::fold(frames::sum(&packet[..20])) == 0xffff, "IP's");
 }
 
-/// The options of well-known systems, and some of nobody.
+/// The options of well-known systems, and some that no system sends.
 const SYNS: [&[u8]; 9] = [
     // Linux.
     &[2, 4, 5, 0xb4, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 7],

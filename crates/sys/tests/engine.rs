@@ -1,4 +1,4 @@
-//! The packet engine's sockets and programs: its packets come to it and to nobody else, all others go to the kernel.
+//! The packet engine's sockets and programs: its packets reach only the engine, and all others go to the kernel.
 
 mod support;
 
@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 use support::{LIMIT, Node, eventually, is_root, readable};
 
-/// Nobody answers within that: long enough for an answer on this machine to be seen, if there were one.
+/// Time without an answer that shows that none comes: long enough for an answer on this machine to arrive.
 const SILENCE: Duration = Duration::from_millis(300);
 
 /// host (10.0.0.1, fd00::1) with the engine's interface `engine0`, and its neighbour (10.0.0.2, fd00::2).
@@ -182,7 +182,7 @@ fn afxdp(interface: &str, fill: usize) -> (XskSocket, XdpOn) {
 /// More than one system call sends.
 const BURST: usize = 1000;
 
-/// A TCP segment to port 80 of 10.0.0.1, in Ethernet; nobody looks at its checksums.
+/// A TCP segment to port 80 of 10.0.0.1, in Ethernet; its checksums are not checked.
 fn to_the_engine(to: [u8; 6]) -> Vec<u8> {
     let mut frame = to.to_vec();
     frame.extend([2, 0, 0, 0, 0, 9, 8, 0]);

@@ -69,7 +69,7 @@ fn scene_of(v6: bool, memory: &Arc<OffloadMemory>, worker: u32) -> Scene {
 }
 
 impl Scene {
-    /// A frame of a side with so many bytes of it, and of the other, before; and after its own.
+    /// A frame of a side. `before` is the number of bytes that each side has sent earlier.
     fn frame<'a>(&self, from: usize, before: [u32; 2], flags: u8, payload: &'a [u8]) -> Frame<'a> {
         let (own, other) = (&self.sides[from], &self.sides[from ^ 1]);
         Frame {

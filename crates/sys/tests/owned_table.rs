@@ -54,7 +54,7 @@ fn holds_a_table_until_killed() {
     let _ = std::io::stdin().lines().count();
 }
 
-/// Ends a holder. What it held may live on for a moment: whoever looks at the descriptors of a process that ends
+/// Ends a holder. Its table may live on for a moment: a process that reads the descriptors of an ending process
 /// (`/proc/PID/fd`) holds them, too.
 fn kill(mut child: Child) {
     child.kill().expect("SIGKILL");

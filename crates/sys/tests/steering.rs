@@ -333,7 +333,8 @@ fn reloading_cuts_nothing() {
         table.replace(&second.table("sidetrack")).expect("replaced");
         table
     });
-    // The kernel takes down what nobody uses any more a moment later: were that its address translation, it would end here.
+    // The kernel removes unused state a moment later. If that removed the address translation, the connection would
+    // end here.
     let replaced = std::time::Instant::now();
     while replaced.elapsed() < std::time::Duration::from_secs(1) {
         talk(&mut client, &mut served);

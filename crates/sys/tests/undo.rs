@@ -120,8 +120,8 @@ fn leftovers(folder: &Path) -> Vec<String> {
     found.into_iter().filter(|(_, there)| *there).map(|(name, _)| name.to_owned()).collect()
 }
 
-/// Waits until exactly this is left. A table may live on for a moment: whoever looks at the descriptors of a process that
-/// ends (`/proc/PID/fd`) holds them, too.
+/// Waits until exactly this is left. A table may live on for a moment: a process that reads the descriptors of an
+/// ending process (`/proc/PID/fd`) holds them, too.
 fn expect_left(folder: &Path, expected: &[&str]) {
     let until = Instant::now() + Duration::from_secs(60);
     while leftovers(folder) != expected && Instant::now() < until {

@@ -108,7 +108,7 @@ pub fn addresses(v6: bool) -> [SocketAddr; 4] {
     all.map(|text| text.parse().expect("an address"))
 }
 
-/// The engine's program between these, for trials: nobody takes the frames that are for user space.
+/// The engine's program between these, for trials: the frames for user space are not taken.
 pub fn program(change: impl FnOnce(&mut Own), listen: Option<IpAddr>, source: IpAddr) -> Program {
     let mut own = Own::new(1, 0).expect("maps");
     own.listen(listen, 80).expect("an entry");
