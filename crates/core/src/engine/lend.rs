@@ -87,8 +87,8 @@ pub struct Fin {
 pub struct Moved {
     /// Where it stands now.
     pub standing: Standing,
-    /// Payload since the last time, bytes, each once.
-    pub bytes: u64,
+    /// Payload since the last time, bytes, each once. Negative (-1) if a FIN's number was counted as a byte last time.
+    pub bytes: i64,
     /// Packets since the last time.
     pub packets: u32,
     /// Its FIN, if the kernel has passed it on.
@@ -126,7 +126,7 @@ impl Leg {
 
     fn moved(&mut self, moved: &Moved) {
         let Standing { sent, acknowledged, edge, stamp } = moved.standing;
-        self.bytes += moved.bytes;
+        self.bytes = self.bytes.saturating_add_signed(moved.bytes);
         self.packets = self.packets.wrapping_add(moved.packets);
         if moved.packets > 0 && !Seq(sent).before(self.next) {
             self.stamp = stamp;

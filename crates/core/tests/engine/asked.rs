@@ -96,7 +96,7 @@ fn tell(script: &mut Script, isn: u32, syn: &Packet, bytes: [u64; 2], closed: bo
             edge: acknowledged[side].wrapping_add(0xffff),
             stamp: 0,
         },
-        bytes: bytes[side],
+        bytes: i64::try_from(bytes[side]).expect("few bytes"),
         packets: 1 + fin,
         fin: closed.then_some(Fin { end: sent[side], is_second: side == 1 }),
     };

@@ -29,9 +29,9 @@ fn pass_on(script: &mut Script, bound: &mut Bound, translation: &[Translation; 2
     move_on(&mut bound.server.1, up);
     move_on(&mut bound.server.0, down);
     move_on(&mut bound.client.1, down);
-    let side = |(sent, acknowledged): (u32, u32), bytes| Moved {
+    let side = |(sent, acknowledged): (u32, u32), bytes: u64| Moved {
         standing: Standing { sent, acknowledged, edge: acknowledged.wrapping_add(0xffff), stamp: 0 },
-        bytes,
+        bytes: i64::try_from(bytes).expect("few bytes"),
         packets: 1,
         fin: None,
     };
@@ -199,7 +199,7 @@ impl Closing {
             let acknowledged = own.1.wrapping_add(self.bytes[other] as u32 + u32::from(self.heard[at]));
             Moved {
                 standing: Standing { sent, acknowledged, edge: acknowledged.wrapping_add(0xffff), stamp: 0 },
-                bytes: self.new[at],
+                bytes: i64::try_from(self.new[at]).expect("few bytes"),
                 packets: 1,
                 fin: self.fin[at].map(|is_second| Fin { end: sent, is_second }),
             }

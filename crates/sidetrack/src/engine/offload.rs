@@ -107,13 +107,20 @@ impl Known {
         let Numbers { sent: number, acknowledged, edge, stamp } = seen.numbers;
         let moved = Moved {
             standing: Standing { sent: number, acknowledged, edge, stamp },
-            bytes: seen.sent.saturating_sub(*sent + u64::from(is_new)),
+            bytes: new_bytes(*sent, seen.sent, is_new),
             packets: seen.packets.wrapping_sub(*packets),
             fin: seen.fin.map(|fin| Fin { end: fin.end, is_second: fin.is_second }),
         };
         (*sent, *packets) = (seen.sent.max(*sent), seen.packets);
         moved
     }
+}
+
+/// Bytes of payload from line `before` to line `now`; a FIN has a number, too. The program counts a FIN's number before it
+/// marks the FIN. So a look between the two takes the number for a byte, and the next look gives it back: -1.
+fn new_bytes(before: u64, now: u64, fin_is_new: bool) -> i64 {
+    let grown = i64::try_from(now.saturating_sub(before)).unwrap_or(i64::MAX);
+    grown - i64::from(fin_is_new)
 }
 
 /// The borrower's number for a connection.
@@ -530,5 +537,24 @@ impl Offload {
             || !self.early.is_empty()
             || !self.touched.is_empty()
             || self.joining.is_busy()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fin_counts_no_byte_whenever_its_mark_is_seen() {
+        // The lines are read before, between and after the program's two writes.
+        for looks in [&[(40, false), (41, true)][..], &[(41, false), (41, true)], &[(41, true), (41, false)]]
+        {
+            let (mut before, mut bytes) = (0, 0);
+            for &(now, fin_is_new) in looks {
+                bytes += new_bytes(before, now, fin_is_new);
+                before = now;
+            }
+            assert_eq!(bytes, 40, "{looks:?}");
+        }
     }
 }
