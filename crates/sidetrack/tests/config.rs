@@ -14,6 +14,10 @@ impl Surroundings for Machine {
         [("root", 0), ("etl", 1001)].iter().find(|(user, _)| *user == name).map(|(_, uid)| *uid)
     }
 
+    fn interface_index(&self, name: &str) -> Option<u32> {
+        ["eth0", "eth1"].iter().position(|one| *one == name).map(|at| at as u32 + 7)
+    }
+
     fn secret_file(&self, path: &str) -> io::Result<SecretFile> {
         match path {
             "gw.pass" => Ok(SecretFile { text: "ops:from-file\n".to_owned(), world_readable: false }),
@@ -29,6 +33,31 @@ impl Surroundings for Machine {
 
 fn load(text: &str) -> Result<Config, String> {
     Config::from_text_in("sidetrack.toml", text, &Machine).map_err(|error| error.render(false))
+}
+
+#[test]
+fn link_local_addresses_have_a_zone() {
+    let of = |addresses: &str| {
+        load(&format!("version = 1\n[[listen]]\nname = 'in'\nkind = 'socks'\naddress = [{addresses}]\n"))
+            .map(|config| config.listeners[0].addresses.clone())
+    };
+    for (text, scope) in [("fe80::1%eth0", 7), ("fe80::1%25eth1", 8), ("fe80::1%3", 3), ("fe80::1%25", 25)] {
+        let addresses = of(&format!("'[{text}]:1080'")).unwrap();
+        let expected = std::net::SocketAddrV6::new("fe80::1".parse().unwrap(), 1080, 0, scope);
+        assert_eq!(addresses, [expected.into()], "{text}");
+    }
+    let both = of("'[fe80::1%eth0]:1080', '[fe80::1%eth1]:1080'").unwrap();
+    assert_eq!(both.len(), 2, "the same address on two links");
+    for (text, told) in [
+        ("fe80::1%wlan7", "there is no interface 'wlan7' on this machine"),
+        ("fe80::1%", "there is no interface '' on this machine"),
+        ("fe80::1%0", "there is no interface '0' on this machine"),
+        ("2001:db8::1%eth0", "has a zone that means nothing"),
+        ("::1%lo", "has a zone that means nothing"),
+    ] {
+        let error = of(&format!("'[{text}]:1080'")).unwrap_err();
+        assert!(error.contains(told), "{text}: {error}");
+    }
 }
 
 const FULL: &str = r#"

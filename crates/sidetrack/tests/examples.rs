@@ -180,6 +180,10 @@ impl Surroundings for WithKeys {
         self.0.uid_of(name)
     }
 
+    fn interface_index(&self, name: &str) -> Option<u32> {
+        self.0.interface_index(name)
+    }
+
     fn secret_file(&self, path: &str) -> std::io::Result<SecretFile> {
         if !path.starts_with("/run/example/") {
             return self.0.secret_file(path);

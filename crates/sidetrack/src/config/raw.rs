@@ -200,8 +200,8 @@ pub struct Listen {
     /// How flows reach it.
     #[schemars(required)]
     pub kind: Option<At<ListenKind>>,
-    /// The address to listen on: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. Required for socks,
-    /// http, reverse, tunnel and engine. Default for redirect and tproxy: a port that the kernel picks.
+    /// The address to listen on: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. A link-local address
+    /// needs its interface: "[fe80::1%eth0]:1080". Required for socks, http, reverse, tunnel and engine. Default for redirect and tproxy: a port that the kernel picks.
     pub address: Option<List<String>>,
     /// Peers (networks or "@set") that must send a PROXY protocol header, which is trusted. Default: none.
     pub accept_proxy_protocol: Option<List<String>>,

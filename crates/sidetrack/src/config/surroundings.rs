@@ -12,6 +12,9 @@ pub trait Surroundings {
     /// The id of a user of this machine.
     fn uid_of(&self, name: &str) -> Option<u32>;
 
+    /// The index of a network interface of this machine.
+    fn interface_index(&self, name: &str) -> Option<u32>;
+
     /// The text of a file of secrets. A relative path starts from the folder of the configuration.
     ///
     /// # Errors
@@ -50,6 +53,10 @@ const SECRET_FILE_MAX: u64 = 64 * 1024;
 impl Surroundings for System {
     fn uid_of(&self, name: &str) -> Option<u32> {
         nix::unistd::User::from_name(name).ok().flatten().map(|user| user.uid.as_raw())
+    }
+
+    fn interface_index(&self, name: &str) -> Option<u32> {
+        sidetrack_sys::route::interface_index(name).ok()
     }
 
     fn secret_file(&self, path: &str) -> io::Result<SecretFile> {
@@ -92,6 +99,10 @@ impl<'a> Noting<'a> {
 impl Surroundings for Noting<'_> {
     fn uid_of(&self, name: &str) -> Option<u32> {
         self.inner.uid_of(name)
+    }
+
+    fn interface_index(&self, name: &str) -> Option<u32> {
+        self.inner.interface_index(name)
     }
 
     fn secret_file(&self, path: &str) -> io::Result<SecretFile> {

@@ -50,6 +50,31 @@ fn a_second_node_on_an_address_does_not_start() {
 }
 
 #[test]
+fn a_listener_has_a_link_local_address_with_its_zone() {
+    in_namespace(|| {
+        let server = Server::start("127.0.0.1");
+        for arguments in [
+            "link add veth0 type veth peer name veth1",
+            "link set veth0 up",
+            "link set veth1 up",
+            "-6 addr add fe80::5/64 dev veth0 nodad",
+        ] {
+            let done = std::process::Command::new("ip").args(arguments.split(' ')).status();
+            assert!(done.expect("ip").success(), "{arguments}");
+        }
+        let top = format!("workers = 2\n{TOP}");
+        let mut up = Up::start(&top, &(reverse("in", "[fe80::5%veth0]:0", server.address) + &rule("all")));
+        let to = up.addresses("in")[0];
+        assert!(matches!(to, SocketAddr::V6(v6) if v6.scope_id() != 0), "{to}");
+        visit(to, b"word");
+        let record = up.record();
+        assert_eq!(record.text("reason"), "ok");
+        assert!(record.address("client").to_string().starts_with("[fe80::5%"), "{record:?}");
+        assert!(up.stop().0.success());
+    });
+}
+
+#[test]
 fn another_program_is_named() {
     in_namespace(|| {
         let server = Server::start("127.0.0.1");

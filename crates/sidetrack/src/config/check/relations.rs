@@ -247,7 +247,10 @@ fn catches(rule: &Rule, listener: &Listener, before: &[&Rule]) -> bool {
 fn collide(a: SocketAddr, b: SocketAddr) -> bool {
     let same_family = a.is_ipv4() == b.is_ipv4();
     let same_ip = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
-    a.port() != 0 && a.port() == b.port() && same_family && same_ip
+    // The same link-local address may be there on several interfaces (RFC 4007 Sec. 6).
+    let zones = [a, b].map(|address| if let SocketAddr::V6(v6) = address { v6.scope_id() } else { 0 });
+    let same_zone = zones[0] == zones[1] || zones.contains(&0);
+    a.port() != 0 && a.port() == b.port() && same_family && same_ip && same_zone
 }
 
 /// Whether a connection to `destination` certainly ends at a listener on `address`.
