@@ -240,6 +240,83 @@ fn wherever_a_flow_stands_nothing_is_left_by_a_kill() {
     }
 }
 
+/// A flow's (state, action, and bytes fast, slow, dropped) as `ls` has them.
+fn listed(node: &Node, client: SocketAddr) -> Option<(String, String, [u64; 3])> {
+    let text = node.shunt("ls --json").expect("a list");
+    let mut flows = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+    let flow = flows.find(|flow| flow["client"] == client.to_string())?;
+    let sum = |path: &str| {
+        ["bytes_up", "bytes_down"].map(|way| flow[path][way].as_u64().expect("bytes")).iter().sum()
+    };
+    let word = |field: &str| flow[field].as_str().expect("a word").to_owned();
+    Some((word("state"), word("action"), ["fast", "slow", "dropped"].map(sum)))
+}
+
+/// Waits until `why` begins with this place, and `ls` has the same state, action and bytes as `why`.
+fn agreed(node: &Node, pair: &Pair, place: &str) -> [u64; 3] {
+    let mut bytes = [0; 3];
+    eventually(&format!("both say: {place}"), || {
+        let before = listed(node, pair.from);
+        let why = node.shunt(&format!("why {} {}", pair.from, pair.to)).expect("why");
+        // Of a flow that moved between the questions nothing can be compared.
+        let Some((state, action, moved)) =
+            before.filter(|before| listed(node, pair.from).as_ref() == Some(before))
+        else {
+            return false;
+        };
+        let line = |what: &str| {
+            let line = why.lines().find_map(|line| line.trim_start().strip_prefix(what)).unwrap_or_default();
+            line.trim().to_owned()
+        };
+        assert_eq!((line("state "), line("action ")), (state, action), "{why}");
+        let [fast, slow, dropped] = moved;
+        assert_eq!(line("bytes "), format!("{fast} fast, {slow} slow, {dropped} dropped"), "{why}");
+        bytes = moved;
+        why.contains(&format!(": {place}.\n"))
+    });
+    bytes
+}
+
+#[test]
+fn ls_and_why_agree_whatever_is_done_with_a_flow_and_what_is_dropped_has_not_moved() {
+    if !is_root() {
+        return;
+    }
+    let mut node = start(Forwarding::Bridged);
+    let mut pair = connect(&node.network, "10.0.0.2", SHUNT);
+    let flow = format!("{} {}", pair.from, pair.to);
+    node.shunted(&mut pair);
+    agreed(&node, &pair, "on the fast path");
+    for (verb, place) in [
+        ("release", "on the slow path"),
+        ("add", "on the fast path"),
+        ("release", "on the slow path"),
+        ("add", "on the fast path"),
+    ] {
+        node.shunt(&format!("{verb} {flow}")).expect("done");
+        pair.talk();
+        agreed(&node, &pair, place);
+    }
+    // Without a pin the packet filter decides, as it did at first.
+    node.shunt(&format!("rm {flow}")).expect("withdrawn");
+    node.shunted(&mut pair);
+    let [fast, slow, _] = agreed(&node, &pair, "on the fast path");
+    node.shunt(&format!("drop {flow}")).expect("dropped");
+    agreed(&node, &pair, "dropped on the fast path");
+    pair.client.write_all(&[7; 50_000]).expect("buffered");
+    eventually("the kernel's packets are dropped", || {
+        listed(&node, pair.from).is_some_and(|(_, _, [.., dropped])| dropped > 0)
+    });
+    let [fast_after, slow_after, dropped] = agreed(&node, &pair, "dropped on the fast path");
+    assert!(dropped > 0);
+    assert_eq!((fast_after, slow_after), (fast, slow), "nothing has moved");
+    drop(pair);
+    forget(&node.network.firewall);
+    let record = node.up.record();
+    assert_eq!(record.number("bytes_up") + record.number("bytes_down"), fast + slow, "{record:?}");
+    assert!(node.up.stop().0.success());
+}
+
 #[test]
 fn a_stop_records_what_there_was_and_a_reload_leaves_the_shunt_alone() {
     if !is_root() {
