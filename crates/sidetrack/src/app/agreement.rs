@@ -112,7 +112,7 @@ impl Node {
                 let revoked = self.put_agreement(config, new).len();
                 tracing::info!(revoked, "the agreement was read anew");
             }
-            Err(error) => tracing::error!("the agreement is not taken; nothing changes\n{error:#}"),
+            Err(error) => tracing::error!("the agreement is rejected; nothing changes\n{error:#}"),
         }
     }
 

@@ -102,7 +102,7 @@ fn an_orchestrator_reads_no_file_outside_the_folder_of_its_agreement() {
     std::os::unix::fs::symlink(&other, &agreement).expect("a link");
     eventually("it is refused", || {
         let log = plane.orchestrator.logged();
-        log.contains("the agreement is not taken") && log.contains("Permission denied")
+        log.contains("the agreement is rejected") && log.contains("Permission denied")
     });
 }
 
