@@ -1,8 +1,8 @@
-//! Brings what a batch of packets needs from memory into the cache before the first of them is handled: many reads that wait
-//! for memory at the same time, in place of one after the other.
+//! Loads the memory that a batch of packets needs into the cache, before the first packet is handled. Many reads wait for
+//! memory at the same time instead of one after the other.
 //!
-//! A processor looks some hundred instructions ahead of a read that waits. So each step is a loop of its own that does nothing
-//! but read: what the places of the next step are found by is in the cache when that begins.
+//! A processor looks only some hundred instructions ahead of a read that waits. So each step is a loop that does nothing
+//! but read. The next step then finds its addresses in the cache.
 
 use super::config::Callbacks;
 use super::connection::{CLIENT, Cold, Hot, Phase, SERVER, Slow};
@@ -14,16 +14,16 @@ use std::hint::black_box;
 /// Most packets of a batch.
 const BATCH: usize = 64;
 
-/// The packets of a batch, as far as they have been looked at.
+/// The packets of a batch, as far as they have been read.
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead {
     keys: [u32; BATCH],
-    /// Where it stands whose the port is that a packet goes to: answers of servers; or [`UNKNOWN`].
+    /// For answers of servers: the place of the port that the packet goes to. Otherwise [`UNKNOWN`].
     ports: [u32; BATCH],
     /// The connections.
     slots: [u32; BATCH],
     len: usize,
-    /// How many of them begin connections.
+    /// The number of packets that begin connections.
     syns: usize,
 }
 
@@ -36,7 +36,7 @@ impl Default for Ahead {
 }
 
 impl<C: Callbacks> Engine<C> {
-    /// Adds a packet to a batch of at most 64; further ones are handled without this.
+    /// Adds a packet to a batch of at most 64; further packets are handled without this.
     #[inline]
     pub fn approach(&self, ahead: &mut Ahead, packet: &[u8]) {
         let Some(tuple) = Tuple::guess(packet) else { return };
@@ -49,7 +49,7 @@ impl<C: Callbacks> Engine<C> {
         ahead.syns += usize::from(begins(packet));
     }
 
-    /// Reads what the packets of the batch will need, and begins a new batch.
+    /// Reads the memory that the packets of the batch will need, and begins a new batch.
     pub fn warm(&self, ahead: &mut Ahead) {
         let Ahead { keys, ports, slots, len, syns } = ahead;
         let (count, syns) = (std::mem::take(len), std::mem::take(syns));
@@ -69,7 +69,7 @@ impl<C: Callbacks> Engine<C> {
         black_box(slots().filter_map(|slot| self.wheel.list_of(slot as u32)).fold(0, |all, list| all ^ list));
         let phase =
             |of: Phase| slots().filter_map(|slot| self.hot.get(slot)).filter(move |hot| hot.phase == of);
-        // Sources that will be taken, and those that come back where connections begin anew.
+        // Sources that will be taken, and those that become free where clients open new connections.
         let deciding = phase(Phase::Deciding).count();
         if deciding > 0 {
             black_box(self.ports.next(deciding));
@@ -86,7 +86,7 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Loads the free slots that the next new connections will use.
-    // What was freed last is taken first: it may still be in the cache, but not where many end together.
+    // The slot freed last is taken first. It may still be in the cache, but not if many connections end together.
     #[inline(never)]
     fn warm_free(&self, count: usize) {
         let hot = self.free.iter().rev().take(count).filter_map(|at| self.hot.get(*at as usize));
@@ -98,7 +98,7 @@ impl<C: Callbacks> Engine<C> {
     }
 }
 
-/// Whether a packet is the first of a connection, without a look at anything else: a guess.
+/// Guesses, from the flags alone, whether a packet is the first of a connection.
 #[inline(always)]
 fn begins(packet: &[u8]) -> bool {
     let tcp =
@@ -106,7 +106,7 @@ fn begins(packet: &[u8]) -> bool {
     u8_at(packet, tcp + 13) & (flags::SYN | flags::ACK) == flags::SYN
 }
 
-// One field of each line of cache that packets need. Two fields that lie beside each other would be one read.
+// One field of each cache line that packets need. Two adjacent fields would be merged into one read.
 
 impl Hot {
     #[inline]

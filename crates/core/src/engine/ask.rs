@@ -1,9 +1,9 @@
-//! Servers whose answers somebody nearer to the interfaces may take. The engine sends the SYN itself and says what the answer has to
-//! be; whoever took that upon himself sends the held first bytes when it comes, and translates from then on. The engine hears of it
-//! late, and stands then where it would stand had the answer come here.
+//! Lets an XDP program handle the server's SYN-ACK. The engine sends the SYN itself and describes the expected answer.
+//! When the SYN-ACK comes, the program sends the held first bytes, and translates packets from then on. The engine learns
+//! of it later. Its state is then the same as if the SYN-ACK had come to user space.
 //!
-//! While somebody else waits for the answer nothing changes here: whatever comes here first, a packet or a time-out, calls the
-//! connection back, and then the answer is either there or the engine's to take.
+//! While the program waits for the SYN-ACK, nothing changes here. The first packet or time-out in user space takes the
+//! connection back. Then the SYN-ACK has either come, or the engine handles it.
 
 use super::bind::{Answer, DELAYED_ACK};
 use super::config::Callbacks;
@@ -16,29 +16,30 @@ use super::packet::flags;
 use super::seq::Seq;
 use crate::time::Instant;
 
-/// A server that was asked, and what is to be done when it answers: this translation begins, and the packet is sent.
+/// A server that was sent a SYN, and what the program does when it answers: it starts this translation, and sends the
+/// packet.
 #[derive(Debug)]
 pub struct Asked<'a> {
-    /// Both sides, the client first. What follows from the answer is zero: of the server its MSS is the most that we take, and its time
-    /// stamps, numbers and windows are missing; of the client `stamp_add`.
+    /// Both sides, the client first. What depends on the answer is zero. For the server, `mss` is the most that we
+    /// accept; its time stamps, numbers and windows are missing. For the client, `stamp_add` is missing.
     pub sides: [Translation; 2],
-    /// The number that the answer has to acknowledge.
+    /// The number that the SYN-ACK must acknowledge.
     pub acknowledges: u32,
-    /// `add` of the server's numbers is this less the number of its SYN.
+    /// `add` of the server is this minus the number of its SYN.
     pub shown: u32,
-    /// Our clock: milliseconds of the engine's time and this, modulo 2^32. `stamp_add` of either side is the clock when the answer comes
-    /// less that side's stamp then.
+    /// Our clock is the engine's time in milliseconds plus this, modulo 2^32. `stamp_add` of either side is the clock
+    /// when the SYN-ACK comes, minus that side's stamp at that time.
     pub clock: u32,
-    /// The answer has to agree to what was offered: time stamps.
+    /// The SYN-ACK must accept the offered time stamps.
     pub timestamps: bool,
-    /// Likewise: SACK.
+    /// The SYN-ACK must accept the offered SACK.
     pub sack: bool,
-    /// Likewise: windows that are scaled.
+    /// The SYN-ACK must accept the offered window scale.
     pub window_scale: bool,
-    /// The least that the answer's MSS and its window may be, bytes.
+    /// The smallest MSS and window of the SYN-ACK, bytes.
     pub needs: u16,
-    /// The IP packet with the first bytes. What follows from the answer is zero in it, and so the checksum counts it: the
-    /// acknowledgement, and in its only option, if there is one, both time stamps.
+    /// The IP packet with the first bytes. Fields that depend on the answer are zero, also for its checksum: the
+    /// acknowledgement, and both time stamps in its only option, if it has one.
     pub packet: &'a [u8],
 }
 
@@ -49,17 +50,17 @@ pub struct Answered {
     pub number: u32,
     /// Largest payload it takes, bytes.
     pub mss: u16,
-    /// Shift of its windows, where they are scaled.
+    /// Shift of its windows, if they are scaled.
     pub shift: u8,
-    /// Its time stamp, where there are some.
+    /// Its time stamp, if it uses time stamps.
     pub stamp: u32,
-    /// Our clock then, see [`Asked::clock`].
+    /// Our clock at that time, see [`Asked::clock`].
     pub clock: u32,
     /// When it came.
     pub at: Instant,
 }
 
-/// How a side's packets are translated, as far as that is known before the answer.
+/// Returns how a side's packets are translated, as far as that is known before the SYN-ACK.
 fn untold(hot: &Hot, at: usize) -> Translation {
     let (leg, tuple) = (&hot.leg[at], &hot.tuple[at]);
     Translation {
@@ -133,15 +134,15 @@ impl<C: Callbacks> Engine<C> {
             if let Some(cold) = self.cold.get_mut(slot) {
                 cold.was_lent = true;
             }
-            // Then the client waits for an acknowledgement, and what was sent elsewhere may be lost.
+            // By this time the client needs an acknowledgement, and the packet that the kernel sent may be lost.
             self.wheel.arm(slot as u32, now + DELAYED_ACK);
         }
     }
 
-    /// The answer came elsewhere, and what was held was sent there.
+    /// Binds the connection after the kernel handled the SYN-ACK and sent the held bytes.
     pub(super) fn bound_elsewhere(&mut self, slot: usize, answered: &Answered) {
         let Some(slow) = self.slow_of(slot) else { return };
-        // The other's clock may be a coarse one.
+        // The kernel's clock may be coarse: never take a time before the SYN was sent.
         let at = answered.at.max(slow.asked);
         let Offer { window_scale, sack, timestamps, .. } = slow.offer;
         let offer = Offer {
@@ -150,7 +151,7 @@ impl<C: Callbacks> Engine<C> {
             sack,
             timestamps: timestamps.map(|_| (answered.stamp, 0)),
         };
-        // Of its window the borrower tells more than the answer did.
+        // The kernel reports the server's current window separately, so the window of the SYN-ACK is not needed.
         let answer = Answer { seq: Seq(answered.number), ack: slow.isn[SERVER] + 1, window: 0, offer };
         let Some(due) = self.agreed(at, slot, &answer, answered.clock) else { return };
         let Some(hot) = self.hot.get(slot) else { return };
@@ -164,8 +165,8 @@ impl<C: Callbacks> Engine<C> {
         self.wheel.arm(slot as u32, due);
     }
 
-    /// Learns what became of a connection while it was lent, and calls it back if somebody else waits for its server's answer still;
-    /// that may have come by then.
+    /// Copies the connection's state back from the kernel. If the kernel still waits for the SYN-ACK, takes the
+    /// connection back. The SYN-ACK may have come in between, so the state is copied once more.
     pub(super) fn recall(&mut self, now: Instant, slot: usize) {
         self.catch_up(now, slot);
         let waits = self.hot.get(slot).filter(|hot| hot.phase == Phase::Connecting);

@@ -1,5 +1,5 @@
-//! Delayed binding: the engine holds and acknowledges the client's first bytes, asks for a server, and makes the handshake with
-//! it. From then on the engine delivers the held bytes: see `owned.rs`.
+//! Delayed binding: the engine holds and acknowledges the client's first bytes, asks for a server, and makes the
+//! handshake with it. From then on the engine delivers the held bytes: see `owned.rs`.
 
 use super::config::{Callbacks, Hop, Opening, Payload, Selection, Target};
 use super::connection::{CLIENT, Hot, NEVER, Phase, SERVER, Slow, Source, side};
@@ -16,12 +16,12 @@ use crate::flow::EndReason;
 use crate::time::Instant;
 use std::time::Duration;
 
-/// How long an acknowledgement of held bytes may wait for the server's own (RFC 9293, section 3.8.6.3 allows 500 ms).
+/// How long the engine may delay an acknowledgement of held bytes (RFC 9293, section 3.8.6.3 allows 500 ms).
 pub(super) const DELAYED_ACK: Duration = Duration::from_millis(40);
-/// Shortest wait for an acknowledgement of held bytes; as Linux, below the second of RFC 6298.
+/// Shortest wait for an acknowledgement of held bytes: as in Linux, less than the second of RFC 6298.
 const SHORTEST_WAIT: Duration = Duration::from_millis(200);
 
-/// What a server's SYN-ACK says.
+/// The fields of a server's SYN-ACK.
 pub(super) struct Answer {
     pub(super) seq: Seq,
     pub(super) ack: Seq,
@@ -29,7 +29,7 @@ pub(super) struct Answer {
     pub(super) offer: Offer,
 }
 
-/// What a held segment calls for.
+/// What the engine must do after a segment was held.
 enum Held {
     Nothing,
     Acknowledge,
@@ -127,7 +127,7 @@ impl<C: Callbacks> Engine<C> {
             let ports = u32::from(target.address.port()) << 16 | u32::from(client.remote_port());
             let tuple = Tuple { remote: server, local: client.remote, ports };
             if self.is_used(&tuple) {
-                // Two of a client's connections to different listeners may meet at one server.
+                // Two connections of one client to different listeners may need the same four ends at one server.
                 return Err(EndReason::Limit);
             }
             Chosen::of_client(tuple)
@@ -172,13 +172,13 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Sends the SYN to the server: it is offered what the client offered us.
+    /// Sends the SYN to the server, with the options that the client offered us.
     fn send_syn(&mut self, now: Instant, slot: usize) {
         let clock = self.clock(now);
         let Some(hot) = self.hot.get(slot) else { return };
         let Some(slow) = self.slow.get(hot.slow as usize) else { return };
         let to = hot.tuple[SERVER];
-        // The client's limit is one of payload; that of the link differs by family.
+        // The client's limit is for payload; the limit of the link differs by address family.
         let mss = hot.leg[CLIENT].mss.min(self.mss(to.remote));
         let offer =
             Offer { mss: Some(mss), timestamps: slow.offer.timestamps.map(|_| (clock, 0)), ..slow.offer };
@@ -216,8 +216,8 @@ impl<C: Callbacks> Engine<C> {
             return Fate::Taken;
         }
         if header.has(flags::ACK) && !ours {
-            // The server remembers an older connection of this port. A reset makes it forget (RFC 9293, Sec. 3.5.2); then the SYN
-            // is repeated, or it would wait for the retransmission timer.
+            // The server remembers an older connection of this port. A reset makes it forget that (RFC 9293, Sec. 3.5.2).
+            // Then the SYN is repeated, which would otherwise wait for the retransmission timer.
             let fate = self.reset_stranger(now, header, hop);
             self.send_syn(now, slot);
             return fate;
@@ -241,8 +241,8 @@ impl<C: Callbacks> Engine<C> {
         Fate::Taken
     }
 
-    /// Binds the connection: fixes how both sides are translated. `clock` is the engine's time stamp of that moment. Returns when
-    /// the next time-out is.
+    /// Binds the connection: fixes how packets of both sides are translated. `clock` is the engine's time stamp of that
+    /// moment. Returns when the next time-out is.
     pub(super) fn agreed(
         &mut self,
         now: Instant,
@@ -265,7 +265,8 @@ impl<C: Callbacks> Engine<C> {
         Some(due)
     }
 
-    /// Lets the engine deliver the held bytes, changed if a callback changes them. Returns false if that ended the connection.
+    /// Lets the engine deliver the held bytes, changed if a callback changes them. Returns false if that ended the
+    /// connection.
     fn own_what_was_held(&mut self, now: Instant, slot: usize) -> bool {
         let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get(slot)) else { return false };
         let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return false };
@@ -301,7 +302,7 @@ impl<C: Callbacks> Engine<C> {
         edits.own(start, len, slow.fin);
         slow.sent = start + edits.base();
         self.send_owned(now, slot);
-        // A client that has filled the small window we showed it must hear of the server's.
+        // A client that has filled the small window we announced must be told the server's window.
         if before * 2 >= self.config.hold_bytes as usize {
             self.acknowledge(now, slot, CLIENT);
         }
@@ -317,7 +318,7 @@ impl<C: Callbacks> Engine<C> {
         self.end_silently(now, slot, reason);
     }
 
-    /// Ends a connection whose client is gone: a server that was asked is reset, the client hears nothing.
+    /// Ends a connection whose client is gone. A server that was sent a SYN is reset; the client gets no packet.
     fn end_silently(&mut self, now: Instant, slot: usize, reason: EndReason) {
         let asked = self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Connecting);
         if asked && reason == EndReason::ClientGone {
@@ -447,7 +448,7 @@ fn agree(hot: &mut Hot, slow: &mut Slow, answer: &Answer, own_mss: u16, clock: u
     hot.same_family = hot.tuple[CLIENT].remote.is_v4() == hot.tuple[SERVER].remote.is_v4();
     slow.edits[CLIENT].begin(hot.leg[CLIENT].add);
     slow.edits[SERVER].begin(hot.leg[SERVER].add);
-    // The server acknowledged our SYN: in the client's numbers, that its first byte is waited for.
+    // The server acknowledged our SYN, so the client's numbers acknowledge up to its first byte.
     slow.acked_to[SERVER] = *seq + 1;
     hot.fix_checksums();
 }

@@ -1,9 +1,9 @@
-//! The Internet checksum: in full (RFC 1071) and by what changed (RFC 1624, equation 3).
+//! The Internet checksum: computed in full (RFC 1071), or from what changed (RFC 1624, equation 3).
 
 /// A sum of 16-bit words in ones' complement, not yet folded.
 ///
-/// Built either over bytes ([`Sum::bytes`]) or over changes ([`Sum::replace_u16`], [`Sum::replace_u32`]); both kinds
-/// add up, so the change of a whole packet is one `Sum`.
+/// It is built over bytes ([`Sum::bytes`]) or over changes ([`Sum::replace_u16`], [`Sum::replace_u32`]). Both kinds add
+/// up, so the change of a whole packet is one `Sum`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum(u64);
 
@@ -11,10 +11,10 @@ impl Sum {
     /// The sum of nothing.
     pub const ZERO: Self = Self(0);
 
-    /// Adds bytes; an odd last byte counts as followed by a zero, so only the last slice added may be odd.
+    /// Adds bytes. An odd last byte is padded with a zero, so only the last slice added may be odd.
     #[must_use]
     pub fn bytes(self, bytes: &[u8]) -> Self {
-        // Four words at once: a carry out of the low half is worth what it is worth after folding (RFC 1071, 2(B)).
+        // Two 16-bit words at once: a carry out of the low half counts the same after folding (RFC 1071, 2(B)).
         let mut sum = self.0;
         let (words, rest) = bytes.as_chunks::<4>();
         for word in words {
@@ -62,7 +62,7 @@ impl Sum {
         Self(self.0 + other.0)
     }
 
-    /// The sum as one word.
+    /// Returns the sum as one word.
     #[inline]
     pub const fn folded(self) -> u16 {
         let sum = (self.0 & 0xffff_ffff) + (self.0 >> 32);
@@ -72,20 +72,20 @@ impl Sum {
         sum as u16
     }
 
-    /// The checksum field of data that sums to this.
+    /// Returns the checksum field of data with this sum.
     #[inline]
     pub const fn checksum(self) -> u16 {
         !self.folded()
     }
 
-    /// The checksum field `old` after the changes that this sum holds.
+    /// Returns the checksum field `old` after the changes in this sum.
     #[inline]
     pub const fn apply(self, old: u16) -> u16 {
         !Self(self.0 + (!old) as u64).folded()
     }
 }
 
-/// Keeps the sum small enough that no number of packets' worth of words overflows it.
+/// Keeps the sum small, so that adding many packets cannot overflow it.
 #[inline]
 const fn fold_once(sum: u64) -> u64 {
     (sum & 0xffff_ffff) + (sum >> 32)

@@ -1,4 +1,4 @@
-//! What the engine is told before the first packet, and what it asks while it runs.
+//! The settings of the engine, and the callbacks that it calls while it runs.
 
 use super::ask::Asked;
 use super::lend::{LentTo, Progress};
@@ -12,41 +12,42 @@ use std::net::{IpAddr, SocketAddr};
 pub struct Config {
     /// Where clients connect to.
     pub listen: Vec<Listen>,
-    /// What connections to servers may come from.
+    /// The addresses and ports that connections to servers may come from.
     pub sources: Share,
-    /// Most connections at once, those in TIME-WAIT counted; 1 to 2^24.
+    /// Most connections at once, including those in TIME-WAIT; 1 to 2^24.
     pub max_connections: u32,
-    /// Handshakes with clients that may be half done; further ones are answered with SYN cookies and keep no state.
+    /// Most unfinished handshakes with clients. The engine answers further SYNs with SYN cookies and keeps no state for
+    /// them.
     pub syn_backlog: u32,
-    /// SYNs are answered before they come here, with cookies made from [`Engine::cookies`](super::Engine::cookies): what clients
-    /// acknowledge is always looked at for one, and a client that brings one is taken at its word that an earlier
-    /// connection of its own is over.
+    /// Another program answers SYNs before they come here, with cookies made from
+    /// [`Engine::cookies`](super::Engine::cookies). The engine then looks for a cookie in every acknowledgement of a
+    /// client. If it finds a valid one, it ends the client's earlier connection.
     pub cookies_elsewhere: bool,
-    /// Servers' answers may be taken elsewhere: [`Callbacks::ask`].
+    /// The kernel may handle servers' SYN-ACKs: see [`Callbacks::ask`].
     pub answers_elsewhere: bool,
     /// Largest IP packet sent, bytes, at least 1280.
     pub mtu: u16,
-    /// Shift of the windows that clients are shown, 0 to 14.
+    /// Shift of the windows that the engine announces to clients, 0 to 14.
     pub window_shift: u8,
-    /// Most bytes of a client that are held until a server is there. The default is the initial window of RFC 6928, so
-    /// that all of it may be sent to the server at once.
+    /// Most bytes of a client that are held until there is a server. The default is the initial window of RFC 6928, so
+    /// the engine may send all of it to the server at once.
     pub hold_bytes: u32,
-    /// Most bytes held for all connections together; a connection that would need more is shed.
+    /// Most bytes held for all connections together; the engine ends a connection that would need more.
     pub hold_total_bytes: usize,
-    /// Most changed bytes kept for retransmission, per direction of a connection. A direction that reaches it takes no
-    /// further segment until the receiver has acknowledged some.
+    /// Most changed bytes kept for retransmission, per direction of a connection. At this limit the engine drops further
+    /// segments of the direction until the receiver has acknowledged some bytes.
     pub edit_bytes: usize,
     /// Time for the whole handshake with a server, milliseconds.
     pub connect_timeout_ms: u64,
-    /// A connection ends when no packet came for so long, milliseconds.
+    /// A connection ends when no packet came for this time, milliseconds.
     pub idle_timeout_ms: u64,
-    /// A connection ends after so long, milliseconds.
+    /// A connection ends after this time, milliseconds.
     pub lifetime_ms: Option<u64>,
-    /// How long a closed connection is kept for late packets, milliseconds. A full table, or a new SYN, ends it earlier.
+    /// How long a closed connection is kept for late packets, milliseconds. A full table or a new SYN ends it earlier.
     pub time_wait_ms: u64,
-    /// Answers a second to packets that belong to no connection or look like an attack (RFC 5961, section 7).
+    /// Most answers per second to packets that belong to no connection or look like an attack (RFC 5961, section 7).
     pub challenges_per_second: u32,
-    /// Session records that may wait to be taken; further ones are lost and counted.
+    /// Most session records that may wait to be taken; further ones are lost and counted.
     pub max_records: usize,
     /// 256 secret random bits: for initial sequence numbers, cookies, the hash of the table and the order of ports.
     pub seed: [u64; 4],
@@ -78,17 +79,17 @@ impl Config {
     }
 }
 
-/// Where clients connect to.
+/// An address and port that clients connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listen {
-    /// The address; none: every address whose packets the driver hands over.
+    /// The address. None: every address whose packets the driver hands over.
     pub address: Option<IpAddr>,
-    /// The port; none: every port.
+    /// The port. None: every port.
     pub port: Option<u16>,
 }
 
-/// How the driver reaches a neighbour: a number of its own, a link-layer address say, that it gives with every packet
-/// and gets back with the packets to send.
+/// How the driver reaches a neighbour: a number that only the driver understands, for example a link-layer address. The
+/// driver gives it with every packet, and the engine returns it with the packets to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Hop(pub u64);
 
@@ -96,20 +97,21 @@ pub struct Hop(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u64);
 
-/// What is known when a server is to be chosen.
+/// What the engine knows about a client when a server is to be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opening<'a> {
     /// The connection.
     pub id: ConnectionId,
     /// The client.
     pub client: SocketAddr,
-    /// Where it connected to.
+    /// The address and port that it connected to.
     pub local: SocketAddr,
     /// When its SYN came.
     pub opened: Instant,
     /// Its first bytes so far, in order.
     pub first: &'a [u8],
-    /// No more will come before the choice: the wait is over, the client sent FIN, or as much is held as may be.
+    /// No more bytes will come before the choice: the wait is over, the client sent FIN, or the limit of held bytes is
+    /// reached.
     pub last: bool,
     /// The client has received the bytes of [`Selection::Reply`].
     pub replied: bool,
@@ -139,48 +141,49 @@ impl Reply {
     }
 }
 
-/// The choice.
+/// The callback's choice for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection {
-    /// Ask again when there are more bytes, or `wait_ms` after the first question about this client. If the opening says that it is
-    /// the last, this ends the connection with reason `handshake_timeout`.
+    /// Ask again when there are more bytes, or `wait_ms` after the first question about this client. If [`Opening::last`]
+    /// is set, this ends the connection with reason `handshake_timeout`.
     Wait {
         /// The wait.
         wait_ms: u64,
     },
-    /// Send these bytes to the client, and ask again when it has acknowledged them. For a client that speaks on only after an
-    /// answer. The server's own answer has to be taken out of its stream by [`Callbacks::payload`]. At most once for a
-    /// connection, and not if the opening says that it is the last: otherwise the connection ends with reason `internal`.
+    /// Send these bytes to the client, and ask again when it has acknowledged them. This is for a client that waits for
+    /// an answer before it continues. [`Callbacks::payload`] must remove the server's own answer from its stream. It is
+    /// allowed once for a connection, and not if [`Opening::last`] is set. Otherwise the connection ends with reason
+    /// `internal`.
     Reply(Reply),
     /// Connect to this server.
     Server(Target),
-    /// Reset the client; its record says this.
+    /// Reset the client, and write this reason into the record.
     Refuse(EndReason),
 }
 
-/// A server, and how the connection to it is to be.
+/// A server, and how to connect to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// Its address and port.
     pub address: SocketAddr,
     /// How it is reached.
     pub hop: Hop,
-    /// The server sees the client's own address and port; its answers have to be routed here.
+    /// The server sees the client's own address and port; the network must route its answers here.
     pub keep_client_address: bool,
-    /// Payload of this direction, named by the side it comes from, goes through [`Callbacks::payload`].
+    /// Payload from the client goes through [`Callbacks::payload`].
     pub inspect_client: bool,
-    /// As `inspect_client`, for what the server sends.
+    /// Payload from the server goes through [`Callbacks::payload`].
     pub inspect_server: bool,
-    /// Time for the handshake with the server, milliseconds; none: that of the configuration.
+    /// Time for the handshake with the server, milliseconds. None: as configured.
     pub connect_timeout_ms: Option<u64>,
-    /// Idle time-out, milliseconds; none: that of the configuration.
+    /// Idle time-out, milliseconds. None: as configured.
     pub idle_timeout_ms: Option<u64>,
-    /// Longest life, milliseconds; none: that of the configuration.
+    /// Longest life, milliseconds. None: as configured.
     pub lifetime_ms: Option<u64>,
 }
 
 impl Target {
-    /// A server with nothing special about it.
+    /// Returns a server with the default settings.
     #[inline]
     pub const fn new(address: SocketAddr, hop: Hop) -> Self {
         Self {
@@ -196,25 +199,25 @@ impl Target {
     }
 }
 
-/// What becomes of payload.
+/// What the engine does with payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Payload {
-    /// It goes on as it is.
+    /// Forward it unchanged.
     Keep,
-    /// These bytes go on instead: as many, more, fewer, or none.
+    /// Forward these bytes instead: the same number, more, fewer, or none.
     Replace(Vec<u8>),
-    /// As `Replace`; later bytes of this direction pass without a call of [`Callbacks::payload`].
+    /// Like `Replace`; later bytes of this direction pass without a call of [`Callbacks::payload`].
     Last(Vec<u8>),
-    /// Both sides are reset; the record says this.
+    /// Reset both sides, and write this reason into the record.
     Reset(EndReason),
 }
 
 /// The callbacks of the engine. They run while a packet is handled and must not block.
 pub trait Callbacks {
-    /// Chooses the server: asked once when the client's handshake is done, with no bytes, and again as bytes come.
+    /// Chooses the server. The engine asks when the client's handshake is done, with no bytes, and again as bytes come.
     fn select(&mut self, opening: &Opening<'_>) -> Selection;
 
-    /// Looks at payload, each byte once and in order, of directions for which the [`Target`] asks it.
+    /// Inspects payload of the directions that the [`Target`] names. Each byte comes once and in order.
     fn payload(&mut self, id: ConnectionId, from: Side, bytes: &[u8]) -> Payload {
         let _ = (id, from, bytes);
         Payload::Keep
@@ -226,32 +229,33 @@ pub trait Callbacks {
         let _ = slot;
     }
 
-    /// Called when the first bytes of the connection in this slot are on their way unchanged and its later packets need only
-    /// translation. It may be offloaded already, to a program that follows FINs, too.
+    /// Called when the first bytes of the connection in this slot are on their way unchanged and its later packets need
+    /// only translation. A program that also follows FINs may take the connection already.
     fn delivering(&mut self, slot: u32) {
         let _ = slot;
     }
 
-    /// Called before a SYN goes to the server of the connection in this slot. A program that can handle the SYN-ACK, send the first
-    /// bytes and translate from then on may have the connection: return its number. Only with [`Config::answers_elsewhere`].
+    /// Called before a SYN goes to the server of the connection in this slot. A program can take the connection if it can
+    /// handle the SYN-ACK, send the first bytes and translate from then on. Returns the program's number of the
+    /// connection then. Only with [`Config::answers_elsewhere`].
     fn ask(&mut self, slot: u32, asked: &Asked<'_>) -> Option<LentTo> {
         let _ = (slot, asked);
         None
     }
 
-    /// Returns what the kernel has passed on of an offloaded connection since the last call; none: nothing.
+    /// Returns what the kernel has forwarded of an offloaded connection since the last call; none if nothing.
     fn progress(&mut self, lent: LentTo) -> Option<Progress> {
         let _ = lent;
         None
     }
 
-    /// Called when an offloaded connection begins to close, or when user space takes the SYN-ACK itself. The packets must come to
-    /// user space again.
+    /// Called when an offloaded connection begins to close, or when user space takes the SYN-ACK itself. From then on its
+    /// packets must come to user space.
     fn closing(&mut self, lent: LentTo) {
         let _ = lent;
     }
 
-    /// Called when an offloaded connection has ended: the kernel must let go of it.
+    /// Called when an offloaded connection has ended: the kernel must remove it.
     fn ended(&mut self, lent: LentTo) {
         let _ = lent;
     }

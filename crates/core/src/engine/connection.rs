@@ -1,4 +1,4 @@
-//! The state of a connection: what every packet needs lies together ([`Hot`]), the rest apart from it ([`Cold`], [`Slow`]).
+//! The state of a connection. What every packet needs lies together ([`Hot`]), the rest is separate ([`Cold`], [`Slow`]).
 //! The head of the parent module draws the phases.
 
 use super::checksum::Sum;
@@ -13,7 +13,7 @@ use crate::flow::Side;
 use crate::time::Instant;
 use std::time::Duration;
 
-/// Places of the two sides in arrays.
+/// Indices of the two sides in arrays.
 pub(super) const CLIENT: usize = 0;
 pub(super) const SERVER: usize = 1;
 
@@ -22,7 +22,7 @@ pub(super) const fn side(at: usize) -> Side {
     if at == CLIENT { Side::Client } else { Side::Server }
 }
 
-/// No slot.
+/// The value for "no slot".
 pub(super) const NONE: u32 = u32::MAX;
 
 /// The phase of a connection.
@@ -46,34 +46,34 @@ pub(super) enum Phase {
 /// One side of a connection: what it has sent, in its own numbers, and how to translate that for the other side.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Leg {
-    /// After the last byte it sent.
+    /// The number after the last byte it sent.
     pub(super) next: Seq,
     /// The highest number it acknowledged, as it sees the other side's numbers.
     pub(super) acked: Seq,
     /// The highest number its window ever allowed, as it sees the other side's numbers.
     pub(super) edge: Seq,
-    /// What is added to its numbers for the other side, before any edit that is still kept.
+    /// The offset added to its numbers for the other side, before any edit that is still kept.
     pub(super) add: u32,
-    /// After its FIN, if it sent one.
+    /// The number after its FIN, if it sent one.
     pub(super) fin: Seq,
-    /// What is added to its time stamps for the other side.
+    /// The offset added to its time stamps for the other side.
     pub(super) stamp_add: u32,
     /// Its last time stamp.
     pub(super) stamp: u32,
-    /// The first one that was translated: the other side is never shown to echo an earlier one.
+    /// The first time stamp that was translated: this side never sees an echo of an earlier one.
     pub(super) stamp_first: u32,
-    /// Packets taken from it.
+    /// Packets received from it.
     pub(super) packets: u32,
-    /// Payload it sent, each byte once.
+    /// Payload it sent, each byte counted once.
     pub(super) bytes: u64,
-    /// How it is reached.
+    /// The neighbour to send its packets to.
     pub(super) hop: Hop,
-    /// Largest payload it takes, options included.
+    /// Largest payload it accepts, options included.
     pub(super) mss: u16,
-    /// The change of the TCP checksum, and of the IP header's, by new addresses and ports.
+    /// The changes of the TCP checksum and of the IP header's checksum by new addresses and ports.
     pub(super) fix: u16,
     pub(super) ip_fix: u16,
-    /// Shift of the windows it sends, and of those it is shown.
+    /// The shift of the windows it sends, and of the windows sent to it.
     pub(super) shift: u8,
     pub(super) shown_shift: u8,
     pub(super) state: State,
@@ -83,21 +83,21 @@ pub(super) struct Leg {
     pub(super) fin_acked: bool,
 }
 
-/// What every packet needs: four lines of cache, of which each side's numbers are one.
+/// What every packet needs: four cache lines, one of them for each side's numbers.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
 pub(super) struct Hot {
     pub(super) leg: [Leg; 2],
-    /// How each side's packets look when they come.
+    /// The tuple of each side's packets as they arrive.
     pub(super) tuple: [Tuple; 2],
     /// When the last packet came.
     pub(super) active: Instant,
-    /// Slot of what only some connections need, or [`NONE`].
+    /// Slot of the state that only some connections need, or [`NONE`].
     pub(super) slow: u32,
     /// The kernel's number of the connection while it is offloaded.
     pub(super) lent: Option<LentTo>,
     pub(super) phase: Phase,
-    /// Packets can be rewritten where they are: same family, same options, no edits.
+    /// Packets can be rewritten in place: same family, same options, no edits.
     pub(super) plain: bool,
     /// A callback changed bytes: acknowledged numbers no longer stand for the bytes that the receiver knows.
     pub(super) edited: bool,
@@ -108,15 +108,15 @@ pub(super) struct Hot {
 }
 
 impl Leg {
-    /// A time stamp that the other side echoes, as this side knows it. What the other side echoes of our own segments
-    /// before there was a translation stands for the first.
+    /// Converts a time stamp that the other side echoes into this side's clock. An echo of the engine's own earlier
+    /// stamps, sent before there was a translation, becomes the first stamp.
     #[inline]
     pub(super) fn echo(&self, echo: u32) -> u32 {
         let own = echo.wrapping_sub(self.stamp_add);
         if Seq(own).before(Seq(self.stamp_first)) { self.stamp_first } else { own }
     }
 
-    /// The time stamp of a segment of ours in this side's place.
+    /// Returns the time stamp of a segment that the engine sends on behalf of this side.
     #[inline]
     pub(super) fn stamp_for_other(&self, clock: u32) -> u32 {
         if self.stamps { self.stamp.wrapping_add(self.stamp_add) } else { clock }
@@ -124,20 +124,21 @@ impl Leg {
 }
 
 impl Hot {
-    /// As new. Not in its caller's code, where it would be mixed with what is written next, and made elsewhere.
+    /// Resets all fields. Not inlined: inlined, the compiler would mix it with the writes that follow and build the value
+    /// elsewhere.
     #[inline(never)]
     pub(super) fn clear(&mut self) {
         *self = Self { slow: NONE, ..Self::default() };
     }
 
-    /// Both sides, the one a packet comes from first.
+    /// Returns both sides; the one that the packet comes from is first.
     #[inline]
     pub(super) fn legs(&mut self, from: usize) -> (&mut Leg, &mut Leg) {
         let [client, server] = &mut self.leg;
         if from == CLIENT { (client, server) } else { (server, client) }
     }
 
-    /// Works out what both directions' new addresses and ports change in checksums.
+    /// Computes how the new addresses and ports change the checksums in both directions.
     pub(super) fn fix_checksums(&mut self) {
         let [client, server] = &self.tuple;
         let change = |before: u16, after: u16| Sum::ZERO.replace_u16(before, after).folded();
@@ -155,7 +156,7 @@ impl Hot {
 /// A time that never comes.
 pub(super) const NEVER: Instant = Instant::from_nanos(u64::MAX);
 
-/// What records and time-outs need: two lines of cache.
+/// What records and time-outs need: two cache lines.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Cold {
@@ -163,31 +164,31 @@ pub(super) struct Cold {
     pub(super) opened: Instant,
     /// When the server answered, or [`NEVER`].
     pub(super) connected: Instant,
-    /// The end of its life, or [`NEVER`].
+    /// When the connection's lifetime ends, or [`NEVER`].
     pub(super) expires: Instant,
     pub(super) idle: Duration,
     /// The hash under which the client's tuple is found.
     pub(super) key: u32,
-    /// Whether there is a source towards the server, and whether it goes back to the free ones.
+    /// The kind of source towards the server; it tells whether the port becomes free at the end.
     pub(super) source: Source,
-    /// The kernel has passed on packets of it while it was offloaded.
+    /// The kernel has forwarded packets of it while it was offloaded.
     pub(super) passed_elsewhere: bool,
     /// It was offloaded at least once.
     pub(super) was_lent: bool,
     pub(super) stamps: Stamps,
 }
 
-/// What the connection to the server comes from.
+/// The kind of source that the connection to the server has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Source {
     /// No server was chosen yet.
     #[default]
     None,
-    /// One of ours: it goes back to the free ones.
+    /// One of our ports: it becomes free at the end.
     Ours,
-    /// One of ours that another connection, to another server, has as well.
+    /// One of our ports that a connection to another server uses as well.
     Shared,
-    /// The client's own.
+    /// The client's own address and port.
     Client,
 }
 
@@ -208,40 +209,40 @@ impl Default for Cold {
     }
 }
 
-/// The state that a connection needs during its handshakes, while its bytes are held, and while callbacks may change them. It is
-/// four cache lines long; the first fields are used most. Times may be [`NEVER`].
+/// The state that a connection needs during its handshakes, while its bytes are held, and while callbacks may change
+/// them. It is four cache lines long; the first fields are used most. Times may be [`NEVER`].
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Slow {
-    /// Our own initial number towards each side.
+    /// Our initial sequence number towards each side.
     pub(super) isn: [Seq; 2],
-    /// The highest number we acknowledged to each side ourselves: acknowledgements never go back behind it.
+    /// The highest number we acknowledged to each side ourselves: acknowledgements never go back below it.
     pub(super) acked_to: [Seq; 2],
-    /// The last number of the owned bytes that was sent, as the server sees them.
+    /// The number after the last owned byte that was sent, in the numbers that the server sees.
     pub(super) sent: Seq,
-    /// How often what was not answered was sent again.
+    /// How often unanswered segments were retransmitted.
     pub(super) resends: u8,
     /// Held segments that are not acknowledged yet.
     pub(super) unacknowledged: u8,
     /// A FIN came after the held bytes.
     pub(super) fin: bool,
-    /// Which side's bytes are looked at.
+    /// Which side's bytes are inspected.
     pub(super) inspect: [bool; 2],
     /// Bytes that the engine itself has sent to the client; they lie in `edits[SERVER]` until the client acknowledges them.
     pub(super) replied: u8,
-    /// What the client offered.
+    /// The options that the client offered.
     pub(super) offer: Offer,
-    /// When held segments are to be acknowledged.
+    /// When to acknowledge held segments.
     pub(super) ack_at: Instant,
-    /// When to send again what was not answered.
+    /// When to retransmit what was not answered.
     pub(super) resend_at: Instant,
-    /// When the phase is given up.
+    /// When the phase times out.
     pub(super) until: Instant,
-    /// When the SYN left, for the round-trip time.
+    /// When the SYN was sent, for the round-trip time.
     pub(super) asked: Instant,
-    /// How long to wait the next time before sending again.
+    /// How long to wait before the next retransmission.
     pub(super) resend_after: Duration,
-    /// What became of each side's bytes; the client's hold its bytes while there is no server.
+    /// The edits of each side's bytes; the client's also hold its bytes while there is no server.
     pub(super) edits: [Edits; 2],
 }
 
@@ -268,25 +269,26 @@ impl Default for Slow {
 }
 
 impl Slow {
-    /// The client's bytes while there is no server.
+    /// Returns the client's held bytes while there is no server.
     #[inline]
     pub(super) fn held(&self) -> &[u8] {
         self.edits[CLIENT].held()
     }
 
-    /// The number of the first byte that the client gets from its server.
+    /// Returns the number of the first byte that the client gets from its server.
     #[inline]
     pub(super) fn first_to_client(&self) -> Seq {
         self.isn[CLIENT] + 1 + u32::from(self.replied)
     }
 
-    /// What the engine itself has sent to the client and the client has not acknowledged; only while there is no server.
+    /// Returns what the engine itself has sent to the client and the client has not acknowledged; only while there is no
+    /// server.
     #[inline]
     pub(super) fn reply(&self) -> &[u8] {
         self.edits[SERVER].held()
     }
 
-    /// As new, but for the room its buffers have.
+    /// Resets everything except the capacity of the buffers.
     pub(super) fn reset(&mut self) {
         for edits in &mut self.edits {
             edits.reset();
@@ -298,6 +300,6 @@ impl Slow {
     }
 }
 
-// More would be one more wait for memory with every packet.
+// A larger size would cost one more memory access with every packet.
 const _: () = assert!(size_of::<Leg>() == 64 && size_of::<Hot>() == 256);
 const _: () = assert!(size_of::<Cold>() == 128 && size_of::<Slow>() == 256);

@@ -1,8 +1,8 @@
 //! Initial sequence numbers (RFC 6528) and SYN cookies (RFC 4987, section 3.6).
 //!
-//! A cookie is an initial sequence number that holds what a handshake must remember: five bits of time, three for the
-//! client's MSS, and 24 bits of a keyed hash. What does not fit there, window scale and SACK, travels in the low bits
-//! of the time stamp, as in Linux; a client without time stamps gets neither.
+//! A cookie is an initial sequence number that holds the state of a handshake: five bits of time, three for the client's
+//! MSS, and 24 bits of a keyed hash. Window scale and SACK do not fit. They travel in the low bits of the time stamp, as
+//! in Linux; a client without time stamps gets neither.
 
 use super::options::Offer;
 use super::packet::Tuple;
@@ -10,31 +10,32 @@ use super::seq::Seq;
 use super::siphash::{Key, siphash24};
 use crate::time::Instant;
 
-/// Values of MSS that a cookie can say; what the client said is rounded down.
+/// The MSS values that a cookie can hold; the client's value is rounded down to one of them.
 const MSS: [u16; 8] = [536, 1220, 1300, 1360, 1400, 1440, 1448, 1460];
-/// Seconds of one step of a cookie's time. A cookie is good in its own step and the next.
+/// Length of a cookie's time step, seconds. A cookie is valid in its own step and the next.
 const STEP_SECONDS: u64 = 64;
-/// Bits of a time stamp that carry options.
+/// Bits of a time stamp that hold options.
 const STAMP_BITS: u32 = 6;
-/// Shift that says "no window scale".
+/// The shift that means "no window scale".
 const NO_SHIFT: u32 = 0xf;
 
-/// What a program needs that answers SYNs instead of the engine.
+/// What a program needs to answer SYNs for the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cookies {
-    /// The secret they are made with.
+    /// The secret key of the cookies.
     pub key: Key,
-    /// Time stamps are the engine's time in milliseconds and this, modulo 2^32.
+    /// The offset of the time stamp clock: a stamp is the engine's time in milliseconds plus this, modulo 2^32.
     pub clock: u32,
-    /// The MSS that clients are told, by IPv4 and by IPv6, bytes.
+    /// The MSS announced to clients, for IPv4 and for IPv6, bytes.
     pub mss: [u16; 2],
-    /// The first window, not scaled, bytes.
+    /// The first window announced, not scaled, bytes.
     pub window: u16,
-    /// The shift of later ones, 0 to 14.
+    /// The shift of later windows, 0 to 14.
     pub window_shift: u8,
 }
 
-/// Returns an initial sequence number that outsiders cannot predict and that rises by one every 4 us for each tuple (RFC 6528).
+/// Returns an initial sequence number. It rises by one every 4 us for each tuple, and outsiders cannot predict it (RFC
+/// 6528).
 #[inline]
 pub(super) fn isn(key: Key, tuple: &Tuple, now: Instant) -> Seq {
     let clock = (now.as_nanos() >> 12) as u32;
@@ -47,7 +48,7 @@ fn hashed(key: Key, tuple: &Tuple, salt: u64) -> u64 {
     let [l0, l1] = tuple.local.0;
     let ports = u64::from(tuple.ports) | salt << 32;
     if tuple.remote.is_v4() && tuple.local.is_v4() {
-        // Both addresses in one word; the hash counts its words, so nothing of IPv6 can mean the same.
+        // Both addresses fit into one word. The hash counts its words, so no IPv6 tuple has the same input.
         return siphash24(key, &[r1 << 32 | (l1 & 0xffff_ffff), ports]);
     }
     siphash24(key, &[r0, r1, l0, l1, ports])
@@ -63,7 +64,8 @@ fn mac(key: Key, tuple: &Tuple, client: Seq, step: u32, index: u32) -> u32 {
     (hash >> 40) as u32
 }
 
-/// The cookie for a SYN with this sequence number, and the time stamp to send (a clock `clock_ms`, its low bits taken).
+/// Returns the cookie for a SYN with this sequence number, and the time stamp to send. The stamp is `clock_ms` with its
+/// low bits replaced.
 pub(super) fn make(
     key: Key,
     tuple: &Tuple,
@@ -79,13 +81,13 @@ pub(super) fn make(
     let shift = offer.window_scale.map_or(NO_SHIFT, u32::from);
     let bits = shift | u32::from(offer.sack) << 4;
     let stamp = (clock_ms >> STAMP_BITS << STAMP_BITS) | bits;
-    // Never a stamp from the future: the next one would seem to be old (RFC 7323, section 5).
+    // The stamp must not lie in the future: the client would reject the next one as old (RFC 7323, section 5).
     let stamp = if stamp > clock_ms { stamp.wrapping_sub(1 << STAMP_BITS) } else { stamp };
     (Seq(cookie), stamp)
 }
 
-/// What a cookie says, if it is one of ours: the options the handshake agreed on. `client` is the sequence number of
-/// the SYN, `echo` the time stamp the client echoes.
+/// Checks a cookie and returns the options that the handshake agreed on; none if it is not ours. `client` is the sequence
+/// number of the SYN, `echo` is the time stamp that the client echoes.
 pub(super) fn open(
     key: Key,
     tuple: &Tuple,

@@ -1,44 +1,44 @@
-//! The edits of one direction: which sequence number the receiver sees for each of the sender's.
+//! The edits of one direction: they map each sequence number of the sender to the number that the receiver sees.
 //!
-//! Numbers of the sender are "old", those the receiver sees "new". Between edits the two differ by a constant. An edit
-//! says that `len` old bytes became other new ones; it is kept until the receiver has acknowledged all of them, since
-//! until then a retransmission has to give the same bytes again.
+//! The sender's numbers are "old", the receiver's are "new". Between edits the two differ by a constant. An edit replaces
+//! `len` old bytes by new ones. It is kept until the receiver has acknowledged all of them: until then a retransmission
+//! must give the same bytes again.
 
 use super::seq::Seq;
 use std::collections::VecDeque;
 
-/// Room for first bytes that is kept for the next connection, bytes.
+/// Capacity for first bytes that is kept for the next connection, bytes.
 const ROOM_KEPT: usize = 2048;
 
-/// One stretch of bytes that became others.
+/// One range of bytes that was replaced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Edit {
-    /// First old number.
+    /// The first old number.
     pub(super) start: Seq,
-    /// Old numbers it takes, with one for a FIN.
+    /// The number of old bytes, plus one for a FIN.
     pub(super) len: u32,
     /// The new bytes.
     pub(super) bytes: Vec<u8>,
-    /// A FIN follows them, and takes a number in both spaces.
+    /// A FIN follows the bytes, and takes a number in both spaces.
     pub(super) fin: bool,
-    /// The engine has acknowledged the old bytes: it has to see to their delivery itself.
+    /// The engine has acknowledged the old bytes, so it must deliver the new ones itself.
     pub(super) owned: bool,
 }
 
 impl Edit {
-    /// The first old number after it.
+    /// Returns the first old number after the edit.
     #[inline]
     pub(super) fn end(&self) -> Seq {
         self.start + self.len
     }
 
-    /// New numbers it takes.
+    /// Returns how many new numbers the edit takes.
     #[inline]
     pub(super) fn new_len(&self) -> u32 {
         self.bytes.len() as u32 + u32::from(self.fin)
     }
 
-    /// By how much it moves what comes after it.
+    /// Returns how far the edit moves the numbers that follow it.
     #[inline]
     fn shift(&self) -> u32 {
         self.new_len().wrapping_sub(self.len)
@@ -48,62 +48,62 @@ impl Edit {
 /// A part of a segment, ready for the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Piece<'a> {
-    /// Unchanged bytes: the first old number, how many, and the first new number.
+    /// Unchanged bytes: the first old number, the length, and the first new number.
     Same(Seq, u32, Seq),
-    /// The bytes of an edit, for this new number.
+    /// The bytes of an edit, and the new number of the first one.
     Edited(&'a Edit, Seq),
 }
 
 /// The edits of one direction that are not yet acknowledged, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Edits {
-    /// New minus old, before the first edit.
+    /// New number minus old number, before the first edit.
     base: u32,
-    /// The owned edit, which comes before all others; before it is owned, the place where its bytes are gathered. Its room
-    /// stays for the next connection.
+    /// The owned edit, which comes before all others. Before it is owned, the held bytes are collected here. Its capacity
+    /// is kept for the next connection.
     front: Edit,
     list: VecDeque<Edit>,
 }
 
 impl Edits {
-    /// No edit; new numbers are old ones plus `base`.
+    /// Returns an empty list; new numbers are old ones plus `base`.
     pub(super) fn new(base: u32) -> Self {
         Self { base, ..Self::default() }
     }
 
-    /// No edit; new numbers are old ones plus `base`. What is held stays.
+    /// Removes all edits; new numbers are old ones plus `base`. Held bytes stay.
     pub(super) fn begin(&mut self, base: u32) {
         self.list.clear();
         self.base = base;
         self.front.owned = false;
     }
 
-    /// As new, but for the room it has for bytes, of which it keeps what most connections need.
+    /// Resets everything except the capacity for bytes, of which it keeps what most connections need.
     pub(super) fn reset(&mut self) {
         self.begin(0);
         self.front.bytes.clear();
         self.front.bytes.shrink_to(ROOM_KEPT);
     }
 
-    /// Bytes that are to become the owned edit.
+    /// Returns the held bytes, which will become the owned edit.
     #[inline]
     pub(super) fn held(&self) -> &[u8] {
         if self.front.owned { &[] } else { &self.front.bytes }
     }
 
-    /// As [`Edits::held`], to be added to or changed; not while there is an owned edit.
+    /// Like [`Edits::held`], for changes; must not be called while there is an owned edit.
     #[inline]
     pub(super) fn held_mut(&mut self) -> &mut Vec<u8> {
         &mut self.front.bytes
     }
 
-    /// Makes what is held the owned edit: `len` old numbers from `start` on, and a FIN behind if `fin`.
+    /// Turns the held bytes into the owned edit: `len` old numbers from `start` on, with a FIN after them if `fin`.
     #[inline]
     pub(super) fn own(&mut self, start: Seq, len: u32, fin: bool) {
         (self.front.start, self.front.len, self.front.fin, self.front.owned) = (start, len, fin, true);
     }
 
-    /// The bytes of the owned edit; a caller that takes them puts them back.
+    /// Returns the bytes of the owned edit; a caller that takes them must put them back.
     #[inline]
     pub(super) fn owned_bytes(&mut self) -> Option<&mut Vec<u8>> {
         self.front.owned.then_some(&mut self.front.bytes)
@@ -119,47 +119,47 @@ impl Edits {
         if self.front.owned { Some(&self.front) } else { self.list.front() }
     }
 
-    /// New minus old, before the first edit that is kept.
+    /// Returns new minus old, before the first edit that is kept.
     #[inline]
     pub(super) fn base(&self) -> u32 {
         self.base
     }
 
-    /// New minus old, after the last edit.
+    /// Returns new minus old, after the last edit.
     #[inline]
     pub(super) fn total(&self) -> u32 {
         self.all().fold(self.base, |sum, edit| sum.wrapping_add(edit.shift()))
     }
 
-    /// Whether all were acknowledged.
+    /// True if the receiver has acknowledged all edits.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         !self.front.owned && self.list.is_empty()
     }
 
-    /// New bytes kept, those held counted.
+    /// Returns the number of new bytes kept, including held ones.
     pub(super) fn bytes(&self) -> usize {
         self.front.bytes.len() + self.list.iter().map(|edit| edit.bytes.len()).sum::<usize>()
     }
 
-    /// The owned edit, if there is one, and its first new number.
+    /// Returns the owned edit, if there is one, and its first new number.
     #[inline]
     pub(super) fn owned(&self) -> Option<(&Edit, Seq)> {
         self.front.owned.then(|| (&self.front, self.front.start + self.base))
     }
 
-    /// The new number after the owned edit if there is no other, and it left its bytes as they were and has no FIN.
+    /// Returns the new number after the owned edit, if it is the only edit, left its bytes unchanged and has no FIN.
     pub(super) fn only_owned(&self) -> Option<Seq> {
         let (edit, start) = self.owned()?;
         (self.list.is_empty() && edit.shift() == 0 && !edit.fin).then(|| start + edit.new_len())
     }
 
-    /// Adds an edit behind all others.
+    /// Appends an edit.
     pub(super) fn push(&mut self, edit: Edit) {
         self.list.push_back(edit);
     }
 
-    /// The new number for an old one; inside an edit, that of its first byte.
+    /// Returns the new number for an old one; inside an edit, that of its first byte.
     #[inline]
     pub(super) fn seq(&self, old: Seq) -> Seq {
         let mut shift = self.base;
@@ -172,16 +172,16 @@ impl Edits {
         old + shift
     }
 
-    /// The old number that an acknowledgement of the receiver stands for, if [`Edits::acknowledge`] was told of it.
+    /// Returns the old number for an acknowledgement that was already given to [`Edits::acknowledge`].
     #[inline]
     pub(super) fn acknowledged(&self, new: Seq) -> Seq {
         let old = new - self.base;
         self.first().map_or(old, |edit| old.min(edit.start))
     }
 
-    /// Takes an acknowledgement of the receiver: forgets edits it covers, and says which old number it stands for.
+    /// Handles an acknowledgement of the receiver: removes the edits it covers, and returns the old number for it.
     ///
-    /// An edit counts as acknowledged when its last new byte is; one without bytes when everything before it is.
+    /// An edit is acknowledged when its last new byte is; an edit without bytes, when everything before it is.
     #[inline]
     pub(super) fn acknowledge(&mut self, new: Seq) -> Seq {
         while let Some(edit) = self.first() {
@@ -200,7 +200,7 @@ impl Edits {
         new - self.base
     }
 
-    /// Cuts the old numbers from `start` to `end` into pieces: an edit that they touch comes as a whole.
+    /// Cuts the old numbers from `start` to `end` into pieces; an edit in that range comes as a whole.
     pub(super) fn pieces(&self, start: Seq, end: Seq, mut take: impl FnMut(Piece<'_>)) {
         let mut at = start;
         let mut shift = self.base;
@@ -253,7 +253,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is cut out, in any segments, in any order: the receiver gets the edited stream.
+        /// For any cuts, in any order, the receiver gets the edited stream.
         #[test]
         fn pieces_of_any_segments_make_the_same_stream(
             parts in prop::collection::vec((1_u32..9, prop::option::of(prop::collection::vec(any::<u8>(), 0..12))), 1..12),

@@ -28,7 +28,8 @@ impl<C: Callbacks> Engine<C> {
     fn expire_bound(&mut self, now: Instant, slot: usize) {
         self.catch_up(now, slot);
         if let Some(hot) = self.hot.get_mut(slot).filter(|hot| hot.phase == Phase::Bound) {
-            // The first time stamp follows at a distance, or it would seem to lie in the future after 24 days.
+            // The first time stamp follows the last one at a distance; otherwise it would seem to lie in the future after
+            // 24 days.
             for leg in &mut hot.leg {
                 // A late copy of a segment may have an earlier stamp than the first one.
                 let far = Seq(leg.stamp).since(Seq(leg.stamp_first)) > 1 << 30;
@@ -62,7 +63,7 @@ impl<C: Callbacks> Engine<C> {
         Some(timers.min(idle).min(cold.expires)).filter(|at| *at != NEVER)
     }
 
-    /// Ends the connection of this client's tuple, as `flows kill` does. False if there is none.
+    /// Ends the connection with this id, as `flows kill` does. Returns false if there is none.
     pub fn kill(&mut self, now: Instant, id: super::config::ConnectionId) -> bool {
         let found = (0..self.hot.len()).find(|slot| {
             let open =
@@ -91,7 +92,7 @@ impl<C: Callbacks> Engine<C> {
     ) -> impl Iterator<Item = (super::config::ConnectionId, super::record::Stamps)> {
         let both = self.hot.iter().zip(&self.cold);
         both.filter(move |(hot, cold)| {
-            // A stamp is exact to 2 us: one of that time may be shown twice, never missed.
+            // A stamp is exact to 2 us: a change at this time may be shown twice, but is never missed.
             let last = cold.stamps.iter().next_back().map_or(0, |stamp| stamp.after_us);
             let at = cold.opened + std::time::Duration::from_micros(u64::from(last) + 2);
             matches!(hot.phase, Phase::Connecting | Phase::Bound) && at >= since

@@ -1,4 +1,4 @@
-//! The path of nearly every packet: of a connection whose both sides are there, rewritten where it is.
+//! The path of nearly every packet: packets of a bound connection, rewritten in place.
 
 use super::checksum::Sum;
 use super::config::Callbacks;
@@ -11,7 +11,7 @@ use super::seq::Seq;
 use crate::flow::EndReason;
 use crate::time::Instant;
 
-/// The TCP header without options.
+/// Length of the TCP header without options.
 const BARE: usize = 20;
 
 /// The numbers of a packet as the other side sees them.
@@ -22,7 +22,7 @@ struct Translated {
 }
 
 impl<C: Callbacks> Engine<C> {
-    /// A segment of a bound connection.
+    /// Handles a segment of a bound connection.
     pub(super) fn forward(
         &mut self,
         now: Instant,
@@ -50,7 +50,7 @@ impl<C: Callbacks> Engine<C> {
         self.translate(now, slot, from, header, packet, &located)
     }
 
-    /// Rewrites a segment where it is and follows what it says.
+    /// Rewrites a segment in place, and updates the connection's state from it.
     pub(super) fn translate(
         &mut self,
         now: Instant,
@@ -81,7 +81,7 @@ impl<C: Callbacks> Engine<C> {
         Fate::Forward { len: header.end, hop: hot.leg[from ^ 1].hop }
     }
 
-    /// Follows both sides' FINs. `ack` is the acknowledgement as its sender sees the other side's numbers.
+    /// Follows both sides' FINs. `ack` is the acknowledgement in the other side's numbers, as its sender sees them.
     pub(super) fn closing(&mut self, now: Instant, slot: usize, from: usize, header: &Header, ack: Seq) {
         let Some(hot) = self.hot.get_mut(slot).filter(|hot| hot.phase == Phase::Bound) else { return };
         let (mut state, other_state) = fin_acknowledged(hot, from, ack);
@@ -90,14 +90,14 @@ impl<C: Callbacks> Engine<C> {
             (own.has_fin, own.fin) = (true, header.seq_end());
             state = state.fin_sent();
             if let Some(lent) = hot.lent {
-                // The answers have to come to user space.
+                // The answers must come to user space.
                 self.callbacks.closing(lent);
             }
         }
         self.reached(now, slot, from, state, other_state);
     }
 
-    /// Side `from` may have acknowledged the other side's FIN elsewhere.
+    /// Checks whether side `from` has acknowledged the other side's FIN in the kernel.
     pub(super) fn heard_elsewhere(&mut self, now: Instant, slot: usize, from: usize) {
         let Some(hot) = self.hot.get_mut(slot).filter(|hot| hot.phase == Phase::Bound) else { return };
         let ack = hot.leg[from].acked;
@@ -105,7 +105,7 @@ impl<C: Callbacks> Engine<C> {
         self.reached(now, slot, from, state, other_state);
     }
 
-    /// Side `from` and the other one are in these states now.
+    /// Sets the states of side `from` and of the other side.
     fn reached(&mut self, now: Instant, slot: usize, from: usize, state: State, other: State) {
         self.state(now, slot, from, state);
         self.state(now, slot, from ^ 1, other);
@@ -124,7 +124,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Whether packets of a bound connection can be rewritten where they are from now on; forgets what that frees.
+    /// Checks whether packets of a bound connection can be rewritten in place from now on. Frees what is not needed then.
     pub(super) fn settle(&mut self, slot: usize) {
         let Some(hot) = self.hot.get_mut(slot) else { return };
         if let Some(slow) = self.slow.get(hot.slow as usize) {
@@ -146,7 +146,8 @@ impl<C: Callbacks> Engine<C> {
     }
 }
 
-/// The states of `from` and of the other side after `from` has acknowledged so much, which may have been the other's FIN.
+/// Returns the states of `from` and of the other side after `from` acknowledged up to `ack`, which may include the
+/// other's FIN.
 fn fin_acknowledged(hot: &mut Hot, from: usize, ack: Seq) -> (State, State) {
     let (own, other) = hot.legs(from);
     let (mut own_state, mut other_state) = (own.state, other.state);
@@ -158,7 +159,7 @@ fn fin_acknowledged(hot: &mut Hot, from: usize, ack: Seq) -> (State, State) {
 }
 
 impl Hot {
-    /// Whether a segment can be rewritten where it is.
+    /// True if a segment can be rewritten in place.
     #[inline]
     pub(super) fn passes(&self, from: usize, header: &Header, checksums: Checksums) -> bool {
         let special = flags::SYN | flags::RST;
@@ -169,8 +170,8 @@ impl Hot {
     }
 }
 
-/// Whether the receiver can have a use for a segment: not past its window (but for the one byte of a window probe),
-/// and acknowledging only what was sent.
+/// Checks that a segment can be of use to the receiver: it is not past the receiver's window (except for the one byte of
+/// a window probe), and it acknowledges only what was sent.
 fn in_window(own: &Leg, other: &Leg, header: &Header) -> Result<(), Drop> {
     if (header.ack - other.add).after(other.next) {
         return Err(Drop::AckOfUnsent);
@@ -181,7 +182,7 @@ fn in_window(own: &Leg, other: &Leg, header: &Header) -> Result<(), Drop> {
     Ok(())
 }
 
-/// Remembers what a segment says.
+/// Stores the numbers, the window and the time stamp of a segment.
 pub(super) fn note(own: &mut Leg, header: &Header, packet: &[u8], located: &Located) {
     own.packets = own.packets.wrapping_add(1);
     if let Some(at) = located.timestamps
@@ -190,7 +191,7 @@ pub(super) fn note(own: &mut Leg, header: &Header, packet: &[u8], located: &Loca
         own.stamp = u32_at(header.options(packet), at);
     }
     let end = header.seq_end();
-    // An empty segment after a lost one tells nothing of what was sent.
+    // An empty segment after a lost one does not show what was sent.
     if end != header.seq && end.after(own.next) {
         own.bytes += u64::from(end - own.next) - u64::from(header.has(flags::FIN));
         own.next = end;
@@ -199,7 +200,7 @@ pub(super) fn note(own: &mut Leg, header: &Header, packet: &[u8], located: &Loca
     own.edge = own.edge.max(header.ack + (u32::from(header.window) << own.shift));
 }
 
-/// A window field that was shifted by `shift`, as a receiver reads it that shifts by `shown`.
+/// Converts a window field with shift `shift` for a receiver that uses the shift `shown`.
 pub(super) fn rescale(window: u16, shift: u8, shown: u8) -> u16 {
     if shift == shown {
         return window;
@@ -207,7 +208,7 @@ pub(super) fn rescale(window: u16, shift: u8, shown: u8) -> u16 {
     ((u32::from(window) << shift) >> shown).min(0xffff) as u16
 }
 
-/// Translates time stamps and SACK blocks where they are.
+/// Translates time stamps and SACK blocks in place.
 fn rewrite_options(
     packet: &mut [u8],
     header: &Header,
@@ -230,12 +231,12 @@ fn rewrite_options(
     sum
 }
 
-/// Adds to the number at `at`, and says what that changes in the checksum of what begins at `base`.
+/// Adds to the number at `at`. Returns the change of the checksum of the data that begins at `base`.
 fn shift(packet: &mut [u8], at: usize, base: usize, add: u32) -> Sum {
     replace(packet, at, base, u32_at(packet, at).wrapping_add(add))
 }
 
-/// As [`shift`], with the new number.
+/// Replaces the number at `at`. Returns the same change as [`shift`].
 fn replace(packet: &mut [u8], at: usize, base: usize, new: u32) -> Sum {
     let old = u32_at(packet, at);
     put(packet, at, &new.to_be_bytes());
@@ -244,8 +245,8 @@ fn replace(packet: &mut [u8], at: usize, base: usize, new: u32) -> Sum {
     if (at - base).is_multiple_of(2) { change } else { Sum::ZERO.u16(change.folded().swap_bytes()) }
 }
 
-/// Writes the new header: numbers, ports, addresses, time to live, and checksums by what changed. `options` is the
-/// change already made to the options.
+/// Writes the new header: numbers, ports, addresses, time to live, and checksums computed from what changed. `options` is
+/// the change already made to the options.
 fn rewrite(packet: &mut [u8], header: &Header, hot: &Hot, from: usize, new: &Translated, options: Sum) {
     let tcp = header.tcp;
     let (leg, to) = (&hot.leg[from], &hot.tuple[from ^ 1]);

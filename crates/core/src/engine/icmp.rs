@@ -16,7 +16,7 @@ use crate::time::Instant;
 enum Error {
     /// Type 3 code 4, or "packet too big".
     TooBig,
-    /// The destination cannot be reached, or refuses.
+    /// The destination is unreachable, or refuses.
     Unreachable,
     /// Anything else that quotes a packet.
     Other,
@@ -43,7 +43,7 @@ impl<C: Callbacks> Engine<C> {
         };
         let quote = start + 8;
         let Some((inner, ports, seq)) = quoted(packet, quote, ip.end, v4) else { return Fate::NotOurs };
-        // It quotes what we sent: our address is the sender there.
+        // The quoted packet is one that we sent, so our address is the source in it.
         let ports = ports.rotate_left(16);
         let tuple = Tuple { remote: inner.1, local: inner.0, ports };
         let key = hash(&self.config.seed, &tuple);
@@ -62,9 +62,9 @@ impl<C: Callbacks> Engine<C> {
         self.give_up(now, packet, is_v4);
     }
 
-    /// Takes an ICMP message, from its type on, that reached this host's own IP layer: the kernel reports a silent neighbour so.
-    /// If it says that a server cannot be reached, the connection that asks this server ends. The checksum of an ICMPv6 message
-    /// covers addresses that are not here: the caller has checked it.
+    /// Handles an ICMP message, from its type on, that reached this host's own IP layer: the kernel reports a silent
+    /// neighbour so. If the message says that a server is unreachable, the connection that waits for this server ends.
+    /// The checksum of an ICMPv6 message covers addresses that are not here, so the caller must have checked it.
     pub fn reported(&mut self, now: Instant, message: &[u8], is_v4: bool) {
         let is_whole = !is_v4 || Sum::ZERO.bytes(message).checksum() == 0;
         if is_whole && kind(is_v4, u8_at(message, 0), u8_at(message, 1)) == Some(Error::Unreachable) {
@@ -72,7 +72,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Ends the connection whose SYN to the server `packet` is; the first 28 or 48 bytes are enough.
+    /// Ends the connection if `packet` is its SYN to the server; the first 28 or 48 bytes are enough.
     fn give_up(&mut self, now: Instant, packet: &[u8], is_v4: bool) {
         let Some((addresses, ports, seq)) = quoted(packet, 0, packet.len(), is_v4) else { return };
         let tuple = Tuple { remote: addresses.1, local: addresses.0, ports: ports.rotate_left(16) };
@@ -85,7 +85,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// An error about a packet sent to side `to`.
+    /// Handles an error about a packet sent to side `to`.
     #[allow(clippy::too_many_arguments, reason = "one message and what was found out about it")]
     fn quoted_error(
         &mut self,
@@ -109,7 +109,7 @@ impl<C: Callbacks> Engine<C> {
             }
             Phase::Bound if hot.same_family => {
                 let (own, other) = (&hot.leg[to], &hot.leg[to ^ 1]);
-                // Only what is in flight can have caused an error.
+                // Only packets in flight can have caused an error.
                 let sent = other.next + other.add;
                 if seq.before(own.acked) || seq.after(sent) || header_too_long(packet, ip) {
                     return Fate::Dropped(Drop::OutOfWindow);
@@ -120,19 +120,19 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Rewrites a quoted packet, and the message around it, as if the side that caused it had been quoted.
+    /// Rewrites a quoted packet, and the message around it, as if the packet of the side that caused it had been quoted.
     fn translate_quote(&mut self, slot: usize, to: usize, packet: &mut [u8], ip: &Ip, seq: Seq) -> Fate {
         let Some(hot) = self.hot.get(slot) else { return Fate::Dropped(Drop::NoConnection) };
         let cause = hot.tuple[to ^ 1];
         let (start, quote) = (ip.payload, ip.payload + 8);
         let v4 = ip.protocol == ICMP;
         let inner_tcp = quote + if v4 { usize::from(u8_at(packet, quote) & 0xf) * 4 } else { 40 };
-        // The quoted packet as its sender made it: from it to us.
+        // The quoted packet as its sender made it: from the sender to us.
         write_addresses(packet, quote, v4, cause.remote, cause.local);
         put(packet, inner_tcp, &cause.remote_port().to_be_bytes());
         put(packet, inner_tcp + 2, &cause.local_port().to_be_bytes());
         put(packet, inner_tcp + 4, &(seq - hot.leg[to ^ 1].add).0.to_be_bytes());
-        // The message: from the address that the client or server talks to, to it.
+        // The message: from the address that the client or server talks to, to the client or server.
         write_addresses(packet, 0, v4, cause.local, cause.remote);
         put(packet, start + 2, &[0, 0]);
         let pseudo = if v4 {
@@ -147,12 +147,12 @@ impl<C: Callbacks> Engine<C> {
     }
 }
 
-/// Whether the outer header has options, which the translation does not handle. Real ICMP errors have none.
+/// True if the outer header has options, which the translation does not handle. Real ICMP errors have none.
 fn header_too_long(_packet: &[u8], ip: &Ip) -> bool {
     ip.src.is_v4() && ip.payload != 20
 }
 
-/// The addresses, ports and sequence number of a quoted TCP packet, of which at least 8 bytes of TCP must be there.
+/// Returns the addresses, ports and sequence number of a quoted TCP packet; at least 8 bytes of TCP must be there.
 fn quoted(packet: &[u8], at: usize, end: usize, v4: bool) -> Option<((Address, Address), u32, u32)> {
     let inner = packet.get(at..end)?;
     let (header, protocol) = if v4 {
@@ -181,7 +181,7 @@ fn quoted(packet: &[u8], at: usize, end: usize, v4: bool) -> Option<((Address, A
     Some((addresses, u32_at(inner, header), u32_at(inner, header + 4)))
 }
 
-/// Writes both addresses of the IP header at `at`, and the checksum of an IPv4 one.
+/// Writes both addresses of the IP header at `at`, and the checksum if it is IPv4.
 fn write_addresses(packet: &mut [u8], at: usize, v4: bool, src: Address, dst: Address) {
     if !v4 {
         put(packet, at + 8, &src.v6_bytes());

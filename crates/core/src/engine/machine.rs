@@ -1,4 +1,4 @@
-//! The engine itself: packets and time in, packets and records out.
+//! The engine itself: it takes packets and time, and returns packets and records.
 
 use super::config::{Callbacks, Config, ConnectionId, Hop};
 use super::connection::{CLIENT, Cold, Hot, NEVER, NONE, Phase, SERVER, Slow, Source, side};
@@ -13,25 +13,25 @@ use crate::time::Instant;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// What became of a packet.
+/// The result of handling a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It was rewritten where it is: send its first `len` bytes to `hop`.
+    /// The packet was rewritten in place: send its first `len` bytes to `hop`.
     Forward {
         /// Length of the packet, bytes.
         len: usize,
         /// The neighbour.
         hop: Hop,
     },
-    /// It was taken; what it caused comes from [`Engine::poll`].
+    /// The engine took the packet; packets that it caused come from [`Engine::poll`].
     Taken,
-    /// It is not for the engine: the rest of the system may have it.
+    /// The packet is not for the engine: hand it to the rest of the system.
     NotOurs,
-    /// It was refused.
+    /// The packet was dropped.
     Dropped(Drop),
 }
 
-/// Why a packet was refused.
+/// Why a packet was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drop {
     /// It breaks the rules of its protocol.
@@ -46,43 +46,43 @@ pub enum Drop {
     Expired,
     /// It makes no sense in the state of its connection.
     Unexpected,
-    /// A bound of the engine was reached.
+    /// A limit of the engine was reached.
     Limit,
 }
 
-/// What the engine has counted since it began.
+/// What the engine has counted since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Handshakes begun with clients, with state or by cookie.
     pub syns: u64,
     /// SYNs answered with a cookie.
     pub cookies_sent: u64,
-    /// Connections that began with a cookie of ours.
+    /// Connections that began with one of our cookies.
     pub cookies_accepted: u64,
     /// Handshakes with clients that were never finished.
     pub half_open_expired: u64,
     /// Connections whose server answered.
     pub bound: u64,
-    /// Packets sent again by the engine itself: SYN, SYN-ACK, held bytes.
+    /// Packets retransmitted by the engine itself: SYN, SYN-ACK, held bytes.
     pub retransmitted: u64,
-    /// Challenge ACKs and resets to strangers (RFC 5961).
+    /// Challenge ACKs, and resets for unknown tuples (RFC 5961).
     pub challenges: u64,
-    /// The same, not sent because there were too many.
+    /// Challenge ACKs and resets not sent because the limit was reached.
     pub challenges_suppressed: u64,
-    /// Connections shed because the table, the ports or the memory for held bytes were used up.
+    /// Connections refused or ended because the table, the ports or the memory for held bytes were used up.
     pub shed: u64,
-    /// Connections in TIME-WAIT that made room for new ones.
+    /// Connections in TIME-WAIT that ended early for new ones.
     pub time_wait_cut: u64,
     /// Records that were not taken in time.
     pub records_lost: u64,
-    /// Packets refused.
+    /// Packets dropped.
     pub dropped: u64,
-    /// Packets of our own that found no room to wait in.
+    /// Packets of our own that did not fit into the output buffer.
     pub output_refused: u64,
 }
 
-/// Connections whose memory is set aside from the beginning, which costs nothing until it is used; an engine that may have more
-/// gets it when it needs it.
+/// Connections whose memory is reserved at the start, which costs nothing until it is used. An engine that needs more
+/// allocates it later.
 const ALLOCATED_AT_ONCE: usize = 1 << 17;
 
 /// One engine: the connections of one worker. The head of the parent module draws their phases.
@@ -90,7 +90,7 @@ const ALLOCATED_AT_ONCE: usize = 1 << 17;
 pub struct Engine<C> {
     pub(super) config: Config,
     pub(super) callbacks: C,
-    /// The listeners, as they are compared with packets.
+    /// The listeners, in the form that is compared with packets.
     listen: Vec<(Option<Address>, Option<u16>)>,
     pub(super) hot: Vec<Hot>,
     pub(super) cold: Vec<Cold>,
@@ -100,7 +100,7 @@ pub struct Engine<C> {
     pub(super) index: Index,
     pub(super) wheel: Wheel,
     pub(super) ports: Ports,
-    /// Connections whose port another connection has as well.
+    /// Connections that share their port with another connection.
     pub(super) shared: u32,
     pub(super) outbox: Outbox,
     records: VecDeque<Record>,
@@ -113,7 +113,7 @@ pub struct Engine<C> {
 }
 
 impl<C: Callbacks> Engine<C> {
-    /// An engine without connections. `config` is brought into its ranges.
+    /// Returns an engine without connections. Values of `config` are clamped to their ranges.
     pub fn new(mut config: Config, callbacks: C, now: Instant) -> Self {
         config.max_connections = config.max_connections.clamp(1, 1 << 24);
         config.mtu = config.mtu.max(1280);
@@ -123,7 +123,8 @@ impl<C: Callbacks> Engine<C> {
         let [seed, ..] = config.seed;
         Self {
             ports: Ports::new(&config.sources, seed),
-            // Two entries only for those that keep their clients' addresses or share a port; then it is two thirds full at most.
+            // Only connections that keep their client's address or share a port have two entries; then it is two thirds
+            // full at most.
             index: Index::new(max + max / 2),
             wheel: Wheel::new(max, now),
             hot: Vec::with_capacity(max.min(ALLOCATED_AT_ONCE)),
@@ -146,7 +147,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Takes one IP packet that came from `hop`. Drain [`Engine::poll`] afterwards.
+    /// Handles one IP packet that came from `hop`. Call [`Engine::poll`] afterwards until it returns none.
     pub fn handle(&mut self, now: Instant, packet: &mut [u8], hop: Hop, checksums: Checksums) -> Fate {
         let fate = self.sort(now, packet, hop, checksums);
         if matches!(fate, Fate::Dropped(_)) {
@@ -184,8 +185,8 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Finishes the checksum of a packet that may pass as it is; one that is cut gets new ones.
-    // Reads the IP header again: a caller that passed a reference to it would keep it out of registers for every packet.
+    /// Finishes the checksum of a packet that may pass unchanged; a packet that will be cut gets new ones.
+    // Parses the IP header again: a reference to the caller's copy would keep that out of registers for every packet.
     #[inline(never)]
     fn finished(&self, packet: &mut [u8], header: &Header, checksums: Checksums) -> Checksums {
         let Ok(ip) = &Ip::parse(packet) else { return checksums };
@@ -197,13 +198,13 @@ impl<C: Callbacks> Engine<C> {
         if unfinished { Checksums::Partial } else { Checksums::Verified }
     }
 
-    /// The connection of a tuple, and the side that sends so.
+    /// Returns the connection of a tuple, and the side that sends with it.
     #[inline]
     pub(super) fn find(&self, key: u32, tuple: &Tuple) -> Option<(usize, usize)> {
         self.answered(tuple).map(|slot| (slot, SERVER)).or_else(|| self.indexed(key, tuple))
     }
 
-    /// The connection whose server answers so: found by our own port, without the index.
+    /// Returns the connection whose server sends with this tuple, found by our own port without the index.
     #[inline]
     fn answered(&self, tuple: &Tuple) -> Option<usize> {
         let slot = self.ports.slot(tuple)? as usize;
@@ -258,7 +259,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Whether a packet goes to an address and port that only the engine uses.
+    /// True if a packet goes to an address and port that only the engine uses.
     #[inline(never)]
     fn is_ours(&self, packet: &[u8]) -> bool {
         let Ok(ip) = Ip::parse(packet) else { return false };
@@ -266,7 +267,7 @@ impl<C: Callbacks> Engine<C> {
         self.listens(ip.dst, port) || self.ports.owns(ip.dst, port)
     }
 
-    /// Whether clients may connect to this address and port.
+    /// True if clients may connect to this address and port.
     #[inline]
     pub(super) fn listens(&self, to: Address, port: u16) -> bool {
         let fits = |(address, at): &(Option<Address>, Option<u16>)| {
@@ -275,7 +276,7 @@ impl<C: Callbacks> Engine<C> {
         self.listen.iter().any(fits)
     }
 
-    /// Does what is due.
+    /// Handles all time-outs that are due.
     pub fn tick(&mut self, now: Instant) {
         while let Some(entry) = self.wheel.due(now) {
             self.expire(now, entry as usize);
@@ -290,7 +291,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// When to call [`Engine::tick`] at the latest.
+    /// Returns the latest time for the next call of [`Engine::tick`].
     pub fn deadline(&self) -> Option<Instant> {
         let kept = Duration::from_millis(self.config.time_wait_ms);
         let waiting = self.wheel.longest_waiting().and_then(|entry| self.hot.get(entry as usize));
@@ -302,13 +303,13 @@ impl<C: Callbacks> Engine<C> {
         self.outbox.poll()
     }
 
-    /// The next record of an ended session.
+    /// Returns the next record of an ended session.
     pub fn poll_record(&mut self) -> Option<Record> {
         self.records.pop_front()
     }
 
-    /// Returns address and length in bytes of the tables that every packet is looked up in, so that the caller can put them on huge
-    /// pages.
+    /// Returns address and length in bytes of the tables that are read for every packet, so that the caller can put them
+    /// on huge pages.
     pub fn tables(&self) -> [(usize, usize); 4] {
         [
             (self.hot.as_ptr().addr(), self.hot.capacity() * size_of::<Hot>()),
@@ -318,17 +319,17 @@ impl<C: Callbacks> Engine<C> {
         ]
     }
 
-    /// What was counted.
+    /// Returns the counters.
     pub fn counters(&self) -> Counters {
         Counters { output_refused: self.outbox.refused, ..self.counters }
     }
 
-    /// Connections held now, those in TIME-WAIT counted.
+    /// Returns the number of connections, including those in TIME-WAIT.
     pub fn connections(&self) -> usize {
         self.hot.len() - self.free.len()
     }
 
-    /// What was given to [`Engine::new`] to ask.
+    /// Returns the callbacks given to [`Engine::new`].
     pub fn callbacks_mut(&mut self) -> &mut C {
         &mut self.callbacks
     }
@@ -342,7 +343,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// A free slot, in which nothing is set yet; an old connection in TIME-WAIT makes room if need be.
+    /// Returns a free slot, in which nothing is set yet. If the table is full, the oldest connection in TIME-WAIT ends.
     pub(super) fn allocate(&mut self, now: Instant) -> Option<usize> {
         if self.free.is_empty() && self.hot.len() >= self.config.max_connections as usize {
             let oldest = self.wheel.longest_waiting()?;
@@ -371,14 +372,14 @@ impl<C: Callbacks> Engine<C> {
         })
     }
 
-    /// What a connection keeps only while it needs it.
+    /// Returns the state that a connection has only during some phases.
     #[inline]
     pub(super) fn slow_of(&mut self, slot: usize) -> Option<&mut Slow> {
         let at = self.hot.get(slot)?.slow;
         self.slow.get_mut(at as usize)
     }
 
-    /// Gives back what [`Engine::slow_of`] gives, and the bytes held in it.
+    /// Frees what [`Engine::slow_of`] returns, and the bytes held in it.
     pub(super) fn free_slow(&mut self, slot: usize) {
         let Some(hot) = self.hot.get_mut(slot) else { return };
         let at = std::mem::replace(&mut hot.slow, NONE);
@@ -390,7 +391,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Sets a side's state and remembers when.
+    /// Sets the state of a side and stores the time.
     #[inline]
     pub(super) fn state(&mut self, now: Instant, slot: usize, at: usize, state: State) {
         let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
@@ -426,7 +427,7 @@ impl<C: Callbacks> Engine<C> {
         });
     }
 
-    /// Frees a slot with all that belongs to it, and writes its record if a reason is given.
+    /// Frees a slot and all that belongs to it. Writes the record if a reason is given.
     pub(super) fn release(&mut self, now: Instant, slot: usize, reason: Option<EndReason>) {
         if let Some(reason) = reason {
             for at in [CLIENT, SERVER] {

@@ -25,17 +25,18 @@
 //! | `packet`, `options`, `checksum`, `seq` | reads headers, checks them, computes checksums |
 //! | `table`, `timer`, `ports`, `source` | finds connections, time-outs, sources towards servers |
 //! | `open`, `cookie` | the handshake with the client, with state or without |
-//! | `bind`, `owned` | holds the first bytes, asks for a server, connects to it, delivers what was held |
+//! | `bind`, `owned` | holds the first bytes, asks for a server, connects to it, delivers the held bytes |
 //! | `reply` | answers a client that waits for an answer before it says which server it wants |
-//! | `forward` | rewrites packets where they are: nearly all |
-//! | `relay`, `edit` | builds them anew: changed payload, other options, resets |
+//! | `forward` | rewrites packets in place: nearly all packets |
+//! | `relay`, `edit` | builds other packets anew: changed payload, other options, resets |
 //! | `lend` | offloads connections: the kernel translates the packets of those that need only translation |
 //! | `ask` | lets the kernel send the first bytes when the server answers |
 //! | `ahead` | loads what a batch needs from memory in one pass |
 //! | `icmp`, `expire`, `send`, `record` | errors from the network, time-outs, own segments, session records |
 //!
-//! The end hosts deliver all bytes that pass: they retransmit what is lost, as in ProxyEngine. The engine itself delivers only
-//! the first bytes, because it acknowledged them before there was a server. It does so as a TCP sender does.
+//! The end hosts deliver all bytes that pass through: they retransmit what is lost, as in ProxyEngine. The engine itself
+//! delivers only the first bytes, because it acknowledged them before there was a server. It does so as a TCP sender
+//! does.
 
 mod ahead;
 mod ask;

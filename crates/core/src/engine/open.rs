@@ -15,16 +15,16 @@ use std::time::Duration;
 
 /// First wait for the answer to a SYN or SYN-ACK (RFC 6298, section 2).
 pub(super) const FIRST_WAIT: Duration = Duration::from_secs(1);
-/// How long a handshake with a client may take, and how long a client may take to acknowledge a reply.
+/// Longest handshake with a client, and the longest time a client may take to acknowledge a reply.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(10);
-/// An acknowledgement that is further away than this from the last one may be of another connection. (Cookies of the same minute
-/// differ in 24 bits.)
+/// An acknowledgement further away than this from the last one may belong to another connection. (Cookies of the same
+/// minute differ in 24 bits.)
 const ANEW: u32 = 1 << 20;
-/// How long cookies are looked for after the last one was sent: as long as one is good.
+/// How long the engine looks for cookies after it sent the last one: as long as a cookie is valid.
 const COOKIES: Duration = Duration::from_secs(128);
 
 impl<C: Callbacks> Engine<C> {
-    /// A segment whose tuple is not known: a new client, an acknowledgement of a cookie, or a stray.
+    /// Handles a segment with an unknown tuple: a new client, an acknowledgement of a cookie, or a stray.
     pub(super) fn stranger(
         &mut self,
         now: Instant,
@@ -34,7 +34,7 @@ impl<C: Callbacks> Engine<C> {
         hop: Hop,
     ) -> Fate {
         let (ip, port) = header.tuple.source();
-        // What servers answer is looked at first: a listener for every address and port would swallow it.
+        // Ports towards servers come first: a listener for every address and port would take the servers' answers.
         if self.ports.owns(ip, port) {
             return self.reset_stranger(now, header, hop);
         }
@@ -53,8 +53,8 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Whether a client in TIME-WAIT may begin anew with this segment (RFC 6191, RFC 9293 section 3.6.1): it has closed
-    /// for good, or the new connection cannot be mistaken for the old.
+    /// True if a client in TIME-WAIT may open a new connection with this segment (RFC 6191, RFC 9293 section 3.6.1).
+    /// Either the client has closed, or the new connection cannot be mistaken for the old one.
     pub(super) fn may_open_again(&self, slot: usize, header: &Header, packet: &[u8]) -> bool {
         let Some(hot) = self.hot.get(slot) else { return false };
         let leg = &hot.leg[CLIENT];
@@ -115,7 +115,7 @@ impl<C: Callbacks> Engine<C> {
         let mss = offer.mss.unwrap_or(default_mss).min(self.mss(tuple.remote));
         let window_shift = self.config.window_shift;
         let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
-        // Cleared first, then field by field: made elsewhere and moved here it would pass through memory twice.
+        // Clear first, then set each field: a value built elsewhere and moved here would go through memory twice.
         hot.clear();
         (hot.active, hot.slow, hot.phase) = (now, slow_at, Phase::Opening);
         hot.tuple[CLIENT] = *tuple;
@@ -142,12 +142,12 @@ impl<C: Callbacks> Engine<C> {
         self.index.insert(key, (slot as u32) << 1);
     }
 
-    /// Largest payload, options included, that fits our own MTU towards this address.
+    /// Returns the largest payload, options included, that fits our MTU towards this address.
     pub(super) fn mss(&self, address: Address) -> u16 {
         self.config.mtu - if address.is_v4() { 40 } else { 60 }
     }
 
-    /// What we answer a client's offer with.
+    /// Returns our answer to a client's offer.
     fn answer(&self, tuple: &Tuple, offer: &Offer, stamp: u32) -> Offer {
         Offer {
             mss: Some(self.mss(tuple.remote)),
@@ -183,7 +183,7 @@ impl<C: Callbacks> Engine<C> {
     fn send_cookie(&mut self, now: Instant, header: &Header, offer: &Offer, hop: Hop) -> Fate {
         let (key, clock) = (self.cookie_key(), self.clock(now));
         let (seq, stamp) = cookie::make(key, &header.tuple, header.seq, offer, now, clock);
-        // What does not fit into the cookie is not agreed on.
+        // Without time stamps the cookie has no room for window scale and SACK, so we do not offer them.
         let kept = match offer.timestamps {
             Some(_) => *offer,
             None => Offer { mss: offer.mss, ..Offer::default() },
@@ -204,7 +204,7 @@ impl<C: Callbacks> Engine<C> {
         Fate::Taken
     }
 
-    /// What is needed to answer SYNs as this engine would.
+    /// Returns what another program needs to answer SYNs as this engine would.
     pub fn cookies(&self) -> Cookies {
         let [.., secret] = self.config.seed;
         Cookies {
@@ -216,7 +216,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// What the cookie says that this segment brings back, if it does.
+    /// Returns the options in the cookie that this segment brings back, if it is a valid one.
     fn cookie(&self, now: Instant, header: &Header, packet: &[u8]) -> Option<Offer> {
         let options = header.options(packet);
         let located = Located::parse(options).unwrap_or_default();
@@ -227,12 +227,12 @@ impl<C: Callbacks> Engine<C> {
         Some(Offer { timestamps: stamps, ..offer })
     }
 
-    /// Whether a client whose SYNs are answered elsewhere has begun anew: it acknowledges what this connection never sent,
-    /// and that is a cookie.
+    /// True if a client whose SYNs are answered elsewhere has begun a new connection: it acknowledges a number that this
+    /// connection never sent, and that number is a cookie.
     pub(super) fn has_begun_anew(&self, now: Instant, slot: usize, header: &Header, packet: &[u8]) -> bool {
         let Some(hot) = self.hot.get(slot) else { return false };
         let away = header.ack.0.wrapping_sub(hot.leg[CLIENT].acked.0);
-        // After the end there is one number that it acknowledges.
+        // After the end the client can acknowledge only one number.
         let is_another =
             if hot.phase == Phase::TimeWait { away != 0 } else { away > ANEW && away < ANEW.wrapping_neg() };
         header.flags & (flags::SYN | flags::ACK | flags::RST) == flags::ACK
@@ -240,7 +240,7 @@ impl<C: Callbacks> Engine<C> {
             && self.cookie(now, header, packet).is_some()
     }
 
-    /// Handles an acknowledgement of no connection while cookies are out: it may carry one back.
+    /// Handles an acknowledgement without a connection while cookies are valid: it may bring one back.
     fn cookie_answer(
         &mut self,
         now: Instant,
@@ -263,7 +263,7 @@ impl<C: Callbacks> Engine<C> {
         self.opening(now, slot, header, packet)
     }
 
-    /// A segment of a client whose SYN was answered.
+    /// Handles a segment of a client whose SYN was answered.
     pub(super) fn opening(&mut self, now: Instant, slot: usize, header: &Header, packet: &mut [u8]) -> Fate {
         let Some(hot) = self.hot.get_mut(slot) else { return Fate::Dropped(Drop::NoConnection) };
         let Some(slow) = self.slow.get_mut(hot.slow as usize) else {
@@ -278,7 +278,7 @@ impl<C: Callbacks> Engine<C> {
             return Fate::Taken;
         }
         if header.has(flags::SYN) {
-            // Its SYN again: our answer was lost. Another one: see what it says to the truth.
+            // The same SYN again: our answer was lost, so send it again. For another SYN send a challenge ACK.
             if header.seq + 1 == leg.next {
                 self.send_syn_ack(now, slot);
                 return Fate::Taken;
@@ -302,7 +302,7 @@ impl<C: Callbacks> Engine<C> {
         fate
     }
 
-    /// What is due of a handshake with a client.
+    /// Handles a time-out of a handshake with a client.
     pub(super) fn expire_opening(&mut self, now: Instant, slot: usize) {
         let Some(slow) = self.slow_of(slot) else { return };
         if slow.until <= now {
@@ -318,7 +318,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Ends a connection before it is bound, or after: both sides that are there are reset.
+    /// Ends a connection in any phase: resets the client, and the server if it has been contacted.
     pub(super) fn end(&mut self, now: Instant, slot: usize, reason: EndReason) {
         self.recall(now, slot);
         let Some(hot) = self.hot.get(slot) else { return };

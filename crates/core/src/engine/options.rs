@@ -1,5 +1,5 @@
-//! TCP options: those of a SYN (RFC 9293, RFC 7323, RFC 2018), and the two that every segment may carry, time stamps
-//! and SACK blocks.
+//! TCP options: those of a SYN (RFC 9293, RFC 7323, RFC 2018), and the two that every segment may carry: time stamps and
+//! SACK blocks.
 
 use super::packet::{Malformed, u8_at, u32_at};
 
@@ -11,23 +11,23 @@ const SACK_PERMITTED: u8 = 4;
 const SACK: u8 = 5;
 const TIMESTAMPS: u8 = 8;
 
-/// Largest shift of a window (RFC 7323, section 2.3).
+/// Largest window shift (RFC 7323, section 2.3).
 pub const MAX_WINDOW_SHIFT: u8 = 14;
 
 /// What the options of a SYN or SYN-ACK offer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Offer {
-    /// Largest payload its sender takes, bytes; none said: 536 (IPv4) or 1220 (IPv6).
+    /// Largest payload that the sender accepts, bytes. If absent: 536 (IPv4) or 1220 (IPv6).
     pub mss: Option<u16>,
-    /// Shift of its sender's windows, 0 to 14.
+    /// Shift of the sender's windows, 0 to 14.
     pub window_scale: Option<u8>,
-    /// Its sender understands SACK.
+    /// The sender understands SACK.
     pub sack: bool,
-    /// Its sender's time stamp clock (TSval) and what it echoes (TSecr).
+    /// The sender's time stamp clock (TSval), and the stamp that it echoes (TSecr).
     pub timestamps: Option<(u32, u32)>,
 }
 
-/// One option of a segment: its kind, and where its bytes after kind and length are.
+/// One option of a segment: its kind, and the place of its value after kind and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     kind: u8,
@@ -35,7 +35,7 @@ struct Place {
     len: usize,
 }
 
-/// The next option from `at` on and where the one after it begins; none at the end.
+/// Returns the next option from `at` on and the offset after it; none at the end.
 fn next(options: &[u8], mut at: usize) -> Result<Option<(Place, usize)>, Malformed> {
     loop {
         match options.get(at) {
@@ -53,11 +53,11 @@ fn next(options: &[u8], mut at: usize) -> Result<Option<(Place, usize)>, Malform
 }
 
 impl Offer {
-    /// Reads the options of a SYN or SYN-ACK. Unknown ones are passed over.
+    /// Reads the options of a SYN or SYN-ACK. Unknown options are skipped.
     ///
     /// # Errors
-    /// [`Malformed::Option`] when one runs past the end.
-    // In its caller's code and field by field where there is little to do, as [`super::packet::Ip::parse`].
+    /// [`Malformed::Option`] if an option runs past the end.
+    // The short case is inlined and returned field by field, for the same reason as [`super::packet::Ip::parse`].
     #[inline(always)]
     pub fn parse(options: &[u8]) -> Result<Self, Malformed> {
         if options.is_empty() {
@@ -74,7 +74,7 @@ impl Offer {
         while let Some((place, after)) = next(options, at)? {
             let field = options.get(place.start..place.start + place.len).unwrap_or_default();
             match (place.kind, field) {
-                // Some senders say 0; below 64 nothing useful fits and a peer could make us send dust.
+                // Some senders announce 0. Below 64 nothing useful fits, and a peer could make us send tiny segments.
                 (MSS, [high, low]) => offer.mss = Some(u16::from_be_bytes([*high, *low]).max(64)),
                 (WINDOW_SCALE, [shift]) => offer.window_scale = Some((*shift).min(MAX_WINDOW_SHIFT)),
                 (SACK_PERMITTED, []) => offer.sack = true,
@@ -95,7 +95,7 @@ impl Offer {
         out
     }
 
-    /// As [`Offer::write`], behind what is there.
+    /// Appends the options to `out`, as [`Offer::write`] writes them.
     #[inline]
     pub fn write_into(&self, out: &mut Written) {
         if let Some(mss) = self.mss {
@@ -117,8 +117,8 @@ impl Offer {
 
 /// Options ready for a header: at most 40 bytes, always a multiple of 4.
 ///
-/// Kept as words and never moved as bytes: a processor that reads many bytes at once which were just written a few at a time
-/// waits until they are in memory, longer than it takes to make them.
+/// They are stored as words and never copied as bytes. A wide read of bytes that were just written in small parts stalls
+/// the processor longer than it takes to compute them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     words: [u32; 10],
@@ -126,14 +126,14 @@ pub struct Written {
 }
 
 impl Written {
-    /// Two NOPs and a time stamp option: what every segment of a connection with time stamps carries.
+    /// Returns two NOPs and a time stamp option, as in every segment of a connection with time stamps.
     pub fn timestamps(value: u32, echo: u32) -> Self {
         let mut out = Self::default();
         out.add_timestamps(value, echo);
         out
     }
 
-    /// As [`Written::timestamps`], behind what is there.
+    /// Appends what [`Written::timestamps`] returns.
     #[inline]
     pub fn add_timestamps(&mut self, value: u32, echo: u32) {
         self.push(u32::from_be_bytes([NOP, NOP, TIMESTAMPS, 10]));
@@ -141,7 +141,7 @@ impl Written {
         self.push(echo);
     }
 
-    /// Four bytes, the first the highest.
+    /// Appends four bytes, most significant first.
     #[inline]
     fn push(&mut self, word: u32) {
         if let Some(to) = self.words.get_mut(self.len) {
@@ -150,20 +150,20 @@ impl Written {
         }
     }
 
-    /// Four bytes each, the first the highest.
+    /// Returns the words: four bytes each, most significant first.
     #[inline]
     pub fn words(&self) -> &[u32] {
         self.words.get(..self.len).unwrap_or_default()
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.words().iter().flat_map(|word| word.to_be_bytes()).collect()
     }
 }
 
 impl From<&[u8]> for Written {
-    /// Options as they stand in a header.
+    /// Copies options as they appear in a header.
     fn from(options: &[u8]) -> Self {
         let mut out = Self::default();
         for word in options.as_chunks::<4>().0 {
@@ -173,26 +173,26 @@ impl From<&[u8]> for Written {
     }
 }
 
-/// Where the options of a segment stand that the engine translates, as offsets into the options.
+/// Where the options are that the engine translates, as offsets into the options of a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Located {
     /// TSval; TSecr follows 4 bytes later.
     pub timestamps: Option<usize>,
-    /// The first edge of the first SACK block, and how many blocks there are.
+    /// The first edge of the first SACK block, and the number of blocks.
     pub sack: Option<(usize, usize)>,
 }
 
 impl Located {
-    /// Finds them.
+    /// Finds the options.
     ///
     /// # Errors
-    /// [`Malformed::Option`] when an option runs past the end, or a SACK option is no whole number of blocks.
+    /// [`Malformed::Option`] if an option runs past the end, or if a SACK option does not hold whole blocks.
     #[inline(always)]
     pub fn parse(options: &[u8]) -> Result<Self, Malformed> {
         if options.is_empty() {
             return Ok(Self::default());
         }
-        // What nearly every segment of a connection with time stamps carries (RFC 7323, appendix A).
+        // The form of nearly every segment with time stamps (RFC 7323, appendix A).
         if options.len() == 12 && u32_at(options, 0) == 0x0101_080a {
             return Ok(Self { timestamps: Some(4), sack: None });
         }
@@ -217,7 +217,7 @@ impl Located {
     }
 }
 
-/// Overwrites an option whose field begins at `start` with NOPs; returns the bytes it took with kind and length.
+/// Overwrites the option whose value begins at `start`, with its kind and length, with NOPs.
 pub(super) fn blank(options: &mut [u8], start: usize, len: usize) {
     if let Some(place) = options.get_mut(start.saturating_sub(2)..start + len) {
         place.fill(NOP);

@@ -1,52 +1,52 @@
-//! Packets of the engine's own making, waiting to be taken: built behind each other in one buffer that is used again.
+//! Packets that the engine itself builds. They wait one after another in a buffer that is used again and again.
 
 use super::checksum::Sum;
 use super::config::Hop;
 use super::packet::{Address, TCP, Tuple};
 use super::seq::Seq;
 
-/// Most bytes that wait; a packet that finds no room is lost, as on a full link, and is retransmitted by its timer.
+/// Most bytes that wait. A packet that does not fit is lost, as on a full link; its timer retransmits it.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Time to live of our own packets (RFC 1700's recommendation, still the usual default).
+/// Time to live of our own packets (recommended by RFC 1700, still the usual default).
 const TTL: u8 = 64;
 
 /// A segment to build.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment<'a> {
-    /// The connection as its receiver sends on it: `remote` is where this goes.
+    /// The connection as its receiver sends on it: `remote` is the destination of this segment.
     pub(super) to: Tuple,
     pub(super) hop: Hop,
     pub(super) seq: Seq,
     pub(super) ack: Seq,
     pub(super) flags: u8,
     pub(super) window: u16,
-    /// Four bytes each, the first the highest; at most ten.
+    /// Four bytes each, most significant first; at most ten words.
     pub(super) options: &'a [u32],
     pub(super) payload: &'a [u8],
 }
 
-/// The packets.
+/// The packets that wait to be sent.
 #[derive(Debug)]
 pub(super) struct Outbox {
-    /// Written over and over again, never cleared.
+    /// Overwritten again and again, never cleared.
     bytes: Vec<u8>,
     used: usize,
     packets: Vec<(u32, u32, Hop)>,
     taken: usize,
-    /// Packets that found no room.
+    /// Packets that did not fit.
     pub(super) refused: u64,
 }
 
 impl Default for Outbox {
     fn default() -> Self {
-        // Of zeros: memory that comes when it is used.
+        // Zeros: the kernel provides this memory only when it is first used.
         Self { bytes: vec![0; MAX_BYTES], used: 0, packets: Vec::new(), taken: 0, refused: 0 }
     }
 }
 
 impl Outbox {
-    /// The next packet to send; when there is none left, the buffer is used from its beginning again.
+    /// Returns the next packet to send. When there is none left, the buffer is used from its beginning again.
     #[inline]
     pub(super) fn poll(&mut self) -> Option<(&[u8], Hop)> {
         let Some(&(start, end, hop)) = self.packets.get(self.taken) else {
@@ -67,17 +67,17 @@ impl Outbox {
         self.packets.push((start as u32, (start + total) as u32, segment.hop));
     }
 
-    /// Builds one that does not wait here to be taken.
+    /// Builds a segment that is not queued, and returns it.
     pub(super) fn draft(&mut self, segment: &Segment<'_>) -> Option<&[u8]> {
         let start = self.used;
         let total = self.write(segment)?;
         self.bytes.get(start..start + total)
     }
 
-    /// Builds one behind those that wait; its length.
+    /// Builds a segment after the queued ones, and returns its length.
     #[inline]
     fn write(&mut self, segment: &Segment<'_>) -> Option<usize> {
-        // Nothing of it is moved: it was written just now, see `Written`.
+        // Nothing that was just written is copied: see `Written` for the reason.
         let Segment { to, options, payload, .. } = segment;
         let v4 = to.remote.is_v4();
         let length = TCP_HEADER + options.len() * 4 + payload.len();
@@ -105,27 +105,27 @@ impl Outbox {
 /// Bytes of a TCP header without options.
 const TCP_HEADER: usize = 20;
 
-/// The word that begins at `at`, to be written.
+/// Writes the word at offset `$at`.
 macro_rules! word {
     ($to:ident, $at:literal, $value:expr) => {
         $to[$at..$at + 4].copy_from_slice(&u32::to_be_bytes($value))
     };
 }
 
-/// The header of a packet of `total` bytes; `addresses` is the sum of both.
+/// Writes the IPv4 header of a packet of `total` bytes; `addresses` is the sum of both addresses.
 #[inline]
 fn ipv4(head: &mut [u8; 20], to: &Tuple, addresses: Sum, total: u16) {
     let ttl_protocol = u16::from_be_bytes([TTL, TCP]);
     let checksum = addresses.u16(0x4500).u16(total).u16(0x4000).u16(ttl_protocol).checksum();
     word!(head, 0, 0x4500_0000 | u32::from(total));
-    // "Don't fragment", so the identification need not differ (RFC 6864).
+    // "Don't fragment" is set, so the identification need not differ (RFC 6864).
     word!(head, 4, 0x4000);
     word!(head, 8, u32::from(ttl_protocol) << 16 | u32::from(checksum));
     word!(head, 12, to.local.v4_bits());
     word!(head, 16, to.remote.v4_bits());
 }
 
-/// The header in front of `length` bytes.
+/// Writes the IPv6 header in front of `length` bytes.
 fn ipv6(head: &mut [u8; 40], to: &Tuple, length: u16) {
     let address = |address: Address| address.v6_bytes();
     word!(head, 0, 0x6000_0000);
@@ -134,7 +134,7 @@ fn ipv6(head: &mut [u8; 40], to: &Tuple, length: u16) {
     head[24..40].copy_from_slice(&address(to.remote));
 }
 
-/// The whole segment of `length` bytes, with its checksum.
+/// Writes the whole segment of `length` bytes, with its checksum.
 #[inline]
 fn tcp(into: &mut [u8], segment: &Segment<'_>, addresses: Sum, length: u32) {
     let Segment { to, seq, ack, flags, window, options, payload, .. } = segment;

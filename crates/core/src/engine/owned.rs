@@ -1,5 +1,5 @@
-//! Delivering what the engine has acknowledged itself: the held first bytes of a client. Sent within the server's
-//! window, sent again when no acknowledgement comes (RFC 6298's back-off), forgotten when it does.
+//! Delivers what the engine has acknowledged itself: the held first bytes of a client. They are sent within the server's
+//! window, retransmitted if no acknowledgement comes (with the back-off of RFC 6298), and dropped once acknowledged.
 
 use super::config::Callbacks;
 use super::connection::{CLIENT, NEVER, SERVER};
@@ -10,11 +10,11 @@ use super::seq::Seq;
 use crate::flow::EndReason;
 use crate::time::Instant;
 
-/// How often the same bytes are sent again before the server counts as gone.
+/// How often the same bytes are retransmitted before the connection ends.
 const MOST_RESENDS: u8 = 7;
 
 impl<C: Callbacks> Engine<C> {
-    /// Sends as much of the owned bytes as the server's window allows and was not sent yet.
+    /// Sends those owned bytes that were not sent yet, as far as the server's window allows.
     pub(super) fn send_owned(&mut self, now: Instant, slot: usize) {
         let Some(hot) = self.hot.get(slot) else { return };
         let edge = hot.leg[SERVER].edge;
@@ -22,13 +22,13 @@ impl<C: Callbacks> Engine<C> {
         let Some((edit, start)) = slow.edits[CLIENT].owned() else { return };
         let (from, end) = (slow.sent, start + edit.new_len());
         if from.before(end) {
-            // A window of zero is probed with one byte when the timer runs out, not before.
+            // A zero window is probed with one byte when the timer expires, not earlier.
             self.send_owned_part(now, slot, from, end.min(edge));
         }
         self.arm_owned(now, slot);
     }
 
-    /// Sends the owned bytes with new numbers from `from` to `to`, in segments that the server takes.
+    /// Sends the owned bytes with new numbers from `from` to `to`, in segments that fit the server's MSS.
     fn send_owned_part(&mut self, now: Instant, slot: usize, from: Seq, to: Seq) {
         let Some(mut numbers) = self.numbers(slot, SERVER) else { return };
         let Some(hot) = self.hot.get(slot) else { return };
@@ -45,7 +45,7 @@ impl<C: Callbacks> Engine<C> {
         if part.is_empty() && !fin_now {
             return self.acknowledge(now, slot, SERVER);
         }
-        // They are put back at once; nothing in between looks at them there.
+        // The bytes are put back below; nothing reads them there in between.
         let all = slow.edits[CLIENT].owned_bytes().map(std::mem::take).unwrap_or_default();
         let bytes = all.get(part).unwrap_or_default();
         let mut chunks = bytes.chunks(most).peekable();
@@ -73,7 +73,8 @@ impl<C: Callbacks> Engine<C> {
         self.wheel.arm(slot as u32, at);
     }
 
-    /// The server acknowledged up to `new`, in its numbers, and had acknowledged `before`; the edits know of it.
+    /// Handles an acknowledgement of the server up to `new`, in its numbers; the last one was `before`. The edits are
+    /// already updated.
     pub(super) fn owned_acknowledged(&mut self, now: Instant, slot: usize, before: Seq, new: Seq) {
         let Some(hot) = self.hot.get(slot) else { return };
         let edge = hot.leg[SERVER].edge;
@@ -85,13 +86,13 @@ impl<C: Callbacks> Engine<C> {
         let end = start + edit.new_len();
         let recovering = slow.resends > 0;
         if new == before && new == edge {
-            // A probe was answered: the window is closed, but the server is alive.
+            // The server answered a probe: its window is closed, but it is alive.
             slow.resends = 0;
         }
         if new.after(before) {
             slow.resends = 0;
             if recovering {
-                // What was sent before the loss may be lost as well: go on from here.
+                // Bytes sent before the loss may be lost as well: continue from here.
                 slow.sent = new.min(end);
             }
         }
@@ -100,7 +101,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// No acknowledgement came: the first segment is sent again.
+    /// Retransmits the first segment, because no acknowledgement came.
     pub(super) fn resend_owned(&mut self, now: Instant, slot: usize) {
         let Some(hot) = self.hot.get(slot) else { return };
         let (acked, mss) = (hot.leg[SERVER].acked, u32::from(hot.leg[SERVER].mss));

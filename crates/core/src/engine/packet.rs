@@ -1,4 +1,4 @@
-//! IPv4, IPv6 and TCP headers, read once and checked, and the few fields that are written in place.
+//! IPv4, IPv6 and TCP headers: read once, checked, and a few fields written in place.
 //!
 //! Nothing here panics: every offset is checked by [`Header::parse`], and reads past the end give zero.
 
@@ -22,9 +22,9 @@ pub mod flags {
     pub const RST: u8 = 0x04;
     /// Push.
     pub const PSH: u8 = 0x08;
-    /// The acknowledgement field counts.
+    /// The acknowledgement field is valid.
     pub const ACK: u8 = 0x10;
-    /// The urgent pointer counts.
+    /// The urgent pointer is valid.
     pub const URG: u8 = 0x20;
 }
 
@@ -32,7 +32,8 @@ pub mod flags {
 #[derive(Clone, Copy, Debug, Default, Eq)]
 pub struct Address(pub(super) [u64; 2]);
 
-/// Word by word: the derived one reads 16 bytes at once, and what was just written as two words waits for memory then.
+/// Compares word by word: the derived comparison reads 16 bytes at once, and stalls if they were just written as two
+/// words.
 impl PartialEq for Address {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
@@ -49,19 +50,19 @@ impl Hash for Address {
 impl Address {
     const V4_PREFIX: u64 = 0xffff_0000_0000;
 
-    /// An IPv4 address from its 32 bits.
+    /// Returns an IPv4 address from its 32 bits.
     #[inline]
     pub const fn v4(bits: u32) -> Self {
         Self([0, Self::V4_PREFIX | bits as u64])
     }
 
-    /// Whether this is an IPv4 address.
+    /// True if this is an IPv4 address.
     #[inline]
     pub const fn is_v4(self) -> bool {
         self.0[0] == 0 && self.0[1] >> 32 == 0xffff
     }
 
-    /// The 32 bits of an IPv4 address.
+    /// Returns the 32 bits of an IPv4 address.
     #[inline]
     pub(super) const fn v4_bits(self) -> u32 {
         self.0[1] as u32
@@ -76,7 +77,7 @@ impl Address {
         Self([(bits >> 64) as u64, bits as u64])
     }
 
-    /// What this address adds to a pseudo header (or an IPv4 header).
+    /// Returns what this address adds to the checksum of a pseudo header (or of an IPv4 header).
     #[inline]
     pub(super) const fn sum(self) -> Sum {
         let sum = Sum::ZERO.u32(self.0[1] as u32);
@@ -113,44 +114,45 @@ impl From<Address> for IpAddr {
 pub struct Tuple {
     /// The other host.
     pub remote: Address,
-    /// The address it talks to.
+    /// The address that the other host sends to.
     pub local: Address,
-    /// The other host's port in the upper half, the one it talks to in the lower.
+    /// The other host's port in the upper half, the local port in the lower half.
     pub(super) ports: u32,
 }
 
 impl Tuple {
-    /// A tuple from both ends.
+    /// Returns a tuple from both ends.
     pub fn new(remote: SocketAddr, local: SocketAddr) -> Self {
         let ports = u32::from(remote.port()) << 16 | u32::from(local.port());
         Self { remote: remote.ip().into(), local: local.ip().into(), ports }
     }
 
-    /// The other host's port.
+    /// Returns the other host's port.
     #[inline]
     pub const fn remote_port(&self) -> u16 {
         (self.ports >> 16) as u16
     }
 
-    /// The port it talks to.
+    /// Returns the port that the other host sends to.
     #[inline]
     pub const fn local_port(&self) -> u16 {
         self.ports as u16
     }
 
-    /// The other host.
+    /// Returns the other host's address and port.
     #[inline]
     pub fn remote_addr(&self) -> SocketAddr {
         SocketAddr::new(self.remote.into(), self.remote_port())
     }
 
-    /// Address and port on our side.
+    /// Returns the address and port on our side.
     #[inline]
     pub(super) const fn source(&self) -> (Address, u16) {
         (self.local, self.local_port())
     }
 
-    /// The tuple of a packet, without a look at anything else: a guess, if it carries no TCP or UDP.
+    /// Reads the tuple of a packet without any check. The result is meaningless if the packet carries neither TCP nor
+    /// UDP.
     #[inline(always)]
     pub(super) fn guess(bytes: &[u8]) -> Option<Self> {
         let head = bytes.first_chunk::<20>()?;
@@ -169,20 +171,20 @@ impl Tuple {
         Some(Self { remote: remote?, local: local?, ports: u32_at(bytes, 40) })
     }
 
-    /// The address that it talks to.
+    /// Returns the address and port that the other host sends to.
     #[inline]
     pub fn local_addr(&self) -> SocketAddr {
         SocketAddr::new(self.local.into(), self.local_port())
     }
 }
 
-/// Why bytes are no packet the engine can take.
+/// Why the engine cannot accept bytes as a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Shorter than its headers, or than they say.
+    /// The packet is shorter than its headers, or shorter than they say.
     #[error("the packet is shorter than its headers say")]
     Truncated,
-    /// Neither IPv4 nor IPv6, or a header length that cannot be.
+    /// Neither IPv4 nor IPv6, or an impossible header length.
     #[error("an IP or TCP header has an impossible length or version")]
     Header,
     /// A fragment: TCP sets "don't fragment", and the engine keeps no reassembly buffers.
@@ -191,7 +193,7 @@ pub enum Malformed {
     /// The IP or TCP checksum is wrong.
     #[error("a checksum is wrong")]
     Checksum,
-    /// Flags no sender sets together: SYN with FIN or RST, FIN with RST, or none at all.
+    /// A combination of flags that no sender sets: SYN with FIN or RST, FIN with RST, or no flag at all.
     #[error("the TCP flags contradict each other")]
     Flags,
     /// A TCP option runs past the header, or has an impossible length.
@@ -202,22 +204,22 @@ pub enum Malformed {
     Address,
 }
 
-/// What is known of the checksums of a packet that came in.
+/// What the driver knows about the checksums of a received packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksums {
-    /// Nothing: they are verified.
+    /// Nothing: the engine verifies them.
     #[default]
     Verify,
-    /// The network card, or the kernel, has verified them.
+    /// The network card or the kernel has verified them.
     Verified,
-    /// The TCP checksum was never finished (a local sender left it to the card): it is made in full on the way out.
+    /// The TCP checksum is unfinished (a local sender left it to the card): the engine computes it before sending.
     Partial,
-    /// As [`Checksums::Verify`], but one that was never finished may come without a word about it: virtual interfaces
-    /// forget the mark where XDP takes the packet.
+    /// Like [`Checksums::Verify`], but an unfinished checksum may come without a mark: virtual interfaces lose the mark
+    /// when XDP takes the packet.
     Unmarked,
 }
 
-/// What stands in the IP header.
+/// The fields of an IP header that the engine needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ip {
     /// Sender.
@@ -228,9 +230,9 @@ pub struct Ip {
     pub protocol: u8,
     /// Time to live, or hop limit.
     pub ttl: u8,
-    /// Where the carried protocol begins, bytes.
+    /// Offset of the carried protocol's header, bytes.
     pub payload: usize,
-    /// Where the packet ends, bytes.
+    /// Offset of the packet's end, bytes.
     pub end: usize,
 }
 
@@ -238,9 +240,9 @@ impl Ip {
     /// Reads the IP header, and the extension headers of IPv6.
     ///
     /// # Errors
-    /// Says what is wrong with it.
-    // In its caller's code, field by field, so that nothing goes by way of memory: with every packet that costs more than
-    // all that is read here.
+    /// Returns the kind of error if the header is malformed.
+    // Inlined and returned field by field, so that no field goes through memory: that would cost more per packet than the
+    // parsing itself.
     #[inline(always)]
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         match bytes.first().ok_or(Malformed::Truncated)? >> 4 {
@@ -265,7 +267,7 @@ impl Ip {
         if bytes.len() < end {
             return Err(Malformed::Truncated);
         }
-        // Offset and "more fragments"; the other bits do not make a fragment.
+        // The offset and "more fragments"; the other bits do not make a fragment.
         if u16::from_be_bytes([head[6], head[7]]) & 0x3fff != 0 {
             return Err(Malformed::Fragment);
         }
@@ -290,7 +292,7 @@ impl Ip {
         }
         let mut protocol = u8_at(bytes, 6);
         let mut payload = 40;
-        // Hop-by-hop, routing and destination options may come before TCP; each at most once or twice (RFC 8200).
+        // Hop-by-hop, routing and destination options may precede TCP, each at most twice (RFC 8200).
         for _ in 0..6 {
             match protocol {
                 0 | 43 | 60 => {
@@ -307,21 +309,21 @@ impl Ip {
         Ok(Self { src: address(8), dst: address(24), protocol, ttl: u8_at(bytes, 7), payload, end })
     }
 
-    /// Whether the checksum of the header is right; IPv6 has none.
+    /// True if the header checksum is right; IPv6 has none.
     pub fn checksum_holds(&self, bytes: &[u8]) -> bool {
         !self.src.is_v4()
             || bytes.get(..self.payload).is_some_and(|h| Sum::default().bytes(h).folded() == 0xffff)
     }
 
-    /// What the pseudo header adds to the checksum of the protocol carried.
+    /// Returns what the pseudo header adds to the checksum of the carried protocol.
     #[inline]
     pub(super) fn pseudo(&self) -> Sum {
         let length = u32::try_from(self.end - self.payload).unwrap_or(0);
         self.src.sum().add(self.dst.sum()).u16(u16::from(self.protocol)).u32(length)
     }
 
-    /// Whether the checksums are right, as far as `checksums` says that they can be.
-    // Not in its caller's code: a copy of the header is looked at, and the original stays out of memory.
+    /// True if those checksums are right that `checksums` does not exclude from the check.
+    // Not inlined: it takes a copy of the header, so the caller can keep the original in registers.
     #[inline(never)]
     fn checksums_hold(self, bytes: &[u8], checksums: Checksums) -> bool {
         let holds = || self.payload_checksum_holds(bytes, self.pseudo());
@@ -333,18 +335,18 @@ impl Ip {
             }
     }
 
-    /// Whether the checksum of the TCP segment carried is that of the pseudo header alone.
+    /// True if the TCP checksum field covers the pseudo header alone.
     fn is_unfinished(&self, bytes: &[u8]) -> bool {
         u16_at(bytes, self.payload + 16) == self.pseudo().folded()
     }
 
-    /// Whether the checksum of the protocol carried is right.
+    /// True if the checksum of the carried protocol is right.
     pub(super) fn payload_checksum_holds(&self, bytes: &[u8], pseudo: Sum) -> bool {
         bytes.get(self.payload..self.end).is_some_and(|b| pseudo.bytes(b).folded() == 0xffff)
     }
 }
 
-/// A checked TCP segment: its fields, and where its parts are.
+/// A checked TCP segment: its fields, and the offsets of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Its sender and its receiver.
@@ -355,24 +357,24 @@ pub struct Header {
     pub ack: Seq,
     /// Window field, not scaled.
     pub window: u16,
-    /// [`flags`].
+    /// The bits of [`flags`].
     pub flags: u8,
     /// Time to live.
     pub ttl: u8,
-    /// Where the TCP header begins.
+    /// Offset of the TCP header.
     pub tcp: usize,
-    /// Where the payload begins.
+    /// Offset of the payload.
     pub data: usize,
-    /// Where the packet ends.
+    /// Offset of the packet's end.
     pub end: usize,
 }
 
 impl Header {
-    /// Reads and checks the segment that `ip` carries. Checksums are looked at only where `checksums` says so.
+    /// Reads and checks the segment that `ip` carries. `checksums` says which checksums are verified.
     ///
     /// # Errors
-    /// Says what is wrong with it.
-    // As [`Ip::parse`].
+    /// Returns the kind of error if the segment is malformed.
+    // Inlined for the same reason as [`Ip::parse`].
     #[inline(always)]
     pub fn parse(bytes: &[u8], ip: &Ip, checksums: Checksums) -> Result<Self, Malformed> {
         let tcp = ip.payload;
@@ -413,7 +415,7 @@ impl Header {
     fn check(&self, ip: &Ip) -> Result<(), Malformed> {
         use flags::{ACK, FIN, RST, SYN};
         let lone = self.flags & (SYN | RST | FIN);
-        // At most one of the three, else a smaller one is left when the lowest is taken out.
+        // At most one of the three may be set: `x & (x - 1)` is zero only then.
         if lone & lone.wrapping_sub(1) != 0 || (lone == 0 && self.flags & ACK == 0) {
             return Err(Malformed::Flags);
         }
@@ -423,7 +425,7 @@ impl Header {
         Ok(())
     }
 
-    /// Whether the checksum is that of the pseudo header alone, as a sender leaves it to its card.
+    /// True if the checksum covers the pseudo header alone, as a sender leaves it to its card.
     #[inline]
     pub(super) fn is_unfinished(&self, bytes: &[u8], ip: &Ip) -> bool {
         ip.is_unfinished(bytes)
@@ -436,44 +438,44 @@ impl Header {
         put(bytes, self.tcp + 16, &sum.checksum().to_be_bytes());
     }
 
-    /// Whether any of these flags is set.
+    /// True if any of these flags is set.
     #[inline]
     pub const fn has(&self, flags: u8) -> bool {
         self.flags & flags != 0
     }
 
-    /// Bytes of payload.
+    /// Returns the number of payload bytes.
     #[inline]
     pub const fn len(&self) -> u32 {
         (self.end - self.data) as u32
     }
 
-    /// Whether there is no payload.
+    /// True if there is no payload.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.end == self.data
     }
 
-    /// The sequence number after this segment: payload, and one for SYN or FIN.
+    /// Returns the sequence number after this segment: the payload, plus one for SYN or FIN.
     #[inline]
     pub fn seq_end(&self) -> Seq {
         self.seq + self.len() + u32::from(self.has(flags::SYN | flags::FIN))
     }
 
-    /// The options.
+    /// Returns the options.
     #[inline]
     pub fn options<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         bytes.get(self.tcp + 20..self.data).unwrap_or_default()
     }
 
-    /// The payload.
+    /// Returns the payload.
     #[inline]
     pub fn payload<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         bytes.get(self.data..self.end).unwrap_or_default()
     }
 }
 
-/// Whether an address can be an end of a connection: not unspecified, multicast or broadcast.
+/// True if an address can be an end of a connection: it is not unspecified, multicast or broadcast.
 #[inline]
 fn is_unicast(address: Address) -> bool {
     if address.is_v4() {
@@ -499,7 +501,7 @@ pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_be_bytes)
 }
 
-/// Writes bytes at a place that a parser has checked; nothing if it is not there.
+/// Writes bytes at an offset that a parser has checked; does nothing if it lies outside.
 #[inline]
 pub(super) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     if let Some(to) = bytes.get_mut(at..at + value.len()) {

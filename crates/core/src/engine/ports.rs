@@ -1,7 +1,7 @@
-//! The addresses and ports that connections to servers come from, and how several workers share them.
+//! The addresses and ports that connections to servers come from, and how workers share them.
 //!
-//! A server's packets must reach the worker that has the connection. So each worker owns a block of ports of every address
-//! (`Port`) or its own addresses (`Ip`), as in ProxyEngine's `flow_steering`; see [`Steering::share`].
+//! A server's packets must reach the worker that has the connection. So each worker owns a block of ports of every
+//! address (`Port`) or its own addresses (`Ip`), as in ProxyEngine's `flow_steering`; see [`Steering::share`].
 
 use super::packet::{Address, Tuple};
 use std::collections::VecDeque;
@@ -22,17 +22,18 @@ pub enum Steering {
 /// The source addresses and ports that one worker may use towards servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Its addresses.
+    /// The worker's addresses.
     pub addresses: Vec<IpAddr>,
-    /// Its ports on each of them.
+    /// The worker's ports on each of them.
     pub ports: RangeInclusive<u16>,
 }
 
 impl Steering {
-    /// Returns the part of `addresses` and `ports` that worker `worker` of `workers` owns; none if nothing is left for it.
+    /// Returns the part of `addresses` and `ports` that worker `worker` of `workers` owns; none if nothing is left for
+    /// it.
     ///
-    /// Blocks of ports have equal size. Their size is a power of two where that of `ports` is, so a mask tells the worker. The
-    /// shares of different workers never overlap.
+    /// Blocks of ports have equal size. The size is a power of two if `ports` and `workers` are, so a mask finds the
+    /// worker. The shares of different workers never overlap.
     pub fn share(
         self,
         addresses: &[IpAddr],
@@ -63,13 +64,13 @@ impl Steering {
     }
 }
 
-/// One address with its free ports. The port that has been free for longest is taken first, because a server may still have the
-/// last connection of a port in TIME-WAIT.
+/// One address with its free ports. The port that has been free longest is taken first, because a server may still have
+/// the last connection of a port in TIME-WAIT.
 #[derive(Debug)]
 struct Pool {
     address: Address,
     free: VecDeque<u16>,
-    /// The slot of the connection that has each port of the range, or [`NOBODY`].
+    /// The slot of the connection that has each port of the range; `u32::MAX` for a free port.
     slots: Vec<u32>,
 }
 
@@ -82,18 +83,18 @@ pub(super) struct Ports {
     pools: Vec<Pool>,
     range: RangeInclusive<u16>,
     turn: usize,
-    /// Where [`Self::in_turn`] goes on.
+    /// Where [`Self::in_turn`] continues.
     probe: usize,
 }
 
 impl Ports {
-    /// All ports of a share, in an order that `seed` decides (RFC 6056: not to be guessed).
+    /// Returns all ports of a share, in an order that `seed` decides, so that outsiders cannot guess it (RFC 6056).
     pub(super) fn new(share: &Share, seed: u64) -> Self {
         let mut state = seed | 1;
         let pools = share.addresses.iter().map(|ip| {
             let mut free: Vec<u16> = share.ports.clone().collect();
             for i in (1..free.len()).rev() {
-                // xorshift64*: any even spread will do.
+                // xorshift64*: any uniform generator is good enough.
                 state ^= state >> 12;
                 state ^= state << 25;
                 state ^= state >> 27;
@@ -106,7 +107,7 @@ impl Ports {
         Self { pools: pools.collect(), range: share.ports.clone(), turn: 0, probe: 0 }
     }
 
-    /// A source of the family of `server`, from each address in turn.
+    /// Takes a free source of the same family as `server`, from each address in turn.
     #[inline]
     pub(super) fn take(&mut self, server: Address) -> Option<(Address, u16)> {
         let count = self.pools.len();
@@ -135,7 +136,7 @@ impl Ports {
         })
     }
 
-    /// A source of the family of `server`, free or not: each in its turn.
+    /// Returns the next source of the same family as `server`, whether it is free or not.
     pub(super) fn in_turn(&mut self, server: Address) -> Option<(Address, u16)> {
         let fit = |pool: &&Pool| pool.address.is_v4() == server.is_v4();
         let count = self.pools.iter().filter(fit).count();
@@ -155,22 +156,22 @@ impl Ports {
         }
     }
 
-    /// The connection that has the address and port a packet goes to, if one has.
+    /// Returns the connection that has the destination address and port of a packet, if there is one.
     #[inline]
     pub(super) fn slot(&self, to: &Tuple) -> Option<u32> {
         self.at(self.place(to)?)
     }
 
-    /// Where [`Self::slot`] will look: told without reading it.
+    /// Returns the place where [`Self::slot`] will look, without reading it.
     #[inline]
     pub(super) fn place(&self, to: &Tuple) -> Option<u32> {
-        // Packets of clients, whose port lies elsewhere as a rule, are not compared with each address.
+        // Packets of clients usually go to a lower port, so they are not compared with each address.
         let port = to.local_port().checked_sub(*self.range.start())?;
         let pool = self.pools.iter().position(|pool| pool.address == to.local)?;
         Some(u32::from(u16::try_from(pool).ok()?) << 16 | u32::from(port))
     }
 
-    /// The connection that stands in a place, if one does.
+    /// Returns the connection in a place, if there is one.
     #[inline]
     pub(super) fn at(&self, place: u32) -> Option<u32> {
         let pool = self.pools.get((place >> 16) as usize)?;
@@ -189,7 +190,7 @@ impl Ports {
         }
     }
 
-    /// Whether a segment to this address and port can only be meant for a connection to a server.
+    /// True if a segment to this address and port can only belong to a connection to a server.
     #[inline]
     pub(super) fn owns(&self, address: Address, port: u16) -> bool {
         self.range.contains(&port) && self.pools.iter().any(|pool| pool.address == address)

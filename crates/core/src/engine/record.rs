@@ -1,4 +1,5 @@
-//! Session records of fixed size: roles, addresses, counts, time-stamped states and cause (ProxyEngine, `detailed_records`).
+//! Session records of fixed size: roles, addresses, counts, states with times, and the reason (ProxyEngine,
+//! `detailed_records`).
 
 use super::config::ConnectionId;
 use super::connection::{CLIENT, SERVER};
@@ -8,36 +9,36 @@ use crate::time::Instant;
 use std::fmt;
 use std::net::SocketAddr;
 
-/// State of a side's TCP, as far as the packets seen tell (RFC 9293, section 3.3.2).
+/// The TCP state of a side, as far as the packets show it (RFC 9293, section 3.3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum State {
-    /// The server, before it was chosen.
+    /// The server was not chosen yet.
     #[default]
     Listen,
     /// The client sent SYN.
     SynSent,
-    /// The server was sent a SYN.
+    /// The engine sent a SYN to the server.
     SynReceived,
     /// The handshake is done.
     Established,
-    /// It sent FIN first.
+    /// The side sent FIN first.
     FinWait1,
     /// Its FIN was acknowledged.
     FinWait2,
-    /// It has acknowledged the other side's FIN and not sent its own.
+    /// The side has acknowledged the other side's FIN and not sent its own.
     CloseWait,
     /// Both sent FIN before either was acknowledged.
     Closing,
-    /// It sent FIN last.
+    /// The side sent FIN last.
     LastAck,
-    /// Both FINs were acknowledged and it was the first to close.
+    /// Both FINs were acknowledged and this side was the first to close.
     TimeWait,
-    /// Nothing more will come from it.
+    /// Nothing more will come from this side.
     Closed,
 }
 
 impl State {
-    /// All, in the order of their numbers.
+    /// All states, in the order of their numbers.
     const ALL: [Self; 11] = [
         Self::Listen,
         Self::SynSent,
@@ -52,7 +53,7 @@ impl State {
         Self::Closed,
     ];
 
-    /// The name as RFC 9293 writes it.
+    /// Returns the name as in RFC 9293.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Listen => "LISTEN",
@@ -69,7 +70,7 @@ impl State {
         }
     }
 
-    /// After this side's FIN was seen.
+    /// Returns the state after this side's FIN was seen.
     #[must_use]
     #[inline]
     pub const fn fin_sent(self) -> Self {
@@ -80,7 +81,7 @@ impl State {
         }
     }
 
-    /// After the other side acknowledged this side's FIN.
+    /// Returns the state after the other side acknowledged this side's FIN.
     #[must_use]
     #[inline]
     pub const fn fin_acknowledged(self) -> Self {
@@ -92,7 +93,7 @@ impl State {
         }
     }
 
-    /// After this side acknowledged the other's FIN.
+    /// Returns the state after this side acknowledged the other side's FIN.
     #[must_use]
     #[inline]
     pub const fn other_fin_acknowledged(self) -> Self {
@@ -104,27 +105,27 @@ impl State {
         }
     }
 
-    /// Whether this side sends no data any more and knows that the other has all of it and vice versa.
+    /// True if this side has closed, and both sides have acknowledged each other's FIN.
     #[inline]
     pub const fn is_over(self) -> bool {
         matches!(self, Self::TimeWait | Self::Closed)
     }
 }
 
-/// A side reached a state.
+/// The time at which a side reached a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// Which side.
     pub side: Side,
     /// The state.
     pub state: State,
-    /// When, in microseconds after the record's `opened`, to within two (saturating at 71 minutes).
+    /// Time after the record's `opened`, microseconds, exact to 2 us (at most 71 minutes).
     pub after_us: u32,
 }
 
 /// The state changes of a session in order. No order of packets makes more than [`Stamps::MAX`].
 ///
-/// Kept small, since every connection has one in memory: times in steps of 1,024 nanoseconds, side and state in a byte.
+/// It is small because every connection has one: times in steps of 1,024 ns, side and state in one byte.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stamps {
     after: [u32; Self::MAX],
@@ -132,14 +133,14 @@ pub struct Stamps {
     len: u8,
 }
 
-/// The bit that says that it was the server.
+/// The bit that marks the server.
 const SERVER_BIT: u8 = 0x80;
 
 impl Stamps {
-    /// A client passes at most five states, a server six, and each may be closed by a reset besides.
+    /// A client has at most five states, a server six, and a reset may close each of them in addition.
     pub const MAX: usize = 13;
 
-    /// The changes so far.
+    /// Returns the changes so far.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = Stamp> + '_ {
         let both = self.after.iter().zip(&self.what).take(usize::from(self.len));
         both.map(|(after, what)| Stamp {
@@ -154,20 +155,20 @@ impl Stamps {
     pub(super) fn push(&mut self, side: Side, state: State, after_ns: u64) {
         let at = usize::from(self.len);
         if let (Some(place), Some(what)) = (self.after.get_mut(at), self.what.get_mut(at)) {
-            // A shift, where microseconds would take a division with every packet of a short connection.
+            // A shift: microseconds would need a division with every packet of a short connection.
             *place = u32::try_from(after_ns >> 10).unwrap_or(u32::MAX);
             *what = state as u8 | if side == Side::Server { SERVER_BIT } else { 0 };
             self.len += 1;
         }
     }
 
-    /// Whether there are any; this is at the end of them in memory.
+    /// True if there are any; `len` lies in the last cache line of the value.
     #[inline]
     pub(super) fn has_any(&self) -> bool {
         self.len > 0
     }
 
-    /// None any more.
+    /// Removes all.
     #[inline]
     pub(super) fn clear(&mut self) {
         self.len = 0;
@@ -180,54 +181,54 @@ impl fmt::Debug for Stamps {
     }
 }
 
-/// One session, ended.
+/// The record of one ended session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The connection.
     pub id: ConnectionId,
-    /// How packets of both sides come in.
+    /// The tuples of received packets of both sides.
     pub(super) tuple: [Tuple; 2],
-    /// Whether there was a server.
+    /// True if a server was chosen.
     pub(super) chosen: bool,
     /// Why it ended.
     pub reason: EndReason,
-    /// The client's SYN, or its cookie.
+    /// When the client's SYN came, or its cookie.
     pub opened: Instant,
     /// When the server's handshake was done.
     pub connected: Option<Instant>,
-    /// The end.
+    /// When it ended.
     pub closed: Instant,
     /// Payload the client sent, each byte counted once, before any change.
     pub client_bytes: u64,
-    /// Payload the server sent, as above.
+    /// Payload the server sent, counted in the same way.
     pub server_bytes: u64,
     /// Packets taken from the client.
     pub client_packets: u32,
     /// Packets taken from the server.
     pub server_packets: u32,
-    /// The kernel has passed on packets of it.
+    /// The kernel has forwarded packets of it.
     pub passed_elsewhere: bool,
     /// The states of both sides.
     pub stamps: Stamps,
 }
 
 impl Record {
-    /// The client.
+    /// Returns the client.
     pub fn client(&self) -> SocketAddr {
         self.tuple[CLIENT].remote_addr()
     }
 
-    /// Where it connected to.
+    /// Returns the address and port that the client connected to.
     pub fn local(&self) -> SocketAddr {
         self.tuple[CLIENT].local_addr()
     }
 
-    /// What the connection to the server came from, if there was one.
+    /// Returns the source of the connection to the server, if a server was chosen.
     pub fn source(&self) -> Option<SocketAddr> {
         self.chosen.then(|| self.tuple[SERVER].local_addr())
     }
 
-    /// The server, if one was chosen.
+    /// Returns the server, if one was chosen.
     pub fn server(&self) -> Option<SocketAddr> {
         self.chosen.then(|| self.tuple[SERVER].remote_addr())
     }

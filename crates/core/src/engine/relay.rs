@@ -1,5 +1,5 @@
-//! The path of the other packets of a bound connection: those to be cut, changed, or given other options, resets, and
-//! all while held bytes are still on their way. They are built anew.
+//! The path of the other packets of a bound connection. They are built anew: packets to be cut, changed or given other
+//! options, resets, and all packets while held bytes are still on their way.
 
 use super::config::{Callbacks, Payload};
 use super::connection::{CLIENT, Phase, SERVER, side};
@@ -36,16 +36,16 @@ impl Options {
     }
 }
 
-/// What became of a segment.
+/// How the payload of a segment was forwarded.
 #[derive(Clone, Copy, Default)]
 struct Passed {
-    /// Some of its payload went on.
+    /// Some of the payload was sent.
     sent: bool,
-    /// Some of it is ours to deliver.
+    /// The engine itself delivers some of it.
     owned: bool,
 }
 
-/// What becomes of the payload of one segment.
+/// What a callback decided about the payload of one segment.
 enum Change {
     Keep,
     Edit(Vec<u8>),
@@ -77,7 +77,7 @@ impl<C: Callbacks> Engine<C> {
         }
         self.acknowledged(now, slot, from, header);
         if self.slow_of(slot).is_some() {
-            // The last bytes that were ours to deliver may have arrived by this segment: then it passes as all after it.
+            // This segment may acknowledge the last bytes that the engine had to deliver. Then it is translated in place.
             self.settle(slot);
             if self.hot.get(slot).is_some_and(|hot| hot.passes(from, header, checksums)) {
                 return self.translate(now, slot, from, header, packet, &located);
@@ -89,7 +89,8 @@ impl<C: Callbacks> Engine<C> {
         };
         let occupies = header.seq_end() != header.seq;
         if inspected && occupies && header.seq.after(next) {
-            // What was not looked at cannot pass: its sender is told of the gap, and its acknowledgement goes on.
+            // Bytes after a gap cannot be inspected, so they do not pass. The sender is told of the gap; its
+            // acknowledgement is forwarded.
             self.acknowledge(now, slot, from);
             self.acknowledge(now, slot, from ^ 1);
             return Fate::Taken;
@@ -109,7 +110,8 @@ impl<C: Callbacks> Engine<C> {
         Fate::Taken
     }
 
-    /// Whether the receiver can have a use for the segment. Where bytes are changed, its window is its own affair.
+    /// Checks that the segment can be of use to the receiver. Where bytes are inspected, the sender's window is not
+    /// checked.
     fn acceptable(&self, slot: usize, from: usize, header: &Header) -> Result<(), Drop> {
         let hot = self.hot.get(slot).ok_or(Drop::NoConnection)?;
         let (own, other) = (&hot.leg[from], &hot.leg[from ^ 1]);
@@ -127,8 +129,8 @@ impl<C: Callbacks> Engine<C> {
         Ok(())
     }
 
-    /// A reset. It ends the connection if it has exactly the number the receiver waits for; else the receiver may ask
-    /// about it (RFC 5961, section 3.2), and the answer comes through here again.
+    /// Handles a reset. It ends the connection if it has exactly the number that the receiver expects. Otherwise the
+    /// receiver may send a challenge ACK (RFC 5961, section 3.2), and the answer comes through here again.
     fn relay_reset(&mut self, now: Instant, slot: usize, from: usize, header: &Header) -> Fate {
         let Some(hot) = self.hot.get(slot) else { return Fate::Dropped(Drop::NoConnection) };
         let other = &hot.leg[from ^ 1];
@@ -139,7 +141,7 @@ impl<C: Callbacks> Engine<C> {
         if seq.before(other.acked) {
             return Fate::Dropped(Drop::OutOfWindow);
         }
-        // What we know it was sent counts as what it waits for: the acknowledgement may be on its way.
+        // The number after what we sent counts as expected too: the acknowledgement of it may still be on its way.
         let expected = match self.slow.get(hot.slow as usize) {
             Some(slow) => slow.edits[from].seq(hot.leg[from].next),
             None => hot.leg[from].next + hot.leg[from].add,
@@ -157,7 +159,7 @@ impl<C: Callbacks> Engine<C> {
         Fate::Taken
     }
 
-    /// Takes the acknowledgement of a segment: edits it covers are forgotten, owned bytes go on.
+    /// Handles the acknowledgement of a segment: drops the edits it covers, and sends more owned bytes.
     fn acknowledged(&mut self, now: Instant, slot: usize, from: usize, header: &Header) {
         let Some(hot) = self.hot.get_mut(slot) else { return };
         let leg = &mut hot.leg[from];
@@ -171,7 +173,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Forgets edits of the other side that side `from` has acknowledged.
+    /// Drops edits of the other side's bytes that side `from` has acknowledged.
     pub(super) fn forget_acknowledged(&mut self, slot: usize, from: usize) {
         let Some(hot) = self.hot.get_mut(slot) else { return };
         if let Some(slow) = self.slow.get_mut(hot.slow as usize) {
@@ -183,7 +185,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Shows the new bytes of a segment to [`Callbacks::payload`].
+    /// Gives the new bytes of a segment to [`Callbacks::payload`].
     fn inspect(
         &mut self,
         slot: usize,
@@ -223,13 +225,13 @@ impl<C: Callbacks> Engine<C> {
         let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
         let (len, edits) = ((header.seq + header.len()) - next, &mut slow.edits[from]);
         edits.push(Edit { start: next, len, bytes, fin: false, owned: false });
-        // An edit without bytes may be over already: no acknowledgement will come for it.
+        // An edit without bytes may already be complete: no acknowledgement will come for it.
         edits.acknowledge(hot.leg[from ^ 1].acked);
         hot.leg[from].add = edits.base();
         hot.edited = true;
     }
 
-    /// Sends the segment on: its payload in pieces the receiver takes, and what it says besides.
+    /// Forwards the segment: its payload in pieces that fit the receiver, with acknowledgement, window and options.
     fn pass_on(
         &mut self,
         now: Instant,
@@ -251,13 +253,13 @@ impl<C: Callbacks> Engine<C> {
         }
         let passed = self.send_pieces(slot, from, header, packet, options.words());
         if passed.owned || (!passed.sent && !header.is_empty()) {
-            // The receiver will not acknowledge bytes that the engine delivers or that were taken out, so the engine does.
+            // The receiver will not acknowledge bytes that the engine delivers or removed, so the engine does.
             self.acknowledge(now, slot, from);
         }
         self.settle(slot);
     }
 
-    /// Cuts a segment at edits and at what its receiver takes, and sends it.
+    /// Cuts a segment at edits and at the receiver's MSS, and sends the parts.
     fn send_pieces(
         &mut self,
         slot: usize,
@@ -285,7 +287,7 @@ impl<C: Callbacks> Engine<C> {
             payload: &[],
         };
         let data_end = header.seq + header.len();
-        // Acknowledged bytes may have been changed, and are not needed again.
+        // Acknowledged bytes may have been changed, and the receiver does not need them again.
         let known = edits.acknowledged(leg.acked).max(header.seq).min(data_end);
         edits.pieces(if hot.edited { known } else { header.seq }, data_end, |piece| {
             let (bytes, seq) = match piece {
@@ -320,19 +322,19 @@ impl<C: Callbacks> Engine<C> {
         passed
     }
 
-    /// The acknowledgement as `closing` wants it: past the other side's FIN only if that was acknowledged.
+    /// Returns the acknowledgement as `closing` needs it: past the other side's FIN only if that was acknowledged.
     fn fin_ack(&self, slot: usize, from: usize, header: &Header) -> Seq {
         let Some(hot) = self.hot.get(slot) else { return header.ack };
         let other = &hot.leg[from ^ 1];
         match self.slow.get(hot.slow as usize) {
-            // In the other side's own numbers, then as `closing` will translate its FIN.
+            // First in the other side's own numbers, then as `closing` will translate its FIN.
             Some(slow) => slow.edits[from ^ 1].acknowledged(header.ack) + other.add,
             None => header.ack,
         }
     }
 
-    /// The options of a segment as the other side wants them: translated, taken out where it does not know them, and
-    /// a time stamp put in where it waits for one.
+    /// Returns the options of a segment for the other side: translated, removed if that side does not know them, and with
+    /// a time stamp added if it expects one.
     fn options(
         &self,
         now: Instant,

@@ -39,14 +39,14 @@ impl<C: Callbacks> Engine<C> {
         self.wheel.arm(slot as u32, now + FIRST_WAIT);
     }
 
-    /// Sends the whole reply; its acknowledgement covers all that is held.
+    /// Sends the whole reply; its acknowledgement number covers all held bytes.
     pub(super) fn send_reply(&mut self, now: Instant, slot: usize) {
         let Some(numbers) = self.numbers(slot, CLIENT) else { return };
         let Some(slow) = self.slow_of(slot) else { return };
         slow.acked_to[CLIENT] = slow.acked_to[CLIENT].max(numbers.ack);
         (slow.unacknowledged, slow.ack_at) = (0, NEVER);
         let numbers = Numbers { seq: slow.isn[CLIENT] + 1, ..numbers };
-        // Put back at once; nothing in between looks at it there.
+        // The bytes are put back below; nothing reads them there in between.
         let bytes = std::mem::take(slow.edits[SERVER].held_mut());
         self.send(now, slot, CLIENT, numbers, flags::ACK | flags::PSH, &bytes);
         if let Some(slow) = self.slow_of(slot) {
@@ -54,7 +54,7 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    /// Whether no byte of a reply is unacknowledged. Forgets the reply when that becomes true.
+    /// True if no byte of a reply is unacknowledged. Drops the reply when that becomes true.
     pub(super) fn reply_has_arrived(&mut self, slot: usize) -> bool {
         let Some(hot) = self.hot.get(slot) else { return false };
         let acked = hot.leg[CLIENT].acked;

@@ -1,4 +1,4 @@
-//! Segments of the engine's own making: acknowledgements, challenges, resets.
+//! Segments that the engine itself sends: acknowledgements, challenge ACKs, resets.
 
 use super::config::{Callbacks, Hop};
 use super::connection::{CLIENT, NEVER, Phase};
@@ -9,7 +9,7 @@ use super::packet::{Header, flags};
 use super::seq::Seq;
 use crate::time::Instant;
 
-/// What a segment of ours to one side says, and all that is the same for each of them.
+/// Sequence number, acknowledgement and window of a segment that the engine sends to one side.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Numbers {
     pub(super) seq: Seq,
@@ -18,13 +18,14 @@ pub(super) struct Numbers {
 }
 
 impl<C: Callbacks> Engine<C> {
-    /// Our time stamp clock: milliseconds, from a secret beginning.
+    /// Returns our time stamp clock: milliseconds, from a secret start.
     pub(super) fn clock(&self, now: Instant) -> u32 {
         let [.., secret] = self.config.seed;
         ((now.as_nanos() / 1_000_000) as u32).wrapping_add(secret as u32)
     }
 
-    /// What the next segment of ours to side `at` has to say: nothing new, and the truth about what has arrived.
+    /// Returns the numbers of the engine's next segment to side `at`: no new byte, and an acknowledgement of what has
+    /// arrived.
     pub(super) fn numbers(&self, slot: usize, at: usize) -> Option<Numbers> {
         let hot = self.hot.get(slot)?;
         let slow = self.slow.get(hot.slow as usize);
@@ -84,7 +85,7 @@ impl<C: Callbacks> Engine<C> {
         self.send(now, slot, at, numbers, flags::ACK, &[]);
     }
 
-    /// Answers something that may be an attack, or a peer that lost its memory, with the truth (RFC 5961).
+    /// Sends a challenge ACK (RFC 5961): the segment may be an attack, or the peer may have lost its state.
     pub(super) fn challenge(&mut self, now: Instant, slot: usize, at: usize) -> Fate {
         if self.may_challenge(now) {
             self.acknowledge(now, slot, at);
@@ -115,7 +116,7 @@ impl<C: Callbacks> Engine<C> {
         Fate::Taken
     }
 
-    /// Whether one more answer may be sent in this second.
+    /// True if one more answer may be sent in this second.
     fn may_challenge(&mut self, now: Instant) -> bool {
         let second = now.as_nanos() / 1_000_000_000;
         let (current, count) = &mut self.challenge_second;

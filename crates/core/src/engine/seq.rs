@@ -4,39 +4,39 @@ use std::ops::{Add, Sub};
 
 /// A TCP sequence or acknowledgement number.
 ///
-/// Compared around the circle, so there is deliberately no `Ord`: [`Seq::before`] of numbers half the circle apart
-/// means nothing.
+/// Numbers are compared around the circle, so there is deliberately no `Ord`: [`Seq::before`] means nothing for numbers
+/// half the circle apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Seq(pub u32);
 
 impl Seq {
-    /// Whether this number comes before `other`.
+    /// True if this number comes before `other`.
     #[inline]
     pub const fn before(self, other: Self) -> bool {
         (self.0.wrapping_sub(other.0) as i32) < 0
     }
 
-    /// Whether this number comes after `other`.
+    /// True if this number comes after `other`.
     #[inline]
     pub const fn after(self, other: Self) -> bool {
         other.before(self)
     }
 
-    /// The later of two.
+    /// Returns the later of two numbers.
     #[must_use]
     #[inline]
     pub const fn max(self, other: Self) -> Self {
         if self.before(other) { other } else { self }
     }
 
-    /// The earlier of two.
+    /// Returns the earlier of two numbers.
     #[must_use]
     #[inline]
     pub const fn min(self, other: Self) -> Self {
         if self.before(other) { self } else { other }
     }
 
-    /// How far this number is after `earlier`; 0 if it is not.
+    /// Returns the distance from `earlier` to this number; 0 if this number is not after it.
     #[inline]
     pub const fn since(self, earlier: Self) -> u32 {
         if self.before(earlier) { 0 } else { self.0.wrapping_sub(earlier.0) }

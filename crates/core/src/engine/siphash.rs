@@ -3,7 +3,7 @@
 /// The key: 128 secret bits, chosen at random when the engine starts.
 pub type Key = [u64; 2];
 
-/// The hash of whole 64-bit words (little-endian order of the reference).
+/// Returns the hash of whole 64-bit words (little-endian order of the reference).
 #[inline]
 pub fn siphash24(key: Key, words: &[u64]) -> u64 {
     let [k0, k1] = key;

@@ -1,9 +1,9 @@
 //! Chooses the address and port that a connection to a server comes from.
 //!
-//! A port is used once for each server (RFC 9293, Sec. 3.4: a connection is known by all four ends). A free port comes first.
-//! When none is left, the port of a connection in TIME-WAIT is taken; then a port that only connections to other servers
-//! use. A server may still remember the earlier connection of a port, so the SYN has a later sequence number (RFC 9293, Sec.
-//! 3.6.1) and a time stamp that is not older (RFC 6191).
+//! A port is used once for each server (RFC 9293, Sec. 3.4: all four ends identify a connection). The engine takes a free
+//! port first. If none is left, it takes the port of a connection in TIME-WAIT; then a port that only connections to
+//! other servers use. A server may still remember the earlier connection of a port. So the SYN has a later sequence
+//! number (RFC 9293, Sec. 3.6.1) and a time stamp that is not older (RFC 6191).
 
 use super::config::Callbacks;
 use super::connection::{CLIENT, Hot, SERVER, Source};
@@ -15,20 +15,20 @@ use crate::time::Instant;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Connections in TIME-WAIT that are looked at for a port, and ports in use, at most.
+/// Most connections in TIME-WAIT, and most ports, that are tried.
 const WAITING_TRIES: usize = 16;
 const PORT_TRIES: usize = 64;
 
-/// How long the port of an offloaded connection rests: the kernel keeps the old translation for 20 ms.
+/// How long the port of an offloaded connection stays unused: the kernel keeps the old translation for 20 ms.
 const OFFLOADED_RESTS: Duration = Duration::from_millis(50);
 
-/// A first sequence number is so far behind the last one of the tuple's earlier connection: more than any window without
-/// scale, as Linux does.
+/// Distance of a first sequence number from the last one of the tuple's earlier connection: more than any unscaled
+/// window, as in Linux.
 const BEHIND: u32 = 65_537;
 
-/// What a connection to a server comes from.
+/// The source of a connection to a server.
 pub(super) struct Chosen {
-    /// The server's packets carry these ends.
+    /// The ends as they appear in the server's packets.
     pub(super) tuple: Tuple,
     pub(super) source: Source,
     /// The last sequence number of the tuple's earlier connection, if the server may remember it.
@@ -36,12 +36,13 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
-    /// The source that is the client's own address and port.
+    /// Returns the client's own address and port as the source.
     pub(super) const fn of_client(tuple: Tuple) -> Self {
         Self { tuple, source: Source::Client, last: None }
     }
 
-    /// The initial sequence number: `isn`, or a later one if the server could take that for one of the earlier connection.
+    /// Returns the initial sequence number: `isn`, or a later one if the server could mistake `isn` for the earlier
+    /// connection.
     pub(super) fn first_number(&self, isn: Seq) -> Seq {
         match self.last {
             Some(last) if !isn.after(last) => last + BEHIND,
@@ -51,7 +52,7 @@ impl Chosen {
 }
 
 impl<C: Callbacks> Engine<C> {
-    /// Takes a source for a connection to `server`; none if every port is in use for it.
+    /// Takes a source for a connection to `server`; none if all ports are in use for it.
     #[inline]
     pub(super) fn choose_source(&mut self, now: Instant, server: SocketAddr) -> Option<Chosen> {
         self.free_source(server).or_else(|| self.used_source(now, server))
@@ -62,7 +63,8 @@ impl<C: Callbacks> Engine<C> {
         for _ in 0..PORT_TRIES {
             let source = self.ports.take(server.ip().into())?;
             let tuple = tuple(server, source);
-            // Connections that share a port are in the index, so a free port may have one to this server.
+            // Connections that share a port are in the index, so a free port may already have a connection to this
+            // server.
             if self.shared == 0 || !self.is_used(&tuple) {
                 return Some(Chosen { tuple, source: Source::Ours, last: None });
             }
@@ -80,7 +82,7 @@ impl<C: Callbacks> Engine<C> {
     fn source_in_time_wait(&mut self, now: Instant, server: SocketAddr) -> Option<Chosen> {
         let slot = self.longest_waiting_port(now, server)?;
         let hot = self.hot.get(slot)?;
-        // Both FINs are acknowledged: this is the next number that the server would take.
+        // Both FINs are acknowledged: this is the next number that the server would accept.
         let (before, last) = (hot.tuple[SERVER], Some(hot.leg[SERVER].acked));
         let was_shared = self.cold.get(slot)?.source == Source::Shared;
         self.counters.time_wait_cut += 1;
@@ -94,7 +96,7 @@ impl<C: Callbacks> Engine<C> {
         Some(Chosen { last, ..chosen })
     }
 
-    /// The connection that has been in TIME-WAIT longest and whose port may be taken.
+    /// Returns the connection that has been in TIME-WAIT longest and whose port may be taken.
     fn longest_waiting_port(&self, now: Instant, server: SocketAddr) -> Option<usize> {
         let clock = self.clock(now);
         let mut next = self.wheel.longest_waiting();
@@ -115,13 +117,14 @@ impl<C: Callbacks> Engine<C> {
         None
     }
 
-    /// Whether the source of a connection in TIME-WAIT will do for a connection to this server.
+    /// True if the source of a connection in TIME-WAIT can be used for a connection to this server.
     fn fits(&self, now: Instant, hot: &Hot, source: Source, server: SocketAddr) -> bool {
         let tuple = &hot.tuple[SERVER];
         if tuple.remote_addr() == server {
             return source != Source::Client;
         }
-        // The next connection to that other server will not know the last number: the clock of initial ones has to be past it.
+        // The next connection to the other server will not know the last number, so the clock of initial numbers must be
+        // past it.
         let isn = super::cookie::isn(self.cookie_key(), tuple, now);
         source == Source::Ours
             && tuple.remote.is_v4() == server.is_ipv4()
@@ -129,7 +132,7 @@ impl<C: Callbacks> Engine<C> {
             && !self.is_used(&self::tuple(server, tuple.source()))
     }
 
-    /// A port that other connections use, none of them to this server.
+    /// Returns a port that other connections use, none of them to this server.
     fn shared_source(&mut self, server: SocketAddr) -> Option<Chosen> {
         for _ in 0..PORT_TRIES {
             let tuple = tuple(server, self.ports.in_turn(server.ip().into())?);
@@ -141,13 +144,13 @@ impl<C: Callbacks> Engine<C> {
         None
     }
 
-    /// Whether a connection has these ends, in TIME-WAIT too.
+    /// True if a connection has these ends, also one in TIME-WAIT.
     pub(super) fn is_used(&self, tuple: &Tuple) -> bool {
         self.find(hash(&self.config.seed, tuple), tuple).is_some()
     }
 }
 
-/// The last time stamp that the server was shown; none if the connection had none.
+/// Returns the last time stamp sent to the server; none if the connection had none.
 fn shown_stamp(hot: &Hot) -> Option<u32> {
     let client = &hot.leg[CLIENT];
     (client.stamps && hot.leg[SERVER].stamps).then(|| client.stamp.wrapping_add(client.stamp_add))

@@ -1,12 +1,12 @@
-//! The index from a tuple to its connection: a hash table with open addressing and a fixed number of places. It neither grows
-//! nor allocates while packets come.
+//! The index from a tuple to its connection: a hash table with open addressing and a fixed number of places. It neither
+//! grows nor allocates while packets come.
 
 use super::packet::Tuple;
 
-/// Secret of the hash: without it an attacker cannot choose tuples that collide.
+/// The secret of the hash: without it an attacker cannot choose tuples that collide.
 pub(super) type HashKey = [u64; 4];
 
-/// Hash of a tuple: multiply and fold, the keys secret.
+/// Returns the hash of a tuple: multiply and fold with secret keys.
 #[inline]
 pub(super) fn hash(key: &HashKey, tuple: &Tuple) -> u32 {
     let low = fold(tuple.remote.0[1] ^ key[0], tuple.local.0[1] ^ key[1]);
@@ -21,7 +21,7 @@ fn fold(a: u64, b: u64) -> u64 {
     (wide as u64) ^ ((wide >> 64) as u64)
 }
 
-/// The index. A place holds the hash in its upper half and the value + 1 in its lower; 0 is an empty place.
+/// The index. A place holds the hash in its upper half and the value + 1 in its lower half; 0 is an empty place.
 #[derive(Debug)]
 pub(super) struct Index {
     places: Vec<u64>,
@@ -29,18 +29,18 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// An index for up to `entries` entries, never more than half full.
+    /// Returns an index for up to `entries` entries; it is never more than half full.
     pub(super) fn new(entries: usize) -> Self {
         let size = (entries.max(8) * 2).next_power_of_two();
         Self { places: vec![0; size], mask: size - 1 }
     }
 
-    /// Where its places lie, and how many bytes they take.
+    /// Returns the address of its places and their size in bytes.
     pub(super) fn memory(&self) -> (usize, usize) {
         (self.places.as_ptr().addr(), size_of_val(self.places.as_slice()))
     }
 
-    /// The value under `hash` for which `is_it` holds.
+    /// Returns the value under `hash` for which `is_it` is true.
     #[inline]
     pub(super) fn find(&self, hash: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let mut at = hash as usize & self.mask;
@@ -57,19 +57,19 @@ impl Index {
         }
     }
 
-    /// What stands in the first place that is looked at for `hash`.
+    /// Returns the content of the first place that a lookup of `hash` reads.
     #[inline]
     pub(super) fn place(&self, hash: u32) -> u64 {
         self.places.get(hash as usize & self.mask).copied().unwrap_or(0)
     }
 
-    /// The value that probably stands under `hash`: no comparison of tuples.
+    /// Returns the value that is probably stored under `hash`: tuples are not compared.
     #[inline]
     pub(super) fn probable(&self, hash: u32) -> Option<u32> {
         self.find(hash, |_| true)
     }
 
-    /// Adds an entry. The caller keeps the number of entries within what [`Index::new`] was given.
+    /// Adds an entry. The caller keeps the number of entries within the limit given to [`Index::new`].
     #[inline]
     pub(super) fn insert(&mut self, hash: u32, value: u32) {
         let mut at = hash as usize & self.mask;
@@ -84,7 +84,7 @@ impl Index {
         }
     }
 
-    /// Takes an entry out and closes the gap it leaves, so that no probe ever walks over the dead.
+    /// Removes an entry and closes the gap, so a lookup never walks over removed entries.
     pub(super) fn remove(&mut self, hash: u32, value: u32) {
         let wanted = u64::from(hash) << 32 | u64::from(value.wrapping_add(1));
         let mut gap = hash as usize & self.mask;
@@ -102,7 +102,7 @@ impl Index {
             if place == 0 {
                 break;
             }
-            // It may move to the gap unless its home lies between the gap and itself.
+            // An entry may move to the gap unless its home lies between the gap and itself.
             let home = (place >> 32) as usize & self.mask;
             if (at.wrapping_sub(home) & self.mask) >= (at.wrapping_sub(gap) & self.mask) {
                 self.set(gap, place);

@@ -1,16 +1,16 @@
-//! The timing wheel: one entry a connection, in a list of those due in the same 10 ms, and one more list in the order
-//! of arrival for connections in TIME-WAIT.
+//! The timing wheel. Each connection has one entry, in a list of those due in the same 10 ms. One more list holds the
+//! connections in TIME-WAIT in order of arrival.
 //!
-//! Entries are links in fixed arrays: arming, moving and taking out are O(1) and allocate nothing. A deadline past the
-//! wheel's horizon of about ten seconds is looked at when the horizon is reached and put in again. An entry is not taken
-//! out when its connection ends: the next connection in the same place most often finds it armed early enough, so that a
-//! short connection costs the wheel nothing, and an entry that comes up without a connection is dropped then.
+//! Entries are links in fixed arrays: arming, moving and removing are O(1) and allocate nothing. A deadline past the
+//! wheel's horizon of about ten seconds is checked at the horizon and armed again. An entry is not removed when its
+//! connection ends. The next connection in the same slot mostly finds it armed early enough, so a short connection costs
+//! the wheel nothing. An entry that expires without a connection is dropped then.
 
 use crate::time::Instant;
 
-/// Milliseconds of one step of the wheel.
+/// Length of a step of the wheel, milliseconds.
 pub const STEP_MS: u64 = 10;
-/// Steps of one turn.
+/// Steps per turn.
 const STEPS: usize = 1024;
 const NONE: u32 = u32::MAX;
 const STEP_NS: u64 = STEP_MS * 1_000_000;
@@ -22,13 +22,13 @@ struct Link {
     list: u32,
 }
 
-/// Both links of an entry, of which two lie in a line of cache and none in two: one wait for memory where two arrays are two.
+/// Both links of an entry. Two entries share a cache line, and none spans two: one memory access instead of two.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(32))]
 struct Links {
     /// In the list of its step.
     step: Link,
-    /// In the list of those in TIME-WAIT; `list` is 0 for those in it.
+    /// In the list of those in TIME-WAIT; `list` is 0 for entries in it.
     wait: Link,
 }
 
@@ -48,14 +48,14 @@ pub(super) struct Wheel {
     links: Vec<Links>,
     lists: Vec<List>,
     waiting: List,
-    /// One bit a step: whether its list holds anything.
+    /// One bit per step: whether its list has entries.
     busy: [u64; STEPS / 64],
-    /// The step up to which everything due was handed out.
+    /// The step up to which all due entries were returned.
     current: u64,
 }
 
 impl Wheel {
-    /// A wheel for entries `0..entries`.
+    /// Returns a wheel for entries `0..entries`.
     pub(super) fn new(entries: usize, now: Instant) -> Self {
         Self {
             links: vec![Links { step: UNLINKED, wait: UNLINKED }; entries],
@@ -66,7 +66,7 @@ impl Wheel {
         }
     }
 
-    /// Sees to it that `entry` is handed out at `at` or earlier; an entry that is due earlier stays where it is.
+    /// Makes sure that `entry` is returned at `at` or earlier; an entry that is due earlier stays where it is.
     #[inline]
     pub(super) fn arm(&mut self, entry: u32, at: Instant) {
         let step = at.as_nanos().div_ceil(STEP_NS);
@@ -113,18 +113,18 @@ impl Wheel {
         }
     }
 
-    /// The entry that went into TIME-WAIT next after `entry`.
+    /// Returns the entry that went into TIME-WAIT next after `entry`.
     pub(super) fn waits_after(&self, entry: u32) -> Option<u32> {
         self.links.get(entry as usize).map(|links| links.wait.next).filter(|next| *next != NONE)
     }
 
-    /// The entry that has been in TIME-WAIT longest.
+    /// Returns the entry that has been in TIME-WAIT longest.
     #[inline]
     pub(super) fn longest_waiting(&self) -> Option<u32> {
         Some(self.waiting.first).filter(|first| *first != NONE)
     }
 
-    /// The list that `entry` is in, whichever it is: brings its links from memory.
+    /// Returns the list that `entry` is in; the read brings its links into the cache.
     #[inline]
     pub(super) fn list_of(&self, entry: u32) -> Option<u32> {
         self.links.get(entry as usize).map(|links| links.step.list)
@@ -150,11 +150,11 @@ impl Wheel {
         }
     }
 
-    /// The next entry due at `now`, taken out; none: all were handed out, and the wheel stands at `now`.
+    /// Removes and returns the next entry due at `now`. None: all were returned, and the wheel has reached `now`.
     #[inline]
     pub(super) fn due(&mut self, now: Instant) -> Option<u32> {
         let target = now.as_nanos() / STEP_NS;
-        // Nothing lies further ahead than one turn: what came before that is handed out by looking at each step once.
+        // No entry lies further ahead than one turn, so each step is visited at most once.
         self.current = self.current.max(target.saturating_sub(STEPS as u64));
         loop {
             let first =
@@ -170,7 +170,7 @@ impl Wheel {
         }
     }
 
-    /// When [`Wheel::due`] will next hand something out; never earlier than anything that is armed.
+    /// Returns when [`Wheel::due`] will next return an entry; never earlier than any armed deadline.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let start = self.current % STEPS as u64;
         (0..STEPS as u64)
@@ -181,7 +181,7 @@ impl Wheel {
             .map(|ahead| Instant::from_nanos((self.current + ahead) * STEP_NS))
     }
 
-    /// In how many steps `entry` is due; none if it is in no step's list.
+    /// Returns the number of steps until `entry` is due; none if it is not armed.
     #[inline]
     fn ahead(&self, entry: u32) -> Option<u64> {
         let list = self.links.get(entry as usize)?.step.list;
@@ -274,7 +274,8 @@ mod tests {
             let mut now = 0;
             for (entry, ms, what) in steps {
                 if what < 5 {
-                    // As the wheel promises: at the wish or the horizon, whichever is earlier, and never later than before.
+                    // The wheel promises the wished time or the horizon, whichever is earlier, and never later than
+                    // before.
                     let due = (now + ms).div_ceil(STEP_MS).clamp(now / STEP_MS + 1, now / STEP_MS + 1023) * STEP_MS;
                     wheel.arm(entry, at(now + ms));
                     model.entry(entry).and_modify(|armed| *armed = due.min(*armed)).or_insert(due);
