@@ -52,6 +52,7 @@ const REWRITTEN: &[&str] = &[
     "crates/sidetrack/src/config/",
     "crates/sidetrack/src/control/",
     "crates/sidetrack/src/dns",
+    "crates/sidetrack/src/engine/",
     "crates/sidetrack/src/explain.rs",
     "crates/sidetrack/src/function/crypt.rs",
     "crates/sidetrack/src/function/mod.rs",

@@ -1,4 +1,4 @@
-//! Wakes a worker that waits for packets: to stop, to look at what others wish, to take what was handed over.
+//! Wakes a worker that waits for packets: to stop it, to let it look at requests of other threads, or to give it packets.
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -19,26 +19,26 @@ impl Bell {
     /// Makes a bell that has not been rung.
     ///
     /// # Errors
-    /// The system gives no descriptor.
+    /// Fails if the system provides no descriptor.
     pub fn new() -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         Ok(Self { fd, stop: AtomicBool::new(false), rung: AtomicBool::new(false) })
     }
 
-    /// Rings it; once is enough until it is heard.
+    /// Wakes the worker. Further calls do nothing until the worker has noticed the first one.
     pub fn ring(&self) {
         if !self.rung.swap(true, Relaxed) {
-            // Its counter cannot be full: it is read as often as it is written.
+            // The counter cannot be full: it is read as often as it is written.
             let _ = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
         }
     }
 
-    /// Whether it was rung since the last time.
+    /// True if the bell was rung since the last call.
     pub fn heard(&self) -> bool {
         self.rung.swap(false, Relaxed)
     }
 
-    /// Resets the descriptor after a wait, until the next ring.
+    /// Resets the descriptor after a wait, so that the next ring is seen.
     pub fn waited(&self) {
         if rustix::io::read(&self.fd, &mut [0; 8]).is_ok() {
             self.rung.store(true, Relaxed);
@@ -51,7 +51,7 @@ impl Bell {
         self.ring();
     }
 
-    /// Whether it was asked to end.
+    /// True if the worker was asked to end.
     pub fn stopped(&self) -> bool {
         self.stop.load(Relaxed)
     }

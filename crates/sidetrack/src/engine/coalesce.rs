@@ -1,4 +1,4 @@
-//! Frames gather in the interfaces of an engine before the kernel takes them, so that many are taken at once.
+//! Lets frames collect in the interfaces of an engine before the kernel handles them, so that it handles many at once.
 
 use super::open::Interface;
 use sidetrack_sys::napi::{self, Napi};
@@ -7,33 +7,33 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
-/// Interfaces whose frames gather while this lives. Afterwards they do as before, also where we were killed: a guard process
-/// sees to that, with rights that we have given up by then.
+/// Interfaces whose frames collect while this value lives. Afterwards a guard process restores the earlier settings, even
+/// if our process was killed. The guard has rights that we have given up by then.
 #[derive(Debug)]
 pub struct Coalescing(Option<Guard>);
 
-/// Why frames do not gather.
+/// Why frames do not collect.
 #[derive(Debug, thiserror::Error)]
 pub enum CoalesceError {
     /// The kernel refused.
     #[error(transparent)]
     Kernel(#[from] sidetrack_sys::netlink::Error),
-    /// There is nothing in which they could.
+    /// The interface has no NAPI instance that can be configured.
     #[error(
         "{0} has no NAPI that can be told (it takes Linux 6.13, and a card's driver; on veth io = \"xdp\" or `ethtool -K {0} gro on`)"
     )]
     NoNapi(String),
-    /// The process that would put it back cannot be had.
+    /// The guard process that would restore the settings cannot be started.
     #[error("the guard that would put it back: {0}")]
     Guard(#[from] io::Error),
 }
 
 impl Coalescing {
-    /// Lets frames gather so long in each of these interfaces, the longest time where one is there twice. Nothing is changed where
-    /// one of them cannot, nor where no listener asks for it.
+    /// Lets frames collect for this time in each of these interfaces; for an interface listed twice, the longer time
+    /// counts. Nothing changes if one of them does not support it, or if no listener asks for it.
     ///
     /// # Errors
-    /// Which interface cannot, or what the kernel said.
+    /// Returns the interface that does not support it, or the kernel's error.
     pub fn new(interfaces: &[(Interface, Duration)]) -> Result<Option<Self>, CoalesceError> {
         let mut times: BTreeMap<u32, (&str, Duration)> = BTreeMap::new();
         for (interface, time) in interfaces.iter().filter(|(_, time)| !time.is_zero()) {
@@ -52,7 +52,7 @@ impl Coalescing {
             found.extend(instances.into_iter().map(|before| (before, time)));
         }
         let undo: Vec<Action> = found.iter().map(|(before, _)| Action::RestoreNapi(*before)).collect();
-        // From here on whatever happens puts it back.
+        // The guard is started first: from here on it restores the settings in any case.
         let coalescing = Self(Some(Guard::spawn(&undo)?));
         for (before, time) in found {
             napi::set(&wanted(before, time))?;
@@ -63,12 +63,12 @@ impl Coalescing {
 
 impl Drop for Coalescing {
     fn drop(&mut self) {
-        // One that is gone has done it.
+        // If the guard process has already ended, it has restored the settings.
         let _ = self.0.take().map(Guard::finish);
     }
 }
 
-/// What is set already stays where it says more.
+/// Returns the settings to write: an existing value stays if it is larger.
 fn wanted(before: Napi, time: Duration) -> Napi {
     let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     Napi {

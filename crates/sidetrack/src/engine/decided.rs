@@ -1,5 +1,5 @@
-//! Connections that are the kernel's from their SYN on: an XDP program carries them whole (`bpf/decided.bpf.h`). User space
-//! decides about a client's first flow, tells the program what the next ones become, and makes the records.
+//! Connections that an XDP program handles completely, from their SYN on (`bpf/decided.bpf.h`). User space decides about
+//! a client's first flow, tells the program how to handle the next ones, and writes the records.
 
 use super::driver::Driver;
 use super::hops;
@@ -21,24 +21,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, SystemTime};
 
-/// How long a decision is believed; then the next flow shows by which neighbour its server is reached now.
+/// How long a decision is valid. After that, the next flow shows which neighbour leads to its server now.
 const BELIEVED: Duration = Duration::from_secs(30);
-/// Most different decisions that flows may stand under.
+/// Most different decisions that flows may have.
 const RULES_MAX: usize = 4096;
-/// How long an ended connection's port rests, if it is not needed.
+/// How long the port of an ended connection stays unused, unless it is needed earlier.
 const TIME_WAIT: Duration = Duration::from_secs(1);
-/// How long a program may still be at work on a packet of a connection that was ended here.
+/// How long a program may still handle a packet of a connection that user space has ended.
 const LINGERS: Duration = Duration::from_millis(20);
-/// How often all connections are looked at, and from which age on they are shown as flows in flight.
+/// How often all connections are checked, and from which age on they are shown as flows in flight.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// How often ended ones are looked for: after some were found, while there are connections, and else.
+/// How often user space looks for ended connections: after it found some, while there are connections, and otherwise.
 const SOON: Duration = Duration::from_millis(2);
 const WHILE_OPEN: Duration = Duration::from_millis(10);
 const IDLY: Duration = Duration::from_millis(50);
-/// How long a handshake may take until the client's last part of it.
+/// Longest handshake, until the client's last part of it.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// What flows of a client stand under.
+/// The decision that applies to flows of a client.
 #[derive(Debug)]
 pub struct Rule {
     verdict: Verdict,
@@ -50,7 +50,7 @@ pub struct Rule {
     lifetime: Option<Duration>,
 }
 
-/// What all workers of an engine share of it.
+/// The state that all workers of an engine share.
 #[derive(Debug)]
 pub struct Shared {
     memory: Arc<DecidedMemory>,
@@ -58,7 +58,7 @@ pub struct Shared {
     sources: Vec<IpAddr>,
     generation: AtomicU32,
     rules: Mutex<Vec<Arc<Rule>>>,
-    /// When decisions end.
+    /// When each decision ends.
     decided: Mutex<BTreeMap<DecidedKey, Instant>>,
 }
 
@@ -67,24 +67,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// Over these interfaces, with these addresses towards servers.
+    /// Returns the state for these interfaces, with these source addresses towards servers.
     pub fn new(memory: Arc<DecidedMemory>, interfaces: Vec<Interface>, sources: Vec<IpAddr>) -> Self {
         let (rules, decided) = (Mutex::default(), Mutex::default());
         Self { memory, interfaces, sources, generation: AtomicU32::new(1), rules, decided }
     }
 
-    /// The programs' part.
+    /// Returns the maps that the programs use.
     pub fn memory(&self) -> &DecidedMemory {
         &self.memory
     }
 
-    /// Which rules are in force: to be asked before they are.
+    /// Returns the generation of the rules in force. The caller must read it before it reads the rules.
     pub fn generation(&self) -> u32 {
         self.generation.load(Acquire)
     }
 
-    /// The next flows of this client to this address need no user space, if the program can have them: the rules of
-    /// `generation` said so, and the way to the server is known.
+    /// Tells the program to handle the next flows of this client to this address without user space, if it can. The rules
+    /// of `generation` made the decision, and the neighbour towards the server must be known.
     pub fn decide(
         &self,
         now: Instant,
@@ -113,7 +113,7 @@ impl Shared {
             to,
             from: interface.address,
         };
-        // No room: the client's flows stay in user space.
+        // If the map is full, the client's flows stay in user space.
         if self.memory.decide(&key, &route).is_ok() {
             lock(&self.decided).insert(key, now + BELIEVED);
         }
@@ -148,7 +148,7 @@ impl Shared {
         lock(&self.rules).get(number as usize).cloned()
     }
 
-    /// Decisions that have been believed for long enough are made anew.
+    /// Removes decisions whose time is over; the next flow makes a new one.
     fn forget_old(&self, now: Instant) {
         let mut decided = lock(&self.decided);
         decided.retain(|key, until| *until > now || self.memory.forget(key).is_err());
@@ -163,17 +163,17 @@ struct Known {
     rule: Arc<Rule>,
 }
 
-/// The connections in the kernel of one engine: the first worker has them.
+/// The connections of one engine that the kernel handles; the first worker owns this.
 pub struct Carried {
     shared: Arc<Shared>,
     ledger: Arc<Ledger>,
     next_id: super::flows::NextId,
     waker: Waker,
     config: Arc<Config>,
-    /// What is to be added to times of ours to have the kernel's, nanoseconds.
+    /// Offset from our time to the kernel's, nanoseconds.
     monotonic: u64,
     known: BTreeMap<u32, Known>,
-    /// Those that are over, and those that were ended here, in this order, and since when.
+    /// Connections that are over, and connections that user space has ended, in this order, each with the time.
     resting: VecDeque<(Instant, Closing)>,
     lingering: VecDeque<(Instant, Closing)>,
     tallies: BTreeMap<(u32, u8), Tally>,
@@ -201,7 +201,7 @@ fn between(from_ns: u64, to_ns: u64) -> Duration {
 }
 
 impl Carried {
-    /// Makes an empty set. `waker` is woken when a flow is to be ended by hand.
+    /// Makes an empty set. `waker` is woken when an operator ends a flow.
     pub fn new(
         shared: Arc<Shared>,
         ledger: Arc<Ledger>,
@@ -226,12 +226,12 @@ impl Carried {
         }
     }
 
-    /// When [`Carried::turn`] is due.
+    /// Returns when [`Carried::turn`] is due.
     pub const fn deadline(&self) -> Instant {
         self.next
     }
 
-    /// Looks at what programs did since the last time.
+    /// Handles what the programs did since the last call.
     pub fn turn(&mut self, now: Instant, config: &Arc<Config>, driver: &mut dyn Driver) {
         if now < self.next {
             return;
@@ -254,7 +254,7 @@ impl Carried {
         self.next = now + after;
     }
 
-    /// Other rules: what was decided by the old ones holds no longer.
+    /// After a change of the rules, invalidates decisions of the old ones.
     fn heed(&mut self, config: &Arc<Config>) {
         if !Arc::ptr_eq(&self.config, config) {
             self.config = config.clone();
@@ -264,11 +264,11 @@ impl Carried {
         }
     }
 
-    /// Makes the records of those that have ended; how many.
+    /// Writes the records of ended connections, and returns their number.
     fn reap(&mut self, now: Instant) -> usize {
         let mut room = self.ledger.kept().saturating_sub(self.ledger.ended_waiting());
         let mut count = 0;
-        // One turn through the table at most: then others have their turn.
+        // At most one turn through the table, so that other work is not delayed.
         while count < self.shared.memory().count() as usize
             && let Some(closing) = self.shared.memory().ended()
         {
@@ -291,7 +291,7 @@ impl Carried {
         count
     }
 
-    /// One that is only counted.
+    /// Counts a connection without a record of its own.
     fn tally(&mut self, closing: Closing) {
         let end = self.shared.memory().end(closing);
         if end.reason == DecidedReason::Unused {
@@ -336,7 +336,7 @@ impl Carried {
         Some((live, rule))
     }
 
-    /// Ports that have rested are free again; earlier if they are needed.
+    /// Frees ports that were unused for long enough; earlier if ports are short.
     fn rest(&mut self, now: Instant) {
         let memory = self.shared.memory();
         let mut lacking = (memory.count() / 4).saturating_sub(memory.free());
@@ -354,7 +354,7 @@ impl Carried {
         }
     }
 
-    /// Shows those in flight that are not quite new, and ends those whose time is over.
+    /// Shows connections of some age as flows in flight, and ends those whose time is over.
     fn look(&mut self, now: Instant, driver: &mut dyn Driver) {
         let now_ns = now.as_nanos() + self.monotonic;
         for slot in 0..self.shared.memory().count() {
@@ -381,7 +381,7 @@ impl Carried {
             let idle = between(self.shared.memory().last_ns(standing), now_ns);
             if let Some(reason) = rule.due(&flow, age, idle) {
                 if reason == EndReason::ConnectTimeout {
-                    // Perhaps it lives elsewhere now.
+                    // The server may be reached by another neighbour now.
                     self.shared.forget_client(&flow);
                 }
                 self.end(now, standing, reason, driver);
@@ -389,10 +389,10 @@ impl Carried {
         }
     }
 
-    /// Ends the flows that are to be ended by hand.
+    /// Ends the flows that an operator wants to end.
     pub fn end_unwanted(&mut self, now: Instant, driver: &mut dyn Driver) {
         let wished = |known: &Known| {
-            // Waking takes the waker, so a new one is set.
+            // A wake consumes the waker, so a new one is set.
             known.flow.set_waker(&self.waker);
             known.flow.ending()
         };
@@ -405,7 +405,7 @@ impl Carried {
         }
     }
 
-    /// Ends one with a reset to both sides; not if it is over already.
+    /// Ends a connection with a reset to both sides, unless it is over already.
     fn end(&mut self, now: Instant, standing: Closing, reason: EndReason, driver: &mut dyn Driver) {
         if !self.shared.memory().kill(standing) {
             return;
@@ -422,7 +422,7 @@ impl Carried {
         self.lingering.push_back((now, standing));
     }
 
-    /// Ends all: what has ended by itself has its own reason.
+    /// Ends all connections. One that has already ended keeps its own reason.
     pub fn stop(&mut self, now: Instant, driver: &mut dyn Driver) {
         self.shared.memory().renew(0);
         self.reap(now);
@@ -439,7 +439,7 @@ impl Shared {
     fn forget_client(&self, flow: &DecidedFlow) {
         let key = DecidedKey { client: flow.client.ip(), local: flow.local };
         lock(&self.decided).remove(&key);
-        // An error: it is not there.
+        // An error means that it is not in the map.
         let _ = self.memory.forget(&key);
     }
 }
@@ -458,7 +458,7 @@ impl Rule {
         Decided { flow, verdict: Some(self.verdict.clone()) }
     }
 
-    /// Why a connection is to end now, if it is.
+    /// Returns the reason to end a connection now, if there is one.
     fn due(&self, flow: &DecidedFlow, age: Duration, idle: Duration) -> Option<EndReason> {
         match flow.state {
             DecidedState::Syn if age >= self.connect => Some(EndReason::ConnectTimeout),
@@ -470,7 +470,7 @@ impl Rule {
     }
 }
 
-/// Brings the counts up to these, which never shrink.
+/// Raises the counts to these values; they never shrink.
 fn count(live: &LiveFlow, flow: &DecidedFlow) {
     let (up, down) = live.bytes();
     let [client, server] = flow.sides;

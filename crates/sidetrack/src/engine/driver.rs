@@ -7,39 +7,39 @@ use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// A packet that came in.
+/// A received packet.
 #[derive(Debug)]
 pub struct Arrived<'a> {
-    /// The IP packet; bytes behind its end may follow.
+    /// The IP packet; other bytes may follow its end.
     pub packet: &'a mut [u8],
     /// The neighbour it came from.
     pub hop: Hop,
-    /// What is known of its checksums.
+    /// What the driver knows about its checksums.
     pub checksums: Checksums,
 }
 
-/// How many frames had come by each interface at some time.
+/// The number of frames that had arrived at each interface at some time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mark(pub Vec<u64>);
 
-/// Moves the frames of one worker. Numbers of frames are those of the last [`Driver::receive`].
+/// Moves the frames of one worker. Frame numbers refer to the last [`Driver::receive`].
 pub trait Driver: Send + fmt::Debug {
-    /// Takes the frames that wait, a batch at most; how many.
+    /// Takes waiting frames, at most one batch, and returns their number.
     ///
     /// # Errors
-    /// What the system says when frames can no longer be taken, such as ENETDOWN.
+    /// Returns the system's error if frames can no longer be received, such as ENETDOWN.
     fn receive(&mut self) -> io::Result<usize>;
 
-    /// The packet of a frame; none if the frame carries no IP packet.
+    /// Returns the packet of a frame; none if the frame holds no IP packet.
     fn arrived(&mut self, frame: usize) -> Option<Arrived<'_>>;
 
-    /// Sends the packet of a frame, which has `len` bytes now, to a neighbour. Once for each frame at most.
+    /// Sends the packet of a frame, which now has `len` bytes, to a neighbour. At most once for each frame.
     fn forward(&mut self, frame: usize, len: usize, hop: Hop);
 
-    /// Sends a packet to a neighbour. What finds no room is lost, as on a full link.
+    /// Sends a packet to a neighbour. A packet that does not fit the queue is lost, as on a full link.
     fn send(&mut self, packet: &[u8], hop: Hop);
 
-    /// Hands everything to be sent to the kernel; frames that came in are gone then.
+    /// Hands all outgoing packets to the kernel. Received frames are no longer valid after that.
     fn flush(&mut self);
 
     /// Returns which frames have come until now, including those that were not taken yet.
@@ -47,30 +47,30 @@ pub trait Driver: Send + fmt::Debug {
         Mark::default()
     }
 
-    /// Whether all frames that had come at that time were taken.
+    /// True if all frames that had arrived at that time were taken.
     fn is_past(&self, mark: &Mark) -> bool {
         let _ = mark;
         true
     }
 
-    /// Packets that found no room since the beginning.
+    /// Returns the number of packets lost because a queue was full, since the start.
     fn lost(&self) -> u64;
 
-    /// Takes the packets sent since the last call to which no route leads.
+    /// Takes the packets sent since the last call for which the kernel has no route.
     fn take_unrouted(&mut self) -> Vec<Vec<u8>> {
         Vec::new()
     }
 
-    /// Readable when frames wait.
+    /// Returns descriptors that are readable when frames wait.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
 }
 
-/// Packets that the kernel routes, and those for which it has no route.
+/// Sends packets by the kernel's routes, and keeps those for which it has no route.
 #[derive(Debug)]
 pub(super) struct Routed {
     socket: RoutedSocket,
     unrouted: Vec<Vec<u8>>,
-    /// Packets that found no room.
+    /// Packets lost because the socket's queue was full.
     pub(super) lost: u64,
 }
 
@@ -79,7 +79,7 @@ impl Routed {
         Self { socket, unrouted: Vec::new(), lost: 0 }
     }
 
-    /// Sends a packet where the kernel leads it. One without a route is kept for [`Driver::take_unrouted`].
+    /// Sends a packet by the kernel's route. A packet without a route is kept for [`Driver::take_unrouted`].
     pub(super) fn send(&mut self, packet: &[u8]) {
         let Ok(ip) = Ip::parse(packet) else { return };
         match self.socket.send(packet, ip.dst.into()) {
@@ -101,7 +101,8 @@ impl Routed {
 /// Packets without a route that wait to be taken; the worker takes them after each batch.
 const UNROUTED_MAX: usize = 1024;
 
-/// Whether the kernel said that no way leads there: no route, or a route of type unreachable, prohibit or blackhole.
+/// True if the kernel reported that the destination is unreachable: no route, or a route of type unreachable, prohibit or
+/// blackhole.
 fn is_unreachable(error: &io::Error) -> bool {
     const EACCES: i32 = 13;
     const EINVAL: i32 = 22;

@@ -1,4 +1,4 @@
-//! Flows in flight, as the rest of the program sees them, and what is left of each.
+//! Flows in flight, as the rest of the program sees them, and the record of each.
 
 use crate::live::{Clock, Decided, Ended, Ledger, LiveFlow, Slot};
 use sidetrack_core::chain::{Chain, Offered};
@@ -21,16 +21,16 @@ use std::time::{Duration, SystemTime};
 /// Makes the functions that a flow passes.
 pub type Chains = Arc<dyn Fn(&ChainSpec, &Flow) -> Result<Chain, Stop> + Send + Sync>;
 
-/// What is held as long as a flow lives, and counts it.
+/// A permit for one flow. It is counted as long as it is held.
 pub type Leave = Box<dyn Any + Send>;
 
-/// Says whether there may be one more flow of this client; why not, in words.
+/// Decides whether one more flow of this client is allowed; if not, says why in words.
 pub type Admit = Arc<dyn Fn(IpAddr) -> Result<Option<Leave>, String> + Send + Sync>;
 
-/// How far in the future a function is told to be that holds bytes back for more: with packets there is no later.
+/// How far the time is advanced for functions that delay bytes: with packets, delayed bytes could not be sent later.
 const AT_ONCE: Duration = Duration::from_secs(3600);
 
-/// Gives the next flow its number.
+/// Returns the number of the next flow.
 pub type NextId = Arc<dyn Fn() -> FlowId + Send + Sync>;
 
 /// The flows of one worker.
@@ -41,15 +41,16 @@ pub struct Flows {
     admit: Admit,
     listener: Arc<str>,
     known: HashMap<ConnectionId, Known, BuildHasherDefault<Spread>>,
-    /// What removes the server's answer to a bind that the engine has answered itself; none of them is of an ended connection.
+    /// What removes the server's answer to a bind that the engine answered itself. It has no entries of ended
+    /// connections.
     answers: HashMap<ConnectionId, BindAnswer, BuildHasherDefault<Spread>>,
     waker: Waker,
     clock: Clock,
-    /// The wall clock at this batch of packets.
+    /// The wall clock time of this batch of packets.
     wall: SystemTime,
 }
 
-/// Spreads the engine's own numbers, which clients cannot choose.
+/// Spreads the engine's own numbers. Clients cannot choose them, so no secret is needed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spread(u64);
 
@@ -67,19 +68,19 @@ impl Hasher for Spread {
     }
 }
 
-/// A flow that policy was asked about.
+/// A flow for which policy was asked.
 struct Known {
     flow: Arc<LiveFlow>,
-    /// None if it was refused: it is never in flight.
+    /// None if the flow was refused: it is never in flight then.
     slot: Option<Slot>,
     detail: Option<Box<str>>,
     chain: Option<Box<Chain>>,
     _leave: Option<Leave>,
-    /// What its rule says of functions that fail.
+    /// What the rule says about functions that fail.
     on_down: OnDown,
 }
 
-/// What becomes of the payload of one packet.
+/// Runs the payload of one packet through the functions.
 fn passed(chain: &mut Chain, now: Instant, from: Side, bytes: &[u8]) -> Result<Payload, Stop> {
     Ok(match chain.handle(now, from, bytes)? {
         Offered::Unchanged => Payload::Keep,
@@ -104,7 +105,7 @@ impl fmt::Debug for Flows {
 }
 
 impl Flows {
-    /// Makes an empty set. `waker` is woken when a flow is to be ended by hand.
+    /// Makes an empty set. `waker` is woken when an operator ends a flow.
     pub fn new(
         listener: Arc<str>,
         ledger: Arc<Ledger>,
@@ -119,20 +120,20 @@ impl Flows {
         Self { ledger, next_id, chains, admit, listener, known, answers, waker, clock, wall }
     }
 
-    /// The next batch of packets begins: what it opens has the time of now.
+    /// Begins the next batch of packets: flows that it opens get the current time.
     pub fn next_batch(&mut self) {
         self.wall = SystemTime::now();
     }
 
-    /// Leave for one more flow of this client, to be kept as long as it lives.
+    /// Returns a permit for one more flow of this client, to be held as long as the flow lives.
     ///
     /// # Errors
-    /// Which limit is reached, in words.
+    /// Returns the limit that is reached, in words.
     pub fn leave(&self, client: IpAddr) -> Result<Option<Leave>, String> {
         (self.admit)(client)
     }
 
-    /// A flow as it is before policy is asked.
+    /// Returns the flow as it is before policy is asked.
     pub fn flow(&self, opening: &Opening<'_>) -> Flow {
         Flow {
             intercept: Intercept::Engine,
@@ -152,22 +153,23 @@ impl Flows {
         live
     }
 
-    /// The functions that a flow is to pass by this verdict.
+    /// Makes the functions that this verdict requires for a flow.
     ///
     /// # Errors
-    /// One of them ends it at once.
+    /// Fails if one of the functions ends the flow at once.
     pub fn chain(&self, flow: &Flow, verdict: &Verdict) -> Result<Option<Box<Chain>>, Stop> {
         let Action::Carry(carry) = &verdict.action else { return Ok(None) };
         let spec = carry.chain.as_ref();
         spec.map(|spec| (self.chains)(spec, flow).map(Box::new)).transpose()
     }
 
-    /// The engine itself has answered this client's bind; the server's answer is to be removed.
+    /// Notes that the engine itself has answered this client's bind; the server's answer will be removed.
     pub fn answered(&mut self, id: ConnectionId, answer: BindAnswer) {
         self.answers.insert(id, answer);
     }
 
-    /// Payload of one packet passes the functions, without the answer to a bind that the client has already.
+    /// Runs the payload of one packet through the functions. Before that, removes the answer to a bind that the client
+    /// already has.
     pub fn payload(&mut self, id: ConnectionId, now: Instant, from: Side, bytes: &[u8]) -> Payload {
         let answer = self.answers.get_mut(&id).filter(|_| from == Side::Server);
         let Some(answer) = answer else { return self.functions(id, now, from, bytes) };
@@ -186,12 +188,12 @@ impl Flows {
         }
     }
 
-    /// Payload of one packet passes the functions. One that fails, by its own word or by a fault, ends the flow, or the flow
-    /// goes on without functions, as its rule says.
+    /// Runs the payload of one packet through the functions. If a function fails or panics, the rule decides: the flow
+    /// ends, or it continues without functions.
     fn functions(&mut self, id: ConnectionId, now: Instant, from: Side, bytes: &[u8]) -> Payload {
         let Some(known) = self.known.get_mut(&id) else { return Payload::Keep };
         let Some(chain) = &mut known.chain else { return Payload::Keep };
-        // The chain is not used again after a fault.
+        // The chain is not used again after a panic.
         let stop = match catch_unwind(AssertUnwindSafe(|| passed(chain, now, from, bytes))) {
             Ok(Ok(payload)) => return payload,
             Ok(Err(stop)) => stop,
@@ -206,7 +208,7 @@ impl Flows {
         Payload::Reset(stop.reason)
     }
 
-    /// It is carried.
+    /// Adds a flow that policy allowed.
     pub fn carried(
         &mut self,
         opening: &Opening<'_>,
@@ -222,7 +224,7 @@ impl Flows {
         self.known.insert(opening.id, Known { flow, slot, detail: None, chain, on_down, _leave: leave });
     }
 
-    /// It is refused, for this reason in words.
+    /// Adds a flow that was refused, with the reason in words.
     pub fn refused(&mut self, opening: &Opening<'_>, now: Instant, decided: Decided, detail: String) {
         let flow = Arc::new(self.live(opening.opened, now, decided));
         let detail = Some(detail.into());
@@ -230,7 +232,7 @@ impl Flows {
         self.known.insert(opening.id, known);
     }
 
-    /// It has ended.
+    /// Writes the record of an ended connection.
     pub fn ended(&mut self, record: &Record) {
         self.answers.remove(&record.id);
         let known = self.known.remove(&record.id).unwrap_or_else(|| {
@@ -268,7 +270,7 @@ impl Flows {
         }
     }
 
-    /// Those in flight and what their sides have sent until now.
+    /// Updates the bytes of flows in flight.
     pub fn count(&self, traffic: impl Iterator<Item = (ConnectionId, u64, u64)>) {
         for (id, up, down) in traffic {
             if let Some(known) = self.known.get(&id) {
@@ -277,7 +279,7 @@ impl Flows {
         }
     }
 
-    /// The TCP states that these have reached.
+    /// Updates the TCP states of flows in flight.
     pub fn reached(&self, states: impl Iterator<Item = (ConnectionId, Stamps)>) {
         for (id, states) in states {
             if let Some(known) = self.known.get(&id) {
@@ -286,22 +288,22 @@ impl Flows {
         }
     }
 
-    /// Packets of these the kernel passes on by itself.
+    /// Marks flows whose packets the kernel forwards by itself.
     pub fn shunted(&self, shunted: impl Iterator<Item = ConnectionId>) {
         shunted.filter_map(|id| self.known.get(&id)).for_each(|known| known.flow.shunted());
     }
 
-    /// Returns the flows that are to be ended by hand.
+    /// Returns the flows that an operator wants to end.
     pub fn unwanted(&self) -> Vec<ConnectionId> {
         let wished = |known: &Known| {
-            // Waking takes the waker, so a new one is set.
+            // A wake consumes the waker, so a new one is set.
             known.flow.set_waker(&self.waker);
             known.flow.ending().is_some()
         };
         self.known.iter().filter(|(_, known)| wished(known)).map(|(id, _)| *id).collect()
     }
 
-    /// All end here and now: their engine is gone.
+    /// Ends all flows now, because their engine is gone.
     pub fn lost(&mut self, detail: &str) {
         self.answers.clear();
         for (_, mut known) in std::mem::take(&mut self.known) {
@@ -312,7 +314,7 @@ impl Flows {
     }
 }
 
-/// Brings the counts of a flow of this age up to these, which never shrink.
+/// Raises the counts of a flow of this age to these values; they never shrink.
 fn count(flow: &LiveFlow, up: u64, down: u64, age: Duration) {
     let before = flow.bytes();
     let (up, down) = (up.saturating_sub(before.0), down.saturating_sub(before.1));
@@ -327,7 +329,7 @@ mod tests {
     use super::*;
     use sidetrack_core::function::{Interest, Stage, Step};
 
-    /// A function that fails at the second packet: by a fault, or by its own word.
+    /// A function that fails at the second packet: by a panic, or by its result.
     struct Failing {
         packets: usize,
         by_fault: bool,

@@ -1,6 +1,6 @@
-//! Neighbours: a [`Hop`] is a link-layer address with the number of the interface it is reached by. Which neighbour leads
-//! to a server is learnt from the server's own answers. The kernel routes packets to a server whose neighbour is not known yet,
-//! and resolves the neighbour's address.
+//! Neighbours. A [`Hop`] is a link-layer address with the number of the interface that leads to it. The worker learns
+//! from the server's own answers which neighbour leads to a server. While the neighbour is unknown, the kernel routes the
+//! packets and resolves the neighbour's address.
 
 use sidetrack_core::engine::Hop;
 use sidetrack_core::time::Instant;
@@ -8,10 +8,10 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// The kernel routes what goes there.
+/// The hop of packets that the kernel routes.
 pub const ROUTED: Hop = Hop(0);
 
-/// How long what was learnt is believed: routes change, and neighbours move.
+/// How long a learnt neighbour is used: routes change, and neighbours move.
 const BELIEVED: Duration = Duration::from_secs(30);
 
 /// Most servers remembered.
@@ -20,21 +20,21 @@ const SERVERS_MAX: usize = 4096;
 /// Bytes of an Ethernet header.
 pub const ETHERNET: usize = 14;
 
-/// The neighbour with this address, by the interface of this number.
+/// Returns the hop of the neighbour with this address at the interface with this number.
 pub fn hop(interface: usize, address: [u8; 6]) -> Hop {
     let [a, b, c, d, e, f] = address;
     let number = (interface as u64 + 1) << 48;
     Hop(number | u64::from_be_bytes([0, 0, a, b, c, d, e, f]))
 }
 
-/// The interface's number and the address; none for [`ROUTED`].
+/// Returns the interface's number and the address; none for [`ROUTED`].
 pub fn neighbour(hop: Hop) -> Option<(usize, [u8; 6])> {
     let [_, _, a, b, c, d, e, f] = hop.0.to_be_bytes();
     let interface = usize::try_from(hop.0 >> 48).ok()?.checked_sub(1)?;
     Some((interface, [a, b, c, d, e, f]))
 }
 
-/// An Ethernet header in front of an IP packet.
+/// Returns an Ethernet header for an IP packet.
 pub fn header(to: [u8; 6], from: [u8; 6], packet: &[u8]) -> [u8; ETHERNET] {
     let kind: [u8; 2] = if packet.first().is_some_and(|byte| byte >> 4 == 6) { [0x86, 0xdd] } else { [8, 0] };
     let mut header = [0; ETHERNET];
@@ -44,7 +44,7 @@ pub fn header(to: [u8; 6], from: [u8; 6], packet: &[u8]) -> [u8; ETHERNET] {
     header
 }
 
-/// The sender of a frame, if it is an Ethernet frame with an IP packet.
+/// Returns the sender of a frame, if it is an Ethernet frame with an IP packet.
 pub fn sender(frame: &[u8]) -> Option<[u8; 6]> {
     let header: &[u8; ETHERNET] = frame.first_chunk()?;
     matches!(header[12..], [8, 0] | [0x86, 0xdd])
@@ -74,13 +74,13 @@ pub struct Hops {
 }
 
 impl Hops {
-    /// The neighbour that leads to a server, as far as it is known.
+    /// Returns the neighbour that leads to a server, or [`ROUTED`] if it is not known.
     pub fn to(&self, server: IpAddr, now: Instant) -> Hop {
         let known = self.servers.get(&server).filter(|(_, learnt)| *learnt + BELIEVED > now);
         known.map_or(ROUTED, |(hop, _)| *hop)
     }
 
-    /// A server answered by this neighbour.
+    /// Notes that a server answered through this neighbour.
     pub fn learn(&mut self, server: IpAddr, hop: Hop, now: Instant) {
         if self.servers.len() >= SERVERS_MAX && !self.servers.contains_key(&server) {
             self.servers.retain(|_, (_, learnt)| *learnt + BELIEVED > now);
@@ -89,7 +89,7 @@ impl Hops {
             }
         }
         match self.servers.get_mut(&server) {
-            // Learnt through the kernel's route; our own use of it proves nothing new about that route.
+            // It was learnt through the kernel's route. Our own use of it proves nothing new about that route.
             Some(known) if known.0 == hop && known.1 + BELIEVED > now => {}
             _ => {
                 self.servers.insert(server, (hop, now));
@@ -97,7 +97,7 @@ impl Hops {
         }
     }
 
-    /// A server could not be had: perhaps it lives elsewhere now.
+    /// Removes the neighbour of a server that could not be reached: another one may lead to it now.
     pub fn forget(&mut self, server: IpAddr) {
         self.servers.remove(&server);
     }

@@ -1,16 +1,16 @@
-//! How the kernel takes a connection over while its packets are under way in user space.
+//! How the kernel takes over a connection while some of its packets are still in user space.
 //!
-//! A packet that the kernel passed on while an earlier one still waits here would overtake it. So the programs count, for
-//! each side, the segments with payload that they leave to us ([`Seen::to_user`](sidetrack_sys::bpf::Seen)), each once it is
-//! in our socket. We remember a moment's counts together with how many frames had come to our sockets at that moment, which
-//! is all that were counted; once those frames were all taken and sent on, we tell the programs that so many segments are
-//! done. The next segment of that side that comes while no more than these were given is the program's, and so are all
-//! after it.
+//! If the kernel forwarded a packet while an earlier one still waits here, it would overtake that one. So the programs
+//! count, for each side, the segments with payload that they leave to us ([`Seen::to_user`](sidetrack_sys::bpf::Seen)).
+//! They count each segment once it is in our socket. We store the counts of a moment, and how many frames had come to our
+//! sockets by then. These frames include all counted segments. When all of them are taken and sent on, we tell the
+//! programs how many segments are done. If the programs have left no more than this number to us when the side's next
+//! segment comes, they take that one and all later ones.
 //!
-//! With a sender that never pauses that moment would not come: each batch that we send on makes it send more. But it
-//! pauses when it hears of no acknowledgement. Therefore acknowledgements without payload wait here as long as the other
-//! side's segments are not the kernel's, until the last of these was sent on: some microseconds, once. They may overtake
-//! each other, for an old one tells its receiver nothing.
+//! With a sender that never pauses, that moment would not come: each batch that we forward makes it send more. But it
+//! pauses when it receives no acknowledgement. So acknowledgements without payload wait here until the other side's
+//! segments belong to the kernel, or the last of those segments was sent on. That takes some microseconds, once. They may
+//! overtake each other, because an old acknowledgement tells its receiver nothing new.
 
 use super::driver::{Arrived, Mark};
 use super::offload::Offload;
@@ -22,7 +22,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// How long acknowledgements wait at most. Then user space keeps the connection for a while: both sides of it never pause.
+/// Longest wait of an acknowledgement. After that, user space keeps the connection for a while: neither side pauses.
 const HELD: Duration = Duration::from_millis(20);
 
 /// Most acknowledgements of a connection that wait.
@@ -35,21 +35,21 @@ pub struct Ends {
     pub to: SocketAddr,
 }
 
-/// The connections that the kernel is taking over.
+/// Connections that the kernel is about to take over.
 #[derive(Debug, Default)]
 pub struct Joining {
-    /// By both ends of packets from either side.
+    /// The connection and the side, by both ends of the packets from that side.
     ends: HashMap<Ends, (LentTo, usize)>,
     flows: HashMap<LentTo, Flow>,
-    /// Those of which something happened since their counts were remembered.
+    /// Connections for which something happened since their counts were stored.
     stirred: BTreeSet<LentTo>,
-    /// What was remembered last.
+    /// The counts stored last.
     remembered: Option<Remembered>,
     /// Acknowledgements that need not wait any longer.
     free: Vec<Stray>,
 }
 
-/// What programs had left to us of connections at some time, and how many frames had come by then.
+/// How many segments the programs had left to us at some time, for each connection, and how many frames had come by then.
 #[derive(Debug)]
 struct Remembered {
     mark: Mark,
@@ -59,13 +59,13 @@ struct Remembered {
 #[derive(Debug)]
 struct Flow {
     ends: [Ends; 2],
-    /// Acknowledgements that wait, and since when.
+    /// Acknowledgements that wait. `since` is the arrival of the first one.
     held: Vec<Stray>,
     since: Instant,
 }
 
 impl Ends {
-    /// Of a packet that is an acknowledgement and nothing else.
+    /// Returns the ends of a packet that is an acknowledgement without payload and other flags.
     fn of_acknowledgement(packet: &[u8]) -> Option<Self> {
         let (from, to, tcp, end): (IpAddr, IpAddr, usize, usize) = match packet.first()? >> 4 {
             4 => {
@@ -90,7 +90,7 @@ impl Ends {
 }
 
 impl Joining {
-    /// One more, whose packets have these ends, the client's first; or one that is here already.
+    /// Adds a connection, unless it is already here. `ends` are the ends of its packets, the client's first.
     pub(super) fn add(&mut self, to: LentTo, ends: [Ends; 2]) {
         if self.flows.contains_key(&to) {
             return;
@@ -102,7 +102,7 @@ impl Joining {
         self.stirred.insert(to);
     }
 
-    /// It has joined, or never will.
+    /// Removes a connection that the kernel has taken over or will not take over.
     pub(super) fn remove(&mut self, to: LentTo) {
         if let Some(flow) = self.flows.remove(&to) {
             for ends in flow.ends {
@@ -113,24 +113,24 @@ impl Joining {
         self.stirred.remove(&to);
     }
 
-    /// Something may have happened to any of them.
+    /// Notes that something may have happened to every connection.
     pub(super) fn stir_all(&mut self) {
         self.stirred.extend(self.flows.keys());
     }
 
-    /// Something happened to it.
+    /// Notes that something happened to this connection.
     pub(super) fn stir(&mut self, to: LentTo) {
         if self.flows.contains_key(&to) {
             self.stirred.insert(to);
         }
     }
 
-    /// Whether there is something to do before the next packet comes.
+    /// True if there is something to do before the next packet comes.
     pub fn is_busy(&self) -> bool {
         !self.stirred.is_empty() || self.remembered.is_some() || !self.free.is_empty()
     }
 
-    /// Keeps an acknowledgement. False if it is not to wait.
+    /// Stores an acknowledgement. Returns false if it must not wait.
     fn hold(&mut self, to: LentTo, arrived: &Arrived<'_>, now: Instant) -> bool {
         let Some(flow) = self.flows.get_mut(&to).filter(|flow| flow.held.len() < HELD_MAX) else {
             return false;
@@ -146,7 +146,8 @@ impl Joining {
 }
 
 impl Offload {
-    /// Before frames are taken: remembers what programs have left to us until now, and how many frames had come.
+    /// Stores how many segments the programs have left to us, and how many frames have come. To be called before frames
+    /// are taken.
     pub fn remember(&mut self, mark: impl FnOnce() -> Mark) {
         if self.joining.remembered.is_some() || self.joining.stirred.is_empty() {
             return;
@@ -154,11 +155,12 @@ impl Offload {
         let stirred = std::mem::take(&mut self.joining.stirred);
         let mut to_user = |to| Some((to, self.given_to_user(to)?.map(|(to_user, _)| to_user)));
         let to_user = stirred.into_iter().filter_map(&mut to_user).collect();
-        // Programs count what is in our sockets already: whoever was counted by now has come by now.
+        // The mark is read after the counts. A program counts a segment only once it is in our socket, so the mark covers
+        // all counted ones.
         self.joining.remembered = Some(Remembered { mark: mark(), to_user });
     }
 
-    /// Whether a packet is to wait: an acknowledgement to a side whose segments are not the kernel's yet.
+    /// True if a packet must wait: an acknowledgement to a side whose segments the kernel does not handle yet.
     pub fn holds(&mut self, arrived: &Arrived<'_>, now: Instant) -> bool {
         if self.joining.flows.is_empty() {
             return false;
@@ -169,8 +171,8 @@ impl Offload {
         other.is_some_and(|(_, joined)| !joined) && self.joining.hold(to, arrived, now)
     }
 
-    /// After everything was sent: tells programs what is done, if all that was remembered is. Gives what has waited and is
-    /// to be handled now.
+    /// Tells the programs what is done, if all frames up to the stored mark were taken. To be called after everything was
+    /// sent. Returns the packets that have waited and must be handled now.
     pub fn carry_on(&mut self, is_past: impl FnOnce(&Mark) -> bool, now: Instant) -> Vec<Stray> {
         if let Some(Remembered { to_user, .. }) =
             self.joining.remembered.take_if(|remembered| is_past(&remembered.mark))
@@ -192,7 +194,7 @@ impl Offload {
             return;
         }
         if after.map(|(to_user, _)| to_user) == to_user {
-            // Nothing is under way here: what the sender sends now is the kernel's.
+            // No segment of the sender is left in user space: the kernel handles what it sends next.
             self.joining.free.append(&mut flow.held);
         } else if flow.since + HELD <= now {
             self.take_back(to, now);

@@ -1,4 +1,4 @@
-//! What the engine needs rights for: sockets on its interfaces, and programs that tell its packets from others.
+//! Opens what needs rights: sockets on the interfaces, and programs that tell the engine's packets from others.
 
 use super::bell::Bell;
 use super::coalesce::Coalescing;
@@ -30,14 +30,14 @@ pub struct Interface {
     pub index: u32,
     /// Its link-layer address.
     pub address: [u8; 6],
-    /// Largest IP packet it takes, bytes.
+    /// Largest IP packet it accepts, bytes.
     pub mtu: u32,
 }
 
-/// Why an engine cannot be had.
+/// Why an engine cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// An interface is not there.
+    /// An interface does not exist.
     #[error("listener '{listener}': {error}; `ip link` lists the interfaces")]
     Interface {
         /// The listener.
@@ -55,7 +55,7 @@ pub enum OpenError {
         /// The interface.
         interface: String,
     },
-    /// A worker would have nothing to connect from.
+    /// A worker would have no source address and port.
     #[error(
         "listener '{listener}': worker {} of {workers} would have no source for connections to servers; give more \
          `sources`, or more `source_ports` with steering = \"port\"",
@@ -66,15 +66,15 @@ pub enum OpenError {
         listener: Arc<str>,
         /// The worker, from 0.
         worker: usize,
-        /// How many there are.
+        /// The number of workers.
         workers: usize,
     },
-    /// The kernel takes no program.
+    /// The kernel rejects the program.
     #[error("listener '{listener}': {error}")]
     Own {
         /// The listener.
         listener: Arc<str>,
-        /// What it said.
+        /// The kernel's error.
         error: BpfError,
     },
     /// The interfaces have different numbers of queues.
@@ -87,12 +87,12 @@ pub enum OpenError {
         listener: Arc<str>,
         /// The interface.
         interface: String,
-        /// How many it has.
+        /// How many queues it has.
         count: u32,
-        /// How many the first one has.
+        /// How many queues the first interface has.
         first: u32,
     },
-    /// Packets would not fit AF_XDP's frames.
+    /// Packets would not fit into AF_XDP's frames.
     #[error(
         "listener '{listener}': {interface} takes packets of {mtu} bytes, and AF_XDP {max} at most: lower its MTU, or use \
          io = \"packet\"",
@@ -123,50 +123,50 @@ pub enum OpenError {
 pub struct Part {
     /// The listener.
     pub listener: Listener,
-    /// What connections to servers come from.
+    /// The addresses and ports that connections to servers come from.
     pub share: Share,
-    /// Largest packet that every interface takes, bytes.
+    /// Largest packet that every interface accepts, bytes.
     pub mtu: u16,
-    /// Its frames.
+    /// The driver that moves its frames.
     pub driver: Box<dyn Driver>,
-    /// Its way to the other workers.
+    /// The channels to the other workers.
     pub strays: Strays,
     /// The interfaces, in the order of the driver.
     pub interfaces: Vec<Interface>,
-    /// With XDP: which of them send what the programs redirect to them.
+    /// With XDP: which interfaces send frames that the programs redirect to them.
     pub targets: Option<Arc<Targets>>,
-    /// Where all workers' connections are that the kernel has, and this worker's number.
+    /// The maps of all workers' offloaded connections, and this worker's number.
     pub offload: Option<(Arc<OffloadMemory>, u32)>,
-    /// Where SYNs are answered by XDP: how, and this worker's number.
+    /// The maps with which XDP answers SYNs, and this worker's number.
     pub cookies: Option<(Arc<Cookies>, u32)>,
-    /// The connections that the kernel carries from their SYN on; the first worker looks after them.
+    /// The connections that the kernel handles from their SYN on; the first worker manages them.
     pub decided: Option<Arc<decided::Shared>>,
-    /// Says which servers cannot be reached; none: time-outs do.
+    /// Reports which servers cannot be reached. None: only time-outs show it.
     pub unreachable: Option<UnreachableSocket>,
     /// Whether this is the first worker.
     pub is_first: bool,
-    /// Wakes it.
+    /// Wakes the worker.
     pub bell: Arc<Bell>,
 }
 
-/// What works while it lives: most of it keeps the engine's packets from the kernel's own TCP.
+/// Values that work as long as they live. Most of them keep the engine's packets from the kernel's own TCP.
 #[derive(Debug)]
 #[expect(dead_code, reason = "they work by being there")]
 pub enum Kept {
-    /// Packets go to packet sockets only.
+    /// The engine's packets go to packet sockets only.
     Packet(OwnOn),
-    /// They go to AF_XDP sockets.
+    /// The engine's packets go to AF_XDP sockets.
     Xdp(XdpOn),
-    /// They gather in the interfaces first.
+    /// Frames collect in the interfaces first.
     Gathering(Coalescing),
 }
 
-/// Engines whose packets are already taken and not yet read.
+/// Engines whose packets are already directed to their sockets, but not yet read.
 #[derive(Debug, Default)]
 pub struct Opened {
     pub(super) parts: Vec<Part>,
     pub(super) kept: Vec<Kept>,
-    /// How long frames may gather in which interfaces.
+    /// The interfaces and how long frames may collect in each.
     gathering: Vec<(Interface, Duration)>,
 }
 
@@ -181,11 +181,11 @@ struct Opening<'a> {
 }
 
 impl Opened {
-    /// Opens what the engines among the listeners need. `workers` is how many there are where nothing else says so; `mark` is
-    /// put on what the kernel routes.
+    /// Opens what the engines among the listeners need. `workers` is the default number of workers. `mark` is set on
+    /// packets that the kernel routes.
     ///
     /// # Errors
-    /// Which listener, and what is missing.
+    /// Returns the listener, and what is missing.
     pub fn new(listeners: &[Listener], workers: usize, mark: u32) -> Result<Self, OpenError> {
         let mut opened = Self::default();
         for listener in listeners {
@@ -197,7 +197,7 @@ impl Opened {
         Ok(opened)
     }
 
-    /// Lets frames gather where the configuration says so. Without, each is taken at once.
+    /// Lets frames collect where the configuration says so. If that fails, each frame is handled at once.
     fn coalesce(&mut self) {
         match Coalescing::new(&self.gathering) {
             Ok(coalescing) => self.kept.extend(coalescing.map(Kept::Gathering)),
@@ -295,7 +295,7 @@ impl Opening<'_> {
         (engine.io == EngineIo::Xdp).then(|| Arc::new(Targets::new(&self.listener.name, &self.interfaces)))
     }
 
-    /// Makes room for connections that the kernel is to have. Without, user space has them all.
+    /// Creates the maps for offloaded connections. If that fails, user space handles all connections.
     fn offload(&mut self, engine: &EngineListener, workers: usize) {
         if engine.offload_max == 0 {
             return;
@@ -319,7 +319,7 @@ impl Opening<'_> {
         }
     }
 
-    /// Has the program in the driver answer SYNs, where the configuration says so. Without, user space does.
+    /// Lets the program in the driver answer SYNs, if the configuration says so. If that fails, user space answers them.
     fn answer_by_cookies(&mut self, engine: &EngineListener, workers: usize) {
         if !engine.answer_by_xdp {
             return;
@@ -337,8 +337,8 @@ impl Opening<'_> {
         }
     }
 
-    /// Makes room for connections that the kernel carries whole, from the ports that `rest` leaves of those of `whole`.
-    /// Without, user space has them all.
+    /// Creates the maps for connections that the kernel handles completely. They use the ports of `whole` that `rest`
+    /// does not have. If that fails, user space handles all connections.
     fn decide(&mut self, whole: &EngineListener, rest: &EngineListener) -> Option<Arc<decided::Shared>> {
         let count = whole.source_ports.end() - rest.source_ports.end();
         if count == 0 {
@@ -389,7 +389,7 @@ impl Opening<'_> {
             .collect()
     }
 
-    /// One worker for each queue: it has that queue of every interface.
+    /// Opens one AF_XDP socket for each queue of each interface. A worker has the same queue of every interface.
     fn xdp(&self, queues: usize, kept: &mut Vec<Kept>) -> Result<Vec<Box<dyn Driver>>, OpenError> {
         let queues = u32::try_from(queues).unwrap_or(u32::MAX);
         let own_error = |error| self.own_error(error);
@@ -424,7 +424,7 @@ impl Opening<'_> {
     }
 }
 
-/// The receive queues of the interfaces, which have to be as many on each.
+/// Returns the number of receive queues, which must be the same for all interfaces.
 fn queues(listener: &Arc<str>, interfaces: &[Interface]) -> Result<usize, OpenError> {
     let counts: Vec<_> = interfaces.iter().map(|interface| xsk::queues(&interface.name)).collect();
     let first = counts.first().copied().unwrap_or(1);
@@ -451,8 +451,8 @@ fn interfaces(listener: &Arc<str>, engine: &EngineListener) -> Result<Vec<Interf
     engine.interfaces.iter().map(find).collect()
 }
 
-/// What is left for user space: the last ports may be those of connections that the kernel carries whole, where the listener
-/// leaves nothing to be seen of a flow before its server is known. At least one is left.
+/// Returns the listener without the ports of connections that the kernel handles completely; these are the last ports.
+/// There are such connections only if the server is known before any byte of the flow. At least one port is left.
 fn without_decided(engine: &EngineListener) -> EngineListener {
     let (first, last) = (*engine.source_ports.start(), *engine.source_ports.end());
     let fixed = engine.choices.is_empty() && !engine.target.needs_first_bytes();
@@ -469,7 +469,7 @@ fn shares(listener: &Arc<str>, engine: &EngineListener, workers: usize) -> Resul
     (0..workers).map(share).collect()
 }
 
-/// Tells the kernel's side whose packets are whose.
+/// Tells the programs which packets belong to which worker.
 fn own(addresses: &[SocketAddr], engine: &EngineListener, shares: &[Share]) -> Result<Own, BpfError> {
     let block = shares.first().map_or(0, |share| share.ports.end() - share.ports.start() + 1);
     let own = Own::new(u32::try_from(shares.len()).unwrap_or(u32::MAX), block.into())?;

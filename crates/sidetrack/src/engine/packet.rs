@@ -1,4 +1,4 @@
-//! Frames by packet sockets, one for each interface.
+//! The driver for packet sockets, one for each interface.
 
 use super::driver::{Arrived, Driver, Mark, Routed};
 use super::hops::{self, ETHERNET, ROUTED};
@@ -8,12 +8,12 @@ use sidetrack_sys::raw::{BATCH, FrameChecksum, Frames, PacketSocket, RoutedSocke
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// A frame to be sent by one interface.
+/// A frame to send by one interface.
 #[derive(Clone, Copy, Debug)]
 enum Outgoing {
-    /// A frame that came in, and its present length with the header.
+    /// A received frame, and its present length with the header.
     Forwarded(usize, usize),
-    /// From here to there in `made`.
+    /// A range of bytes in `made`.
     Made(usize, usize),
 }
 
@@ -23,10 +23,10 @@ pub struct PacketDriver {
     ports: Vec<Port>,
     routed: Routed,
     frames: Frames,
-    /// Which interface the frames at hand came by, and which is asked first the next time.
+    /// The interface of the current frames, and the interface that is read first next time.
     from: usize,
     turn: usize,
-    /// Packets of the engine's own making, each as a frame with its header.
+    /// Packets that the engine itself built, each as a frame with its header.
     made: Vec<u8>,
     lost: u64,
 }
@@ -36,13 +36,13 @@ struct Port {
     interface: Interface,
     socket: PacketSocket,
     outgoing: Vec<Outgoing>,
-    /// Frames that the kernel has put into the socket, and that were taken from it.
+    /// The number of frames that the kernel has put into the socket, and that were taken from it.
     come: u64,
     taken: u64,
 }
 
 impl PacketDriver {
-    /// Over these sockets, one for each interface.
+    /// Returns a driver for these sockets, one for each interface.
     pub fn new(sockets: Vec<(Interface, PacketSocket)>, routed: RoutedSocket) -> Self {
         let port = |(interface, socket)| Port { interface, socket, outgoing: Vec::new(), come: 0, taken: 0 };
         let ports = sockets.into_iter().map(port).collect();
@@ -50,7 +50,7 @@ impl PacketDriver {
         Self { ports, routed, frames: Frames::default(), from: 0, turn: 0, made: Vec::new(), lost: 0 }
     }
 
-    /// Where the kernel leads it.
+    /// Sends a packet by the kernel's route.
     fn route(&mut self, packet: &[u8]) {
         self.routed.send(packet);
     }
@@ -63,7 +63,7 @@ impl Driver for PacketDriver {
             self.turn = (self.turn + 1) % self.ports.len();
             let Some(port) = self.ports.get_mut(self.from) else { continue };
             let count = match port.socket.receive(&mut self.frames) {
-                // It may come back; meanwhile the others have work.
+                // The interface may come up again; meanwhile the others have work.
                 Err(error) if error.raw_os_error() == Some(ENETDOWN) => 0,
                 result => result?,
             };
@@ -128,7 +128,7 @@ impl Driver for PacketDriver {
                     .collect();
                 match port.socket.send(&slices) {
                     Ok(sent) if sent > 0 => rest = rest.get(sent..).unwrap_or_default(),
-                    // The queue is full, or the first one does not pass: it is lost, as on any link.
+                    // The queue is full, or the first frame is rejected: it is lost, as on any link.
                     Ok(_) | Err(_) => {
                         self.lost += 1;
                         rest = rest.get(1..).unwrap_or_default();
@@ -168,5 +168,5 @@ impl Driver for PacketDriver {
     }
 }
 
-/// The interface is down.
+/// The error "network is down".
 const ENETDOWN: i32 = 100;

@@ -1,4 +1,4 @@
-//! Resets for connections whose ends number their bytes themselves.
+//! Builds resets for connections whose client and server use their own sequence numbers.
 
 use sidetrack_core::engine::checksum::Sum;
 use sidetrack_sys::bpf::{DecidedFlow, DecidedSide};
@@ -9,13 +9,14 @@ const ACK: u8 = 16;
 const TTL: u8 = 64;
 const TCP: u8 = 6;
 
-/// Resets for the client, and for the server: each takes one whose number is the next that it expects, which is the last it
-/// has acknowledged, or, if an acknowledgement is still to come, what the other has sent.
+/// Returns the resets for the client, and for the server. A receiver accepts the one whose number it expects next. That
+/// is the number it acknowledged last or, if an acknowledgement is still to come, the last number that the other side
+/// sent.
 pub fn both(flow: &DecidedFlow) -> [Vec<Vec<u8>>; 2] {
     let [client, server] = &flow.sides;
     [
         resets(flow.local, flow.client, client, server),
-        // A server that was not heard of has said nothing that could be acknowledged.
+        // A server that has not answered yet has sent nothing that could be acknowledged.
         resets(flow.source, flow.server, server, client),
     ]
 }
@@ -28,7 +29,7 @@ fn resets(from: SocketAddr, to: SocketAddr, receiver: &DecidedSide, other: &Deci
     numbers.into_iter().map(|seq| packet(from, to, seq, receiver.sent)).collect()
 }
 
-/// An IP packet with a reset.
+/// Returns an IP packet with a reset.
 fn packet(from: SocketAddr, to: SocketAddr, seq: u32, ack: u32) -> Vec<u8> {
     let mut tcp = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
     tcp.extend(seq.to_be_bytes());

@@ -1,4 +1,4 @@
-//! Chooses a server: the listener's table first, as a reverse listener does, then policy.
+//! Chooses a server: first from the listener's table, as a reverse listener does, then by policy.
 
 use super::decided;
 use super::flows::Flows;
@@ -20,7 +20,7 @@ use sidetrack_core::time::Instant;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// What the engine asks.
+/// The callbacks of the engine.
 #[derive(Debug)]
 pub struct Select {
     listener: Listener,
@@ -28,21 +28,21 @@ pub struct Select {
     config: Arc<ArcSwap<Config>>,
     /// The flows.
     pub flows: Flows,
-    /// The ways to servers.
+    /// The neighbours that lead to servers.
     pub hops: Hops,
-    /// The connections that the kernel has; none: it takes none.
+    /// The offloaded connections. None: the kernel takes none.
     pub offload: Option<Offload>,
-    /// The connections that the kernel carries from their SYN on; none: it carries none.
+    /// The connections that the kernel handles from their SYN on. None: it handles none.
     decided: Option<Arc<decided::Shared>>,
-    /// The time of the packet at hand.
+    /// The time of the current packet.
     pub now: Instant,
 }
 
-/// What the first bytes say.
+/// The server name in the first bytes.
 enum Name {
-    /// Nothing yet: more are needed.
+    /// Not known yet: more bytes are needed.
     Unknown,
-    /// This, or that there is none.
+    /// This name, or no name.
     Known(Option<HostName>),
 }
 
@@ -61,7 +61,7 @@ fn name(opening: &Opening<'_>) -> Name {
 }
 
 impl Select {
-    /// For the engine of this listener.
+    /// Returns the callbacks for the engine of this listener.
     pub fn new(
         listener: Listener,
         engine: EngineListener,
@@ -73,12 +73,12 @@ impl Select {
         Self { listener, engine, config, flows, hops: Hops::default(), offload, decided, now: Instant::ZERO }
     }
 
-    /// Policy's word; how long to wait for more bytes if it cannot be had yet.
+    /// Returns the decision of policy. If it needs more bytes, returns how long to wait for them.
     fn decide(&self, config: &Config, opening: &Opening<'_>) -> Result<(Flow, Option<Verdict>), u64> {
         let mut flow = self.flows.flow(opening);
         let mut read = None;
         let chosen = self.chosen(opening).ok_or_else(|| match opening.replied {
-            // The client has to read the answer and to write its next request.
+            // The client needs time to read the answer and to write its next request.
             true => config.limits.handshake_timeout_ms,
             false => self.patience(config),
         })?;
@@ -102,13 +102,14 @@ impl Select {
                     flow.host.clone_from(&found);
                     read = Some(found);
                 }
-                // Its client is another host.
+                // The client is on another host, so its process is unknown.
                 Decision::NeedProcess { .. } => flow.process = Some(Process::default()),
             }
         }
     }
 
-    /// The server that the first bytes choose, if they choose one; none if that takes more of them.
+    /// Returns the server that the first bytes choose, if they choose one. The outer option is none if more bytes are
+    /// needed.
     fn chosen(&self, opening: &Opening<'_>) -> Option<Option<SocketAddr>> {
         for (choice, server) in &self.engine.choices {
             match choice.fits(opening.first) {
@@ -132,7 +133,7 @@ impl Select {
         Some(reply)
     }
 
-    /// How long a name is waited for: as with a reverse listener, not long if there is a default.
+    /// Returns how long to wait for a name: as with a reverse listener, not long if there is a default.
     fn patience(&self, config: &Config) -> u64 {
         match &self.engine.target {
             ReverseTarget::ByName { default: None, .. } => config.limits.handshake_timeout_ms,
@@ -178,8 +179,8 @@ impl Select {
         })
     }
 
-    /// Tells the kernel to carry the next flows of this client from their SYN on, if it may: no limit counts flows, and no byte of
-    /// them was or will be inspected. `generation` is that of the rules that decided, or an earlier one.
+    /// Tells the kernel to handle the next flows of this client from their SYN on, if it may: no limit counts flows, and
+    /// no byte of them was or will be inspected. `generation` is that of the rules that decided, or an earlier one.
     fn pass_on(
         &self,
         generation: u32,
@@ -195,7 +196,7 @@ impl Select {
         if looks || !first || limits.max_flows.is_some() || limits.max_flows_per_client.is_some() {
             return;
         }
-        // Rules that ask for first bytes had to wait for them.
+        // The decision must be the same without first bytes: rules that need them had to wait.
         let asks = config.policy.decide(&decided.flow, Seen::Nothing);
         if let (Some(verdict), Decision::Verdict(again)) = (&decided.verdict, asks)
             && again == *verdict
@@ -209,7 +210,7 @@ impl Select {
     }
 }
 
-/// What a rule asks for that takes a socket.
+/// Returns what a rule requires that the engine cannot do without a socket.
 fn beyond(carry: &Carry) -> Option<&'static str> {
     [
         (carry.carrier != Carrier::Direct, "carrier but direct"),
@@ -227,7 +228,7 @@ fn beyond(carry: &Carry) -> Option<&'static str> {
     .find_map(|(asked, what)| asked.then_some(what))
 }
 
-/// Whether a function can do its work on a packet at a time: one that spaces bytes out or frames them anew cannot.
+/// True if a function can work on one packet at a time. One that delays bytes or changes their framing cannot.
 fn fits(function: &Arc<FunctionSpec>) -> bool {
     matches!(function.kind, FunctionKind::Count | FunctionKind::Filter(_) | FunctionKind::Replace(_))
 }

@@ -1,5 +1,5 @@
-//! Answers of servers that the interface gave to another worker than the one that asked: AF_XDP takes frames where the card
-//! puts them, and not every card can be told to put them by port or by address. They are handed over.
+//! Hands over answers of servers that arrived at the wrong worker. AF_XDP receives frames where the card puts them, and
+//! not every card can sort them by port or by address.
 
 use super::driver::Arrived;
 use sidetrack_core::engine::packet::Ip;
@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// Packets that wait for one worker; further ones are lost, as in a full queue of a card.
+/// Most packets that wait for one worker; further ones are lost, as in a full queue of a card.
 const WAITING_MAX: usize = 1024;
 
 /// A packet on its way to another worker.
@@ -17,16 +17,16 @@ const WAITING_MAX: usize = 1024;
 pub struct Stray {
     /// Its bytes.
     pub packet: Vec<u8>,
-    /// Whence it came.
+    /// The neighbour it came from.
     pub hop: Hop,
-    /// What is known of its checksums.
+    /// What the driver knows about its checksums.
     pub checksums: Checksums,
 }
 
-/// Tells a worker that something was handed to it.
+/// Wakes a worker, because a packet was handed to it.
 pub type Ring = Arc<dyn Fn() + Send + Sync>;
 
-/// One worker's end.
+/// One worker's end of the channels.
 pub struct Strays {
     own: usize,
     shares: Arc<Vec<Share>>,
@@ -42,7 +42,7 @@ impl fmt::Debug for Strays {
 }
 
 impl Strays {
-    /// The ends of all workers with these shares. `bells` holds what wakes each of them.
+    /// Returns the ends of all workers with these shares. `bells` holds the function that wakes each of them.
     pub fn between(shares: Vec<Share>, bells: &[Ring]) -> Vec<Self> {
         let shares = Arc::new(shares);
         let (others, inboxes): (Vec<_>, Vec<_>) = shares.iter().map(|_| sync_channel(WAITING_MAX)).unzip();
@@ -56,7 +56,7 @@ impl Strays {
         inboxes.into_iter().enumerate().map(end).collect()
     }
 
-    /// Hands a packet over if it is another worker's; whether it was.
+    /// Hands a packet over if it belongs to another worker. Returns true if it does.
     pub fn pass_on(&self, arrived: &Arrived<'_>) -> bool {
         if self.shares.len() < 2 {
             return false;
@@ -71,12 +71,13 @@ impl Strays {
         true
     }
 
-    /// The next packet that others handed to us.
+    /// Returns the next packet that another worker handed to us.
     pub fn next(&self) -> Option<Stray> {
         self.inbox.try_recv().ok()
     }
 
-    /// The worker that has the address and port a packet goes to, if one has: an answer of a server.
+    /// Returns the worker that owns the destination address and port of a packet, if there is one: the packet is an
+    /// answer of a server.
     fn owner(&self, packet: &[u8]) -> Option<usize> {
         let ip = Ip::parse(packet).ok()?;
         let port: [u8; 2] = packet.get(ip.payload + 2..ip.payload + 4)?.try_into().ok()?;

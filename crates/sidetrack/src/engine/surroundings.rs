@@ -1,4 +1,4 @@
-//! What engines are told of the node that they are part of.
+//! What the engines need from the rest of the node.
 
 use super::flows::{Admit, Chains, NextId};
 use crate::config::Config;
@@ -7,18 +7,18 @@ use arc_swap::ArcSwap;
 use std::fmt;
 use std::sync::Arc;
 
-/// What all workers of a node are told.
+/// The parts of the node that all workers use.
 #[derive(Clone)]
 pub struct Surroundings {
     /// The configuration in force.
     pub config: Arc<ArcSwap<Config>>,
     /// The clock of the node.
     pub clock: Clock,
-    /// Gives flows their numbers.
+    /// Numbers the flows.
     pub next_id: NextId,
     /// Makes the functions of flows.
     pub chains: Chains,
-    /// Says whether there may be one more.
+    /// Decides whether one more flow is allowed.
     pub admit: Admit,
 }
 

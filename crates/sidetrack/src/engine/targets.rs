@@ -1,5 +1,6 @@
-//! Watches whether the interfaces send frames that XDP redirects to them. An end of a veth does so only while the other end has GRO or
-//! an XDP program. Without it the kernel drops every frame of an offloaded connection, so no connection is offloaded there.
+//! Watches whether the interfaces send frames that XDP redirects to them. An end of a veth does so only while the other
+//! end has GRO or an XDP program. Otherwise the kernel drops every frame of an offloaded connection, so no connection is
+//! offloaded there.
 
 use super::open::Interface;
 use sidetrack_sys::redirect::RedirectTargets;
@@ -11,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 pub struct Targets {
     listener: String,
     interfaces: Vec<(Interface, AtomicBool)>,
-    /// None: this kernel does not say it (before Linux 6.3), and every interface counts as one that sends them.
+    /// None: this kernel does not report it (before Linux 6.3). Then every interface counts as one that sends them.
     watch: Option<Mutex<RedirectTargets>>,
 }
 
@@ -23,17 +24,17 @@ impl Targets {
         Self { listener: listener.to_owned(), interfaces: interfaces.collect(), watch }
     }
 
-    /// Whether this interface sends redirected frames, by the last look.
+    /// True if this interface sent redirected frames at the last check.
     pub fn takes(&self, interface: usize) -> bool {
         self.interfaces.get(interface).is_none_or(|(_, takes)| takes.load(Relaxed))
     }
 
-    /// Looks at every interface. The log gets one line for each change.
+    /// Checks every interface. The log gets one line for each change.
     pub fn look(&self) {
         let Some(watch) = &self.watch else { return };
         let mut watch = watch.lock().unwrap_or_else(PoisonError::into_inner);
         for (interface, takes) in &self.interfaces {
-            // One that is gone carries nothing in any way.
+            // An interface that no longer exists has no traffic to protect.
             let Ok(found) = watch.takes(interface.index) else { continue };
             let (listener, name) = (&self.listener, &interface.name);
             match (takes.swap(found, Relaxed), found) {

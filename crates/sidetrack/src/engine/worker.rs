@@ -1,5 +1,5 @@
-//! The threads of the engine: each takes frames, hands them to the engine and sends them, and handles time-outs, records and
-//! requests to end flows.
+//! The threads of the engine: each receives frames, hands them to the engine and sends the results. It also handles
+//! time-outs, records and requests to end flows.
 
 mod offload;
 mod routes;
@@ -31,10 +31,10 @@ use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How often the counts of flows in flight are brought up to date.
+/// How often the counts of flows in flight are updated.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 
-/// How long a worker rests whose interfaces give errors.
+/// How long a worker pauses when its interfaces return errors.
 const REST: Duration = Duration::from_millis(100);
 
 /// The workers of all engines of a node.
@@ -42,7 +42,7 @@ const REST: Duration = Duration::from_millis(100);
 pub struct Engines {
     threads: Mutex<Vec<(Arc<Bell>, JoinHandle<()>)>>,
     ledgers: Vec<Arc<Ledger>>,
-    /// Until the last worker has ended.
+    /// Dropped after the last worker has ended.
     _kept: Vec<Kept>,
 }
 
@@ -50,7 +50,7 @@ impl Engines {
     /// Starts a thread for each part.
     ///
     /// # Errors
-    /// The system gives no thread or no descriptor.
+    /// Fails if the system provides no thread or no descriptor.
     pub fn start(opened: Opened, surroundings: &Surroundings) -> io::Result<Self> {
         let (mut threads, mut ledgers) = (Vec::new(), Vec::new());
         for (number, part) in opened.parts.into_iter().enumerate() {
@@ -67,7 +67,7 @@ impl Engines {
         Ok(Self { threads: Mutex::new(threads), ledgers, _kept: opened.kept })
     }
 
-    /// The flows of each worker.
+    /// Returns the ledgers of the workers' flows.
     pub fn ledgers(&self) -> &[Arc<Ledger>] {
         &self.ledgers
     }
@@ -94,7 +94,7 @@ struct Worker {
     mtu: u16,
     offload_memory: OffloadInputs,
     cookies: Option<(Arc<Cookies>, u32)>,
-    /// What decisions are written to, and, of the first worker, the connections that stand under them.
+    /// The maps that decisions are written to. The first worker also has the connections that the kernel handles by them.
     decided: Option<Arc<decided::Shared>>,
     carried: Option<Carried>,
     surroundings: Surroundings,
@@ -104,9 +104,9 @@ struct Worker {
     strays: Strays,
     driver: Box<dyn Driver>,
     unreachable: routes::Unreachable,
-    /// No packets can be taken, and the log says so.
+    /// No packets can be received, and the log says so.
     failing: bool,
-    /// Packets that found no room, as far as the log says so.
+    /// Packets lost to full queues, as far as the log has reported them.
     lost: u64,
     counted: Instant,
 }
@@ -122,7 +122,7 @@ fn seed() -> [u64; 4] {
 }
 
 impl Worker {
-    /// An engine without connections.
+    /// Returns an engine without connections.
     fn engine(&self) -> Engine<Select> {
         let Self { listener, settings, share, surroundings, .. } = self;
         let offload = self.offload_memory.offload(surroundings.clock);
@@ -142,7 +142,7 @@ impl Worker {
         engine
     }
 
-    /// Until it is told to stop. A panic ends the connections, not the worker.
+    /// Runs until the worker is asked to stop. A panic ends the connections, not the worker.
     fn run(&mut self) {
         while !self.bell.stopped() {
             let ended = catch_unwind(AssertUnwindSafe(|| self.turns()));
@@ -193,7 +193,7 @@ impl Worker {
         }
     }
 
-    /// Brings the counts of flows in flight up to date, and says what was lost.
+    /// Updates the counts of flows in flight, and logs lost packets.
     fn count(&mut self, now: Instant, since: Instant) {
         self.engine.refresh(now);
         if let Some(offload) = &mut self.engine.callbacks_mut().offload {
@@ -213,7 +213,7 @@ impl Worker {
         }
     }
 
-    /// Takes the packets that wait. Where none can be taken it says so once, and rests.
+    /// Takes the packets that wait. If receiving fails, logs it once and pauses.
     fn receive(&mut self) -> usize {
         match self.driver.receive() {
             Ok(taken) => {
@@ -230,11 +230,12 @@ impl Worker {
         }
     }
 
-    /// One batch of packets, and what is due.
+    /// Handles one batch of packets, and all time-outs that are due.
     fn handle(&mut self, now: Instant, taken: usize) {
         let select = self.engine.callbacks_mut();
         select.now = now;
         select.flows.next_batch();
+        // First load what the whole batch needs into the cache, then handle each packet.
         let mut ahead = Ahead::default();
         for frame in 0..taken {
             if let Some(arrived) = self.driver.arrived(frame) {
@@ -256,7 +257,7 @@ impl Worker {
         self.note_records();
     }
 
-    /// A packet that did not just come in.
+    /// Handles a packet that another worker handed over, or that has waited.
     fn stray(&mut self, now: Instant, mut stray: Stray) {
         let fate = self.engine.handle(now, &mut stray.packet, stray.hop, stray.checksums);
         if let Fate::Forward { len, hop } = fate {
@@ -274,6 +275,7 @@ impl Worker {
         if offload.is_some_and(|offload| offload.holds(&arrived, now)) {
             return;
         }
+        // `bound` is read before: if it grows, this packet was the expected SYN-ACK.
         let answering = hops::answering(arrived.packet).map(|server| (server, arrived.hop));
         let before = answering.map(|_| self.engine.counters().bound);
         if let Fate::Forward { len, hop } =
@@ -284,7 +286,7 @@ impl Worker {
         if let Some((server, hop)) = answering
             && before.is_some_and(|before| self.engine.counters().bound > before)
         {
-            // Only an expected SYN-ACK is trusted to name the neighbour: any host could send another.
+            // Only an expected SYN-ACK names the neighbour: any host could send another one.
             self.engine.callbacks_mut().hops.learn(server, hop, now);
         }
         self.send_own();
@@ -320,7 +322,7 @@ impl Worker {
         self.note_records();
     }
 
-    /// Until a packet comes, something is due, or the bell rings.
+    /// Waits until a packet comes, a time-out is due, or the bell rings.
     fn wait(&mut self, now: Instant) {
         let offload = self.engine.callbacks_mut().offload.as_ref().and_then(Offload::deadline);
         let due = self
@@ -336,7 +338,7 @@ impl Worker {
         fds.extend(self.unreachable.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let bell = self.bell.as_fd();
         fds.push(PollFd::new(&bell, PollFlags::IN));
-        // Interrupted by a signal, or woken for nothing: the next turn finds out.
+        // An error means a signal, or a wake-up without cause: the next turn finds out.
         let _ = poll(&mut fds, Some(&timespec(due)));
         if fds.last().is_some_and(|bell| !bell.revents().is_empty()) {
             self.bell.waited();
@@ -344,7 +346,7 @@ impl Worker {
         self.unreachable.woken();
     }
 
-    /// Until the bell rings, but not for long.
+    /// Waits until the bell rings, at most for a short time.
     fn rest(&self) {
         let bell = self.bell.as_fd();
         let _ = poll(&mut [PollFd::new(&bell, PollFlags::IN)], Some(&timespec(REST)));
@@ -353,7 +355,7 @@ impl Worker {
 }
 
 impl Worker {
-    /// None if the listener is none of the engine's.
+    /// Returns a worker; none if the listener does not belong to the engine.
     fn new(part: Part, surroundings: &Surroundings, ledger: Arc<Ledger>, bell: Arc<Bell>) -> Option<Self> {
         let Part {
             listener,
@@ -462,7 +464,7 @@ mod tests {
     use std::collections::VecDeque;
     use std::os::fd::BorrowedFd;
 
-    /// What is to come in, and what went out. An empty packet is a fault.
+    /// Packets to be received, and packets that were sent. An empty packet causes a panic.
     #[derive(Debug, Default)]
     struct Wire {
         coming: VecDeque<Vec<u8>>,
@@ -576,7 +578,7 @@ mod tests {
         let syn = answer(&wire, &bell, &[segment(4000, flags::ACK, 101, ack)]);
         assert_eq!(header(&syn).tuple.local_addr(), "10.9.9.9:80".parse().unwrap(), "the server is asked");
         assert_eq!(ledger.len(), 1);
-        // The fault, and the next client.
+        // First the packet that causes a panic, then a new client.
         let next = answer(&wire, &bell, &[Vec::new(), segment(4001, flags::SYN, 7, 0)]);
         assert_eq!(header(&next).flags, flags::SYN | flags::ACK, "the next client is served");
         let (ended, _) = ledger.take_ended();

@@ -1,4 +1,5 @@
-//! Frames by AF_XDP: rewritten where they came in, sent from there. One socket for each interface, all over the same memory.
+//! The driver for AF_XDP: frames are rewritten and sent from where they arrived. One socket for each interface, all over
+//! the same memory.
 
 use super::driver::{Arrived, Driver, Mark, Routed};
 use super::hops::{self, ETHERNET, ROUTED};
@@ -11,22 +12,22 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// Frames that are handled together: as many as have their connections brought into the cache at once.
+/// Frames that are handled together: as many as `Ahead` loads into the cache at once.
 const BATCH: usize = 64;
-/// Frames that the kernel finds to fill, of each interface: what may come while a batch is handled, or while another process has
-/// the CPU for a moment. The kernel takes them in turn, so few of them stay in the cache; how many is found out by how low
-/// their number falls, see [`Fill`].
+/// Most frames of each interface that the kernel may fill. They must hold what comes while a batch is handled, or while
+/// another process has the CPU. The kernel takes the frames in turn, so only a small number of them stays in the cache.
+/// [`Fill`] adapts the number: it watches how low it falls.
 const FILL: usize = 2048;
 const FILL_MIN: usize = 256;
-/// Refills in a row that find more than three quarters: fewer will do.
+/// Refills in a row that find more than three quarters left. After this many, the number is halved.
 const ENOUGH: u32 = 1024;
-/// Visits in a row without any frame: then a burst of any size may follow.
+/// Visits in a row without any frame. After this many, a burst of any size may follow.
 const IDLE: u32 = 4;
-/// Frames of each interface that may wait to be handled besides.
+/// Additional frames of each interface that may wait to be handled.
 const WAITING: usize = 4096;
-/// Frames that are never given to be filled: for packets of the engine's own, and those on their way out.
+/// Frames that the kernel never gets to fill: for packets that the engine builds, and for frames on their way out.
 const OWN: usize = RING_ENTRIES as usize;
-/// Shortest Ethernet frame without its checksum.
+/// Shortest Ethernet frame without its checksum, bytes.
 const SHORTEST: usize = 60;
 /// Bytes of VLAN tags and the like around an IP packet, besides its Ethernet header.
 const TAGS: usize = 64;
@@ -50,14 +51,14 @@ pub struct XdpDriver {
     ports: Vec<Port>,
     routed: Routed,
     taken: [Descriptor; BATCH],
-    /// Frames of those that are on their way out again.
+    /// One bit for each taken frame that is being sent.
     gone: u64,
     count: usize,
     from: usize,
     turn: usize,
     frames: FrameSize,
     free: Vec<u64>,
-    /// The last time there were no frames to be taken.
+    /// True if the last visit found no frames.
     drained: bool,
     lost: u64,
 }
@@ -70,7 +71,7 @@ struct Port {
     fill: Fill,
 }
 
-/// How many frames the kernel is to find.
+/// Adapts how many frames the kernel gets to fill.
 #[derive(Debug)]
 struct Fill {
     wanted: usize,
@@ -85,7 +86,7 @@ impl Default for Fill {
 }
 
 impl Fill {
-    /// Returns how many frames the kernel gets when it has `left` of them.
+    /// Returns how many frames to give to the kernel when it has `left` of them.
     fn lacking(&mut self, left: usize) -> usize {
         if left * 2 < self.wanted {
             self.wanted = (self.wanted * 2).min(FILL);
@@ -100,7 +101,7 @@ impl Fill {
             }
         }
         let lacking = self.wanted.saturating_sub(left);
-        // Not for a handful: each time moves an index that the kernel reads.
+        // A small number is not worth it: each refill moves an index that the kernel reads.
         if lacking < BATCH { 0 } else { lacking }
     }
 
@@ -114,7 +115,7 @@ impl Fill {
 }
 
 impl XdpDriver {
-    /// Over these sockets, one for each interface, which share `umem`.
+    /// Returns a driver for these sockets, one for each interface, which share `umem`.
     pub fn new(umem: &Arc<Umem>, sockets: Vec<(Interface, XskSocket)>, routed: RoutedSocket) -> Self {
         let port =
             |(interface, socket)| Port { interface, socket, outgoing: Vec::new(), fill: Fill::default() };
@@ -135,7 +136,7 @@ impl XdpDriver {
         driver
     }
 
-    /// Gives the kernel frames to fill: it has enough of them however many wait to be handled.
+    /// Gives the kernel frames to fill, so that it has enough of them while others wait to be handled.
     fn refill(&mut self) {
         for port in &mut self.ports {
             let lacking = port.fill.lacking(port.socket.to_fill());
@@ -149,7 +150,7 @@ impl XdpDriver {
         }
     }
 
-    /// Takes back what was sent.
+    /// Takes back the frames that were sent.
     fn finished(&mut self) {
         let mut addresses = [0; BATCH];
         for port in &mut self.ports {
@@ -164,7 +165,7 @@ impl XdpDriver {
         }
     }
 
-    /// Frames of the last batch that went nowhere are free again.
+    /// Frees the frames of the last batch that were not sent.
     fn reclaim(&mut self) {
         for (frame, descriptor) in self.taken.iter().enumerate().take(self.count) {
             if self.gone >> frame & 1 == 0 {
@@ -181,7 +182,7 @@ impl XdpDriver {
 
 impl Driver for XdpDriver {
     fn receive(&mut self) -> io::Result<usize> {
-        // A fault may have stopped the worker in the middle of the last batch: its frames are still taken.
+        // A panic may have stopped the worker in the middle of the last batch. Then its frames are still taken.
         self.reclaim();
         self.finished();
         self.refill();
@@ -194,7 +195,8 @@ impl Driver for XdpDriver {
             port.fill.came(self.count);
             if self.count > 0 {
                 for descriptor in self.taken.iter().take(self.count) {
-                    // The kernel wrote them on another processor perhaps: all are read at the same time, not one after the other.
+                    // The kernel may have written them on another CPU: this reads all of them at the same time, not one
+                    // after the other.
                     black_box(port.socket.frame(*descriptor).get(ETHERNET).copied());
                 }
                 return Ok(self.count);
@@ -219,7 +221,7 @@ impl Driver for XdpDriver {
             let packet = bytes.get(ETHERNET..ETHERNET + len).unwrap_or_default().to_vec();
             return self.route(&packet);
         };
-        // Behind a short packet there may be what the sender padded it with; there is always room for it.
+        // After a short packet there may be the sender's padding; there is always room for it.
         descriptor.length = (ETHERNET + len).max(SHORTEST) as u32;
         let Some(from) = self.ports.get(number).map(|port| port.interface.address) else { return };
         let Some(port) = self.ports.get_mut(self.from) else { return };
@@ -259,12 +261,12 @@ impl Driver for XdpDriver {
 
     fn flush(&mut self) {
         for port in &mut self.ports {
-            // What finds no room at first may find some when the kernel has been woken.
+            // Frames that do not fit at first may fit after the kernel was woken.
             for _ in 0..2 {
                 let sent = port.socket.send(&port.outgoing);
                 port.outgoing.drain(..sent);
                 if let Err(error) = port.socket.wake() {
-                    // The interface is down; what is queued waits for it.
+                    // The interface is down; queued frames wait for it.
                     tracing::debug!(interface = %port.interface.name, %error, "cannot send");
                 }
                 if port.outgoing.is_empty() {
@@ -304,7 +306,7 @@ mod tests {
     fn the_kernel_finds_as_many_frames_as_it_takes_and_no_more() {
         let mut fill = Fill::default();
         assert_eq!(fill.lacking(0), FILL, "at first all");
-        // A batch at a time is taken: fewer do, and then fewer still.
+        // One batch is taken at a time: a smaller number is enough, and then a still smaller one.
         for _ in 0..10 * ENOUGH {
             fill.lacking(fill.wanted - 1);
         }
@@ -318,7 +320,7 @@ mod tests {
             fill.lacking(0);
         }
         assert_eq!(fill.wanted, FILL, "never more than there are");
-        // What it now and then comes near to is kept.
+        // A number that is needed now and then is kept.
         for _ in 0..10 * ENOUGH {
             fill.lacking(FILL - 1);
             fill.lacking(FILL * 2 / 3);

@@ -1,4 +1,4 @@
-//! What a worker lends to the kernel, and takes back.
+//! Offloads connections of a worker to the kernel, and takes them back.
 
 use super::super::offload::Offload;
 use super::super::open::Interface;
@@ -11,7 +11,7 @@ use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::{CookieSettings, Cookies, OffloadMemory, monotonic_ns};
 use std::sync::Arc;
 
-/// What the kernel may have of this worker's connections.
+/// What a worker needs to offload connections.
 pub(super) struct OffloadInputs {
     pub(super) offload_memory: Option<(Arc<OffloadMemory>, u32)>,
     pub(super) interfaces: Vec<Interface>,
@@ -25,7 +25,7 @@ impl OffloadInputs {
     }
 }
 
-/// Has SYNs answered as this engine would.
+/// Lets XDP answer SYNs as this engine would.
 pub(super) fn answer(cookies: Option<&(Arc<Cookies>, u32)>, engine: &Engine<Select>, clock: Clock) {
     let Some((cookies, worker)) = cookies else { return };
     let engine::Cookies { key, clock: stamps, mss, window, window_shift } = engine.cookies();
@@ -34,7 +34,8 @@ pub(super) fn answer(cookies: Option<&(Arc<Cookies>, u32)>, engine: &Engine<Sele
 }
 
 impl Worker {
-    /// Lends connections whose first bytes are about to be sent: before that, so that the answer finds the kernel ready.
+    /// Offloads connections whose first bytes are about to be sent. This must precede the sending: the kernel must be
+    /// ready when the answer comes.
     pub(super) fn offload_early(&mut self, now: Instant) {
         while let Some(offload) = &mut self.engine.callbacks_mut().offload
             && let Some(slot) = offload.next_early()
@@ -51,7 +52,8 @@ impl Worker {
         }
     }
 
-    /// Lends connections to the kernel, and learns what became of those it has. Everything was sent before.
+    /// Offloads connections, and copies back the state of those that the kernel has. All packets must have been sent
+    /// before.
     pub(super) fn offload(&mut self, now: Instant) {
         while let Some(offload) = &mut self.engine.callbacks_mut().offload
             && let Some((slot, returns)) = offload.next(now)
@@ -59,6 +61,8 @@ impl Worker {
             self.offload_one(now, slot, returns);
         }
         self.tell_standing();
+        // Packets that waited are handled after the programs were told what is done; then the programs get the new
+        // numbers.
         let Some(offload) = &mut self.engine.callbacks_mut().offload else { return };
         let driver = &self.driver;
         let waited = offload.carry_on(|mark| driver.is_past(mark), now);
@@ -71,7 +75,7 @@ impl Worker {
         self.reclaim(now);
     }
 
-    /// Connections whose both sides have closed there.
+    /// Ends connections whose two sides have closed in the kernel.
     fn see_ends(&mut self, now: Instant) {
         let mut found = false;
         while let Some(offload) = &mut self.engine.callbacks_mut().offload
@@ -88,7 +92,7 @@ impl Worker {
         }
     }
 
-    /// The kernel is told what was handled and sent here of connections that it has.
+    /// Tells the kernel the numbers of offloaded connections whose packets were handled in user space.
     fn tell_standing(&mut self) {
         let Some(offload) = &mut self.engine.callbacks_mut().offload else { return };
         for (to, slot) in offload.touched() {
@@ -99,7 +103,7 @@ impl Worker {
         }
     }
 
-    /// Takes back connections that the kernel has done with.
+    /// Takes back connections that the kernel no longer uses.
     fn reclaim(&mut self, now: Instant) {
         while let Some(offload) = &mut self.engine.callbacks_mut().offload
             && let Some((to, slot)) = offload.done_with(now)

@@ -1,4 +1,5 @@
-//! Ends connections to servers that cannot be reached: no route leads there, the neighbour is silent, or a router says so.
+//! Ends connections to servers that cannot be reached: there is no route, the neighbour does not answer, or a router says
+//! so.
 
 use super::Worker;
 use sidetrack_core::time::Instant;
@@ -6,13 +7,13 @@ use sidetrack_sys::raw::UnreachableSocket;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// How often a busy worker reads ICMP messages. One that waits for packets is woken by them.
+/// How often a busy worker reads ICMP messages. A worker that waits for packets is woken by them.
 const READ_EVERY: Duration = Duration::from_millis(50);
 
 /// The messages that one worker reads.
 #[derive(Debug)]
 pub(super) struct Unreachable {
-    /// None: the system gave no socket.
+    /// None: the system provided no socket.
     socket: Option<UnreachableSocket>,
     read_at: Instant,
 }
@@ -22,12 +23,12 @@ impl Unreachable {
         Self { socket, read_at: Instant::ZERO }
     }
 
-    /// Readable when messages wait.
+    /// Returns descriptors that are readable when messages wait.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.socket.iter().flat_map(UnreachableSocket::descriptors)
     }
 
-    /// The worker has waited: a message may have woken it.
+    /// Notes that the worker has waited: a message may have woken it.
     pub(super) const fn woken(&mut self) {
         self.read_at = Instant::ZERO;
     }
