@@ -68,6 +68,7 @@ const REWRITTEN: &[&str] = &[
     "crates/sidetrack/src/record/",
     "crates/sidetrack/src/reload.rs",
     "crates/sidetrack/src/session",
+    "crates/sidetrack/src/shunt/",
     "crates/sidetrack/src/steer.rs",
 ];
 

@@ -1,4 +1,4 @@
-//! The fast path of BPF: entries are two rows of a map, one for each direction.
+//! The BPF fast path: an entry is two rows of a map, one for each direction.
 
 use super::{FastPath, Report, Settings};
 use sidetrack_core::shunt::{Both, Cause, Entry, EntryId, FastPathKind, Obstacle, PortNumber, Traffic};
@@ -10,28 +10,29 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::time::Duration;
 
-/// How often the table is looked through.
+/// How often the map is checked.
 const SWEEP: Duration = Duration::from_millis(250);
 
-/// How long the program takes our word: several sweeps, so that a busy moment does not empty the fast path.
+/// How long the program uses its entries without a sign of life from us: several checks, so that a busy moment does not
+/// empty the fast path.
 const ALIVE: Duration = Duration::from_secs(3);
 
 /// E2BIG: the map is full.
 const FULL: i32 = 7;
 
-/// Which fast path.
+/// The kinds of BPF fast paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
-    /// tc: every interface, packets of any size; Linux 6.6.
+    /// tc: works on every interface, with packets of any size; needs Linux 6.6.
     Tc,
-    /// XDP in the driver: hardware interfaces.
+    /// XDP in the driver: works on hardware interfaces.
     Xdp,
-    /// XDP behind the driver: every interface, slow; for trying things out.
+    /// XDP behind the driver: works on every interface, but is slow; only for experiments.
     XdpGeneric,
 }
 
 impl PathKind {
-    /// Its name among all fast paths.
+    /// Returns the kind among all fast paths.
     pub const fn kind(self) -> FastPathKind {
         match self {
             Self::Tc => FastPathKind::Tc,
@@ -56,13 +57,13 @@ impl PathKind {
     }
 }
 
-/// Why there is no fast path of BPF.
+/// Why the BPF fast path cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum BpfPathError {
-    /// A port's interface is not there.
+    /// A port's interface does not exist.
     #[error("port {0}: {1}; name its interface under [[shunt.port]]")]
     Port(PortNumber, sidetrack_sys::netlink::Error),
-    /// The kernel does not take the program.
+    /// The kernel rejects the program.
     #[error(transparent)]
     Kernel(#[from] BpfError),
     /// The settings could not be written.
@@ -70,7 +71,7 @@ pub enum BpfPathError {
     Settings(#[source] io::Error),
 }
 
-/// Both directions of an entry.
+/// The two rows of an entry, one for each direction.
 #[derive(Clone, Copy, Debug)]
 struct Rows {
     to_server: FlowKey,
@@ -78,14 +79,14 @@ struct Rows {
     idle: Duration,
 }
 
-/// What the map holds of an entry, both directions.
+/// The state in the map of an entry's two directions.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     to_server: Option<FlowState>,
     to_client: Option<FlowState>,
 }
 
-/// See the module.
+/// The fast path: its program, its map, and the entries that we put into the map.
 #[derive(Debug)]
 pub struct BpfPath {
     table: bpf::FastPath,
@@ -93,9 +94,9 @@ pub struct BpfPath {
     rows: BTreeMap<EntryId, Rows>,
     generation: u32,
     swept_ns: u64,
-    /// How long the program takes our word; none: until the next.
+    /// How long the program uses its entries without a sign of life. None: for ever.
     alive: Option<Duration>,
-    /// Packets may be put where a pair's other end is.
+    /// The program may put packets directly into the network namespace of a veth pair's other end.
     redirect_peer: bool,
     reports: VecDeque<Report>,
 }
@@ -104,7 +105,7 @@ impl BpfPath {
     /// Loads the program and attaches it to every port.
     ///
     /// # Errors
-    /// Without CAP_BPF and CAP_NET_ADMIN, on kernels without the hook, or where an interface is not there.
+    /// Fails without CAP_BPF and CAP_NET_ADMIN, on kernels without the hook, or if an interface does not exist.
     pub fn start(kind: PathKind, settings: &Settings) -> Result<Self, BpfPathError> {
         let entries = u32::try_from(settings.core.entries_max * 2).unwrap_or(u32::MAX);
         let mut table = bpf::FastPath::new(kind.program(), settings.forwarding, entries)?;
@@ -159,7 +160,7 @@ impl BpfPath {
         };
         self.table.install(&rows.to_server, row(entry.server_port))?;
         self.table.install(&rows.to_client, row(entry.client_port)).inspect_err(|_| {
-            // Both or none: half a shunted connection is watched by nobody.
+            // Install both rows or none: with one row, half of the connection would bypass all checks.
             let _ = self.table.take(&rows.to_server);
         })
     }
@@ -176,7 +177,7 @@ impl BpfPath {
         self.reports.push_back(Report::Gone(id, cause, seen.traffic()));
     }
 
-    /// Looks the table through: what passed, and what is over.
+    /// Reads the map: reports what passed, and removes entries that are over.
     fn sweep(&mut self, now_ns: u64) -> io::Result<()> {
         let mut seen: BTreeMap<EntryId, Seen> = BTreeMap::new();
         let rows = &self.rows;
@@ -200,12 +201,12 @@ impl BpfPath {
         Ok(())
     }
 
-    /// Entries of ports whose interface went down, or away, or is another one now.
+    /// Removes entries of ports whose interface went down, disappeared or was replaced.
     fn look_at_ports(&mut self) {
         let mut lost = Vec::new();
         for (name, interface) in self.ports.values() {
             let now = link::interface(name).ok();
-            // The address may change as it likes: it is looked up with the way.
+            // The link-layer address may change: it is looked up together with the route.
             let same =
                 |now: Interface| now.running && now == Interface { address: now.address, ..*interface };
             if !now.is_some_and(same) {
@@ -222,7 +223,7 @@ impl BpfPath {
         self.refresh_ports();
     }
 
-    /// What a port's interface is like now; an interface that was made anew is another one, and has no program.
+    /// Reads the present state of the ports' interfaces. An interface with a new index is another one and has no program.
     fn refresh_ports(&mut self) {
         for (name, interface) in self.ports.values_mut() {
             if let Ok(now) = link::interface(name)
@@ -243,7 +244,7 @@ impl Seen {
         Both { to_server: traffic(&self.to_server), to_client: traffic(&self.to_client) }
     }
 
-    /// Whether it is over, and why. It stands still when both directions do.
+    /// Returns why the entry is over, if it is. It is idle when both directions are.
     fn over(&self, now_ns: u64, idle: Duration) -> Option<Cause> {
         let states = [self.to_server, self.to_client];
         let ended = states.iter().flatten().fold(Ended::default(), |all, state| Ended {

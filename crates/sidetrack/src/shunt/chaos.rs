@@ -1,5 +1,5 @@
-//! A fast path that does what a bad one might: refuses entries, confirms and reports late, and loses entries that it had. For
-//! tests of everything around it; the same seed does the same.
+//! A fast path that misbehaves on purpose: it rejects entries, confirms and reports late, and loses entries. For tests of
+//! everything around it; the same seed gives the same behaviour.
 
 use super::{FastPath, Report};
 use sidetrack_core::shunt::{Cause, Entry, EntryId, Obstacle};
@@ -8,10 +8,10 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// How long a turn may last: there is always something that was held back.
+/// Longest turn: there may always be a delayed report.
 const TURN: Duration = Duration::from_millis(5);
 
-/// See the module.
+/// Wraps a fast path, and delays or changes its reports at random.
 pub struct ChaosPath<P> {
     inner: P,
     state: u64,
@@ -21,14 +21,14 @@ pub struct ChaosPath<P> {
 }
 
 impl<P: FastPath> ChaosPath<P> {
-    /// Around a fast path that works.
+    /// Wraps a fast path that works.
     pub fn new(inner: P, seed: u64) -> Self {
-        // Zero is the one state that xorshift does not leave.
+        // Xorshift never leaves the state zero.
         let (held, out) = (VecDeque::new(), VecDeque::new());
         Self { inner, state: seed.max(1), held, out, installed: BTreeSet::new() }
     }
 
-    /// One of so many, by xorshift64.
+    /// True once in `many` calls on average, by xorshift64.
     fn one_in(&mut self, many: u64) -> bool {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
@@ -78,7 +78,7 @@ impl<P: FastPath> FastPath for ChaosPath<P> {
             self.inner.remove(id, Cause::Lost);
             self.gather();
         }
-        // In order, but in its own time.
+        // Reports keep their order, but are delayed.
         while !self.held.is_empty() && !self.one_in(3) {
             self.out.extend(self.held.pop_front());
         }

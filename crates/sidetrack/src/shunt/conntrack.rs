@@ -1,4 +1,4 @@
-//! Conntrack's words and ours.
+//! Converts between conntrack's types and those of `core::shunt`.
 
 use sidetrack_core::shunt::{
     Both, Connection, Identity, Mark, Phase, Traffic, Transport, Tuple as FlowTuple,
@@ -12,16 +12,16 @@ const OPENING: [u8; 3] = [1, 2, 9];
 const ESTABLISHED: u8 = 3;
 const CLOSE: u8 = 8;
 
-/// How long conntrack keeps a shunted connection without a packet, seconds: long enough for two refreshes to be missed.
+/// How long conntrack keeps a shunted connection without a packet, seconds: two refreshes in a row may fail.
 pub const KEEP: Duration = Duration::from_secs(600);
 
-/// Connections that the rules have given both ports: those the shunt has to do with.
+/// Connections for which the rules have set both ports: only these concern the shunt.
 pub const WITH_PORTS: MarkBits = MarkBits {
     value: Mark::INGRESS_KNOWN | Mark::EGRESS_KNOWN,
     mask: Mark::INGRESS_KNOWN | Mark::EGRESS_KNOWN,
 };
 
-/// What a report says; none for what is neither TCP nor UDP.
+/// Converts a conntrack entry; none if it is neither TCP nor UDP.
 pub fn connection(entry: &Entry) -> Option<Connection> {
     let transport = Transport::of_number(entry.original.protocol)?;
     let tcp = transport == Transport::Tcp;
@@ -54,16 +54,17 @@ pub fn connection(entry: &Entry) -> Option<Connection> {
     })
 }
 
-/// The addresses as conntrack wants them.
+/// Returns the addresses in conntrack's form.
 pub const fn original(tuple: &FlowTuple) -> Tuple {
     Tuple { source: tuple.client, destination: tuple.server, protocol: tuple.transport.number() }
 }
 
-/// Packets of it will be missing: take those that come, and keep it.
+/// Returns the change for a connection whose packets conntrack will not see: accept the packets that come, and keep the
+/// entry.
 ///
-/// `judged`: only a RST that fits the connection reaches conntrack. It is to be believed then, although the
-/// acknowledgement that conntrack would judge it by is old: else it would leave the connection as it is, for 300 s, and the
-/// next one on the same ports would be taken for a part of it.
+/// `judged`: only a RST that fits the connection reaches conntrack. Conntrack must accept it then, although the
+/// acknowledgement that it would check it by is old. Otherwise conntrack would keep the connection for 300 s, and would
+/// take the next one on the same ports for a part of it.
 pub fn keep(judged: bool) -> Change {
     Change {
         liberal: true,
@@ -73,19 +74,19 @@ pub fn keep(judged: bool) -> Change {
     }
 }
 
-/// Packets of a blocked connection are dropped before conntrack sees them: it is not to be forgotten while they come, for
-/// the next one would be taken for a new connection.
+/// Returns the change for a blocked connection. Its packets are dropped before conntrack sees them. Conntrack must keep
+/// it while they come; otherwise the next packet would look like a new connection.
 pub fn keep_blocked() -> Change {
     Change { timeout_s: u32::try_from(KEEP.as_secs()).ok(), ..Change::default() }
 }
 
-/// Writes the number of an action into the mark of a connection.
+/// Returns the change that writes the number of an action into the mark of a connection.
 pub fn mark_decision(number: u8) -> Change {
     let value = Mark::DECIDED | u32::from(number) << 16;
     Change { mark: Some(MarkBits { value, mask: Mark::DECIDED | 0x000f_0000 }), ..Change::default() }
 }
 
-/// The rules are to decide anew.
+/// Returns the change that lets the rules decide again.
 pub fn ask_again() -> Change {
     Change { mark: Some(MarkBits { value: 0, mask: Mark::DECIDED }), ..Change::default() }
 }

@@ -1,4 +1,4 @@
-//! One thread that waits for everything a shunt has to hear of.
+//! The thread that waits for all events of a shunt, and handles them.
 
 use super::bpf::BpfPathError;
 use super::conntrack::{WITH_PORTS, ask_again, connection, keep, keep_blocked, mark_decision, original};
@@ -18,10 +18,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How long a fast path may take to give everything back at the end.
+/// How long a fast path may take to remove all entries at the end.
 const STOP: Duration = Duration::from_secs(3);
 
-/// Why a shunt cannot work, or goes on no longer.
+/// Why a shunt cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// Conntrack.
@@ -44,7 +44,7 @@ pub enum EngineError {
     Io(#[from] io::Error),
 }
 
-/// A shunt at work.
+/// A running shunt.
 pub struct Engine {
     shunt: Shunt,
     events: Events,
@@ -52,7 +52,7 @@ pub struct Engine {
     rules: RuleChanges,
     paths: Paths,
     owners: OwnerSearch,
-    /// The netlink ports by which the paths change nftables.
+    /// The netlink ports through which the fast paths change nftables.
     own_ports: Vec<u32>,
     records: Vec<ShuntRecord>,
     /// Settings of conntrack that were changed, with their former values.
@@ -64,15 +64,15 @@ fn now() -> Instant {
 }
 
 impl Engine {
-    /// Begins, in this thread's network namespace: flows that are there already are found, too.
+    /// Starts in the network namespace of this thread. It also finds flows that exist already.
     ///
     /// # Errors
-    /// What is missing.
+    /// Returns what is missing.
     pub fn start(settings: &Settings) -> Result<Self, EngineError> {
-        // Before the first connection is listed: a connection that began without has no time stamp.
+        // This must precede the first list: a connection that began without accounting has no time stamp.
         let changed = system::enable_accounting().map_err(EngineError::Accounting)?;
         let groups = [Group::New, Group::Update, Group::Destroy];
-        // One whose mark is cleared must be heard of, too; the many that never had one need not.
+        // A connection whose mark is cleared must be reported too; the many that never had a mark need not.
         let events = Events::open(&groups, Only::AnyMark, buffer_bytes()).map_err(EngineError::Conntrack)?;
         let rules = RuleChanges::open().map_err(EngineError::Rules)?;
         let table = Conntrack::open().map_err(EngineError::Conntrack)?;
@@ -88,14 +88,14 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Settings of conntrack that were changed, with their former values.
+    /// Returns the settings of conntrack that were changed, with their former values.
     pub fn changed(&self) -> &[(&'static str, String)] {
         &self.changed
     }
 
-    /// The flows that have to do with the fast path.
+    /// Returns the flows that concern the fast path.
     pub fn flows(&self) -> Vec<FlowView> {
-        // Both clocks at one moment: the times of the list fit each other.
+        // Both clocks are read at one moment, so that the times of the list are consistent.
         let (now, wall) = (now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
         let view = |flow| {
             let state = (self.shunt.action(flow), self.shunt.obstacle(flow));
@@ -104,10 +104,10 @@ impl Engine {
         self.shunt.flows().map(view).collect()
     }
 
-    /// Takes a look at what conntrack and the fast path have counted, for whoever looks at the flows next.
+    /// Updates the counts from conntrack and the fast path, for the next call of [`Engine::flows`].
     ///
     /// # Errors
-    /// As [`Engine::turn`].
+    /// Like [`Engine::turn`].
     pub fn count(&mut self) -> Result<(), EngineError> {
         self.paths.count()?;
         self.reports()?;
@@ -118,7 +118,7 @@ impl Engine {
     fn count_slow(&mut self) -> Result<(), EngineError> {
         let entries = self.table.list(Some(WITH_PORTS)).map_err(EngineError::Conntrack)?;
         for connection in entries.iter().filter_map(connection) {
-            // Its counts only: the list is younger than reports that are still under way.
+            // Only the counts are used: the list is newer than reports that have not been read yet.
             if let Some(traffic) = connection.traffic {
                 self.shunt.handle(now(), Input::SlowCounted(connection.tuple, connection.identity, traffic));
             }
@@ -126,22 +126,22 @@ impl Engine {
         Ok(())
     }
 
-    /// Records of flows that ended, once each.
+    /// Returns the records of flows that ended, each once.
     pub fn records(&mut self) -> Vec<ShuntRecord> {
         std::mem::take(&mut self.records)
     }
 
-    /// Waits at most so long for something to happen, or for `also` to become readable, and does what is to be done. Says
-    /// whether `also` is readable.
+    /// Waits for an event or until `also` is readable, at most for `patience`, and handles what is due. Returns true if
+    /// `also` is readable.
     ///
     /// # Errors
-    /// What cannot be put right: the shunt is over.
+    /// Fails if the shunt cannot continue.
     pub fn turn(&mut self, patience: Duration, also: Option<BorrowedFd<'_>>) -> Result<bool, EngineError> {
         let tend = self.paths.tend()?;
         self.reports()?;
         let due = self.shunt.deadline().map_or(patience, |at| at - now());
         let readable = self.wait(patience.min(tend).min(due), also)?;
-        // Rules first: what was allowed by older ones is not to pass for longer than it takes to hear of it.
+        // Rules first: what the old rules allowed must not pass longer than it takes to learn of the change.
         if self.rules.any_but_of(&self.own_ports).map_err(EngineError::Rules)? {
             self.paths.suspend();
             self.tell(Input::RulesChanged)?;
@@ -196,7 +196,7 @@ impl Engine {
         self.obey()
     }
 
-    /// Tells the core something and does what it wants.
+    /// Gives the core an input, and performs its outputs.
     fn tell(&mut self, input: Input<'_>) -> Result<(), EngineError> {
         self.shunt.handle(now(), input);
         self.obey()
@@ -231,7 +231,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Changes a connection. One that is gone has its report under way.
+    /// Changes a connection in conntrack. If the connection has ended, its report is on the way.
     fn change(&mut self, tuple: &Tuple, _identity: Identity, change: Change) {
         if let Err(error) = self.table.update(&original(tuple), tuple.zone, change) {
             tracing::warn!(%error, flow = %tuple, "conntrack does not take a change");
@@ -239,7 +239,7 @@ impl Engine {
     }
 
     fn list(&mut self) -> Result<(), EngineError> {
-        // What was reported before the list is older than the list.
+        // Reports that came before the list are older than the list.
         let mut old = Vec::new();
         while self.events.read(&mut old).map_err(EngineError::Conntrack)? {
             old.clear();
@@ -250,35 +250,35 @@ impl Engine {
         Ok(())
     }
 
-    /// Wants a connection to be treated like this whatever policy says. Says whether there is such a connection.
+    /// Sets an action for a connection, regardless of policy. Returns false if there is no such connection.
     ///
     /// # Errors
-    /// As [`Engine::turn`].
+    /// Like [`Engine::turn`].
     pub fn pin(&mut self, tuple: &Tuple, action: ShuntAction) -> Result<bool, EngineError> {
-        // Of one connection: a list walks through the whole table, which takes milliseconds even where it is empty.
+        // Looks up one connection: a list walks through the whole table, which takes milliseconds even if it is empty.
         let entry = self.table.find(&original(tuple), tuple.zone).map_err(EngineError::Conntrack)?;
         let entry = entry.filter(|entry| entry.mark & WITH_PORTS.mask == WITH_PORTS.value);
-        // Answers are found by the same question.
+        // A lookup by the addresses of the reply finds the connection too, but it is not this tuple.
         let found = entry.as_ref().and_then(connection).filter(|connection| connection.tuple == *tuple);
         let Some(found) = found else { return Ok(false) };
         self.tell(Input::Pinned(found, action))?;
         Ok(true)
     }
 
-    /// Withdraws an entry or a pin: policy is asked again. Says whether there is such a flow.
+    /// Withdraws an entry or a pinned action, so that policy is asked again. Returns false if there is no such flow.
     ///
     /// # Errors
-    /// As [`Engine::turn`].
+    /// Like [`Engine::turn`].
     pub fn withdraw(&mut self, tuple: &Tuple) -> Result<bool, EngineError> {
         let known = self.shunt.flow(tuple).is_some();
         self.tell(Input::Withdraw(*tuple))?;
         Ok(known)
     }
 
-    /// Takes every entry back. Flows go on, on the slow path.
+    /// Removes every entry. The flows continue on the slow path.
     ///
     /// # Errors
-    /// As [`Engine::turn`].
+    /// Like [`Engine::turn`].
     pub fn stop(&mut self) -> Result<(), EngineError> {
         self.tell(Input::Shutdown)?;
         let begun = now();

@@ -1,10 +1,10 @@
-//! The fast path of the kernel's own flow tables (nftables): conntrack's mark has a bit for the flows that are to be forwarded
-//! by it, and a rule adds those with their next packet.
+//! The fast path of the kernel's own flow tables (nftables). A bit in conntrack's mark selects the flows that the flow
+//! table forwards. A rule adds such a flow with its next packet.
 //!
-//! The kernel ends an entry by itself: on FIN or RST, which it hands to the slow path, or after half a minute without a packet.
-//! It cannot be told to end a single one: the bit is cleared, and the flow table is made anew, without a moment in which
-//! the others have none; they take the slow path for a packet each. What passes is added to conntrack's counters, so what a
-//! flow had when it was installed is taken from what it has.
+//! The kernel ends an entry by itself: on FIN or RST, which goes to the slow path, or after 30 s without a packet. It
+//! cannot end a single entry on request. So we clear the bit and replace the flow table. The other flows keep theirs
+//! without a gap; each takes the slow path for one packet. The kernel adds the forwarded packets to conntrack's counters.
+//! So the traffic of an entry is the present count minus the count at installation.
 
 use super::{FastPath, Report, Settings, conntrack};
 use sidetrack_core::shunt::{Both, Cause, Entry, EntryId, Obstacle, PortNumber, Tuple};
@@ -19,32 +19,32 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::time::Duration;
 
-/// The table, and the flow table in it.
+/// The names of the table, and of the flow table in it.
 const TABLE: &str = "sidetrack_shunt";
 const FLOWTABLE: &str = "shunted";
 
-/// The bit of a connection's mark for which the rule adds it: the one that NFShunt's layout leaves unused.
+/// The bit of a connection's mark that the rule checks: the one that NFShunt's layout leaves unused.
 const OFFLOADED: MarkBits = MarkBits { value: 0x8000_0000, mask: 0x8000_0000 };
 
-/// How often the connections with the bit are looked at.
+/// How often the connections with the bit are checked.
 const SWEEP: Duration = Duration::from_millis(500);
 
-/// Why there is no fast path of a flow table.
+/// Why the fast path of a flow table cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum FlowtableError {
-    /// The kernel has none.
+    /// The kernel has no flow tables.
     #[error(
         "this kernel has no flow tables (it needs {}): use fast_path = \"tc\" or \"xdp\"",
         Feature::Flowtable.needs()
     )]
     Unsupported,
-    /// A port's interface has a name that none can have.
+    /// A port's interface has an impossible name.
     #[error("port {0}: {1}; name its interface under [[shunt.port]]")]
     Port(PortNumber, String),
-    /// The table cannot be ours.
+    /// The process cannot own the table.
     #[error(transparent)]
     Own(#[from] OwnError),
-    /// The kernel refused.
+    /// The kernel rejected the table.
     #[error("the flow table of the shunt: {0}")]
     Kernel(#[from] netlink::Error),
 }
@@ -54,10 +54,10 @@ pub enum FlowtableError {
 struct Row {
     tuple: Tuple,
     idle: Duration,
-    /// What conntrack had counted when it was installed, and has now.
+    /// What conntrack had counted at the installation, and what it has counted now.
     before: Both,
     now: Both,
-    /// When that last changed.
+    /// When the count last changed.
     changed_ns: u64,
 }
 
@@ -66,7 +66,7 @@ impl Row {
         self.now.less(self.before)
     }
 
-    /// Notes what conntrack has counted.
+    /// Stores what conntrack has counted.
     fn counted(&mut self, now: Both, now_ns: u64) {
         if now != self.now {
             (self.now, self.changed_ns) = (now, now_ns);
@@ -74,7 +74,7 @@ impl Row {
     }
 }
 
-/// See the module.
+/// The fast path: its table, and the flows that have the bit.
 #[derive(Debug)]
 pub struct FlowtablePath {
     table: OwnedTable,
@@ -83,19 +83,19 @@ pub struct FlowtablePath {
     conntrack: Conntrack,
     rows: BTreeMap<EntryId, Row>,
     by_tuple: BTreeMap<Tuple, EntryId>,
-    /// The kernel may forward what has no row any more.
+    /// The kernel may still forward flows that have no row any more.
     stale: bool,
-    /// Nothing is forwarded: the rules have changed, and what they allowed is on its way out.
+    /// Nothing is forwarded: the rules have changed, and the entries that they allowed are being removed.
     suspended: bool,
     swept_ns: u64,
     reports: VecDeque<Report>,
 }
 
 impl FlowtablePath {
-    /// Makes the flow table between all ports. It goes with this process, in whatever way it ends.
+    /// Creates the flow table between all ports. The kernel removes it when this process ends, in whatever way.
     ///
     /// # Errors
-    /// Where the kernel has none, an interface is not there, or is in another flow table.
+    /// Fails if the kernel has no flow tables, or an interface does not exist or is in another flow table.
     pub fn start(settings: &Settings) -> Result<Self, FlowtableError> {
         if !knows(&mut Socket::open(Protocol::Netfilter)?, Feature::Flowtable)? {
             return Err(FlowtableError::Unsupported);
@@ -117,12 +117,12 @@ impl FlowtablePath {
             swept_ns: 0,
             reports: VecDeque::new(),
         };
-        // Bits that a predecessor left are of flows that policy is asked about anew.
+        // Policy is asked again about flows with bits that an earlier process left.
         path.clear_strangers()?;
         Ok(path)
     }
 
-    /// Takes the bit from connections that have no row.
+    /// Clears the bit of connections that have no row.
     fn clear_strangers(&mut self) -> Result<(), netlink::Error> {
         for tracked in self.conntrack.list(Some(OFFLOADED))? {
             let known = tuple(&tracked).is_some_and(|tuple| self.by_tuple.contains_key(&tuple));
@@ -134,7 +134,7 @@ impl FlowtablePath {
         Ok(())
     }
 
-    /// Sets or clears the bit; says whether there is such a connection.
+    /// Sets or clears the bit. Returns false if there is no such connection.
     fn mark(&mut self, tuple: &Tuple, is_set: bool) -> Result<bool, netlink::Error> {
         self.conntrack.update(&conntrack::original(tuple), tuple.zone, bit(is_set))
     }
@@ -157,7 +157,7 @@ impl FlowtablePath {
                 self.by_tuple.insert(entry.tuple, entry.id);
                 Ok(())
             }
-            // It ended meanwhile.
+            // The connection has ended in the meantime.
             Ok(false) => Err(Obstacle::Refused),
             Err(error) => {
                 tracing::warn!(%error, flow = %entry.tuple, "the flow table refused an entry");
@@ -169,7 +169,7 @@ impl FlowtablePath {
     fn take(&mut self, id: EntryId, cause: Cause) {
         let Some(mut row) = self.rows.remove(&id) else { return };
         self.by_tuple.remove(&row.tuple);
-        // First the bit: what the rule would add again is not to be forwarded.
+        // Clear the bit first, so that the rule does not add the flow again.
         if let Err(error) = self.mark(&row.tuple, false) {
             tracing::error!(%error, flow = %row.tuple, "cannot take a flow from the flow table; it ends when it stands still");
         }
@@ -180,19 +180,19 @@ impl FlowtablePath {
         self.reports.push_back(Report::Gone(id, cause, row.passed()));
     }
 
-    /// Makes the flow table anew: what is not in it any more takes the slow path from now on.
+    /// Replaces the flow table: flows that are not in the new one take the slow path from now on.
     fn renew(&mut self) -> io::Result<()> {
         (self.stale, self.suspended) = (false, false);
         self.table.replace(&content(&self.devices)).map_err(io::Error::other)
     }
 
-    /// Looks at what the connections with the bit have counted, and which stand still.
+    /// Reads what the connections with the bit have counted, and removes idle ones.
     fn sweep(&mut self, now_ns: u64) -> io::Result<()> {
         let mut seen = BTreeSet::new();
         for tracked in self.conntrack.list(Some(OFFLOADED)).map_err(io::Error::other)? {
             let id = tuple(&tracked).and_then(|tuple| self.by_tuple.get(&tuple)).copied();
             let Some((id, row)) = id.and_then(|id| Some((id, self.rows.get_mut(&id)?))) else {
-                // A packet that was under way when its bit was cleared has brought the old mark back.
+                // A packet that was being handled when the bit was cleared has written the old mark back.
                 self.stale |= tracked.status & status::OFFLOAD != 0;
                 let _ = self.conntrack.update(&tracked.original, tracked.zone, bit(false));
                 continue;
@@ -203,7 +203,7 @@ impl FlowtablePath {
         let lost: Vec<_> =
             self.rows.iter().filter(|(id, _)| !seen.contains(id)).map(|(id, row)| (*id, row.tuple)).collect();
         for (id, tuple) in lost {
-            // The same the other way round; one that ended is reported by conntrack, and removed for that.
+            // The opposite case: such a packet has cleared the bit. If the connection has ended, conntrack reports it.
             if !self.mark(&tuple, true).map_err(io::Error::other)? {
                 self.take(id, Cause::Ended);
             }
@@ -243,7 +243,7 @@ impl FastPath for FlowtablePath {
 
     fn tend(&mut self) -> io::Result<Duration> {
         if self.stale || self.suspended {
-            // By now every flow that the old rules allowed has been asked for back, and has no bit.
+            // By now the core has removed every flow that the old rules allowed, so none has the bit.
             self.renew()?;
         }
         let now_ns = monotonic_ns();
@@ -264,7 +264,7 @@ impl FastPath for FlowtablePath {
         self.reports.pop_front()
     }
 
-    /// Each is shown to conntrack.
+    /// True: every RST reaches conntrack.
     fn judges_resets(&self) -> bool {
         true
     }
@@ -274,7 +274,7 @@ impl FastPath for FlowtablePath {
     }
 }
 
-/// The table: connections with the bit are added by the packet that the rules of this host have let pass.
+/// Returns the table. Its rule adds connections with the bit, by packets that the other rules of this host have accepted.
 fn content(devices: &[InterfaceName]) -> Table {
     let flowtable = Flowtable {
         name: FLOWTABLE.to_owned(),
@@ -283,13 +283,13 @@ fn content(devices: &[InterfaceName]) -> Table {
         counter: true,
     };
     let marked = Statement::mark(Field::CtMark, OFFLOADED.value, OFFLOADED.mask);
-    // Behind every chain that could drop it.
+    // After every chain that could drop the packet.
     let chain = Chain::base("forward", ChainKind::Filter, Hook::Forward, LATE)
         .with(Rule::new([marked, Statement::FlowAdd(FLOWTABLE.to_owned())]));
     Table::new(Family::Inet, TABLE).with_flowtable(flowtable).with_chain(chain)
 }
 
-/// Later than whatever filters.
+/// The priority of the chain: later than all filters.
 const LATE: i32 = 1000;
 
 const fn bit(is_set: bool) -> Change {

@@ -1,20 +1,20 @@
-//! The shunt at work: conntrack's reports in, entries of a fast path out (NFShunt).
+//! Runs the shunt: reads conntrack's reports, and installs entries of fast paths (NFShunt).
 //!
 //! | file | does |
 //! |---|---|
 //! | `engine.rs` | one thread: waits for reports, rules, the fast path and the clock, and feeds `core::shunt` |
-//! | `conntrack.rs` | what conntrack says, in the words of `core::shunt`, and what we say to it |
+//! | `conntrack.rs` | converts between conntrack's types and those of `core::shunt` |
 //! | `bpf.rs` | the fast path of BPF, by tc or XDP |
 //! | `openflow.rs` | the fast path of a switch, by OpenFlow |
 //! | `paths.rs` | several fast paths side by side |
 //! | `flowtable.rs` | the fast path of the kernel's own flow tables |
 //! | `owners.rs` | the processes behind connections, where a rule asks |
-//! | `none.rs` | no fast path: says what would be shunted |
-//! | `chaos.rs` | a fast path that fails, forgets and is late, for tests of all the rest |
-//! | `process.rs` | all of that in a process of its own, and how it is asked |
-//! | `record.rs` | what is told of a flow that was shunted |
+//! | `none.rs` | no fast path: shows what would be shunted |
+//! | `chaos.rs` | a fast path that fails, loses entries and is late, for tests of the rest |
+//! | `process.rs` | runs the shunt in its own process, and sends requests to it |
+//! | `record.rs` | records and views of shunted flows |
 //!
-//! A fast path does what it is asked in its own time and reports that; nothing here waits for it.
+//! A fast path handles requests in its own time and reports the results; nothing here waits for it.
 
 mod bpf;
 mod chaos;
@@ -44,27 +44,27 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// How often conntrack is told to keep connections whose packets it does not see: a third of the time it then keeps them.
+/// How often we tell conntrack to keep connections whose packets it does not see: a third of the time it then keeps them.
 const KEEP_EVERY: Duration = Duration::from_secs(conntrack::KEEP.as_secs() / 3);
 
-/// What the shunt is to do.
+/// The settings of a shunt.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The fast paths, one of each kind; the first is for flows of which nothing says another.
+    /// The fast paths, one of each kind. The first is the default.
     pub paths: Vec<Path>,
     /// How packets get from one port to the other.
     pub forwarding: Forwarding,
     /// The interfaces of the ports that marks name.
     pub ports: BTreeMap<PortNumber, String>,
-    /// The program in the kernel believes its entries also while nobody tends it.
+    /// The program in the kernel keeps using its entries when this process no longer checks them.
     pub keep_when_stalled: bool,
-    /// By tc: what leaves by an end of a pair whose other end is in another network namespace is put there at once.
+    /// With tc: puts packets directly into the network namespace of a veth pair's other end.
     pub redirect_peer: bool,
-    /// What `core::shunt` is told, but for the ports and the first fast path.
+    /// The settings of `core::shunt`, except the ports and the first fast path.
     pub core: sidetrack_core::shunt::Config,
 }
 
-/// Which fast path.
+/// The kinds of fast paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Path {
     /// A program in this host's kernel.
@@ -73,9 +73,9 @@ pub enum Path {
     OpenFlow(ShuntSwitch),
     /// A flow table of nftables.
     Flowtable,
-    /// None: what would be shunted is shown.
+    /// No fast path: what would be shunted is shown.
     None,
-    /// A program in this host's kernel that fails, forgets and is late as a random number of this seed says: for tests.
+    /// A program in this host's kernel that fails, loses entries and is late at random, with this seed: for tests.
     Chaos(PathKind, u64),
 }
 
@@ -85,18 +85,18 @@ impl From<PathKind> for Path {
     }
 }
 
-/// What a fast path reports.
+/// A report of a fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// It has the entry.
+    /// The entry is installed.
     Installed(EntryId),
-    /// It has not taken the entry.
+    /// The entry was not installed.
     Failed(EntryId, Obstacle),
-    /// What passed until now.
+    /// What has passed until now.
     Counted(EntryId, Both),
-    /// The entry is gone, and all that passed.
+    /// The entry is removed; all that passed.
     Gone(EntryId, Cause, Both),
-    /// It can be reached again.
+    /// The fast path is reachable again.
     Back,
 }
 
@@ -114,37 +114,38 @@ impl From<Report> for Input<'static> {
 
 /// A way for packets around the slow path.
 ///
-/// Every entry that it is asked to install is answered by [`Report::Installed`] or [`Report::Failed`], and every one that
-/// was installed by one [`Report::Gone`], asked for or not.
+/// It answers every request to install an entry with [`Report::Installed`] or [`Report::Failed`]. For every installed
+/// entry it sends one [`Report::Gone`], requested or not.
 pub trait FastPath: Send {
-    /// Asks for an entry.
+    /// Requests an entry.
     fn install(&mut self, entry: &Entry);
-    /// Asks it to let go of an entry.
+    /// Requests the removal of an entry.
     fn remove(&mut self, id: EntryId, cause: Cause);
-    /// The rules have changed: nothing that was allowed before may pass from now on, as far as this can be done at once.
+    /// Stops everything that was allowed before, because the rules have changed, as far as this is possible at once.
     fn suspend(&mut self);
-    /// Does what is due; says for how long it may be left alone.
+    /// Handles what is due. Returns the time until the next call is needed.
     ///
     /// # Errors
-    /// If it is broken for good.
+    /// Fails if the fast path cannot continue.
     fn tend(&mut self) -> io::Result<Duration>;
-    /// Looks at what has passed, now.
+    /// Reads what has passed until now.
     ///
     /// # Errors
-    /// If it is broken for good.
+    /// Fails if the fast path cannot continue.
     fn count(&mut self) -> io::Result<()>;
-    /// Does what is to be done at the very end, when every entry is gone.
+    /// Does the last work, when every entry is removed.
     fn finish(&mut self) {}
-    /// The next report.
+    /// Returns the next report.
     fn report(&mut self) -> Option<Report>;
-    /// Whether a RST that reaches conntrack is to be believed: the fast path keeps back those that do not fit, or shows every
-    /// one.
+    /// True if conntrack can accept every RST that reaches it: the fast path holds back those that do not fit, or
+    /// forwards every RST to conntrack.
     fn judges_resets(&self) -> bool;
-    /// The netlink port by which it changes nftables, if it does: its own changes are none of the rules.
+    /// Returns the netlink port through which it changes nftables, if it does. These changes do not count as rule
+    /// changes.
     fn own_port(&self) -> Option<u32> {
         None
     }
-    /// Descriptors that make it worth tending when they are readable.
+    /// Returns descriptors; when one is readable, [`FastPath::tend`] should be called.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }

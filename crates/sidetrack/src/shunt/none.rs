@@ -1,4 +1,4 @@
-//! No fast path: every flow that would be shunted is shown with that, and stays where it is.
+//! No fast path: every flow that would be shunted is shown as such, and stays on the slow path.
 
 use super::{FastPath, Report};
 use sidetrack_core::shunt::{Cause, Entry, EntryId, Obstacle};
@@ -6,10 +6,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
 
-/// How long it may be left alone.
+/// How long until the next call is needed.
 const NOTHING_DUE: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// A fast path that rejects every entry.
 #[derive(Debug, Default)]
 pub struct NoPath {
     reports: VecDeque<Report>,
@@ -20,7 +20,7 @@ impl FastPath for NoPath {
         self.reports.push_back(Report::Failed(entry.id, Obstacle::NoPath));
     }
 
-    /// Nothing was ever installed: there is nothing to remove.
+    /// Does nothing: no entry was ever installed.
     fn remove(&mut self, _id: EntryId, _cause: Cause) {}
 
     fn suspend(&mut self) {}

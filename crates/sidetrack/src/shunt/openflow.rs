@@ -1,4 +1,4 @@
-//! The fast path of a switch: it connects to us and is told its entries by OpenFlow.
+//! The fast path of a switch: the switch connects to us, and we send it its entries by OpenFlow.
 
 use super::{FastPath, Report};
 use crate::config::ShuntSwitch;
@@ -12,16 +12,16 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// Bytes read at once.
+/// Most bytes read at once.
 const READ_MAX: usize = 64 << 10;
-/// Bytes that wait to be sent, at most: a switch that takes no more is given up.
+/// Most bytes that wait to be sent. The connection to a switch that reads no more is closed.
 const WAITING_MAX: usize = 16 << 20;
-/// How long to wait for room to send.
+/// How long to wait when the socket is full.
 const FULL: Duration = Duration::from_millis(2);
-/// How long to be left alone when nothing is due.
+/// How long until the next call is needed when nothing is due.
 const NOTHING_DUE: Duration = Duration::from_secs(1);
 
-/// A connection and what could not be sent yet.
+/// A connection, and the bytes that could not be sent yet.
 #[derive(Debug)]
 struct Connection {
     stream: TcpStream,
@@ -29,7 +29,7 @@ struct Connection {
     waiting: VecDeque<u8>,
 }
 
-/// See the module.
+/// The fast path: the connection to the switch, and the controller that speaks OpenFlow.
 #[derive(Debug)]
 pub struct SwitchPath {
     listeners: Vec<TcpListener>,
@@ -48,7 +48,7 @@ impl SwitchPath {
     /// Listens for the switch.
     ///
     /// # Errors
-    /// If an address cannot be listened on: which, and why.
+    /// Returns the address that cannot be listened on, and why.
     pub fn start(switch: &ShuntSwitch) -> io::Result<Self> {
         let listeners: io::Result<Vec<_>> = switch.listen.iter().map(listen).collect();
         let config = ControllerConfig {
@@ -68,7 +68,7 @@ impl SwitchPath {
         })
     }
 
-    /// Where it listens.
+    /// Returns the addresses it listens on.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect()
     }
@@ -87,7 +87,7 @@ impl SwitchPath {
                     }
                 }
                 ControllerOutput::Close(why) => {
-                    // What was said last may say why.
+                    // The last message may say why.
                     self.flush();
                     self.hang_up(&why);
                 }
@@ -119,13 +119,13 @@ impl SwitchPath {
         }
     }
 
-    /// The connection ended from outside.
+    /// Handles a connection that ended from outside.
     fn lost(&mut self, why: &str) {
         self.hang_up(why);
         self.controller.handle(now(), ControllerInput::Disconnected);
     }
 
-    /// Sends what waits, as far as there is room.
+    /// Sends waiting bytes, as far as the socket accepts them.
     fn flush(&mut self) {
         let Some(connection) = &mut self.connection else { return };
         let ended = connection.flush().err();
@@ -144,7 +144,7 @@ impl SwitchPath {
             if stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_err() {
                 continue;
             }
-            // A switch connects again when it believes the old connection dead.
+            // A switch connects again when it considers the old connection dead.
             self.hang_up("it has connected again");
             tracing::info!(%from, "a switch has connected");
             self.connection = Some(Connection { stream, from, waiting: VecDeque::new() });
@@ -152,7 +152,7 @@ impl SwitchPath {
         }
     }
 
-    /// Reads what there is, but not for ever: entries are not to wait for a switch that talks without end.
+    /// Reads what is there, with a limit: entries must not wait for a switch that sends without end.
     fn read(&mut self) {
         let mut buffer = vec![0; READ_MAX];
         for _ in 0..16 {
@@ -200,8 +200,8 @@ fn listen(address: &SocketAddr) -> io::Result<TcpListener> {
     })
 }
 
-/// Tells this run of the program from earlier ones: wrong once in 65,536 times, and then an entry of the earlier run is
-/// found by its next idle time.
+/// Returns a number that tells this run of the program from earlier ones. Once in 65,536 times it is the same; then an
+/// entry of the earlier run ends with its idle time.
 fn run_number() -> u16 {
     let bytes = monotonic_ns().to_le_bytes();
     bytes.chunks_exact(2).fold(1, |mixed: u16, pair| {
@@ -244,7 +244,8 @@ impl FastPath for SwitchPath {
     }
 
     fn judges_resets(&self) -> bool {
-        // Each RST reaches conntrack then, and one that conntrack does not believe would leave the flow where it is.
+        // If the switch matches flags, each RST reaches conntrack. One that conntrack rejects would leave the flow as it
+        // is.
         self.controller.matches_flags()
     }
 

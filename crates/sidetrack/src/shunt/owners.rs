@@ -1,5 +1,5 @@
-//! Whose the connections are that pass by: a rule may ask for the process behind one, which is of this host where it lives in
-//! a container or another network namespace. Looking through /proc takes milliseconds, so a thread of its own does it.
+//! Finds the processes behind connections that pass through, for rules that ask. A process is on this host if it lives in
+//! a container or another network namespace. Searching /proc takes milliseconds, so a separate thread does it.
 
 use crate::process::in_any_network;
 use rustix::event::{EventfdFlags, eventfd};
@@ -10,36 +10,36 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
-/// Most questions that wait; who comes when so many do is not looked for.
+/// Most requests that wait; further ones are not searched for.
 const WAITING_MAX: usize = 1024;
 
 /// One connection.
 type Whose = (Tuple, Identity);
 
-/// See the module. The thread begins with the first question and ends with this.
+/// Searches for processes. The thread starts with the first request, and ends with this value.
 pub struct OwnerSearch {
     ask: Option<SyncSender<Whose>>,
-    /// For the thread, and for what it is not asked.
+    /// For the thread, and for requests that are not given to it.
     answer: Sender<(Whose, Process)>,
     answers: Receiver<(Whose, Process)>,
-    /// Questions without an answer.
+    /// The number of requests without an answer.
     open: usize,
     /// Readable when there is an answer.
     bell: Arc<OwnedFd>,
 }
 
 impl OwnerSearch {
-    /// Nobody asks yet.
+    /// Returns a search without a thread.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// Fails if no descriptor is left.
     pub fn new() -> io::Result<Self> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (answer, answers) = channel();
         Ok(Self { ask: None, answer, answers, open: 0, bell })
     }
 
-    /// Looks for the process behind a connection.
+    /// Searches for the process behind a connection.
     pub fn look_for(&mut self, whose: Whose) {
         if self.ask.is_none() {
             self.ask =
@@ -66,12 +66,13 @@ impl OwnerSearch {
         Ok(ask)
     }
 
-    /// The answers that are there; unknown if nobody knows, or the client is of another host.
+    /// Returns the available answers. The process is unknown if it was not found, or the client is on another host.
     pub fn answers(&mut self) -> Vec<(Whose, Process)> {
         if self.open == 0 {
             return Vec::new();
         }
-        // Before the answers are taken: one that comes after them rings anew. Nothing to read is as good.
+        // The bell is reset before the answers are taken, so that a later answer rings it again. An error means that it
+        // was not rung.
         let _ = rustix::io::read(&*self.bell, &mut [0_u8; 8]);
         let answers: Vec<_> = self.answers.try_iter().collect();
         self.open -= answers.len();
@@ -81,7 +82,7 @@ impl OwnerSearch {
 
 fn say(answer: &Sender<(Whose, Process)>, bell: &OwnedFd, found: (Whose, Process)) {
     if answer.send(found).is_ok() {
-        // A counter that is full wakes just as well.
+        // If the counter is full, the reader is woken anyway.
         let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
     }
 }

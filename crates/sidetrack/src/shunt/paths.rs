@@ -1,4 +1,4 @@
-//! Several fast paths side by side: each entry says which is to have it.
+//! Several fast paths side by side: each entry names the one that should have it.
 
 use super::flowtable::FlowtablePath;
 use super::{BpfPath, ChaosPath, EngineError, FastPath, NoPath, Path, Report, Settings, SwitchPath};
@@ -8,20 +8,20 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// How long nothing at all may be due.
+/// Longest time until the next call when nothing is due.
 const NOTHING_DUE: Duration = Duration::from_secs(1);
 
 /// The fast paths of a configuration.
 pub struct Paths {
     paths: BTreeMap<FastPathKind, Box<dyn FastPath>>,
-    /// Which one has an entry, or is to have it.
+    /// The fast path that has an entry, or was asked for it.
     entries: BTreeMap<EntryId, FastPathKind>,
-    /// Of entries for a fast path that is not there.
+    /// Reports for entries whose fast path does not exist.
     refused: VecDeque<Report>,
 }
 
 impl Path {
-    /// Its kind; of one that fails, that of the one inside.
+    /// Returns its kind; for a chaos path, the kind of the wrapped one.
     pub const fn kind(&self) -> FastPathKind {
         match self {
             Self::Bpf(kind) | Self::Chaos(kind, _) => kind.kind(),
@@ -31,7 +31,7 @@ impl Path {
         }
     }
 
-    /// The ports that it can lead flows between.
+    /// Returns the ports that it can forward flows between.
     fn ports(&self, settings: &Settings) -> BTreeSet<PortNumber> {
         match self {
             Self::Bpf(_) | Self::Chaos(..) | Self::Flowtable | Self::None => {
@@ -53,10 +53,10 @@ impl Path {
 }
 
 impl Paths {
-    /// Starts all that the settings name.
+    /// Starts all fast paths in the settings.
     ///
     /// # Errors
-    /// Of the first that cannot be started.
+    /// Returns the error of the first one that cannot start.
     pub fn start(settings: &Settings) -> Result<Self, EngineError> {
         let mut paths = BTreeMap::new();
         for path in &settings.paths {
@@ -65,12 +65,13 @@ impl Paths {
         Ok(Self { paths, entries: BTreeMap::new(), refused: VecDeque::new() })
     }
 
-    /// The ports that one of the settings' fast paths knows; one that does not refuses the entry.
+    /// Returns the ports that at least one of the fast paths knows. A fast path that does not know a port rejects the
+    /// entry.
     pub fn ports(settings: &Settings) -> BTreeSet<PortNumber> {
         settings.paths.iter().flat_map(|path| path.ports(settings)).collect()
     }
 
-    /// Asks for an entry.
+    /// Requests an entry.
     pub fn install(&mut self, entry: &Entry) {
         match self.paths.get_mut(&entry.path) {
             Some(path) => {
@@ -81,40 +82,40 @@ impl Paths {
         }
     }
 
-    /// Asks the one that has an entry to let go of it.
+    /// Requests the removal of an entry from the fast path that has it.
     pub fn remove(&mut self, id: EntryId, cause: Cause) {
         if let Some(path) = self.entries.get(&id).and_then(|kind| self.paths.get_mut(kind)) {
             path.remove(id, cause);
         }
     }
 
-    /// The rules have changed.
+    /// Suspends all fast paths, because the rules have changed.
     pub fn suspend(&mut self) {
         self.paths.values_mut().for_each(|path| path.suspend());
     }
 
-    /// Does what is due; says for how long all may be left alone.
+    /// Handles what is due. Returns the time until the next call is needed.
     ///
     /// # Errors
-    /// If one is broken for good.
+    /// Fails if one of them cannot continue.
     pub fn tend(&mut self) -> io::Result<Duration> {
         self.paths.values_mut().try_fold(NOTHING_DUE, |least, path| Ok(least.min(path.tend()?)))
     }
 
-    /// Looks at what has passed, now.
+    /// Reads what has passed until now.
     ///
     /// # Errors
-    /// If one is broken for good.
+    /// Fails if one of them cannot continue.
     pub fn count(&mut self) -> io::Result<()> {
         self.paths.values_mut().try_for_each(|path| path.count())
     }
 
-    /// Does what is to be done at the very end.
+    /// Does the last work of all fast paths.
     pub fn finish(&mut self) {
         self.paths.values_mut().for_each(|path| path.finish());
     }
 
-    /// The next report.
+    /// Returns the next report.
     pub fn report(&mut self) -> Option<Report> {
         let first = self.refused.pop_front();
         let report = first.or_else(|| self.paths.values_mut().find_map(|path| path.report()))?;
@@ -124,17 +125,17 @@ impl Paths {
         Some(report)
     }
 
-    /// Whether a RST of a flow that this one has is to be believed when it reaches conntrack.
+    /// True if conntrack can accept every RST that reaches it from a flow of this fast path.
     pub fn judges_resets(&self, kind: FastPathKind) -> bool {
         self.paths.get(&kind).is_some_and(|path| path.judges_resets())
     }
 
-    /// The netlink ports by which they change nftables.
+    /// Returns the netlink ports through which they change nftables.
     pub fn own_ports(&self) -> Vec<u32> {
         self.paths.values().filter_map(|path| path.own_port()).collect()
     }
 
-    /// Descriptors that make it worth tending when they are readable.
+    /// Returns descriptors; when one is readable, [`Paths::tend`] should be called.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.paths.values().flat_map(|path| path.descriptors())
     }

@@ -1,5 +1,6 @@
-//! The shunt in a process of its own: it keeps the rights that changing conntrack and the fast path takes, and reads no
-//! byte of any peer. `sidetrack up` starts it and asks it things over a socket pair; the end of that is its end.
+//! Runs the shunt in its own process. The process keeps the rights to change conntrack and the fast path, and reads no
+//! byte of any peer. `sidetrack up` starts it and sends it requests over a socket pair. When the socket closes, the
+//! process ends.
 
 use super::{Engine, FlowView, Settings, ShuntRecord};
 use crate::config::{self, Config};
@@ -20,29 +21,29 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// The argument that makes the program this process.
+/// The command line argument that starts this process.
 pub const ARGUMENT: &str = "shunt-process";
 
-/// Conntrack, BPF programs and maps, attaching them.
+/// The rights to change conntrack, and to load and attach BPF programs and maps.
 const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN.union(CapabilitySet::BPF);
 
-/// Whose a socket is, for rules that ask: other users' descriptors and namespaces in /proc.
+/// The rights to find the owner of a socket, for rules that ask: other users' descriptors and namespaces in /proc.
 const FOR_PROCESSES: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_READ_SEARCH);
 
-/// What `ps` and `top` call this process.
+/// The name of this process in `ps` and `top`.
 const NAME: &std::ffi::CStr = c"sidetrack-shunt";
 
-/// How long a turn may last when nothing happens.
+/// Longest turn when nothing happens.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Names a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Which {
-    /// Who sent its first packet.
+    /// The sender of the first packet.
     pub client: SocketAddr,
-    /// To whom.
+    /// The receiver of the first packet.
     pub server: SocketAddr,
-    /// By which protocol.
+    /// The transport protocol.
     pub transport: Transport,
 }
 
@@ -52,43 +53,43 @@ impl From<Which> for Tuple {
     }
 }
 
-/// What the shunt can be asked.
+/// A request to the shunt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
-    /// Begin as this configuration says.
+    /// Start with this configuration.
     Start {
         /// The file's name.
         name: String,
         /// Its text.
         text: String,
     },
-    /// The flows.
+    /// Return the flows.
     Flows,
-    /// Treat a flow like this whatever policy says.
+    /// Set an action for a flow, regardless of policy.
     Pin(Which, ShuntAction),
-    /// Withdraw an entry or a pin.
+    /// Withdraw an entry or a pinned action.
     Withdraw(Which),
-    /// Records of flows that ended since the last time.
+    /// Return the records of flows that ended since the last request.
     Records,
 }
 
-/// What it answers.
+/// An answer of the shunt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Told {
-    /// It is at work.
+    /// The shunt is running.
     Started,
     /// The flows.
     Flows(Vec<FlowView>),
-    /// Whether there is such a flow.
+    /// True if there is such a flow.
     Found(bool),
     /// The records.
     Records(Vec<ShuntRecord>),
-    /// It could not be done.
+    /// The request failed.
     Failed(String),
 }
 
 impl Settings {
-    /// What a configuration says.
+    /// Returns the settings of a configuration.
     pub fn of(config: &config::Shunt) -> Self {
         let path = |path: &config::ShuntPath| match path {
             config::ShuntPath::Tc => super::PathKind::Tc.into(),
@@ -127,10 +128,10 @@ pub struct Shunter {
 }
 
 impl Shunter {
-    /// Starts the process and the shunt that the configuration of this name and text asks for.
+    /// Starts the process, and in it the shunt of the configuration with this name and text.
     ///
     /// # Errors
-    /// What is missing.
+    /// Returns what is missing.
     pub fn start(name: &str, text: &str) -> anyhow::Result<Self> {
         let (ours, theirs) = scm::pair()?;
         let child = process::respawn(ARGUMENT, theirs)?;
@@ -139,10 +140,10 @@ impl Shunter {
         Ok(shunter)
     }
 
-    /// Asks it something.
+    /// Sends a request, and returns the answer.
     ///
     /// # Errors
-    /// What it says against it, or that it is gone.
+    /// Returns the error of the shunt. Also fails if the process has ended.
     pub fn ask(&self, ask: &Ask) -> anyhow::Result<Told> {
         const GONE: &str =
             "the shunt's process is gone: every flow takes the slow path until sidetrack is restarted";
@@ -155,23 +156,23 @@ impl Shunter {
         }
     }
 
-    /// Ends it and waits until everything was taken back.
+    /// Ends the process, and waits until everything is undone.
     ///
     /// # Errors
-    /// What waitpid(2) says.
+    /// Returns the error of waitpid(2).
     pub fn finish(&self) -> io::Result<()> {
         scm::close(&*self.end.lock().unwrap_or_else(PoisonError::into_inner))?;
         self.child.lock().unwrap_or_else(PoisonError::into_inner).wait().map(drop)
     }
 }
 
-/// Is the shunt's process, until the other end closes.
+/// Runs as the shunt's process, until the other end closes.
 ///
 /// # Errors
-/// What breaks it.
+/// Returns the error that ended the shunt.
 pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
     process::ignore_stop_signals();
-    // Only `ps` misses the name.
+    // Without the name, only the output of `ps` differs.
     let _ = process::set_name(NAME);
     keep_only(NEEDED | FOR_PROCESSES | CapabilitySet::NET_BIND_SERVICE | TO_BECOME)?;
     let Some((ask, _)) = wire::receive::<Ask>(&end)? else { return Ok(()) };
@@ -185,12 +186,12 @@ pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
     for action in undo.iter().rev() {
         action.perform()?;
     }
-    // It may have been killed; then there is nothing to disarm.
+    // The guard may have been killed; then there is nothing to disarm.
     let _ = guard.disarm();
     served.and(stopped.map_err(Into::into))
 }
 
-/// Gives up all rights but these.
+/// Gives up all rights except these.
 fn keep_only(needed: CapabilitySet) -> anyhow::Result<()> {
     let held = caps::capabilities().context("capabilities")?.permitted;
     caps::keep_only(held & needed).context("cannot give up capabilities")
@@ -200,7 +201,8 @@ fn begin(ask: Ask) -> anyhow::Result<(Engine, Vec<Action>, Guard)> {
     let Ask::Start { name, text } = ask else { anyhow::bail!("the shunt has not been started") };
     let config = Config::from_text(&name, &text).map_err(|error| anyhow::anyhow!("{error}"))?;
     let shunt = config.shunt.context("the configuration has no [shunt]")?;
-    // Its files have been read. Before there is a second thread or process, which would keep its own.
+    // After the configuration's files were read, and before there is a second thread or process, which would keep its own
+    // rights.
     let asks_process = shunt.rules.as_ref().is_some_and(|rules| rules.asks_process());
     let user = DataUser::of(&config.user)?;
     let mut needed = if asks_process { NEEDED | FOR_PROCESSES } else { NEEDED };
@@ -236,7 +238,7 @@ fn turns(end: &OwnedFd, engine: &mut Engine) -> anyhow::Result<()> {
     }
 }
 
-/// Records that wait to be fetched, at most; they are fetched every second.
+/// Most records that wait to be fetched; they are fetched every second.
 const RECORDS_MAX: usize = 100_000;
 
 fn answer(engine: &mut Engine, ask: Ask, records: &mut Vec<ShuntRecord>) -> anyhow::Result<Told> {

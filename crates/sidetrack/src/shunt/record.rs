@@ -1,4 +1,4 @@
-//! What is told of flows: while they are there, and when they have ended.
+//! Views of flows that exist, and records of flows that have ended.
 
 use serde::{Deserialize, Serialize};
 use sidetrack_core::shunt::{Both, Cause, FastPathKind, Flow, Obstacle, ShuntAction, Standing, Transport};
@@ -6,10 +6,10 @@ use sidetrack_core::time::Instant;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Packets and bytes of both directions, on one path. Bytes are those of IP packets.
+/// Packets and bytes of both directions, on one path. Bytes are those of whole IP packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Packets from client to server; one that stands for several segments counts once.
+    /// Packets from client to server; a packet that holds several segments counts once.
     pub packets_up: u64,
     /// Bytes from client to server.
     pub bytes_up: u64,
@@ -33,15 +33,15 @@ impl From<Both> for Counts {
 /// A flow that ended and was on the fast path at least once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShuntRecord {
-    /// Who sent the first packet.
+    /// The sender of the first packet.
     pub client: SocketAddr,
-    /// To whom.
+    /// The receiver of the first packet.
     pub server: SocketAddr,
-    /// By which protocol.
+    /// The transport protocol.
     pub transport: Transport,
-    /// The connection mark it had at the end.
+    /// The connection mark at the end.
     pub mark: u32,
-    /// When it began, nanoseconds since 1970, where conntrack keeps time stamps.
+    /// When it began, nanoseconds since 1970, if conntrack keeps time stamps.
     pub start_ns: Option<u64>,
     /// What passed on the slow path.
     pub slow: Counts,
@@ -50,19 +50,19 @@ pub struct ShuntRecord {
     /// What was dropped on the fast path.
     #[serde(default)]
     pub dropped: Counts,
-    /// It was blocked at last.
+    /// It was blocked at the end.
     #[serde(default)]
     pub blocked: bool,
     /// How often it was put on the fast path.
     pub installs: u32,
     /// Why it last left the fast path.
     pub cause: Option<Cause>,
-    /// The rule that decided, where its mark left it to the rules.
+    /// The rule that decided, if its mark left the decision to the rules.
     pub rule: Option<String>,
 }
 
 impl ShuntRecord {
-    /// Of a flow that ended, and the rule that decided about it.
+    /// Returns the record of a flow that ended, with the rule that decided about it.
     pub fn new(flow: &Flow, rule: Option<&str>) -> Self {
         Self {
             client: flow.tuple.client,
@@ -81,51 +81,52 @@ impl ShuntRecord {
     }
 }
 
-/// A flow that is there.
+/// A flow that exists.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FlowView {
-    /// Number of its entry, or of the latest; names it for `shunt rm`.
+    /// The number of its entry, or of the latest one; it names the flow for `shunt rm`.
     pub entry: Option<u64>,
-    /// Who sent the first packet.
+    /// The sender of the first packet.
     pub client: SocketAddr,
-    /// To whom.
+    /// The receiver of the first packet.
     pub server: SocketAddr,
-    /// By which protocol.
+    /// The transport protocol.
     pub transport: Transport,
     /// The connection mark.
     pub mark: u32,
-    /// When it began, nanoseconds since 1970, where conntrack keeps time stamps.
+    /// When it began, nanoseconds since 1970, if conntrack keeps time stamps.
     pub start_ns: Option<u64>,
-    /// Where it stands: `slow`, `requested`, `installed`, `leaving` or `failed`.
+    /// Its state: `slow`, `requested`, `installed`, `leaving` or `failed`.
     pub state: String,
-    /// What its entry does while it has one; else what is wanted now: by a person, its mark, or a rule.
+    /// What its entry does, if it has one. Otherwise the action wanted now: pinned by an operator, set by its mark, or by
+    /// a rule.
     pub action: ShuntAction,
-    /// The fast path that has its entry, or has been asked for one.
+    /// The fast path that has its entry, or was asked for one.
     #[serde(default)]
     pub fast_path: Option<FastPathKind>,
-    /// What somebody wants whatever policy says.
+    /// The action that an operator pinned, regardless of policy.
     pub pinned: Option<ShuntAction>,
-    /// The rule that decided, where its mark left it to the rules.
+    /// The rule that decided, if its mark left the decision to the rules.
     #[serde(default)]
     pub rule: Option<String>,
-    /// What stands between it and the fast path.
+    /// What prevents it from being on the fast path.
     pub obstacle: Option<Obstacle>,
     /// Why it last left the fast path.
     pub cause: Option<Cause>,
     /// How often it was put on the fast path.
     pub installs: u32,
-    /// When its entry was asked for, nanoseconds since 1970.
+    /// When its entry was requested, nanoseconds since 1970.
     pub requested_ns: Option<u64>,
     /// When its entry was confirmed, nanoseconds since 1970.
     pub installed_ns: Option<u64>,
-    /// When its entry was gone, nanoseconds since 1970.
+    /// When its entry was removed, nanoseconds since 1970.
     #[serde(default)]
     pub gone_ns: Option<u64>,
-    /// Seconds since its entry was asked for.
+    /// Seconds since its entry was requested.
     pub requested_seconds: Option<f64>,
     /// Seconds since its entry was confirmed.
     pub installed_seconds: Option<f64>,
-    /// Seconds since its entry was gone.
+    /// Seconds since its entry was removed.
     pub gone_seconds: Option<f64>,
     /// What passed on the slow path, as last reported.
     pub slow: Counts,
@@ -137,8 +138,8 @@ pub struct FlowView {
 }
 
 impl FlowView {
-    /// A flow as it is now, which is `wall` since 1970: the rule that decided about it, what is wanted for it and what stands
-    /// against that.
+    /// Returns the view of a flow now; `wall` is the time since 1970. It includes the rule that decided, the action
+    /// wanted, and what prevents it.
     pub fn new(
         flow: &Flow,
         rule: Option<&str>,
@@ -160,7 +161,7 @@ impl FlowView {
             mark: flow.mark.0,
             start_ns: flow.identity.start_ns,
             state: flow.standing.as_str().to_owned(),
-            // Of an entry that is gone nothing is said: it would look as if it were there still.
+            // An entry that was removed is not shown: it would look as if it still existed.
             action: if flow.standing.has_entry() { flow.action } else { wanted },
             fast_path: is_asked.then_some(flow.path),
             pinned: flow.pinned,
