@@ -62,6 +62,7 @@ const REWRITTEN: &[&str] = &[
     "crates/sidetrack/src/live",
     "crates/sidetrack/src/log.rs",
     "crates/sidetrack/src/metrics",
+    "crates/sidetrack/src/overlay/",
     "crates/sidetrack/src/plan",
     "crates/sidetrack/src/process.rs",
     "crates/sidetrack/src/reactor",

@@ -1,8 +1,7 @@
-//! Measuring a path as flows take it: one node floods a session, the other counts (as `t_flooder` of Spines).
+//! Measures a path in the way flows use it: one node floods a session, the other counts (like `t_flooder` of Spines).
 //!
-//! Whatever comes is thrown away, nothing leaves the far node, and only members can open sessions: no
-//! `[[overlay.deliver]]` is asked. Every 20 ms the far end says how many bytes have come (8 bytes, big-endian), and once more
-//! at the end.
+//! The far node discards what it receives, and only members can open sessions. So `[[overlay.deliver]]` is not checked.
+//! Every 20 ms, and once more at the end, the far end reports how many bytes have come (8 bytes, big-endian).
 
 use super::ingress::Request;
 use super::pair;
@@ -21,36 +20,36 @@ use tokio::time::{sleep, timeout};
 /// Bytes of one write.
 const WRITE_BYTES: usize = 65_536;
 
-/// How often the far end says how much has come.
+/// How often the far end reports how many bytes have come.
 const SAY_EVERY: Duration = Duration::from_millis(20);
 
-/// Writes that are remembered until their bytes were counted; of what is older nobody knows how long it took.
+/// Most writes that are stored until their bytes were counted. Further ones are not timed.
 const WRITES_MAX: usize = 65_536;
 
 /// How long the last bytes may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The longest measurement, both ends.
+/// The longest measurement, for both ends.
 pub const LONGEST: Duration = Duration::from_secs(60);
 
-/// What arrived.
+/// The result of a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BenchView {
     /// Bytes that arrived.
     pub bytes: u64,
-    /// From the first write to the word that the last byte has arrived, seconds.
+    /// Time from the first write until the report that the last byte has arrived, seconds.
     pub seconds: f64,
     /// Goodput, Mb/s.
     pub mbit: f64,
-    /// From a write to the word that its last byte has arrived, milliseconds: median and 99 of 100. What waits in the
-    /// sockets of both nodes is in it.
+    /// Time from a write until the report that its last byte has arrived, milliseconds: median and 99th percentile. It
+    /// includes the time in the socket buffers of both nodes.
     pub answer_ms: [f64; 2],
 }
 
 /// Floods a session to this node.
 ///
 /// # Errors
-/// In words.
+/// Returns the reason in words.
 pub async fn run(
     requests: &mpsc::Sender<Request>,
     node: &str,
@@ -93,7 +92,7 @@ async fn open(requests: &mpsc::Sender<Request>, node: &str) -> Result<TcpStream,
     TcpStream::from_std(near).map_err(broken)
 }
 
-/// A write: the place of its end, and when it was done.
+/// A write: the offset of its end, and the time when it was done.
 type Written = (u64, Instant);
 
 async fn flood(
@@ -111,13 +110,14 @@ async fn flood(
         }
         writing.write_all(&bytes).await?;
         sent += bytes.len() as u64;
-        // The reader lives as long as we do.
+        // The receiver lives as long as this future, so an error cannot happen.
         let _ = times.send((sent, Instant::now()));
     }
     writing.shutdown().await
 }
 
-/// Reads the far end's words until it ends: bytes that came, when the last of them was told, and how long writes took.
+/// Reads the far end's reports until it ends. Returns the bytes that came, the time of the last increase, and how long
+/// the writes took.
 async fn count(
     mut reading: OwnedReadHalf,
     mut written: mpsc::UnboundedReceiver<Written>,
@@ -149,9 +149,9 @@ async fn count(
     }
 }
 
-/// The other end: counts and throws away.
+/// The far end: counts the bytes and discards them.
 pub async fn sink(session: TcpStream, leave: OwnedSemaphorePermit) {
-    // Whoever measures longer than is allowed is cut off.
+    // A measurement that takes longer than allowed is cut off.
     let _ = timeout(LONGEST + PATIENCE, count_all(session)).await;
     drop(leave);
 }

@@ -1,5 +1,5 @@
-//! The control thread: hellos, link state and paths. It shares no connection, queue or thread with flows, so that no load
-//! makes a link look dead.
+//! The control thread: hellos, link state and paths. It shares no connection, queue or thread with flows, so that load
+//! does not make a link look dead.
 
 use super::datagrams::LABEL;
 use super::identity::Identity;
@@ -22,28 +22,28 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::yield_now;
 use tokio::time::{sleep, sleep_until, timeout};
 
-/// Events that wait for the control thread; whoever is faster waits.
+/// Most events that wait for the control thread; a sender waits when the queue is full.
 pub const EVENTS_MAX: usize = 4096;
 
-/// Frames that wait for one neighbour; what comes on top is dropped, and said again by the cores.
+/// Most frames that wait for one neighbour. Further ones are dropped; the cores send them again.
 const FRAMES_MAX: usize = 1024;
 
-/// How long a frame may take to leave before the connection counts as broken.
+/// Longest time for sending a frame; after that the connection counts as broken.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Rests between attempts to dial a neighbour.
+/// The shortest and longest wait between attempts to dial a neighbour.
 const REST_FIRST: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(2);
 
-/// A connection that ended so soon has never served.
+/// A connection that ended within this time was refused.
 const SHORT_LIVED: Duration = Duration::from_millis(100);
 
-/// Echo requests in flight.
+/// Most echo requests in flight.
 const PINGS_MAX: usize = 1024;
 
-/// On the control connection a lost hello comes with the next, so that only after several retransmissions in a row a link
-/// counts as dead; in datagrams, after four. An end that is gone closes the connection, and is noticed at once; one that
-/// lacks the time to speak is waited for as long as its kernel acknowledges what we say.
+/// On the control connection, a lost hello is retransmitted. So a link counts as dead there only after several
+/// retransmissions in a row; in datagrams, after four lost hellos. An end whose process has ended closes the connection,
+/// and is noticed at once. An end that lacks processor time is not given up as long as its kernel acknowledges our data.
 const HELLO: hello::Config = hello::Config {
     stream: hello::Pace { interval: Duration::from_millis(65), missed: 8 },
     datagrams: Some(hello::Pace { interval: Duration::from_millis(28), missed: 4 }),
@@ -51,41 +51,41 @@ const HELLO: hello::Config = hello::Config {
     up_after: 2,
 };
 
-/// What the control thread is told.
+/// An event for the control thread.
 pub enum Event {
-    /// A control connection stands.
+    /// A control connection is open.
     Connected {
         /// The neighbour.
         neighbour: NodeId,
         /// The connection.
         stream: Box<Parked>,
-        /// Whether we dialled it.
+        /// True if we dialled it.
         dialled: bool,
-        /// Resolves when the connection is of no use any more.
+        /// Resolves when the connection is no longer used.
         gone: oneshot::Sender<()>,
     },
     /// A frame came.
     Frame(NodeId, u64, Frame),
     /// A hello came in a datagram of the link that this connection belongs to.
     Datagram(NodeId, u64, Hello),
-    /// Another datagram of it came.
+    /// Another datagram of that link came.
     Alive(NodeId, u64),
-    /// A control connection is gone.
+    /// A control connection has ended.
     Gone(NodeId, u64),
     /// Flows to this neighbour wait for connections that it must dial.
     Want(NodeId),
-    /// Somebody wants the link to this neighbour to be treated differently; hears what is in force then.
+    /// An operator changes the link to this neighbour; the answer is what is in force then.
     SetLink(NodeId, LinkSetting, oneshot::Sender<LinkSettingView>),
-    /// Somebody wants to know.
+    /// A request for the status.
     Status(oneshot::Sender<Status>),
-    /// Somebody pings a node.
+    /// A request to ping a node.
     Ping(NodeId, oneshot::Sender<Result<Echo, String>>),
 }
 
 /// An answered ping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Echo {
-    /// The path there; the same back.
+    /// The path there; the answer takes the same path back.
     pub path: Vec<NodeId>,
     /// The round trip.
     pub rtt: Duration,
@@ -95,7 +95,7 @@ struct Connection {
     number: u64,
     dialled: bool,
     frames: mpsc::Sender<Frame>,
-    /// The same socket, to ask its kernel.
+    /// A copy of the socket, to ask the kernel about it.
     socket: Option<OwnedFd>,
     _gone: oneshot::Sender<()>,
 }
@@ -106,7 +106,7 @@ struct Pinged {
     reply: oneshot::Sender<Result<Echo, String>>,
 }
 
-/// Our keys, as the core wants them.
+/// Our keys in the form that the core needs.
 struct OwnKeys(Arc<Shared>);
 
 impl Keys for OwnKeys {
@@ -119,23 +119,23 @@ impl Keys for OwnKeys {
     }
 }
 
-/// See the module.
+/// The state of the control thread.
 struct Control {
     shared: Arc<Shared>,
     node: Node<OwnKeys>,
     events: mpsc::Sender<Event>,
     connections: BTreeMap<NodeId, Connection>,
-    /// Whoever dials waits while there is a connection.
+    /// The neighbours with a connection. A dialling task waits while there is one.
     connected: watch::Sender<BTreeSet<NodeId>>,
     pings: BTreeMap<u64, Pinged>,
-    /// What somebody wants of links.
+    /// What operators have set for links.
     settings: BTreeMap<NodeId, LinkSettingView>,
     links_changed_unix_ms: u64,
     next_number: u64,
     began: Instant,
 }
 
-/// Runs until `stop`.
+/// Runs the control thread until `stop`.
 pub async fn run(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Event>, mut stop: watch::Receiver<bool>) {
     let mut control = Control::new(shared.clone());
     for (neighbour, _) in shared.identity.dialled() {
@@ -150,13 +150,13 @@ pub async fn run(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Event>, mut stop
                 Some(at) => sleep_until(tokio::time::Instant::now() + at.since(now)).await,
                 None => pending().await,
             }
-            // Nobody is to be taken for silent whose words wait in a socket: the first turn of the loop finds the sockets
-            // that can be read, the second has their tasks read them.
+            // A neighbour whose frames wait in a socket must not look silent. The first turn of the loop finds the
+            // sockets that can be read; in the second, their tasks read them.
             yield_now().await;
             yield_now().await;
         };
         tokio::select! {
-            // Hellos first: an event may wait, they may not.
+            // Hellos first: an event may wait, a hello may not.
             biased;
             () = tick => {
                 control.take_what_came(&mut inbox);
@@ -196,7 +196,7 @@ impl Control {
         self.drain();
     }
 
-    /// Takes all that waits now.
+    /// Handles all events that wait now.
     fn take_what_came(&mut self, inbox: &mut mpsc::Receiver<Event>) {
         for _ in 0..EVENTS_MAX {
             match inbox.try_recv() {
@@ -206,7 +206,7 @@ impl Control {
         }
     }
 
-    /// Whoever is silent may lack the time to speak: its kernel still acknowledges what we say.
+    /// Checks silent neighbours: one that lacks processor time may be silent, but its kernel still acknowledges our data.
     fn look_for_life(&mut self) {
         let suspects: Vec<_> = self.node.suspects(self.shared.clock.now()).collect();
         for neighbour in suspects {
@@ -252,7 +252,7 @@ impl Control {
             }
             Event::Want(neighbour) => self.send(neighbour, Frame::Want { connections: 1 }),
             Event::Status(reply) => {
-                // Whoever asked may be gone.
+                // The asking task may have ended.
                 let settings = self.settings.values().cloned().collect();
                 let status = status::of(&self.shared, &self.node, self.began.elapsed());
                 let links_changed_unix_ms = self.links_changed_unix_ms;
@@ -282,7 +282,7 @@ impl Control {
         if view.down {
             self.disconnect(neighbour);
         }
-        // Whoever dials waits as if there were a connection.
+        // While the link is kept down, the dialling task waits as if there were a connection.
         let has_one = view.down || self.connections.contains_key(&neighbour);
         self.connected.send_modify(|connected| {
             if has_one {
@@ -304,7 +304,7 @@ impl Control {
         }
         let own = self.shared.identity.own();
         if let Some(old) = self.connections.get(&neighbour) {
-            // Both have dialled at a time: both keep the one that the lower of them dialled.
+            // Both ends dialled at the same time: both keep the connection that the lower node dialled.
             if old.dialled != dialled && old.dialled == (own < neighbour) {
                 return;
             }
@@ -345,7 +345,7 @@ impl Control {
 
     fn send(&mut self, to: NodeId, frame: Frame) {
         if let Some(connection) = self.connections.get(&to) {
-            // A neighbour that takes nothing will miss hellos, too, and lose its link.
+            // If its queue is full, the neighbour also misses hellos, and its link goes down.
             let _ = connection.frames.try_send(frame);
         }
     }
@@ -355,7 +355,7 @@ impl Control {
             self.send(to, Frame::Hello(hello));
         }
         if lanes.has(Lane::Datagram) {
-            // One that cannot be sent is one that does not arrive.
+            // A hello that cannot be sent counts as one that was lost.
             let _ = self.shared.datagrams.send(to, &Frame::Hello(hello));
         }
     }
@@ -378,7 +378,7 @@ impl Control {
                         links.remove(&neighbour);
                     });
                     tracing::warn!(neighbour = %self.shared.identity.name(neighbour), "overlay link down");
-                    // A connection that fell silent is made anew.
+                    // A silent connection is replaced by a new one.
                     self.disconnect(neighbour);
                 }
                 Output::RoutesChanged => {
@@ -422,7 +422,7 @@ impl Control {
     }
 }
 
-/// Reads and writes one control connection until it is gone or nobody has anything to say on it.
+/// Reads and writes one control connection until it ends or the control thread drops it.
 async fn converse(
     mut stream: Stream,
     neighbour: NodeId,
@@ -452,7 +452,7 @@ async fn converse(
             },
         }
     }
-    // The control thread ends before its tasks: then nobody needs to know.
+    // The control thread ends before its tasks; an error only means that.
     let _ = events.send(Event::Gone(neighbour, number)).await;
 }
 
@@ -476,11 +476,11 @@ async fn dial(shared: Arc<Shared>, neighbour: NodeId, mut connected: watch::Rece
                 if shared.control.send(event).await.is_err() {
                     return;
                 }
-                // An error is what a dropped sender looks like: the news we wait for.
+                // The sender is dropped when the connection ends, which gives an error here: that is what we wait for.
                 let since = Instant::now();
                 let _ = is_gone.await;
                 told.clear();
-                // Whoever closes at once does not want us: a link that is kept down at the other end, say.
+                // A neighbour that closes at once rejects us, for example because it keeps the link down.
                 let is_refused = since.elapsed() < SHORT_LIVED;
                 rest = if is_refused { (rest * 2).min(REST_MAX) } else { REST_FIRST };
                 if is_refused {
@@ -502,18 +502,18 @@ async fn dial(shared: Arc<Shared>, neighbour: NodeId, mut connected: watch::Rece
     }
 }
 
-/// The links there are, whatever they cost.
+/// Returns the links of the graph without their costs.
 fn links(graph: &Graph) -> impl Iterator<Item = (NodeId, NodeId)> {
     graph.links().map(|(a, b, _)| (a, b))
 }
 
-/// The wall clock.
+/// Returns the wall clock time, milliseconds since 1970.
 fn unix_ms() -> u64 {
     let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(wall.as_millis()).unwrap_or_default()
 }
 
-/// Names of nodes on a path.
+/// Returns the names of the nodes on a path.
 pub fn names(identity: &Identity, path: &[NodeId]) -> Vec<String> {
     path.iter().map(|node| identity.name(*node)).collect()
 }

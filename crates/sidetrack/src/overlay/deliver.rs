@@ -32,7 +32,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The name by which rules know delivered flows (`listener`).
 const LISTENER: &str = "overlay";
 
-/// Serves an opening that ends here.
+/// Serves the opening of a session that ends at this node.
 pub async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, open: Box<Open>) {
     let origin = open.path.first();
     if !shared.identity.verify(origin, &open.signed_bytes(), &open.signature) {
@@ -91,7 +91,7 @@ pub async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, open: Bo
     tracing::debug!(from = %from_name, destination = %open.destination, client = %open.client, ?ended, "session delivered");
 }
 
-/// Gives a session that stands another path, over this link.
+/// Gives an open session a new path over this link.
 async fn go_on(shared: &Arc<Shared>, stream: Stream, link: (NodeId, u64), open: &Open, resume: Resume) {
     let Resume { attempt, next } = resume;
     match shared.sessions.resume(open.session, open.path.first(), attempt) {
@@ -99,10 +99,10 @@ async fn go_on(shared: &Arc<Shared>, stream: Stream, link: (NodeId, u64), open: 
             shared.counters.sessions_resumed.fetch_add(1, Relaxed);
             let peer = (next, next.saturating_add(u64::from(open.window_bytes)));
             let path = endpoint::path(shared, stream, link, peer, Some(open.session));
-            // If the session ends this very moment, the path ends with it.
+            // If the session ends at this moment, the path ends with it.
             let _ = paths.send(path).await;
         }
-        // It has a later path, which this one would take away from it.
+        // The session already has the path of a later attempt, which this one would replace.
         Resumed::Overtaken => tracing::debug!(attempt, "an attempt to go on came too late"),
         Resumed::Unknown => {
             let detail = "the session is over, or never was";
@@ -111,7 +111,7 @@ async fn go_on(shared: &Arc<Shared>, stream: Stream, link: (NodeId, u64), open: 
     }
 }
 
-/// What the session leads to: our own end of packets, or the destination.
+/// Returns a connection to what the session leads to: our own handler of packets or measurements, or the destination.
 async fn destination(shared: &Arc<Shared>, origin: NodeId, open: &Open) -> Result<TcpStream, Failure> {
     let Some(reserved) = Reserved::of(&open.destination) else {
         return connect(shared, origin, open).await;
@@ -162,7 +162,7 @@ fn admitted(
     open: &Open,
     addresses: Vec<SocketAddr>,
 ) -> Result<Vec<Admitted>, Failure> {
-    // Networks of `never_dial` that no entry names were taken out of the entries when the configuration was read.
+    // Networks of `never_dial` that no entry names were removed from the entries when the configuration was read.
     let entered = addresses.into_iter().filter(|to| is_allowed(&shared.deliver, from, *to)).collect();
     let flow = Flow { host: open.host.clone(), ..flow(from, open.client, open.destination.clone()) };
     let admitted = gate::delivered(&shared.config.load().policy, &flow, entered)?;
@@ -173,7 +173,7 @@ fn admitted(
     Ok(admitted)
 }
 
-/// Returns a flow of another node as rules see it.
+/// Returns a flow of another node in the form that rules see.
 pub fn flow(from: &str, client: SocketAddr, to: Destination) -> Flow {
     Flow {
         intercept: Intercept::Tunnel,
@@ -187,7 +187,7 @@ pub fn flow(from: &str, client: SocketAddr, to: Destination) -> Flow {
     }
 }
 
-/// Connects to the first of these addresses that answers, one after the other.
+/// Connects to the first of these addresses that answers; tries one after the other.
 async fn first_that_answers(shared: &Shared, addresses: &[Admitted]) -> Result<TcpStream, Failure> {
     let mut last = Failure::new(EndReason::Unreachable, "no address to try");
     for admitted in addresses {
@@ -214,7 +214,7 @@ fn unanswered(error: &io::Error) -> EndReason {
     }
 }
 
-/// Whether flows that this node caught may be delivered there.
+/// True if flows that this node caught may be delivered to this address.
 pub fn is_allowed(deliver: &[Deliver], from: &str, to: SocketAddr) -> bool {
     deliver.iter().any(|entry| {
         entry.from.as_ref().is_none_or(|names| names.iter().any(|name| **name == *from))
@@ -223,7 +223,7 @@ pub fn is_allowed(deliver: &[Deliver], from: &str, to: SocketAddr) -> bool {
     })
 }
 
-/// What the asking node is told.
+/// Returns the reason that is sent to the asking node.
 const fn refusal(reason: EndReason) -> Refusal {
     match reason {
         EndReason::Refused | EndReason::ServerReset => Refusal::ConnectionRefused,

@@ -1,4 +1,4 @@
-//! One end of a session: an application's socket on one side, a path that may come and go on the other.
+//! One end of a session: an application's socket on one side, and on the other a path that may change.
 
 use super::circuit::LAST_WORDS;
 use super::shared::Shared;
@@ -22,55 +22,55 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::{Sleep, sleep, timeout};
 
-/// How often it is looked whether the application's kernel has accepted all.
+/// How often we check whether the application's kernel has accepted all data.
 const LOOK_AGAIN: Duration = Duration::from_millis(3);
 
-/// Rounds before others of this thread get their turn.
+/// Most rounds before other tasks of this thread have their turn.
 const ROUNDS: usize = 16;
 
 thread_local! {
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; DATA_MAX].into_boxed_slice());
 }
 
-/// A path that stands.
+/// A working path.
 pub struct Path {
     /// The connection to the first node on it.
     pub stream: Stream,
     /// Resolves when the link to that node is down.
     pub cut: Pin<Box<dyn Future<Output = ()> + Send>>,
-    /// The next byte that the other end expects, and how far we may send.
+    /// The next byte that the other end expects, and the limit up to which we may send.
     pub peer: (u64, u64),
-    /// The other end waits to hear that the session stands.
+    /// Set if the other end waits for the answer that the session is open.
     pub answer: Option<SessionId>,
 }
 
 /// Why a session was reset.
 #[derive(Clone, Copy, Debug)]
 pub struct Broken {
-    /// What the other end was told, or has told.
+    /// The reason that the other end was told, or has told us.
     pub reason: ResetReason,
-    /// The application on this side reset its connection, or is gone.
+    /// The application on this side reset its connection, or has ended.
     pub is_here: bool,
 }
 
 /// One end of a session.
 pub struct Endpoint {
     shared: Arc<Shared>,
-    /// Counts the bytes, and asks for the end; none at the end whose worker does that.
+    /// Counts the bytes, and shows the wish to end the flow; none if a worker does that.
     live: Option<Arc<LiveFlow>>,
     is_broken_here: bool,
     session: Session,
     application: TcpStream,
     path: Option<Path>,
     paths: mpsc::Receiver<Path>,
-    /// Told when a path is wanted, with the next byte expected and the credit; the far end has nobody to ask.
+    /// Gets the next byte expected and the credit when a path is needed. None at the far end, which cannot ask for paths.
     wants: Option<mpsc::Sender<(u64, u64)>>,
     asked: bool,
     timer: Pin<Box<Sleep>>,
 }
 
 impl Endpoint {
-    /// An end without a path; paths come through `paths`.
+    /// Returns an end without a path; paths come through `paths`.
     pub fn new(
         shared: Arc<Shared>,
         application: TcpStream,
@@ -83,22 +83,22 @@ impl Endpoint {
         Self { shared, live, is_broken_here: false, session, application, path, paths, wants, asked, timer }
     }
 
-    /// The same for a flow of ours: it counts the bytes, and may ask for the end.
+    /// Adds a flow of ours: it counts the bytes, and may ask for the end.
     pub fn of_flow(self, live: Option<Arc<LiveFlow>>) -> Self {
         Self { live, ..self }
     }
 
-    /// What the other end is told in the opening: the next byte expected, and the credit.
+    /// Returns the credit that the opening announces to the other end.
     pub fn first_window() -> u32 {
         Config::default().window_bytes
     }
 
-    /// Moves the bytes until the session is over; both applications have their end then.
+    /// Moves the bytes until the session is over and both applications have seen its end.
     ///
     /// # Errors
-    /// Why it was reset.
+    /// Returns why the session was reset.
     pub async fn run(mut self) -> Result<(), Broken> {
-        // Whatever ends us, the application must not take it for an orderly end.
+        // If this task is dropped, the application must see a reset, not an orderly end.
         let _ = sockopt::reset_on_close(&self.application);
         let end = std::future::poll_fn(|cx| self.poll(cx)).await;
         if let Some(path) = self.path.take() {
@@ -113,17 +113,17 @@ impl Endpoint {
         }
     }
 
-    /// Resets the session if its flow is to end (`flows kill`).
+    /// Resets the session if an operator ends its flow (`flows kill`).
     fn end_if_asked(&mut self, cx: &Context<'_>) {
         let Some(live) = &self.live else { return };
-        // Before the look: a wish that comes between the two wakes us.
+        // The waker is set before the check, so that a wish in between wakes us.
         live.set_waker(cx.waker());
         if live.ending().is_some() {
             self.tell(Input::Reset(ResetReason::Ended));
         }
     }
 
-    /// The application's connection is broken.
+    /// Handles a broken connection of the application.
     fn break_here(&mut self) {
         self.is_broken_here = true;
         self.tell(Input::Reset(ResetReason::Application));
@@ -166,7 +166,7 @@ impl Endpoint {
         Poll::Pending
     }
 
-    /// Sets the timer; true: it has run out already.
+    /// Sets the timer. Returns true if it has expired already.
     fn arm(&mut self, cx: &mut Context<'_>) -> bool {
         let now = self.shared.clock.now();
         let look = self.session.wants_confirmation().then(|| now + LOOK_AGAIN);
@@ -225,7 +225,7 @@ impl Endpoint {
         match path.stream.poll_frame(cx) {
             Poll::Pending => return false,
             Poll::Ready(Ok(Some(Frame::Session(frame)))) => self.tell(Input::Frame(frame)),
-            // The other nodes on the path know no other frames, and an end is an end.
+            // Other frames are invalid here, and an end of the stream is the end of the path.
             Poll::Ready(_) => self.lose_path(),
         }
         true
@@ -278,7 +278,7 @@ impl Endpoint {
         true
     }
 
-    /// Looks whether the application's kernel has accepted all that was written.
+    /// Checks whether the application's kernel has accepted all that was written.
     fn confirm(&mut self) {
         if self.session.wants_confirmation()
             && sockopt::tcp_info(&self.application)
@@ -302,7 +302,7 @@ impl Endpoint {
                 Output::Send(frame) => self.send(&Frame::Session(frame)),
                 Output::SendData { offset } => self.send_data(offset),
                 Output::Fin => {
-                    // Never blocks. An application that is gone is noticed by reading.
+                    // This never blocks. If the application has ended, reading shows it.
                     let _ = Pin::new(&mut self.application).poll_shutdown(cx);
                     Ok(())
                 }
@@ -331,7 +331,7 @@ impl Endpoint {
     }
 }
 
-/// A path over this link.
+/// Returns a path over this link.
 pub fn path(
     shared: &Arc<Shared>,
     stream: Stream,

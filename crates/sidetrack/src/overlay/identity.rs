@@ -1,4 +1,4 @@
-//! Who this node is, and who the others are.
+//! The identity of this node and of the other members.
 
 use crate::config;
 use ring::rand::{SecureRandom, SystemRandom};
@@ -16,11 +16,11 @@ pub struct Member {
     pub name: Arc<str>,
     /// Its key.
     pub key: PublicKey,
-    /// Where we dial it; none = it dials us, or is no neighbour.
+    /// The address that we dial. None: it dials us, or it is not a neighbour.
     pub address: Option<SocketAddr>,
 }
 
-/// See the module.
+/// This node's keys, and the members of the overlay.
 pub struct Identity {
     own: NodeId,
     secret: SecretKey,
@@ -30,10 +30,10 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The node that the configuration describes.
+    /// Returns the node that the configuration describes.
     ///
     /// # Errors
-    /// When the secret key is not that of the node we are to be.
+    /// Fails if the secret key does not belong to the configured node.
     pub fn new(overlay: &config::Overlay) -> anyhow::Result<Self> {
         let pair = key_pair(&overlay.key)?;
         let public = public_key(&pair)?;
@@ -57,32 +57,32 @@ impl Identity {
         Ok(Self { own, secret: overlay.key.clone(), public, pair, members })
     }
 
-    /// Ourselves.
+    /// Returns this node.
     pub fn own(&self) -> NodeId {
         self.own
     }
 
-    /// Our public key.
+    /// Returns our public key.
     pub fn public(&self) -> &PublicKey {
         &self.public
     }
 
-    /// Our secret, for TLS.
+    /// Returns our secret key, for TLS.
     pub fn secret(&self) -> &[u8; 32] {
         &self.secret.0
     }
 
-    /// All members with their keys, ourselves included.
+    /// Returns all members with their keys, including this node.
     pub fn members(&self) -> impl Iterator<Item = (NodeId, &PublicKey)> {
         self.members.iter().map(|(node, member)| (*node, &member.key))
     }
 
-    /// One member.
+    /// Returns one member.
     pub fn member(&self, node: NodeId) -> Option<&Member> {
         self.members.get(&node)
     }
 
-    /// The neighbours that we dial.
+    /// Returns the neighbours that we dial.
     pub fn dialled(&self) -> impl Iterator<Item = (NodeId, SocketAddr)> {
         self.members
             .iter()
@@ -90,12 +90,12 @@ impl Identity {
             .filter_map(|(node, member)| Some((*node, member.address?)))
     }
 
-    /// The member of this name.
+    /// Returns the member of this name.
     pub fn node_named(&self, name: &str) -> Option<NodeId> {
         self.members.iter().find(|(_, member)| *member.name == *name).map(|(node, _)| *node)
     }
 
-    /// The name of a node, or its number.
+    /// Returns the name of a node; its number if it is not a member.
     pub fn name(&self, node: NodeId) -> String {
         self.members.get(&node).map_or_else(|| node.to_string(), |member| member.name.to_string())
     }
@@ -121,10 +121,10 @@ fn public_key(pair: &Ed25519KeyPair) -> anyhow::Result<PublicKey> {
     Ok(PublicKey(pair.public_key().as_ref().try_into()?))
 }
 
-/// Makes a key.
+/// Makes a new key.
 ///
 /// # Errors
-/// When the system gives no random bytes.
+/// Fails if the system provides no random bytes.
 pub fn generate() -> anyhow::Result<(SecretKey, PublicKey)> {
     let mut seed = [0; 32];
     random(&mut seed)?;
@@ -133,18 +133,18 @@ pub fn generate() -> anyhow::Result<(SecretKey, PublicKey)> {
     Ok((secret, public))
 }
 
-/// The public key of a secret one.
+/// Returns the public key of a secret key.
 ///
 /// # Errors
-/// If it is none.
+/// Fails if the bytes are not a secret key.
 pub fn public_of(secret: &SecretKey) -> anyhow::Result<PublicKey> {
     public_key(&key_pair(secret)?)
 }
 
-/// Fills `bytes` with random ones.
+/// Fills `bytes` with random bytes.
 ///
 /// # Errors
-/// When the system gives none.
+/// Fails if the system provides none.
 pub fn random(bytes: &mut [u8]) -> anyhow::Result<()> {
     SystemRandom::new().fill(bytes).map_err(|_| anyhow::anyhow!("the system gives no random bytes"))
 }

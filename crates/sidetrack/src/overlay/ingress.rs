@@ -21,39 +21,40 @@ use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
-/// How long one attempt to open a path may take: the far end's connect is in it.
+/// Longest attempt to open a path; it includes the far end's connect.
 const ATTEMPT: Duration = Duration::from_secs(12);
 
-/// How long a session that stands may take to go on over one path before another is tried, at first; twice as long each time nobody
-/// has answered. A link that dies on the way is told at once: this is for nodes that say nothing at all. Where a thousand sessions
-/// have lost their paths together it must not be short: whoever gives up begins again behind all others.
+/// First time limit for continuing an open session over one path, before another path is tried. It doubles each time when
+/// there is no answer. A link that dies is reported at once, so this limit is only for nodes that do not answer at all.
+/// It must not be short: if a thousand sessions lose their paths together, a session that gives up starts again after all
+/// others.
 const RESUME_ATTEMPT: Duration = Duration::from_secs(4);
 
-/// Rests between attempts.
+/// The shortest and longest wait between attempts.
 const REST_FIRST: Duration = Duration::from_millis(10);
 const REST_MAX: Duration = Duration::from_millis(500);
 
 /// A flow that a worker hands over.
 pub struct Request {
-    /// What is asked for.
+    /// The destination and the node that delivers.
     pub order: OverlayOrder,
     /// Our end of the connection with the worker.
     pub leg: std::net::TcpStream,
-    /// Told once the session stands, or why it does not.
+    /// Gets the result: the session is open, or why it is not.
     pub reply: oneshot::Sender<Result<SessionId, Failure>>,
 }
 
 /// Why an attempt failed.
 enum Setback {
-    /// Another path, or a later attempt, may do better.
+    /// Temporary: another path, or a later attempt, may succeed.
     Passing(String),
-    /// As before: nobody has answered in time.
+    /// Temporary, like `Passing`: there was no answer in time.
     Late,
-    /// It is as the last node says.
+    /// The last node has decided.
     Final(Refusal, String),
 }
 
-/// One flow, from the opening to the end.
+/// Handles one flow, from the opening to the end.
 pub async fn run(shared: Arc<Shared>, request: Request) {
     let Request { order, leg, mut reply } = request;
     let Some(to) = shared.identity.node_named(&order.node) else {
@@ -68,7 +69,7 @@ pub async fn run(shared: Arc<Shared>, request: Request) {
     let ingress = Ingress { shared: shared.clone(), order, to };
     let opened = tokio::select! {
         opened = ingress.open() => opened,
-        // The client left, or its time was up.
+        // The client left, or the time for the path is over.
         () = reply.closed() => return,
     };
     let (session, path) = match opened {
@@ -89,11 +90,12 @@ pub async fn run(shared: Arc<Shared>, request: Request) {
     ingress.carry(session, Path { stream, cut, peer, answer }, leg).await;
 }
 
-/// A connection on which a path was asked for. Whoever gives it up says so: the far end may have connected to the destination by
-/// then, and would keep that up, waiting for a path, as long as a session may be without.
+/// A connection on which a path was requested. If the request is dropped, the far end is told. It may have connected to
+/// the destination by then. It would otherwise keep that connection, and wait for a path as long as a session may be
+/// without one.
 struct Asked {
     stream: Option<Stream>,
-    /// The session begins with it.
+    /// The session begins with this request.
     begins: bool,
 }
 
@@ -105,7 +107,7 @@ impl Asked {
         stream.frame().await
     }
 
-    /// It is given up no more.
+    /// Returns the stream: the request was answered, so nothing is sent on drop.
     fn answered(mut self) -> Option<Stream> {
         self.stream.take()
     }
@@ -116,7 +118,7 @@ impl Drop for Asked {
         let (Some(mut stream), begins) = (self.stream.take(), self.begins) else { return };
         tokio::spawn(timeout(LAST_WORDS, async move {
             let reset = SessionFrame::Reset { offset: 0, reason: ResetReason::Application };
-            // A connection that broke has told the other end by that.
+            // If the connection is broken, the other end knows already.
             if !begins || stream.send(&Frame::Session(reset)).await.is_ok() {
                 stream.close().await;
             }
@@ -124,10 +126,10 @@ impl Drop for Asked {
     }
 }
 
-/// How an attempt begins.
+/// The path and the connection of an attempt.
 struct Beginning {
     path: frame::Path,
-    /// Of the link to the first node on it.
+    /// The number of the link to the first node.
     number: u64,
     /// The connection to that node.
     stream: Stream,
@@ -140,7 +142,7 @@ struct Ingress {
 }
 
 impl Ingress {
-    /// Opens a session, over one path after the other until one stands or the last node says no.
+    /// Opens a session: tries one path after the other until one succeeds or the last node refuses.
     async fn open(&self) -> Result<(SessionId, Path), Failure> {
         let mut avoid = BTreeSet::new();
         let mut rest = REST_FIRST;
@@ -162,7 +164,7 @@ impl Ingress {
         }
     }
 
-    /// Moves the flow's bytes, and finds it a new path whenever it lost one.
+    /// Moves the flow's bytes, and finds a new path each time it has lost one.
     async fn carry(&self, session: SessionId, first: Path, leg: TcpStream) {
         let (paths, arriving) = mpsc::channel(1);
         let (wants, mut wanted) = mpsc::channel(1);
@@ -174,7 +176,7 @@ impl Ingress {
                 let window = u32::try_from(limit.saturating_sub(next)).unwrap_or(u32::MAX);
                 match self.resume(session, next, window, &mut attempts).await {
                     Some(path) => {
-                        // The receiver lives as long as the end that we race.
+                        // The receiver lives as long as `end`, which runs beside this.
                         let _ = paths.send(path).await;
                     }
                     None => return,
@@ -189,8 +191,8 @@ impl Ingress {
         tracing::debug!(node = %order.node, destination = %order.destination, ?ended, "session ended");
     }
 
-    /// A new path for a session that stands; none: the far end knows it no more. The session itself ends when this
-    /// takes too long.
+    /// Returns a new path for an open session; none if the far end no longer knows the session. The session itself ends
+    /// if this takes too long.
     async fn resume(&self, session: SessionId, next: u64, window: u32, attempts: &mut u32) -> Option<Path> {
         let mut avoid = BTreeSet::new();
         let (mut rest, mut patience) = (REST_FIRST, RESUME_ATTEMPT);
@@ -219,8 +221,8 @@ impl Ingress {
         }
     }
 
-    /// One attempt over the best path that passes none of `avoid`. A path that fails has its nodes avoided next time;
-    /// when nothing is left, all are tried again.
+    /// Makes one attempt over the best path that has none of the relays in `avoid`. If it fails, its relays are avoided
+    /// next time. When there is no such path, all are tried again.
     async fn attempt(
         &self,
         session: SessionId,
@@ -244,8 +246,8 @@ impl Ingress {
         result
     }
 
-    /// The best path that passes none of `avoid`, and a connection to its first node. `tried` is that path, even if nothing comes
-    /// of it.
+    /// Returns the best path that has no node of `avoid`, and a connection to its first node. `tried` gets that path,
+    /// even if the attempt fails.
     async fn begin(
         &self,
         avoid: &BTreeSet<NodeId>,
@@ -262,7 +264,7 @@ impl Ingress {
             if shared.graph.load().has(&path) {
                 return Ok(Beginning { path, number, stream });
             }
-            // The path has died while we waited. Others may have use for what was waited for.
+            // The path broke while we waited. Another flow may use the connection.
             shared.pool.put_back(first, stream);
         }
     }
@@ -302,7 +304,7 @@ impl Ingress {
             }
             Ok(Frame::Opened(_)) => Err(passing("an answer that the last node did not sign")),
             Ok(Frame::Refused(refused)) => {
-                // Nobody waits for us.
+                // The far end does not wait for this session.
                 asked.begins = false;
                 Err(self.refused(refused))
             }
@@ -314,14 +316,14 @@ impl Ingress {
     fn refused(&self, refused: Refused) -> Setback {
         let detail = format!("{}: {}", self.shared.identity.name(refused.by), refused.detail);
         match refused.reason {
-            // Only the last node knows about the destination and the session.
+            // Only the last node knows the destination and the session, so other refusals are temporary.
             Refusal::NoLink => Setback::Passing(detail),
             _ if refused.by != self.to => Setback::Passing(detail),
             reason => Setback::Final(reason, detail),
         }
     }
 
-    /// Whether the last node says that this session stands.
+    /// True if the last node has signed that this session is open.
     fn is_signed(&self, opened: &Opened, session: SessionId) -> bool {
         let identity = &self.shared.identity;
         opened.session == session && identity.verify(self.to, &opened.signed_bytes(), &opened.signature)

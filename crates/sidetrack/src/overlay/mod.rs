@@ -117,7 +117,7 @@ impl Bound {
         Ok(Self { config: config.clone(), listeners, datagrams, packets })
     }
 
-    /// The capabilities that [`Bound::answer_kernel`] needs.
+    /// Returns the capabilities that [`Bound::answer_kernel`] needs.
     pub fn needs(&self) -> CapabilitySet {
         self.packets.as_ref().map_or(CapabilitySet::empty(), |_| packets::NEEDED)
     }
@@ -125,16 +125,16 @@ impl Bound {
     /// Starts the thread that answers the kernel about packets. It keeps the capabilities that the caller has now.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// Fails if the system provides no thread.
     pub fn answer_kernel(&mut self) -> anyhow::Result<()> {
         self.packets.as_mut().map_or(Ok(()), packets::Bound::answer_kernel)
     }
 
-    /// Starts the threads. The rules of `config`, which reloads change, are asked about each delivery; `next_id` numbers the
-    /// flows that are delivered.
+    /// Starts the threads. Each delivery is checked by the current rules of `config`, which reloads change. `next_id`
+    /// numbers the flows that are delivered.
     ///
     /// # Errors
-    /// What is wrong with the node's key, or that the system gives no thread.
+    /// Fails if the node's key is wrong, or the system provides no thread.
     pub fn start(self, config: Arc<ArcSwap<config::Config>>, next_id: NextId) -> anyhow::Result<Overlay> {
         let (events, inbox) = mpsc::channel(control::EVENTS_MAX);
         let (requests, orders) = mpsc::channel(REQUESTS_MAX);
@@ -175,29 +175,29 @@ fn datagram_thread(shared: Arc<Shared>, stopped: Arc<AtomicBool>) -> anyhow::Res
 }
 
 impl Overlay {
-    /// The way in.
+    /// Returns the entry for workers and the admin interface.
     pub fn entry(&self) -> Arc<Entry> {
         self.entry.clone()
     }
 
-    /// The flows that are delivered here.
+    /// Returns the ledger of the flows that are delivered here.
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.entry.shared.ledger
     }
 
-    /// Where neighbours dial us.
+    /// Returns the addresses that neighbours dial.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// How sockets are dialled from now on.
+    /// Sets how sockets are dialled from now on.
     pub fn set_dialing(&self, dialing: Dialing) {
         self.entry.shared.dialing.store(Arc::new(dialing));
     }
 
-    /// Ends all links and sessions: their applications are reset.
+    /// Ends all links and sessions: their applications see a reset.
     pub fn stop(&self) {
-        // First, because packets that are caught from now on could no longer be carried.
+        // Catching stops first: packets caught from now on could no longer be carried.
         drop(self.catching.lock().unwrap_or_else(PoisonError::into_inner).take());
         let _ = self.stop.send(true);
         self.stopped_datagrams.store(true, Relaxed);
@@ -229,7 +229,7 @@ impl Entry {
     /// Sends an echo request to a node, by name, along the path that flows would take.
     ///
     /// # Errors
-    /// In words.
+    /// Returns the reason in words.
     pub async fn ping(&self, node: &str) -> Result<PingView, String> {
         let identity = &self.shared.identity;
         let to = identity.node_named(node).ok_or_else(|| format!("the overlay has no node '{node}'"))?;
@@ -247,10 +247,10 @@ impl Entry {
 }
 
 impl Entry {
-    /// Treats the link to a neighbour differently from now on.
+    /// Changes the settings of the link to a neighbour.
     ///
     /// # Errors
-    /// In words.
+    /// Returns the reason in words.
     pub async fn set_link(&self, neighbour: &str, setting: LinkSetting) -> Result<LinkSettingView, String> {
         let identity = &self.shared.identity;
         let to = identity.node_named(neighbour);
@@ -264,10 +264,10 @@ impl Entry {
         answer.await.map_err(|_| stopping(()))
     }
 
-    /// Floods a session to a node for so long, at most so fast (bits per second), and says what arrived.
+    /// Floods a session to a node for this time, at most at this rate (bits per second). Returns what arrived.
     ///
     /// # Errors
-    /// In words.
+    /// Returns the reason in words.
     pub async fn bench(
         &self,
         node: &str,
@@ -301,7 +301,7 @@ impl OverlayEntry for Entry {
     }
 }
 
-/// Two connected sockets over loopback: the worker's end and ours. TCP, so that resets pass as resets.
+/// Returns two connected sockets over loopback: the worker's end and ours. They are TCP, so that resets pass as resets.
 fn pair() -> io::Result<(std::net::TcpStream, std::net::TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let near = std::net::TcpStream::connect(listener.local_addr()?)?;
@@ -320,7 +320,7 @@ fn pair() -> io::Result<(std::net::TcpStream, std::net::TcpStream)> {
     Err(io::Error::other("others connect to it"))
 }
 
-/// The thread of flows.
+/// The task of the thread of flows.
 async fn serve(
     shared: Arc<Shared>,
     listeners: Vec<TcpListener>,
@@ -388,7 +388,7 @@ async fn accept(shared: Arc<Shared>, listener: tokio::net::TcpListener) {
     }
 }
 
-/// A neighbour has dialled us.
+/// Handles a connection that a neighbour has dialled.
 async fn arrived(
     shared: Arc<Shared>,
     stream: stream::Stream,
@@ -401,7 +401,7 @@ async fn arrived(
                 let (gone, _) = oneshot::channel();
                 let stream = Box::new(stream);
                 let event = Event::Connected { neighbour, stream, dialled: false, gone };
-                // The control thread ends with us.
+                // An error only means that the control thread has ended.
                 let _ = shared.control.send(event).await;
             }
             Err(error) => tracing::error!(%error, "cannot hand over a control connection"),

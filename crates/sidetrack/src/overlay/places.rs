@@ -1,18 +1,18 @@
-//! Places for handshakes with peers that dialled us: bounded in all, for each source address, and for all strangers together, so
-//! that configured neighbours always find some.
+//! Limits the handshakes with peers that dialled us: in total, for each source address, and for all unknown peers
+//! together, so that configured neighbours always find a free place.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Handshakes at a time.
+/// Most handshakes at a time.
 const PLACES: usize = 512;
-/// Of these, the most for source addresses that no member is configured with.
+/// Most of these for source addresses that no member is configured with.
 const STRANGERS_MAX: usize = 384;
-/// The most for one such source. A neighbour behind a translated address dials at most this many at once.
+/// Most of these for one such source. A neighbour behind NAT dials at most this many at once.
 const SOURCE_MAX: usize = 256;
 
-/// Counts handshakes.
+/// Counts the handshakes.
 pub struct Places {
     neighbours: BTreeSet<IpAddr>,
     taken: Mutex<Taken>,
@@ -25,20 +25,20 @@ struct Taken {
     by_source: BTreeMap<IpAddr, usize>,
 }
 
-/// A place; free again once this is dropped.
+/// A place for one handshake; it becomes free when this is dropped.
 pub struct Place {
     places: Arc<Places>,
     source: IpAddr,
 }
 
 impl Places {
-    /// Knows the addresses that neighbours are configured with.
+    /// Returns free places. `neighbours` are the addresses that neighbours are configured with.
     pub fn new(neighbours: impl Iterator<Item = IpAddr>) -> Arc<Self> {
         let neighbours = neighbours.map(|address| address.to_canonical()).collect();
         Arc::new(Self { neighbours, taken: Mutex::default() })
     }
 
-    /// Takes a place for a connection from this address; none: its share is used up, and the connection is to be closed.
+    /// Takes a place for a connection from this address. None: the limit is reached, and the connection must be closed.
     pub fn take(self: &Arc<Self>, from: IpAddr) -> Option<Place> {
         let from = from.to_canonical();
         let is_neighbour = self.neighbours.contains(&from);
@@ -67,7 +67,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let mut taken = self.places.taken();
         taken.all -= 1;
-        // Only strangers are counted by source.
+        // Only unknown peers are counted by source.
         if let Some(count) = taken.by_source.get_mut(&self.source) {
             *count -= 1;
             if *count == 0 {
@@ -78,7 +78,7 @@ impl Drop for Place {
     }
 }
 
-/// One host has a whole /64 of IPv6 addresses.
+/// Returns the address that a source is counted by: one host has a whole /64 of IPv6 addresses.
 fn network(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),

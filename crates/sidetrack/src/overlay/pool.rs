@@ -1,9 +1,10 @@
-//! Warm connections to neighbours: a flow that is to go on finds one waiting and costs no handshake.
+//! Keeps connections to neighbours ready, so that a flow can continue without waiting for a handshake.
 //!
-//! The end that dials a link keeps some ready for itself and some for the other end, which may be unable to dial. A flow that
-//! finds none waits for the next; whoever dials makes as many as flows wait. So a connection belongs to no flow before it
-//! stands: what was begun for a flow that gave up serves the next, and no handshake is made twice. What nobody waits for beyond
-//! those kept ready is closed: it would hold memory for a flow that may never come.
+//! The end that dials a link keeps some connections ready for itself, and some for the other end, which may be unable to
+//! dial. A flow that finds none waits for the next one; the dialling end opens one for each waiting flow. A connection
+//! belongs to no flow before its handshake is done. So a connection that was begun for a flow that gave up serves the
+//! next flow, and no handshake is wasted. Surplus connections are closed: they would hold memory for flows that may never
+//! come.
 
 use super::circuit;
 use super::control::Event;
@@ -21,32 +22,33 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// Connections kept ready for each end of a link.
+/// The number of connections kept ready for each end of a link.
 const WARM: usize = 4;
 
-/// Most connections that are parked for one neighbour: what the other end dialled and we have not used.
+/// Most connections kept for one neighbour that the other end dialled and we have not used.
 const IDLE_MAX: usize = 256;
 
-/// Most connections that wait to be used by the other end at a time, however many it wants.
+/// Most connections that wait at a time to be used by the other end, regardless of how many it asks for.
 const OFFERED_MAX: usize = 256;
 
-/// Most flows that wait for a connection to one neighbour, and most connections that a neighbour may want at a time.
+/// Most flows that wait for a connection to one neighbour, and most connections that a neighbour may ask for at a time.
 const WAITING_MAX: usize = 4096;
 
-/// Connections to one neighbour that are being made at a time, for each of its ends. More would not stand sooner: each of them
-/// costs both ends processor time, and a thousand at once run into their time-outs together.
+/// Most connections to one neighbour that are dialled at a time, for each of its ends. With more, none would be ready
+/// sooner: each handshake costs both ends processor time, and a thousand at once would all time out.
 const DIALS_MAX: usize = 256;
 
-/// How long a flow waits for a connection: less than a flow's path may take by default, so that its record says where it waited.
+/// How long a flow waits for a connection: less than a flow's default time for its path, so that its record shows where
+/// it waited.
 const WAIT: Duration = Duration::from_secs(8);
 
 /// How long to wait after a dial that failed.
 const DIAL_REST: Duration = Duration::from_millis(200);
 
-/// What a flow that waits is told: its connection, or why there is none.
+/// The answer to a waiting flow: its connection, or why there is none.
 type Answer = Result<Stream, String>;
 
-/// What is kept for one neighbour. Flows wait only while nothing is idle.
+/// The connections and waiting flows of one neighbour. Flows wait only while no connection is idle.
 #[derive(Default)]
 struct Shelf {
     idle: VecDeque<Stream>,
@@ -54,7 +56,7 @@ struct Shelf {
 }
 
 impl Shelf {
-    /// Tells the flow that has waited longest; gives back what no flow waits for.
+    /// Answers the flow that has waited longest. Returns the answer if no flow waits.
     fn answer(&mut self, mut answer: Answer) -> Option<Answer> {
         while let Some(waiting) = self.waiting.pop_front() {
             match waiting.send(answer) {
@@ -70,13 +72,14 @@ impl Shelf {
     }
 }
 
-/// See the module.
+/// The connections to all neighbours.
 #[derive(Default)]
 pub struct Pool {
     shelves: Mutex<BTreeMap<NodeId, Shelf>>,
-    /// Something was taken or is wanted.
+    /// Notified when a connection was taken or is wanted.
     used: Notify,
-    /// Connections that wait for the other end to use them, by neighbour; and those it asked for on top, which nobody dials yet.
+    /// By neighbour: connections that wait for the other end to use them; and further ones it asked for that are not
+    /// dialled yet.
     offered: Mutex<BTreeMap<NodeId, Arc<AtomicUsize>>>,
     wanted: Mutex<BTreeMap<NodeId, usize>>,
 }
@@ -86,12 +89,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Pool {
-    /// Puts a connection that the neighbour has dialled where the next flow finds it.
+    /// Stores a connection that the neighbour has dialled, for the next flow.
     pub fn put(&self, neighbour: NodeId, stream: Stream) {
         self.put_within(neighbour, stream, IDLE_MAX);
     }
 
-    /// Puts a connection that we have dialled, and that no flow has used, where it is waited for.
+    /// Stores a connection that we have dialled and no flow has used.
     pub fn put_back(&self, neighbour: NodeId, stream: Stream) {
         self.put_within(neighbour, stream, WARM);
     }
@@ -106,7 +109,7 @@ impl Pool {
         }
     }
 
-    /// A dial has failed: the flow that has waited longest need not wait for another.
+    /// Reports a failed dial to the flow that has waited longest.
     fn fail(&self, neighbour: NodeId, detail: String) {
         if let Some(shelf) = lock(&self.shelves).get_mut(&neighbour) {
             shelf.answer(Err(detail));
@@ -134,7 +137,7 @@ impl Pool {
         Some(receiver)
     }
 
-    /// Connections that flows of ours lack: those they wait for, and those that are kept ready.
+    /// Returns how many connections our flows lack: those that they wait for, and those that are kept ready.
     fn missing(&self, neighbour: NodeId) -> usize {
         let mut shelves = lock(&self.shelves);
         let shelf = shelves.entry(neighbour).or_default();
@@ -142,13 +145,13 @@ impl Pool {
         (WARM + shelf.waiting.len()).saturating_sub(shelf.idle.len())
     }
 
-    /// Forgets what was kept for a neighbour whose link is down; flows that wait for it hear so.
+    /// Removes everything kept for a neighbour whose link is down. Flows that wait for it get an error.
     fn clear(&self, neighbour: NodeId) {
         lock(&self.shelves).remove(&neighbour);
         lock(&self.wanted).remove(&neighbour);
     }
 
-    /// The other end of a link that we dial asks for so many more connections.
+    /// Notes that the other end of a link that we dial asks for this number of further connections.
     pub fn want(&self, neighbour: NodeId, connections: u16) {
         let mut wanted = lock(&self.wanted);
         let count = wanted.entry(neighbour).or_default();
@@ -156,7 +159,7 @@ impl Pool {
         self.used.notify_waiters();
     }
 
-    /// Whether the other end wants one more connection than are being dialled for it; this one is counted as dialled.
+    /// True if the other end wants one more connection than we are dialling for it. This one then counts as dialled.
     fn is_wanted(&self, neighbour: NodeId) -> bool {
         let mut wanted = lock(&self.wanted);
         let Some(count) = wanted.get_mut(&neighbour).filter(|count| **count > 0) else { return false };
@@ -164,7 +167,7 @@ impl Pool {
         true
     }
 
-    /// Connections kept for flows to this neighbour.
+    /// Returns the number of connections kept for flows to this neighbour.
     pub fn idle(&self, neighbour: NodeId) -> usize {
         lock(&self.shelves).get(&neighbour).map_or(0, |shelf| shelf.idle.len())
     }
@@ -174,10 +177,10 @@ impl Pool {
     }
 }
 
-/// A connection to this neighbour for one flow.
+/// Returns a connection to this neighbour for one flow.
 ///
 /// # Errors
-/// In words.
+/// Returns the reason in words.
 pub async fn take(shared: &Shared, neighbour: NodeId) -> Answer {
     let name = || shared.identity.name(neighbour);
     if shared.link(neighbour).is_none() {
@@ -188,7 +191,7 @@ pub async fn take(shared: &Shared, neighbour: NodeId) -> Answer {
     }
     let answer = shared.pool.wait(neighbour).ok_or_else(|| format!("too many flows wait for {}", name()))?;
     if !is_dialled(shared, neighbour) {
-        // If the control thread is busy, the connections kept ready are still coming.
+        // If the control thread is busy, the connections kept ready will still come.
         let _ = shared.control.try_send(Event::Want(neighbour));
     }
     match timeout(WAIT, answer).await {
@@ -198,10 +201,10 @@ pub async fn take(shared: &Shared, neighbour: NodeId) -> Answer {
     }
 }
 
-/// One that waits for a flow, if there is any.
+/// Returns an idle connection, if there is one.
 async fn ready(shared: &Shared, neighbour: NodeId) -> Option<Stream> {
     while let Some(mut stream) = shared.pool.pop(neighbour) {
-        // Nothing comes on a connection that waits but its end.
+        // The only thing that can come on an idle connection is its end.
         let is_quiet = poll_fn(|cx| Poll::Ready(stream.poll_frame(cx).is_pending())).await;
         if is_quiet {
             return Some(stream);
@@ -210,12 +213,12 @@ async fn ready(shared: &Shared, neighbour: NodeId) -> Option<Stream> {
     None
 }
 
-/// Whether we dial this neighbour; otherwise it dials us.
+/// True if we dial this neighbour; otherwise it dials us.
 fn is_dialled(shared: &Shared, neighbour: NodeId) -> bool {
     shared.identity.member(neighbour).is_some_and(|member| member.address.is_some())
 }
 
-/// Keeps connections to a neighbour ready, for ever: those that we dial, and those that it does.
+/// Keeps connections to a neighbour ready, without end: those that we dial, and those that it dials.
 pub async fn maintain(shared: Arc<Shared>, neighbour: NodeId) {
     loop {
         let number = shared.link_is_up(neighbour).await;
@@ -233,7 +236,7 @@ pub async fn maintain(shared: Arc<Shared>, neighbour: NodeId) {
     }
 }
 
-/// The connections to one neighbour that are being dialled, and for whom.
+/// The connections to one neighbour that are being dialled, and for which end.
 #[derive(Default)]
 struct Dials {
     tasks: JoinSet<Purpose>,
@@ -241,20 +244,20 @@ struct Dials {
     for_them: usize,
 }
 
-/// What a dial is to lead to.
+/// The purpose of a dial.
 #[derive(Clone, Copy)]
 struct Aim {
     neighbour: NodeId,
-    /// Of its link.
+    /// The number of its link.
     number: u64,
     purpose: Purpose,
-    /// The other end has asked for it on top.
+    /// The other end has asked for it in addition to those kept ready.
     wanted: bool,
 }
 
 impl Dials {
-    /// Starts as many dials as connections are missing: a thousand flows are not to wait for a thousand handshakes one after the
-    /// other.
+    /// Starts a dial for each missing connection at once: a thousand flows must not wait for a thousand handshakes in
+    /// sequence.
     fn start(&mut self, shared: &Arc<Shared>, neighbour: NodeId, number: u64, offered: usize) {
         let missing = shared.pool.missing(neighbour).min(DIALS_MAX);
         let ours = Aim { neighbour, number, purpose: Purpose::FromDialer, wanted: false };
@@ -274,19 +277,19 @@ impl Dials {
         }
     }
 
-    /// Waits until the next one is over; for ever while there is none.
+    /// Waits until the next dial is over; without end while there is none.
     async fn over(&mut self) {
         match self.tasks.join_next().await {
             Some(Ok(Purpose::FromDialer)) => self.for_us -= 1,
             Some(Ok(_)) => self.for_them -= 1,
-            // One has panicked, nobody knows which.
+            // A task has panicked, and its purpose is unknown: start counting again.
             Some(Err(_)) => *self = Self::default(),
             None => pending().await,
         }
     }
 }
 
-/// Makes a connection and puts it where it is waited for.
+/// Dials a connection and hands it to where it is needed.
 async fn dial(shared: Arc<Shared>, aim: Aim) -> Purpose {
     let Aim { neighbour, number, purpose, wanted } = aim;
     match shared.dial(neighbour, purpose).await {
@@ -302,7 +305,7 @@ async fn dial(shared: Arc<Shared>, aim: Aim) -> Purpose {
             } else if wanted {
                 shared.pool.want(neighbour, 1);
             }
-            // The next takes its place after that.
+            // The task counts as a running dial until the rest is over, which delays the next dial.
             sleep(DIAL_REST).await;
         }
     }
@@ -322,7 +325,7 @@ async fn refill(shared: &Arc<Shared>, neighbour: NodeId, number: u64) {
     }
 }
 
-/// Waits for the other end to send a flow on this connection.
+/// Waits until the other end sends a flow on this connection.
 fn offer(shared: &Arc<Shared>, neighbour: NodeId, number: u64, stream: Stream) {
     let (shared, offered) = (shared.clone(), shared.pool.offered(neighbour));
     offered.fetch_add(1, Relaxed);

@@ -1,24 +1,25 @@
-//! Where TLS records end in what comes from a socket: nobody is woken for a part of one, which cannot be decrypted anyway.
+//! Tracks where TLS records end in the bytes of a socket. A task is not woken for a part of a record, which cannot be
+//! decrypted anyway.
 
 use sidetrack_sys::sockopt;
 use std::io;
 use std::os::fd::AsFd;
 
-/// Bytes of a record's header (RFC 8446 Sec. 5.1).
+/// Length of a record's header, bytes (RFC 8446 Sec. 5.1).
 const HEADER: usize = 5;
 
-/// Less than this is not worth telling the kernel: about what one packet brings.
+/// If fewer bytes are missing, a system call is not worth it: about the size of one packet.
 const WORTH: usize = 2048;
 
-/// How far the record is that comes just now, and what the kernel was told about it.
+/// How much of the current record has come, and the low-water mark of the socket.
 #[derive(Debug)]
 pub struct Records {
     header: [u8; HEADER],
-    /// Bytes of the header that have come.
+    /// Header bytes that have come.
     headed: usize,
-    /// Bytes of the body that are still to come.
+    /// Body bytes that are still missing.
     missing: usize,
-    /// From how many bytes on the socket is readable.
+    /// The number of bytes from which on the socket is readable.
     low_water: usize,
 }
 
@@ -29,11 +30,12 @@ impl Default for Records {
 }
 
 impl Records {
-    /// These bytes were read from the socket, all that it had: it is readable again when the record is there of which they
-    /// are the beginning. Between records, and when little is missing, at the first byte.
+    /// Handles bytes that were read from the socket; they must be all that it had. If a record is incomplete, the socket
+    /// becomes readable when the rest is there. Between records, or if little is missing, it is readable at the first
+    /// byte.
     ///
     /// # Errors
-    /// As setsockopt says.
+    /// Returns the error of setsockopt.
     pub fn came(&mut self, socket: impl AsFd, bytes: &[u8]) -> io::Result<()> {
         self.pass(bytes);
         let low_water = if self.missing >= WORTH { self.missing } else { 1 };

@@ -1,4 +1,4 @@
-//! Sessions whose far end is here: found again when they go on over a new path.
+//! Sessions whose far end is this node. They are looked up here when they continue over a new path.
 
 use super::endpoint::Path;
 use sidetrack_core::overlay::NodeId;
@@ -8,34 +8,34 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 
-/// Sessions that ended and whose ids are remembered: an opening that is replayed begins nothing.
+/// Most ended sessions whose ids are remembered, so that a replayed opening starts nothing.
 const ENDED_MAX: usize = 65_536;
 
-/// Most sessions at a time, both ends counted.
+/// Most sessions at a time; near ends and far ends both count.
 pub const SESSIONS_MAX: usize = 100_000;
 
-/// Memory that all sessions together may hold, bytes; each has at least [`SHARE_MIN`] and at most [`SHARE_MAX`].
+/// Most memory of all sessions together, bytes. Each session may use at least [`SHARE_MIN`] and at most [`SHARE_MAX`].
 const MEMORY_BYTES: usize = 512 * 1024 * 1024;
 const SHARE_MIN: usize = 64 * 1024;
 const SHARE_MAX: usize = 32 * 1024 * 1024;
 
-/// A session that stands.
+/// An open session.
 struct Live {
     /// The node that asked for it.
     from: NodeId,
     /// Takes its new paths.
     paths: mpsc::Sender<Path>,
-    /// The latest attempt to go on over another path.
+    /// The latest attempt to continue over another path.
     attempt: u32,
 }
 
-/// What becomes of an attempt to go on with a session.
+/// The result of an attempt to continue a session.
 pub enum Resumed {
-    /// Its path goes here.
+    /// The session accepts the path: send it here.
     On(mpsc::Sender<Path>),
-    /// It has been overtaken by a later one: nobody waits for it.
+    /// A later attempt has already succeeded: the asking node no longer waits for this one.
     Overtaken,
-    /// The session is over, or never was.
+    /// The session has ended, or never existed.
     Unknown,
 }
 
@@ -46,14 +46,14 @@ struct Inner {
     order: VecDeque<SessionId>,
 }
 
-/// See the module.
+/// The open sessions, and the ids of ended ones.
 #[derive(Default)]
 pub struct Sessions {
     inner: Mutex<Inner>,
     count: AtomicUsize,
 }
 
-/// A session that is counted until this is dropped.
+/// Counts one session until it is dropped.
 pub struct Counted<'a>(&'a AtomicUsize);
 
 impl Drop for Counted<'_> {
@@ -67,7 +67,7 @@ impl Sessions {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts one more; none: there are too many.
+    /// Counts one more session; none if the limit is reached.
     pub fn count(&self) -> Option<Counted<'_>> {
         if self.count.fetch_add(1, Relaxed) >= SESSIONS_MAX {
             self.count.fetch_sub(1, Relaxed);
@@ -76,18 +76,18 @@ impl Sessions {
         Some(Counted(&self.count))
     }
 
-    /// How many there are.
+    /// Returns the number of sessions.
     pub fn len(&self) -> usize {
         self.count.load(Relaxed)
     }
 
-    /// What one session may hold each way now, bytes.
+    /// Returns how many bytes one session may hold in each direction now.
     pub fn share_bytes(&self) -> u32 {
         let share = (MEMORY_BYTES / 2 / self.len().max(1)).clamp(SHARE_MIN, SHARE_MAX);
         u32::try_from(share).unwrap_or(u32::MAX)
     }
 
-    /// Enters a session that this node asked for; false: there is, or was, one of this id.
+    /// Adds a session that the node `from` asked for. Returns false if this id is or was in use.
     pub fn enter(&self, id: SessionId, from: NodeId, paths: mpsc::Sender<Path>) -> bool {
         let mut inner = self.lock();
         if inner.live.contains_key(&id) || inner.ended.contains_key(&id) {
@@ -97,7 +97,7 @@ impl Sessions {
         true
     }
 
-    /// The session of this id that `from` asked for is to go on over another path.
+    /// Checks an attempt of `from` to continue the session with this id over another path.
     pub fn resume(&self, id: SessionId, from: NodeId, attempt: u32) -> Resumed {
         let mut inner = self.lock();
         match inner.live.get_mut(&id).filter(|live| live.from == from) {
@@ -110,7 +110,7 @@ impl Sessions {
         }
     }
 
-    /// Takes a session out.
+    /// Removes a session, and remembers its id.
     pub fn leave(&self, id: SessionId) {
         let mut inner = self.lock();
         if inner.live.remove(&id).is_some() {

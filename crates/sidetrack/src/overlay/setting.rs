@@ -1,40 +1,40 @@
-//! What somebody wants of a link at run time (`sidetrack overlay link set`, as `setlink` of Spines).
+//! Settings of a link that operators change at run time (`sidetrack overlay link set`, like `setlink` of Spines).
 
 use serde::{Deserialize, Serialize};
 
-/// What is to change; none: as it is.
+/// The values to change; none: unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkSetting {
-    /// Whether it may be up.
+    /// True if the link may be up.
     pub up: Option<bool>,
-    /// What it costs, milliseconds, 0.001 to 60,000; 0: what is measured.
+    /// Its cost, milliseconds, 0.001 to 60,000; 0: the measured cost.
     pub cost_ms: Option<f64>,
-    /// How fast this node sends on it, Mb/s; 0: as fast as it takes.
+    /// The rate at which this node sends on it, Mb/s; 0: there is no limit.
     pub rate_mbit: Option<f64>,
     /// Share of the neighbour's datagrams that are dropped here, percent: for tests.
     pub loss_percent: Option<f64>,
 }
 
-/// What is in force for a link by somebody's wish.
+/// The settings of a link that are in force.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinkSettingView {
     /// The neighbour.
     pub neighbour: String,
     /// It is kept down.
     pub down: bool,
-    /// Its cost, milliseconds; 0: what is measured.
+    /// Its cost, milliseconds; 0: the measured cost.
     pub cost_ms: f64,
-    /// How fast this node sends on it, Mb/s; 0: as fast as it takes.
+    /// The rate at which this node sends on it, Mb/s; 0: there is no limit.
     pub rate_mbit: f64,
     /// Share of the neighbour's datagrams that are dropped here, percent.
     pub loss_percent: f64,
 }
 
 impl LinkSetting {
-    /// Whether every number is one that it may be.
+    /// Checks that every number is in its range.
     ///
     /// # Errors
-    /// Which is not, in words.
+    /// Returns the wrong value, in words.
     pub fn check(&self) -> Result<(), String> {
         let bounds = [
             ("cost", self.cost_ms, 60_000.0, "milliseconds"),
@@ -51,7 +51,7 @@ impl LinkSetting {
 }
 
 impl LinkSettingView {
-    /// Takes what is to change.
+    /// Applies the changed values.
     pub(super) fn change(&mut self, setting: &LinkSetting) {
         self.down = setting.up.map_or(self.down, |up| !up);
         self.cost_ms = setting.cost_ms.unwrap_or(self.cost_ms);
@@ -59,7 +59,7 @@ impl LinkSettingView {
         self.loss_percent = setting.loss_percent.unwrap_or(self.loss_percent);
     }
 
-    /// Whether nothing is as it would not be by itself.
+    /// True if all settings have their defaults.
     pub(super) fn is_usual(&self) -> bool {
         *self == Self { neighbour: self.neighbour.clone(), ..Self::default() }
     }

@@ -1,4 +1,4 @@
-//! How fast a node sends to a neighbour, where somebody has set a bound: one for all flows of the link.
+//! Limits how fast a node sends to a neighbour, if an operator has set a rate: one limit for all flows of the link.
 
 use sidetrack_core::overlay::NodeId;
 use std::collections::BTreeMap;
@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What was sent and not yet worked off at the rate.
+/// The bytes that were sent and not yet paid off at the rate.
 #[derive(Debug)]
 struct Debt {
     bytes: f64,
     at: Instant,
 }
 
-/// The bound of one link. Without one it costs a look at a number.
+/// The limit of one link. Without a limit it costs one atomic read.
 #[derive(Debug)]
 pub struct Shaper {
-    /// 0: none.
+    /// 0: there is no limit.
     bits_per_second: AtomicU64,
     debt: Mutex<Debt>,
 }
@@ -33,18 +33,18 @@ impl Shaper {
         self.debt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bits per second from now on; none: as fast as the link takes it.
+    /// Sets the limit in bits per second; none: there is no limit.
     pub fn set(&self, bits_per_second: Option<u64>) {
         self.bits_per_second.store(bits_per_second.unwrap_or(0), Relaxed);
         *self.lock() = Debt { bytes: 0.0, at: Instant::now() };
     }
 
-    /// The bound, bits per second.
+    /// Returns the limit, bits per second.
     pub fn rate(&self) -> Option<u64> {
         Some(self.bits_per_second.load(Relaxed)).filter(|rate| *rate > 0)
     }
 
-    /// How long whoever wants to send has to wait until all but `burst` of what was sent is worked off.
+    /// Returns how long a sender must wait until all but `burst` of the sent bytes are paid off.
     pub fn wait(&self, burst: Duration) -> Duration {
         let Some(rate) = self.rate() else { return Duration::ZERO };
         let bytes_per_second = rate as f64 / 8.0;
@@ -55,7 +55,7 @@ impl Shaper {
         Duration::from_secs_f64(debt.bytes / bytes_per_second).saturating_sub(burst)
     }
 
-    /// So many bytes were sent.
+    /// Notes that this number of bytes was sent.
     pub fn spend(&self, bytes: usize) {
         if self.rate().is_some() {
             self.lock().bytes += bytes as f64;
@@ -63,14 +63,14 @@ impl Shaper {
     }
 }
 
-/// The bounds of all links.
+/// The limits of all links.
 #[derive(Debug, Default)]
 pub struct Shapers {
     all: Mutex<BTreeMap<NodeId, Arc<Shaper>>>,
 }
 
 impl Shapers {
-    /// That of the link to this neighbour.
+    /// Returns the limit of the link to this neighbour.
     pub fn of(&self, neighbour: NodeId) -> Arc<Shaper> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner).entry(neighbour).or_default().clone()
     }

@@ -1,4 +1,4 @@
-//! What the threads of the overlay share.
+//! The state that the threads of the overlay share.
 
 use super::control::Event;
 use super::datagrams::Datagrams;
@@ -38,12 +38,13 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 /// not cover.
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Room for what comes on a link's connection, bytes: all of a round trip of 60 ms at 500 Mb/s. The kernel would find that out
-/// by itself, but slower than the sender's congestion control looks for the rate of the path: it takes our window for that rate,
-/// and needs seconds to come away from it. What waits at all is bounded by the windows of sessions.
+/// Size of the receive window of a link's connection, bytes: one round trip of 60 ms at 500 Mb/s. The kernel would
+/// enlarge the window by itself, but more slowly than the sender's congestion control probes the rate of the path. It
+/// would mistake our window for that rate, and need seconds to recover. The windows of sessions limit how much data
+/// really waits.
 const RECEIVE_ROOM: u32 = 4 << 20;
 
-/// Measurements by other nodes at a time.
+/// Most measurements by other nodes at a time.
 const BENCHES_MAX: usize = 4;
 
 /// The links that are up. Each has a number, and a link that comes up again gets a new one.
@@ -60,50 +61,50 @@ pub struct Counters {
     pub sessions_resumed: AtomicU64,
     /// Sessions refused here.
     pub sessions_refused: AtomicU64,
-    /// Flows that passed here on their way.
+    /// Flows that were relayed here.
     pub relayed: AtomicU64,
-    /// Bytes of those, frames included.
+    /// Bytes of relayed flows, including frames.
     pub relayed_bytes: AtomicU64,
     /// Connections of peers that showed no member's key, spoke another protocol, or found no place for a handshake.
     pub strangers: AtomicU64,
 }
 
-/// Gives each flow of the process its number.
+/// Numbers the flows of the process.
 pub type NextId = Arc<dyn Fn() -> FlowId + Send + Sync>;
 
 /// The state that the threads of the overlay share.
 pub struct Shared {
     /// This node and the other members.
     pub identity: Identity,
-    /// Both ends of connections.
+    /// Makes the TLS ends of connections.
     pub tls: Tls,
-    /// What may be delivered here.
+    /// The entries that say what may be delivered here.
     pub deliver: Vec<config::Deliver>,
-    /// The configuration in force: its rules are asked about each delivery.
+    /// The configuration in force; each delivery is checked by its rules.
     pub config: Arc<ArcSwap<config::Config>>,
     /// The flows that are delivered here.
     pub ledger: Arc<Ledger>,
-    /// Numbers them.
+    /// Numbers these flows.
     pub next_id: NextId,
-    /// Congestion control of links.
+    /// The congestion control of links.
     congestion: Arc<str>,
     /// Whether a warning about the congestion control was logged already.
     complained: AtomicBool,
     /// How sockets are dialled.
     pub dialing: ArcSwap<Dialing>,
-    /// The network as it is known.
+    /// The known network.
     pub graph: ArcSwap<Graph>,
     /// The links that are up.
     pub links: watch::Sender<Links>,
-    /// Connections that wait for flows.
+    /// Idle connections, and the flows that wait for one.
     pub pool: Pool,
-    /// Sessions whose one end is here.
+    /// Sessions with one end here.
     pub sessions: Sessions,
     /// Sends events to the control thread.
     pub control: mpsc::Sender<Event>,
     /// The clock of the cores.
     pub clock: Clock,
-    /// What happened.
+    /// Counters.
     pub counters: Counters,
     /// Rates that an operator has set for links.
     pub shapers: Shapers,
@@ -116,10 +117,10 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// The state of an overlay node that begins.
+    /// Returns the state of a new overlay node.
     ///
     /// # Errors
-    /// What is wrong with its key.
+    /// Returns what is wrong with its key.
     pub fn new(
         overlay: &config::Overlay,
         (config, next_id): (Arc<ArcSwap<config::Config>>, NextId),
@@ -152,19 +153,19 @@ impl Shared {
         })
     }
 
-    /// Whether the link to this neighbour is up now: its number.
+    /// Returns the number of the link to this neighbour, if it is up.
     pub fn link(&self, neighbour: NodeId) -> Option<u64> {
         self.links.borrow().get(&neighbour).copied()
     }
 
-    /// Waits until this life of the link is over.
+    /// Waits until the link with this number is down.
     pub async fn link_is_down(&self, neighbour: NodeId, number: u64) {
         let mut links = self.links.subscribe();
-        // The sender lives as long as we do.
+        // The sender lives as long as `self`, so an error cannot happen.
         let _ = links.wait_for(|links| links.get(&neighbour) != Some(&number)).await;
     }
 
-    /// Waits until the link is up; gives its number.
+    /// Waits until the link is up, and returns its number.
     pub async fn link_is_up(&self, neighbour: NodeId) -> u64 {
         let mut links = self.links.subscribe();
         loop {
@@ -180,7 +181,7 @@ impl Shared {
     /// Sets the options of a link's socket.
     ///
     /// # Errors
-    /// As setsockopt says, but for a congestion control that is not to be had: that is said once.
+    /// Returns the error of setsockopt. A congestion control that is not available is only logged, once.
     pub fn prepare(&self, socket: impl std::os::fd::AsFd) -> std::io::Result<()> {
         use std::sync::atomic::Ordering::Relaxed;
         sockopt::set_tcp_nodelay(&socket, true)?;
@@ -205,7 +206,7 @@ impl Shared {
     /// Dials a neighbour.
     ///
     /// # Errors
-    /// Which step failed.
+    /// Returns the step that failed.
     pub async fn dial(&self, to: NodeId, purpose: Purpose) -> anyhow::Result<Stream> {
         let address =
             self.identity.member(to).and_then(|member| member.address).context("it has no address")?;
@@ -232,7 +233,7 @@ impl Shared {
     /// Connects to a neighbour (`is_link`) or to an allowed destination of a flow.
     ///
     /// # Errors
-    /// As `connect(2)`.
+    /// Returns the error of `connect(2)`.
     pub async fn connect(&self, to: Admitted, is_link: bool) -> std::io::Result<TcpStream> {
         let socket = sockopt::stream_socket(&to.address())?;
         if let Some(mark) = self.dialing.load().mark {
@@ -252,15 +253,15 @@ impl Shared {
         }
     }
 
-    /// The end of a connection that a neighbour dialled.
+    /// Makes the handshake on a connection that a neighbour dialled.
     ///
     /// # Errors
-    /// Which step failed.
+    /// Returns the step that failed.
     pub async fn accept(&self, tcp: TcpStream) -> anyhow::Result<(Stream, NodeId, Purpose)> {
         self.prepare(&tcp)?;
         let tls = self.tls.accept()?;
         let accepted = timeout(HANDSHAKE_TIMEOUT, async {
-            // Not `readable()`: that may return without a byte, and the silent peer would keep its place for longer.
+            // Not `readable()`: that may return without a byte, and a silent peer would keep its place longer.
             let first = timeout(SILENCE_TIMEOUT, tcp.peek(&mut [0])).await.context("it says nothing")??;
             anyhow::ensure!(first > 0, "it closed the connection without a byte");
             let (mut stream, peer) = Stream::handshake(tcp, tls).await.context("TLS handshake")?;

@@ -1,4 +1,4 @@
-//! What people see of the overlay.
+//! The status of the overlay, as operators see it.
 
 use super::control::names;
 use super::datagrams::Counters;
@@ -12,12 +12,12 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// One look at the overlay.
+/// The status at one moment.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Status {
     /// This node.
     pub node: String,
-    /// Seconds since it began.
+    /// Seconds since it started.
     pub uptime_seconds: u64,
     /// Its links.
     pub links: Vec<LinkView>,
@@ -26,7 +26,7 @@ pub struct Status {
     /// When this node last learned of a link that came or went, milliseconds since 1970.
     #[serde(default)]
     pub links_changed_unix_ms: u64,
-    /// Sessions whose one end is here.
+    /// Sessions with one end here.
     pub sessions: u64,
     /// Sessions begun here.
     pub sessions_opened: u64,
@@ -38,75 +38,75 @@ pub struct Status {
     pub sessions_refused: u64,
     /// Flows relayed here.
     pub relayed: u64,
-    /// Bytes of those, frames included.
+    /// Bytes of relayed flows, including frames.
     pub relayed_bytes: u64,
-    /// Connections of those who are no members.
+    /// Connections of peers that are not members.
     pub strangers: u64,
-    /// Link-state records that were not signed by their origin, not of members, or too many.
+    /// Link-state records that were not signed by their origin, not from members, or too many.
     pub records_dropped: u64,
     /// Packets that were dropped.
     pub packets_dropped: u64,
     /// Datagrams.
     #[serde(default)]
     pub datagrams: DatagramsView,
-    /// What somebody wants of links.
+    /// What operators have set for links.
     #[serde(default)]
     pub settings: Vec<LinkSettingView>,
-    /// Whole packets, where this node has rules for them.
+    /// Whole packets, if this node has rules for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub caught: Option<CaughtView>,
 }
 
-/// What became of datagrams.
+/// Counts of datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DatagramsView {
-    /// Came and were good.
+    /// Received and valid.
     pub received: u64,
     /// Sent.
     pub sent: u64,
-    /// Not taken by the system, or for a neighbour of whom nobody knows where it is.
+    /// Not accepted by the system, or for a neighbour with an unknown address.
     pub unsent: u64,
-    /// Of no link that stands: not ours, or of an earlier life of a link. Dropped, as are the next three.
+    /// Received for a link that is not open: not ours, or of an earlier connection. Dropped, as are the next three.
     pub unknown: u64,
-    /// With a seal that does not fit.
+    /// Received with a wrong seal.
     pub forged: u64,
-    /// That came before.
+    /// Received for the second time.
     pub replayed: u64,
-    /// Of a neighbour, and no frame, or not for us.
+    /// From a neighbour, but not a valid frame, or not for us.
     pub unreadable: u64,
-    /// On their way, and the next link was down.
+    /// Relayed packets that were dropped because the next link was down.
     pub no_link: u64,
-    /// Faster than the rate that 'overlay link set' allows.
+    /// Dropped because they exceeded the rate that 'overlay link set' allows.
     pub too_fast: u64,
     /// Dropped because 'overlay link set' asked for it.
     pub lost_on_purpose: u64,
 }
 
-/// The fates of whole packets.
+/// Counts of whole packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CaughtView {
     /// Caught here and sent to the node that delivers them.
     pub sent: u64,
-    /// Those of them that went in datagrams.
+    /// Those of the sent ones that went in datagrams.
     #[serde(default)]
     pub by_datagram: u64,
-    /// Caught while the session to that node took no more.
+    /// Caught, and dropped because the session to that node was full.
     pub dropped: u64,
-    /// Caught while there was none: passed by or dropped, as `on_crash` says.
+    /// Caught while there was no session: passed without the overlay or dropped, as `on_crash` says.
     pub without_way: u64,
-    /// Of other nodes, delivered here.
+    /// From other nodes, delivered here.
     pub delivered: u64,
-    /// Of other nodes, and not to be delivered: unreadable, forged, or to a destination that no `[[overlay.deliver]]` allows.
+    /// From other nodes, and not delivered: unreadable, forged, or to a destination that no `[[overlay.deliver]]` allows.
     pub refused: u64,
-    /// Of other nodes, and denied by a rule of this node, or to a port of Sidetrack's own.
+    /// From other nodes, and denied by a rule of this node, or to one of Sidetrack's own ports.
     #[serde(default)]
     pub denied: u64,
-    /// Of other nodes, and not taken by the system.
+    /// From other nodes, and rejected by the system.
     pub failed: u64,
 }
 
 impl CaughtView {
-    /// Returns each fate of packets, as metrics call it, with its count.
+    /// Returns the metric name and the count of each result.
     pub const fn fates(&self) -> [(&'static str, u64); 7] {
         [
             ("sent", self.sent),
@@ -125,21 +125,21 @@ impl CaughtView {
 pub struct LinkView {
     /// The neighbour.
     pub neighbour: String,
-    /// Whether both ends hear each other.
+    /// True if both ends hear each other.
     pub up: bool,
     /// Round trip, milliseconds.
     pub rtt_ms: f64,
     /// Its mean deviation, milliseconds.
     pub jitter_ms: f64,
-    /// Share of what is sent that is lost, before recovery, percent; measured where datagrams pass.
+    /// Share of sent datagrams that is lost before recovery, percent; measured where datagrams pass.
     #[serde(default)]
     pub loss_percent: f64,
     /// Cost, milliseconds.
     pub cost_ms: f64,
-    /// Whether the neighbour hears our datagrams.
+    /// True if the neighbour hears our datagrams.
     #[serde(default)]
     pub datagrams: bool,
-    /// Bytes that a datagram may have.
+    /// Most bytes of a datagram.
     #[serde(default)]
     pub datagram_bytes: usize,
     /// Connections that wait for flows.
@@ -151,11 +151,11 @@ pub struct LinkView {
 pub struct PathView {
     /// The node.
     pub to: String,
-    /// The nodes of the path; empty: there is none.
+    /// The nodes of the path; empty if there is no path.
     pub path: Vec<String>,
     /// Its cost, milliseconds.
     pub cost_ms: f64,
-    /// Whether packets to this node travel in datagrams now.
+    /// True if packets to this node travel in datagrams now.
     #[serde(default)]
     pub by_datagram: bool,
 }
@@ -174,7 +174,7 @@ fn ms(us: impl Into<u64>) -> f64 {
     us as f64 / 1000.0
 }
 
-/// One look.
+/// Returns the status now.
 pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> Status {
     let count = |counter: &AtomicU64| counter.load(Relaxed);
     let identity = &shared.identity;
@@ -224,7 +224,7 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
     }
 }
 
-/// The fates of whole packets.
+/// Returns the counts of whole packets.
 pub(super) fn caught(packets: &packets::Counters) -> CaughtView {
     let count = |counter: &AtomicU64| counter.load(Relaxed);
     CaughtView {

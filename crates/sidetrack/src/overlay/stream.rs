@@ -18,10 +18,10 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-/// Most plain bytes that wait in the TLS connection for the socket to take them.
+/// Most plain bytes that wait in the TLS connection until the socket accepts them.
 const PENDING_MAX: usize = 65_536;
 
-/// Most bytes one read of the socket takes.
+/// Most bytes of one read from the socket.
 const SCRATCH: usize = 65_536;
 
 thread_local! {
@@ -29,19 +29,19 @@ thread_local! {
     static PLAINTEXT: RefCell<Box<[u8]>> = RefCell::new(vec![0; 16_384].into_boxed_slice());
 }
 
-/// See the module.
+/// A TLS connection to a neighbour.
 pub struct Stream {
     tcp: TcpStream,
-    /// Boxed: a kilobyte or more, and whatever waits for a stream has room for one, several times over.
+    /// Boxed: it has more than a kilobyte, and each future that waits for a stream reserves room for several.
     tls: Box<Connection>,
-    /// Ciphertext that came and was not decrypted yet.
+    /// Received ciphertext that is not decrypted yet.
     rest: Vec<u8>,
     rest_start: usize,
     records: Records,
-    /// Plain bytes given to TLS since the socket last took all.
+    /// Plain bytes given to TLS since the socket last accepted everything.
     pending: usize,
     decoder: Decoder,
-    /// The bound of its link, if it keeps to one.
+    /// The rate limit of its link, if it has one.
     shaper: Option<Arc<Shaper>>,
     pause: Option<Pin<Box<Sleep>>>,
 }
@@ -66,12 +66,12 @@ impl Stream {
         Self { tcp, tls, rest, rest_start: 0, records, pending: 0, decoder, shaper: None, pause: None }
     }
 
-    /// Keeps to this bound from now on.
+    /// Applies this rate limit from now on.
     pub fn shape(&mut self, shaper: Arc<Shaper>) {
         self.shaper = Some(shaper);
     }
 
-    /// Waits until the bound allows more.
+    /// Waits until the rate limit allows more.
     fn poll_allowed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             if let Some(pause) = &mut self.pause {
@@ -86,18 +86,18 @@ impl Stream {
         }
     }
 
-    /// Shakes hands on a connection; the neighbour is who its key says.
+    /// Makes the TLS handshake. Returns the neighbour that the peer's key belongs to.
     ///
     /// # Errors
-    /// As the socket or TLS says: a key that is not pinned, for one.
+    /// Returns the error of the socket or of TLS, for example if the key is not pinned.
     pub async fn handshake(tcp: TcpStream, mut tls: Connection) -> io::Result<(Self, NodeId)> {
-        // `PENDING_MAX` is the bound, and no write is cut by another.
+        // `PENDING_MAX` is the limit; with a second limit in TLS, a write could be cut.
         tls.set_buffer_limit(None);
         let mut stream = Self::new(tcp, Box::new(tls));
         poll_fn(|cx| {
             while stream.tls.is_handshaking() {
                 ready!(stream.poll_flush(cx))?;
-                // TLS takes an end in the middle of a handshake as no bytes yet: waiting on would spin.
+                // At an end in the middle of a handshake, TLS only sees no bytes: without this check the loop would spin.
                 if stream.tls.is_handshaking() && !ready!(stream.poll_fill(cx))? {
                     return Poll::Ready(Err(ErrorKind::UnexpectedEof.into()));
                 }
@@ -109,17 +109,17 @@ impl Stream {
         Ok((stream, peer))
     }
 
-    /// Leaves this thread.
+    /// Detaches the stream from this thread.
     ///
     /// # Errors
-    /// As the runtime says.
+    /// Returns the runtime's error.
     pub fn park(self) -> io::Result<Parked> {
         let rest = self.rest[self.rest_start..].to_vec();
         let Self { tcp, tls, records, decoder, .. } = self;
         Ok(Parked { tcp: tcp.into_std()?, tls, rest, records, decoder })
     }
 
-    /// Reads ciphertext from the socket and decrypts some of it; false: the socket's stream has ended.
+    /// Reads ciphertext from the socket and decrypts some of it. Returns false at the end of the socket's stream.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         if self.rest_start < self.rest.len() {
             let mut part = &self.rest[self.rest_start..];
@@ -136,7 +136,7 @@ impl Stream {
             ready!(Pin::new(&mut self.tcp).poll_read(cx, &mut buffer))?;
             let came = buffer.filled();
             if came.is_empty() {
-                // TLS wants to know: an end without its farewell is a cut connection.
+                // TLS must see the end: an end without close_notify is a cut connection.
                 self.tls.read_tls(&mut &*came)?;
                 return Poll::Ready(Ok(false));
             }
@@ -148,7 +148,7 @@ impl Stream {
         })
     }
 
-    /// Reads plain bytes; 0: the neighbour has ended the stream.
+    /// Reads plain bytes. Returns 0 if the neighbour has ended the stream.
     pub fn poll_read(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
             match self.tls.reader().read(buffer) {
@@ -164,10 +164,10 @@ impl Stream {
         if self.pending < PENDING_MAX { Poll::Ready(Ok(())) } else { self.poll_flush(cx) }
     }
 
-    /// Encrypts bytes; ask [`Stream::poll_ready`] before and [`Stream::poll_flush`] some time after.
+    /// Encrypts bytes. Call [`Stream::poll_ready`] before, and [`Stream::poll_flush`] some time after.
     ///
     /// # Errors
-    /// As TLS says.
+    /// Returns the error of TLS.
     pub fn write(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
         let parts = [IoSlice::new(head), IoSlice::new(body)];
         let written = self.tls.writer().write_vectored(&parts)?;
@@ -181,12 +181,12 @@ impl Stream {
     /// Encrypts a frame.
     ///
     /// # Errors
-    /// As TLS says.
+    /// Returns the error of TLS.
     pub fn write_frame(&mut self, frame: &Frame) -> io::Result<()> {
         self.write(&frame.to_bytes(), &[])
     }
 
-    /// Gives the socket all that was encrypted.
+    /// Gives all encrypted bytes to the socket.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.tls.wants_write() {
             ready!(self.poll_allowed(cx));
@@ -204,7 +204,7 @@ impl Stream {
         Poll::Ready(Ok(()))
     }
 
-    /// The next frame; none: the neighbour has ended the stream.
+    /// Returns the next frame; none if the neighbour has ended the stream.
     pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Frame>>> {
         loop {
             match self.decoder.next_frame() {
@@ -223,10 +223,10 @@ impl Stream {
         }
     }
 
-    /// The next frame.
+    /// Returns the next frame.
     ///
     /// # Errors
-    /// As the socket or TLS says, `InvalidData` for what is no frame, `UnexpectedEof` at the end.
+    /// Returns the error of the socket or of TLS, `InvalidData` for an invalid frame, `UnexpectedEof` at the end.
     pub async fn frame(&mut self) -> io::Result<Frame> {
         let frame = poll_fn(|cx| self.poll_frame(cx)).await?;
         frame.ok_or_else(|| io::Error::new(ErrorKind::UnexpectedEof, "the neighbour ended the connection"))
@@ -235,22 +235,23 @@ impl Stream {
     /// Sends a frame.
     ///
     /// # Errors
-    /// As the socket or TLS says.
+    /// Returns the error of the socket or of TLS.
     pub async fn send(&mut self, frame: &Frame) -> io::Result<()> {
         self.write_frame(frame)?;
         poll_fn(|cx| self.poll_flush(cx)).await
     }
 
-    /// What came behind the frames that were taken, no longer as frames.
+    /// Returns the bytes that came after the frames that were taken.
     pub fn take_rest(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.decoder).into_rest()
     }
 
-    /// Moves what can be moved from here to `to`; true: this stream has ended.
+    /// Moves available bytes from this stream to `to`. Returns how many; fails with `UnexpectedEof` if this stream has
+    /// ended.
     pub fn poll_pass(&mut self, cx: &mut Context<'_>, to: &mut Self) -> Poll<io::Result<u64>> {
         let mut passed = 0;
         PLAINTEXT.with_borrow_mut(|scratch| {
-            // Bounded, so that others of this thread get their turn.
+            // The number of rounds is limited, so that other tasks of this thread have their turn.
             for _ in 0..16 {
                 ready!(to.poll_ready(cx))?;
                 match self.poll_read(cx, scratch)? {
@@ -270,42 +271,42 @@ impl Stream {
         })
     }
 
-    /// What both ends know from this connection's handshake and nobody else does (RFC 8446 Sec. 7.5).
+    /// Returns a secret that only both ends of this connection know from its handshake (RFC 8446 Sec. 7.5).
     ///
     /// # Errors
-    /// As TLS says.
+    /// Returns the error of TLS.
     pub fn exported<const N: usize>(&self, label: &[u8]) -> io::Result<[u8; N]> {
         self.tls.export_keying_material([0; N], label, None).map_err(broken)
     }
 
-    /// The socket, for somebody who only asks how it is.
+    /// Returns a copy of the socket, for queries about its state.
     ///
     /// # Errors
-    /// When there is no descriptor left.
+    /// Fails if there is no descriptor left.
     pub fn watched(&self) -> io::Result<OwnedFd> {
         self.tcp.as_fd().try_clone_to_owned()
     }
 
-    /// Says goodbye and closes.
+    /// Sends close_notify, and closes the connection.
     pub async fn close(mut self) {
         self.tls.send_close_notify();
-        // Whoever is gone already need not hear it.
+        // An error means that the neighbour is gone and does not need it.
         let _ = poll_fn(|cx| self.poll_flush(cx)).await;
     }
 }
 
 impl Parked {
-    /// Arrives on this thread.
+    /// Attaches the stream to this thread.
     ///
     /// # Errors
-    /// As the runtime says.
+    /// Returns the runtime's error.
     pub fn unpark(self) -> io::Result<Stream> {
         let Self { tcp, tls, rest, records, decoder } = self;
         Ok(Stream { rest, records, decoder, ..Stream::new(TcpStream::from_std(tcp)?, tls) })
     }
 }
 
-/// Decrypts until there is something to read or nothing is left of `part`.
+/// Decrypts until there is something to read or `part` is empty.
 fn feed(tls: &mut Connection, part: &mut &[u8]) -> io::Result<()> {
     while !part.is_empty() {
         tls.read_tls(part)?;
@@ -317,7 +318,7 @@ fn feed(tls: &mut Connection, part: &mut &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The socket as TLS writes to it.
+/// Lets TLS write to the socket.
 struct Socket<'a>(&'a TcpStream);
 
 impl Write for Socket<'_> {
@@ -340,7 +341,7 @@ mod tests {
     use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
     use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
 
-    /// A server's end that waits for a handshake, and what a client sends first.
+    /// Returns a server's end that waits for a handshake, and the first bytes of a client.
     fn ends() -> (Connection, Vec<u8>) {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let signed = rcgen::generate_simple_self_signed(["node.example".to_owned()]).expect("a certificate");

@@ -1,4 +1,5 @@
-//! Connections between neighbours: TLS 1.3 over kernel TCP, both ends known by pinned keys (raw public keys, RFC 7250).
+//! Connections between neighbours: TLS 1.3 over kernel TCP. Both ends authenticate with pinned keys (raw public keys, RFC
+//! 7250).
 
 use super::identity::Identity;
 use crate::tls::{Believe, Believing};
@@ -18,13 +19,13 @@ use sidetrack_core::overlay::key::PublicKey;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What is spoken inside; an end that speaks something else is no neighbour (ALPN, RFC 7301).
+/// The protocol inside TLS; a peer that offers another one is rejected (ALPN, RFC 7301).
 const ALPN: &[u8] = b"sidetrack-overlay/1";
 
-/// An Ed25519 key's SubjectPublicKeyInfo but for its last 32 bytes (RFC 8410 Sec. 4).
+/// The SubjectPublicKeyInfo of an Ed25519 key without its last 32 bytes (RFC 8410 Sec. 4).
 const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
 
-/// An Ed25519 secret key's PKCS #8 but for its last 32 bytes (RFC 8410 Sec. 7).
+/// The PKCS #8 form of an Ed25519 secret key without its last 32 bytes (RFC 8410 Sec. 7).
 const PKCS8_PREFIX: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
@@ -35,10 +36,10 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// With our own key, and those of the members.
+    /// Returns the TLS settings for our own key and the members' keys.
     ///
     /// # Errors
-    /// If the key is none that rustls can sign with.
+    /// Fails if rustls cannot sign with the key.
     pub fn new(identity: &Identity) -> anyhow::Result<Self> {
         let provider = Arc::new(provider::default_provider());
         let certified = certified(identity, &provider)?;
@@ -73,26 +74,26 @@ impl Tls {
         Ok(Self { server: Arc::new(server), clients })
     }
 
-    /// The end that dials this neighbour.
+    /// Returns the end that dials this neighbour.
     ///
     /// # Errors
-    /// If it is no member.
+    /// Fails if it is not a member.
     pub fn dial(&self, to: NodeId) -> anyhow::Result<Connection> {
         let config = self.clients.get(&to).with_context(|| format!("{to} is no member of the overlay"))?;
         let name = ServerName::try_from("overlay.invalid").context("a name for the other end")?;
         Ok(ClientConnection::new(config.clone(), name)?.into())
     }
 
-    /// The end that was dialled.
+    /// Returns the end that was dialled.
     ///
     /// # Errors
-    /// As rustls says.
+    /// Returns the error of rustls.
     pub fn accept(&self) -> anyhow::Result<Connection> {
         Ok(ServerConnection::new(self.server.clone())?.into())
     }
 }
 
-/// Whom a connection whose handshake is over leads to.
+/// Returns the peer of a connection whose handshake is over.
 pub fn peer(connection: &Connection) -> Option<NodeId> {
     let [key] = connection.peer_certificates()? else { return None };
     let key: &[u8; 32] = key.as_ref().strip_prefix(&SPKI_PREFIX)?.try_into().ok()?;
@@ -111,7 +112,7 @@ fn certified(identity: &Identity, provider: &CryptoProvider) -> anyhow::Result<A
     Ok(Arc::new(CertifiedKey::new(vec![public], key)))
 }
 
-/// Lets in those whose keys are pinned, and nobody else.
+/// Accepts only pinned keys.
 #[derive(Debug)]
 struct Pinned {
     members: BTreeMap<Vec<u8>, NodeId>,

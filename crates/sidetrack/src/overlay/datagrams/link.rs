@@ -1,4 +1,4 @@
-//! One life of one link, as far as datagrams go.
+//! The datagrams of one link, from one control connection to its end.
 
 use super::seal::Direction;
 use sidetrack_core::overlay::NodeId;
@@ -11,39 +11,39 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Bytes of a probe besides its padding: type and number.
+/// Bytes of a probe without its padding: type and number.
 const PROBE_BYTES: usize = 5;
 
-/// Where a neighbour's datagrams go, and by which socket.
+/// The address of a neighbour, and the socket that reaches it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Index of the socket.
     pub socket: usize,
-    /// The neighbour.
+    /// The neighbour's address.
     pub to: SocketAddr,
-    /// Our address, if it has asked for one.
+    /// Our address that the neighbour sends to; unspecified while it is unknown.
     pub from: IpAddr,
 }
 
-/// What became of datagrams that came under a link's name.
+/// Why a datagram of a link was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dropped {
-    /// Its seal does not fit.
+    /// The seal is wrong.
     Forged,
-    /// It came before, or is too old to tell.
+    /// It came before, or is too old to decide that.
     Replayed,
-    /// Sealed by the neighbour, and no frame of this version.
+    /// Sealed by the neighbour, but not a valid frame of this version.
     Unreadable,
 }
 
-/// What its receiver remembers.
+/// The state of the receiving side.
 #[derive(Debug, Default)]
 struct Receiving {
     window: Window,
     joiner: Joiner,
 }
 
-/// See the module.
+/// The link's keys, route and packet sizes.
 pub struct Link {
     /// The neighbour.
     pub neighbour: NodeId,
@@ -56,9 +56,9 @@ pub struct Link {
     receiving: Mutex<Receiving>,
     route: Mutex<Option<Route>>,
     search: Mutex<Search>,
-    /// Bytes that a datagram may have.
+    /// Most bytes of a datagram.
     bytes: AtomicUsize,
-    /// When the control thread last heard that something came, nanoseconds of our clock.
+    /// When the control thread was last told that something came, nanoseconds of our clock.
     pub alive_told: AtomicU64,
 }
 
@@ -67,7 +67,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Link {
-    /// A link that begins; `route` is where the configuration says the neighbour is.
+    /// Returns a new link; `route` leads to the configured address of the neighbour.
     pub fn new(
         neighbour: NodeId,
         number: u64,
@@ -92,27 +92,27 @@ impl Link {
         }
     }
 
-    /// Its name in the headers of what comes.
+    /// Returns the link's name in the headers of received datagrams.
     pub fn name(&self) -> u32 {
         self.receive.name
     }
 
-    /// Where its datagrams go; none: nobody knows before the neighbour has spoken.
+    /// Returns where its datagrams go. None: the address is unknown until the neighbour has sent a datagram.
     pub fn route(&self) -> Option<Route> {
         *lock(&self.route)
     }
 
-    /// Bytes that a datagram may have.
+    /// Returns the most bytes of a datagram.
     pub fn datagram_bytes(&self) -> usize {
         self.bytes.load(Relaxed)
     }
 
-    /// Bytes that a frame may have to travel whole.
+    /// Returns the most bytes of a frame that travels in one datagram.
     pub fn frame_bytes(&self) -> usize {
         self.datagram_bytes() - OVERHEAD_BYTES
     }
 
-    /// The datagrams of a frame: one, or its pieces.
+    /// Returns the datagrams of a frame: one, or its pieces.
     pub fn seal(&self, frame: &Frame) -> Vec<Vec<u8>> {
         let (bytes, room) = (frame.to_datagram(), self.frame_bytes());
         if bytes.len() <= room || matches!(frame, Frame::Probe { .. }) {
@@ -128,18 +128,18 @@ impl Link {
         (sequence < SEQUENCE_MAX).then(|| self.send.seal(sequence, frame)).flatten()
     }
 
-    /// What a datagram under our name says; none: a piece, or a frame that may be skipped.
+    /// Returns the frame in a datagram under our name. None: it was a piece, or a frame that may be skipped.
     ///
     /// # Errors
-    /// Why it is dropped.
+    /// Returns why the datagram is dropped.
     pub fn open(&self, header: Header, sealed: &mut [u8], route: Route) -> Result<Option<Frame>, Dropped> {
         if !lock(&self.receiving).window.is_new(header.sequence) {
             return Err(Dropped::Replayed);
         }
         let frame = self.receive.open(header, sealed).ok_or(Dropped::Forged)?;
-        // One thread receives: nothing came between.
+        // Only one thread receives, so the window has not changed since the check above.
         if lock(&self.receiving).window.accept(header.sequence) {
-            // A neighbour that moved, or whose NAT did, is answered where it is now.
+            // If a neighbour or its NAT has moved, answers go to the new address.
             *lock(&self.route) = Some(route);
         }
         match Frame::from_datagram(frame).map_err(|_| Dropped::Unreadable)? {
@@ -156,7 +156,7 @@ impl Link {
         }
     }
 
-    /// Tells the search for the largest datagram; gives the probes to send.
+    /// Gives an input to the search for the largest datagram. Returns the probes to send.
     pub fn search(&self, now: Instant, input: mtu::Input) -> Vec<Frame> {
         let mut search = lock(&self.search);
         search.handle(now, input);
@@ -169,7 +169,7 @@ impl Link {
         probes.map(frame).collect()
     }
 
-    /// When the search wants a tick.
+    /// Returns when the search needs a tick.
     pub fn search_at(&self) -> Instant {
         lock(&self.search).deadline()
     }

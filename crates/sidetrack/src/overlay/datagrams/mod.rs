@@ -1,6 +1,6 @@
-//! Datagrams between neighbours, beside the connections: brisk hellos, and the best-effort kind of link.
+//! Datagrams between neighbours, in addition to the connections: frequent hellos, and the best-effort kind of link.
 //!
-//! Whoever has something to send seals it and gives it to the socket itself, so that a hello waits behind nothing of ours.
+//! A sending thread seals a datagram and gives it to the socket itself, so that a hello does not wait in a queue of ours.
 //! One thread receives.
 
 mod link;
@@ -28,57 +28,58 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use tokio::sync::mpsc;
 
-/// What a socket's buffer holds while the thread is away, bytes; a wish.
+/// Wanted size of a socket's buffer, for datagrams that come while the thread is busy, bytes.
 const BUFFER_BYTES: usize = 4 << 20;
 
-/// What happened to datagrams, for people to look at.
+/// Counts of datagrams.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Came and were good.
+    /// Received and valid.
     pub received: AtomicU64,
     /// Given to the system.
     pub sent: AtomicU64,
-    /// Not taken by the system, or for a neighbour of whom nobody knows where it is.
+    /// Not accepted by the system, or for a neighbour with an unknown address.
     pub unsent: AtomicU64,
-    /// Of no link that stands.
+    /// Received for a link that is not open.
     pub unknown: AtomicU64,
-    /// With a seal that does not fit.
+    /// Received with a wrong seal.
     pub forged: AtomicU64,
-    /// That came before.
+    /// Received for the second time.
     pub replayed: AtomicU64,
-    /// Of a neighbour, and no frame; or on a way that does not lead here.
+    /// From a neighbour, but not a valid frame, or on a path that does not lead here.
     pub unreadable: AtomicU64,
-    /// Packets on their way that could not go on: the next link is down.
+    /// Relayed packets that were dropped because the next link is down.
     pub no_link: AtomicU64,
-    /// Packets dropped because they were faster than somebody allows.
+    /// Packets dropped because they exceeded the rate that an operator has set.
     pub too_fast: AtomicU64,
-    /// Dropped because somebody has asked for loss.
+    /// Dropped because an operator has set a loss.
     pub lost_on_purpose: AtomicU64,
 }
 
-/// The links by the name of their datagrams, and by neighbour.
+/// The links by the name in their datagrams, and by neighbour.
 #[derive(Default)]
 struct Links {
     by_name: BTreeMap<u32, Arc<Link>>,
     by_node: BTreeMap<NodeId, Arc<Link>>,
 }
 
-/// See the module.
+/// The sockets for datagrams, and the links that use them.
 pub struct Datagrams {
     own: NodeId,
     sockets: Vec<UdpSocket>,
     links: RwLock<Links>,
     control: mpsc::Sender<Event>,
     clock: Clock,
-    /// What happened.
+    /// Counts of datagrams.
     pub counters: Counters,
-    /// Paths along which packets of ours travel.
+    /// Paths of this node's own packets.
     pub paths: Paths,
-    /// Losses that somebody has asked for, by neighbour, parts per million.
+    /// Losses that an operator has set, by neighbour, parts per million.
     losses: Mutex<BTreeMap<NodeId, Arc<AtomicU32>>>,
 }
 
-/// The sockets of datagrams: beside each listener one of the same number, and one of each family for those we dial.
+/// Binds the sockets for datagrams: one with the same port as each listener, and one of each address family for
+/// neighbours that we dial.
 pub fn bind(listeners: &[SocketAddr], dialled: impl Iterator<Item = SocketAddr>) -> Vec<UdpSocket> {
     let mut addresses = listeners.to_vec();
     for dialled in dialled {
@@ -106,7 +107,7 @@ fn bind_one(address: SocketAddr) -> io::Result<UdpSocket> {
     sockopt::set_dont_fragment(&socket, true)?;
     sockopt::set_receive_buffer(&socket, BUFFER_BYTES)?;
     sockopt::set_send_buffer(&socket, BUFFER_BYTES)?;
-    // Only who may catch packets may mark them, and has to.
+    // Without the right to set marks, the node cannot catch packets either, so its datagrams need no mark.
     match sockopt::set_mark(&socket, OWN_MARK.value) {
         Err(error) if error.kind() != io::ErrorKind::PermissionDenied => Err(error),
         _ => Ok(socket),
@@ -114,7 +115,7 @@ fn bind_one(address: SocketAddr) -> io::Result<UdpSocket> {
 }
 
 impl Datagrams {
-    /// With these sockets.
+    /// Returns the state for these sockets.
     pub fn new(own: NodeId, sockets: Vec<UdpSocket>, control: mpsc::Sender<Event>, clock: Clock) -> Self {
         Self {
             own,
@@ -128,7 +129,7 @@ impl Datagrams {
         }
     }
 
-    /// A control connection stands: `material` is what both ends know from its handshake.
+    /// Adds the link of a new control connection. `material` is the secret that both ends have from its handshake.
     pub fn enter(
         &self,
         neighbour: NodeId,
@@ -146,7 +147,8 @@ impl Datagrams {
         links.by_name.insert(link.name(), link);
     }
 
-    /// The socket for a neighbour that we dial: the last one of its family, which is bound to no port of its own.
+    /// Returns the route to a neighbour that we dial. It uses the last socket of the address family, which is bound to
+    /// any free port.
     fn route_to(&self, to: SocketAddr) -> Option<Route> {
         let fits = |socket: &UdpSocket| socket.local_addr().is_ok_and(|own| own.is_ipv4() == to.is_ipv4());
         let socket = self.sockets.iter().rposition(fits)?;
@@ -155,7 +157,7 @@ impl Datagrams {
         Some(Route { socket, to, from: any })
     }
 
-    /// The control connection is gone.
+    /// Removes the link, because the control connection has ended.
     pub fn leave(&self, neighbour: NodeId) {
         let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(old) = links.by_node.remove(&neighbour) {
@@ -163,7 +165,7 @@ impl Datagrams {
         }
     }
 
-    /// What is known of the link to this neighbour.
+    /// Returns the link to this neighbour.
     pub fn link(&self, neighbour: NodeId) -> Option<Arc<Link>> {
         let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
         links.by_node.get(&neighbour).cloned()
@@ -179,18 +181,18 @@ impl Datagrams {
         links.by_node.values().cloned().collect()
     }
 
-    /// Of what comes from this neighbour so much is lost, parts per million: for tests, as `setlink` of Spines.
+    /// Drops this share of what comes from the neighbour, parts per million: for tests, like `setlink` of Spines.
     pub fn set_loss(&self, neighbour: NodeId, ppm: u32) {
         self.loss(neighbour).store(ppm.min(1_000_000), Relaxed);
     }
 
-    /// See [`Datagrams::set_loss`].
+    /// Returns the share that [`Datagrams::set_loss`] has set.
     pub fn loss(&self, neighbour: NodeId) -> Arc<AtomicU32> {
         let mut losses = self.losses.lock().unwrap_or_else(PoisonError::into_inner);
         losses.entry(neighbour).or_default().clone()
     }
 
-    /// Sends a frame to a neighbour; false: there is no way, or the system took none of it.
+    /// Sends a frame to a neighbour. Returns false if its address is unknown or the system did not accept all of it.
     pub fn send(&self, to: NodeId, frame: &Frame) -> bool {
         self.link(to).is_some_and(|link| self.send_on(&link, frame))
     }
@@ -208,7 +210,7 @@ impl Datagrams {
         let socket = self.sockets.get(route.socket).ok_or(io::ErrorKind::NotFound)?;
         let given = udp::send(socket, datagram, route.to, route.from);
         if given.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE)) {
-            // The next probes are sent when the search is asked anyway.
+            // The search must learn of the limit. It returns its next probes, which are sent at once.
             for probe in link.search(self.clock.now(), mtu::Input::TooLarge(datagram.len())) {
                 self.send_on(link, &probe);
             }

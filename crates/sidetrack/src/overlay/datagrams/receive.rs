@@ -14,19 +14,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Longest datagram: what UDP allows.
+/// Longest datagram that UDP allows, bytes.
 const DATAGRAM_MAX: usize = 65_535;
 
-/// Datagrams of one socket before others get their turn.
+/// Most datagrams read from one socket before the next one has its turn.
 const TURN: usize = 256;
 
-/// How often it is looked whether the thread is to end.
+/// How often the thread checks whether it must end.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What may be sent ahead of a link's rate, as time: datagrams do not wait, they are dropped.
+/// How far sending may be ahead of a link's rate, as time: datagrams do not wait, they are dropped.
 const BURST: Duration = Duration::from_millis(50);
 
-/// How often the control thread is told at most that something came, nanoseconds.
+/// Shortest time between two notes to the control thread that something came, nanoseconds.
 const ALIVE_EVERY_NS: u64 = 15_000_000;
 
 /// Receives until `stopped`.
@@ -44,7 +44,7 @@ pub fn run(shared: &Shared, stopped: &AtomicBool) {
                         take(shared, buffer.get_mut(..came.len).unwrap_or_default(), route, &mut dice);
                     }
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                    // An ICMP refusal of something we sent; the next datagram may be good.
+                    // An ICMP error about something we sent; the next datagram may be good.
                     Err(_) => {}
                 }
             }
@@ -53,7 +53,7 @@ pub fn run(shared: &Shared, stopped: &AtomicBool) {
     }
 }
 
-/// Waits until something came or something is due; gives the sockets to look at.
+/// Waits until a datagram came or a time-out is due. Returns the sockets to read.
 fn wait(datagrams: &Datagrams, shared: &Shared) -> Vec<usize> {
     let now = shared.clock.now();
     let due = datagrams.all().iter().map(|link| link.search_at().since(now)).min();
@@ -65,7 +65,7 @@ fn wait(datagrams: &Datagrams, shared: &Shared) -> Vec<usize> {
         std::thread::park_timeout(due);
         return Vec::new();
     }
-    // A signal is no reason to do anything.
+    // A signal needs no reaction.
     let _ = poll(&mut sockets, Some(&limit));
     let is_ready = |(at, socket): (usize, &PollFd<'_>)| (!socket.revents().is_empty()).then_some(at);
     sockets.iter().enumerate().filter_map(is_ready).collect()
@@ -81,7 +81,7 @@ fn tick(shared: &Shared) {
     way::probe(shared, now);
 }
 
-/// One datagram.
+/// Handles one datagram.
 fn take(shared: &Shared, datagram: &mut [u8], route: Route, dice: &mut Dice) {
     let datagrams = &shared.datagrams;
     let counters = &datagrams.counters;
@@ -107,12 +107,12 @@ fn take(shared: &Shared, datagram: &mut [u8], route: Route, dice: &mut Dice) {
     }
 }
 
-/// The neighbour lives: also when hellos are lost among much else.
+/// Tells the control thread that the neighbour is alive, also if its hellos are lost among much traffic.
 fn tell_alive(shared: &Shared, link: &Link) {
     let now = shared.clock.now().as_nanos();
     if now.saturating_sub(link.alive_told.load(Relaxed)) > ALIVE_EVERY_NS {
         link.alive_told.store(now, Relaxed);
-        // A full queue is no reason to wait: the next datagram says the same.
+        // If the queue is full, the next datagram reports the same.
         let _ = shared.datagrams.control.try_send(Event::Alive(link.neighbour, link.number));
     }
 }
@@ -121,7 +121,7 @@ fn serve(shared: &Shared, link: &Arc<Link>, frame: Frame) {
     let datagrams = &shared.datagrams;
     match frame {
         Frame::Hello(hello) => {
-            // If the control thread has that much to do, it hears the next one.
+            // If the control thread is that busy, it gets the next hello.
             let _ = datagrams.control.try_send(Event::Datagram(link.neighbour, link.number, hello));
         }
         Frame::Probe { number, .. } => {
@@ -133,14 +133,14 @@ fn serve(shared: &Shared, link: &Arc<Link>, frame: Frame) {
             }
         }
         Frame::Packet(packet) => pass(shared, link.neighbour, packet),
-        // Others have no business in a datagram.
+        // Other frames are not allowed in a datagram.
         _ => {
             datagrams.counters.unreadable.fetch_add(1, Relaxed);
         }
     }
 }
 
-/// A packet on its way: for us, or for the next node of its path.
+/// Handles a packet: delivers it here, or forwards it to the next node of its path.
 fn pass(shared: &Shared, from: NodeId, packet: Packet) {
     let (datagrams, own) = (&shared.datagrams, shared.identity.own());
     let is_on_path =
@@ -168,7 +168,7 @@ fn pass(shared: &Shared, from: NodeId, packet: Packet) {
     }
 }
 
-/// Sends a packet that is at `position` on to the next node; false: it is dropped.
+/// Forwards a packet that is at `position` to the next node. Returns false if it is dropped.
 pub fn forward(shared: &Shared, mut packet: Packet) -> bool {
     packet.position = packet.position.saturating_add(1);
     let next = packet.path.at(packet.position).filter(|next| shared.link(*next).is_some());
@@ -185,7 +185,7 @@ pub fn forward(shared: &Shared, mut packet: Packet) -> bool {
     shared.datagrams.send(next, &Frame::Packet(packet))
 }
 
-/// An IP packet whose sender has opened a session for it.
+/// Delivers an IP packet; its sender must have opened a session for it.
 fn deliver(shared: &Shared, origin: NodeId, payload: &[u8]) {
     let Some((session, packet)) = payload.split_first_chunk::<16>() else { return };
     if let Some(packets) = &shared.packets {
@@ -193,7 +193,7 @@ fn deliver(shared: &Shared, origin: NodeId, payload: &[u8]) {
     }
 }
 
-/// Decides which datagrams are lost where somebody has asked for loss; nothing hangs on its quality (xorshift64).
+/// Decides which datagrams are dropped if an operator has set a loss. Its quality does not matter (xorshift64).
 struct Dice(u64);
 
 impl Dice {

@@ -1,11 +1,11 @@
-//! Sealing and opening the datagrams of one life of a link (AES-128-GCM, RFC 5288 for the way nonces are made).
+//! Seals and opens the datagrams of one link (AES-128-GCM; nonces as in RFC 5288).
 
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::datagram::{HEADER_BYTES, Header, OVERHEAD_BYTES};
 
-/// Bytes that both ends take from the handshake of their control connection (RFC 8446 Sec. 7.5): for each direction a key, a
-/// first nonce and a name.
+/// Bytes that both ends export from the handshake of their control connection (RFC 8446 Sec. 7.5): for each direction a
+/// key, a first nonce and a name.
 pub const MATERIAL_BYTES: usize = 2 * DIRECTION_BYTES;
 
 /// The exporter's label.
@@ -14,7 +14,7 @@ pub const LABEL: &[u8] = b"EXPORTER sidetrack overlay 1 datagrams";
 const KEY_BYTES: usize = 16;
 const DIRECTION_BYTES: usize = KEY_BYTES + NONCE_LEN + 4;
 
-/// One direction.
+/// The keys of one direction.
 pub struct Direction {
     key: LessSafeKey,
     first_nonce: [u8; NONCE_LEN],
@@ -22,7 +22,7 @@ pub struct Direction {
     pub name: u32,
 }
 
-/// What we send with, and what we receive with: the lower node sends with the first half.
+/// Returns the directions that we send with and receive with. The lower node sends with the first half.
 pub fn directions(
     own: NodeId,
     peer: NodeId,
@@ -49,7 +49,7 @@ impl Direction {
         Nonce::assume_unique_for_key(nonce)
     }
 
-    /// The datagram of this frame. Never with one sequence twice.
+    /// Returns the datagram of this frame. A sequence must not be used twice.
     pub fn seal(&self, sequence: u64, frame: &[u8]) -> Option<Vec<u8>> {
         let header = Header { link: self.name, sequence }.to_bytes();
         let mut datagram = Vec::with_capacity(frame.len() + OVERHEAD_BYTES);
@@ -61,7 +61,7 @@ impl Direction {
         Some(datagram)
     }
 
-    /// The frame of a datagram, if its seal is whole.
+    /// Returns the frame of a datagram, if its seal is right.
     pub fn open<'d>(&self, header: Header, sealed: &'d mut [u8]) -> Option<&'d [u8]> {
         let aad = Aad::from(header.to_bytes());
         self.key.open_in_place(self.nonce(header.sequence), aad, sealed).ok().map(|frame| &*frame)
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(opened(&receive, &datagram).as_deref(), Some(&b"a frame"[..]));
         assert_eq!(opened(&own_receive, &datagram), None, "reflected");
         assert_ne!(send.seal(8, b"a frame").expect("sealed")[HEADER_BYTES..], datagram[HEADER_BYTES..]);
-        // Any one bit changed, header or seal, and any cut.
+        // Change every single bit of header and seal, then cut at every length.
         for bit in 0..datagram.len() * 8 {
             let mut changed = datagram.clone();
             changed[bit / 8] ^= 1 << (bit % 8);

@@ -1,5 +1,5 @@
-//! Paths along which packets of this node travel in datagrams, and whether those arrive: somewhere on the path UDP may be
-//! blocked, and nobody on it would say so.
+//! The paths of this node's packets in datagrams, and whether datagrams arrive: UDP may be blocked somewhere on a path,
+//! and no node on it would report that.
 
 use super::receive::forward;
 use crate::overlay::shared::Shared;
@@ -12,16 +12,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How often a path is tried with an echo request while packets travel on it, or none has come back.
+/// How often a path is probed with an echo request while packets travel on it, or while no echo comes back.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
 
-/// How often it is while nobody sends anything: idle links say little.
+/// How often a path is probed while no packets are sent: idle links should carry little.
 const PROBE_IDLE: Duration = Duration::from_secs(2);
 
-/// A path whose echo came back so long ago still counts; one that carried a packet so long ago is in use.
+/// How long an echo counts as proof for a path, and how long a packet counts as use of it.
 const PROVEN: Duration = Duration::from_secs(3);
 
-/// Bytes of a packet frame besides the nodes of its path, and what it carries: type, count, position, protocol, session.
+/// Bytes of a packet frame without the nodes of its path and the payload: type, count, position, protocol, session.
 const FRAME_BYTES: usize = 4 + 16;
 const NODE_BYTES: usize = 8;
 
@@ -31,14 +31,14 @@ struct Way {
     session: Option<SessionId>,
     /// The best path in this graph.
     route: Option<(Arc<Graph>, Option<Path>)>,
-    /// The latest echo request.
+    /// The number of the latest echo request.
     number: u64,
     probed: Option<Instant>,
     proven: Option<Instant>,
     used: Option<Instant>,
 }
 
-/// See the module.
+/// The paths to all nodes that accept packets in datagrams.
 #[derive(Default)]
 pub struct Paths {
     ways: Mutex<BTreeMap<NodeId, Way>>,
@@ -49,24 +49,24 @@ impl Paths {
         self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Packets may be sent to this node, under the session that it has agreed to.
+    /// Allows packets to this node, under the session that it has accepted.
     pub fn enter(&self, to: NodeId, session: SessionId) {
         self.lock().insert(to, Way { session: Some(session), ..Way::default() });
     }
 
-    /// They may no more.
+    /// Stops packets to this node.
     pub fn leave(&self, to: NodeId) {
         self.lock().remove(&to);
     }
 
-    /// When an echo request is due.
+    /// Returns the time until an echo request is due.
     pub fn due(&self, now: Instant) -> Duration {
         let ways = self.lock();
         let due = ways.values().map(|way| way.probe_at(now).since(now));
         due.min().unwrap_or(PROVEN)
     }
 
-    /// An echo came back from this node.
+    /// Handles an echo that came back from this node.
     pub fn answered(&self, from: NodeId, payload: &[u8], now: Instant) {
         let number = payload.first_chunk().map(|bytes| u64::from_be_bytes(*bytes));
         if let Some(way) = self.lock().get_mut(&from)
@@ -76,7 +76,7 @@ impl Paths {
         }
     }
 
-    /// Whether datagrams arrive at this node.
+    /// True if datagrams arrive at this node.
     pub fn is_proven(&self, to: NodeId, now: Instant) -> bool {
         self.lock().get(&to).is_some_and(|way| way.is_proven(now))
     }
@@ -121,8 +121,8 @@ pub fn probe(shared: &Shared, now: Instant) {
     }
 }
 
-/// Sends an IP packet to a node; none: datagrams do not arrive there; false: this one is dropped. `shrink` is told how large a
-/// packet may be to travel whole.
+/// Sends an IP packet to a node. None: datagrams do not arrive there. False: the packet is dropped. `shrink` gets the
+/// packet and the largest size that travels in one datagram.
 pub fn send(
     shared: &Shared,
     to: NodeId,

@@ -1,4 +1,5 @@
-//! The rules of this node about conversations that another node begins with whole packets: the same as for its flows.
+//! Applies this node's rules to conversations that another node begins with whole packets: the same rules as for its
+//! flows.
 
 use super::Interception;
 use crate::carry::{Dialing, gate};
@@ -8,8 +9,8 @@ use crate::overlay::shared::Shared;
 use sidetrack_core::overlay::packet::{Ends, Refused, Transport};
 use std::sync::{Arc, PoisonError, Weak};
 
-/// What verdicts came from. Weak: an old configuration with its lists of hosts is not kept until the next packet, and its
-/// address is not used again.
+/// The configuration that the verdicts came from. It is weak: an old configuration with its lists of hosts is freed at
+/// once, but its address is not used again.
 #[derive(Default)]
 pub struct Judged {
     config: Weak<Config>,
@@ -17,7 +18,8 @@ pub struct Judged {
 }
 
 impl Interception {
-    /// Has the rules asked again about each conversation if a reload has changed them, or our own ports.
+    /// Discards the verdicts if a reload has changed the rules, or if our own ports changed. Then each conversation is
+    /// judged again.
     pub fn look_at_rules(&self, shared: &Shared) {
         let (config, dialing) = (shared.config.load(), shared.dialing.load());
         let mut judged = self.judged.lock().unwrap_or_else(PoisonError::into_inner);
@@ -30,7 +32,7 @@ impl Interception {
     }
 }
 
-/// Whether a node may begin this conversation.
+/// Checks whether a node may begin this conversation.
 ///
 /// # Errors
 /// No entry of `[[overlay.deliver]]` allows its destination, a rule denies it, or the destination is a port of our own.

@@ -1,9 +1,10 @@
-//! Whole packets (Seamless Overlays, Secs. 2.1 and 2.2): what rules catch goes to the node that delivers it, as it is; TCP stays
-//! between the applications. One session for each node and direction carries them, recovered hop by hop, so that its opening
-//! is signed and the far side's own rules decide. Where a rule says best effort they travel in datagrams instead, under that
-//! session's id.
+//! Carries whole packets (Seamless Overlays, Secs. 2.1 and 2.2). Packets that rules catch go unchanged to the node that
+//! delivers them; TCP stays between the applications. There is one session for each node and direction, and each hop
+//! repairs its losses. The session's opening is signed, and the far side's rules decide about it. If a rule says best
+//! effort, the packets travel in datagrams instead, under that session's id.
 //!
-//! What comes faster than a way takes it is dropped, as by any router: the applications' own congestion control sees it.
+//! Packets that come faster than they can be sent are dropped, as by any router: the applications' congestion control
+//! reacts.
 
 mod judge;
 mod way;
@@ -37,61 +38,61 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep;
 use way::{BestEffort, Reliable, Way};
 
-/// The mark of packets that are delivered: no rule of ours catches them.
+/// The mark of delivered packets: our rules do not catch them.
 pub const DELIVERED_MARK: MarkBits = MarkBits { value: 0x5f00_0000, mask: 0xff00_0000 };
 
-/// Name of the table that catches packets.
+/// The name of the table that catches packets.
 pub const TABLE: &str = "sidetrack-packets";
 
-/// Queues we may take.
+/// The queue numbers that we may use.
 const QUEUES: std::ops::RangeInclusive<u16> = 24_000..=24_063;
 
-/// Packets that wait in the kernel; what comes on top passes us by, or is dropped (`on_crash`).
+/// Most packets that wait in the kernel. Further ones pass without the overlay, or are dropped (`on_crash`).
 const QUEUE_PACKETS: u32 = 8192;
 
-/// Packets that wait for the session to one node.
+/// Most packets that wait for the session to one node.
 const WAITING_MAX: usize = 512;
 
-/// How often the thread looks whether it is to end.
+/// How often the thread checks whether it must end.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// How long to wait before a session that ended, or was refused, is asked for again.
+/// How long to wait before asking again for a session that ended or was refused.
 const REST: Duration = Duration::from_millis(250);
 
-/// What became of packets.
+/// Counts of packets.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Caught and sent on.
+    /// Caught, and sent to the node that delivers them.
     pub sent: AtomicU64,
-    /// Those of them that went in datagrams.
+    /// Those of the sent ones that went in datagrams.
     pub by_datagram: AtomicU64,
-    /// Caught while the way to their node was full.
+    /// Caught, and dropped because the session or the link to their node was full.
     pub dropped: AtomicU64,
-    /// Caught while there was no way: they passed us by, or were dropped, as `on_crash` says.
+    /// Caught while there was no session to their node: passed without the overlay or dropped, as `on_crash` says.
     pub without_way: AtomicU64,
     /// Delivered.
     pub delivered: AtomicU64,
-    /// Of other nodes, and not to be delivered: unreadable, forged, or to a destination that no entry allows.
+    /// From other nodes, and not delivered: unreadable, forged, or to a destination that no entry allows.
     pub refused: AtomicU64,
-    /// Of other nodes, and denied by a rule of this node, or to a port of our own.
+    /// From other nodes, and denied by a rule of this node, or to one of our own ports.
     pub denied: AtomicU64,
-    /// That the system did not take.
+    /// From other nodes, and rejected by the system.
     pub failed: AtomicU64,
 }
 
-/// The packets of this node, for all threads.
+/// The state of caught packets, for all threads.
 pub struct Interception {
     rules: Mutex<Interceptor>,
-    /// Which configuration the verdicts about conversations come from.
+    /// The configuration that the verdicts about conversations come from.
     judged: Mutex<Judged>,
     raw: RoutedSocket,
-    /// Sessions of packets that other nodes have opened: under these ids, and from these nodes, come datagrams.
+    /// Sessions of packets that other nodes have opened. Datagrams must come under these ids and from these nodes.
     sessions: Mutex<BTreeMap<SessionId, NodeId>>,
-    /// What became of them.
+    /// Counts of packets.
     pub counters: Counters,
 }
 
-/// What needs rights, taken while there are some.
+/// The resources that need rights, opened while the process has them.
 pub struct Bound {
     catches: Vec<config::Packets>,
     raw: RoutedSocket,
@@ -100,34 +101,34 @@ pub struct Bound {
     thread: Option<(JoinHandle<()>, oneshot::Sender<Begin>)>,
 }
 
-/// What the thread takes with it.
+/// What the thread needs.
 struct Waiting {
     queue: Queue,
     table: OwnedTable,
     bypass: bool,
 }
 
-/// Verdicts need it at the moment they are given.
+/// The right that is needed at the moment when a verdict is given.
 pub const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN;
 
-/// What the thread waits for.
+/// What the thread waits for before it starts.
 struct Begin {
     interception: Arc<Interception>,
     ways: BTreeMap<(NodeId, LinkKind), Box<dyn Way>>,
     stopped: Arc<AtomicBool>,
 }
 
-/// Catching, until it is dropped.
+/// The running thread that catches packets; dropping this stops it.
 pub struct Catching {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Bound {
-    /// Takes a queue and puts the rules in force.
+    /// Opens a queue and installs the rules.
     ///
     /// # Errors
-    /// Which of them is not to be had.
+    /// Returns the resource that is not available.
     pub fn new(config: &config::Overlay, on_crash: OnCrash) -> anyhow::Result<Option<Self>> {
         if config.packets.is_empty() {
             return Ok(None);
@@ -155,10 +156,10 @@ impl Bound {
         Ok(Some(Self { catches: config.packets.clone(), raw, queue, thread: None }))
     }
 
-    /// Starts the thread that answers the kernel. It alone keeps the right to.
+    /// Starts the thread that answers the kernel. Only this thread keeps the right to do so.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// Fails if the system provides no thread.
     pub fn answer_kernel(&mut self) -> anyhow::Result<()> {
         let Some(Waiting { queue, table, bypass }) = self.queue.take() else { return Ok(()) };
         let (begin, begun) = oneshot::channel();
@@ -172,7 +173,7 @@ impl Bound {
         Ok(())
     }
 
-    /// What the other threads of the overlay need.
+    /// Adds what the other threads of the overlay need to `shared`.
     pub fn start(self, shared: &mut Shared) -> Start {
         let node = |packets: &config::Packets| {
             let node = shared.identity.node_named(&packets.node)?;
@@ -191,16 +192,16 @@ impl Bound {
     }
 }
 
-/// On its way to [`Catching`].
+/// The state between [`Bound`] and [`Catching`].
 pub struct Start {
     interception: Arc<Interception>,
-    /// And whether packets go to them in datagrams.
+    /// The nodes, and whether packets go to them in datagrams.
     nodes: BTreeMap<Arc<str>, bool>,
     thread: Option<(JoinHandle<()>, oneshot::Sender<Begin>)>,
 }
 
 impl Start {
-    /// Lets packets go; gives the tasks that carry them, for the thread of flows.
+    /// Lets the thread start. Returns the tasks that carry the packets, for the thread of flows.
     pub fn run(
         self,
         shared: &Arc<Shared>,
@@ -229,7 +230,7 @@ impl Start {
         }
         let stop = Arc::new(AtomicBool::new(false));
         let thread = self.thread.map(|(thread, begin)| {
-            // If the thread has ended already, it has said why.
+            // If the thread has ended already, it has logged the reason.
             let _ = begin.send(Begin { interception: self.interception, ways, stopped: stop.clone() });
             thread
         });
@@ -238,7 +239,7 @@ impl Start {
 }
 
 impl Drop for Catching {
-    /// The rules go with the thread.
+    /// Stops the thread, which removes the rules.
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
@@ -247,7 +248,7 @@ impl Drop for Catching {
     }
 }
 
-/// The thread that reads the queue; the table lives as long as it does.
+/// The thread that reads the queue. The table exists as long as this thread runs.
 fn answer_kernel(mut queue: Queue, table: OwnedTable, bypass: bool, begun: oneshot::Receiver<Begin>) {
     let Ok(begin) = begun.blocking_recv() else { return };
     let without_way = if bypass { Verdict::Accept } else { Verdict::Drop };
@@ -257,7 +258,7 @@ fn answer_kernel(mut queue: Queue, table: OwnedTable, bypass: bool, begun: onesh
             break;
         }
     }
-    // An orderly end leaves nothing, whatever a crash would.
+    // An orderly end removes the rules, also where a crash would leave them.
     if let Err(error) = table.delete() {
         tracing::error!(%error, table = TABLE, "cannot take the rules back");
     }
@@ -298,7 +299,7 @@ impl Interception {
         }
     }
 
-    /// Delivers a packet that `from` has sent, if the rules say so.
+    /// Delivers a packet that `from` has sent, if the rules allow it.
     fn deliver(&self, shared: &Shared, from: NodeId, name: &str, packet: &[u8]) {
         self.look_at_rules(shared);
         let verdict = self.rules().incoming(from, packet, |ends| judge::judge(shared, name, ends));
@@ -320,7 +321,7 @@ impl Interception {
     }
 }
 
-/// What one task keeps a session for.
+/// The parameters of the task that keeps a session to one node.
 struct Carried {
     node: NodeId,
     name: Arc<str>,
@@ -329,7 +330,7 @@ struct Carried {
     requests: mpsc::Sender<Request>,
 }
 
-/// Keeps a session to a node and sends it what waits, for ever.
+/// Keeps a session to a node open, and sends waiting packets through it, without end.
 async fn carry(shared: Arc<Shared>, carried: Carried, mut waiting: mpsc::Receiver<Vec<u8>>) {
     let Carried { node, name, by_datagram, stands, requests } = carried;
     let mut told = String::new();
@@ -360,7 +361,7 @@ async fn carry(shared: Arc<Shared>, carried: Carried, mut waiting: mpsc::Receive
                 }
             }
         }
-        // What has waited meanwhile is old.
+        // Packets that have waited in the meantime are too old.
         while waiting.try_recv().is_ok() {}
         sleep(REST).await;
     }
@@ -378,7 +379,8 @@ async fn open(node: &Arc<str>, requests: &mpsc::Sender<Request>) -> anyhow::Resu
     Ok((TcpStream::from_std(near)?, session))
 }
 
-/// Writes packets, each behind its length; `Ok`: nobody has any more. The session says nothing but its end.
+/// Writes packets, each after its length. Returns `Ok` when no sender is left. The far end sends nothing; reading only
+/// shows its end.
 async fn pass(session: TcpStream, waiting: &mut mpsc::Receiver<Vec<u8>>) -> io::Result<()> {
     let (mut ended, sending) = session.into_split();
     let mut sending = BufWriter::with_capacity(65_536, sending);
@@ -398,7 +400,7 @@ async fn pass(session: TcpStream, waiting: &mut mpsc::Receiver<Vec<u8>>) -> io::
     }
 }
 
-/// The other end: delivers what comes until the session ends.
+/// The far end of a session of packets: delivers packets until the session ends.
 pub async fn receive(
     shared: Arc<Shared>,
     interception: Arc<Interception>,

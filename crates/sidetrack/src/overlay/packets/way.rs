@@ -1,4 +1,4 @@
-//! How caught packets get to the node that delivers them: one trait, a kind of link each.
+//! How caught packets get to the node that delivers them: one trait, with one implementation for each kind of link.
 
 use super::Interception;
 use crate::overlay::datagrams;
@@ -8,21 +8,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::sync::mpsc;
 
-/// See the module.
+/// Sends packets to one node.
 pub trait Way: Send + Sync {
-    /// Whether it leads anywhere now.
+    /// True if packets can be sent now.
     fn stands(&self) -> bool;
 
-    /// Takes a packet and sends it on, or drops it (false); never waits.
+    /// Sends a packet. Returns false if the packet is dropped; never waits.
     fn take(&self, packet: &[u8]) -> bool;
 }
 
-/// By the session itself: recovered on every hop, in order, all packets to one node behind each other.
+/// Sends packets in the session itself: each hop repairs losses, and all packets to one node stay in order.
 #[derive(Clone)]
 pub struct Reliable {
     /// To the task that writes them into the session.
     pub packets: mpsc::Sender<Vec<u8>>,
-    /// Whether the session stands.
+    /// True while the session is open.
     pub stands: Arc<AtomicBool>,
 }
 
@@ -36,15 +36,16 @@ impl Way for Reliable {
     }
 }
 
-/// In datagrams: what is lost stays lost, and nothing waits for anything. By the session while datagrams do not arrive.
+/// Sends packets in datagrams: lost packets stay lost, and no packet waits for another. While datagrams do not arrive, it
+/// uses the session.
 pub struct BestEffort {
-    /// The node that delivers.
+    /// The node that delivers the packets.
     pub to: NodeId,
-    /// Whose datagrams.
+    /// The state with the datagrams.
     pub shared: Arc<Shared>,
-    /// Who counts.
+    /// The state with the counters.
     pub interception: Arc<Interception>,
-    /// The session: nothing travels without it, nor is delivered.
+    /// The session: without it, no packet is sent or delivered.
     pub reliable: Reliable,
 }
 
