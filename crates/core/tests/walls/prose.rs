@@ -54,6 +54,7 @@ const REWRITTEN: &[&str] = &[
     "crates/sidetrack/src/dns",
     "crates/sidetrack/src/engine/",
     "crates/sidetrack/src/explain.rs",
+    "crates/sidetrack/src/function/container/",
     "crates/sidetrack/src/function/crypt.rs",
     "crates/sidetrack/src/function/mod.rs",
     "crates/sidetrack/src/function/route.rs",

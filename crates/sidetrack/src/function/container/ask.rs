@@ -1,4 +1,4 @@
-//! What `up` and the containers' process say to each other: one connection for all, and one for each container.
+//! The messages between `up` and the containers' process: one connection for all, and one for each container.
 
 use crate::rights::DataUser;
 use serde::{Deserialize, Serialize};
@@ -6,59 +6,59 @@ use sidetrack_core::function::ContainerSpec;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// What the containers' process can be asked.
+/// A request to the containers' process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// Find the container engine, at this socket if one is named, and remove what others left behind.
+    /// Find the container engine, at this socket if one is named, and remove containers that ended processes left.
     Begin {
         /// The engine's socket.
         engine: Option<PathBuf>,
         /// The user that the process becomes.
         user: Option<DataUser>,
     },
-    /// Start this container. One end of a connection comes along, over which it is held: its end is the container's end.
+    /// Start this container. One end of a connection is attached. The container runs until the other end closes.
     Start(Box<Order>),
 }
 
-/// What it answers to [`Ask::Begin`].
+/// The answer to [`Ask::Begin`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Begun {
     /// It is ready.
     Ready {
         /// The engine's socket.
         engine: PathBuf,
-        /// What the engine says of itself.
+        /// The name and version that the engine reports.
         version: String,
-        /// Names of containers that a process which is gone had left.
+        /// The names of removed containers, which an ended process had left.
         removed: Vec<String>,
     },
     /// It cannot work, for this reason.
     Failed(String),
 }
 
-/// A container that is to be started.
+/// A container to start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
     /// The function's name.
     pub function: String,
     /// The image.
     pub image: String,
-    /// In place of the image's command; empty: the image's own.
+    /// Replaces the image's command; if empty, the image's own is used.
     pub command: Vec<String>,
-    /// Variables.
+    /// Environment variables.
     pub environment: BTreeMap<String, String>,
     /// The user and group that its processes run as: `UID:GID`.
     pub user: String,
-    /// Bytes of memory.
+    /// Most memory, bytes.
     pub memory_bytes: u64,
-    /// Per cent of one core.
+    /// Most CPU time, per cent of one core.
     pub cpu_percent: u32,
-    /// Processes and threads.
+    /// Most processes and threads.
     pub pids: u32,
 }
 
 impl Order {
-    /// What this function asks for.
+    /// Returns the order for a container of this function.
     pub fn new(function: &str, spec: &ContainerSpec) -> Self {
         Self {
             function: function.to_owned(),
@@ -73,34 +73,34 @@ impl Order {
     }
 }
 
-/// What can be asked about one container.
+/// A request about one container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Want {
-    /// So many sockets of its network, at most [`SOCKETS_MAX`].
+    /// This number of sockets of its network, at most [`SOCKETS_MAX`].
     Sockets(u16),
-    /// A listener in its network, on all of 127.0.0.0/8 but the container's own ports.
+    /// A listener in its network, on all of 127.0.0.0/8 except the container's own ports.
     Listener,
-    /// Why it has ended.
+    /// The reason why it has ended.
     Why,
 }
 
 /// Most sockets of one answer.
 pub const SOCKETS_MAX: u16 = 48;
 
-/// What is said of one container.
+/// A message about one container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Told {
-    /// It runs. A descriptor that becomes readable at its end comes along, and sockets after it.
+    /// It runs. A descriptor that becomes readable at its end is attached, and sockets after it.
     Started {
         /// Its name at the engine.
         name: String,
     },
     /// It could not be started.
     Failed(String),
-    /// Sockets come along.
+    /// Sockets are attached.
     Sockets,
-    /// A listener comes along.
+    /// A listener is attached.
     Listener,
-    /// How it ended, with the last of what it wrote.
+    /// How it ended, with the last lines that it wrote.
     Ended(String),
 }

@@ -1,5 +1,5 @@
-//! Where flows come back from a container, for the workers: one listener each in the container's network, on all of
-//! 127.0.0.0/8. The address that a connection was made to names its flow.
+//! Where flows come back from a container. Each worker has one listener in the container's network, on all of
+//! 127.0.0.0/8. The destination address of a connection identifies its flow.
 
 use super::instance::Instance;
 use crate::carry::Wire;
@@ -19,34 +19,34 @@ use std::time::Duration;
 thread_local! {
     /// The doors of this thread, by the number of the container.
     static DOORS: RefCell<BTreeMap<u64, Rc<Door>>> = const { RefCell::new(BTreeMap::new()) };
-    /// Random numbers that nobody has used.
+    /// Random numbers that are not used yet.
     static NUMBERS: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Random numbers that are drawn in one call; the kernel gives 256 bytes without being interrupted.
+/// Random numbers drawn in one call; the kernel returns up to 256 bytes without interruption.
 const DRAWN_AT_ONCE: usize = 64;
 
-/// Flows of one worker that may be on their way through one container at a time.
+/// Most flows of one worker that may be on their way through one container at a time.
 const WAITING_MAX: usize = 65_536;
 
-/// How long a door rests when a connection cannot be accepted.
+/// How long a door waits when a connection cannot be accepted.
 const REST: Duration = Duration::from_millis(10);
 
-/// See the module.
+/// The listener of one worker for one container, and the flows that wait there.
 #[derive(Debug)]
 pub struct Door {
     port: u16,
     waiting: RefCell<BTreeMap<Ticket, Awaited>>,
 }
 
-/// What a flow waits for.
+/// The connection that a flow waits for.
 #[derive(Debug, Default)]
 struct Awaited {
     came: Option<TcpStream>,
     waker: Option<Waker>,
 }
 
-/// The place of one flow at a door; left when dropped.
+/// The place of one flow at a door; dropping it removes the flow.
 #[derive(Debug)]
 pub struct Place {
     door: Rc<Door>,
@@ -60,17 +60,17 @@ impl Drop for Place {
 }
 
 impl Door {
-    /// This thread's door of the container.
+    /// Returns this thread's door of the container.
     ///
     /// # Errors
-    /// The container is gone.
+    /// Fails if the container is gone.
     pub async fn of(instance: &Instance) -> io::Result<Rc<Self>> {
         let known = || DOORS.with_borrow(|doors| doors.get(&instance.number).cloned());
         if let Some(door) = known() {
             return Ok(door);
         }
         let listener = instance.listener().await.ok_or(io::ErrorKind::BrokenPipe)?;
-        // Another flow may have opened it meanwhile.
+        // Another flow may have opened the door during the wait.
         if let Some(door) = known() {
             return Ok(door);
         }
@@ -82,10 +82,10 @@ impl Door {
         Ok(door)
     }
 
-    /// A place for one flow.
+    /// Returns a place for one flow.
     ///
     /// # Errors
-    /// Too many wait.
+    /// Fails if too many flows wait.
     pub fn place(self: &Rc<Self>) -> io::Result<Place> {
         let mut waiting = self.waiting.borrow_mut();
         if waiting.len() >= WAITING_MAX {
@@ -100,7 +100,7 @@ impl Door {
         }
     }
 
-    /// Whether a flow waits for what came; then it has it.
+    /// Gives a connection to the flow that waits for it. Returns false if no flow waits.
     fn deliver(&self, ticket: Ticket, stream: TcpStream) -> bool {
         let mut waiting = self.waiting.borrow_mut();
         let Some(awaited) = waiting.get_mut(&ticket).filter(|awaited| awaited.came.is_none()) else {
@@ -116,16 +116,16 @@ impl Door {
 }
 
 impl Place {
-    /// Where the flow is to come back to.
+    /// Returns the address to which the container must connect.
     pub fn address(&self) -> SocketAddrV4 {
         self.ticket.address(self.door.port)
     }
 
-    /// Waits until it comes back.
+    /// Waits until the flow comes back.
     pub async fn back(&self) -> TcpStream {
         poll_fn(|cx| {
             let mut waiting = self.door.waiting.borrow_mut();
-            // Ours until we are dropped.
+            // The entry is ours until this place is dropped.
             let awaited = waiting.entry(self.ticket).or_default();
             match awaited.came.take() {
                 Some(stream) => Poll::Ready(stream),
@@ -139,7 +139,7 @@ impl Place {
     }
 }
 
-/// A random number that nobody can know before. They are drawn in advance: one system call for many flows.
+/// Returns a random number that others cannot predict. They are drawn in advance: one system call for many flows.
 fn drawn() -> u32 {
     let draw = |numbers: &mut Vec<u32>| {
         if numbers.is_empty() {
@@ -152,17 +152,17 @@ fn drawn() -> u32 {
     NUMBERS.with_borrow_mut(draw)
 }
 
-/// A door that is served; it is forgotten with its task.
+/// An open door; when its task ends, the door is removed from the thread's list.
 struct Open(u64);
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // The thread may be ending.
+        // The thread may be ending, and its list gone.
         let _ = DOORS.try_with(|doors| doors.borrow_mut().remove(&self.0));
     }
 }
 
-/// Accepts what comes back until the container is gone.
+/// Accepts connections that come back, until the container is gone.
 fn serve(
     door: Weak<Door>,
     listener: TcpListener,
@@ -180,7 +180,7 @@ fn serve(
             };
             let Some(door) = door.upgrade() else { break };
             let Ok((stream, _)) = accepted else {
-                // Mostly no descriptor is left for the moment: flows wait, and this must not spin.
+                // Usually there is no descriptor left at the moment. Flows wait; without a pause this loop would spin.
                 reactor::sleep(REST).await;
                 continue;
             };

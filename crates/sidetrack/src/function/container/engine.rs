@@ -1,5 +1,5 @@
 //! The container engine's API: the part of Docker's HTTP API (v1.40) that podman serves as well, over its unix socket.
-//! Each call makes a connection and waits: a container is started rarely, and never while a flow waits for it.
+//! Each call opens a connection and blocks: containers are started rarely, and never while a flow waits for the start.
 
 use super::ask::Order;
 use axum::body::Body;
@@ -14,28 +14,28 @@ use std::pin::Pin;
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// Where engines listen, in the order in which they are tried.
+/// The usual sockets of engines, in the order in which they are tried.
 const PLACES: [&str; 3] = ["/run/podman/podman.sock", "/run/docker.sock", "/var/run/docker.sock"];
 
-/// The engine may be starting another container.
+/// How long a request may take: the engine may be starting another container.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An image has to be unpacked.
+/// How long loading an image may take: it must be unpacked.
 const LOAD_PATIENCE: Duration = Duration::from_secs(300);
 
-/// Longest answer that is read.
+/// Longest answer that is read, bytes.
 const ANSWER_MAX: usize = 4 << 20;
 
-/// Who made a container: process id and start time of the process that holds it.
+/// The label with the owner of a container: process id and start time of the process that holds it.
 const OWNER: &str = "sidetrack.owner";
 
-/// The function a container is of.
+/// The label with the function of a container.
 const FUNCTION: &str = "sidetrack.function";
 
-/// How many of its last lines tell why a container ended.
+/// How many of its last lines are read to explain why a container ended.
 const LAST_LINES: &str = "10";
 
-/// Why the engine did not do what it was asked.
+/// Why the engine did not fulfil a request.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// No engine listens anywhere.
@@ -44,10 +44,10 @@ pub enum EngineError {
          its socket with `engine` in [containers]"
     )]
     NotThere(String),
-    /// We may not talk to it.
+    /// We have no permission to use its socket.
     #[error("no permission to use the container engine's socket {0}: start sidetrack as root")]
     NotAllowed(PathBuf),
-    /// It answers no.
+    /// The engine returned an error.
     #[error("the container engine says: {0}")]
     Refused(String),
     /// The image is missing.
@@ -55,7 +55,7 @@ pub enum EngineError {
         "the image '{0}' is not there: get it with `podman pull {0}` (or `docker pull {0}`), then try again"
     )]
     NoImage(String),
-    /// The connection broke, or somebody else answers there.
+    /// The connection broke, or another program answers there.
     #[error("the container engine at {0} does not answer as one: {1}")]
     Broken(PathBuf, String),
 }
@@ -66,31 +66,31 @@ pub struct Engine {
     socket: PathBuf,
 }
 
-/// A container of ours whose owner is gone.
+/// A container of ours whose owner has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftover {
-    /// Its number at the engine.
+    /// Its id at the engine.
     pub id: String,
     /// Its name.
     pub name: String,
 }
 
-/// A container as the engine sees it.
+/// The state of a container, as the engine reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    /// Its first process; 0: it does not run.
+    /// Its first process; 0 if it does not run.
     pub pid: u32,
-    /// With which code it ended.
+    /// The exit code of its program.
     pub exit_code: i64,
-    /// The kernel ended it for want of memory.
+    /// The kernel killed it for lack of memory.
     pub out_of_memory: bool,
 }
 
 impl Engine {
-    /// The engine at this socket, or at one of the usual places.
+    /// Returns the engine at this socket, or at one of the usual ones.
     ///
     /// # Errors
-    /// None listens there.
+    /// Fails if no engine listens there.
     pub fn find(socket: Option<&Path>) -> Result<Self, EngineError> {
         let usual = PLACES.map(PathBuf::from);
         let places: Vec<_> = socket.map_or_else(|| usual.to_vec(), |socket| vec![socket.to_owned()]);
@@ -107,15 +107,15 @@ impl Engine {
         Err(EngineError::NotThere(places.join(", ")))
     }
 
-    /// Its socket.
+    /// Returns its socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Its name and version.
+    /// Returns its name and version.
     ///
     /// # Errors
-    /// It does not answer as an engine does.
+    /// Fails if the answer is not that of an engine.
     pub fn version(&self) -> Result<String, EngineError> {
         let said = self.ask(Method::GET, "/version", None)?;
         let name = said["Components"][0]["Name"].as_str().unwrap_or("container engine");
@@ -123,10 +123,10 @@ impl Engine {
         Ok(format!("{name} {version}"))
     }
 
-    /// Makes a container of `order` for the process `owner`; gives its number. It does not run yet.
+    /// Creates a container of `order` for the process `owner`, and returns its id. It does not run yet.
     ///
     /// # Errors
-    /// There is no such image, or the engine says no.
+    /// Fails if there is no such image, or the engine returns an error.
     pub fn create(&self, order: &Order, name: &str, owner: &str) -> Result<String, EngineError> {
         let path = format!("/containers/create?name={name}");
         match self.ask(Method::POST, &path, Some(&description(order, owner))) {
@@ -141,18 +141,18 @@ impl Engine {
         }
     }
 
-    /// Starts it.
+    /// Starts a container.
     ///
     /// # Errors
-    /// Its program cannot be executed, or the engine says no.
+    /// Fails if its program cannot be executed, or the engine returns an error.
     pub fn start(&self, id: &str) -> Result<(), EngineError> {
         self.ask(Method::POST, &format!("/containers/{id}/start"), None).map(drop)
     }
 
-    /// How it is.
+    /// Returns the state of a container.
     ///
     /// # Errors
-    /// It is not there.
+    /// Fails if the container does not exist.
     pub fn state(&self, id: &str) -> Result<State, EngineError> {
         let said = self.ask(Method::GET, &format!("/containers/{id}/json"), None)?;
         let state = &said["State"];
@@ -163,10 +163,10 @@ impl Engine {
         })
     }
 
-    /// The last of what it wrote, on one line.
+    /// Returns the last lines that a container wrote, joined to one line.
     ///
     /// # Errors
-    /// It is not there.
+    /// Fails if the container does not exist.
     pub fn last_words(&self, id: &str) -> Result<String, EngineError> {
         let path = format!("/containers/{id}/logs?stdout=true&stderr=true&tail={LAST_LINES}");
         let (status, body) = self.request(&Method::GET, &path, None)?;
@@ -178,10 +178,10 @@ impl Engine {
         Ok(lines.collect::<Vec<_>>().join(" | "))
     }
 
-    /// Ends and removes it with what it has written to disk. One that is gone already is no error.
+    /// Stops and removes a container, with what it has written to disk. Succeeds if it does not exist.
     ///
     /// # Errors
-    /// The engine says no.
+    /// Fails if the engine returns an error.
     pub fn remove(&self, id: &str) -> Result<(), EngineError> {
         let path = format!("/containers/{id}?force=true&v=true");
         let (status, body) = self.request(&Method::DELETE, &path, None)?;
@@ -192,10 +192,10 @@ impl Engine {
         }
     }
 
-    /// Containers of ours that nobody holds any more.
+    /// Returns our containers whose owner has ended.
     ///
     /// # Errors
-    /// The engine says no.
+    /// Fails if the engine returns an error.
     pub fn leftovers(&self) -> Result<Vec<Leftover>, EngineError> {
         let filters = format!("%7B%22label%22%3A%5B%22{OWNER}%22%5D%7D");
         let said = self.ask(Method::GET, &format!("/containers/json?all=true&filters={filters}"), None)?;
@@ -210,10 +210,11 @@ impl Engine {
             .collect())
     }
 
-    /// The image of this name: the digest of its configuration, `sha256:` and 64 digits; none: there is none.
+    /// Returns the image of this name: the digest of its configuration, `sha256:` and 64 digits. None if there is no such
+    /// image.
     ///
     /// # Errors
-    /// The engine says no.
+    /// Fails if the engine returns an error.
     pub fn image(&self, name: &str) -> Result<Option<String>, EngineError> {
         let (status, body) = self.request(&Method::GET, &format!("/images/{name}/json"), None)?;
         if status == StatusCode::NOT_FOUND {
@@ -227,10 +228,10 @@ impl Engine {
         Ok(Some(if id.starts_with("sha256:") { id.to_owned() } else { format!("sha256:{id}") }))
     }
 
-    /// Takes the images of an archive (`podman save`); `archive` makes its bytes, inside of a runtime.
+    /// Loads the images of an archive (`podman save`); `archive` makes its bytes, and is called inside a runtime.
     ///
     /// # Errors
-    /// The engine does not take it.
+    /// Fails if the engine rejects the archive.
     pub fn load(&self, archive: impl FnOnce() -> Body) -> Result<(), EngineError> {
         let (status, body) = self.exchanged(LOAD_PATIENCE, |engine| {
             engine.exchange(Method::POST, "/images/load?quiet=true", "application/x-tar", archive())
@@ -238,7 +239,7 @@ impl Engine {
         if !status.is_success() {
             return Err(self.refused(status, &body));
         }
-        // Lines of JSON: what went wrong on the way is one of them.
+        // The answer has lines of JSON; an error during the load is one of them.
         let lines =
             body.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
         let error = lines.filter_map(|line| line["error"].as_str().map(str::to_owned)).next();
@@ -248,7 +249,7 @@ impl Engine {
     /// Gives the image with this digest a name; `name` ends with a tag.
     ///
     /// # Errors
-    /// The engine says no.
+    /// Fails if the engine returns an error.
     pub fn name_image(&self, id: &str, name: &str) -> Result<(), EngineError> {
         let (repository, tag) = name.rsplit_once(':').unwrap_or((name, "latest"));
         self.ask(Method::POST, &format!("/images/{id}/tag?repo={repository}&tag={tag}"), None).map(drop)
@@ -257,7 +258,7 @@ impl Engine {
     /// Removes the image with this name or digest, under all its names.
     ///
     /// # Errors
-    /// The engine says no.
+    /// Fails if the engine returns an error.
     pub fn remove_image(&self, id: &str) -> Result<(), EngineError> {
         self.ask(Method::DELETE, &format!("/images/{id}?force=true"), None).map(drop)
     }
@@ -286,7 +287,7 @@ impl Engine {
         })
     }
 
-    /// What an exchange comes to, within a time.
+    /// Runs an exchange with a time limit.
     fn exchanged<'e, F>(
         &'e self,
         patience: Duration,
@@ -352,15 +353,15 @@ impl Engine {
     }
 }
 
-/// The container as it is asked for: an unprivileged user, no network, no capability, no new privileges, nothing to write on but
-/// a small /tmp.
+/// Returns the description of a container: an unprivileged user, no network, no capabilities, no new privileges, and
+/// nothing writable except a small /tmp.
 fn description(order: &Order, owner: &str) -> Value {
     let environment: Vec<_> =
         order.environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let mut body = json!({
         "Image": order.image,
         "Env": environment,
-        // Whatever user the image names: that one may be root.
+        // This replaces the user that the image names, which may be root.
         "User": order.user,
         "Labels": { OWNER: owner, FUNCTION: order.function },
         "HostConfig": {
@@ -369,7 +370,7 @@ fn description(order: &Order, owner: &str) -> Value {
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges"],
             "Memory": order.memory_bytes,
-            // The same: none of it is swap.
+            // The same as `Memory`, so that no swap is used.
             "MemorySwap": order.memory_bytes,
             "NanoCpus": u64::from(order.cpu_percent) * 10_000_000,
             "PidsLimit": order.pids,
@@ -389,7 +390,8 @@ fn is_about_the_image(why: &str) -> bool {
     why.contains("no such image") || why.contains("image not known")
 }
 
-/// The text of a log, which comes in frames of 8 bytes of header (the length in the last four) unless a terminal is there.
+/// Returns the text of a log. Without a terminal it comes in frames, each with a header of 8 bytes, the length in the
+/// last four.
 fn frames(log: &[u8]) -> String {
     let mut text = Vec::new();
     let mut rest = log;
@@ -406,26 +408,26 @@ fn frames(log: &[u8]) -> String {
     String::from_utf8_lossy(if text.is_empty() { log } else { &text }).into_owned()
 }
 
-/// The label of this process.
+/// Returns the label of this process.
 pub fn own_label() -> String {
     let pid = std::process::id();
     format!("{pid}:{}", started(pid).unwrap_or_default())
 }
 
-/// Whether the process of a label still runs. A label that is none is nobody's business.
+/// True if the process of a label still runs. An unknown label counts as running, so that its container is left alone.
 fn lives(label: &str) -> bool {
     let Some((pid, since)) = label.split_once(':') else { return true };
     let (Ok(pid), Ok(since)) = (pid.parse::<u32>(), since.parse::<u64>()) else { return true };
     started(pid) == Some(since)
 }
 
-/// When a process was started, in ticks since the machine was (proc(5), field 22 of `stat`).
+/// Returns when a process was started, in ticks since the machine started (proc(5), field 22 of `stat`).
 fn started(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold spaces and parentheses of its own.
+    // The name in parentheses may itself contain spaces and parentheses.
     let (_, behind) = stat.rsplit_once(')')?;
     let mut fields = behind.split_whitespace();
-    // One that has ended and that nobody has asked about yet holds nothing any more.
+    // A zombie has ended and holds nothing any more, although its parent has not waited for it yet.
     fields.next().filter(|state| !matches!(*state, "Z" | "X"))?;
     fields.nth(18)?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! One container, in a thread of the containers' process: started, held as long as the other end wants it, removed.
+//! One container, in a thread of the containers' process: started, held until the other end closes, and removed.
 
 use super::ask::{Order, SOCKETS_MAX, Told, Want};
 use super::engine::{Engine, own_label};
@@ -13,14 +13,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Sockets that come along with a container that was just started.
+/// Sockets that are attached to the message that a container has started.
 const FIRST_SOCKETS: u16 = 32;
 
-/// How often an engine that lags behind what has happened is asked again, and how long after the time before.
+/// How often an engine is asked again when its state lags behind, and the pause in between.
 const LOOKS: u32 = 50;
 const LOOK_AGAIN: Duration = Duration::from_millis(40);
 
-/// A container; removed when dropped.
+/// A container; it is removed when this is dropped.
 struct Held<'a> {
     engine: &'a Engine,
     id: String,
@@ -28,7 +28,7 @@ struct Held<'a> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        // An engine that is just finding out that the container has ended may refuse for a moment.
+        // If the engine is just noticing that the container has ended, it may reject the request for a moment.
         let removed = (0..LOOKS).find_map(|look| match self.engine.remove(&self.id) {
             Err(error) if look + 1 < LOOKS => {
                 tracing::debug!("{error}; once more");
@@ -43,24 +43,25 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Starts the container and holds it until the other end of `end` is closed.
+/// Starts the container, and holds it until the other end of `end` closes.
 pub fn hold(engine: &Engine, order: &Order, end: &OwnedFd) {
     match start(engine, order) {
         Ok((held, name, alive)) => {
             if let Err(error) = serve(engine, &held, &name, &alive, end) {
-                // The other end is gone, or sees that something is wrong by not being answered.
+                // The other end has closed, or it notices the error because it gets no answer.
                 tracing::debug!("container {name}: {error:#}");
             }
         }
         Err(error) => {
-            // Nobody may be there any more.
+            // The other end may have closed already.
             let _ = wire::send(end, &Told::Failed(format!("{error:#}")), &[]);
             let _ = scm::wait(end, None);
         }
     }
 }
 
-/// A container that runs, its name, and a descriptor that tells its end. This thread is in its network then.
+/// Starts a container. Returns it, its name, and a descriptor that shows its end. Afterwards this thread is in its
+/// network.
 fn start<'a>(engine: &'a Engine, order: &Order) -> anyhow::Result<(Held<'a>, String, OwnedFd)> {
     static COUNT: AtomicU64 = AtomicU64::new(1);
     let number = COUNT.fetch_add(1, Relaxed);
@@ -84,8 +85,9 @@ fn start<'a>(engine: &'a Engine, order: &Order) -> anyhow::Result<(Held<'a>, Str
     Ok((held, name, alive))
 }
 
-/// Its network is one loopback device: nothing is lost there and nobody else has a share in it. A congestion control that
-/// paces (bbr, if that is the host's) would set a timer for every piece. A wish: without it flows pass as well.
+/// Selects a congestion control without pacing. The container's network is one loopback device: no packets are lost
+/// there, and no other traffic shares it. A congestion control that paces (bbr, if the host uses it) would set a timer
+/// for every piece. If this fails, flows still pass.
 fn spare_pacing() {
     if let Err(error) = sysctl::write("net/ipv4/tcp_congestion_control", "reno") {
         tracing::debug!("{error}");
@@ -102,7 +104,7 @@ fn serve(engine: &Engine, held: &Held<'_>, name: &str, alive: &OwnedFd, end: &Ow
             Want::Listener => {
                 let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
                 let listener = sockopt::listen(any, &ListenOptions::default())?;
-                // What is accepted has it from the listener: as on every other side of a flow.
+                // Accepted sockets inherit this option from the listener, as on the other sides of a flow.
                 sockopt::set_tcp_nodelay(&listener, true)?;
                 send(end, &Told::Listener, vec![listener.into()])?;
             }
@@ -123,12 +125,12 @@ fn send(end: &OwnedFd, told: &Told, fds: Vec<OwnedFd>) -> anyhow::Result<()> {
     Ok(wire::send(end, told, &borrowed)?)
 }
 
-/// How a container has ended, in words.
+/// Describes in words how a container has ended.
 fn why(engine: &Engine, id: &str) -> String {
     let mut looks = 0;
     let state = loop {
         match engine.state(id) {
-            // The kernel has told us that it has ended; the engine is yet to hear of it.
+            // The kernel has reported the end; the engine has not noticed it yet.
             Ok(state) if state.pid != 0 && looks < LOOKS => {
                 looks += 1;
                 std::thread::park_timeout(LOOK_AGAIN);

@@ -9,21 +9,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, watch};
 
-/// With fewer sockets than this at hand more are asked for.
+/// If fewer sockets than this are left, more are requested.
 const LOW: usize = 24;
 
-/// A container that runs.
+/// A running container.
 #[derive(Debug)]
 pub struct Instance {
     /// Its number among those of this process.
     pub number: u64,
     /// Its name at the container engine.
     pub name: String,
-    /// The function it is of.
+    /// Its function.
     pub function: Arc<str>,
-    /// What it speaks, and where.
+    /// The specification: its protocol, its port and more.
     pub spec: Arc<ContainerSpec>,
-    /// Asks for more, without waiting.
+    /// The connection for requests; sending does not wait.
     asking: OwnedFd,
     stock: Mutex<Stock>,
     refilled: Notify,
@@ -31,11 +31,11 @@ pub struct Instance {
     gone: watch::Sender<bool>,
     flows: AtomicUsize,
     idle: Notify,
-    /// Connections that came back and that nobody waited for.
+    /// Connections that came back although no flow waited for them.
     pub(super) strays: Arc<AtomicU64>,
 }
 
-/// Sockets of its network that wait to be used.
+/// Unused sockets of the container's network.
 #[derive(Debug, Default)]
 pub(super) struct Stock {
     /// Not connected yet.
@@ -43,11 +43,11 @@ pub(super) struct Stock {
     pub listeners: Vec<TcpListener>,
 }
 
-/// The right of one flow to a container, which stays as long as somebody has it.
+/// The permit of one flow to use a container. The container exists as long as a permit does.
 #[derive(Debug)]
 pub struct Guest {
     instance: Arc<Instance>,
-    /// Our own probes are no flows.
+    /// False for our own probes, which do not count as flows.
     counts: bool,
 }
 
@@ -95,23 +95,23 @@ impl Instance {
         }
     }
 
-    /// Where it listens, in its own network.
+    /// Returns the address it listens on, in its own network.
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.spec.port).into()
     }
 
-    /// One flow more.
+    /// Returns a permit for one more flow.
     pub(super) fn guest(self: &Arc<Self>) -> Guest {
         self.flows.fetch_add(1, Relaxed);
         Guest { instance: self.clone(), counts: true }
     }
 
-    /// One probe.
+    /// Returns a permit for a probe.
     pub(super) fn visitor(self: &Arc<Self>) -> Guest {
         Guest { instance: self.clone(), counts: false }
     }
 
-    /// Flows that pass it.
+    /// Returns the number of flows that pass it.
     pub fn flows(&self) -> usize {
         self.flows.load(Relaxed)
     }
@@ -123,7 +123,7 @@ impl Instance {
         }
     }
 
-    /// A socket of its network, not connected yet; `None` if it is gone.
+    /// Returns an unconnected socket of its network; `None` if the container is gone.
     pub(super) async fn socket(&self) -> Option<OwnedFd> {
         self.take(Want::Sockets(SOCKETS_MAX), LOW, |stock| {
             let socket = stock.sockets.pop();
@@ -132,7 +132,7 @@ impl Instance {
         .await
     }
 
-    /// A listener of its network; `None` if it is gone.
+    /// Returns a listener of its network; `None` if the container is gone.
     pub(super) async fn listener(&self) -> Option<TcpListener> {
         self.take(Want::Listener, 0, |stock| {
             let listener = stock.listeners.pop();
@@ -149,7 +149,7 @@ impl Instance {
     ) -> Option<T> {
         let mut gone = self.gone.subscribe();
         loop {
-            // Registered before the look, so that what comes in between is not missed.
+            // Registered before the check, so that a refill in between is not missed.
             let refilled = self.refilled.notified();
             let (picked, left) = pick(&mut lock(&self.stock));
             if left < low || picked.is_none() {
@@ -166,38 +166,38 @@ impl Instance {
     }
 
     fn ask(&self, want: Want) {
-        // A request for sockets serves all who wait; one for a listener serves one.
+        // A request for sockets serves all waiting flows; a request for a listener serves one.
         if want == Want::Listener || !self.asked.swap(true, Relaxed) {
-            // If it cannot be sent the container is gone, which is told elsewhere.
+            // A failed send means that the container is gone, which is reported elsewhere.
             let _ = wire::send(&self.asking, &want, &[]);
         }
     }
 
-    /// Asks why it has ended.
+    /// Requests the reason why it has ended.
     pub(super) fn ask_why(&self) {
         let _ = wire::send(&self.asking, &Want::Why, &[]);
     }
 
-    /// What was asked for has come.
+    /// Adds the sockets or listeners of an answer, and wakes the flows that wait for them.
     pub(super) fn refill(&self, put: impl FnOnce(&mut Stock)) {
         put(&mut lock(&self.stock));
         self.asked.store(false, Relaxed);
         self.refilled.notify_waiters();
     }
 
-    /// It is not to be used any more.
+    /// Marks the container as gone: it must not be used any more.
     pub(super) fn end(&self) {
         self.gone.send_replace(true);
-        // Its network, and what is open in it, goes with the last of them.
+        // The kernel removes the network with the last of these sockets.
         *lock(&self.stock) = Stock::default();
     }
 
-    /// Becomes true when it is not to be used any more.
+    /// Returns a receiver that becomes true when the container must not be used any more.
     pub(super) fn gone(&self) -> watch::Receiver<bool> {
         self.gone.subscribe()
     }
 
-    /// Connections that came back and that nobody waited for.
+    /// Returns the number of connections that came back although no flow waited for them.
     pub fn strays(&self) -> u64 {
         self.strays.load(Relaxed)
     }

@@ -1,4 +1,5 @@
-//! Keeps one container of a function: drives `core::function::supervise`. One task each, on the containers' thread.
+//! Keeps one container of a function running: drives `core::function::supervise`. Each container has a task on the
+//! containers' thread.
 
 use super::ask::{Order, Told};
 use super::instance::Instance;
@@ -20,7 +21,7 @@ use std::task::ready;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// What is to be kept. It does not keep the pool.
+/// What a task keeps running. Holds only a weak reference to the pool.
 pub(super) struct Charge {
     pool: Weak<Pool>,
     open: watch::Receiver<()>,
@@ -37,18 +38,18 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        // Whoever waits for it need not: the pool is there as long as somebody does.
+        // Tell waiting callers that there will be no container. They hold the pool, so it exists if one waits.
         if let Some(pool) = self.pool.upgrade() {
             pool.forsake();
         }
     }
 }
 
-/// A container that runs, and what is said of it.
+/// A running container, and the connection about it.
 struct Running {
     instance: Arc<Instance>,
     link: TcpStream,
-    /// Readable when it has ended.
+    /// Readable when the container has ended.
     alive: TcpStream,
     asked_why: bool,
 }
@@ -56,14 +57,14 @@ struct Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.instance.end();
-        // That is the container's end.
+        // Closing the connection ends the container.
         let _ = self.link.reading(|fd| scm::close(fd));
     }
 }
 
 type Doing<T> = Option<Pin<Box<dyn Future<Output = T>>>>;
 
-/// The end of something that is under way; never if nothing is.
+/// Waits for the end of a running operation; without end if there is none.
 async fn done<T>(doing: &mut Doing<T>) -> T {
     match doing {
         Some(future) => {
@@ -75,7 +76,7 @@ async fn done<T>(doing: &mut Doing<T>) -> T {
     }
 }
 
-/// Keeps one container until the pool is dropped, and then as long as flows pass it.
+/// Keeps one container running until the pool is dropped, and after that as long as flows pass it.
 pub(super) async fn keep(mut charge: Charge, launcher: Arc<Launcher>, clock: Clock) {
     let pace = Pace {
         probe_interval: Duration::from_millis(charge.spec.probe_interval_ms),
@@ -106,7 +107,7 @@ pub(super) async fn keep(mut charge: Charge, launcher: Arc<Launcher>, clock: Clo
                 }
                 Err(why) => Input::Failed(Failed::Start(why)),
             },
-            // Of a program that has ended its end is told, and not that a probe has failed meanwhile.
+            // If the program has ended, that is reported, not the probe that failed because of it.
             probed = done(&mut probing), if !running.as_ref().is_some_and(|running| running.asked_why) => match probed {
                 Ok(()) => Input::Probed,
                 Err(why) => Input::Failed(Failed::Probe(why)),
@@ -129,7 +130,7 @@ fn obey(
     match output {
         Output::Up => {
             if let (Some(pool), Some(running)) = (charge.pool.upgrade(), &running) {
-                // First done, then said: whoever reads it may send flows.
+                // First the change, then the log line: a reader of the log may send flows at once.
                 pool.up(&running.instance);
                 tracing::info!(function = %charge.function, container = %running.instance.name, "well");
             }
@@ -148,7 +149,7 @@ fn obey(
     }
 }
 
-/// No new flow comes: the container is there for those that pass it.
+/// Keeps the container for the flows that still pass it. No new flow comes.
 async fn drain(running: Option<Running>) {
     let Some(mut running) = running else { return };
     let instance = running.instance.clone();
@@ -176,7 +177,7 @@ fn probing_of(instance: &Arc<Instance>) -> Pin<Box<dyn Future<Output = Result<()
     })
 }
 
-/// Asks for a container and waits until it runs.
+/// Requests a container, and waits until it runs.
 fn start(
     launcher: Arc<Launcher>,
     charge: &Charge,
@@ -204,7 +205,7 @@ fn start(
 
 const GONE: &str = "the containers' process is gone: restart sidetrack";
 
-/// The next that is said of a container; `None`: its process is gone.
+/// Returns the next message about a container; `None` if the containers' process is gone.
 async fn told(link: &TcpStream) -> io::Result<Option<(Told, Vec<OwnedFd>)>> {
     poll_fn(|cx| {
         loop {
@@ -218,7 +219,7 @@ async fn told(link: &TcpStream) -> io::Result<Option<(Told, Vec<OwnedFd>)>> {
     .await
 }
 
-/// Hands on what comes for a container, until it has ended; says why.
+/// Handles the messages about a container until it has ended. Returns the reason.
 async fn ended(running: Option<&mut Running>) -> String {
     let Some(running) = running else { return pending().await };
     loop {

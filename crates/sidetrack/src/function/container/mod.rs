@@ -1,18 +1,19 @@
-//! Functions in containers: started through the container engine (podman, docker), kept warm, and passed by flows.
+//! Functions in containers. They are started through the container engine (podman, docker), kept running, and flows pass
+//! through them.
 //!
-//! A container has no network but its own loopback. We hold sockets open in it: through one a flow goes in, through
-//! another it comes back, at an address that names the flow. So a container can reach nobody but us, nothing of it is on the
-//! host, and bytes cannot get past it.
+//! A container has no network except its own loopback. We hold sockets open in that network: a flow goes in through one
+//! of them. It comes back through another, at an address that identifies the flow. So a container can reach only us, it
+//! has no port on the host, and bytes cannot bypass it.
 //!
 //! | file | does | where |
 //! |---|---|---|
 //! | `engine.rs` | speaks to the container engine | the containers' process |
-//! | `ask.rs` | what the two processes say to each other | |
-//! | `process.rs`, `held.rs` | a process of its own that may ask the engine and enter networks: one thread a container | |
-//! | `starter.rs` | our end of it | `up` |
+//! | `ask.rs` | the messages between the two processes | |
+//! | `process.rs`, `held.rs` | a separate process with the rights to use the engine and enter networks: one thread for each container | |
+//! | `starter.rs` | our end of the connection to it | `up` |
 //! | `pool.rs`, `keep.rs` | the containers of one function: warm, probed, replaced | a thread of its own |
-//! | `instance.rs` | one container as flows see it: sockets into it, and how long it is there | |
-//! | `door.rs` | where its flows come back, for one worker | workers |
+//! | `instance.rs` | one container as flows see it: sockets of its network, and its lifetime | |
+//! | `door.rs` | where flows come back, for one worker | workers |
 //! | `passage.rs` | one flow through one container | workers |
 //! | `probe.rs`, `trial.rs` | flows of our own through it | the pools' thread, commands |
 

@@ -1,4 +1,5 @@
-//! One flow through one container: in by the protocol that it speaks, back through our door in its network.
+//! One flow through one container: it goes in by the container's protocol, and comes back through our door in its
+//! network.
 
 use super::door::{Door, Place};
 use super::instance::{Guest, Instance};
@@ -22,53 +23,53 @@ use std::task::{Poll, ready};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 
-/// What a container is told of a flow.
+/// What a container is told about a flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Intro<'a> {
     /// Its number.
     pub id: FlowId,
     /// The client.
     pub client: SocketAddr,
-    /// Where it is going.
+    /// The flow's destination.
     pub destination: &'a Destination,
-    /// The host it means, where that is known.
+    /// The host that the client wants, if it is known.
     pub host: Option<&'a HostName>,
-    /// What came with it.
+    /// The metadata that came with the flow.
     pub metadata: &'a [Metadata],
-    /// What the client has said so far: it goes in with the request.
+    /// The client's first bytes, which are sent together with the request.
     pub first: &'a [u8],
-    /// How long all of it may take.
+    /// How long the passage may take.
     pub patience: Duration,
 }
 
 /// A flow that passes a container.
 #[derive(Debug)]
 pub struct Passed {
-    /// Towards the container, for what the client says.
+    /// The connection to the container, for the client's bytes.
     pub into: TcpStream,
-    /// What the container has said to the client already.
+    /// Bytes that the container has already sent to the client.
     pub early: Vec<u8>,
-    /// Back from the container: what goes on to the server.
+    /// The connection from the container, for bytes to the server.
     pub back: TcpStream,
-    /// What came back already.
+    /// Bytes that have already come back.
     pub held: Vec<u8>,
-    /// The metadata that goes on.
+    /// The metadata to forward.
     pub metadata: Vec<Metadata>,
 }
 
 /// Why a flow does not pass a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// It cannot be reached, and has heard nothing of the flow: another one may do.
+    /// It cannot be reached, and has received nothing of the flow: another container may take it.
     Down(String),
-    /// It refused the flow or broke it.
+    /// It refused the flow, or broke it.
     Failed(Failure),
 }
 
 /// Leads a flow through a container.
 ///
 /// # Errors
-/// It is not reached, refuses, breaks its protocol, or does not pass the flow on in time.
+/// Fails if the container is not reached, refuses, breaks its protocol, or does not forward the flow in time.
 pub async fn pass(instance: &Guest, intro: Intro<'_>) -> Result<Passed, Trouble> {
     let down = |what: &str| Trouble::Down(format!("{what} {}", instance.name));
     let door = Door::of(instance).await.map_err(|_| down("no way back from"))?;
@@ -95,7 +96,7 @@ async fn passing(instance: &Instance, place: &Place, intro: Intro<'_>) -> Result
         Spoken::ProxyV2 => {
             let header = header(&intro, back.into());
             into.write_all(&[&header, intro.first].concat()).await.map_err(broken)?;
-            // Nothing but its end tells that it refuses.
+            // The container can refuse only by closing the connection.
             let (back, held, said) = tokio::select! {
                 biased;
                 came = returned(instance, place) => came?,
@@ -135,12 +136,13 @@ async fn dial(instance: &Instance) -> Result<TcpStream, Trouble> {
         Trouble::Down(format!("cannot connect to port {} of {}: {error}", instance.spec.port, instance.name))
     };
     sockopt::set_tcp_nodelay(&socket, true).map_err(down)?;
-    // We speak first, whatever it speaks: the acknowledgement of its answer travels with that. A wish.
+    // In every protocol we send first, so the acknowledgement of the SYN-ACK can travel with that data. It also works
+    // without.
     let _ = sockopt::set_tcp_ack_with_data(&socket);
     let to = Admitted::configured(instance.address());
     let done = gate::start(&socket, to).map_err(down)?;
     let stream = TcpStream::new(socket.into()).map_err(down)?;
-    // Within one host it mostly stands when the call returns: one turn of the loop less.
+    // On one host the connection is usually open when the call returns, which saves one turn of the loop.
     if !done && !stream.has_connected().map_err(down)? {
         stream.writable().await;
         if stream.has_failed()
@@ -152,7 +154,7 @@ async fn dial(instance: &Instance) -> Result<TcpStream, Trouble> {
     Ok(stream)
 }
 
-/// What the container said in answer to our request.
+/// Converts the container's answer to our request into an error.
 fn refused(failure: Failure) -> Trouble {
     let reason = match failure.detail.contains(ReplyCode::NotAllowed.text()) {
         true => EndReason::FunctionRefused,
@@ -161,7 +163,7 @@ fn refused(failure: Failure) -> Trouble {
     Trouble::Failed(Failure { reason, ..failure })
 }
 
-/// The header for a container that speaks the PROXY protocol. It goes on to the address that it is told.
+/// Returns the header for a container that speaks the PROXY protocol. The container connects to the address in it.
 fn header(intro: &Intro<'_>, back: SocketAddr) -> Vec<u8> {
     let addresses = Addresses::tcp(intro.client, back);
     let mut tlvs: Vec<_> = intro.host.iter().map(|host| Tlv::Authority((*host).clone())).collect();
@@ -170,7 +172,7 @@ fn header(intro: &Intro<'_>, back: SocketAddr) -> Vec<u8> {
     proxy_protocol::encode_v2(&addresses, &tlvs, false).unwrap_or_else(|_| bare())
 }
 
-/// Waits until the flow is back: the connection, what came over it already, and what was said about it.
+/// Waits until the flow is back. Returns the connection, the bytes that came over it already, and the metadata.
 async fn returned(
     instance: &Instance,
     place: &Place,
@@ -188,8 +190,8 @@ async fn returned(
     }
 }
 
-/// We are the next link of the container's chain: it speaks SOCKS6 to us. The answer is yes at once; that the server cannot be
-/// reached the client hears from us.
+/// Serves SOCKS6 to the container, as the next link of its chain. We answer yes at once. If the server cannot be reached,
+/// we tell the client ourselves.
 async fn link(stream: &mut TcpStream, dialect: Socks6Dialect) -> Result<(Vec<u8>, Vec<Metadata>), String> {
     let dialect = match dialect {
         Socks6Dialect::Draft => ServerDialect::Draft,

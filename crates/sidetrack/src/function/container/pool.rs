@@ -1,4 +1,4 @@
-//! The containers of one function: those that are well, and what is wrong with the others.
+//! The containers of one function: those that work, and the reason why the last one failed.
 
 use super::instance::{Guest, Instance};
 use sidetrack_core::function::ContainerSpec;
@@ -7,20 +7,20 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// How long an engine may take to start a container, beside what the function may take to get well.
+/// How long an engine may take to start a container, in addition to the function's own start time.
 const ENGINE_PATIENCE: Duration = Duration::from_secs(20);
 
-/// See the module. Dropped, its containers go once no flow passes them.
+/// The working containers of one function. When this is dropped, the containers end as soon as no flow passes them.
 #[derive(Debug)]
 pub struct Pool {
     function: Arc<str>,
     spec: Arc<ContainerSpec>,
     well: Mutex<Vec<Arc<Instance>>>,
-    /// Why one is down that was to be up, once that has happened, and how often.
+    /// Why the last container failed, and how many have failed.
     trouble: Mutex<Trouble>,
     changed: Condvar,
     next: AtomicUsize,
-    /// Its end is that of the pool; what it sends ends pauses.
+    /// Dropped with the pool, which the keeping tasks notice; a value sent ends their pauses.
     open: watch::Sender<()>,
 }
 
@@ -47,45 +47,46 @@ impl Pool {
         }
     }
 
-    /// The function's name.
+    /// Returns the function's name.
     pub const fn function(&self) -> &Arc<str> {
         &self.function
     }
 
-    /// Its definition.
+    /// Returns its specification.
     pub const fn spec(&self) -> &Arc<ContainerSpec> {
         &self.spec
     }
 
-    /// Told when the pool is dropped.
+    /// Returns a receiver that fails when the pool is dropped.
     pub(super) fn watch(&self) -> watch::Receiver<()> {
         self.open.subscribe()
     }
 
-    /// Containers that wait before they are started again are started now.
+    /// Ends the pauses of containers that wait before they are started again.
     pub fn again(&self) {
         self.open.send_replace(());
     }
 
-    /// Containers that are well.
+    /// Returns the working containers.
     pub fn well(&self) -> Vec<Arc<Instance>> {
         lock(&self.well).clone()
     }
 
-    /// How often one that was started has been given up.
+    /// Returns how often a started container has failed.
     pub fn falls(&self) -> u64 {
         lock(&self.trouble).falls
     }
 
-    /// What was wrong with the last one that fell.
+    /// Returns why the last container failed.
     pub fn trouble(&self) -> Option<String> {
         lock(&self.trouble).why.clone()
     }
 
-    /// The container with the fewest flows, for one flow more; `refused` are not asked again. Among equals each in turn.
+    /// Returns a permit for the working container with the fewest flows; equal ones take turns. Those in `refused` are
+    /// not chosen.
     ///
     /// # Errors
-    /// None is well, and why.
+    /// Returns why no container works.
     pub fn pick(&self, refused: &[u64]) -> Result<Guest, String> {
         let well = lock(&self.well);
         let turn = self.next.fetch_add(1, Relaxed);
@@ -116,23 +117,24 @@ impl Pool {
             trouble.why = Some(why);
             trouble.falls += 1;
         }
-        // Last, and under the lock of those who wait: one that has looked before is asleep by now.
+        // Last, and under the lock of the waiting callers: a caller that has checked before is asleep by now, and is
+        // woken.
         lock(&self.well).retain(|other| Some(other.number) != number);
         self.changed.notify_all();
     }
 
-    /// Nobody keeps its containers any more.
+    /// Tells waiting callers that the containers are no longer kept running.
     pub(super) fn forsake(&self) {
         lock(&self.trouble).why.get_or_insert_with(|| "sidetrack is shutting down".to_owned());
-        // As in `down`.
+        // As in `down`: the lock makes sure that a waiting caller is woken.
         drop(lock(&self.well));
         self.changed.notify_all();
     }
 
-    /// Waits until all containers are well. Not for flows: it blocks.
+    /// Waits until all containers work. It blocks, so flows must not call it.
     ///
     /// # Errors
-    /// One could not be started or did not get well in time, and why.
+    /// Returns why a container could not be started or did not work in time.
     pub fn wait(&self) -> Result<(), String> {
         let most = Duration::from_millis(self.spec.start_timeout_ms) + ENGINE_PATIENCE;
         let until = Instant::now() + most;

@@ -1,4 +1,4 @@
-//! A flow of our own through a container, which shows that it is well.
+//! Sends a flow of our own through a container, which shows whether it works.
 
 use super::instance::Guest;
 use super::passage::{Intro, Passed, Trouble, pass};
@@ -10,30 +10,30 @@ use std::task::{Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 
-/// Where a probe says that it is going: a port that no service has, of an address for documentation (RFC 5737).
+/// The destination of a probe: an address for documentation (RFC 5737), with a port that no service uses.
 pub(super) const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9);
 
 /// Bytes that a probe sends in each direction, in two pieces.
 const LENGTH: usize = 1024;
 
-/// What a probe has found out.
+/// The result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probed {
-    /// Until the flow was through.
+    /// Time until the flow had passed the container.
     pub connect: Duration,
-    /// From then on until bytes were there and back.
+    /// Time from then until the bytes had gone there and back.
     pub round_trip: Duration,
-    /// Whether bytes come out as they went in, in both directions, and the ends after them.
+    /// Whether bytes come out unchanged in both directions, followed by the ends.
     pub echo: Result<(), String>,
 }
 
-/// What a container is told of a flow of our own.
+/// Returns what a container is told about a flow of our own.
 pub(super) const fn intro(destination: &Destination, patience: Duration) -> Intro<'_> {
     let client = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9);
     Intro { id: FlowId(0), client, destination, host: None, metadata: &[], first: &[], patience }
 }
 
-/// Why it does not get through.
+/// Returns why the flow did not pass, in words.
 pub(super) fn words(trouble: Trouble) -> String {
     match trouble {
         Trouble::Down(why) => why,
@@ -44,7 +44,7 @@ pub(super) fn words(trouble: Trouble) -> String {
 /// Probes a container.
 ///
 /// # Errors
-/// A flow does not get through.
+/// Returns why a flow does not pass.
 pub(super) async fn probe(instance: &Guest) -> Result<Probed, String> {
     let patience = Duration::from_millis(instance.spec.probe_timeout_ms);
     let destination = NOWHERE.into();
@@ -58,7 +58,7 @@ pub(super) async fn probe(instance: &Guest) -> Result<Probed, String> {
     Ok(Probed { connect, round_trip: began.elapsed() - connect, echo })
 }
 
-/// Bytes there and back, and the end of both directions.
+/// Sends bytes there and back, then ends both directions.
 async fn echo(passed: Passed) -> Result<(), String> {
     let Passed { mut into, early, mut back, held, .. } = passed;
     through(&mut into, &mut back, held, "to the server").await?;
@@ -71,14 +71,14 @@ async fn echo(passed: Passed) -> Result<(), String> {
         Err(error) => return Err(format!("the client's end does not come out: {error}")),
     }
     back.shutdown_write().map_err(cannot)?;
-    // A proxy that knows no half-closed connections has ended it already, one way or the other.
+    // A proxy without half-closed connections has ended it already, by FIN or RST.
     match read(&mut into, &mut Vec::new(), 1).await {
         Ok(0) | Err(_) => Ok(()),
         Ok(_) => Err("it adds bytes behind the server's last".to_owned()),
     }
 }
 
-/// No two pieces of it are alike, nor those of the two directions.
+/// Returns the byte at an offset of a pattern. Pieces and directions all differ.
 fn pattern(seed: usize, at: usize) -> u8 {
     let mixed = (at + seed * 0x1_0001).wrapping_mul(0x9e37_79b9);
     mixed.to_le_bytes()[2]

@@ -1,5 +1,6 @@
-//! The containers' process: it keeps the rights to ask the container engine, which are as good as root's, and to enter
-//! the containers' networks. It reads no byte of any flow. Its connection's end is its end, and that of all containers.
+//! The containers' process. It keeps the rights to use the container engine, which are as powerful as root's, and to
+//! enter the containers' networks. It reads no byte of any flow. When its connection closes, it removes all containers
+//! and ends.
 
 use super::ask::{Ask, Begun};
 use super::engine::Engine;
@@ -14,30 +15,30 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
-/// The argument that makes the program this process.
+/// The command line argument that starts this process.
 pub const ARGUMENT: &str = "containers-process";
 
-/// Entering networks of containers, whose processes are other users', and setting their congestion control; the engine's socket,
-/// wherever it is.
+/// The rights to enter the networks of containers, whose processes belong to other users; to set their congestion
+/// control; and to use the engine's socket, wherever it is.
 const NEEDED: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::SYS_PTRACE)
     .union(CapabilitySet::NET_ADMIN)
     .union(CapabilitySet::DAC_OVERRIDE);
 
-/// What `ps` and `top` call this process.
+/// The name of this process in `ps` and `top`.
 const NAME: &std::ffi::CStr = c"sidetrack-cont";
 
 /// Serves until the other end closes, then removes all containers.
 ///
 /// # Errors
-/// If the connection breaks in any other way.
+/// Fails if the connection breaks in any other way.
 pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
     process::ignore_stop_signals();
-    // Only `ps` misses the name.
+    // Without the name, only the output of `ps` differs.
     let _ = process::set_name(NAME);
     let held = caps::capabilities().context("capabilities")?.permitted;
     caps::keep_only(held & (NEEDED | TO_BECOME)).context("cannot give up capabilities")?;
-    // Said before a peer's byte was read.
+    // This message is sent before `up` has read a byte of any peer.
     let Some((Ask::Begin { engine, user }, _)) = wire::receive::<Ask>(&end)? else { return Ok(()) };
     become_or_stay(user.as_ref(), NEEDED)?;
     if let Err(error) = confine::confine_process(confine::Kind::Containers) {
@@ -66,7 +67,8 @@ pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
                 Err(error) => break Err(error),
             }
         };
-        // Whoever holds the other ends: nobody may use them any more.
+        // Close the connections of all containers, in whichever process the other ends are: they must not be used any
+        // more.
         for own in held.iter().filter_map(Weak::upgrade) {
             let _ = scm::close(&*own);
         }

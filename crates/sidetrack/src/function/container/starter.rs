@@ -1,4 +1,5 @@
-//! Our end of the containers' process, and the thread that keeps the containers of all functions.
+//! Our end of the connection to the containers' process, and the thread that keeps the containers of all functions
+//! running.
 
 use super::ask::{Ask, Begun, Order};
 use super::keep;
@@ -19,35 +20,35 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
-/// How long all containers may take to be removed when we stop.
+/// How long the removal of all containers may take when we stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Who starts containers.
+/// Starts containers.
 #[derive(Debug)]
 pub struct Containers {
     launcher: Arc<Launcher>,
     child: Mutex<std::process::Child>,
     engine: PathBuf,
     pools: mpsc::UnboundedSender<Arc<Pool>>,
-    /// Until the thread is started.
+    /// Taken when the thread is started.
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Arc<Pool>>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     stop: watch::Sender<bool>,
 }
 
-/// The connection over which containers are asked for.
+/// The connection over which containers are requested.
 #[derive(Debug)]
 pub(super) struct Launcher(Mutex<OwnedFd>);
 
 impl Launcher {
-    /// Asks for a container; gives the connection over which it is held.
+    /// Requests a container. Returns the connection that holds it.
     ///
     /// # Errors
-    /// The containers' process is gone.
+    /// Fails if the containers' process is gone.
     pub fn launch(&self, order: Order) -> io::Result<OwnedFd> {
         let (ours, theirs) = scm::pair()?;
         let end = lock(&self.0);
@@ -57,10 +58,11 @@ impl Launcher {
 }
 
 impl Containers {
-    /// Starts the process, which becomes this user, finds the engine and removes what a crash left. Before rights are given up.
+    /// Starts the process, which becomes this user, finds the engine and removes what a crash left. To be called before
+    /// rights are given up.
     ///
     /// # Errors
-    /// There is no engine, or we may not use it.
+    /// Fails if there is no engine, or we may not use it.
     pub fn start(engine: Option<&Path>, user: Option<&DataUser>) -> anyhow::Result<Arc<Self>> {
         let (ours, theirs) = scm::pair()?;
         let child = process::respawn(ARGUMENT, theirs).context("cannot start the containers' process")?;
@@ -83,10 +85,10 @@ impl Containers {
         Ok(Arc::new(Self { launcher, child, engine, pools, inbox, thread, stop }))
     }
 
-    /// Starts the thread that keeps containers; to be called once, when rights are given up.
+    /// Starts the thread that keeps containers running. To be called once, after rights are given up.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// Fails if the system provides no thread.
     pub fn run(&self, clock: Clock) -> io::Result<()> {
         let Some(mut inbox) = lock(&self.inbox).take() else {
             return Ok(());
@@ -99,7 +101,7 @@ impl Containers {
                     pool = inbox.recv() => pool,
                     _ = stop.wait_for(|stop| *stop) => None,
                 };
-                // What is under way is dropped with the loop.
+                // When this loop ends, the running tasks are dropped with the event loop.
                 let Some(pool) = pool else { break };
                 for _ in 0..pool.spec().instances {
                     reactor::spawn(keep::keep(keep::Charge::of(&pool), launcher.clone(), clock));
@@ -120,25 +122,25 @@ impl Containers {
         Ok(())
     }
 
-    /// The engine's socket.
+    /// Returns the engine's socket.
     pub fn engine(&self) -> &Path {
         &self.engine
     }
 
-    /// Keeps containers of this function from now on, until the pool is dropped.
+    /// Keeps containers of this function running from now on, until the pool is dropped.
     pub fn pool(&self, function: &Arc<str>, spec: &ContainerSpec) -> Arc<Pool> {
         let pool = Arc::new(Pool::new(function.clone(), spec.clone()));
-        // The thread ends only when we stop.
+        // The thread ends only when we stop; then no container will come.
         if self.pools.send(pool.clone()).is_err() {
             pool.forsake();
         }
         pool
     }
 
-    /// Ends the process once all containers are removed.
+    /// Ends the process when all containers are removed.
     ///
     /// # Errors
-    /// What waitpid(2) says; that it takes too long.
+    /// Returns the error of waitpid(2), or an error if it takes too long.
     pub fn finish(&self) -> io::Result<()> {
         self.stop.send_replace(true);
         if lock(&self.thread).take().is_some_and(|thread| thread.join().is_err()) {

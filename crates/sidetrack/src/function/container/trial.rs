@@ -1,4 +1,4 @@
-//! A stream of bytes through a container, for people who want to know what it costs.
+//! Sends a stream of bytes through a container, to measure its cost.
 
 use super::instance::Guest;
 use super::passage::{Passed, pass};
@@ -12,32 +12,32 @@ use std::time::{Duration, Instant};
 /// Most bytes of one read.
 const PIECE: usize = 64 * 1024;
 
-/// How long nothing may move.
+/// How long the stream may stand still.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What came of it.
+/// The result of a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Led {
-    /// What came out towards the server.
+    /// The bytes that came out towards the server.
     pub out: Vec<u8>,
-    /// Until the flow was through.
+    /// Time until the flow had passed the container.
     pub connect: Duration,
-    /// From then on until the last byte was out.
+    /// Time from then until the last byte was out.
     pub moving: Duration,
 }
 
-/// As [`lead`], on an event loop of its own.
+/// Calls [`lead`] on its own event loop.
 ///
 /// # Errors
-/// As [`lead`].
+/// Like [`lead`].
 pub fn lead_and_wait(instance: &Guest, bytes: &[u8]) -> Result<Led, String> {
     reactor::block_on(lead(instance, bytes)).map_err(|error| error.to_string())?
 }
 
-/// As [`probe`], so many times, on an event loop of its own.
+/// Calls [`probe`] this many times, on its own event loop.
 ///
 /// # Errors
-/// As [`probe`].
+/// Like [`probe`].
 pub fn probe_and_wait(instance: &Guest, count: u32) -> Result<Vec<Probed>, String> {
     let all = async {
         let mut all = Vec::new();
@@ -49,10 +49,10 @@ pub fn probe_and_wait(instance: &Guest, count: u32) -> Result<Vec<Probed>, Strin
     reactor::block_on(all).map_err(|error| error.to_string())?
 }
 
-/// Leads bytes, and their end, through a container as a client's.
+/// Sends bytes, and their end, through a container in the way a client does.
 ///
 /// # Errors
-/// The flow does not get through, or nothing moves any more.
+/// Returns why the flow does not pass, or that it stands still.
 async fn lead(instance: &Guest, bytes: &[u8]) -> Result<Led, String> {
     let destination = NOWHERE.into();
     let began = Instant::now();
@@ -62,7 +62,7 @@ async fn lead(instance: &Guest, bytes: &[u8]) -> Result<Led, String> {
     Ok(Led { out, connect, moving: began.elapsed() - connect })
 }
 
-/// Writes what there is room for and reads what is there, in turn, until the end comes out.
+/// Writes and reads in turn, as much as is possible, until the end comes out.
 async fn moved(passed: Passed, bytes: &[u8]) -> Result<Vec<u8>, String> {
     let Passed { mut into, back, mut held, .. } = passed;
     let mut sent = 0;
