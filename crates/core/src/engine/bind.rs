@@ -64,6 +64,7 @@ impl<C: Callbacks> Engine<C> {
             Held::Soon => self.wheel.arm(slot as u32, now + DELAYED_ACK),
             Held::Nothing => {}
         }
+        // Checked after the bytes were stored: the connection that exceeds the limit is the one that ends.
         if self.held_total > self.config.hold_total_bytes {
             self.counters.shed += 1;
             self.end(now, slot, EndReason::Limit);
@@ -222,6 +223,7 @@ impl<C: Callbacks> Engine<C> {
             self.send_syn(now, slot);
             return fate;
         }
+        // A simultaneous open is not supported: the server must answer with a SYN-ACK.
         if !header.has(flags::SYN) || !header.has(flags::ACK) {
             return Fate::Dropped(Drop::Unexpected);
         }
@@ -367,6 +369,7 @@ fn take(
     leg.packets = leg.packets.wrapping_add(1);
     let room = (config.hold_bytes as usize).saturating_sub(slow.held().len());
     if header.has(flags::RST) {
+        // RFC 5961, section 3.2: the exact number ends the connection, another one in the window gets a challenge ACK.
         return match header.seq {
             seq if seq == leg.next => Held::End(EndReason::ClientGone),
             seq if seq.since(leg.next) < room as u32 && seq.after(leg.next) => Held::Challenge,

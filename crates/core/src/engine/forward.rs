@@ -62,6 +62,7 @@ impl<C: Callbacks> Engine<C> {
     ) -> Fate {
         let Some(hot) = self.hot.get_mut(slot) else { return Fate::Dropped(Drop::NoConnection) };
         let (own, other) = hot.legs(from);
+        // FINs first: `note` moves `next`, by which `closing` tells a new FIN from a repeated one.
         if own.has_fin || other.has_fin || header.has(flags::FIN) {
             self.closing(now, slot, from, header, header.ack);
         }

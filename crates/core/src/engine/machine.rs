@@ -166,6 +166,7 @@ impl<C: Callbacks> Engine<C> {
             ICMP | ICMPV6 => return self.icmp(now, packet),
             _ => return Fate::NotOurs,
         }
+        // A malformed packet for another socket of this host is not ours to drop.
         let header = match Header::parse(packet, &ip, checksums) {
             Ok(header) => header,
             Err(_) if !self.is_ours(packet) => return Fate::NotOurs,
@@ -175,6 +176,7 @@ impl<C: Callbacks> Engine<C> {
             Checksums::Verify | Checksums::Verified => checksums,
             Checksums::Partial | Checksums::Unmarked => self.finished(packet, &header, checksums),
         };
+        // Servers' packets first: our own port finds the connection without the hash.
         if let Some(slot) = self.answered(&header.tuple) {
             return self.segment(now, slot, SERVER, &header, packet, hop, checksums);
         }
@@ -232,12 +234,14 @@ impl<C: Callbacks> Engine<C> {
         hop: Hop,
         checksums: Checksums,
     ) -> Fate {
+        // First copy the kernel's numbers. The packet would otherwise be checked against old ones.
         if self.hot.get(slot).is_some_and(|hot| hot.lent.is_some()) {
             self.recall(now, slot);
         }
         let Some(phase) = self.hot.get(slot).map(|hot| hot.phase) else {
             return Fate::Dropped(Drop::NoConnection);
         };
+        // The engine does not see SYNs that are answered elsewhere, so an acknowledgement may begin a new connection.
         if self.config.cookies_elsewhere && from == CLIENT && self.has_begun_anew(now, slot, header, packet) {
             self.end(now, slot, EndReason::ClientReset);
             let key = hash(&self.config.seed, &header.tuple);
@@ -429,6 +433,7 @@ impl<C: Callbacks> Engine<C> {
 
     /// Frees a slot and all that belongs to it. Writes the record if a reason is given.
     pub(super) fn release(&mut self, now: Instant, slot: usize, reason: Option<EndReason>) {
+        // The record holds the last states, so both sides are closed before it is written.
         if let Some(reason) = reason {
             for at in [CLIENT, SERVER] {
                 self.state(now, slot, at, State::Closed);

@@ -74,6 +74,7 @@ impl<C: Callbacks> Engine<C> {
             Err(error) => return Fate::Dropped(Drop::Malformed(error)),
         };
         self.counters.syns += 1;
+        // Above the backlog the engine keeps no state: a flood of SYNs must not fill the table.
         if self.half_open >= self.config.syn_backlog {
             return self.send_cookie(now, header, &offer, hop);
         }
@@ -285,6 +286,7 @@ impl<C: Callbacks> Engine<C> {
             }
             return self.challenge(now, slot, CLIENT);
         }
+        // Only an acknowledgement of our SYN-ACK completes the handshake.
         if !header.has(flags::ACK) || header.ack != isn + 1 {
             let hop = leg.hop;
             return self.reset_stranger(now, header, hop);
@@ -294,6 +296,7 @@ impl<C: Callbacks> Engine<C> {
         hot.phase = Phase::Deciding;
         self.half_open = self.half_open.saturating_sub(1);
         self.state(now, slot, CLIENT, State::Established);
+        // `hold` asks for a server if this segment has bytes; otherwise the first question follows here.
         let fate = self.hold(now, slot, header, packet);
         let undecided = self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Deciding);
         if undecided && self.slow_of(slot).is_some_and(|slow| slow.until == NEVER) {

@@ -69,6 +69,7 @@ impl<C: Callbacks> Engine<C> {
             Ok(located) => located,
             Err(error) => return Fate::Dropped(Drop::Malformed(error)),
         };
+        // Checked first: a segment outside the window must not reset or acknowledge anything.
         if let Err(why) = self.acceptable(slot, from, header) {
             return Fate::Dropped(why);
         }
@@ -246,6 +247,7 @@ impl<C: Callbacks> Engine<C> {
         {
             hot.active = now;
         }
+        // FINs first: `note` moves `next`, by which `closing` tells a new FIN from a repeated one.
         self.closing(now, slot, from, header, self.fin_ack(slot, from, header));
         let options = self.options(now, slot, from, header, packet, located);
         if let Some(hot) = self.hot.get_mut(slot) {
@@ -308,6 +310,8 @@ impl<C: Callbacks> Engine<C> {
                 passed.sent = true;
             }
         });
+        // A FIN goes in a segment of its own, unless the engine delivers it. A segment that sent nothing else goes on for its
+        // acknowledgement.
         let fin = header.has(flags::FIN);
         let owned_fin =
             fin && edits.owned().is_some_and(|(edit, _)| edit.fin && edit.end() == header.seq_end());

@@ -259,6 +259,7 @@ impl Carried {
         if !Arc::ptr_eq(&self.config, config) {
             self.config = config.clone();
             let generation = self.shared.generation() + 1;
+            // The programs get the new number first. They ignore decisions of a worker that still reads the old one.
             self.shared.memory().renew(generation);
             self.shared.generation.store(generation, Release);
         }

@@ -235,6 +235,7 @@ fn fits(function: &Arc<FunctionSpec>) -> bool {
 
 impl Callbacks for Select {
     fn select(&mut self, opening: &Opening<'_>) -> Selection {
+        // Read before the rules: if a reload comes in between, the programs ignore the decision.
         let generation = self.decided.as_ref().map_or(0, |decided| decided.generation());
         let config = self.config.load_full();
         let (flow, verdict) = match self.decide(&config, opening) {

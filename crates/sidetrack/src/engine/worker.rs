@@ -170,6 +170,7 @@ impl Worker {
         while !self.bell.stopped() {
             let now = self.surroundings.clock.now();
             let driver = &mut self.driver;
+            // Before frames are taken: the counted segments must be among the frames that are taken from now on (`joining.rs`).
             if let Some(offload) = &mut self.engine.callbacks_mut().offload {
                 offload.remember(|| driver.mark());
             }
@@ -252,6 +253,7 @@ impl Worker {
         self.engine.tick(now);
         self.send_own();
         self.end_unreachable(now);
+        // Before the flush: the kernel must know the connection when the server answers the first bytes.
         self.offload_early(now);
         self.driver.flush();
         self.note_records();

@@ -92,6 +92,7 @@ async fn relay(shared: &Shared, mut prev: Stream, from: NodeId, to: NodeId, open
         Err(detail) => return refuse(shared, prev, Refusal::NoLink, detail).await,
     };
     shared.counters.relayed.fetch_add(1, Relaxed);
+    // Bytes that came right after the opening go on with it.
     let rest = prev.take_rest();
     let begun = next.write_frame(&Frame::Open(open)).and_then(|()| next.write(&rest, &[]));
     if begun.is_ok() {

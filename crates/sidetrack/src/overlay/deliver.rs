@@ -35,6 +35,7 @@ const LISTENER: &str = "overlay";
 /// Serves the opening of a session that ends at this node.
 pub async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, open: Box<Open>) {
     let origin = open.path.first();
+    // The signature first: the rules below decide by the origin, which a relay could forge.
     if !shared.identity.verify(origin, &open.signed_bytes(), &open.signature) {
         return refuse(
             &shared,

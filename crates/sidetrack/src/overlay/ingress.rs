@@ -80,6 +80,7 @@ pub async fn run(shared: Arc<Shared>, request: Request) {
         }
     };
     let Path { stream, cut, peer, answer } = path;
+    // If the worker is gone by now, dropping `asked` tells the far end.
     let asked = Asked { stream: Some(stream), begins: true };
     let Ok(leg) = TcpStream::from_std(leg) else { return };
     if reply.send(Ok(session)).is_err() {

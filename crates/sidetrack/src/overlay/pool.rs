@@ -189,6 +189,7 @@ pub async fn take(shared: &Shared, neighbour: NodeId) -> Answer {
     if let Some(stream) = ready(shared, neighbour).await {
         return Ok(stream);
     }
+    // The flow is queued before the other end is asked: a connection that comes at once finds it.
     let answer = shared.pool.wait(neighbour).ok_or_else(|| format!("too many flows wait for {}", name()))?;
     if !is_dialled(shared, neighbour) {
         // If the control thread is busy, the connections kept ready will still come.

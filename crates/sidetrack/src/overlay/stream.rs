@@ -136,7 +136,7 @@ impl Stream {
             ready!(Pin::new(&mut self.tcp).poll_read(cx, &mut buffer))?;
             let came = buffer.filled();
             if came.is_empty() {
-                // TLS must see the end: an end without close_notify is a cut connection.
+                // TLS must see the end: an end without `close_notify` is a cut connection.
                 self.tls.read_tls(&mut &*came)?;
                 return Poll::Ready(Ok(false));
             }
@@ -287,7 +287,7 @@ impl Stream {
         self.tcp.as_fd().try_clone_to_owned()
     }
 
-    /// Sends close_notify, and closes the connection.
+    /// Sends `close_notify`, and closes the connection.
     pub async fn close(mut self) {
         self.tls.send_close_notify();
         // An error means that the neighbour is gone and does not need it.

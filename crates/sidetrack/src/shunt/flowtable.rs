@@ -236,6 +236,7 @@ impl FastPath for FlowtablePath {
 
     fn suspend(&mut self) {
         self.suspended = true;
+        // An empty table: nothing is forwarded until `renew`.
         if let Err(error) = self.table.replace(&Table::new(Family::Inet, TABLE)) {
             tracing::error!(%error, "cannot take the shunted flows from the flow table, although the rules have changed");
         }

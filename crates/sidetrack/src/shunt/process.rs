@@ -183,6 +183,7 @@ pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
     wire::send(&end, &Told::Started, &[])?;
     let served = turns(&end, &mut engine);
     let stopped = engine.stop();
+    // The guard is disarmed last: if this process ends before, the guard undoes the rest.
     for action in undo.iter().rev() {
         action.perform()?;
     }

@@ -73,6 +73,7 @@ pub enum Trouble {
 pub async fn pass(instance: &Guest, intro: Intro<'_>) -> Result<Passed, Trouble> {
     let down = |what: &str| Trouble::Down(format!("{what} {}", instance.name));
     let door = Door::of(instance).await.map_err(|_| down("no way back from"))?;
+    // The place must exist before the container is asked, which may connect back at once.
     let place = door.place().map_err(|error| Trouble::Down(error.to_string()))?;
     let Ok(passed) = timeout(intro.patience, passing(instance, &place, intro)).await else {
         let limit = intro.patience.as_millis();

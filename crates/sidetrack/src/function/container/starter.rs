@@ -142,6 +142,7 @@ impl Containers {
     /// # Errors
     /// Returns the error of waitpid(2), or an error if it takes too long.
     pub fn finish(&self) -> io::Result<()> {
+        // First the tasks end. Then closing the connection makes the process remove the containers that are left.
         self.stop.send_replace(true);
         if lock(&self.thread).take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the containers' thread ended by a panic");
