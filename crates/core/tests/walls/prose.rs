@@ -59,6 +59,7 @@ const REWRITTEN: &[&str] = &[
     "crates/sidetrack/src/function/mod.rs",
     "crates/sidetrack/src/function/route.rs",
     "crates/sidetrack/src/function/shared.rs",
+    "crates/sidetrack/src/http/",
     "crates/sidetrack/src/intercept/",
     "crates/sidetrack/src/live",
     "crates/sidetrack/src/log.rs",

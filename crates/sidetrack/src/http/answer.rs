@@ -1,5 +1,5 @@
-//! Answers of our own: error and block pages, the challenge for a password, the PAC file, TRACE and OPTIONS that end
-//! here. None of them is ever cached.
+//! Responses that we make ourselves: error and block pages, the request for a password, the PAC file, and TRACE and
+//! OPTIONS requests that end here. None of them is ever cached.
 
 use super::Proxy;
 use crate::carry::Failure;
@@ -9,18 +9,18 @@ use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::message::{MessageError, Method, Request, Response, reason_phrase};
 use std::net::SocketAddr;
 
-/// An answer of our own, and why it is given.
+/// A response of our own, and the reason for it.
 #[derive(Debug)]
 pub struct Answer {
     /// Head.
     pub head: Response,
     /// Content.
     pub content: Vec<u8>,
-    /// What the record says.
+    /// The end reason in the record.
     pub reason: EndReason,
     /// The same in words.
     pub detail: Option<String>,
-    /// The connection cannot go on: where its next message begins is not known.
+    /// The connection must be closed: it is unknown where its next message begins.
     pub closes: bool,
 }
 
@@ -34,7 +34,7 @@ impl Answer {
         Self { head, content, reason: EndReason::Ok, detail: None, closes: false }
     }
 
-    /// A page for a person: what happened, where, and what to do; `error` is the word of Proxy-Status (RFC 9209).
+    /// A page for a person: what happened, where, and what to do. `error` is the Proxy-Status error (RFC 9209).
     fn page(proxy: &Proxy, status: u16, error: &str, (title, text): (&str, &str)) -> Self {
         let phrase = reason_phrase(status);
         let content = format!(
@@ -49,7 +49,7 @@ impl Answer {
         answer
     }
 
-    /// The request is broken: nothing behind it can be read.
+    /// The request is malformed, so nothing that follows on the connection can be parsed.
     pub fn broken(proxy: &Proxy, error: MessageError) -> Self {
         let mut answer = Self::page(
             proxy,
@@ -63,7 +63,7 @@ impl Answer {
         answer
     }
 
-    /// The request can be read, but is not for us.
+    /// The request is valid, but we do not serve it.
     pub fn refused(proxy: &Proxy, status: u16, reason: EndReason, why: &str) -> Self {
         let mut answer =
             Self::page(proxy, status, "http_request_error", (reason_phrase(status), &format!("{why}.")));
@@ -72,7 +72,7 @@ impl Answer {
         answer
     }
 
-    /// A rule, or the default, says no.
+    /// A rule or the default action denies the request.
     pub fn denied(proxy: &Proxy, what: &str, why: &str) -> Self {
         let text = format!("This proxy does not let you reach {what}: {why}.");
         let mut answer =
@@ -92,7 +92,7 @@ impl Answer {
         answer
     }
 
-    /// Nothing usable is stored, and the client wants nothing else.
+    /// No usable response is stored, and the client accepts only a stored one.
     pub fn not_cached(proxy: &Proxy) -> Self {
         let text = "The request asks for a stored response (only-if-cached), and there is none";
         let mut answer = Self::refused(proxy, 504, EndReason::Ok, text);
@@ -100,7 +100,7 @@ impl Answer {
         answer
     }
 
-    /// What was stored under a URL is gone, or there was nothing.
+    /// The responses stored under a URL were removed, or there were none.
     pub fn purged(proxy: &Proxy, was_there: bool) -> Self {
         if was_there {
             return Self::new(200, "text/plain", b"purged\n".to_vec());
@@ -116,7 +116,7 @@ impl Answer {
     }
 
     /// The proxy auto-configuration file: everything but this host's own names goes through us, so that the rules
-    /// decide about it.
+    /// apply to it.
     pub fn pac(own: SocketAddr) -> Self {
         let text = format!(
             "function FindProxyForURL(url, host) {{\n  if (isPlainHostName(host) || host == \"127.0.0.1\" || host == \
@@ -125,14 +125,14 @@ impl Answer {
         Self::new(200, "application/x-ns-proxy-autoconfig", text.into_bytes())
     }
 
-    /// TRACE or OPTIONS that ends at us (Max-Forwards: 0, or `OPTIONS *`).
+    /// A TRACE or OPTIONS request that ends here (Max-Forwards: 0, or `OPTIONS *`).
     pub fn here(request: &Request) -> Self {
         if request.method != Method::Trace {
             let mut answer = Self::new(200, "text/plain", Vec::new());
             answer.head.fields.push("Allow", "GET, HEAD, POST, PUT, DELETE, PATCH, OPTIONS, TRACE, CONNECT");
             return answer;
         }
-        // What could be a secret is not sent back (RFC 9110 Sec. 9.3.8).
+        // Possible secrets are not sent back (RFC 9110 Sec. 9.3.8).
         let mut echo = request.clone();
         for secret in ["authorization", "cookie", "proxy-authorization"] {
             echo.fields.remove(secret);
@@ -157,10 +157,10 @@ pub fn refusal(proxy: &Proxy, what: &str, failure: &Failure) -> Vec<u8> {
     out
 }
 
-/// Status and Proxy-Status error (RFC 9209 Sec. 2.3) of a reason.
+/// Maps an end reason to a status and a Proxy-Status error (RFC 9209 Sec. 2.3).
 const fn status_of(reason: EndReason) -> (u16, &'static str) {
     match reason {
-        // Of the address that the name leads to: rules had nothing against the name.
+        // The rules allowed the name but deny the address that it resolved to.
         EndReason::PolicyDenied => (403, "destination_ip_prohibited"),
         EndReason::FunctionRefused => (403, "http_request_denied"),
         EndReason::FunctionFailed => (502, "proxy_internal_error"),

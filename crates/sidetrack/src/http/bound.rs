@@ -1,23 +1,23 @@
-//! Connections to servers that belong to one connection of a client, because a message on them may have authenticated
-//! it (NTLM, Negotiate). They never go to the pool: another client's request would be served with this one's rights.
+//! Connections to servers that belong to one client connection, because a message on them may have authenticated them
+//! (NTLM, Negotiate). They never go to the pool: another client's request would be served with this client's rights.
 
 use super::pool::{Route, Server};
 use std::cell::RefCell;
 
-/// Most servers that one client's connection is authenticated at: a proxy's client may speak with several in turn.
+/// At most this number of servers per client connection: a proxy's client may talk to several in turn.
 const SERVERS_MAX: usize = 8;
 
-/// The connections that belong to one connection of a client.
+/// The server connections of one client connection.
 #[derive(Debug, Default)]
 pub struct Bound(RefCell<Vec<(Route, Server)>>);
 
 impl Bound {
-    /// Whether there is none.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.borrow().is_empty()
     }
 
-    /// The connection to the server of this route, if there is one that still stands.
+    /// Takes the connection to the server of this route, if there is one and it is still open.
     pub fn take(&self, route: &Route) -> Option<Server> {
         let mut held = self.0.borrow_mut();
         let at = held.iter().position(|(other, _)| other.leads_where(route))?;
@@ -25,8 +25,7 @@ impl Bound {
         server.stream.is_quiet().then_some(server)
     }
 
-    /// Keeps a connection on which nothing is under way. Beyond the limit the oldest is closed: its client has to
-    /// authenticate again.
+    /// Keeps a connection that is idle. At the limit the oldest is closed, and its client has to authenticate again.
     pub fn put(&self, route: &Route, mut server: Server) {
         if !server.buffer.is_empty() {
             return;

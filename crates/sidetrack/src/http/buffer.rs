@@ -1,4 +1,4 @@
-//! Bytes that were read from a connection and not used yet. An idle connection holds none.
+//! Bytes that were read from a connection and are not used yet. The buffer of an idle connection has no memory.
 
 use super::duplex::Duplex;
 use std::cell::RefCell;
@@ -7,22 +7,22 @@ use std::io;
 
 /// Least room for one read.
 const READ_MIN: usize = 16 * 1024;
-/// Room for one read where much is to come.
+/// Room for one read after a read that filled its room.
 const READ_MAX: usize = 128 * 1024;
 
-/// Most buffers of a worker that wait for a connection that reads.
+/// Most spare buffers that a worker keeps for the next connection that reads.
 const SPARE_MAX: usize = 64;
 
 thread_local! {
     static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// See the module.
+/// Bytes that were read from a connection and are not used yet.
 #[derive(Debug, Default)]
 pub struct Buffer {
     bytes: Vec<u8>,
     start: usize,
-    /// The last read filled all the room there was.
+    /// The last read filled all the room.
     was_filled: bool,
 }
 
@@ -32,17 +32,17 @@ impl Buffer {
         Self { bytes, start: 0, was_filled: false }
     }
 
-    /// The bytes that are held.
+    /// The buffered bytes.
     pub fn data(&self) -> &[u8] {
         self.bytes.get(self.start..).unwrap_or_default()
     }
 
-    /// Whether none is held.
+    /// Whether the buffer is empty.
     pub fn is_empty(&self) -> bool {
         self.data().is_empty()
     }
 
-    /// Takes bytes from the front.
+    /// Removes bytes from the front.
     pub fn consume(&mut self, count: usize) {
         self.start = (self.start + count).min(self.bytes.len());
         if self.start == self.bytes.len() {
@@ -51,14 +51,14 @@ impl Buffer {
         }
     }
 
-    /// Takes all bytes that are held.
+    /// Takes all buffered bytes.
     pub fn take(&mut self) -> Vec<u8> {
         let mut bytes = std::mem::take(&mut self.bytes);
         bytes.drain(..std::mem::take(&mut self.start));
         bytes
     }
 
-    /// Gives memory back while nothing is held: the next connection that reads has it.
+    /// Gives the memory back if the buffer is empty, for the next connection that reads.
     pub fn release(&mut self) {
         if self.is_empty() {
             let mut bytes = std::mem::take(self).bytes;
@@ -73,7 +73,7 @@ impl Buffer {
         }
     }
 
-    /// Reads what is there behind what is held. 0: nothing more comes.
+    /// Reads available bytes behind the buffered ones. Returns 0 at the end of the stream.
     ///
     /// # Errors
     /// As the socket says.

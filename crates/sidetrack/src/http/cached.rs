@@ -1,4 +1,4 @@
-//! A request through the shared cache: answered from it, validated, or fetched and kept.
+//! A request through the shared cache: answered from it, validated with the server, or fetched and stored.
 
 use super::Cache;
 use super::answer::Answer;
@@ -26,13 +26,13 @@ use sidetrack_core::http::message::{Method, Request, Response};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a request waits for another that fetches the same, before it fetches for itself.
+/// How long a request waits for another request that fetches the same response, before it fetches by itself.
 const WAIT: Duration = Duration::from_secs(5);
 
 /// Serves a request.
 ///
 /// # Errors
-/// The answer of ours, if there is no other.
+/// Returns the answer of our own if there is no other.
 pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<Answer>> {
     let asked = turn.asked;
     let key = asked.key_of(&asked.resource, &cache.keys);
@@ -56,7 +56,7 @@ pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<An
                     return Box::pin(cached.pass(Forward::UriMiss)).await;
                 };
                 let Ok(_open) = object.content.open().await else {
-                    // Its file went, or was replaced.
+                    // Its file was removed or replaced: look again.
                     cache.store.forget(&key, object);
                     continue;
                 };
@@ -66,7 +66,7 @@ pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<An
                 return Ok(cached.reply(object, None, "hit").await);
             }
             Lookup::OnlyIfCached => return Err(Box::new(Answer::not_cached(cached.turn.proxy))),
-            // Boxed here and below: a hit has no need of the room.
+            // Boxed here and below: a hit does not need this room in its future.
             Lookup::Pass { why } => return Box::pin(cached.pass(why)).await,
             Lookup::Miss { why } | Lookup::Validate { why, .. }
                 if may_wait && is_for_all(fields) && cached.turn.bound.is_empty() =>
@@ -75,7 +75,7 @@ pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<An
                     Claim::Fetch(fetching) => return Box::pin(cached.fetch(why, Some(fetching))).await,
                     Claim::Alone => return Box::pin(cached.fetch(why, None)).await,
                     Claim::Wait(mut fetching) => {
-                        // Gone or too slow: both mean to look again, and to wait no more.
+                        // It ended or was too slow. In both cases look again, but do not wait a second time.
                         let _ = crate::reactor::timeout(WAIT, fetching.changed()).await;
                         may_wait = false;
                     }
@@ -88,14 +88,14 @@ pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<An
     }
 }
 
-/// What Cache-Status says of a request that went to the server.
+/// The part of Cache-Status that says why a request went to the server.
 pub(super) fn forwarded(why: Forward) -> String {
     ["fwd=", why.as_str()].concat()
 }
 
-/// Whether what one request fetches may be good for another that waits.
+/// Whether the response to this request may also serve another waiting request.
 fn is_for_all(request: &Fields) -> bool {
-    // Told apart by their lengths, and the fields looked through once: nearly every request that is fetched comes here.
+    // Every fetched request comes here: compare lengths first, and walk the fields only once.
     let is_of_one = |name: &[u8]| match name.len() {
         5 => name.eq_ignore_ascii_case(b"range"),
         7 => name.eq_ignore_ascii_case(b"upgrade"),
@@ -106,7 +106,7 @@ fn is_for_all(request: &Fields) -> bool {
     !request.iter().any(|(name, _)| is_of_one(name))
 }
 
-/// The stored fields with the cookies that a 304 sets: they are for the client that asked, and are not stored.
+/// Returns the stored fields with the cookies of a 304. They are for the requesting client only and are not stored.
 fn with_cookies(stored: &Stored, response: &Response) -> Option<Fields> {
     if !response.fields.has("set-cookie") || stored.fields.has("set-cookie") {
         return None;
@@ -118,15 +118,15 @@ fn with_cookies(stored: &Stored, response: &Response) -> Option<Fields> {
     Some(fields)
 }
 
-/// A request with what is stored under its key.
+/// A request, and the responses stored under its key.
 pub(super) struct Cached<'t, 'a> {
     /// The request.
     pub(super) turn: &'t mut Turn<'a>,
     /// The cache.
     pub(super) cache: &'t Cache,
-    /// Its key.
+    /// The request's key.
     pub(super) key: &'t [u8],
-    /// What is stored under it.
+    /// The responses stored under it.
     pub(super) objects: &'t [Arc<Object>],
 }
 
@@ -135,14 +135,14 @@ impl Cached<'_, '_> {
         [&self.turn.proxy.pseudonym, "; ", rest].concat()
     }
 
-    /// Past the cache; what the answer says about stored responses still counts.
+    /// Forwards the request past the cache. The response may still update or invalidate stored responses.
     async fn pass(&mut self, why: Forward) -> Result<Outcome, Box<Answer>> {
         let status = self.status(&forwarded(why));
         let requested_s = super::now_s();
         let (asked, cache) = (self.turn.asked, self.cache);
         let (mut ok_head, mut made) = (None, None);
         let is_for_others = !asked.hop.binds && self.turn.bound.is_empty();
-        // Before the client has its answer: whoever asks after that is not told what was before.
+        // Invalidate before the client has its answer: a later request must not get the old response.
         let mut on_head = |fetched: &Fetched| {
             let head = &fetched.response;
             for resource in invalidated(&asked.request.method, &asked.resource, head) {
@@ -173,7 +173,7 @@ impl Cached<'_, '_> {
         Ok(outcome)
     }
 
-    /// An answer to HEAD says something about what is stored for GET.
+    /// Updates the responses stored for GET from the answer to a HEAD request.
     fn freshen(&self, head: &Response, requested_s: u64) {
         let request = &self.turn.asked.request.fields;
         for object in self.objects.iter().filter(|object| object.stored.is_selected_by(request)) {
@@ -183,7 +183,7 @@ impl Cached<'_, '_> {
                 Extent::Whole => Some(object.content.length),
                 Extent::Part(part) => part.total,
             };
-            // Of a part of unknown length it may be about another representation.
+            // Without a total length, the answer may describe another representation than the stored part.
             let Some(length) = length else { continue };
             freshen_by_head(&mut stored, head, length, times, &self.cache.rules);
             let new = Arc::new(Object { stored, content: object.content.clone() });
@@ -191,7 +191,7 @@ impl Cached<'_, '_> {
         }
     }
 
-    /// The stored response that the request selects, stale as it may be.
+    /// The stored response that the request selects, even if it is stale.
     fn candidate(&self) -> Option<&Arc<Object>> {
         let request = &self.turn.asked.request.fields;
         let whole = self.objects.iter().filter(|object| object.stored.extent == Extent::Whole);
@@ -200,7 +200,7 @@ impl Cached<'_, '_> {
             .max_by_key(|object| (object.stored.response_time_s, !object.stored.selecting.is_empty()))
     }
 
-    /// Asks the server: whether what is stored is good, if that can be asked, else for a new response.
+    /// Validates the stored response with the server if it has a validator; otherwise fetches a new one.
     async fn fetch(&mut self, why: Forward, fetching: Option<Fetching>) -> Result<Outcome, Box<Answer>> {
         let best =
             self.candidate().filter(|best| best.stored.has_validator() && why != Forward::Partial).cloned();
@@ -238,7 +238,7 @@ impl Cached<'_, '_> {
         }
     }
 
-    /// Asks for a new response, as the client asks.
+    /// Fetches a new response with the client's own request.
     pub(super) async fn fetch_plain(
         &mut self,
         why: Forward,
@@ -258,7 +258,7 @@ impl Cached<'_, '_> {
         }
     }
 
-    /// Asks the siblings for what nobody has asked for yet, where any client's answer would do.
+    /// Asks the siblings for a response that is not stored here, if an answer to any client would do.
     async fn ask_siblings(&self, why: Forward) -> Option<(Server, Fetched)> {
         let asked = self.turn.asked;
         let may = why == Forward::UriMiss
@@ -284,7 +284,7 @@ impl Cached<'_, '_> {
         way.fetch(request, Interim { client }).await
     }
 
-    /// A stale response in place of an error, if there is one and it may be served.
+    /// Returns a stale response instead of an error, if there is one and it may be served.
     pub(super) async fn stale_or(
         &mut self,
         trouble: Trouble,
@@ -293,7 +293,7 @@ impl Cached<'_, '_> {
         let Some(object) = self.may_be_stale(trouble) else {
             let mut answer = self.turn.failed(failure);
             if self.candidate().is_some_and(|best| best.stored.must_be_fresh()) {
-                // RFC 9111 Sec. 5.2.2.2: cut off, and not allowed to say what was.
+                // RFC 9111 Sec. 5.2.2.2: the server is unreachable and the stored response must not be served stale.
                 answer.head = Response { fields: answer.head.fields, ..Response::new(504, Fields::new()) };
             }
             return Err(answer);
@@ -309,7 +309,7 @@ impl Cached<'_, '_> {
             .then(|| best.clone())
     }
 
-    /// Brings what a 304 is about up to date; the one that answers the request.
+    /// Updates the stored responses that a 304 is about; returns the one that answers the request.
     fn updated(&self, head: &Response, requested_s: u64) -> Option<Arc<Object>> {
         let mut stored: Vec<Stored> = self.objects.iter().map(|object| object.stored.clone()).collect();
         let mut places: Vec<&mut Stored> = stored.iter_mut().collect();
@@ -331,7 +331,7 @@ impl Cached<'_, '_> {
         found
     }
 
-    /// Takes a new response: kept if it may be, and sent.
+    /// Sends a new response, and stores it if it may be stored.
     pub(super) async fn receive(
         &mut self,
         server: Server,
@@ -353,7 +353,7 @@ impl Cached<'_, '_> {
         let request = &self.turn.asked.request;
         let came = status.to_string();
         let keeps = may_store(&request.method, &request.fields, &fetched.response, &self.cache.rules);
-        // Who asked is known by the connection, where nothing in the request says so.
+        // On an authenticated connection nothing in the request itself says that the answer is personal.
         let is_for_others = !server.is_bound || is_shareable(&fetched.response, &self.cache.rules);
         let extent = keeps
             .ok()
@@ -363,7 +363,7 @@ impl Cached<'_, '_> {
             if request.method == Method::Head && status == 200 {
                 self.freshen(&fetched.response, requested_s);
             } else if let Some(old) = self.candidate().filter(|_| status < 500 && status != 304) {
-                // A 304 to a condition of the client's own says nothing against what is stored.
+                // A 304 to the client's own condition does not invalidate what is stored.
                 self.cache.store.replace(self.key, old, None);
             }
             if let Some(fetching) = fetching {
@@ -381,7 +381,7 @@ impl Cached<'_, '_> {
             Length::Chunked | Length::UntilClose => {
                 self.receive_unmeasured(server, fetched, stored, note, fetching).await
             }
-            // Too large to be held in memory, also for those who would read along.
+            // Too large for memory, also for other requests that would read along.
             Length::Exact(length) if length > self.cache.in_memory_max => {
                 self.receive_unmeasured(server, fetched, stored, note, fetching).await
             }
@@ -392,7 +392,7 @@ impl Cached<'_, '_> {
         }
     }
 
-    /// Of unknown length, or large: sent while a copy is made, which is stored once it is whole.
+    /// Content of unknown length, or too large for memory: sent while a copy is made. The complete copy is stored.
     async fn receive_unmeasured(
         &mut self,
         server: Server,
@@ -422,7 +422,7 @@ impl Cached<'_, '_> {
         outcome
     }
 
-    /// Stores the copy of a response that passed, instead of the parts that it has the bytes of; whether it did.
+    /// Stores the copy of a response, and removes the parts whose bytes it contains. Returns whether it was stored.
     pub(super) fn keep_copy(&self, tee: Tee, stored: Option<Stored>, parts: &[Stored]) -> bool {
         let Some(stored) = stored.filter(|_| !tee.is_over) else { return false };
         match tee.fill {
@@ -438,7 +438,7 @@ impl Cached<'_, '_> {
         true
     }
 
-    /// Of known length: others read along while it comes in.
+    /// Content of known length: other requests read along while it arrives.
     async fn receive_measured(
         &mut self,
         mut server: Server,
@@ -463,7 +463,7 @@ impl Cached<'_, '_> {
         Ok(outcome)
     }
 
-    /// Answers from a stored response; with the fields as they were received, where it is the answer to this very
+    /// Answers from a stored response. `received` has the fields as they arrived, if the response answers this very
     /// request.
     pub(super) async fn reply(
         &mut self,
@@ -474,7 +474,7 @@ impl Cached<'_, '_> {
         let asked = self.turn.asked;
         let now_s = super::now_s();
         let request = (&asked.request.method, &asked.request.fields);
-        // Only ranges can need one, and most requests ask for none.
+        // Only range requests can need a boundary, and most requests have no range.
         let boundary = match request.1.has("range") {
             true => format!("{:032x}", u128::from_be_bytes(sidetrack_sys::random::bytes())),
             false => String::new(),
@@ -491,7 +491,7 @@ impl Cached<'_, '_> {
         self.ended(stopped, note, opening.ends)
     }
 
-    /// The head of an answer from stored content, ready for the client.
+    /// Builds the head of an answer from stored content.
     pub(super) fn opening(
         &mut self,
         mut head: Response,
@@ -515,7 +515,7 @@ impl Cached<'_, '_> {
         Opening { bytes, length, ends: (head.status, again) }
     }
 
-    /// How an answer from stored content ended.
+    /// Returns the outcome of an answer from stored content.
     pub(super) fn ended(
         &self,
         stopped: Option<Stopped>,
@@ -537,7 +537,7 @@ impl Cached<'_, '_> {
     }
 }
 
-/// A head that is ready to be sent.
+/// A response head ready to be sent.
 pub(super) struct Opening {
     bytes: Vec<u8>,
     length: Length,
@@ -546,7 +546,7 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    /// The way to the client, beginning with this head.
+    /// The outgoing side to the client; it begins with this head.
     pub(super) fn outgoing<'a>(&mut self, turn: &Turn<'a>) -> Outgoing<'a> {
         let progress = turn.progress();
         let bytes = std::mem::take(&mut self.bytes);
@@ -555,11 +555,11 @@ impl Opening {
     }
 }
 
-/// Whether a response is small enough, and a part is the one that was asked for, with the length its range says.
+/// Whether a response is small enough. A part must also lie in the requested range and have the length it states.
 fn fits(request: &Request, fetched: &Fetched, extent: Extent, cache: &Cache) -> bool {
     match (fetched.length.length, extent) {
         (Length::Exact(length), Extent::Part(part)) => {
-            // Another range than the one asked for is passed on as it is.
+            // A range that was not asked for is forwarded but not stored.
             let asked = request.fields.first("range").and_then(Ranges::parse);
             let is_asked =
                 asked.is_some_and(|ranges| ranges.lie_within(part)) && !request.fields.has("if-range");

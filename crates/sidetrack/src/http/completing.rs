@@ -1,4 +1,4 @@
-//! Stored parts of a response, completed by the bytes that are missing (RFC 9111 Sec. 3.3, 3.4).
+//! Completes stored parts of a response by fetching the missing bytes (RFC 9111 Sec. 3.3, 3.4).
 
 use super::answer::Answer;
 use super::cached::{Cached, forwarded};
@@ -14,7 +14,7 @@ use sidetrack_core::http::cache::{Body, ContentRange, Forward, Missing, Stored, 
 use sidetrack_core::http::framing::{Decoder, Length};
 use std::sync::Arc;
 
-/// Stored parts that answer a request as soon as the missing bytes are there.
+/// Stored parts that can answer a request once the missing bytes have arrived.
 pub(super) struct Incomplete {
     objects: Vec<Arc<Object>>,
     missing: Missing,
@@ -29,7 +29,7 @@ impl Incomplete {
         self.objects.get(self.missing.behind?)
     }
 
-    /// The parts that it is about.
+    /// The stored parts before and behind the missing bytes.
     fn parts(&self) -> impl Iterator<Item = &Arc<Object>> {
         self.before().into_iter().chain(self.behind())
     }
@@ -40,8 +40,8 @@ impl Incomplete {
 }
 
 impl Cached<'_, '_> {
-    /// The stored parts that can be completed to answer the request. Only those that have arrived: the
-    /// length of one that is still arriving is not known.
+    /// Returns the stored parts that can be completed to answer the request. Only parts that have fully arrived count: the
+    /// length of a part that is still arriving is unknown.
     pub(super) fn incomplete(&self) -> Option<Incomplete> {
         let asked = self.turn.asked;
         if asked.hop.binds || !self.turn.bound.is_empty() {
@@ -53,13 +53,13 @@ impl Cached<'_, '_> {
         let fields = &asked.request.fields;
         let missing = missing(&asked.request.method, fields, &stored)?;
         let length = missing.length(&stored);
-        // A part too large for memory could not be cut out of the whole.
+        // A result too large for memory could not be cut down to the requested range.
         let is_held = length.is_some_and(|length| length <= self.cache.in_memory_max);
         (is_held || !fields.has("range")).then_some(Incomplete { objects, missing })
     }
 
-    /// Fetches what is missing. A server that has another representation by now, or does not give what it was asked for, is
-    /// asked for all of it.
+    /// Fetches the missing bytes. If the server has another representation now, or does not send what was requested, the
+    /// whole response is fetched.
     pub(super) async fn complete(
         &mut self,
         parts: Incomplete,
@@ -93,7 +93,7 @@ impl Cached<'_, '_> {
             parts.parts().for_each(|part| self.cache.store.replace(self.key, part, None));
         }
         match status {
-            // Not what was asked for, or an answer to a condition that the client did not make.
+            // Not what was requested, or the answer to a condition that the client did not send.
             206 | 304 | 412 | 416 => {
                 drop(server);
                 self.fetch_plain(Forward::Partial, fetching).await
@@ -102,7 +102,7 @@ impl Cached<'_, '_> {
         }
     }
 
-    /// The stored form of the parts with what comes, if it is what was asked for.
+    /// The stored form of the parts joined with the arriving bytes, if these are the requested ones.
     fn joined(
         &self,
         parts: &Incomplete,
@@ -120,7 +120,7 @@ impl Cached<'_, '_> {
         parts.missing.joined(stored, &fetched.response, times, &self.cache.rules).filter(|_| is_certain)
     }
 
-    /// Into memory: others read along while the missing bytes come in.
+    /// Completes in memory: other requests read along while the missing bytes arrive.
     async fn fill(
         &mut self,
         Joined { stored, length, parts }: Joined,
@@ -151,7 +151,7 @@ impl Cached<'_, '_> {
         Ok(outcome)
     }
 
-    /// Too large for memory: what is stored and what comes are sent one behind the other, while a copy goes to the disk.
+    /// Too large for memory: stored and arriving bytes are sent in their order, while a copy goes to the disk.
     async fn send_along(
         &mut self,
         Joined { stored, length, parts }: Joined,
@@ -175,7 +175,7 @@ impl Cached<'_, '_> {
         let old = parts.before().map_or(0, |part| part.content.length);
         let kept = match sent {
             Ok(()) => Some(stored),
-            // Less than what is stored already is of no use.
+            // A copy that is not longer than the stored part is useless.
             Err(_) if tee.taken() > old => stored.cut(tee.taken(), length),
             Err(_) => None,
         };
@@ -192,17 +192,17 @@ impl Cached<'_, '_> {
     }
 }
 
-/// What Cache-Status says.
+/// The Cache-Status of a completed response.
 const NOTE: &str = "fwd=partial; fwd-status=206; stored";
 
-/// Parts with what comes, as they will be stored.
+/// Parts joined with the arriving bytes, as they will be stored.
 struct Joined {
     stored: Stored,
     length: u64,
     parts: Incomplete,
 }
 
-/// The bytes of a part; none where there is no part, `None` where they cannot be had.
+/// Returns the bytes of a part: empty without a part, `None` if they cannot be read.
 async fn all_of(part: Option<&Arc<Object>>) -> Option<Vec<Arc<[u8]>>> {
     match part {
         Some(part) => part.content.all().await,

@@ -1,4 +1,4 @@
-//! One client connection: requests one after the other, each a flow with its record.
+//! One client connection: its requests are served one after the other. Each is a flow with its own record.
 
 use super::answer::Answer;
 use super::bound::Bound;
@@ -32,50 +32,50 @@ use std::time::Duration;
 /// How long a connection may be idle between requests.
 const IDLE: Duration = Duration::from_secs(75);
 
-/// What is said of a request whose end never came.
+/// The detail in the record of an incomplete request.
 const HALF: &str = "the client left before its request was complete";
 
-/// See the module.
+/// One client connection.
 pub struct Connection {
     /// The worker.
     pub worker: Arc<Worker>,
-    /// The listener that caught it.
+    /// The listener that accepted it.
     pub listening: Arc<Listening>,
-    /// What its connections share.
+    /// State shared by the listener's connections.
     pub proxy: Arc<Proxy>,
-    /// The client.
+    /// The client's address.
     pub peer: SocketAddr,
-    /// What leads to it.
+    /// The stream to the client.
     pub stream: Duplex,
-    /// What it has sent and nobody has used.
+    /// Bytes from the client that are not used yet.
     pub buffer: Buffer,
-    /// The one server that its requests are for; none = each says for itself.
+    /// The one server that all requests are for; `None`: each request names its own.
     pub inside: Option<Inside>,
-    /// Its client speaks HTTP/2 from now on.
+    /// The client speaks HTTP/2 from now on.
     pub is_multiplexed: bool,
     /// The client speaks Multipath TCP.
     pub is_multipath: bool,
-    /// What the client was told of the request at hand.
+    /// What was sent to the client for the current request.
     pub told: Told,
-    /// The connections to servers that belong to this one.
+    /// The server connections that belong to this client connection.
     pub bound: Bound,
 }
 
-/// What came where a request was expected.
+/// What arrived when a request was expected.
 enum Came {
     Request(Request),
     Broken(MessageError),
-    /// The client reset, or closed without a byte of a request.
+    /// The client reset, or closed before the first byte of a request.
     Gone,
-    /// The client said its last within a request head.
+    /// The client closed in the middle of a request head.
     Ended,
-    /// Nothing came, or not all of it.
+    /// No complete request arrived in time.
     Late,
-    /// The same, when others came that wait less long.
+    /// The request was given up early, because new connections needed the room.
     Crowded,
 }
 
-/// How the client framed what it wants answered.
+/// Properties of the request that determine how its answer is framed.
 struct Asker {
     version: Version,
     is_head: bool,
@@ -97,7 +97,7 @@ pub async fn serve(
     drop(admission);
 }
 
-/// A sibling's question as the request it is: for what is stored, and nothing else.
+/// Turns a sibling's question into a request that accepts only a stored response.
 fn sibling_asks(resource: Resource) -> Request {
     let fields =
         Fields::from([("Host", resource.host_field().as_str()), ("Cache-Control", "only-if-cached")]);
@@ -106,7 +106,7 @@ fn sibling_asks(resource: Resource) -> Request {
     Request { method: Method::Get, target, version: Version::Http11, fields }
 }
 
-/// Reads the PROXY protocol header, where one is sent.
+/// Reads the PROXY protocol header if the peer must send one.
 async fn open(
     worker: Arc<Worker>,
     listening: Arc<Listening>,
@@ -137,7 +137,7 @@ async fn open(
 }
 
 impl Connection {
-    /// A client that speaks HTTP, as far as is known.
+    /// Returns the connection of a client that is expected to speak HTTP.
     pub fn new(
         worker: Arc<Worker>,
         listening: Arc<Listening>,
@@ -163,18 +163,18 @@ impl Connection {
         }
     }
 
-    /// The same connection, made for one server.
+    /// The same connection, with all requests for one server.
     pub fn within(self, inside: Inside) -> Self {
         Self { inside: Some(inside), ..self }
     }
 
-    /// Serves requests until there are no more.
+    /// Serves requests until the connection ends.
     pub async fn serve_all(self) {
         let mut connection = self;
         if connection.is_multiplexed {
             return connection.serve_streams().await;
         }
-        // A stream of HTTP/2 is asked at once, and takes no descriptor.
+        // A stream of HTTP/2 brings its request at once and uses no descriptor, so it needs no place.
         let mut place = (!connection.stream.is_memory()).then(|| Place::enter(&connection.worker));
         loop {
             let came = connection.next(place.as_ref()).await;
@@ -187,10 +187,10 @@ impl Connection {
         }
     }
 
-    /// Serves what comes over HTTP/2.
+    /// Serves the requests that arrive by HTTP/2.
     async fn serve_streams(mut self) {
         if let Some(inside) = self.inside.take() {
-            // Boxed: connections of the other version need not have room for it.
+            // Boxed: HTTP/1 connections need no room for it in their future.
             Box::pin(h2::accept::serve(self, inside)).await;
         }
     }
@@ -207,7 +207,7 @@ impl Connection {
                     Some(Err(_)) => Idle::Late,
                     None => Idle::Lost,
                 },
-                // A stream of HTTP/2 takes no descriptor: its connection leaves for others, it does not.
+                // An HTTP/2 stream uses no descriptor: its connection, not the stream, is closed to make room.
                 None => {
                     Place::while_idle((!self.stream.is_memory()).then_some(&*self.worker), IDLE, readable)
                         .await
@@ -243,10 +243,10 @@ impl Connection {
         }
     }
 
-    /// Serves what came; gives the connection back if it serves another request.
+    /// Serves what arrived; returns the connection if it serves another request.
     async fn serve_one(mut self, came: Came) -> Option<Self> {
         if self.buffer.is_empty() && matches!(came, Came::Gone | Came::Late | Came::Crowded) {
-            // Nothing was asked: no flow.
+            // No request arrived: no flow and no record.
             self.client().stream.close(false);
             return None;
         }
@@ -261,7 +261,7 @@ impl Connection {
         };
         let outcome = match outcome {
             Ok(outcome) => outcome,
-            // Boxed here and below: what ends a connection need not have room while it serves.
+            // Boxed here and below: code that ends a connection needs no room in the future that serves.
             Err(reason) => Box::pin(self.interrupted(reason)).await,
         };
         if live.decided().is_none() {
@@ -296,13 +296,13 @@ impl Connection {
         None
     }
 
-    /// Where requests are written down, if they are, and the scheme of those of this connection.
+    /// The HAR archive, if requests are archived, and the scheme of this connection's requests.
     fn har(&self) -> Option<(Arc<Har>, Scheme)> {
         let har = self.proxy.tap.as_ref()?.har()?;
         Some((har.clone(), self.inside.as_ref().map_or(Scheme::Http, Inside::scheme)))
     }
 
-    /// The client as the rest of the program knows it, with the bytes it has sent.
+    /// Turns it into a [`Client`], with the bytes that arrived and are not used yet.
     pub fn client(mut self) -> Client {
         let held = self.buffer.take();
         let (stream, peeked) = self.stream.into_stream();
@@ -321,7 +321,7 @@ impl Connection {
                 return Outcome::new(EndReason::ClientGone, Some(HALF.to_owned()), Next::Close);
             }
             Came::Broken(error) => Answer::broken(&self.proxy, error),
-            // It may read still (RFC 9112 Sec. 8).
+            // The client may still read (RFC 9112 Sec. 8).
             Came::Ended => refused(400, EndReason::ClientGone, HALF),
             Came::Crowded => refused(503, EndReason::Limit, CROWDED),
             Came::Late => refused(408, EndReason::HandshakeTimeout, "the request did not come in time"),
@@ -330,7 +330,7 @@ impl Connection {
     }
 
     async fn respond_to(&mut self, request: Request, live: &Arc<crate::live::LiveFlow>) -> Outcome {
-        // What goes through a tunnel is in the archive if it is opened, and is nothing of HTTP if not.
+        // The inside of an intercepted tunnel is archived by itself; an opaque tunnel has no HTTP to archive.
         if self.har().is_some() && request.method != Method::Connect {
             self.told.request = Some(request.clone());
         }
@@ -360,7 +360,7 @@ impl Connection {
                 };
                 let result = match &proxy.cache {
                     Some(cache) => cached::serve(&mut turn, cache).await,
-                    // A sibling's question, above all: who is asked asks nobody else.
+                    // Mostly a sibling's question. A sibling must not ask others in turn.
                     None if asked.request.fields.has_member("cache-control", "only-if-cached") => {
                         Err(Box::new(Answer::not_cached(proxy)))
                     }
@@ -378,7 +378,7 @@ impl Connection {
         }
     }
 
-    /// Sends an answer of our own. A body that was not read ends the connection.
+    /// Sends an answer of our own. The connection ends if the request has an unread body.
     async fn answer(&mut self, answer: Answer, body: Length, asker: Asker) -> Outcome {
         let unread = !matches!(body, Length::None | Length::Exact(0));
         let keeps_alive = asker.keeps_alive && !answer.closes && !unread;
@@ -398,7 +398,7 @@ impl Connection {
         Outcome::new(answer.reason, answer.detail, if again { Next::Again } else { Next::Close })
     }
 
-    /// The flow ended by its deadline or by somebody's wish.
+    /// The flow was ended by its deadline or by an operator.
     async fn interrupted(&mut self, reason: EndReason) -> Outcome {
         let what = match reason {
             EndReason::ConnectTimeout => "the path to the server was not made in time",

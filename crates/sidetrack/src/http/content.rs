@@ -1,5 +1,5 @@
-//! The content of a stored response: in memory, whole or still coming in; or on disk, from where it is read as it is
-//! sent.
+//! The content of a stored response. It is in memory, complete or still arriving, or in a file, from which it is read
+//! while it is sent.
 
 use super::disk::OnDisk;
 use super::sheet::{Pages, Sheet};
@@ -8,19 +8,19 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// What content on disk takes of memory, beside its checksums, bytes.
+/// Memory used by content on disk, in addition to its checksums, in bytes.
 const ON_DISK_BYTES: usize = 256;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// See the module.
+/// The content of a stored response.
 #[derive(Debug)]
 pub struct Content {
     state: Mutex<ContentState>,
     grown: Notify,
-    /// The number of bytes it will have.
+    /// Its complete length in bytes.
     pub length: u64,
     on_disk: Option<OnDisk>,
 }
@@ -28,21 +28,21 @@ pub struct Content {
 #[derive(Debug, Default)]
 struct ContentState {
     pieces: Vec<Arc<[u8]>>,
-    /// In the place of pieces, where the content is large.
+    /// Used instead of pieces if the content is large.
     sheet: Option<Sheet>,
     held: u64,
     end: End,
 }
 
-/// How far a content is.
+/// How much of a content has arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum End {
-    /// More comes.
+    /// More bytes will arrive.
     #[default]
     Coming,
-    /// All is there.
+    /// It is complete.
     Whole,
-    /// It broke off: what is there is not all.
+    /// It was cut off: the end is missing.
     Cut,
 }
 
@@ -51,7 +51,7 @@ impl ContentState {
         match &mut self.sheet {
             Some(sheet) => {
                 if !sheet.push(data) {
-                    // The length is wrong then, and it is never whole.
+                    // The stated length was wrong, so the content never becomes complete.
                     return;
                 }
             }
@@ -69,18 +69,18 @@ impl ContentState {
 }
 
 impl Content {
-    /// Content that will come.
+    /// Content that is still to arrive.
     pub fn coming(length: u64) -> Self {
         let state = ContentState { sheet: Sheet::of(length), ..ContentState::default() };
         Self { state: Mutex::new(state), grown: Notify::new(), length, on_disk: None }
     }
 
-    /// Content that is there.
+    /// Complete content.
     pub fn whole(bytes: Vec<u8>) -> Self {
         Self::of_pieces(if bytes.is_empty() { Vec::new() } else { vec![bytes.into()] })
     }
 
-    /// Content that is there, in pieces, none of them empty.
+    /// Complete content, in pieces that are not empty.
     pub fn of_pieces(pieces: Vec<Arc<[u8]>>) -> Self {
         let held = pieces.iter().map(|piece| piece.len() as u64).sum();
         let sheet = Sheet::of(held).and_then(|mut sheet| {
@@ -92,7 +92,7 @@ impl Content {
         Self { state, grown: Notify::new(), length: held, on_disk: None }
     }
 
-    /// Content that lies in a file.
+    /// Content in a file.
     pub fn on_disk(file: OnDisk) -> Self {
         let state = ContentState { end: End::Whole, ..ContentState::default() };
         let length = file.length();
@@ -109,7 +109,7 @@ impl Content {
         }
     }
 
-    /// No more comes; it is whole only if its length is right.
+    /// Ends the content. It is complete only if its length is right.
     pub fn finish(&self, complete: bool) {
         let mut state = lock(&self.state);
         state.end = if complete && state.held == self.length { End::Whole } else { End::Cut };
@@ -117,12 +117,12 @@ impl Content {
         self.grown.notify_waiters();
     }
 
-    /// How far it is.
+    /// How much of it has arrived.
     pub fn end(&self) -> End {
         lock(&self.state).end
     }
 
-    /// Bytes of memory it takes, or will take when it has come.
+    /// Bytes of memory it uses, or will use when it is complete.
     pub fn memory_bytes(&self) -> usize {
         match &self.on_disk {
             Some(file) => ON_DISK_BYTES + file.memory_bytes(),
@@ -130,19 +130,19 @@ impl Content {
         }
     }
 
-    /// All of it, if it is whole and in memory.
+    /// All pieces, if it is complete and in memory.
     pub fn in_memory(&self) -> Option<Vec<Arc<[u8]>>> {
         let state = lock(&self.state);
         (self.on_disk.is_none() && state.end == End::Whole).then(|| state.pieces(0, usize::MAX))?.ok()
     }
 
-    /// What has come of it so far, in memory.
+    /// The pieces that have arrived so far, if it is in memory.
     pub fn so_far(&self) -> Option<Vec<Arc<[u8]>>> {
         let state = lock(&self.state);
         self.on_disk.is_none().then(|| state.pieces(0, usize::MAX))?.ok()
     }
 
-    /// All of it, wherever it is; `None` if it cannot be had.
+    /// All pieces, from memory or disk; `None` if they cannot be read.
     pub async fn all(&self) -> Option<Vec<Arc<[u8]>>> {
         let mut all = Vec::new();
         loop {
@@ -159,13 +159,13 @@ impl Content {
         (held == self.length).then_some(all)
     }
 
-    /// All of it in pages, if it is whole and there.
+    /// All of it in pages, if it is complete and large.
     pub fn pages(&self) -> Option<Arc<Pages>> {
         let state = lock(&self.state);
         state.sheet.as_ref().filter(|_| state.end == End::Whole).map(|sheet| sheet.pages().clone())
     }
 
-    /// Makes it ready to be read: whoever holds what this gives can read all of it, whatever is removed meanwhile.
+    /// Makes it ready to be read. While the caller holds the result, all of it stays readable, even if the file is removed.
     ///
     /// # Errors
     /// Its file is gone, or cannot be read.
@@ -176,25 +176,25 @@ impl Content {
         }
     }
 
-    /// The number of the piece to begin with for this byte, and the position of its first one.
+    /// The index of the piece that contains this byte or comes before it, and the position of that piece's first byte.
     pub fn begin_at(&self, position: u64) -> (usize, u64) {
         self.on_disk.as_ref().map_or((0, 0), |file| file.block_of(position))
     }
 
-    /// Pieces from the one of this number on, at most `most`; waits while there is none and more comes. None and
-    /// [`End::Cut`]: no more can be had.
+    /// Returns pieces from this index on, at most `most`. Waits while there are none and more will arrive. An empty result
+    /// with [`End::Cut`] means that no more can be read.
     pub async fn pieces(&self, from: usize, most: usize) -> (Vec<Arc<[u8]>>, End) {
         if let Some(file) = &self.on_disk {
             return file.piece(from).await;
         }
-        // Mostly it is there: only who has to wait says so.
+        // The pieces are mostly there: register as a waiter only if they are not.
         if let Some(here) = self.here(from, most) {
             return here;
         }
         loop {
             let grown = self.grown.notified();
             tokio::pin!(grown);
-            // From here on no growth is missed.
+            // Register before looking again: growth in between would be missed otherwise.
             grown.as_mut().enable();
             if let Some(here) = self.here(from, most) {
                 return here;
@@ -203,7 +203,7 @@ impl Content {
         }
     }
 
-    /// The pieces that are in memory by now, if there are any or no more come.
+    /// The pieces in memory, if there are any or no more will arrive.
     fn here(&self, from: usize, most: usize) -> Option<(Vec<Arc<[u8]>>, End)> {
         let state = lock(&self.state);
         let Ok(pieces) = state.pieces(from, most) else { return Some((Vec::new(), End::Cut)) };

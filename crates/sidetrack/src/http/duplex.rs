@@ -1,4 +1,4 @@
-//! A connection that one part of a request writes to while another reads from it: both have it by a shared reference.
+//! A connection that one part of a request writes to while another part reads from it. Both use a shared reference.
 
 use crate::carry::{Stream, Wire};
 use crate::reactor::TcpStream;
@@ -7,19 +7,19 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::task::{Context, Poll, Waker, ready};
 
-/// Most bytes that are read from a stream that is no socket to see whether there are any.
+/// Most bytes that are read ahead from a stream that is not a socket, to see whether there are any.
 const PEEK_MAX: usize = 4096;
 
-/// See the module.
+/// A connection that is read and written by shared reference.
 #[derive(Debug)]
 pub enum Duplex {
-    /// A socket, which needs nothing to be shared.
+    /// A socket: it can be shared as it is.
     Tcp(TcpStream),
-    /// Any other stream; it is borrowed for single calls only, all of them by the task of the flow.
+    /// Any other stream. It is borrowed for single calls only, all of them by the flow's task.
     Other(Box<RefCell<Peeked>>),
 }
 
-/// A stream with what was read to see whether it has anything to say.
+/// A stream, with the bytes that were read ahead to see whether there are any.
 #[derive(Debug)]
 pub struct Peeked {
     stream: Stream,
@@ -39,7 +39,7 @@ impl From<Stream> for Duplex {
 }
 
 impl Duplex {
-    /// The stream itself, and what was read from it already.
+    /// The stream, and the bytes that were read ahead.
     pub fn into_stream(self) -> (Stream, Vec<u8>) {
         match self {
             Self::Tcp(stream) => (Stream::Tcp(stream), Vec::new()),
@@ -50,7 +50,7 @@ impl Duplex {
         }
     }
 
-    /// The socket, where it is one.
+    /// The socket, if it is one.
     pub fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Self::Tcp(stream) => Some(stream),
@@ -58,15 +58,15 @@ impl Duplex {
         }
     }
 
-    /// Whether it is a connection in memory: at its other end is a stream of HTTP/2.
+    /// Whether it is a connection in memory, whose other end is an HTTP/2 stream.
     pub fn is_memory(&self) -> bool {
         matches!(self, Self::Other(peeked) if matches!(peeked.borrow().stream, Stream::Memory(_)))
     }
 
-    /// The local address, where it has one of its own.
+    /// The local address, if it has one.
     ///
     /// # Errors
-    /// As getsockname(2); it is no socket.
+    /// As getsockname(2), or it is not a socket.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match self {
             Self::Tcp(stream) => stream.local_addr(),
@@ -82,10 +82,10 @@ impl Duplex {
         }
     }
 
-    /// Reads what is there behind what a vector holds, into the room it has; 0 is the end of the stream.
+    /// Appends available bytes to a vector, up to its capacity. Returns 0 at the end of the stream.
     ///
     /// # Errors
-    /// As the stream says.
+    /// The stream's error.
     pub fn poll_recv_into(&self, cx: &mut Context<'_>, bytes: &mut Vec<u8>) -> Poll<io::Result<usize>> {
         match self {
             Self::Tcp(stream) => stream.poll_recv_into(cx, bytes),
@@ -93,10 +93,10 @@ impl Duplex {
         }
     }
 
-    /// Writes the slices one behind the other, as far as there is room.
+    /// Writes the slices in their order, as far as there is room.
     ///
     /// # Errors
-    /// As the stream says.
+    /// The stream's error.
     pub fn poll_send_slices(&self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         match self {
             Self::Tcp(stream) => stream.poll_send_slices(cx, slices),
@@ -104,7 +104,7 @@ impl Duplex {
         }
     }
 
-    /// As [`Self::is_quiet`], as far as is known without a call: what came since the loop last asked is not seen.
+    /// Like [`Self::is_quiet`], but without a system call: bytes since the loop's last poll are not seen.
     pub fn seems_quiet(&self) -> bool {
         match self {
             Self::Tcp(stream) => !stream.may_read() || self.is_quiet(),
@@ -112,14 +112,14 @@ impl Duplex {
         }
     }
 
-    /// Whether the other end has neither closed nor said anything.
+    /// Whether the peer has neither closed nor sent anything.
     pub fn is_quiet(&self) -> bool {
         match self {
             Self::Tcp(stream) => {
                 matches!(stream.try_read(&mut [0; 1]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
             }
             Self::Other(peeked) => {
-                // Nobody waits for it now; who does later says so anew.
+                // No task waits now; a later reader registers its own waker.
                 peeked.borrow_mut().peek(&mut Context::from_waker(Waker::noop())).is_pending()
             }
         }
@@ -127,7 +127,7 @@ impl Duplex {
 }
 
 impl Peeked {
-    /// Ready when bytes are held or none comes any more.
+    /// Ready if bytes were read ahead, or at the end of the stream.
     fn peek(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.held.is_empty() && !self.has_ended {
             let mut buffer = [0; PEEK_MAX];

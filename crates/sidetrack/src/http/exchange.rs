@@ -1,4 +1,4 @@
-//! One request and its answer between client and server, both bodies on their way at the same time.
+//! One request and its response between client and server. Both bodies are forwarded at the same time.
 
 use super::Proxy;
 use super::answer::Answer;
@@ -21,33 +21,33 @@ use sidetrack_core::policy::Carry;
 use std::pin::pin;
 use std::sync::Arc;
 
-/// Room for a head, and for content that is small enough to be copied behind it.
+/// Room for a head, and for content small enough to be copied behind it.
 pub const HEAD_ROOM: usize = 2048;
 
-/// Sees a final head before the client does; whether a copy of the content is wanted.
+/// Is called with the final head before the client gets it; returns whether the content is to be copied.
 pub type OnHead<'f> = &'f mut dyn FnMut(&Fetched) -> bool;
 
 /// How serving a request ended.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What the record says.
+    /// The end reason in the record.
     pub reason: EndReason,
     /// The same in words: what was asked, and what came.
     pub detail: Option<String>,
-    /// What becomes of the client's connection.
+    /// What happens to the client's connection.
     pub next: Next,
 }
 
-/// What becomes of the client's connection.
+/// What happens to the client's connection.
 #[derive(Debug)]
 pub enum Next {
     /// It serves another request.
     Again,
-    /// It ends in order.
+    /// It is closed in order.
     Close,
-    /// It is reset: the client must not take what it has for all.
+    /// It is reset, so that the client does not take the partial response for complete.
     Reset,
-    /// It becomes a tunnel to this destination, for this user.
+    /// It becomes a tunnel to this destination for this user.
     Tunnel(Destination, Option<String>),
     /// It speaks another protocol with the server from now on.
     Upgraded(Box<Server>, Arc<Carry>),
@@ -60,9 +60,9 @@ impl Outcome {
     }
 }
 
-/// A request at work.
+/// A request that is being served.
 pub struct Turn<'a> {
-    /// What the listener's connections share.
+    /// State shared by the listener's connections.
     pub proxy: &'a Arc<Proxy>,
     /// The worker.
     pub worker: &'a Arc<Worker>,
@@ -70,13 +70,13 @@ pub struct Turn<'a> {
     pub live: &'a Arc<LiveFlow>,
     /// The request.
     pub asked: &'a Asked,
-    /// The client.
+    /// The connection to the client.
     pub stream: &'a Duplex,
-    /// What the client has sent behind the request's head.
+    /// Bytes that the client sent after the request's head.
     pub buffer: &'a mut Buffer,
-    /// What the client was told.
+    /// What was sent to the client.
     pub told: &'a mut Told,
-    /// The connections to servers that belong to the client's.
+    /// The server connections that belong to the client's connection.
     pub bound: &'a Bound,
 }
 
@@ -86,16 +86,16 @@ pub struct Sent {
     pub stopped: Option<Stopped>,
     /// The client's connection can serve another request.
     pub again: bool,
-    /// The end of the content is told by the end of the connection alone.
+    /// Only the end of the connection marks the end of the content.
     pub until_close: bool,
     /// The status that was sent.
     pub status: u16,
-    /// Bytes that left for the client.
+    /// Bytes sent to the client.
     pub written: u64,
 }
 
-/// Completes a head for a client: its framing, and what becomes of the connection. Gives the framing and whether
-/// another request can follow.
+/// Completes a head for a client: its framing and its Connection field. Returns the framing and whether another
+/// request can follow.
 pub fn finish(head: &mut Response, length: Length, version: Version, keeps_alive: bool) -> (Length, bool) {
     let length = match (length, version) {
         (Length::Chunked | Length::UntilClose, Version::Http10) => Length::UntilClose,
@@ -136,7 +136,7 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Keeps a connection on which nothing is under way: for this client alone, or for all.
+    /// Keeps an idle connection: for this client alone if it is bound, otherwise in the pool.
     pub fn put(&self, server: Server) {
         if server.is_bound {
             self.bound.put(&self.asked.route, server);
@@ -150,11 +150,11 @@ impl<'a> Turn<'a> {
         Box::new(Answer::failed(self.proxy, &self.asked.resource.host_field(), failure))
     }
 
-    /// Serves the request past any cache; `status` becomes the Cache-Status field. `on_head` sees the final head before
-    /// the client does, and says whether the content is copied into `tee`.
+    /// Serves the request past any cache. `status` becomes the Cache-Status field. `on_head` is called with the final head
+    /// before the client gets it, and returns whether the content is copied into `tee`.
     ///
     /// # Errors
-    /// The answer of ours, if the server gave none.
+    /// Returns the answer of our own if the server gave none.
     pub async fn pass(
         &mut self,
         status: Option<String>,
@@ -174,7 +174,7 @@ impl<'a> Turn<'a> {
         self.send(server, fetched, tee.filter(|_| is_copied)).await
     }
 
-    /// Sends what comes from the server, and puts its connection back.
+    /// Forwards the server's response, and then keeps its connection.
     ///
     /// # Errors
     /// As [`Self::after`].
@@ -193,10 +193,10 @@ impl<'a> Turn<'a> {
         self.after(server, &fetched, sent, true)
     }
 
-    /// What becomes of both connections.
+    /// Decides what happens to both connections.
     ///
     /// # Errors
-    /// The answer of ours, if the server's content has no meaning and nothing of its answer has left yet.
+    /// Returns an answer of our own if the server's content is malformed and nothing of it was sent yet.
     pub fn after(
         &mut self,
         server: Server,
@@ -264,7 +264,7 @@ impl<'a> Turn<'a> {
             Err(Unanswered::Ended(why)) if self.told.is_begun => {
                 Ok(Outcome::new(EndReason::ClientGone, Some(why), Next::Reset))
             }
-            // It may read still, and then is told what was wrong (RFC 9112 Sec. 8).
+            // The client may still read: it is told what was wrong (RFC 9112 Sec. 8).
             Err(Unanswered::Ended(why)) => {
                 Err(Box::new(Answer::refused(self.proxy, 400, EndReason::ClientGone, &why)))
             }
@@ -281,14 +281,14 @@ enum Unanswered {
     Server(Failure),
     /// The client left.
     Client(String),
-    /// It said its last before the body was whole.
+    /// The client closed before its body was complete.
     Ended(String),
-    /// Its body has no meaning.
+    /// The client's body is malformed.
     Broken(MessageError),
 }
 
-/// Body and answer at the same time. An answer that comes before the whole body was sent is passed on; the rest of
-/// the body is not waited for.
+/// Forwards body and response at the same time. A response that arrives before the whole body was sent is forwarded,
+/// and the rest of the body is not awaited.
 async fn both(
     way: &Way<'_>,
     asked: &Asked,
@@ -343,7 +343,7 @@ async fn both(
     }
 }
 
-/// Sends one answer from the server to the client, whose framing may be another.
+/// Sends one response from the server to the client, whose framing may differ.
 async fn deliver(
     asked: &Asked,
     progress: Progress<'_>,
@@ -362,9 +362,9 @@ async fn deliver(
     Sent { stopped, again, until_close: length == Length::UntilClose, status, written }
 }
 
-/// The head of an answer as this client gets it, the framing that goes with it, and whether another request can follow.
+/// The head for this client, with its framing and whether another request can follow.
 fn head_for(asked: &Asked, fetched: &mut Fetched) -> (Length, bool, Vec<u8>) {
-    // Taken, not copied: nobody looks at the fields any more.
+    // Moved, not copied: the fields are not read after this.
     let Response { status, version, .. } = fetched.response;
     let (reason, fields) =
         (std::mem::take(&mut fetched.response.reason), std::mem::take(&mut fetched.response.fields));
@@ -380,7 +380,7 @@ fn head_for(asked: &Asked, fetched: &mut Fetched) -> (Length, bool, Vec<u8>) {
     (length, again, bytes)
 }
 
-/// Adds the Cache-Status of an answer that did not come from the cache.
+/// Adds the Cache-Status of a response that did not come from the cache.
 fn push_status(head: &mut Response, status: Option<String>) {
     if let Some(status) = status {
         let came = head.status.to_string();

@@ -1,4 +1,4 @@
-//! A request without a body on its way to the server, and the head of what comes back.
+//! Sends a request without a body to the server and reads the response head.
 
 use super::bound::Bound;
 use super::buffer::Buffer;
@@ -24,58 +24,58 @@ use std::net::SocketAddr;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-/// Most interim responses to one request.
+/// Most interim responses per request.
 const MAX_INTERIM: usize = 8;
 
-/// Whether a connection that waits will do.
+/// Whether an idle connection may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reuse {
-    /// If it stands, as far as is known without asking: the request can be sent again.
+    /// If it seems open, without a system call: the request can be repeated.
     Likely,
-    /// If it stands at this moment.
+    /// If a system call confirms that it is open.
     Checked,
-    /// A new one is made.
+    /// No: a new one is made.
     Never,
 }
 
-/// What is needed to reach the server of a request.
+/// Everything that is needed to reach the server of a request.
 pub struct Way<'a> {
     /// The worker whose loop this is.
     pub worker: &'a Worker,
-    /// Which connections serve.
+    /// Which connections can be shared.
     pub route: &'a Route,
     /// The request's flow.
     pub flow: &'a Flow,
-    /// What it asks for.
+    /// The requested resource.
     pub resource: &'a Resource,
     /// The configuration names the server, not the client.
     pub is_configured: bool,
-    /// Its place in the ledger, and the clock.
+    /// The flow's ledger entry, and the clock.
     pub progress: Progress<'a>,
     /// Our name in Via.
     pub pseudonym: &'a str,
-    /// The connections that belong to the client; none where nobody waits for the answer.
+    /// The connections that belong to the client; `None` if no client waits for the response.
     pub bound: Option<&'a Bound>,
     /// The request may authenticate the connection.
     pub binds: bool,
 }
 
-/// The final head of a response, ready for the client but for its framing.
+/// The final head of a response, ready for the client except for its framing.
 #[derive(Debug)]
 pub struct Fetched {
-    /// The head, without the fields of its connection.
+    /// The head, without hop-by-hop fields.
     pub response: Response,
     /// How its content is framed.
     pub length: ResponseLength,
-    /// The server keeps its connection open after it.
+    /// The server keeps its connection open after the response.
     pub keeps_alive: bool,
-    /// It is part of the authentication of its connection.
+    /// It is part of an authentication of the connection.
     pub binds: bool,
-    /// It came by HTTP/2.
+    /// It came over HTTP/2.
     pub is_http2: bool,
 }
 
-/// Nobody's first bytes: a request is written when the path stands.
+/// No first bytes: the request is written after the connection is made.
 pub struct NoBytes;
 
 impl FirstBytes for NoBytes {
@@ -89,10 +89,10 @@ impl FirstBytes for NoBytes {
 }
 
 impl Way<'_> {
-    /// A connection to the server: one that waits, or a new one.
+    /// Returns a connection to the server: an idle one, or a new one.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why there is no connection.
     pub async fn connect(&self, reuse: Reuse) -> Result<Server, Failure> {
         let server = self.find(reuse).await?;
         if carry::asks_multipath(&self.route.carry) {
@@ -120,11 +120,11 @@ impl Way<'_> {
         {
             return Ok(server);
         }
-        // Boxed: most requests find a connection, and need no room for the making of one.
+        // Boxed: most requests find an idle connection, and need no room for dialling in their future.
         Box::pin(self.dial()).await
     }
 
-    /// Whether policy lets this flow use a connection that another made: its name may have led to what is denied here.
+    /// Whether policy lets this flow use an idle connection: the name may have resolved to an address that is denied here.
     fn admits(&self, address: SocketAddr) -> bool {
         let name = match &self.route.destination.host {
             Host::Name(name) => Some(name),
@@ -159,7 +159,7 @@ impl Way<'_> {
         };
         let carried = carry::carry(&order, &mut NoBytes).await?;
         self.progress.live.carried_by(carried.taken);
-        // Others may take it later: they are asked about by where it leads.
+        // Later requests may reuse this connection: policy then checks them against this address.
         let dialled = || sockopt::peer_address(carried.stream.tcp().ok()?).ok();
         let is_direct = carry.carrier == Carrier::Direct;
         let address = carried.leads_to.or_else(|| is_direct.then(dialled).flatten());
@@ -190,12 +190,12 @@ impl Way<'_> {
         Ok(Server { stream, buffer, address, is_reused: false, home: None, is_bound: false })
     }
 
-    /// One more request on a connection of HTTP/2 that stands.
+    /// Opens another stream on a shared HTTP/2 connection.
     async fn stream_of_shared(&self) -> Option<Server> {
         self.stream_of(self.route.shared(|address| self.admits(address))?).await
     }
 
-    /// The same for a request that asks for a WebSocket, where the server has said that it takes these as streams.
+    /// The same for a WebSocket request, if the server has announced that it accepts these as streams.
     async fn websocket(&self, request: &Request) -> Option<Server> {
         let asks = request.fields.first("upgrade").is_some_and(|to| to.eq_ignore_ascii_case(b"websocket"));
         if !asks {
@@ -219,8 +219,8 @@ impl Way<'_> {
         }
     }
 
-    /// Sends a request without a body and reads the final head. A connection that was idle may have ended just now:
-    /// then another is made.
+    /// Sends a request without a body and reads the final head. If an idle connection turns out to be closed, a new one
+    /// is made.
     ///
     /// # Errors
     /// The server cannot be reached, breaks off, or does not answer as HTTP.
@@ -232,7 +232,7 @@ impl Way<'_> {
         loop {
             let by_stream = match reuse {
                 Reuse::Never => None,
-                // What the client's own connection was authenticated for goes by that one.
+                // A request of an authenticated client connection must use the server connection bound to it.
                 _ if self.bound.is_some_and(|bound| !bound.is_empty()) => None,
                 _ => self.websocket(request).await,
             };
@@ -266,7 +266,7 @@ impl Way<'_> {
         }
     }
 
-    /// Reads the final head; interim ones go to the client as they come.
+    /// Reads the final head. Interim responses are forwarded to the client as they arrive.
     ///
     /// # Errors
     /// The server breaks off or does not speak HTTP.
@@ -328,10 +328,10 @@ impl Way<'_> {
     }
 }
 
-/// Where interim responses go.
+/// Where interim responses are sent.
 #[derive(Clone, Copy)]
 pub struct Interim<'a> {
-    /// The client; none if it does not know them (HTTP/1.0), or nobody waits.
+    /// The client; `None` if it does not know them (HTTP/1.0), or if no client waits.
     pub client: Option<&'a Duplex>,
 }
 
@@ -345,22 +345,22 @@ impl Interim<'_> {
     }
 }
 
-/// Whether a client of this version is sent interim responses.
+/// Whether interim responses are sent to a client of this version.
 pub const fn knows_interim(version: Version) -> bool {
     matches!(version, Version::Http11)
 }
 
-/// The server broke off.
+/// The server closed or reset the connection.
 pub fn broken(what: &str) -> Failure {
     Failure::new(EndReason::ServerReset, format!("the server broke off: {what}"))
 }
 
-/// The server does not speak HTTP as it should.
+/// The server's response is malformed.
 pub fn bad(what: &str) -> Failure {
     Failure::new(EndReason::HopFailed, format!("the server's answer is no HTTP: {what}"))
 }
 
-/// Adds what a response lacks that every one has (RFC 9110 Sec. 6.6.1).
+/// Adds the Date that every response must have (RFC 9110 Sec. 6.6.1), if it is missing.
 pub fn add_date(fields: &mut Fields) {
     if !fields.has("date") {
         fields.push("Date", sidetrack_core::http::cache::format_date(super::now_s()));

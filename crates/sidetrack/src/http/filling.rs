@@ -1,4 +1,4 @@
-//! Responses on their way into the store, and parts that make more of what is there already.
+//! Responses on their way into the store, and parts that are combined with stored ones.
 
 use super::Cache;
 use super::content::{Content, End};
@@ -9,27 +9,27 @@ use sidetrack_core::http::cache::{ContentRange, Extent, Rules, Stored, combine};
 use sidetrack_core::http::framing::{Decoder, Length};
 use std::sync::Arc;
 
-/// Most pieces in which the content of a part lies that was made of others.
+/// Most pieces of a combined part.
 const PIECES_MAX: usize = 256;
 
 /// Content in memory.
 type Pieces = Vec<Arc<[u8]>>;
 
-/// A response on its way into the store. If its transfer is cut, what came is kept as a part where the rest can be fetched
-/// later, and who reads it sees the cut.
+/// A response on its way into the store. If its transfer is cut, the bytes so far are kept as a part, if the rest can be
+/// fetched later. Requests that read along see the cut.
 pub struct Filling {
     store: Arc<Store>,
     key: Arc<[u8]>,
     object: Arc<Object>,
-    /// Most bytes of several parts together.
+    /// Most bytes of a combined part.
     most: u64,
     rules: Rules,
-    /// The stored parts that it completes, and the bytes of the one behind it.
+    /// The stored parts that it completes, and the bytes of the part behind it.
     completes: (Vec<Arc<Object>>, Pieces),
 }
 
 impl Filling {
-    /// Stores an object whose content is still to come.
+    /// Stores an object whose content is still to arrive.
     pub fn begin(cache: &Cache, key: &[u8], object: &Arc<Object>) -> Self {
         let (store, most) = (&cache.store, cache.in_memory_max);
         store.insert(key, object.clone());
@@ -37,15 +37,15 @@ impl Filling {
         Self { store, key, object: object.clone(), most, rules, completes: Default::default() }
     }
 
-    /// The same for an object that completes stored parts: its content has the bytes before those that come already;
-    /// `behind` follow them.
+    /// The same for an object that completes stored parts. Its content already has the bytes before the arriving ones;
+    /// `behind` follows them.
     #[must_use]
     pub fn completing(mut self, parts: Vec<Arc<Object>>, behind: Pieces) -> Self {
         self.completes = (parts, behind);
         self
     }
 
-    /// Reads the content from the server; whether all of it came.
+    /// Reads the content from the server; returns whether all of it arrived.
     pub async fn run(self, server: &mut Server, length: Length, progress: Progress<'_>) -> bool {
         let mut decoder = Decoder::new(length);
         loop {
@@ -68,13 +68,13 @@ impl Filling {
         }
     }
 
-    /// All of it is there: it replaces the parts that it has the bytes of.
+    /// The content is complete: it replaces the parts whose bytes it contains.
     fn arrived(&self) {
         if self.object.content.end() != End::Whole {
             return;
         }
         if self.object.stored.extent == Extent::Whole {
-            // Before it goes to the disk: what is on its way there would be dropped with them.
+            // Before the object goes to the disk: dropping parts also drops writes that are under way.
             self.store.drop_parts(&self.key, &self.object.stored);
         } else if !self.completes.0.is_empty() {
             let parts: Vec<_> = self.completes.0.iter().chain([&self.object]).collect();
@@ -84,7 +84,7 @@ impl Filling {
         self.combine(self.object.clone());
     }
 
-    /// What came of a response whose transfer was cut, as a part.
+    /// Returns the bytes of a cut transfer as a part.
     fn cut(&self, stored: &Stored) -> Option<Arc<Object>> {
         let pieces = self.object.content.so_far()?;
         let held = pieces.iter().map(|piece| piece.len() as u64).sum();
@@ -92,7 +92,7 @@ impl Filling {
         Some(Arc::new(Object { stored, content: Arc::new(Content::of_pieces(pieces)) }))
     }
 
-    /// Makes one of a part that has come and of the stored ones that it touches (RFC 9111 Sec. 3.4), as far as they are in
+    /// Combines a part that has arrived with the stored parts that it touches (RFC 9111 Sec. 3.4), if they are in
     /// memory.
     fn combine(&self, mut object: Arc<Object>) {
         let Extent::Part(part) = object.stored.extent else { return };
@@ -102,7 +102,7 @@ impl Filling {
             self.store.merge(&self.key, &[&object], &whole);
             return;
         }
-        // The part that two make may reach a third.
+        // The combined part may touch a third one.
         loop {
             let others = self.store.find(&self.key);
             let Some((other, both)) =
@@ -117,7 +117,7 @@ impl Filling {
         }
     }
 
-    /// What two objects make, if they are parts of one representation.
+    /// Combines two objects, if they are parts of one representation.
     fn both(&self, newer: &Arc<Object>, older: &Arc<Object>) -> Option<Arc<Object>> {
         let (Extent::Part(a), Extent::Part(b)) = (newer.stored.extent, older.stored.extent) else {
             return None;
@@ -137,7 +137,7 @@ impl Drop for Filling {
         if self.object.content.end() == End::Whole {
             return;
         }
-        // First stored, then told: who sees the cut and asks again finds what came.
+        // Store first, then announce the cut: a request that sees it and asks again finds the part.
         let kept = self.store.replace_content(&self.key, &self.object.content, |stored| self.cut(stored));
         self.object.content.finish(false);
         if let Some(kept) = kept {
@@ -146,18 +146,18 @@ impl Drop for Filling {
     }
 }
 
-/// The bytes of two parts that touch; where both have them, those of the newer one.
+/// Joins the bytes of two parts that touch. Where they overlap, the newer part's bytes are taken.
 fn joined((newer, bytes): (ContentRange, Pieces), (older, others): (ContentRange, &[Arc<[u8]>])) -> Pieces {
     let before = newer.first.saturating_sub(older.first);
     let behind = newer.last.saturating_add(1).saturating_sub(older.first);
     let mut pieces = cut(others, 0, before);
     pieces.extend(bytes);
     pieces.extend(cut(others, behind, u64::MAX));
-    // However small the parts were that it was made of.
+    // Limit the number of pieces, however small the parts were.
     if pieces.len() > PIECES_MAX { vec![pieces.concat().into()] } else { pieces }
 }
 
-/// The bytes from one position up to another.
+/// Returns the bytes between two positions.
 fn cut(pieces: &[Arc<[u8]>], from: u64, to: u64) -> Pieces {
     let (mut position, mut kept) = (0_u64, Vec::new());
     for piece in pieces {

@@ -1,5 +1,5 @@
-//! Requests of opened connections as an HTTP Archive (HAR 1.2), for browsers' developer tools and whoever looks into what a
-//! program asked. Heads, times and sizes; no content, and what could be a secret is masked.
+//! Writes the requests of intercepted connections to an HTTP Archive (HAR 1.2), which browsers' developer tools can open.
+//! It has heads, times and sizes, but no content. Possible secrets are masked.
 
 use super::fetch::Fetched;
 use crate::live::LiveFlow;
@@ -13,47 +13,47 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// What stands behind the last entry.
+/// The text behind the last entry.
 const TAIL: &str = "\n]}}\n";
 
 /// Fields whose values may be secrets.
 const SECRET: [&str; 5] =
     ["authorization", "cookie", "set-cookie", "proxy-authorization", "proxy-authenticate"];
 
-/// See the module: a file readable by nobody else, and whole after every entry.
+/// An archive file. Only its owner can read it, and it is valid JSON after every entry.
 #[derive(Debug)]
 pub struct Har(Mutex<Archive>);
 
 #[derive(Debug)]
 struct Archive {
     file: File,
-    /// Where the next entry goes: in the place of the tail.
+    /// The position of the next entry, which overwrites the tail.
     end: u64,
     is_empty: bool,
 }
 
-/// What was told to a client, as far as somebody wants to know.
+/// What was sent to a client for the current request, as far as the archive needs it.
 #[derive(Debug, Default)]
 pub struct Told {
-    /// The final head of an answer to the request at hand went out, at least in part.
+    /// At least a part of the final head of a response was sent.
     pub is_begun: bool,
-    /// The request, if it is wanted.
+    /// The request, if it is archived.
     pub request: Option<Request>,
-    /// The client's connection is a stream of HTTP/2.
+    /// The client's connection is an HTTP/2 stream.
     pub is_http2: bool,
-    /// The head of the answer to it.
+    /// The head of the response.
     head: Option<Response>,
-    /// The version in which that came from the server; none = it is ours, or stored.
+    /// The HTTP version in which the server sent it; `None`: the response is ours, or a stored one.
     received: Option<&'static str>,
 }
 
 impl Told {
-    /// Nothing yet; the client's connection may be a stream of HTTP/2.
+    /// The state before anything is sent.
     pub fn of(is_http2: bool) -> Self {
         Self { is_http2, ..Self::default() }
     }
 
-    /// The head of an answer of ours, or of a stored one, goes out.
+    /// Notes the head of a response of ours, or of a stored one, which is about to be sent.
     pub fn begin(&mut self, head: &Response) {
         self.is_begun = true;
         if self.request.is_some() {
@@ -61,20 +61,20 @@ impl Told {
         }
     }
 
-    /// The head of an answer goes out that came from the server.
+    /// Notes the head of a server's response, which is about to be sent.
     pub fn pass(&mut self, fetched: &Fetched) {
         self.received = Some(version(fetched.response.version, fetched.is_http2));
         self.begin(&fetched.response);
     }
 
-    /// Nothing of that answer went out after all.
+    /// Takes it back: nothing of that response was sent.
     pub fn take_back(&mut self) {
         (self.is_begun, self.head, self.received) = (false, None, None);
     }
 }
 
 impl Har {
-    /// Makes the file, in the place of an older one.
+    /// Creates the file; it replaces an older one.
     ///
     /// # Errors
     /// As open(2) and write(2).
@@ -86,7 +86,7 @@ impl Har {
         Ok(Self(Mutex::new(Archive { file, end: head.len() as u64, is_empty: true })))
     }
 
-    /// Adds a request and the answer to it.
+    /// Adds a request and its response.
     pub fn add(&self, scheme: Scheme, told: &mut Told, live: &LiveFlow) {
         let Some(request) = told.request.take() else { return };
         let entry = entry(scheme, &request, told, live);
@@ -101,7 +101,7 @@ impl Archive {
     fn append(&mut self, entry: &Value) -> io::Result<()> {
         let comma = if self.is_empty { "" } else { "," };
         let text = format!("{comma}\n{entry}");
-        // In one call: whoever reads meanwhile sees the old end or the new one.
+        // One call: a concurrent reader sees the old end or the new one.
         self.file.write_all_at(format!("{text}{TAIL}").as_bytes(), self.end)?;
         self.end += text.len() as u64;
         self.is_empty = false;
@@ -126,7 +126,7 @@ fn entry(scheme: Scheme, request: &Request, told: &mut Told, live: &LiveFlow) ->
         "cache": {},
         "timings": {
             "send": 0,
-            // None where a connection was kept, or nothing was asked of the server.
+            // -1 if a kept connection was used, or no server was contacted.
             "connect": connect.map_or(-1.0, millis),
             "wait": millis(wait),
             "receive": millis(age.saturating_sub(first_byte)),
@@ -169,7 +169,7 @@ fn response_of((head, version): (Option<&Response>, &str), bytes: u64) -> Value 
     };
     let size = text("content-length").parse::<i64>().unwrap_or(-1);
     json!({
-        // 0: there was none, as browsers write it.
+        // 0 means that there was no response, as browsers write it.
         "status": head.map_or(0, |head| head.status),
         "statusText": head.map(|head| String::from_utf8_lossy(head.reason.as_ref()).into_owned()).unwrap_or_default(),
         "httpVersion": version,

@@ -1,5 +1,5 @@
-//! Siblings of other makers: asked by HTCP whether they have a resource, and answered when they ask. One socket for
-//! both, and a thread that reads it.
+//! Siblings of other vendors, by HTCP: we ask them whether they have a resource, and answer their questions. One socket
+//! serves both, and one thread reads it.
 
 use super::Proxy;
 use crate::config::HtcpSettings;
@@ -17,25 +17,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// How often the thread looks whether its listener still is there.
+/// How often the thread checks whether its listener still exists.
 const LOOK: Duration = Duration::from_millis(500);
-/// Most questions that wait for an answer; more are not asked.
+/// Most questions that wait for an answer. Beyond that no question is sent.
 const WAITING_MAX: usize = 4096;
 
-/// Siblings that are asked by HTCP: where they serve, and where they are asked.
+/// Siblings that are asked by HTCP: the HTTP address and the HTCP address of each.
 pub type Siblings = Vec<(Destination, SocketAddr)>;
 
-/// See the module.
+/// The HTCP socket of a cache.
 #[derive(Debug)]
 pub struct Htcp {
     socket: UdpSocket,
     from: IpSet,
-    /// Those that are asked, and may ask, too.
+    /// The siblings that we ask; they may ask us, too.
     siblings: Vec<SocketAddr>,
     waiting: Mutex<HashMap<(SocketAddr, u32), oneshot::Sender<bool>>>,
 }
 
-/// A question that is taken back when nobody waits for it any more.
+/// A pending question; it is removed when its caller stops waiting.
 struct Asked<'a>(&'a Htcp, (SocketAddr, u32));
 
 impl Drop for Asked<'_> {
@@ -44,7 +44,7 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// The address of a sibling; a name is looked up once.
+/// Resolves the address of a sibling, once.
 fn address(of: &Destination) -> io::Result<SocketAddr> {
     match &of.host {
         Host::Ip(ip) => Ok((*ip, of.port).into()),
@@ -55,7 +55,7 @@ fn address(of: &Destination) -> io::Result<SocketAddr> {
 }
 
 impl Htcp {
-    /// Binds the socket, and looks the siblings up: those that are found, with where they serve HTTP. Blocks.
+    /// Binds the socket and resolves the siblings; returns those that resolve, with their HTTP addresses. Blocks.
     ///
     /// # Errors
     /// The address cannot be bound.
@@ -79,7 +79,7 @@ impl Htcp {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the thread that reads the socket, for as long as the proxy is there.
+    /// Starts the thread that reads the socket. It ends with the proxy.
     ///
     /// # Errors
     /// The system has no more threads.
@@ -87,11 +87,11 @@ impl Htcp {
         let serve = move || {
             let mut bytes = [0; MAX_BYTES];
             while proxy.strong_count() > 0 {
-                // Late, or an ICMP message about something that was sent: neither is about this socket.
+                // A timeout, or an ICMP error for a datagram that was sent: the socket itself is fine.
                 let Ok((length, peer)) = self.socket.recv_from(&mut bytes) else { continue };
                 let answer = self.answer(bytes.get(..length).unwrap_or_default(), peer, &proxy);
                 if let Some(answer) = answer {
-                    // One that cannot be sent is a silence.
+                    // If it cannot be sent, the asker sees no answer.
                     let _ = self.send(&answer, peer);
                 }
             }
@@ -100,7 +100,7 @@ impl Htcp {
     }
 
     fn answer(&self, bytes: &[u8], peer: SocketAddr, proxy: &Weak<Proxy>) -> Option<Vec<u8>> {
-        // Its port, too: any program of that host could ask otherwise.
+        // The port must match, too: otherwise any program on the sibling's host could ask.
         if !self.siblings.contains(&peer) && !self.from.contains(peer.ip()) {
             return None;
         }
@@ -117,15 +117,15 @@ impl Htcp {
         }
     }
 
-    /// Sends now or not at all.
+    /// Sends without blocking; gives up if the socket is full.
     fn send(&self, datagram: &[u8], to: SocketAddr) -> io::Result<()> {
         rustix::net::sendto(&self.socket, datagram, rustix::net::SendFlags::DONTWAIT, &to)?;
         Ok(())
     }
 
-    /// Asks a sibling; whether it has it. The caller says how long it waits.
+    /// Asks a sibling; returns whether it has the resource. The caller sets the timeout.
     pub async fn ask(&self, to: SocketAddr, uri: &[u8], fields: &[u8]) -> io::Result<bool> {
-        // A host that does not see the question cannot answer it.
+        // The id is random: a host that does not see the question cannot forge an answer.
         let id = u32::from_be_bytes(sidetrack_sys::random::bytes());
         let Some(question) = write_test(id, uri, fields) else { return Ok(false) };
         let (sender, answered) = oneshot::channel();
@@ -143,8 +143,8 @@ impl Htcp {
 }
 
 impl Proxy {
-    /// The age of what is stored for a question, seconds; none if it is not to be had here, or not fresh. Of what is on
-    /// disk alone nobody looks whether it is: whoever asked sees when it fetches it with only-if-cached.
+    /// Returns the age in seconds of a fresh stored response to a question, or `None`. A response that is on disk only is
+    /// reported without a check: the asker finds out when it fetches it with only-if-cached.
     fn age_of(&self, test: &Test<'_>) -> Option<u64> {
         let cache = self.cache.as_ref()?;
         let resource = Resource::parse(test.uri, &Method::Get).ok()?;
@@ -165,7 +165,7 @@ impl Proxy {
     }
 }
 
-/// The field lines of a question.
+/// Parses the field lines of a question.
 fn fields_of(test: &Test<'_>) -> Option<Fields> {
     let head =
         [&b"GET / HTTP/1.1\r\nHost: h\r\n"[..], without_host(test.fields).as_slice(), b"\r\n"].concat();
@@ -173,7 +173,7 @@ fn fields_of(test: &Test<'_>) -> Option<Fields> {
     Some(Request::parse(head.get(..length)?).ok()?.fields)
 }
 
-/// The lines but Host, of which a head has one.
+/// Removes Host from the lines, because a head may have only one.
 fn without_host(lines: &[u8]) -> Vec<u8> {
     let is_host = |line: &[u8]| line.get(..5).is_some_and(|start| start.eq_ignore_ascii_case(b"host:"));
     let lines = lines.split_inclusive(|byte| *byte == b'\n').filter(|line| !is_host(line) && line.len() > 2);

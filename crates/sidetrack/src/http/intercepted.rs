@@ -1,5 +1,5 @@
-//! Connections that the kernel hands over, read as HTTP where they are: requests in clear to port 80, and TLS where it is
-//! opened. Everything else is carried as it is, with the bytes that were read.
+//! Redirected connections that are read as HTTP: plain requests to port 80, and TLS that is intercepted. Every other
+//! connection is forwarded unchanged, with the bytes that were read.
 
 use super::Proxy;
 use super::connection::Connection;
@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The port on which servers speak HTTP in clear, and clients first.
+/// The port of plain HTTP, where the client speaks first.
 const HTTP_PORT: u16 = 80;
 
 /// Serves one accepted connection to its end.
@@ -40,7 +40,7 @@ pub async fn intercepted(
     drop(admission);
 }
 
-/// Where the client wanted to go; none where that is no server of the world's, or has to be read first.
+/// The original destination. `None` if it is our own resolver, or if a PROXY protocol header must be read first.
 fn destination(
     worker: &Worker,
     listening: &Listening,
@@ -50,14 +50,14 @@ fn destination(
     if listening.proxy_from.contains(peer.ip()) {
         return None;
     }
-    // What fails here fails again where it is recorded.
+    // An error here occurs again in `carry_on`, which records it.
     let to = redirect::original_destination(client.stream.tcp().ok()?, listening, &worker.clock).ok()?;
     let is_question =
         matches!(&listening.catches, Catches::Run(run) if to.socket_addr() == Some(run.resolver));
     (!is_question).then_some(to)
 }
 
-/// Looks into a connection; gives it back if it is to be carried as it is.
+/// Inspects a connection; returns it if it is to be forwarded unchanged.
 async fn look(connection: Connection, to: &Destination, worker: &Arc<Worker>) -> Option<(Client, Entry)> {
     let tap = connection.proxy.tap.clone().filter(|tap| tap.consider(to).is_ok());
     let is_http = tap.is_none() && to.port == HTTP_PORT;
@@ -66,7 +66,7 @@ async fn look(connection: Connection, to: &Destination, worker: &Arc<Worker>) ->
     }
     let (may_open, decided) = connection.may_open(to, None);
     let Some(tap) = tap.filter(|_| may_open) else {
-        // Each request is a flow of its own: this one is none.
+        // Each request is a flow of its own, so the connection gets no entry here.
         if !may_open {
             return Some((connection.client(), Entry::new(worker)));
         }
@@ -104,17 +104,17 @@ async fn look(connection: Connection, to: &Destination, worker: &Arc<Worker>) ->
     }
 }
 
-/// What a connection begins with.
+/// The beginning of a connection.
 enum Begins {
     /// A request.
     Requests(Connection),
-    /// Something else, or nothing in time.
+    /// Something else, or nothing within the timeout.
     Otherwise(Connection),
-    /// Nothing yet, when more clients came than may wait.
+    /// Nothing yet, and its place was needed for new clients.
     Crowded(Connection),
 }
 
-/// The connection with what its requests have in common, if it begins with one.
+/// Reads the beginning of a connection; if it is a request, prepares the connection for requests.
 async fn requests(mut connection: Connection, to: &Destination) -> Begins {
     let place = Place::enter(&connection.worker);
     let patience = Duration::from_millis(connection.worker.config().limits.handshake_timeout_ms);

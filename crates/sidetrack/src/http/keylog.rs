@@ -1,4 +1,4 @@
-//! Secrets of TLS connections in the NSS key log format, for whoever looks into what was captured.
+//! Writes the secrets of TLS connections in the NSS key log format, so that a capture can be decrypted.
 
 use data_encoding::HEXLOWER;
 use std::fs::{File, OpenOptions};
@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// See the module: a file that is appended to and readable by nobody else.
+/// A key log file. It is appended to, and only its owner can read it.
 #[derive(Debug)]
 pub struct KeyLogFile(Mutex<File>);
 

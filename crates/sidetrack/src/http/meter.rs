@@ -1,5 +1,5 @@
-//! Functions that only count, on the content of requests: bandwidth is kept whatever it comes from, a server or the
-//! cache.
+//! Applies functions that only count to the content of requests: bandwidth limits hold for content from servers and from
+//! the cache.
 
 use crate::live::Clock;
 use crate::reactor;
@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::time::Duration;
 
-/// Longest sleep where no function says when to ask again.
+/// Longest sleep if no function has a deadline.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The functions of one request.
@@ -23,20 +23,20 @@ impl fmt::Debug for Meter {
 }
 
 impl Meter {
-    /// A meter of these functions; none if one of them has to see the bytes, which requests cannot pass.
+    /// Returns a meter of these functions; `None` if one of them must see the bytes, which is not possible for requests.
     pub fn new(chain: Chain) -> Option<Self> {
         let counts = |from| chain.interest(from) <= Interest::Count;
         (counts(Side::Client) && counts(Side::Server)).then(|| Self(RefCell::new(chain)))
     }
 
-    /// Waits until some bytes from this side may move, and counts them: at least one, at most `wanted`.
+    /// Waits until bytes from this side may pass; counts and returns at least one, at most `wanted`.
     pub async fn room(&self, clock: Clock, from: Side, wanted: usize) -> usize {
         loop {
             let wait = {
                 let mut chain = self.0.borrow_mut();
                 let now = clock.now();
                 for side in [Side::Client, Side::Server] {
-                    // Of functions that hold no bytes nothing can stop.
+                    // These functions hold no bytes, so an error cannot occur.
                     let _ = chain.advance(now, side);
                 }
                 let room = chain.allowance(now, from).min(wanted);

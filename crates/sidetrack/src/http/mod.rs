@@ -1,8 +1,8 @@
 //! The HTTP stage behind an `http` listener: requests in absolute form (or, where the listener stands for a server, in
 //! origin form), CONNECT, kept-alive connections on both sides, and a shared cache.
 //!
-//! One task for each client connection. Every request is a flow: it is asked of policy, carried as the verdict says,
-//! and leaves one record. CONNECT and upgrades go on as any flow does, in [`crate::session`].
+//! Each client connection has one task. Every request is a flow: policy decides about it, it is forwarded as the verdict
+//! says, and it leaves one record. CONNECT and upgrades go on like any other flow, in [`crate::session`].
 
 mod answer;
 mod bound;
@@ -54,47 +54,47 @@ use sidetrack_core::net::IpSet;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What all connections of one `http` listener share.
+/// State that all connections of one `http` listener share.
 #[derive(Debug)]
 pub struct Proxy {
-    /// Our name in Via, Cache-Status and Proxy-Status: no two processes have the same, so that a loop is seen.
+    /// Our name in Via, Cache-Status and Proxy-Status. It differs between processes, so that a proxy detects a loop.
     pub pseudonym: String,
-    /// What the file says.
+    /// The listener's configuration.
     pub settings: HttpListener,
     /// The cache, if there is one.
     pub cache: Option<Cache>,
-    /// What opens TLS connections, if any are opened.
+    /// Intercepts TLS connections, if the configuration says so.
     pub tap: Option<Arc<Tap>>,
 }
 
-/// A shared cache and what it is set to.
+/// A shared cache and its settings.
 #[derive(Debug)]
 pub struct Cache {
-    /// What is stored.
+    /// The stored responses.
     pub store: Arc<Store>,
-    /// What the decisions are set to.
+    /// Settings of the caching decisions.
     pub rules: Rules,
-    /// What is left out of keys.
+    /// Parts of URLs that are left out of keys.
     pub keys: KeyRules,
     /// Most bytes of one response's content.
     pub object_max: u64,
     /// Most bytes of one response's content that are held in memory while it comes in.
     pub in_memory_max: u64,
-    /// Why there is no disk although one was asked for.
+    /// Why the cache works without its disk although one is configured.
     pub disk_trouble: Option<String>,
-    /// Who is asked before the server is.
+    /// Sibling caches that are asked before the server is.
     pub siblings: Siblings,
-    /// What asks siblings of other makers, and answers them.
+    /// Asks siblings by HTCP and answers their questions.
     pub htcp: Option<Arc<Htcp>>,
-    /// Whose PURGE requests are followed.
+    /// Clients whose PURGE requests are obeyed.
     pub purge_from: IpSet,
 }
 
 impl Proxy {
-    /// The state of a listener that starts.
+    /// Returns the state of a starting listener.
     ///
     /// # Errors
-    /// TLS connections are to be opened, and cannot be; or there is no socket for siblings.
+    /// TLS connections cannot be intercepted as configured, or the socket for siblings cannot be opened.
     pub fn start(settings: HttpListener) -> anyhow::Result<Arc<Self>> {
         let random: [u8; 4] = sidetrack_sys::random::bytes();
         let pseudonym = format!("sidetrack-{:08x}", u32::from_be_bytes(random));
@@ -138,16 +138,16 @@ impl Cache {
         })
     }
 
-    /// What a URL, or the beginning of one, is in keys; `None` if it is no URL.
+    /// Returns the key of a URL, or of the beginning of one; `None` if it does not parse.
     pub fn key_of(&self, url: &str) -> Option<Vec<u8>> {
         Resource::parse(url.as_bytes(), &Method::Get).ok().map(|resource| resource.key(&self.keys))
     }
 }
 
-/// Where there is a disk, a response has at most this part of the memory.
+/// With a disk, one response may use at most this fraction of the memory.
 const IN_MEMORY_PART: u64 = 8;
 
-/// The store on disk. Without one the cache is as good as its memory: no reason to serve nobody.
+/// Opens the store on disk. On failure the cache works from memory alone and still serves all clients.
 fn open_disk(settings: &DiskSettings, rules: &Rules) -> Result<Arc<Disk>, String> {
     Disk::open(&settings.folder, settings.bytes, rules).map_err(|error| {
         let folder = settings.folder.display();
@@ -159,7 +159,7 @@ fn open_disk(settings: &DiskSettings, rules: &Rules) -> Result<Arc<Disk>, String
     })
 }
 
-/// The wall clock in seconds, as caches count it.
+/// Returns the wall clock in seconds, as caches count it.
 fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

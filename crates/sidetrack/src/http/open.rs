@@ -1,5 +1,5 @@
-//! TLS connections that are opened: inside CONNECT, and those that the kernel hands over. What comes out are requests
-//! like any others; what is not opened goes on untouched, with the bytes that were read.
+//! Intercepts TLS connections, inside CONNECT and on redirected connections. Their requests are served like any others.
+//! A connection that is not intercepted is forwarded unchanged, with the bytes that were read.
 
 use super::connection::Connection;
 use super::duplex::Duplex;
@@ -20,14 +20,14 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What all requests have in common that come over a connection made for one server.
+/// Properties shared by all requests on a connection that was made for one server.
 #[derive(Clone, Debug)]
 pub struct Inside {
-    /// Where the connection was to go.
+    /// The destination of the connection.
     pub destination: Destination,
-    /// Who asked for it, where that was asked for.
+    /// The user who asked for it, if the listener asks for users.
     pub user: Option<String>,
-    /// TLS with the client has ended here, and is made with the server: as this host.
+    /// TLS with the client ends here, and TLS with the server is made to this host.
     pub secure: Option<Secure>,
 }
 
@@ -41,13 +41,13 @@ impl Inside {
     }
 }
 
-/// What became of a connection that might be opened.
+/// What happened to a connection that may be intercepted.
 pub enum Opened {
-    /// Requests come.
+    /// It brings requests.
     Requests(Connection, String),
-    /// It goes on untouched, for this reason.
+    /// It is forwarded unchanged, for this reason.
     Untouched(Connection, String),
-    /// It is over.
+    /// It has ended.
     Over(EndReason, String),
 }
 
@@ -94,8 +94,8 @@ impl Connection {
         None
     }
 
-    /// Whether policy lets requests to this server be seen at all: what it denies, leads through functions that see
-    /// bytes, or asks an agreement about, is not opened.
+    /// Whether policy allows interception. A connection is not intercepted if a rule denies it, sends it through functions
+    /// or requires an agreement.
     pub fn may_open(&self, to: &Destination, user: Option<&str>) -> (bool, Decided) {
         let (worker, listening, proxy) = (&*self.worker, &*self.listening, &*self.proxy);
         let desk = Desk { worker, listening, proxy, peer: self.peer, stream: &self.stream, inside: None };
@@ -105,11 +105,11 @@ impl Connection {
         (may, Decided { flow, verdict: Some(verdict) })
     }
 
-    /// Reads the client's hello, and takes the server's place if that is to be.
+    /// Reads the ClientHello, and answers as the server if the connection is to be intercepted.
     pub async fn open(mut self, tap: &Arc<Tap>, to: &Destination, user: Option<String>) -> Opened {
         let clock = self.worker.clock;
         let patience = Duration::from_millis(self.worker.config().limits.handshake_timeout_ms);
-        // Until the handshake is over, the client has its place among those that wait.
+        // The client counts as waiting until the handshake is over.
         let place = Place::enter(&self.worker);
         let reading = self.hello(Instant::now() + patience);
         let Some(hello) = Place::while_kept(Some(&place), reading).await else {
@@ -144,7 +144,7 @@ impl Connection {
         Opened::Requests(Self { stream, inside, is_multiplexed, ..self }, told)
     }
 
-    /// The client's first bytes, until they are a hello or cannot become one.
+    /// Reads the first bytes, until they are a ClientHello or cannot become one.
     async fn hello(&mut self, deadline: Instant) -> ClientHello {
         loop {
             match client_hello(self.buffer.data()) {

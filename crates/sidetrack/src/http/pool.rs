@@ -1,5 +1,5 @@
-//! Connections to servers that wait for another request. Each worker has its own: no lock, and a connection stays on
-//! the event loop that knows it.
+//! Idle connections to servers. Each worker has its own pool: it needs no lock, and a connection stays on its event
+//! loop.
 
 use super::buffer::Buffer;
 use super::duplex::Duplex;
@@ -19,59 +19,59 @@ use std::time::{Duration, Instant};
 const IDLE_MAX: usize = 128;
 /// Most idle connections of one worker to one server.
 const IDLE_PER_SERVER_MAX: usize = 64;
-/// How long a connection may be idle. Common servers close theirs after 60 or 75 seconds; who closes first loses no
-/// request.
+/// How long a connection may be idle. Common servers close theirs after 60 or 75 s. If we close first, no request is
+/// lost.
 const IDLE: Duration = Duration::from_secs(50);
-/// How often idle connections are looked after.
+/// How often idle connections are checked.
 const TEND: Duration = Duration::from_secs(1);
 
 thread_local! {
     static POOL: RefCell<Pool> = RefCell::default();
 }
 
-/// Which connections are alike: the same way to the same server. The way is the rule's own object, so a reload with
-/// other rules uses no old connection.
+/// Identifies connections that can be shared: the same rule and the same server. The rule is compared by its object, so
+/// after a reload with other rules no old connection is used.
 #[derive(Clone, Debug)]
 pub struct Route {
-    /// What the rule says.
+    /// The rule's way to the server.
     pub carry: Arc<Carry>,
-    /// Where to.
+    /// The destination.
     pub destination: Destination,
-    /// TLS with the server at its end; none = in clear.
+    /// TLS with the server; `None`: plain text.
     pub secure: Option<Secure>,
 }
 
 /// A connection to a server.
 #[derive(Debug)]
 pub struct Server {
-    /// What leads to it.
+    /// The stream to it.
     pub stream: Duplex,
-    /// Bytes that came and are not used.
+    /// Bytes that arrived and are not used yet.
     pub buffer: Buffer,
-    /// Where it leads, where we resolved its name.
+    /// Its address, if we resolved its name.
     pub address: Option<SocketAddr>,
     /// It has served a request before.
     pub is_reused: bool,
-    /// The way it came by, where that is not the request's own: a sibling's.
+    /// The route to return it to, if it is not the request's own: a sibling's.
     pub home: Option<Route>,
-    /// It may be authenticated for the client whose request it served: it serves no other.
+    /// It may be authenticated for the client whose request it served. It never serves another client.
     pub is_bound: bool,
 }
 
-/// What has to be the same: the rule, the server, and who it has proved to be.
+/// The key of a route: the rule, the server, and the host that it has authenticated as.
 type Key = (usize, Destination, Option<(Host, bool)>);
 
 #[derive(Default)]
 struct Pool {
-    /// Mostly there are few keys, and looking through them costs less than a hash of one.
+    /// There are mostly few keys: searching them costs less than hashing one.
     idle: BTreeMap<Key, Vec<Idle>>,
-    /// Connections that serve any number of requests at a time.
+    /// Connections that serve any number of requests at the same time.
     shared: BTreeMap<Key, Shared>,
     count: usize,
     tended: Option<Instant>,
 }
 
-/// A connection of HTTP/2.
+/// An HTTP/2 connection.
 struct Shared {
     requests: Requests,
     address: Option<SocketAddr>,
@@ -84,7 +84,7 @@ struct Idle {
     stream: Duplex,
     address: Option<SocketAddr>,
     since: Instant,
-    /// Keeps the address that is part of the key from being used for another rule.
+    /// Keeps the rule's object alive: its address is part of the key and must not be reused for another rule.
     _carry: Arc<Carry>,
 }
 
@@ -94,7 +94,7 @@ impl Route {
         (Arc::as_ptr(&self.carry).addr(), self.destination.clone(), host)
     }
 
-    /// Whether both lead to the same server by the same rule, whatever version is spoken there.
+    /// Whether both lead to the same server by the same rule, for any HTTP version.
     pub fn leads_where(&self, other: &Self) -> bool {
         let host = |route: &Self| route.secure.as_ref().map(|secure| secure.host.clone());
         Arc::ptr_eq(&self.carry, &other.carry)
@@ -102,18 +102,18 @@ impl Route {
             && host(self) == host(other)
     }
 
-    /// How long nothing may move on the way.
+    /// The idle timeout on this route.
     pub fn stall(&self) -> Duration {
         self.carry.idle_timeout_ms.map_or(STALL, Duration::from_millis)
     }
 
-    /// Whether another client's request may use the same connection: not where the server is told who the client is.
+    /// Whether requests of other clients may use the same connection. Not if the server is told the client's address.
     pub fn is_shared(&self) -> bool {
         !self.carry.keep_client_address && self.carry.proxy_protocol.is_none()
     }
 
-    /// An idle connection, if there is one that still stands and leads to an admitted address. `is_checked`: as far as can be
-    /// known at this moment, for a request that cannot be repeated.
+    /// Takes an idle connection that is still open and leads to an admitted address. `is_checked`: make sure by a system call,
+    /// for a request that cannot be repeated.
     pub fn take(&self, is_checked: bool, admits: impl Fn(SocketAddr) -> bool) -> Option<Server> {
         if !self.is_shared() {
             return None;
@@ -138,12 +138,12 @@ impl Route {
                     });
                 }
             };
-            // An empty list stays until it is tended: mostly its connection comes back before that.
+            // An empty list stays until `tend`: its connection mostly comes back before that.
             found
         })
     }
 
-    /// What opens streams on a connection that stands, if there is one.
+    /// Returns the requests handle of an open HTTP/2 connection, if there is one.
     pub fn shared(&self, admits: impl Fn(SocketAddr) -> bool) -> Option<Requests> {
         if !self.is_shared() {
             return None;
@@ -158,7 +158,7 @@ impl Route {
         })
     }
 
-    /// As [`Self::shared`], for a WebSocket: a stream of a connection on which others go by, where the server takes it so
+    /// Like [`Self::shared`], for a WebSocket as a stream of a shared connection, if the server has announced support
     /// (RFC 8441 Sec. 3).
     pub fn shared_for_websocket(&self, admits: impl Fn(SocketAddr) -> bool) -> Option<Requests> {
         let secure = self.secure.clone().map(|secure| Secure { is_alone: false, ..secure });
@@ -166,7 +166,7 @@ impl Route {
         others.shared(admits).filter(Requests::is_extended_connect_protocol_enabled)
     }
 
-    /// Keeps a connection that serves any number of requests, or forgets the one there was.
+    /// Keeps a connection that serves any number of requests; `None` forgets the known one.
     pub fn put_shared(&self, requests: Option<(Requests, Option<SocketAddr>)>) {
         POOL.with_borrow_mut(|pool| match requests {
             Some((requests, address)) if self.is_shared() && pool.shared.len() < IDLE_MAX => {
@@ -178,7 +178,7 @@ impl Route {
         });
     }
 
-    /// Keeps a connection on which nothing is under way. One that belongs to a client is closed.
+    /// Keeps an idle connection. One that is bound to a client is closed.
     pub fn put(&self, server: Server) {
         if let Some(home) = &server.home
             && home.key() != self.key()
@@ -204,7 +204,7 @@ impl Route {
     }
 }
 
-/// Closes what has been idle for too long, or was closed by its server. The worker's sweep calls it.
+/// Closes connections that were idle for too long or were closed by their server. The worker's sweep calls it.
 pub fn tend() {
     POOL.with_borrow_mut(|pool| {
         let is_empty = pool.idle.is_empty() && pool.shared.is_empty();
@@ -212,7 +212,7 @@ pub fn tend() {
             return;
         }
         pool.tended = Some(Instant::now());
-        // Those with requests under way have other owners, too.
+        // A connection with requests under way has other owners, too, and stays open.
         pool.shared.retain(|_, shared| shared.used.elapsed() < IDLE);
         for list in pool.idle.values_mut() {
             list.retain(|idle| idle.since.elapsed() < IDLE && idle.stream.is_quiet());

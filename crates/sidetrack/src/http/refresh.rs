@@ -1,4 +1,4 @@
-//! A stored response made new behind the back of a client that was served the stale one (RFC 5861 Sec. 3).
+//! Refreshes a stored response in the background, after a client was served the stale one (RFC 5861 Sec. 3).
 
 use super::Cache;
 use super::content::Content;
@@ -17,7 +17,7 @@ use sidetrack_core::http::framing::{Decoder, Length};
 use std::pin::pin;
 use std::sync::Arc;
 
-/// Starts a refresh, if none is under way for this key. It is a flow of its own.
+/// Starts a refresh, if none is under way for this key. It is a flow with its own record.
 pub fn behind(turn: &Turn<'_>, cache: &Cache, key: &[u8], object: &Arc<Object>) {
     let Claim::Fetch(fetching) = cache.store.claim(key) else { return };
     let (worker, proxy) = (turn.worker.clone(), turn.proxy.clone());
@@ -52,7 +52,7 @@ pub fn behind(turn: &Turn<'_>, cache: &Cache, key: &[u8], object: &Arc<Object>) 
     });
 }
 
-/// Validates, or fetches anew; the status that came.
+/// Validates the stored response, or fetches a new one; returns the status received.
 async fn run(
     way: &Way<'_>,
     cache: &Cache,
@@ -102,7 +102,7 @@ async fn run(
     Ok(status)
 }
 
-/// Content of unknown length, if it is not too much.
+/// Reads content of unknown length, up to a limit.
 async fn read_all(
     way: &Way<'_>,
     mut server: Server,

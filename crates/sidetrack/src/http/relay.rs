@@ -1,4 +1,4 @@
-//! Content on its way from one connection to another, out of one framing and into the other.
+//! Copies content from one connection to another, from one framing to the other.
 
 use super::buffer::Buffer;
 use super::disk::Fill;
@@ -20,45 +20,45 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::time::Duration;
 
-/// How long nothing may move while a message is under way, where the rule says nothing: long enough for a server that
-/// thinks, or holds an answer back until there is news.
+/// The idle timeout during a message, if the rule has none. It is long enough for a slow server, or for one that delays
+/// its response until there is news.
 pub const STALL: Duration = Duration::from_secs(15 * 60);
 
-/// Content up to this size is copied behind what is written before it, so that both leave in one call.
+/// Content up to this size is copied behind pending bytes, so that both are written by one call.
 const COPY_MAX: usize = 8 * 1024;
 
-/// Why content stopped.
+/// Why copying content stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Stopped {
-    /// The side it comes from: gone, or it ended early.
+    /// The source is gone or ended early.
     #[error("{0}")]
     Source(String),
-    /// The side it comes from: it said its last before the content was whole.
+    /// The source closed before the content was complete.
     #[error("{0}")]
     Ended(MessageError),
-    /// The side it comes from: what it sends has no meaning.
+    /// The source sends malformed content.
     #[error("{0}")]
     Broken(MessageError),
-    /// The side it goes to.
+    /// The sink failed.
     #[error("{0}")]
     Sink(io::Error),
 }
 
-/// Keeps a flow from being taken for a stalled one.
+/// Moves a flow's deadline as long as there is progress.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
     /// The flow.
     pub live: &'a LiveFlow,
     /// The clock of its worker.
     pub clock: Clock,
-    /// How long nothing may move.
+    /// The idle timeout.
     pub stall: Duration,
-    /// When it ends whatever moves, if it does.
+    /// The end of the flow's lifetime, if it is limited.
     pub end: Option<Moment>,
 }
 
 impl<'a> Progress<'a> {
-    /// That of a flow on this route.
+    /// Returns the progress of a flow on this route.
     pub fn of(worker: &Worker, live: &'a LiveFlow, route: &Route) -> Self {
         let lifetime_ms = route.carry.lifetime_ms.or_else(|| worker.config().limits.lifetime_ms);
         let left = lifetime_ms.map(|ms| Duration::from_millis(ms).saturating_sub(live.age()));
@@ -66,7 +66,7 @@ impl<'a> Progress<'a> {
         Self { live, clock: worker.clock, stall: route.stall(), end }
     }
 
-    /// Something moved, or is waited for anew.
+    /// Notes progress, or the start of a new wait.
     pub fn mark(&self) {
         let idle = self.clock.now() + self.stall;
         match self.end.filter(|end| *end < idle) {
@@ -77,10 +77,10 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// Writes all slices, in as few calls as the socket takes them.
+/// Writes all slices, with as few calls as possible.
 ///
 /// # Errors
-/// As the socket says.
+/// The socket's error.
 pub async fn write_all(to: &Duplex, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
     IoSlice::advance_slices(&mut slices, 0);
     while !slices.is_empty() {
@@ -93,40 +93,40 @@ pub async fn write_all(to: &Duplex, mut slices: &mut [IoSlice<'_>]) -> io::Resul
     Ok(())
 }
 
-/// Where content goes, in its new framing.
+/// The sink of content, in its new framing.
 pub struct Outgoing<'a> {
-    /// None: nobody reads it, it is only copied on the way.
+    /// The connection; `None`: content is only copied on the way.
     to: Option<&'a Duplex>,
-    /// Written before the next content: a head, a chunk's size.
+    /// Bytes to be written before the next content: a head, or a chunk's size.
     pending: Vec<u8>,
     is_chunked: bool,
-    /// Functions that content passes, with the side it comes from.
+    /// Counting functions that content passes, and the side it comes from.
     meter: Option<(&'a Meter, Side, Clock)>,
-    /// The flow in which bytes are counted as they leave, with the side they come from.
+    /// The flow in which sent bytes are counted, and the side they come from.
     counted: Option<(&'a LiveFlow, Side)>,
     /// Bytes written so far.
     pub written: u64,
 }
 
 impl<'a> Outgoing<'a> {
-    /// Content in this framing behind a head, which leaves with the first of it.
+    /// Content in this framing behind a head. The head is sent together with the first content.
     pub fn new(to: &'a Duplex, head: Vec<u8>, length: Length) -> Self {
         let is_chunked = length == Length::Chunked;
         Self { to: Some(to), pending: head, is_chunked, meter: None, counted: None, written: 0 }
     }
 
-    /// Content that goes nowhere.
+    /// Content that is not sent.
     pub const fn nowhere() -> Self {
         Self { to: None, pending: Vec::new(), is_chunked: false, meter: None, counted: None, written: 0 }
     }
 
-    /// The same, counted in a flow as it leaves; the content is that of this side.
+    /// Counts sent bytes in a flow; `from` is the side they come from.
     #[must_use]
     pub fn counted(self, live: &'a LiveFlow, from: Side) -> Self {
         Self { counted: Some((live, from)), ..self }
     }
 
-    /// Counts bytes that have left.
+    /// Counts bytes that were written.
     fn wrote(&mut self, bytes: u64) {
         self.written += bytes;
         match self.counted {
@@ -136,16 +136,16 @@ impl<'a> Outgoing<'a> {
         }
     }
 
-    /// The same, through functions that count; the content is that of this side.
+    /// Lets content pass counting functions; `from` is the side it comes from.
     #[must_use]
     pub fn metered(self, meter: Option<&'a Meter>, from: Side, clock: Clock) -> Self {
         Self { meter: meter.map(|meter| (meter, from, clock)), ..self }
     }
 
-    /// Takes content; small pieces wait for [`Self::flush`].
+    /// Writes content; small pieces wait for [`Self::flush`].
     ///
     /// # Errors
-    /// As the socket says.
+    /// The socket's error.
     pub async fn push(&mut self, data: &[u8]) -> io::Result<()> {
         let Some((meter, from, clock)) = self.meter else { return self.take(data).await };
         let mut rest = data;
@@ -153,7 +153,7 @@ impl<'a> Outgoing<'a> {
             let (now, later) = rest.split_at(meter.room(clock, from, rest.len()).await.min(rest.len()));
             self.take(now).await?;
             if !later.is_empty() {
-                // What may move moves before the rest is waited for.
+                // Send what may pass now, before waiting for the rest.
                 self.flush().await?;
             }
             rest = later;
@@ -161,11 +161,11 @@ impl<'a> Outgoing<'a> {
         Ok(())
     }
 
-    /// Takes content that lies in several pieces: in as few calls as the socket takes them, where nothing has to be put
-    /// between.
+    /// Writes content that lies in several pieces. Uses as few calls as possible if nothing has to be inserted between
+    /// them.
     ///
     /// # Errors
-    /// As the socket says.
+    /// The socket's error.
     pub async fn push_all(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
         let length: usize = pieces.iter().map(|piece| piece.len()).sum();
         let Some(to) = self.to.filter(|_| length > COPY_MAX && !self.is_chunked && self.meter.is_none())
@@ -183,20 +183,20 @@ impl<'a> Outgoing<'a> {
         Ok(())
     }
 
-    /// The socket, where content may go to it as it is.
+    /// The socket, if content may be sent to it without framing.
     fn bare_socket(&self) -> Option<&'a TcpStream> {
         self.to.filter(|_| !self.is_chunked && self.meter.is_none())?.tcp()
     }
 
-    /// Whether [`Self::push_pages`] can be asked.
+    /// Whether [`Self::push_pages`] works here.
     pub fn sends_pages(&self) -> bool {
         self.bare_socket().is_some()
     }
 
-    /// Sends these bytes of a sheet without reading them; nothing where that cannot be done.
+    /// Sends these bytes of a sheet without copying them; sends nothing if that is not possible.
     ///
     /// # Errors
-    /// As the socket says.
+    /// The socket's error.
     pub async fn push_pages(
         &mut self,
         pages: &Pages,
@@ -205,7 +205,7 @@ impl<'a> Outgoing<'a> {
     ) -> io::Result<()> {
         self.flush().await?;
         let Some(socket) = self.bare_socket() else { return Ok(()) };
-        // Through a pipe where there is one: it takes less of the kernel than looking up every page.
+        // Prefer a pipe: the kernel then does not look up every page.
         let mut lane = pages.mapped().and_then(|mapped| Some((mapped, Lane::piped()?)));
         while !range.is_empty() {
             let n = match &mut lane {
@@ -245,10 +245,10 @@ impl<'a> Outgoing<'a> {
         Ok(())
     }
 
-    /// Writes what waits.
+    /// Writes the pending bytes.
     ///
     /// # Errors
-    /// As the socket says.
+    /// The socket's error.
     pub async fn flush(&mut self) -> io::Result<()> {
         if let Some(to) = self.to.filter(|_| !self.pending.is_empty()) {
             write_all(to, &mut [IoSlice::new(&self.pending)]).await?;
@@ -261,7 +261,7 @@ impl<'a> Outgoing<'a> {
     /// Ends the message.
     ///
     /// # Errors
-    /// As the socket says.
+    /// The socket's error.
     pub async fn finish(&mut self, trailers: &Fields) -> io::Result<()> {
         if self.is_chunked {
             write_last_chunk(&mut self.pending, trailers);
@@ -270,30 +270,30 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// A copy of content that passes, for the cache.
+/// Makes a copy of passing content for the cache.
 pub struct Tee {
-    /// The content so far, while it is not going to the disk.
+    /// The content so far, unless it goes to the disk.
     pub bytes: Vec<u8>,
-    /// Most bytes in memory; more goes to the disk, or is not kept.
+    /// Most bytes in memory. Longer content goes to the disk, or the copy is given up.
     pub max: u64,
-    /// It became too much.
+    /// The copy was given up.
     pub is_over: bool,
-    /// Where more than that goes.
+    /// Begins the copy on disk when memory does not suffice.
     pub spill: Option<Spill>,
-    /// It goes there.
+    /// The copy on disk.
     pub fill: Option<Fill>,
 }
 
-/// What begins a copy on disk.
+/// A function that begins a copy on disk.
 pub type Spill = Box<dyn FnOnce() -> Option<Fill>>;
 
 impl Tee {
-    /// A copy of at most so many bytes in memory.
+    /// A copy of at most `max` bytes in memory.
     pub const fn new(max: u64, spill: Option<Spill>) -> Self {
         Self { bytes: Vec::new(), max, is_over: false, spill, fill: None }
     }
 
-    /// Bytes of which there is a copy.
+    /// Bytes copied so far.
     pub fn taken(&self) -> u64 {
         match &self.fill {
             Some(fill) => fill.taken(),
@@ -301,7 +301,7 @@ impl Tee {
         }
     }
 
-    /// Takes a copy.
+    /// Copies a piece.
     pub async fn push(&mut self, data: &[u8]) {
         if self.is_over {
             return;
@@ -325,7 +325,7 @@ impl Tee {
     }
 }
 
-/// Moves a whole body.
+/// Copies a whole body.
 ///
 /// # Errors
 /// Which side stopped it.

@@ -1,4 +1,4 @@
-//! One request: who asks, for what, and what policy says to it.
+//! One request: the client, the requested resource, and the decision of policy.
 
 use super::Proxy;
 use super::answer::Answer;
@@ -24,33 +24,33 @@ use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-/// A request that is to go to a server.
+/// A request for a server.
 #[derive(Debug)]
 pub struct Asked {
-    /// The head, made ready for the server.
+    /// The head, ready for the server.
     pub request: Request,
     /// How its body is framed.
     pub length: Length,
-    /// What of it concerned the client's connection.
+    /// The hop-by-hop properties of the request.
     pub hop: RequestHop,
     /// The client's version.
     pub version: Version,
-    /// What it asks for.
+    /// The requested resource.
     pub resource: Resource,
     /// The flow.
     pub flow: Flow,
-    /// Which connections serve it.
+    /// Which connections can serve it.
     pub route: Route,
-    /// The server's address, where the client alone says that it is the host's.
+    /// The server's address, if only the client claims that the host is there.
     pub unproven: Option<Destination>,
     /// The configuration names the server, not the client.
     pub is_configured: bool,
-    /// Functions that its content passes.
+    /// Counting functions that its content passes.
     pub meter: Option<Rc<Meter>>,
 }
 
 impl Asked {
-    /// The same request once more, as a flow of its own.
+    /// The same request again, as a flow of its own.
     pub fn again(&self) -> Self {
         Self {
             request: self.request.clone(),
@@ -62,51 +62,51 @@ impl Asked {
             route: self.route.clone(),
             unproven: self.unproven.clone(),
             is_configured: self.is_configured,
-            // Nobody waits for what is fetched once more.
+            // No client waits for a repeated fetch, so bandwidth limits do not apply.
             meter: None,
         }
     }
 
-    /// The key of a resource of this server in the cache.
+    /// The cache key of a resource of this server.
     pub fn key_of(&self, resource: &Resource, rules: &KeyRules) -> Vec<u8> {
         let mut key = resource.key(rules);
         if let Some(address) = &self.unproven {
-            // A space is in no key otherwise.
+            // Ordinary keys contain no space, so this key cannot be one of them.
             key.extend_from_slice(format!(" at {address}").as_bytes());
         }
         key
     }
 }
 
-/// What a request turned out to be.
+/// What a request asks for.
 #[derive(Debug)]
 pub enum Wish {
     /// A resource.
     Resource(Box<Asked>),
-    /// A tunnel: policy is asked when it is made, as for any flow.
+    /// A tunnel. Policy decides when it is made, as for any flow.
     Tunnel {
-        /// Where to.
+        /// The destination.
         destination: Destination,
-        /// Who asks.
+        /// The user, if known.
         user: Option<String>,
     },
-    /// Answered by us; with how the body is framed that follows the head.
+    /// Answered by us; the length is that of the request's body.
     Answer(Box<Answer>, Length),
 }
 
-/// Reads requests of one connection.
+/// Judges the requests of one connection.
 pub struct Desk<'a> {
     /// The worker.
     pub worker: &'a Worker,
     /// The listener.
     pub listening: &'a Listening,
-    /// What its connections share.
+    /// State shared by the listener's connections.
     pub proxy: &'a Proxy,
     /// The client.
     pub peer: SocketAddr,
     /// Its connection.
     pub stream: &'a Duplex,
-    /// The one server that its requests are for, if there is one.
+    /// The one server that all requests are for, if there is one.
     pub inside: Option<&'a Inside>,
 }
 
@@ -116,12 +116,12 @@ impl Desk<'_> {
         self.stream.local_addr().unwrap_or(self.listening.address)
     }
 
-    /// The other end: the client, or a neighbour that speaks for it.
+    /// The peer of the socket: the client, or a proxy that speaks for it.
     fn socket_peer(&self) -> SocketAddr {
         self.stream.tcp().and_then(|socket| sockopt::peer_address(socket).ok()).unwrap_or(self.peer)
     }
 
-    /// Finds out what a request wants and whether it may have it.
+    /// Determines what a request asks for and whether policy allows it.
     pub fn judge(&self, request: Request, live: &LiveFlow) -> Wish {
         let length = match request_length(&request) {
             Ok(length) => length,
@@ -151,7 +151,7 @@ impl Desk<'_> {
             )),
             Target::Resource(resource) if form == Form::Absolute && resource.scheme.as_str() == "https" => {
                 if request.fields.has_member("cache-control", "only-if-cached") {
-                    // A sibling's question, say: what came over TLS is not sent in clear.
+                    // For example a sibling's question. Content from TLS must not be sent in plain text.
                     return Err(Box::new(Answer::not_cached(self.proxy)));
                 }
                 let why = "https is carried in a tunnel: ask for it with CONNECT";
@@ -161,7 +161,7 @@ impl Desk<'_> {
         }
     }
 
-    /// A request over a connection that was made for one server.
+    /// A request on a connection that was made for one server.
     fn wish_inside(
         &self,
         inside: &Inside,
@@ -175,7 +175,7 @@ impl Desk<'_> {
                 _ => Err(self.not_served("a tunnel is asked of a proxy, and this connection is to a server")),
             };
         };
-        // Who the server is was proved for one name; for others it speaks over connections of their own.
+        // The certificate was verified for one name only: other names need their own connections.
         let is_other = inside.secure.as_ref().is_some_and(|secure| {
             resource.server.host != secure.host || resource.server.port != inside.destination.port
         });
@@ -201,7 +201,7 @@ impl Desk<'_> {
         Box::new(Answer::refused(self.proxy, status, EndReason::BadRequest, why))
     }
 
-    /// Who asks, where the listener wants to know (RFC 7617).
+    /// Authenticates the user, if the listener asks for one (RFC 7617).
     fn user(&self, request: &Request) -> Result<Option<String>, Box<Answer>> {
         let users = &self.proxy.settings.users;
         if users.is_empty() {
@@ -249,7 +249,7 @@ impl Desk<'_> {
             Stop::UnknownExpectation => self.refused(417, "the request expects what no proxy knows"),
         })?;
         let destination = carry.destination(&flow);
-        // HTTP/2 shares a connection: neither a change of protocol nor one client's authentication is for it.
+        // An HTTP/2 connection is shared, so upgrades and connection authentication need one of their own.
         let is_alone = hop.upgrade.is_some() || hop.needs_own_connection;
         let secure = self.inside.and_then(|inside| inside.secure.clone());
         let secure = secure.map(|secure| Secure { is_alone, ..secure });
@@ -261,8 +261,8 @@ impl Desk<'_> {
         Ok(Wish::Resource(Box::new(asked)))
     }
 
-    /// The functions of a rule, where they only count: nothing may pass a chain by, and what functions see of a flow are
-    /// not requests.
+    /// The functions of a rule, if they only count. Other functions cannot be applied to requests, and no flow may bypass
+    /// its functions.
     fn meter(&self, carry: &Carry, flow: &Flow) -> Result<Option<Rc<Meter>>, Box<Answer>> {
         let Some(spec) = &carry.chain else { return Ok(None) };
         let chain = self.worker.functions().chain(spec, flow).map_err(|stop| {
@@ -282,7 +282,7 @@ impl Desk<'_> {
         Flow { host: name(&resource.server.host).cloned(), ..flow }
     }
 
-    /// A flow to a server, of which nothing else is known.
+    /// A flow to a server whose host name is not known otherwise.
     pub fn flow_to(&self, orig_dst: Destination, user: Option<String>) -> Flow {
         Flow {
             intercept: self.listening.catches.intercept(),
@@ -295,15 +295,15 @@ impl Desk<'_> {
         }
     }
 
-    /// Where the client says which host is at an address, and nobody else does: what comes from there is no other
-    /// client's answer.
+    /// The destination, if only the client claims that the host is at this address. Responses from there must not be stored
+    /// for other clients.
     fn unproven(&self, resource: &Resource) -> Option<Destination> {
         let inside = self.inside.filter(|inside| inside.secure.is_none())?;
         (inside.destination.host != resource.server.host).then(|| inside.destination.clone())
     }
 
-    /// Asks policy about what a request is for, or about a connection of which no request is seen yet. Processes are
-    /// looked up where a rule asks for them.
+    /// Lets policy decide about a request, or about a connection before its first request. The process is looked up only
+    /// if a rule needs it.
     pub fn decide(&self, flow: &mut Flow, resource: Option<&Resource>) -> Verdict {
         let config = self.worker.config();
         let name = flow.host.clone();
@@ -321,7 +321,7 @@ impl Desk<'_> {
                     }
                     return verdict;
                 }
-                // Only asked for once: the answer is put into the flow.
+                // This is asked only once: afterwards the flow has the answer.
                 Decision::NeedProcess { .. } if flow.process.is_none() => {
                     flow.process = Some(self.worker.owners().of(flow, self.socket_peer(), self.local()));
                 }
@@ -346,13 +346,13 @@ const fn name(host: &Host) -> Option<&HostName> {
     }
 }
 
-/// What a record calls a request: method and URL, without the query, which may hold secrets; and what is said of it, a
-/// space before each. It takes no more memory than its text has: records are kept.
+/// The name of a request in records: method and URL without the query, which may hold secrets. The texts in `said`
+/// follow, each after a space. The capacity is exact, because records are kept.
 pub fn name_of(asked: &Asked, said: &[&str]) -> String {
     let Asked { request, resource, .. } = asked;
     let path = resource.path.split(|byte| *byte == b'?').next().unwrap_or_default();
     let (method, path) = (String::from_utf8_lossy(request.method.as_bytes()), String::from_utf8_lossy(path));
-    // The head is made ready for the server: it says so already.
+    // The head is already rewritten for the server and has the host.
     let host = request.fields.first("host").and_then(|host| std::str::from_utf8(host).ok());
     let host = host.map_or_else(|| Cow::Owned(resource.host_field()), Cow::Borrowed);
     let start = [&*method, " ", resource.scheme.as_str(), "://", &host, &path];

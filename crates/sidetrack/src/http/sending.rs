@@ -1,4 +1,4 @@
-//! Stored content on its way to a client: all of it, a range, or several.
+//! Sends stored content to a client: all of it, one range, or several.
 
 use super::content::{Content, End};
 use super::relay::{Outgoing, Progress, Stopped};
@@ -6,10 +6,10 @@ use super::store::Object;
 use sidetrack_core::http::cache::{Body, Extent};
 use sidetrack_core::http::fields::Fields;
 
-/// Pieces of content taken from the store at a time.
+/// Pieces fetched from the store at a time.
 const PIECES: usize = 16;
 
-/// Sends the content that goes with an answer.
+/// Sends the content of an answer.
 pub async fn send_content(
     out: &mut Outgoing<'_>,
     object: &Object,
@@ -38,7 +38,7 @@ pub async fn send_content(
     out.finish(&Fields::new()).await.map_err(Stopped::Sink)
 }
 
-/// Sends the bytes from `first` to `last`, with both, as they come in.
+/// Sends the bytes from `first` to `last`, both included, as they arrive.
 async fn send_range(
     out: &mut Outgoing<'_>,
     content: &Content,

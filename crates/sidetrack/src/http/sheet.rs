@@ -1,5 +1,4 @@
-//! Large content in memory, in pages that the kernel can send as they are (memfd_create(2), vmsplice(2), sendfile(2)): nothing is
-//! copied for who reads it over a socket.
+//! Large content in memory, in pages that the kernel can send without a copy (memfd_create(2), vmsplice(2), sendfile(2)).
 
 use crate::reactor::TcpStream;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -12,16 +11,16 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
-/// Least length of content that is worth a descriptor, bytes.
+/// Smallest content that is worth a descriptor, in bytes.
 pub const LEAST: u64 = 1 << 20;
 
-/// Most bytes that one call sends: others wait for it.
+/// Most bytes that one call sends, so that other connections do not wait long.
 const SEND_MAX: usize = 1 << 20;
 
-/// Most descriptors that are set aside for sheets.
+/// Most descriptors that are reserved for sheets.
 pub const SHEETS_MAX: u64 = 128;
 
-/// How many sheets there may be, and how many there are.
+/// The allowed number of sheets, and the current number.
 #[derive(Debug)]
 struct Room {
     limit: AtomicUsize,
@@ -35,22 +34,22 @@ impl Room {
         Self { limit: AtomicUsize::new(0), count: AtomicUsize::new(0) }
     }
 
-    /// Lets there be so many, or as many as were allowed before.
+    /// Raises the limit to `sheets`; never lowers it.
     fn allow(&self, sheets: u64) {
         self.limit.fetch_max(usize::try_from(sheets).unwrap_or(usize::MAX), Relaxed);
     }
 }
 
-/// Lets there be so many sheets, or as many as were allowed before: descriptors that admission sets aside.
+/// Raises the limit of sheets; never lowers it. Admission reserves this number of descriptors.
 pub fn allow(sheets: u64) {
     ROOM.allow(sheets);
 }
 
-/// The pages of a sheet. They stay as they are for whoever holds them; bytes are only ever added behind those that are there.
+/// The pages of a sheet. Written pages never change; bytes are only appended.
 #[derive(Debug)]
 pub struct Pages {
     file: File,
-    /// Made for the first who is sent all of them.
+    /// Made for the first client that is sent all of them.
     mapped: OnceLock<Option<Mapped>>,
     room: &'static Room,
 }
@@ -68,13 +67,13 @@ impl Pages {
         }
     }
 
-    /// All that is there, as a mapping, if there are addresses for it. Of content that is whole: what comes later is not in it.
+    /// Maps the current content, if there is address space. Call it for complete content only: later bytes are not mapped.
     pub fn mapped(&self) -> Option<&Mapped> {
         let map = || Mapped::new(&self.file, self.file.metadata().ok()?.len()).ok();
         self.mapped.get_or_init(map).as_ref()
     }
 
-    /// Sends these bytes as far as the socket has room, without a mapping; 0: there are none any more.
+    /// Sends bytes without a mapping, as far as the socket has room; 0: there are no more.
     ///
     /// # Errors
     /// As `sendfile(2)`.
@@ -104,18 +103,18 @@ impl Drop for Pages {
     }
 }
 
-/// See the module.
+/// Large content in pages of memory.
 #[derive(Debug)]
 pub struct Sheet {
     pages: Arc<Pages>,
-    /// Where each piece ends.
+    /// The end of each piece.
     ends: Vec<u64>,
-    /// There was no room for a piece; none follows.
+    /// A piece did not fit; none follows.
     is_full: bool,
 }
 
 impl Sheet {
-    /// A sheet for content of this length; none if it is small, or there are enough of them.
+    /// Returns a sheet for content of this length; `None` if it is small, or the limit of sheets is reached.
     pub fn of(length: u64) -> Option<Self> {
         Self::within(&ROOM, length)
     }
@@ -125,9 +124,9 @@ impl Sheet {
         Some(Self { pages: Arc::new(pages), ends: Vec::new(), is_full: false })
     }
 
-    /// Adds a piece; false: there is no room for it.
+    /// Appends a piece; returns false if there is no room.
     pub fn push(&mut self, piece: &[u8]) -> bool {
-        // What is left of a piece that did not fit is never told of.
+        // The bytes of a piece that was written in part have no entry in `ends` and are never read.
         self.is_full |= (&self.pages.file).write_all(piece).is_err();
         if !self.is_full {
             self.ends.push(self.ends.last().unwrap_or(&0) + piece.len() as u64);
@@ -135,7 +134,7 @@ impl Sheet {
         !self.is_full
     }
 
-    /// Pieces from the one of this number on, at most `most`.
+    /// Returns at most `most` pieces from index `from` on.
     ///
     /// # Errors
     /// As `pread(2)`.

@@ -1,5 +1,5 @@
-//! Siblings: other caches that are asked for what is not stored here, before the server is. One that is dead or slow
-//! costs no more than [`Patience::MAX`].
+//! Siblings: other caches that are asked for a response that is not stored here, before the server is. A dead or slow
+//! sibling delays a request by at most [`Patience::MAX`].
 
 use super::buffer::Buffer;
 use super::duplex::Duplex;
@@ -28,57 +28,57 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
-/// Most bytes of a miss's page that are read so that its connection can be used again.
+/// Most bytes of an error page that are read so that its connection can be reused.
 const MISS_MAX: u64 = 64 * 1024;
 
 thread_local! {
-    /// How siblings have answered this worker.
+    /// How fast siblings have answered this worker.
     static PATIENCE: RefCell<HashMap<Destination, Patience>> = RefCell::default();
 }
 
 /// The siblings of a cache.
 #[derive(Debug)]
 pub struct Siblings {
-    /// Those that know the seed's message.
+    /// Siblings that are asked by our own message.
     routes: Vec<Route>,
-    /// Those that are asked by HTCP, and where; the route leads to their HTTP.
+    /// Siblings that are asked by HTCP, with their HTCP addresses; the route leads to their HTTP.
     by_htcp: Vec<(Route, SocketAddr)>,
 }
 
-/// What siblings are asked, and for whom.
+/// A question to siblings.
 pub struct Question<'a> {
     /// The worker.
     pub worker: &'a Worker,
     /// The request's flow.
     pub flow: &'a Flow,
-    /// What it asks for.
+    /// The requested resource.
     pub resource: &'a Resource,
-    /// Its fields.
+    /// The request's fields.
     pub fields: &'a Fields,
-    /// What asks by HTCP.
+    /// The HTCP socket, if there is one.
     pub htcp: Option<&'a Htcp>,
 }
 
-/// Fields of a request that siblings are told where there is room for fields.
+/// Request fields that are sent to siblings where the question can contain fields.
 const TOLD: [&str; 5] = ["accept", "accept-charset", "accept-encoding", "accept-language", "user-agent"];
 
-/// What a sibling has.
+/// A sibling's response, if it has one.
 type Answered = Option<(Server, Fetched)>;
 
 /// One question to one sibling.
 type Asking<'a> = Pin<Box<dyn Future<Output = Answered> + 'a>>;
 
 impl Siblings {
-    /// These: of the seed's kind, and of HTCP's.
+    /// These siblings: `siblings` are asked by our own message, `by_htcp` by HTCP.
     pub fn new(siblings: &[Destination], by_htcp: htcp::Siblings) -> Self {
-        // One way for all: connections are kept by the way and the server they lead to.
+        // All share one rule object, because connections are pooled by rule and server.
         let carry = Arc::new(Carry::default());
         let route = |to: &Destination| Route { carry: carry.clone(), destination: to.clone(), secure: None };
         let by_htcp = by_htcp.iter().map(|(to, at)| (route(to), *at)).collect();
         Self { routes: siblings.iter().map(route).collect(), by_htcp }
     }
 
-    /// Asks all that answer as a rule, at the same time; the first that has it.
+    /// Asks all siblings that usually answer, at the same time; returns the first response.
     pub async fn ask(&self, question: &Question<'_>, pseudonym: &str) -> Answered {
         if self.routes.is_empty() && self.by_htcp.is_empty() {
             return None;
@@ -98,7 +98,7 @@ impl Siblings {
     }
 }
 
-/// The first that has it.
+/// Returns the first response.
 async fn first(asked: &mut Vec<Asking<'_>>) -> Answered {
     poll_fn(|cx| {
         let mut index = 0;
@@ -119,7 +119,7 @@ impl Question<'_> {
         [b"http://", self.resource.host_field().as_bytes(), &self.resource.path].concat()
     }
 
-    /// The field lines that are told.
+    /// The field lines that are sent to the sibling.
     fn told(&self) -> Vec<u8> {
         let mut lines = format!("Host: {}\r\n", self.resource.host_field()).into_bytes();
         for (name, value) in self.fields.iter() {
@@ -130,7 +130,7 @@ impl Question<'_> {
         lines
     }
 
-    /// Whether an answer to what was told is one to the request: it was selected by nothing that was not told.
+    /// Whether a response fits the request: it must not vary by a field that the sibling was not sent.
     fn is_answered_by(&self, response: &Response, told: &[&str]) -> bool {
         response.fields.members("vary").all(|name| {
             let is_told = told.iter().any(|told| name.eq_ignore_ascii_case(told.as_bytes()));
@@ -139,7 +139,7 @@ impl Question<'_> {
     }
 }
 
-/// Asks one, if it is to be asked now, and remembers how it answered.
+/// Asks one sibling, unless it was silent recently, and notes how it answered.
 async fn ask_one(
     question: &Question<'_>,
     route: &Route,
@@ -169,7 +169,7 @@ async fn ask_one(
     }
 }
 
-/// Asks by HTCP whether it has it, and fetches it then.
+/// Asks by HTCP whether the sibling has it, and then fetches it.
 async fn by_htcp(
     question: &Question<'_>,
     route: &Route,
@@ -185,7 +185,7 @@ async fn by_htcp(
     exchange(question, route, &text, &TOLD).await
 }
 
-/// The question and the head of the answer; `None`: it has nothing.
+/// Sends the question and reads the head of the answer; `None`: the sibling has no response.
 async fn exchange(
     question: &Question<'_>,
     route: &Route,
@@ -251,7 +251,7 @@ async fn head(server: &mut Server) -> io::Result<Response> {
     }
 }
 
-/// Reads past the content of a miss; whether the connection is in step then.
+/// Skips the content of an error page; returns whether the connection can be reused.
 async fn skip(server: &mut Server, length: Length) -> io::Result<bool> {
     if !matches!(length, Length::None | Length::Exact(0..=MISS_MAX)) {
         return Ok(false);

@@ -1,5 +1,5 @@
-//! Stored responses in memory: variants under a key, bounded in bytes, the longest unused go first; those on disk behind
-//! them, if there is a disk; and who is fetching what, so that many who miss the same make one fetch.
+//! Stored responses in memory: variants under a key, limited in bytes; the least recently used key is evicted first. A
+//! disk may hold more. The store also knows which keys are being fetched, so that concurrent misses make one fetch.
 
 use super::content::{Content, End};
 use super::disk::{Disk, DiskState, Fill, Which};
@@ -11,13 +11,13 @@ use tokio::sync::watch;
 
 /// Most variants (by Vary) under one key.
 const VARIANTS_MAX: usize = 32;
-/// Overhead of a key and a variant in the tables, bytes.
+/// Overhead of a key and a variant in the tables, in bytes.
 const ENTRY_BYTES: usize = 256;
-/// A hit moves an object to the end of the line at most so often.
+/// A hit updates the order of use at most once in this time.
 const TOUCH: Duration = Duration::from_secs(1);
-/// How long it is remembered that a key's responses are not shared.
+/// How long the store remembers that a key's responses are not shareable.
 const UNSHARED: Duration = Duration::from_secs(30);
-/// Most keys of which that is remembered.
+/// Most keys that it remembers this of.
 const UNSHARED_MAX: usize = 4096;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -27,13 +27,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A stored response.
 #[derive(Debug)]
 pub struct Object {
-    /// What decisions are made from.
+    /// The metadata that caching decisions need.
     pub stored: Stored,
     /// Its content.
     pub content: Arc<Content>,
 }
 
-/// A key, and what is stored under it.
+/// A key, and the size of what is stored under it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// The key.
@@ -44,7 +44,7 @@ pub struct Listed {
     pub disk_bytes: u64,
 }
 
-/// See the module.
+/// The stored responses in memory.
 #[derive(Debug)]
 pub struct Store {
     inner: Mutex<Inner>,
@@ -55,7 +55,7 @@ pub struct Store {
 #[derive(Debug, Default)]
 struct Inner {
     keys: HashMap<Arc<[u8]>, Variants>,
-    /// Keys in the order of their last use.
+    /// Keys in order of last use.
     order: BTreeMap<u64, Arc<[u8]>>,
     clock: u64,
     used: usize,
@@ -74,15 +74,15 @@ struct Variants {
 /// Whether to fetch.
 #[derive(Debug)]
 pub enum Claim {
-    /// Yes; others wait until this is dropped.
+    /// Yes; other requests wait until this is dropped.
     Fetch(Fetching),
-    /// Somebody does: wait until the sender is gone, then look again.
+    /// Another request fetches: wait until its sender is dropped, then look again.
     Wait(watch::Receiver<()>),
-    /// Yes, and nobody waits for it: what is there is not shared.
+    /// Yes, and other requests do not wait: the responses to this key are not shareable.
     Alone,
 }
 
-/// The right to fetch for all who wait.
+/// The right to fetch for all waiting requests.
 #[derive(Debug)]
 pub struct Fetching {
     store: Arc<Store>,
@@ -91,7 +91,7 @@ pub struct Fetching {
 }
 
 impl Fetching {
-    /// What comes is not shared: who waits fetches for itself, and nobody waits for a while.
+    /// The response is not shareable: waiting requests fetch by themselves, and for a while no request waits.
     pub fn not_shared(self) {
         let mut inner = lock(&self.store.inner);
         if inner.unshared.len() >= UNSHARED_MAX {
@@ -108,13 +108,13 @@ impl Drop for Fetching {
 }
 
 impl Store {
-    /// A store of so many bytes of memory, in front of a disk.
+    /// A store with this capacity of memory, in front of a disk.
     pub fn new(capacity_bytes: u64, disk: Option<Arc<Disk>>) -> Self {
         let capacity = usize::try_from(capacity_bytes).unwrap_or(usize::MAX);
         Self { inner: Mutex::default(), capacity, disk }
     }
 
-    /// All that is stored under a key.
+    /// Returns all responses stored in memory under a key.
     pub fn find(&self, key: &[u8]) -> Vec<Arc<Object>> {
         let mut inner = lock(&self.inner);
         let inner = &mut *inner;
@@ -130,12 +130,12 @@ impl Store {
         variants.objects.clone()
     }
 
-    /// All that is stored on disk under a key of which nothing is in memory, where it is then, too.
+    /// Loads all responses that are on disk under a key into memory, if memory has none.
     pub async fn load(&self, key: &[u8], rules: &Rules) -> Vec<Arc<Object>> {
         let Some(disk) = &self.disk else { return Vec::new() };
         let Some((objects, claim)) = disk.load(key, rules).await else { return Vec::new() };
         let mut inner = lock(&self.inner);
-        // Asked under the lock under which a purge looks, after it has looked on the disk.
+        // A purge voids claims before it takes this lock, so that this check cannot miss it.
         if claim.is_void() {
             return Vec::new();
         }
@@ -149,12 +149,12 @@ impl Store {
         objects
     }
 
-    /// Whether something is on disk under a key.
+    /// Whether a response is on disk under a key.
     pub fn is_on_disk(&self, key: &[u8]) -> bool {
         self.disk.as_ref().is_some_and(|disk| disk.has(key))
     }
 
-    /// Stores an object in the place of the same variant, if there is one.
+    /// Stores an object; it replaces one of the same variant.
     pub fn insert(&self, key: &[u8], object: Arc<Object>) {
         let mut inner = lock(&self.inner);
         inner.unshared.remove(key);
@@ -164,14 +164,14 @@ impl Store {
         self.settled(key, &object);
     }
 
-    /// An object that is stored may have become whole: it is kept on disk then, too.
+    /// Writes a stored object to the disk, too, if its content is now complete.
     pub fn settled(&self, key: &[u8], object: &Arc<Object>) {
         if let Some(disk) = self.disk.as_ref().filter(|_| object.content.end() == End::Whole) {
             disk.put(key, object);
         }
     }
 
-    /// Takes a copy of a response that passes, for the disk, in the place of the same variant.
+    /// Begins a copy of a passing response for the disk. It will replace one of the same variant.
     pub fn fill(&self, key: &[u8], stored: &Stored, most: u64) -> Option<Fill> {
         let disk = self.disk.as_ref()?;
         let mut inner = lock(&self.inner);
@@ -184,7 +184,7 @@ impl Store {
         disk.fill(key, stored, most)
     }
 
-    /// Takes an object out of memory, if it is still there.
+    /// Removes an object from memory, if it is still there.
     pub fn forget(&self, key: &[u8], object: &Arc<Object>) {
         let mut inner = lock(&self.inner);
         if let Some(variants) = inner.keys.get_mut(key) {
@@ -208,7 +208,7 @@ impl Store {
         }
     }
 
-    /// Replaces the object that has this content, whatever is said about it by now.
+    /// Replaces the object with this content, even if its metadata has changed meanwhile.
     pub fn replace_content(
         &self,
         key: &[u8],
@@ -224,7 +224,7 @@ impl Store {
         new
     }
 
-    /// Forgets the parts of a variant that is stored whole.
+    /// Removes the parts of a variant that is now stored whole.
     pub fn drop_parts(&self, key: &[u8], whole: &Stored) {
         let mut inner = lock(&self.inner);
         let Some(variants) = inner.keys.get_mut(key) else { return };
@@ -240,7 +240,7 @@ impl Store {
         }
     }
 
-    /// Puts one object in the place of others, if these are all still there; whether it did.
+    /// Replaces several objects by one, if all of them are still there; returns whether it did.
     pub fn merge(&self, key: &[u8], parts: &[&Arc<Object>], one: &Arc<Object>) -> bool {
         let mut inner = lock(&self.inner);
         let Some(variants) = inner.keys.get_mut(key) else { return false };
@@ -262,13 +262,13 @@ impl Store {
         true
     }
 
-    /// Forgets all that is stored under keys; how many there were. Blocks while files are removed.
+    /// Removes everything stored under keys; returns the number of keys. Blocks while files are removed.
     pub fn purge(&self, which: &Which) -> usize {
         let on_disk = self.disk.as_ref().map(|disk| disk.purge(which)).unwrap_or_default();
         self.purge_memory(which, on_disk)
     }
 
-    /// As [`Self::purge`], for a worker.
+    /// Like [`Self::purge`], without blocking the worker.
     pub async fn purge_behind(&self, which: Which) -> usize {
         let on_disk = match &self.disk {
             Some(disk) => disk.purge_behind(which.clone()).await,
@@ -292,8 +292,8 @@ impl Store {
         on_disk.len() + only_in_memory
     }
 
-    /// Says that all that is stored under a key may have changed: it is validated before it is used again. What is on
-    /// disk alone is forgotten.
+    /// Marks everything stored under a key as possibly changed: it is validated before its next use. Responses that are on
+    /// disk only are removed.
     pub fn invalidate(&self, key: &[u8]) {
         if let Some(disk) = &self.disk {
             disk.remove(&Which::Key(key.to_vec()));
@@ -307,7 +307,7 @@ impl Store {
         }
     }
 
-    /// Keys that begin so, in their order, at most so many.
+    /// The first `most` keys with this prefix, in order.
     pub fn list(&self, start: &[u8], most: usize) -> Vec<Listed> {
         let on_disk = self.disk.as_ref().map(|disk| disk.list(start, most)).unwrap_or_default();
         let inner = lock(&self.inner);
@@ -326,7 +326,7 @@ impl Store {
         found.into_values().take(most).collect()
     }
 
-    /// Keys in memory, their bytes, and most of these.
+    /// The number of keys in memory, their bytes, and the capacity in bytes.
     pub fn memory(&self) -> (usize, u64, u64) {
         let inner = lock(&self.inner);
         (inner.keys.len(), inner.used as u64, self.capacity as u64)
@@ -337,7 +337,7 @@ impl Store {
         self.disk.as_ref().map(|disk| disk.state())
     }
 
-    /// Asks whether to fetch for this key.
+    /// Decides whether the caller fetches for this key.
     pub fn claim(self: &Arc<Self>, key: &[u8]) -> Claim {
         let mut inner = lock(&self.inner);
         if inner.unshared.get(key).is_some_and(|since| since.elapsed() < UNSHARED) {
@@ -354,7 +354,7 @@ impl Store {
 }
 
 impl Inner {
-    /// Puts an object in the place of the same variant.
+    /// Enters an object; it replaces one of the same variant.
     fn enter(&mut self, key: &[u8], object: Arc<Object>) {
         if !self.keys.contains_key(key) {
             self.clock += 1;
@@ -376,7 +376,7 @@ impl Inner {
         self.count(key);
     }
 
-    /// Counts the bytes under a key anew.
+    /// Updates the byte count of a key.
     fn count(&mut self, key: &[u8]) {
         let Some(variants) = self.keys.get_mut(key) else { return };
         if variants.objects.is_empty() {
@@ -398,7 +398,7 @@ impl Inner {
         true
     }
 
-    /// Drops what has not been used for longest until the rest fits.
+    /// Evicts least recently used keys until the rest fits.
     fn shrink(&mut self, capacity: usize) {
         while self.used > capacity {
             let Some((_, key)) = self.order.pop_first() else { return };

@@ -1,5 +1,5 @@
-//! TLS that is opened: we speak to the client in its server's name, with the consent of whoever installed our authority,
-//! and to the server as any client does, believing nobody whom it would not believe.
+//! Intercepts TLS: we speak to the client as its server, with the consent of the person who installed our authority. To the
+//! server we speak as a client, and trust only the roots that the configuration gives.
 
 use super::har::Har;
 use super::keylog::KeyLogFile;
@@ -22,26 +22,26 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Sessions with servers that are kept to be resumed.
+/// Most sessions with servers that are kept for resumption.
 const SESSIONS_MAX: usize = 4096;
 
-/// See the module: what all connections of a listener share.
+/// TLS interception of one listener, shared by its connections.
 pub struct Tap {
     settings: Arc<config::Tap>,
-    /// Without the certificate of a host.
+    /// The server side of TLS, without a certificate.
     clients: ServerConfig,
     servers: ClientConfig,
-    /// By host and whether HTTP/1.1 alone is offered: rustls resumes a session only with the very configuration that
-    /// made it.
+    /// By host, and whether only HTTP/1.1 is offered. rustls resumes a session only with the configuration that made it, so
+    /// configurations are kept.
     towards: Mutex<HashMap<(Host, bool), Arc<Towards>>>,
     learnt: Mutex<Learnt>,
     har: Option<Arc<Har>>,
 }
 
-/// How TLS is spoken with one server.
+/// The TLS configuration for one server.
 struct Towards {
     config: Arc<ClientConfig>,
-    /// It has asked for a certificate of ours.
+    /// The server has asked for a client certificate.
     wants: Arc<AtomicBool>,
 }
 
@@ -52,10 +52,10 @@ impl fmt::Debug for Tap {
 }
 
 impl Tap {
-    /// Makes what a configuration says ready.
+    /// Prepares interception as configured.
     ///
     /// # Errors
-    /// The file for secrets cannot be written, or the system has no authorities.
+    /// The key log cannot be written, or the system has no root certificates.
     pub fn new(settings: Arc<config::Tap>) -> Result<Self, TlsError> {
         let mut servers = settings.roots.client()?;
         servers.alpn_protocols = protocols();
@@ -81,18 +81,18 @@ impl Tap {
         Ok(Self { settings, clients, servers, towards: Mutex::default(), learnt: Mutex::default(), har })
     }
 
-    /// Whether connections to this server may be opened, as far as can be said before the client has spoken.
+    /// Whether connections to this server may be intercepted, as far as is known before the client's first bytes.
     ///
     /// # Errors
-    /// Why it passes untouched.
+    /// Why it is forwarded unchanged.
     pub fn consider(&self, to: &Destination) -> Result<(), Untouched> {
         self.settings.rules.consider(Some(&to.host), to.port)
     }
 
-    /// The host a connection is opened for, with what we show the client.
+    /// Returns the host that is impersonated, and the TLS configuration for the client.
     ///
     /// # Errors
-    /// Why it passes untouched.
+    /// Why it is forwarded unchanged.
     pub fn choose(
         &self,
         to: &Destination,
@@ -110,7 +110,7 @@ impl Tap {
         Ok((host, Arc::new(config)))
     }
 
-    /// Remembers how a client's handshake went; what the record says of one that failed.
+    /// Notes how the client's handshake went; returns the text for the record.
     pub fn shook_hands(
         &self,
         client: IpAddr,
@@ -130,12 +130,12 @@ impl Tap {
         format!("the client does not take our certificate for {host} ({error}){next}")
     }
 
-    /// Where requests are written down, if they are.
+    /// The HAR archive, if requests are archived.
     pub const fn har(&self) -> Option<&Arc<Har>> {
         self.har.as_ref()
     }
 
-    /// How TLS is spoken with a server.
+    /// The TLS configuration for a server.
     fn towards(&self, host: &Host, is_alone: bool) -> Arc<Towards> {
         let mut known = self.towards.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (host.clone(), is_alone);
@@ -161,27 +161,27 @@ impl Tap {
     }
 }
 
-/// What is spoken inside, the better first.
+/// The protocols that are offered, the preferred one first.
 fn protocols() -> Vec<Vec<u8>> {
     vec![b"h2".to_vec(), b"http/1.1".to_vec()]
 }
 
-/// What leads from a connection to a server to TLS with it.
+/// Parameters of TLS with a server.
 #[derive(Clone, Debug)]
 pub struct Secure {
-    /// Whom we believe.
+    /// The roots to trust, and the kept sessions.
     pub tap: Arc<Tap>,
-    /// The host that has to prove who it is.
+    /// The host whose certificate is required.
     pub host: Host,
-    /// The connection is for one request that changes its protocol: HTTP/1.1 alone.
+    /// The connection is for one request that needs it alone: only HTTP/1.1 is offered.
     pub is_alone: bool,
 }
 
 impl Secure {
-    /// TLS with the server.
+    /// Makes TLS with the server.
     ///
     /// # Errors
-    /// `certificate`: the server does not prove who it is; `tls_failed`: it speaks otherwise than we do.
+    /// `certificate`: the server's certificate is not valid for the host; `tls_failed`: any other failure.
     pub async fn shake_hands(&self, stream: Stream, early: Vec<u8>, clock: Clock) -> Result<Tls, Failure> {
         let host = &self.host;
         let name = server_name(host).ok_or_else(|| {
@@ -193,7 +193,7 @@ impl Secure {
             Ok(mut tls) => tls.handshake().await.map(|()| tls),
             Err(error) => Err(error),
         };
-        // Another connection to the same host may be told of it first: what is learnt is the same.
+        // A concurrent handshake with the host may see this flag first, but learns the same.
         let wants = towards.wants.swap(false, Relaxed);
         if wants {
             self.tap.learnt().wants_certificate(clock.now(), host);
@@ -210,7 +210,7 @@ impl Secure {
     }
 }
 
-/// The certificate of one host.
+/// Always shows the certificate of one host.
 #[derive(Debug)]
 struct Leaf(Arc<CertifiedKey>);
 
@@ -220,7 +220,7 @@ impl ResolvesServerCert for Leaf {
     }
 }
 
-/// What stands where [`Leaf`] is put for each connection.
+/// A placeholder: each connection replaces it by its [`Leaf`].
 #[derive(Debug)]
 struct NoLeaf;
 
@@ -230,7 +230,7 @@ impl ResolvesServerCert for NoLeaf {
     }
 }
 
-/// Has no certificate, and notes that one was asked for.
+/// Offers no certificate, and notes that one was requested.
 #[derive(Debug)]
 struct NoCertificate(Arc<AtomicBool>);
 
@@ -241,13 +241,13 @@ impl ResolvesClientCert for NoCertificate {
     }
 
     fn has_certs(&self) -> bool {
-        // Else nobody would ask.
+        // With false, rustls would not call `resolve`.
         true
     }
 }
 
-/// Whether a handshake failed because the client did not like our certificate: it says so, or leaves without a word
-/// when it has seen it.
+/// Whether a handshake failed because the client rejects our certificate: it sends an alert, or closes after it has
+/// seen the certificate.
 fn is_refusal(error: &io::Error) -> bool {
     use AlertDescription as Alert;
     match reason(error) {
@@ -269,7 +269,7 @@ fn is_refusal(error: &io::Error) -> bool {
     }
 }
 
-/// Why TLS with a server failed, for the record and in words for whoever sees the page.
+/// Why TLS with a server failed: the end reason, and the text for the record and the error page.
 fn explained(error: &io::Error) -> (EndReason, String) {
     use CertificateError as Bad;
     let Some(why) = reason(error) else { return (EndReason::TlsFailed, error.to_string()) };
@@ -280,7 +280,7 @@ fn explained(error: &io::Error) -> (EndReason, String) {
             "its certificate is not valid yet, or our clock is wrong".to_owned()
         }
         Bad::Revoked => "its certificate has been revoked".to_owned(),
-        // A foreign key under the name of a trusted authority signs for nothing.
+        // A wrong key under the name of a trusted authority cannot have made a valid signature.
         Bad::UnknownIssuer | Bad::BadSignature => {
             "its certificate is not trusted: no trusted authority signed it. To accept it, name the certificate in a file \
              in `trust` of [tap], or with `run --trust`"

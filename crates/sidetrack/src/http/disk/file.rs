@@ -1,5 +1,5 @@
-//! Files of stored responses (`sidetrack_core::http::cache::file` has their form): written aside and renamed, read with
-//! every checksum looked at. What is called here waits for the disk.
+//! Files of stored responses (`sidetrack_core::http::cache::file` has their format). They are written aside and renamed,
+//! and every checksum is verified on reading. The functions here block on the disk.
 
 use sidetrack_core::http::cache::file::{BLOCK, Plan, block_sum, read_head, variant_of, write_head};
 use sidetrack_core::http::cache::{Rules, Stored};
@@ -9,25 +9,25 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Folders that files are spread over: one for each value of a number's first byte.
+/// Folders that files are spread over: one for each value of the first byte of a file's number.
 const FOLDERS: u64 = 256;
-/// Where files lie that are not whole yet.
+/// The folder of incomplete files.
 const ASIDE: &str = "new";
-/// Read at once: plan and heads of nearly every file, and all of a small one.
+/// Bytes of the first read: plan and heads of nearly every file, and all of a small one.
 const FIRST_READ: usize = 16 * 1024;
 
 /// The folder of a store on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Folder(PathBuf);
 
-/// A file as it was found.
+/// A file whose head was read.
 #[derive(Debug)]
 pub struct Found {
     /// The key.
     pub key: Vec<u8>,
     /// The response.
     pub stored: Stored,
-    /// Where things lie.
+    /// Where the sections of the file lie.
     pub plan: Plan,
     /// The number of the last head.
     pub sequence: u64,
@@ -45,7 +45,7 @@ fn broken(what: &str) -> io::Error {
 }
 
 impl Folder {
-    /// Makes the folder, for this user alone, and empties the part of it where nothing is whole.
+    /// Makes the folder, for this user alone, and removes incomplete files.
     ///
     /// # Errors
     /// It cannot be made or written to.
@@ -60,18 +60,18 @@ impl Folder {
         for entry in fs::read_dir(&aside)? {
             fs::remove_file(entry?.path())?;
         }
-        // Also a folder that is there may be one that takes no file.
+        // An existing folder may still not be writable.
         let probe = aside.join("probe");
         File::create(&probe).and_then(|_| fs::remove_file(probe))?;
         Ok(Self(path.to_owned()))
     }
 
-    /// Where the file of this number lies.
+    /// The path of the file with this number.
     pub fn path(&self, number: u64) -> PathBuf {
         self.0.join(format!("{:02x}/{number:016x}", number >> 56))
     }
 
-    /// Removes a file. One that is not there is removed already; another failure leaves a file that a scan finds.
+    /// Removes a file. A missing file is ignored. After another failure, the next scan finds the file again.
     pub fn remove(&self, number: u64) {
         if let Err(error) = fs::remove_file(self.path(number))
             && error.kind() != ErrorKind::NotFound
@@ -80,7 +80,7 @@ impl Folder {
         }
     }
 
-    /// All files, the one written to longest ago first.
+    /// The numbers of all files, the one written to longest ago first.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -92,9 +92,9 @@ impl Folder {
                 let name = entry.file_name();
                 let number = name.to_str().filter(|name| name.len() == 16);
                 let number = number.and_then(|name| u64::from_str_radix(name, 16).ok());
-                // Somebody else's file is left alone.
+                // Files that we did not write are left alone.
                 let Some(number) = number.filter(|number| number >> 56 == folder) else { continue };
-                // One that went meanwhile is not there.
+                // It was removed meanwhile.
                 if let Ok(at) = entry.metadata().and_then(|metadata| metadata.modified()) {
                     found.push((at, number));
                 }
@@ -104,10 +104,10 @@ impl Folder {
         Ok(found.into_iter().map(|(_, number)| number).collect())
     }
 
-    /// Opens a file and reads what is known of the response.
+    /// Opens a file and reads the response's head.
     ///
     /// # Errors
-    /// It cannot be read, or is not what was written.
+    /// It cannot be read, or is corrupt.
     pub fn find(&self, number: u64, rules: &Rules) -> io::Result<Found> {
         let file = OpenOptions::new().read(true).open(self.path(number))?;
         let mut bytes = vec![0; FIRST_READ];
@@ -133,7 +133,7 @@ impl Found {
     /// The checksums of the content.
     ///
     /// # Errors
-    /// They cannot be read, or are not what was written.
+    /// They cannot be read, or are corrupt.
     pub fn sums(&self) -> io::Result<Vec<u64>> {
         let length = usize::try_from(self.plan.sums_bytes()).map_err(io::Error::other)?;
         let mut bytes = vec![0; length];
@@ -144,17 +144,17 @@ impl Found {
     /// All of the content, in pieces.
     ///
     /// # Errors
-    /// It cannot be read, or is not what was written.
+    /// It cannot be read, or is corrupt.
     pub fn content(&self) -> io::Result<Vec<Arc<[u8]>>> {
         let sums = self.sums()?;
         (0..).zip(&sums).map(|(index, sum)| read_block(&self.file, &self.plan, (index, *sum))).collect()
     }
 }
 
-/// Reads a block of content and looks at its checksum.
+/// Reads a block of content and verifies its checksum.
 ///
 /// # Errors
-/// It cannot be read, or is not what was written.
+/// It cannot be read, or is corrupt.
 pub fn read_block(file: &File, plan: &Plan, (index, sum): (u64, u64)) -> io::Result<Arc<[u8]>> {
     let mut block = room(plan.block_bytes(index));
     let bytes = Arc::get_mut(&mut block).ok_or_else(|| broken("a buffer is shared"))?;
@@ -162,7 +162,7 @@ pub fn read_block(file: &File, plan: &Plan, (index, sum): (u64, u64)) -> io::Res
     if block_sum(bytes) == sum { Ok(block) } else { Err(broken("its content is not what was written")) }
 }
 
-/// As [`read_block`], only if the kernel has it in memory; `None` if it would have to wait.
+/// Like [`read_block`], but only from the page cache; `None` if the read would block.
 ///
 /// # Errors
 /// As [`read_block`].
@@ -178,13 +178,13 @@ pub fn read_block_at_hand(
     let length = bytes.len();
     match preadv2(file, &mut [io::IoSliceMut::new(bytes)], at, ReadWriteFlags::NOWAIT) {
         Ok(read) if read == length => {}
-        // A part is there, or nothing, or the file system does not know the question.
+        // Only partly cached, not cached, or the file system does not support the flag.
         _ => return Ok(None),
     }
     if block_sum(bytes) == sum { Ok(Some(block)) } else { Err(broken("its content is not what was written")) }
 }
 
-/// A piece to read into.
+/// A zeroed piece to read into.
 fn room(length: usize) -> Arc<[u8]> {
     std::iter::repeat_n(0, length).collect()
 }
@@ -202,12 +202,12 @@ fn read_up_to(file: &File, bytes: &mut [u8], at: u64) -> io::Result<usize> {
     Ok(read)
 }
 
-/// A new head for a file that is there, if it still holds this variant; whether there was room for it.
+/// Writes a new head to a file, if it still holds this variant; returns whether the head was written.
 ///
 /// # Errors
 /// It cannot be read or written.
 pub fn rewrite_head(folder: &Folder, number: u64, key: &[u8], stored: &Stored) -> io::Result<bool> {
-    // What the rules say is worked out anew from what is written: any will do.
+    // Any rules will do here: what they decide is not written to the file.
     let found = folder.find(number, &Rules::default())?;
     let sequence = found.sequence + 1;
     let Some(slot) = found.plan.slot(sequence, &write_head(key, stored)) else { return Ok(false) };
@@ -219,7 +219,7 @@ pub fn rewrite_head(folder: &Folder, number: u64, key: &[u8], stored: &Stored) -
     Ok(true)
 }
 
-/// A file that is being written, aside; removed if it is not finished.
+/// A file that is being written, aside. It is removed if it is not finished.
 #[derive(Debug)]
 pub struct Writing {
     file: File,
@@ -235,10 +235,10 @@ pub struct Writing {
 }
 
 impl Writing {
-    /// Begins a file for this response and so much content; 0: nobody knows how much.
+    /// Begins a file for this response with `length` bytes of content; 0: the length is unknown.
     ///
     /// # Errors
-    /// The file cannot be made, or there is too much to say about the response.
+    /// The file cannot be made, or the head is too long.
     pub fn begin(folder: &Folder, number: u64, key: &[u8], stored: &Stored, length: u64) -> io::Result<Self> {
         let head = write_head(key, stored);
         let plan = Plan::new(&head, length).ok_or_else(|| broken("its head is too long"))?;
@@ -249,7 +249,7 @@ impl Writing {
         Ok(Self { file, number, aside, place, head, plan, block, sums, written: 0, is_finished: false })
     }
 
-    /// Another head than the one it was begun with.
+    /// Replaces the head that it was begun with.
     pub fn set_head(&mut self, key: &[u8], stored: &Stored) {
         self.head = write_head(key, stored);
     }
@@ -259,7 +259,7 @@ impl Writing {
         self.number
     }
 
-    /// Bytes it will have if no more comes than was said, or has come.
+    /// Bytes of the finished file, if no more content comes than was announced or has arrived.
     pub fn file_bytes(&self) -> u64 {
         let length = self.plan.length.max(self.written + self.block.len() as u64);
         let mut plan = self.plan;
@@ -270,11 +270,11 @@ impl Writing {
     /// Adds content.
     ///
     /// # Errors
-    /// The disk is full, say.
+    /// For example, the disk is full.
     pub fn push(&mut self, mut data: &[u8]) -> io::Result<()> {
         while !data.is_empty() {
             let (now, later) = data.split_at(data.len().min(BLOCK - self.block.len()));
-            // A whole block need not be copied.
+            // A whole block is written without a copy.
             if now.len() == BLOCK {
                 self.write_block(now)?;
             } else {
@@ -303,10 +303,10 @@ impl Writing {
         Ok(())
     }
 
-    /// Writes what remains and puts the file into its place.
+    /// Writes the rest and moves the file to its place.
     ///
     /// # Errors
-    /// The disk is full, say; or the content has another length.
+    /// For example, the disk is full; or the content has another length than announced.
     pub fn finish(mut self) -> io::Result<()> {
         if !self.block.is_empty() {
             self.flush()?;
@@ -330,7 +330,7 @@ impl Writing {
 impl Drop for Writing {
     fn drop(&mut self) {
         if !self.is_finished {
-            // What cannot be removed goes when the cache starts again.
+            // A file that cannot be removed now is removed at the next start of the cache.
             let _ = fs::remove_file(&self.aside);
         }
     }

@@ -1,4 +1,4 @@
-//! A response too large for memory, on its way to its client, and a copy of it on its way to the disk.
+//! Copies a response that is too large for memory to the disk, while it is sent to its client.
 
 use super::file::Writing;
 use super::index::Claim;
@@ -12,12 +12,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// Blocks that wait to be written: a client as fast as this is ahead of the disk waits for it.
+/// Most blocks that wait to be written. Beyond that the client waits for the disk.
 const AHEAD: usize = 16;
-/// How long a client waits for one block to be written; then the copy is given up.
+/// How long a client waits for one block to be written. After that the copy is given up.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// See the module. Dropped without [`Fill::finish`], it leaves nothing.
+/// A copy of a response on its way to the disk. If it is dropped without [`Fill::finish`], it is removed.
 #[derive(Debug)]
 pub struct Fill {
     disk: Arc<Disk>,
@@ -27,7 +27,7 @@ pub struct Fill {
     path: Arc<Path>,
 }
 
-/// What the fill and the thread that writes have in common.
+/// State shared by the fill and the thread that writes.
 #[derive(Debug)]
 struct Path {
     claim: Arc<Claim>,
@@ -50,7 +50,7 @@ impl Fill {
         fill
     }
 
-    /// Has the thread that writes do something; the copy is given up if that fails.
+    /// Lets the writing thread run `act`; if it fails, the copy is given up.
     fn act(&self, act: impl FnOnce(&Disk, &Path) -> io::Result<()> + Send + 'static) {
         let (disk, path) = (self.disk.clone(), self.path.clone());
         path.waiting.fetch_add(1, SeqCst);
@@ -65,7 +65,7 @@ impl Fill {
         });
     }
 
-    /// Takes a piece; whether the copy goes on.
+    /// Takes a piece; returns whether the copy goes on.
     pub async fn push(&mut self, mut data: &[u8]) -> bool {
         self.taken += data.len() as u64;
         if self.taken > self.most {
@@ -82,7 +82,7 @@ impl Fill {
         true
     }
 
-    /// Waits until the disk is not too far behind; whether it came so far in time.
+    /// Waits until the disk is less than [`AHEAD`] blocks behind; returns false if that takes too long.
     async fn has_room(&self) -> bool {
         while self.path.waiting.load(SeqCst) >= AHEAD {
             let moved = self.path.moved.notified();
@@ -110,7 +110,7 @@ impl Fill {
         self.taken
     }
 
-    /// No more comes: it is stored as this when it is written, and the parts that it has the bytes of are removed.
+    /// Ends the copy: once it is written, it is stored as `stored`, and the parts whose bytes it contains are removed.
     pub fn finish(mut self, stored: Stored, parts: &[Stored]) {
         if !self.block.is_empty() {
             self.send_block();
@@ -138,7 +138,7 @@ impl Fill {
 
 impl Drop for Fill {
     fn drop(&mut self) {
-        // Behind what waits: after `finish` nothing is left to remove.
+        // This is queued behind all other writes: after `finish` it finds nothing to remove.
         self.act(|_, path| {
             *lock(&path.writing) = None;
             Ok(())

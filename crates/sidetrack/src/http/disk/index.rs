@@ -1,5 +1,5 @@
-//! What lies on disk, by key: in memory alone, made from the files when the cache starts. The longest unused goes
-//! first.
+//! The files on disk, by key. The index is in memory only and is rebuilt from the files when the cache starts. The
+//! least recently used key is evicted first.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -15,12 +15,11 @@ pub struct Filed {
     pub number: u64,
     /// Bytes on disk.
     pub bytes: u64,
-    /// What tells it from others of its key.
+    /// Distinguishes it from other files of the same key.
     pub variant: u64,
 }
 
-/// What is done about a key and takes time: a file that is written, or read into memory. It is for nothing if the key is
-/// removed meanwhile.
+/// A write or read that is under way for a key. Its result is discarded if the key is removed meanwhile.
 #[derive(Debug)]
 pub struct Claim {
     /// The key.
@@ -29,28 +28,28 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Whether the key was removed since.
+    /// Whether the key was removed since, so that the result is discarded.
     pub fn is_void(&self) -> bool {
         self.is_void.load(Relaxed)
     }
 
-    /// It comes to nothing.
+    /// Lets the result be discarded.
     pub fn void(&self) {
         self.is_void.store(true, Relaxed);
     }
 }
 
-/// What is to be removed, of what is there and of what a scan has not found yet.
+/// What to remove, from the index and from what a running scan still finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Which {
     /// This key.
     Key(Vec<u8>),
-    /// All keys that begin so.
+    /// All keys with this prefix.
     Prefix(Vec<u8>),
 }
 
 impl Which {
-    /// Whether a key is meant.
+    /// Whether a key is one of these.
     pub fn is(&self, key: &[u8]) -> bool {
         match self {
             Self::Key(own) => own == key,
@@ -59,21 +58,21 @@ impl Which {
     }
 }
 
-/// See the module.
+/// The files on disk, by key.
 #[derive(Debug)]
 pub struct Index(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     keys: HashMap<Arc<[u8]>, Entry>,
-    /// Keys in the order of their last use.
+    /// Keys in order of last use.
     order: BTreeMap<u64, Arc<[u8]>>,
     clock: u64,
     used: u64,
     files: usize,
     capacity: u64,
     claims: HashMap<Arc<[u8]>, Vec<Weak<Claim>>>,
-    /// What was removed while the scan goes on; none: it is over.
+    /// What was removed during the scan; `None` after the scan.
     removed: Option<(HashSet<Vec<u8>>, Vec<Which>)>,
 }
 
@@ -84,7 +83,7 @@ struct Entry {
 }
 
 impl Index {
-    /// Nothing yet; a scan says what there is.
+    /// An empty index; a scan fills it.
     pub fn new(capacity: u64) -> Self {
         Self(Mutex::new(Inner { capacity, removed: Some(Default::default()), ..Inner::default() }))
     }
@@ -93,14 +92,14 @@ impl Index {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another size; the files that are too much.
+    /// Changes the capacity; returns the evicted files.
     pub fn resize(&self, capacity: u64) -> Vec<u64> {
         let mut inner = self.lock();
         inner.capacity = capacity;
         inner.shrink(0)
     }
 
-    /// The files of a key, which is thereby used, and the claim to read them; none if there are none.
+    /// Returns the files of a key and a claim to read them, and marks the key as used; `None` if there are none.
     pub fn find(&self, key: &[u8]) -> Option<(Vec<Filed>, Arc<Claim>)> {
         let mut inner = self.lock();
         let files = inner.keys.get(key)?.files.clone();
@@ -113,19 +112,19 @@ impl Index {
         self.lock().keys.contains_key(key)
     }
 
-    /// The file of this key that has this variant.
+    /// The number of the file of this key and variant.
     pub fn number_of(&self, key: &[u8], variant: u64) -> Option<u64> {
         let inner = self.lock();
         let files = &inner.keys.get(key)?.files;
         files.iter().find(|file| file.variant == variant).map(|file| file.number)
     }
 
-    /// A file for this key is going to be written.
+    /// Announces that a file will be written for this key.
     pub fn claim(&self, key: &[u8]) -> Arc<Claim> {
         self.lock().claim(key)
     }
 
-    /// Makes room for a file: those that go. `None`: it is larger than all there is.
+    /// Makes room for a file; returns the evicted files. `None`: it is larger than the capacity.
     pub fn reserve(&self, bytes: u64) -> Option<Vec<u64>> {
         let mut inner = self.lock();
         if bytes > inner.capacity {
@@ -136,14 +135,14 @@ impl Index {
         Some(gone)
     }
 
-    /// A reserved file came to nothing.
+    /// Gives back the room of a reserved file that was not written.
     pub fn release(&self, bytes: u64) {
         let mut inner = self.lock();
         inner.used = inner.used.saturating_sub(bytes);
     }
 
-    /// A reserved file is there, in the place of the same variant; those that go, itself if the key was removed
-    /// meanwhile.
+    /// Enters a reserved file; it replaces one of the same variant. Returns the files to remove: the file itself if the key
+    /// was removed meanwhile.
     pub fn commit(&self, claim: &Claim, file: Filed) -> Vec<u64> {
         let mut inner = self.lock();
         if claim.is_void() {
@@ -153,7 +152,7 @@ impl Index {
         inner.put(&claim.key, file)
     }
 
-    /// A file that the scan has found; those that go. The scan goes from the longest unused to the last used.
+    /// Enters a file that the scan found; returns the files to remove. The scan begins with the least recently written file.
     pub fn found(&self, key: &[u8], file: Filed) -> Vec<u64> {
         let mut inner = self.lock();
         let is_removed = inner
@@ -173,17 +172,17 @@ impl Index {
         gone
     }
 
-    /// All files are found.
+    /// The scan is over.
     pub fn scanned(&self) {
         self.lock().removed = None;
     }
 
-    /// Whether all files are found.
+    /// Whether the scan is over.
     pub fn is_scanned(&self) -> bool {
         self.lock().removed.is_none()
     }
 
-    /// Forgets keys, and what is under way for them; the files that go, and which keys there were.
+    /// Removes keys and voids the claims on them. Returns the files to remove and the removed keys.
     pub fn remove(&self, which: &Which) -> (Vec<u64>, Vec<Arc<[u8]>>) {
         let mut inner = self.lock();
         if let Some((keys, more)) = &mut inner.removed {
@@ -206,14 +205,14 @@ impl Index {
         (gone, keys)
     }
 
-    /// What is under way for a key is for nothing.
+    /// Voids what is under way for a key.
     pub fn void(&self, key: &[u8]) {
         let inner = self.lock();
         let claims = inner.claims.get(key).into_iter().flatten();
         claims.filter_map(Weak::upgrade).for_each(|claim| claim.void());
     }
 
-    /// Forgets one file, which turned out not to be good.
+    /// Removes one file that turned out to be unusable.
     pub fn remove_file(&self, key: &[u8], number: u64) {
         let mut inner = self.lock();
         let Some(entry) = inner.keys.get_mut(key) else { return };
@@ -227,14 +226,14 @@ impl Index {
         }
     }
 
-    /// Forgets what has not been used for longest until a part of the room is free; the files that go.
+    /// Evicts least recently used keys until 1/`part` of the used room is free; returns the evicted files.
     pub fn make_room(&self, part: u64) -> Vec<u64> {
         let mut inner = self.lock();
         let aim = inner.used - inner.used / part.max(1);
         inner.shrink_to(aim)
     }
 
-    /// Keys that begin so, with the bytes of their files, in their order, at most so many.
+    /// The first `most` keys with this prefix in order, with the bytes of their files.
     pub fn list(&self, start: &[u8], most: usize) -> Vec<(Arc<[u8]>, u64)> {
         let inner = self.lock();
         let found = inner.keys.iter().filter(|(key, _)| key.starts_with(start));
@@ -261,7 +260,7 @@ impl Inner {
             None => key.into(),
         };
         let claim = Arc::new(Claim { key: key.clone(), is_void: AtomicBool::new(false) });
-        // Those of before are dropped here: as many stay as there are under way.
+        // Drop finished claims here, so that the list only has those under way.
         let claims = self.claims.entry(key).or_default();
         claims.retain(|claim| claim.strong_count() > 0);
         claims.push(Arc::downgrade(&claim));
@@ -280,7 +279,7 @@ impl Inner {
         }
     }
 
-    /// Enters a file whose bytes are counted already.
+    /// Enters a file whose bytes are already counted.
     fn put(&mut self, key: &Arc<[u8]>, file: Filed) -> Vec<u64> {
         if !self.keys.contains_key(key) {
             self.clock += 1;
@@ -300,7 +299,7 @@ impl Inner {
         let Some(old) = old else { return Vec::new() };
         self.used = self.used.saturating_sub(old.bytes);
         self.files -= 1;
-        // A scan may find what is known.
+        // A scan may find a file that is already known.
         if old.number == file.number { Vec::new() } else { vec![old.number] }
     }
 
@@ -312,7 +311,7 @@ impl Inner {
         entry.files.into_iter().map(|file| file.number).collect()
     }
 
-    /// Makes room for so many bytes.
+    /// Evicts until this number of bytes is free.
     fn shrink(&mut self, bytes: u64) -> Vec<u64> {
         self.shrink_to(self.capacity.saturating_sub(bytes))
     }

@@ -1,4 +1,4 @@
-//! Threads that wait for the disk, so that no worker does.
+//! Threads that block on the disk, so that workers do not.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A few threads and their queue. When it is dropped they finish what is queued, and end.
+/// A few threads and their queue. On drop the threads finish the queued jobs and end.
 #[derive(Debug)]
 pub struct Io(Arc<Queue>);
 
@@ -38,7 +38,7 @@ impl Queue {
         loop {
             if let Some(job) = jobs.waiting.pop_front() {
                 drop(jobs);
-                // A job that panics takes its answer with it, and no other job.
+                // A job that panics loses its own answer, and does not stop other jobs.
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
                 jobs = self.lock();
             } else if jobs.is_closed {
@@ -51,13 +51,13 @@ impl Queue {
 }
 
 impl Io {
-    /// Starts so many threads.
+    /// Starts `threads` threads.
     ///
     /// # Errors
     /// The system has no more threads.
     pub fn start(name: &str, threads: usize) -> io::Result<Self> {
         let queue = Arc::new(Queue { jobs: Mutex::default(), more: Condvar::new() });
-        // Made first: if a thread cannot be started, those that were end.
+        // Made first: if a thread cannot be started, dropping it ends the others.
         let io = Self(queue);
         for _ in 0..threads {
             let queue = io.0.clone();
@@ -66,17 +66,17 @@ impl Io {
         Ok(io)
     }
 
-    /// Queues a job; jobs are begun in their order. Whoever sends them bounds them.
+    /// Queues a job; jobs start in their order. The queue has no limit: the callers limit their jobs.
     pub fn send(&self, job: impl FnOnce() + Send + 'static) {
         self.0.lock().waiting.push_back(Box::new(job));
         self.0.more.notify_one();
     }
 
-    /// Queues a job and waits for what it gives; `None` if it panicked.
+    /// Queues a job and waits for its result; `None` if it panicked.
     pub async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let (answer, answered) = oneshot::channel();
         self.send(move || {
-            // Who asked may have gone.
+            // The caller may have gone.
             let _ = answer.send(job());
         });
         answered.await.ok()

@@ -1,8 +1,7 @@
-//! Stored responses on disk, behind those in memory: one file each, so that they survive the process however it ends.
+//! Stored responses on disk, behind those in memory. Each is one file and survives the process, also a crash.
 //!
-//! Workers never wait for the disk: files are written, found and removed by threads of the store, and content is read by
-//! a worker only where the kernel has it in memory. The disk's troubles (full, read-only, broken) cost what is stored,
-//! never a request.
+//! Workers never block on the disk: threads of the store write, find and remove files, and a worker reads content only
+//! if the kernel has it in memory. A full, read-only or broken disk costs stored responses, never a request.
 
 mod file;
 mod fill;
@@ -26,29 +25,29 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Content up to this size is read into memory when it is found, bytes.
+/// Content up to this size is loaded into memory when it is found, in bytes.
 const INTO_MEMORY_MAX: u64 = 1 << 20;
-/// Threads that read.
+/// Threads that read and remove files.
 const READERS: usize = 4;
-/// Most bytes that wait to be written; what comes on top is not kept on disk.
+/// Most bytes that wait to be written. Responses beyond that are not kept on disk.
 const WAITING_MAX: u64 = 64 << 20;
-/// How long nothing is written after the disk was full.
+/// How long writing pauses after the disk was full.
 const PAUSE_FULL: Duration = Duration::from_secs(2);
-/// How long nothing is written after another failure.
+/// How long writing pauses after another failure.
 const PAUSE: Duration = Duration::from_secs(30);
-/// How long a start waits for the files to be found; the rest is found while requests are served.
+/// How long a start waits for the scan. The scan then continues while requests are served.
 const SCAN_WAIT: Duration = Duration::from_secs(2);
-/// A full disk: this part of what is stored goes.
+/// If the disk is full, 1/`ROOM_PART` of the stored bytes is evicted.
 const ROOM_PART: u64 = 16;
 
-/// The stores of this process by folder: a listener that is set up anew goes on with the one there is.
+/// The open stores of this process by folder, so that a listener that is set up again continues with its store.
 static OPEN: Mutex<Vec<(PathBuf, Weak<Disk>)>> = Mutex::new(Vec::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// See the module.
+/// The store on disk.
 #[derive(Debug)]
 pub struct Disk {
     folder: Folder,
@@ -58,13 +57,13 @@ pub struct Disk {
     waiting: AtomicU64,
     paused_until: Mutex<Option<(Instant, String)>>,
     scanned: (Mutex<bool>, Condvar),
-    /// Files that turned out not to be what was written.
+    /// Files that turned out to be corrupt.
     broken: AtomicU64,
-    /// Holds the folder for this process.
+    /// Locks the folder against other processes.
     _lock: File,
 }
 
-/// What a store on disk has to say about itself.
+/// The state of a store on disk, for reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskState {
     /// Resources.
@@ -75,16 +74,16 @@ pub struct DiskState {
     pub bytes: u64,
     /// Most bytes.
     pub capacity: u64,
-    /// All files of an earlier process are found.
+    /// All files of an earlier process were found.
     pub is_scanned: bool,
-    /// Files that turned out not to be what was written, and were removed.
+    /// Files that were corrupt and have been removed.
     pub broken: u64,
-    /// Why nothing is written at the moment.
+    /// Why writing is paused.
     pub trouble: Option<String>,
 }
 
 impl Disk {
-    /// The store in this folder.
+    /// Opens the store in this folder, or returns the one that is open.
     ///
     /// # Errors
     /// The folder cannot be made or written to, or another process uses it.
@@ -145,7 +144,7 @@ impl Disk {
 
     fn wait_for_scan(&self) {
         let done = lock(&self.scanned.0);
-        // Poisoned or late: the scan goes on behind.
+        // Late or poisoned: the scan goes on in its thread.
         let _ = self.scanned.1.wait_timeout_while(done, SCAN_WAIT, |done| !*done);
     }
 
@@ -155,7 +154,7 @@ impl Disk {
         self.folder.remove(number);
     }
 
-    /// All that is stored under a key, ready to be used, and the claim that it still is stored; nothing if nothing is.
+    /// Loads all responses stored under a key, with a claim that is void once they are removed; `None` if there are none.
     pub async fn load(self: &Arc<Self>, key: &[u8], rules: &Rules) -> Option<(Vec<Arc<Object>>, Arc<Claim>)> {
         let (files, claim) = self.index.find(key)?;
         let (disk, key, rules) = (self.clone(), key.to_vec(), rules.clone());
@@ -164,12 +163,12 @@ impl Disk {
         (!objects.is_empty()).then_some((objects, claim))
     }
 
-    /// Whether something is stored under a key.
+    /// Whether a response is stored under a key.
     pub fn has(&self, key: &[u8]) -> bool {
         self.index.has(key)
     }
 
-    /// Reads one file. What is not good is removed.
+    /// Reads one file; removes it if it is corrupt.
     fn read(self: &Arc<Self>, filed: Filed, key: &[u8], rules: &Rules) -> Option<Arc<Object>> {
         let number = filed.number;
         let read = || {
@@ -190,7 +189,7 @@ impl Disk {
             Ok(object) => Some(object),
             Err(error) => {
                 self.index.remove_file(key, number);
-                // Replaced or evicted meanwhile is no fault.
+                // It was replaced or evicted meanwhile, which is not a fault.
                 if error.kind() != ErrorKind::NotFound {
                     self.is_broken(number, &error);
                 }
@@ -199,7 +198,7 @@ impl Disk {
         }
     }
 
-    /// Keeps an object whose content is whole and in memory; not while the disk is in trouble or far behind.
+    /// Stores an object whose content is complete and in memory, unless writing is paused or too many bytes wait.
     pub fn put(self: &Arc<Self>, key: &[u8], object: &Arc<Object>) {
         let length = object.content.length;
         let is_far_behind = self.waiting.load(Relaxed).saturating_add(length) > WAITING_MAX;
@@ -237,13 +236,13 @@ impl Disk {
         Ok(())
     }
 
-    /// A number that no file has: there is one chance in 2^64 that it has.
+    /// A random number of 64 bits for a new file; a collision is not expected.
     fn new_number(&self) -> u64 {
         u64::from_be_bytes(sidetrack_sys::random::bytes())
     }
 
-    /// Takes a copy of a response that passes, of at most so many bytes, in the place of the same variant; not while the
-    /// disk is in trouble.
+    /// Begins the copy of a passing response, of at most `most` bytes. It will replace one of the same variant. `None` while
+    /// writing is paused.
     pub fn fill(self: &Arc<Self>, key: &[u8], stored: &Stored, most: u64) -> Option<Fill> {
         if self.trouble().is_some() || !stored.is_worth_keeping() {
             return None;
@@ -252,7 +251,7 @@ impl Disk {
         Some(Fill::new(self.clone(), claim, key, stored.clone(), most))
     }
 
-    /// Nothing is written for a while; if the disk is full, some of what is there goes.
+    /// Pauses writing after a failure. If the disk is full, some stored responses are evicted.
     fn is_in_trouble(&self, error: &std::io::Error) {
         let is_full = matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
         let pause = if is_full { PAUSE_FULL } else { PAUSE };
@@ -264,7 +263,7 @@ impl Disk {
         *lock(&self.paused_until) = Some((Instant::now() + pause, said));
     }
 
-    /// Why nothing is written now.
+    /// Why writing is paused now.
     fn trouble(&self) -> Option<String> {
         let mut paused = lock(&self.paused_until);
         if paused.as_ref().is_some_and(|(until, _)| *until <= Instant::now()) {
@@ -273,7 +272,7 @@ impl Disk {
         paused.as_ref().map(|(_, why)| why.clone())
     }
 
-    /// What is said about a stored response has changed (a 304 came), or it is not on disk yet.
+    /// Updates the head of a stored response (a 304 came); stores the response if it is not on disk yet.
     pub fn update(self: &Arc<Self>, key: &[u8], object: &Arc<Object>) {
         let Some(number) = self.index.number_of(key, variant_of(&object.stored)) else {
             return self.put(key, object);
@@ -281,7 +280,7 @@ impl Disk {
         let (disk, key, object) = (self.clone(), key.to_vec(), object.clone());
         self.writes.send(move || match rewrite_head(&disk.folder, number, &key, &object.stored) {
             Ok(true) => {}
-            // Without room for the new head the old one must not stay: it says other things.
+            // There is no room for the new head. The old one must not stay, because it is outdated.
             Ok(false) => disk.remove_number(&key, number),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => {
@@ -296,12 +295,12 @@ impl Disk {
         self.folder.remove(number);
     }
 
-    /// Forgets keys: no request finds them from now on, and their files go as soon as a thread comes to it.
+    /// Removes keys: requests do not find them from now on. A thread removes their files soon.
     pub fn remove(self: &Arc<Self>, which: &Which) {
         self.forget(self.index.remove(which).0);
     }
 
-    /// Forgets keys and waits until their files are gone, too, so that no crash brings them back; which they were.
+    /// Removes keys and waits until their files are gone, so that no crash brings them back. Returns the removed keys.
     /// Blocks.
     pub fn purge(&self, which: &Which) -> Vec<Arc<[u8]>> {
         let (gone, keys) = self.index.remove(which);
@@ -309,15 +308,15 @@ impl Disk {
         keys
     }
 
-    /// As [`Self::purge`], for a worker.
+    /// Like [`Self::purge`], without blocking the worker.
     pub async fn purge_behind(self: &Arc<Self>, which: Which) -> Vec<Arc<[u8]>> {
         let disk = self.clone();
         self.reads.run(move || disk.purge(&which)).await.unwrap_or_default()
     }
 
-    /// Forgets one variant.
+    /// Removes one variant.
     pub fn remove_variant(self: &Arc<Self>, key: &[u8], stored: &Stored) {
-        // It may be on its way; what else is on its way for this key is then fetched again.
+        // It may still be on its way to the disk. Other writes under way for this key are lost, too, and are fetched again.
         self.index.void(key);
         if let Some(number) = self.index.number_of(key, variant_of(stored)) {
             self.index.remove_file(key, number);
@@ -325,7 +324,7 @@ impl Disk {
         }
     }
 
-    /// Removes files that nobody knows any more.
+    /// Lets a thread remove files that left the index.
     fn forget(self: &Arc<Self>, gone: Vec<u64>) {
         if !gone.is_empty() {
             let disk = self.clone();
@@ -333,12 +332,12 @@ impl Disk {
         }
     }
 
-    /// Keys that begin so, with the bytes of their files, in their order, at most so many.
+    /// The first `most` keys with this prefix in order, with the bytes of their files.
     pub fn list(&self, start: &[u8], most: usize) -> Vec<(Arc<[u8]>, u64)> {
         self.index.list(start, most)
     }
 
-    /// What there is to say about it.
+    /// The state for reports.
     pub fn state(&self) -> DiskState {
         let (keys, files, bytes, capacity) = self.index.counts();
         let (broken, is_scanned) = (self.broken.load(Relaxed), self.index.is_scanned());
@@ -346,7 +345,7 @@ impl Disk {
     }
 }
 
-/// Content that lies in a file.
+/// Content in a file.
 #[derive(Debug)]
 pub struct OnDisk {
     disk: Arc<Disk>,
@@ -354,7 +353,7 @@ pub struct OnDisk {
     number: u64,
     plan: Plan,
     sums: Vec<u64>,
-    /// Open while somebody reads.
+    /// The open file, while a request reads from it.
     open: Mutex<Weak<File>>,
 }
 
@@ -364,22 +363,22 @@ impl OnDisk {
         self.plan.length
     }
 
-    /// Bytes of memory it takes.
+    /// Bytes of memory used.
     pub fn memory_bytes(&self) -> usize {
         self.sums.len() * 8 + self.key.len()
     }
 
-    /// The number of the block that has this byte, and the position of its first one.
+    /// The index of the block that contains this byte, and the position of that block's first byte.
     pub fn block_of(&self, position: u64) -> (usize, u64) {
         let block = BLOCK as u64;
         let index = (position / block).min(self.plan.blocks());
         (usize::try_from(index).unwrap_or(usize::MAX), index * block)
     }
 
-    /// Opens the file, or shares it with who reads it already.
+    /// Opens the file, or shares it with requests that read it already.
     ///
     /// # Errors
-    /// It is gone, or cannot be opened.
+    /// It was removed, or cannot be opened.
     pub async fn open(&self) -> std::io::Result<Arc<File>> {
         if let Some(file) = lock(&self.open).upgrade() {
             return Ok(file);
@@ -392,7 +391,7 @@ impl OnDisk {
         Ok(file)
     }
 
-    /// One block; none and [`End::Cut`] if it cannot be had: the file is removed then.
+    /// Reads one block. If that fails, returns none and [`End::Cut`], and removes the file.
     pub async fn piece(&self, index: usize) -> (Vec<Arc<[u8]>>, End) {
         let number = index as u64;
         let Some(sum) = self.sums.get(index).copied() else { return (Vec::new(), End::Whole) };

@@ -1,4 +1,4 @@
-//! HTTP/2 towards clients: each stream is served as a connection of its own.
+//! HTTP/2 with clients: each stream is served like a connection of its own.
 
 use super::super::Proxy;
 use super::super::buffer::Buffer;
@@ -30,14 +30,14 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a connection may be without streams.
+/// How long a connection may have no streams.
 const IDLE: Duration = Duration::from_secs(75);
-/// How often a connection with streams at work looks whether it still has some.
+/// How often a connection with active streams checks whether it still has some.
 const AT_WORK: Duration = Duration::from_secs(1);
-/// How long the last frames may take to leave.
+/// How long the last frames may take to be sent.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// What all streams of a connection share.
+/// State shared by all streams of a connection.
 #[derive(Clone)]
 pub(super) struct Common {
     worker: Arc<Worker>,
@@ -47,7 +47,7 @@ pub(super) struct Common {
     inside: Inside,
 }
 
-/// Serves a connection on which the client and we have agreed on HTTP/2, to its end.
+/// Serves a connection to its end, after the client and we have agreed on HTTP/2.
 pub async fn serve(connection: Connection, inside: Inside) {
     let patience = Duration::from_millis(connection.worker.config().limits.handshake_timeout_ms);
     let Connection { worker, listening, proxy, peer, stream, .. } = connection;
@@ -64,7 +64,7 @@ pub async fn serve(connection: Connection, inside: Inside) {
     let shaking = timeout(patience, builder.handshake::<Stream, Bytes>(stream));
     let Some(Ok(Ok(mut connection))) = Place::while_kept(Some(&place), shaking).await else { return };
     drop(place);
-    // As many as there are streams at work, and this one.
+    // Its count of references is the number of active streams plus one.
     let at_work = Arc::new(());
     let is_lost = loop {
         let is_idle = Arc::strong_count(&at_work) == 1;
@@ -84,12 +84,12 @@ pub async fn serve(connection: Connection, inside: Inside) {
         }
     };
     if is_lost {
-        // At once: another connection waits for the room. The client learns which of its requests were not seen.
+        // Close at once: another connection waits for the room. GOAWAY tells the client which requests were not processed.
         connection.abrupt_shutdown(Reason::NO_ERROR);
     } else {
         connection.graceful_shutdown();
     }
-    // A client that is too slow for the last frames sees the connection end.
+    // If the client is too slow for the last frames, the connection ends without them.
     let _ = timeout(FAREWELL, poll_fn(|cx| connection.poll_closed(cx))).await;
 }
 
@@ -104,7 +104,7 @@ async fn serve_stream(common: Common, asked: http::Request<RecvStream>, mut resp
         Err(_) => return respond.send_reset(Reason::PROTOCOL_ERROR),
     };
     if request_needs_own_connection(&request.fields) {
-        // The scheme authenticates a connection, and this one is shared by streams (RFC 9113 Sec. 7).
+        // The scheme authenticates the whole connection, but streams share this one (RFC 9113 Sec. 7).
         return respond.send_reset(Reason::HTTP_1_1_REQUIRED);
     }
     let pipe = common.connection();
@@ -122,13 +122,13 @@ async fn serve_stream(common: Common, asked: http::Request<RecvStream>, mut resp
             tokio::select! {
                 biased;
                 sent = &mut upload, if !uploaded => match sent {
-                    // An answer may come before all of the body was read.
+                    // A response may arrive before the whole body was read.
                     Ok(()) | Err(Stopped::Sink(_)) => uploaded = true,
                     Err(Stopped::Source(_) | Stopped::Ended(_) | Stopped::Broken(_)) => break Some(Reason::CANCEL),
                 },
                 answered = &mut download => break match answered {
                     Ok(_) if uploaded => None,
-                    // The rest of the body is of no use to anybody (RFC 9113 Sec. 8.1).
+                    // The rest of the body is not needed (RFC 9113 Sec. 8.1).
                     Ok(_) => Some(Reason::NO_ERROR),
                     Err(_) => Some(Reason::INTERNAL_ERROR),
                 },
@@ -141,7 +141,7 @@ async fn serve_stream(common: Common, asked: http::Request<RecvStream>, mut resp
 }
 
 impl Common {
-    /// A connection in memory that is served with what the streams share.
+    /// Starts serving a connection in memory with the shared state; returns its other end.
     pub(super) fn connection(self) -> Duplex {
         let (pipe, other) = pipe();
         let Self { worker, listening, proxy, peer, inside } = self;
@@ -164,15 +164,15 @@ pub(super) fn fields_of(parts: &http::request::Parts) -> impl Iterator<Item = (&
     parts.headers.iter().map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes()))
 }
 
-/// The request as HTTP/1.1 has it, and how its body is framed there.
+/// The request in HTTP/1.1 form, and the framing of its body there.
 fn head_of(parts: &http::request::Parts, has_body: bool) -> Result<(Request, Length), Malformed> {
     let request = request(pseudo(parts), fields_of(parts), has_body)?;
     let length = request_length(&request).map_err(|_| Malformed::Field)?;
     Ok((request, length))
 }
 
-/// Sends what comes out of the connection in memory. `accept` is what an answer has to say that switches to a WebSocket:
-/// after it the stream goes on.
+/// Sends the response from the connection in memory to the stream. `accept` is the value that a switch to a WebSocket
+/// must confirm; after such a switch the stream is returned.
 pub(super) async fn answer(
     (from, buffer): (&Duplex, &mut Buffer),
     method: &Method,

@@ -1,4 +1,4 @@
-//! HTTP/2 towards servers: requests share a connection, each by a connection in memory of its own.
+//! HTTP/2 with servers: requests share a connection. Each uses a connection in memory of its own.
 
 use super::super::buffer::Buffer;
 use super::super::duplex::Duplex;
@@ -16,13 +16,13 @@ use sidetrack_core::http::framing::{Decoder, Length, request_length, response_le
 use sidetrack_core::http::message::{Method, Request, Response, Sender};
 use std::pin::pin;
 
-/// What opens streams on a connection to a server.
+/// Opens streams on a connection to a server.
 pub type Requests = SendRequest<Bytes>;
 
-/// Begins HTTP/2 on a connection on which that was agreed.
+/// Starts HTTP/2 on a connection after ALPN has agreed on it.
 ///
 /// # Errors
-/// The server does not speak it.
+/// The server does not speak HTTP/2.
 pub async fn begin(stream: Stream) -> Result<Requests, Failure> {
     let mut builder = h2::client::Builder::new();
     builder
@@ -34,7 +34,7 @@ pub async fn begin(stream: Stream) -> Result<Requests, Failure> {
     let (requests, connection) =
         begun.map_err(|error| Failure::new(EndReason::HopFailed, format!("HTTP/2: {error}")))?;
     reactor::spawn(async move {
-        // Whoever has a request under way is told by its stream.
+        // Requests under way learn about the end from their streams.
         if let Err(error) = connection.await {
             tracing::debug!(%error, "an HTTP/2 connection to a server ended");
         }
@@ -42,21 +42,21 @@ pub async fn begin(stream: Stream) -> Result<Requests, Failure> {
     Ok(requests)
 }
 
-/// A connection in memory whose requests go by streams; it serves them one after the other.
+/// Returns a connection in memory. Its requests are sent as streams, one after the other.
 pub fn connection(requests: Requests) -> Duplex {
     let (ours, other) = pipe();
     reactor::spawn(serve(Duplex::from(other), requests));
     ours
 }
 
-/// Passes requests on until there are no more, or one is cut: then the connection ends, and with it the answer.
+/// Forwards requests until there are no more, or one is cut. Then the connection ends, and the response is cut, too.
 async fn serve(from: Duplex, requests: Requests) {
     let mut buffer = Buffer::default();
     loop {
         let Ok(Some(bytes)) = head(&from, &mut buffer, Sender::Client).await else { return };
         let Ok(request) = Request::parse(&bytes) else { return };
         if request.fields.has("upgrade") {
-            // It goes on as what it becomes: nothing follows it on this connection.
+            // The stream becomes a WebSocket: no request follows it on this connection.
             if let Err(stopped) = websocket::ask((from, buffer), &request, requests).await {
                 tracing::debug!(?stopped, "a WebSocket over HTTP/2 was cut");
             }
@@ -71,7 +71,7 @@ async fn serve(from: Duplex, requests: Requests) {
     }
 }
 
-/// Passes one request and its answer on.
+/// Forwards one request and its response.
 async fn pass(
     (from, buffer): (&Duplex, &mut Buffer),
     request: &Request,
@@ -98,7 +98,7 @@ async fn pass(
                 Err(source) => return Err(source),
             },
             answered = &mut download => {
-                // What is left of the body has no place on this connection any more.
+                // The rest of the body would be taken for the next request: the connection must end.
                 let whole = if uploaded { Ok(()) } else { Err(Stopped::Source("answered early".to_owned())) };
                 return answered.and(whole);
             }
@@ -114,7 +114,7 @@ async fn upload(
     if decoder.is_done() { Ok(()) } else { pour(from, decoder, body).await }
 }
 
-/// The head as HTTP/2 has it.
+/// The request head in HTTP/2 form.
 pub(super) fn asked(request: &Request) -> Option<http::Request<()>> {
     let host = std::str::from_utf8(request.fields.first("host")?).ok()?;
     let target = std::str::from_utf8(&request.target).ok()?;
@@ -127,7 +127,7 @@ pub(super) fn asked(request: &Request) -> Option<http::Request<()>> {
     Some(asked)
 }
 
-/// Writes an answer as HTTP/1.1.
+/// Writes a response as HTTP/1.1.
 pub(super) async fn download(
     answer: http::Response<RecvStream>,
     method: &Method,

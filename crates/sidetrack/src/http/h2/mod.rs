@@ -1,5 +1,5 @@
-//! HTTP/2 at both ends of opened connections. Each stream is led through a connection in memory on which HTTP/1.1 is
-//! spoken: so policy, records, the cache and the strict reading of messages are the same for both versions.
+//! HTTP/2 at both ends of intercepted connections. Each stream passes through a connection in memory that speaks HTTP/1.1,
+//! so that policy, records, the cache and the strict parsers are the same for both versions.
 
 pub mod accept;
 pub mod ask;
@@ -19,22 +19,22 @@ use sidetrack_core::http::message::{MAX_HEAD, Scan, Sender};
 use std::future::poll_fn;
 use std::io;
 
-/// Bytes that wait in each direction of a connection in memory.
+/// Bytes buffered in each direction of a connection in memory.
 const PIPE_BYTES: usize = 64 * 1024;
-/// Most bytes of content that wait for us in a stream, and in all of a connection.
+/// Most bytes of content that are buffered for us in one stream.
 const STREAM_WINDOW: u32 = 256 * 1024;
-/// As [`STREAM_WINDOW`].
+/// The same limit for all streams of a connection together.
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
-/// Most streams at a time that a client may open (RFC 9113 Sec. 5.1.2).
+/// Most streams that a client may open at the same time (RFC 9113 Sec. 5.1.2).
 const STREAMS_MAX: u32 = 100;
 
-/// Both ends of a connection in memory.
+/// Returns both ends of a connection in memory.
 fn pipe() -> (Duplex, Stream) {
     let (one, other) = tokio::io::duplex(PIPE_BYTES);
     (Duplex::from(Stream::Memory(one)), Stream::Memory(other))
 }
 
-/// A head out of a connection in memory; none at its end.
+/// Reads a head from a connection in memory; `None` at its end.
 async fn head(from: &Duplex, buffer: &mut Buffer, sender: Sender) -> io::Result<Option<Vec<u8>>> {
     let mut scan = Scan::default();
     loop {
@@ -53,11 +53,11 @@ async fn head(from: &Duplex, buffer: &mut Buffer, sender: Sender) -> io::Result<
     }
 }
 
-/// Fields as HTTP/2 has them.
+/// Converts fields to HTTP/2 form.
 fn headers(fields: &Fields) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for (name, value) in map::fields(fields) {
-        // What does not fit was refused when the head was read.
+        // Fields that do not fit were rejected when the head was parsed.
         if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(&name), HeaderValue::from_bytes(value)) {
             headers.append(name, value);
         }
@@ -65,7 +65,7 @@ fn headers(fields: &Fields) -> HeaderMap {
     headers
 }
 
-/// Trailers as HTTP/1.1 may have them.
+/// Keeps the trailers that HTTP/1.1 allows.
 fn trailers(headers: Option<HeaderMap>) -> Fields {
     let mut fields = Fields::new();
     for (name, value) in headers.iter().flatten().filter(|(name, _)| may_trail(name.as_str().as_bytes())) {
@@ -74,7 +74,7 @@ fn trailers(headers: Option<HeaderMap>) -> Fields {
     fields
 }
 
-/// Content from a stream into a connection in memory.
+/// Copies content from a stream to a connection in memory.
 async fn drain(mut body: RecvStream, out: &mut Outgoing<'_>) -> Result<(), Stopped> {
     let gone = |error: h2::Error| Stopped::Source(error.to_string());
     out.flush().await.map_err(Stopped::Sink)?;
@@ -82,14 +82,14 @@ async fn drain(mut body: RecvStream, out: &mut Outgoing<'_>) -> Result<(), Stopp
         let data = data.map_err(gone)?;
         out.push(&data).await.map_err(Stopped::Sink)?;
         out.flush().await.map_err(Stopped::Sink)?;
-        // Only of a stream that is over can nothing be given back.
+        // This fails only if the stream is over; then the capacity does not matter.
         let _ = body.flow_control().release_capacity(data.len());
     }
     let end = trailers(body.trailers().await.map_err(gone)?);
     out.finish(&end).await.map_err(Stopped::Sink)
 }
 
-/// Content out of a connection in memory into a stream.
+/// Copies content from a connection in memory to a stream.
 async fn pour(
     (from, buffer): (&Duplex, &mut Buffer),
     decoder: &mut Decoder,
@@ -116,7 +116,7 @@ async fn pour(
     }
 }
 
-/// Sends as the other end gives room.
+/// Sends data as flow control gives room.
 async fn send(to: &mut SendStream<Bytes>, mut data: Bytes) -> Result<(), Stopped> {
     let gone = |error: h2::Error| Stopped::Sink(io::Error::other(error));
     while !data.is_empty() {
@@ -131,7 +131,7 @@ async fn send(to: &mut SendStream<Bytes>, mut data: Bytes) -> Result<(), Stopped
     Ok(())
 }
 
-/// Most bytes of a list of fields (RFC 9113 Sec. 6.5.2).
+/// The largest header list that we accept, in bytes (RFC 9113 Sec. 6.5.2).
 fn header_list_max() -> u32 {
     u32::try_from(MAX_HEAD).unwrap_or(u32::MAX)
 }

@@ -1,5 +1,5 @@
-//! WebSockets over HTTP/2 (RFC 8441), from clients and to servers. To everybody between the two streams, policy among them,
-//! they are upgrades of HTTP/1.1; so each end may speak the version it can.
+//! WebSockets over HTTP/2 (RFC 8441), from clients and to servers. Between the two streams, also for policy, they are
+//! upgrades of HTTP/1.1. So each end may use its own HTTP version.
 
 use super::super::buffer::Buffer;
 use super::super::duplex::Duplex;
@@ -21,12 +21,12 @@ use sidetrack_core::http::message::{Method, Request, Response};
 use std::io::IoSlice;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// What is hashed behind the key (RFC 6455 Sec. 1.3).
+/// The text that is appended to the key before hashing (RFC 6455 Sec. 1.3).
 const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// Most bytes of one read.
 const READ_BYTES: usize = 16 * 1024;
 
-/// Serves a request that is to become a stream of another protocol, to its end.
+/// Serves an extended CONNECT request to its end.
 pub async fn serve(
     common: Common,
     protocol: &str,
@@ -36,7 +36,7 @@ pub async fn serve(
     if protocol != "websocket" {
         let mut head = http::Response::new(());
         *head.status_mut() = StatusCode::NOT_IMPLEMENTED;
-        // Whoever is gone need not be told.
+        // An error means that the client is gone.
         let _ = respond.send_response(head, true);
         return;
     }
@@ -54,22 +54,22 @@ pub async fn serve(
     };
     match opened {
         Ok(Some(to)) => tunnel(pipe, buffer, body, to).await,
-        // It was refused, with what there is to say about it.
+        // The request was rejected, and the response has been sent.
         Ok(None) => {}
         Err(_) => respond.send_reset(Reason::INTERNAL_ERROR),
     }
 }
 
-/// The answer to a key (RFC 6455 Sec. 4.2.2).
+/// Computes Sec-WebSocket-Accept for a key (RFC 6455 Sec. 4.2.2).
 fn accept_of(key: &str) -> String {
     BASE64.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, format!("{key}{GUID}").as_bytes()).as_ref())
 }
 
-/// Asks a server for a stream in the place of an upgrade (RFC 8441 Sec. 5), answers as if it had upgraded, and moves bytes both
-/// ways; or passes on why it did not.
+/// Asks a server for a WebSocket stream instead of an upgrade (RFC 8441 Sec. 5). If the server accepts, answers like an
+/// upgrade and copies bytes both ways; otherwise forwards the server's response.
 ///
 /// # Errors
-/// Which side stopped it before there was an answer.
+/// Which side stopped it before there was a response.
 pub async fn ask(
     (from, buffer): (Duplex, Buffer),
     request: &Request,
@@ -86,7 +86,7 @@ pub async fn ask(
     let (answer, mut to) = requests.send_request(asked, false).map_err(gone)?;
     let answer = answer.await.map_err(gone)?;
     if !answer.status().is_success() {
-        // Whoever refuses it has nothing to hear.
+        // The server has rejected it: an error here does not matter.
         let _ = to.send_data(Bytes::new(), true);
         return download(answer, &Method::Get, &from).await;
     }
@@ -104,7 +104,7 @@ pub async fn ask(
     Ok(())
 }
 
-/// Moves bytes both ways, until both ends have said their last or one is cut.
+/// Copies bytes both ways, until both ends have closed or one is cut.
 async fn tunnel(pipe: Duplex, mut buffer: Buffer, mut body: RecvStream, mut to: SendStream<Bytes>) {
     let (stream, peeked) = pipe.into_stream();
     let (mut reader, mut writer) = tokio::io::split(stream);
@@ -114,7 +114,7 @@ async fn tunnel(pipe: Duplex, mut buffer: Buffer, mut body: RecvStream, mut to: 
         while let Some(data) = body.data().await {
             let data = data.map_err(gone)?;
             writer.write_all(&data).await.map_err(cut)?;
-            // Only of a stream that is over can nothing be given back.
+            // This fails only if the stream is over; then the capacity does not matter.
             let _ = body.flow_control().release_capacity(data.len());
         }
         writer.shutdown().await.map_err(cut)
