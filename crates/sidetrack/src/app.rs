@@ -1,4 +1,4 @@
-//! Wires everything; the only file that knows all modules.
+//! Puts the program together. Only this module knows all other modules.
 
 mod agreement;
 mod apply;
@@ -26,42 +26,42 @@ pub use up::{UpOptions, up};
 
 use std::os::fd::AsFd;
 
-/// Runs as the keeper, over standard input.
+/// Runs as the keeper process, connected by standard input.
 ///
 /// # Errors
-/// If the connection to the main process breaks in any way but its end.
+/// The connection to the main process fails in another way than by its end.
 pub fn keep() -> anyhow::Result<()> {
     crate::keeper::keep(std::io::stdin().as_fd().try_clone_to_owned()?)
 }
 
-/// Runs as the process that replaces the file of the agreement, over standard input.
+/// Runs as the process that replaces the agreement's file, connected by standard input.
 ///
 /// # Errors
-/// What breaks it.
+/// The failure that ends the process.
 pub fn agreement_writer() -> anyhow::Result<()> {
     agreement::serve(std::io::stdin().as_fd().try_clone_to_owned()?)
 }
 
-/// Runs as the process that starts containers, over standard input.
+/// Runs as the process that starts containers, connected by standard input.
 ///
 /// # Errors
-/// What breaks it.
+/// The failure that ends the process.
 pub fn containers() -> anyhow::Result<()> {
     crate::function::container::serve(std::io::stdin().as_fd().try_clone_to_owned()?)
 }
 
-/// Runs as the shunt's process, over standard input.
+/// Runs as the shunt's process, connected by standard input.
 ///
 /// # Errors
-/// What breaks the shunt.
+/// The failure that ends the shunt.
 pub fn shunt() -> anyhow::Result<()> {
     crate::shunt::serve(std::io::stdin().as_fd().try_clone_to_owned()?)
 }
 
-/// Runs as the process that uses sockets for a domain's agent, over standard input.
+/// Runs as the process that uses sockets for a domain's agent, connected by standard input.
 ///
 /// # Errors
-/// What breaks it.
+/// The failure that ends the process.
 pub fn domain_sockets() -> anyhow::Result<()> {
     crate::control::domain::sockets::serve(std::io::stdin().as_fd().try_clone_to_owned()?)
 }

@@ -1,11 +1,13 @@
-//! The keeper: the small part that keeps the rights.
+//! The keeper: a small process that keeps the rights.
 //!
-//! `sidetrack up` starts itself once more as `sidetrack keeper`, over one socket pair, and gives up its own rights before
-//! it reads a peer's first byte. The keeper answers a closed list of requests ([`Ask`]). It never sees a configuration and reads
-//! no file that a request names: it is told networks, ports, users and cgroups ([`Order`]), and steers only to listeners whose
-//! descriptors came along, as proof that they listen in its own network namespace. When its socket closes, however that comes, it takes everything back and ends: its
-//! nftables table goes with its netlink socket even after SIGKILL, the rest is undone by a guard process. Once a second it
-//! puts back what other programs removed of its routing, which is all of ours that they can remove.
+//! `sidetrack up` starts itself again as `sidetrack keeper`, connected by one socket pair. It gives up its own rights before
+//! it reads a peer's first byte. The keeper answers a closed list of requests ([`Ask`]). It never sees a configuration and
+//! reads no file that a request names: it is told networks, ports, users and cgroups ([`Order`]). It steers only to
+//! listeners whose descriptors were sent along, which proves that they listen in its own network namespace.
+//!
+//! When its socket closes, for whatever reason, it undoes everything and ends. Its nftables table disappears with its
+//! netlink socket, even after SIGKILL; a guard process undoes the rest. Once a second it restores the routing that other
+//! programs removed. Nothing else of ours can be removed by them.
 
 mod derive;
 mod flow;
@@ -35,58 +37,58 @@ use std::sync::{Mutex, PoisonError};
 /// The argument that makes the program a keeper.
 pub const ARGUMENT: &str = "keeper";
 
-/// What the keeper can be asked.
+/// The requests to the keeper.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
-    /// Become this user, before all else.
+    /// Become this user. Sent before all other requests.
     Become(DataUser),
-    /// The first request, once: what later ones may ask for.
+    /// Sent once, before later requests: it limits them.
     Begin(Begin),
-    /// The descriptors that came along are listeners. They count for the next order, after those sent before.
+    /// The attached descriptors are listeners. They are added to those sent before, for the next order.
     Listeners,
-    /// Make the kernel do this, instead of what was before.
+    /// Let the kernel do this instead of what it did before.
     Steer(Order),
-    /// Which flows does the kernel carry alone now?
+    /// Return the flows that the kernel forwards without us.
     Flows,
-    /// The end that follows is orderly: take everything back, also what is to outlive a crash.
+    /// An orderly end follows: undo everything, also the rules that would stay after a crash.
     Release,
-    /// Who owns the socket with these addresses?
+    /// Return the owner of the socket with these addresses.
     Owner {
         /// The socket's own address.
         local: SocketAddr,
-        /// What it is connected to.
+        /// The address it is connected to.
         remote: SocketAddr,
     },
 }
 
-/// What later requests may ask for. It is said before a peer's byte was read, and cannot be said again: an attacker who takes over
-/// the main process later cannot widen it.
+/// The limits of later requests. They are sent before a peer's byte is read, and only once: an attacker who takes over the
+/// main process later cannot widen them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Begin {
-    /// Orders may leave rules behind that keep traffic blocked after a crash.
+    /// Orders may leave rules that keep traffic blocked after a crash.
     pub closed: bool,
-    /// Owners of sockets may be asked for, which takes CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH.
+    /// Owners of sockets may be requested, which needs CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH.
     pub owners: bool,
 }
 
-/// What the keeper answers.
+/// The keeper's answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Told {
-    /// It waits for orders.
+    /// The keeper waits for orders.
     Begun,
-    /// The descriptors are listeners of this network namespace.
+    /// The descriptors are listeners in this network namespace.
     Listening,
-    /// Done. With kernel paths a descriptor comes along that conntrack reports their ends to.
+    /// Done. With kernel paths, a descriptor is attached to which conntrack reports the ends of flows.
     Steered {
-        /// What was not possible as asked, in words.
+        /// What was not possible as requested, in words.
         warnings: Vec<String>,
     },
     /// The flows.
     Flows(Vec<KernelFlow>),
-    /// Everything will be taken back when the connection ends.
+    /// Everything will be undone when the connection ends.
     Released,
-    /// The owner, as far as it is known.
+    /// The owner, as far as known.
     Owner {
         /// Process id.
         pid: Option<u32>,
@@ -95,17 +97,17 @@ pub enum Told {
         /// User id.
         uid: Option<u32>,
     },
-    /// It could not be done; nothing has changed.
+    /// The request failed, and nothing has changed.
     Failed(String),
 }
 
-/// Why the keeper did not do what it was asked.
+/// Why the keeper did not do what was requested.
 #[derive(Debug, thiserror::Error)]
 pub enum KeeperError {
-    /// It says why.
+    /// The keeper gave this reason.
     #[error("{0}")]
     Refused(String),
-    /// It is gone, and with it the rules.
+    /// The keeper is gone, and so are the rules.
     #[error("the keeper process is gone ({0}), and with it all rules in the kernel: restart sidetrack")]
     Gone(io::Error),
 }
@@ -118,10 +120,10 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Starts the keeper, which becomes this user and later does no more than `begin` allows.
+    /// Starts the keeper. It becomes this user, and later allows only what `begin` says.
     ///
     /// # Errors
-    /// What the system says about a new process, or the keeper about its start.
+    /// The process cannot be started, or the keeper reports a failure.
     pub fn start(begin: Begin, user: Option<&DataUser>) -> anyhow::Result<Self> {
         let (ours, theirs) = scm::pair()?;
         let child = process::respawn(ARGUMENT, theirs)?;
@@ -136,7 +138,7 @@ impl Keeper {
         }
     }
 
-    /// Steers to these listeners. Gives warnings and, with kernel paths, the events of their ends.
+    /// Steers to these listeners. Returns warnings and, with kernel paths, the events of flows' ends.
     ///
     /// # Errors
     /// Why nothing has changed.
@@ -145,7 +147,7 @@ impl Keeper {
         order: Order,
         listeners: &[BorrowedFd<'_>],
     ) -> Result<(Vec<String>, Option<Events>), KeeperError> {
-        // One request after the other: nobody else's listeners may come in between.
+        // Hold the lock for all requests: another thread's listeners must not come in between.
         let end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
         for some in listeners.chunks(scm::MAX_FDS) {
             match exchange(&end, &Ask::Listeners, some)? {
@@ -159,10 +161,10 @@ impl Keeper {
         }
     }
 
-    /// The flows that the kernel carries alone now.
+    /// The flows that the kernel forwards without us.
     ///
     /// # Errors
-    /// If the keeper is gone, or conntrack does not answer it.
+    /// The keeper is gone, or conntrack does not answer it.
     pub fn flows(&self) -> Result<Vec<KernelFlow>, KeeperError> {
         match self.ask(&Ask::Flows)? {
             (Told::Flows(flows), _) => Ok(flows),
@@ -170,23 +172,23 @@ impl Keeper {
         }
     }
 
-    /// A descriptor that becomes readable when the keeper has ended.
+    /// Returns a descriptor that becomes readable when the keeper ends.
     ///
     /// # Errors
-    /// What pidfd_open(2) says.
+    /// As pidfd_open(2).
     pub fn watch(&self) -> io::Result<OwnedFd> {
         process::watch(self.child.lock().unwrap_or_else(PoisonError::into_inner).id())
     }
 
-    /// How the keeper ended, if it has.
+    /// The keeper's exit status, if it has ended.
     pub fn ended(&self) -> Option<std::process::ExitStatus> {
         self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait().ok().flatten()
     }
 
-    /// Who owns a socket of this host.
+    /// The owner of a socket on this host.
     ///
     /// # Errors
-    /// If the keeper is gone.
+    /// The keeper is gone.
     pub fn owner(&self, local: SocketAddr, remote: SocketAddr) -> Result<Process, KeeperError> {
         match self.ask(&Ask::Owner { local, remote })? {
             (Told::Owner { pid, name, uid }, _) => Ok(Process { pid, name, uid }),
@@ -198,10 +200,10 @@ impl Keeper {
         exchange(&self.end.lock().unwrap_or_else(PoisonError::into_inner), ask, &[])
     }
 
-    /// Lets the keeper take everything back, and waits until it has. Requests fail from then on.
+    /// Lets the keeper undo everything, and waits until it has ended. Requests fail from then on.
     ///
     /// # Errors
-    /// What waitpid(2) says.
+    /// As waitpid(2).
     pub fn finish(&self) -> io::Result<()> {
         if let Err(error) = self.ask(&Ask::Release) {
             tracing::warn!(%error, "the keeper ended before us");

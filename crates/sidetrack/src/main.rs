@@ -1,4 +1,4 @@
-//! The one binary: sub-commands only.
+//! The program `sidetrack`: all of its work is in subcommands.
 
 use clap::{Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
@@ -13,11 +13,11 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// The futures of flows in the making are larger than what the system's allocator keeps at hand for each thread.
+/// The futures of flows during setup are larger than the blocks that the system's allocator caches per thread.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Exit code of every command but `run` whose configuration is not accepted: that of wrong arguments.
+/// The exit code of all commands except `run` if the configuration is rejected. It equals that for wrong arguments.
 const BAD_CONFIGURATION: u8 = 2;
 
 /// Catches the TCP traffic of unmodified programs, decides by policy, carries it.
@@ -94,7 +94,7 @@ enum Command {
 
 fn main() -> ExitCode {
     sidetrack::log::start(sidetrack::cli::colours());
-    // Read before passwords in them are overwritten; what cannot be overwritten was visible before, too.
+    // Read the arguments before passwords in them are overwritten. If overwriting fails, they stay as visible as before.
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let _ = sidetrack_sys::arguments::mask_passwords();
     let command = match Cli::try_parse_from(&arguments) {
@@ -131,7 +131,7 @@ fn main() -> ExitCode {
         Command::Keeper => app::keep().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
-        // Nobody may be there to read it: that is no reason to panic.
+        // Standard error may be closed, which must not cause a panic.
         let _ = writeln!(std::io::stderr(), "sidetrack: {error:#}");
         if error.chain().any(|cause| cause.is::<BadConfiguration>()) {
             return ExitCode::from(BAD_CONFIGURATION);
@@ -140,8 +140,8 @@ fn main() -> ExitCode {
     })
 }
 
-/// Prints what is wrong with the arguments, or the help that was asked for. Wrong arguments of `run` have an exit code
-/// that no usual command gives, so that a script can tell them from the command's own failure.
+/// Prints the error in the arguments, or the requested help. For wrong arguments, `run` has an exit code that commands do not
+/// usually have, so that a script can distinguish them from a failure of the command.
 fn refused(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     let _ = error.print();
     let of_run = arguments.get(1).is_some_and(|word| word == "run");

@@ -1,5 +1,5 @@
-//! Who we are to our own kind, and whom we believe: certificates of both ends of a tunnel, TLS 1.3 only, by rustls
-//! with ring. A peer is believed because an authority signed its certificate, or because its key is pinned.
+//! Mutual TLS between our own nodes: certificates at both ends of a tunnel, TLS 1.3 only, by rustls with ring. A peer is
+//! trusted because an authority signed its certificate, or because its key is pinned.
 
 mod believe;
 mod make;
@@ -22,16 +22,16 @@ use rustls::{ClientConfig, ServerConfig};
 use std::fmt;
 use std::sync::Arc;
 
-/// Whom we believe.
+/// The peers that are trusted.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Trust {
-    /// A peer whose certificate one of these authorities signed, or is one of these itself: the text of a PEM file.
+    /// Peers whose certificate one of these authorities signed, or is one of these itself. The text of a PEM file.
     Authority(Arc<str>),
-    /// Whoever has one of these keys; names and dates in its certificate mean nothing.
+    /// Peers that own one of these keys. Names and dates in their certificates are ignored.
     Pins(Vec<Pin>),
 }
 
-/// An identity and a trust that fit together: what a connection between two of our own kind needs at either end.
+/// An identity and the trusted peers: what either end of a connection between our own nodes needs.
 #[derive(Clone)]
 pub struct Mutual {
     identity_pem: Arc<str>,
@@ -41,7 +41,7 @@ pub struct Mutual {
     server: Arc<ServerConfig>,
 }
 
-/// Why an identity or a trust is of no use.
+/// Why an identity or its trusted peers cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// The PEM text of the identity has no certificate or no private key.
@@ -50,14 +50,14 @@ pub enum TlsError {
     /// The PEM text of the authority has no certificate.
     #[error("the file of the authority has no certificate in PEM: {0}")]
     Authority(String),
-    /// rustls does not take them.
+    /// rustls rejects them.
     #[error(transparent)]
     Tls(#[from] rustls::Error),
 }
 
 impl Mutual {
-    /// Checks an identity (the text of a PEM file with a certificate chain and its private key) and a trust, for this
-    /// application protocol.
+    /// Checks an identity (the text of a PEM file with a certificate chain and its private key) and the trusted peers, for
+    /// this application protocol.
     ///
     /// # Errors
     /// What is wrong with either.
@@ -83,17 +83,17 @@ impl Mutual {
         Ok(Self { identity_pem: identity_pem.into(), trust, alpn, client, server })
     }
 
-    /// For the end that opens connections.
+    /// The configuration of the end that opens connections.
     pub fn client(&self) -> Arc<ClientConfig> {
         self.client.clone()
     }
 
-    /// Whether an authority signs the peers' certificates, and with them the names in them.
+    /// Whether an authority signs the peers' certificates, and so vouches for the names in them.
     pub const fn has_authority(&self) -> bool {
         matches!(self.trust, Trust::Authority(_))
     }
 
-    /// For the end that accepts them.
+    /// The configuration of the end that accepts connections.
     pub fn server(&self) -> Arc<ServerConfig> {
         self.server.clone()
     }
@@ -108,7 +108,7 @@ impl PartialEq for Mutual {
 impl Eq for Mutual {}
 
 impl fmt::Debug for Mutual {
-    /// Without the key.
+    /// Omits the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mutual").field("trust", &self.trust).finish_non_exhaustive()
     }
@@ -123,26 +123,26 @@ impl fmt::Debug for Trust {
     }
 }
 
-/// The algorithms of every connection.
+/// The cryptographic algorithms of all connections.
 pub fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// The certificates of a PEM text; at least one.
+/// Returns the certificates in a PEM text, at least one.
 fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     let found = found.map_err(|error| error.to_string())?;
     if found.is_empty() { Err("there is no CERTIFICATE".to_owned()) } else { Ok(found) }
 }
 
-/// How a peer with this certificate is called in rules and records: by its first DNS name, else by its pin.
+/// The name of a peer in rules and records: its certificate's first DNS name, otherwise its pin.
 pub fn peer_name(certificate: &CertificateDer<'_>) -> String {
     match webpki::EndEntityCert::try_from(certificate) {
         Ok(parsed) => {
             let name = parsed.valid_dns_names().next().map(str::to_ascii_lowercase);
             name.unwrap_or_else(|| Pin::of_key(&parsed.subject_public_key_info()).to_string())
         }
-        // rustls has parsed it before, so this is for a future rustls that takes other forms.
+        // rustls has parsed it before. This is for a future rustls that accepts other certificates.
         Err(_) => "?".to_owned(),
     }
 }

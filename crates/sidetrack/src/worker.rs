@@ -1,6 +1,5 @@
-//! A worker: one thread, one single-threaded runtime, its own sockets on every listener's port (`SO_REUSEPORT`), its
-//! own ledger. Nothing on the data path is shared with other workers but the snapshot of the configuration and the
-//! budget of descriptors.
+//! A worker: one thread with a single-threaded runtime, its own sockets on every listener's port (`SO_REUSEPORT`) and its
+//! own ledger. On the data path, workers share only the snapshot of the configuration and the budget of descriptors.
 
 mod far;
 mod waiting;
@@ -34,50 +33,50 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// How often a worker looks for flows whose deadline has passed.
+/// How often a worker checks for flows whose deadline has passed.
 const SWEEP: Duration = Duration::from_millis(100);
 
-/// How long a listener rests when the system has no descriptor for the next connection: long enough not to spin,
-/// short enough not to be noticed.
+/// How long a listener pauses if the system has no descriptor for the next connection: long enough not to spin, short
+/// enough not to be noticed.
 const ACCEPT_REST: Duration = Duration::from_millis(10);
 
-/// Most connections that a listener that goes still serves: as many as may wait on a socket.
+/// Most connections that a closing listener still serves: the largest accept queue of a socket.
 const WAITING_MAX: usize = 4096;
 
-/// Most client addresses that `limits.max_flows_per_client` counts at a time.
+/// Most client addresses that `limits.max_flows_per_client` counts at the same time.
 const SOURCES_MAX: usize = 65_536;
 
-/// The share of all flows that one client has where `limits.max_flows_per_client` says nothing: one in so many.
+/// Without `limits.max_flows_per_client`, one client may have 1/`CLIENT_SHARE` of all flows.
 const CLIENT_SHARE: u64 = 2;
 
-/// The share of all flows that may wait for their handshakes where `limits.max_handshakes` says nothing: one in so many.
+/// Without `limits.max_handshakes`, 1/`HANDSHAKE_SHARE` of all flows may be in their handshakes.
 const HANDSHAKE_SHARE: u64 = 4;
 
-/// Connections that may wait for a flow where nothing was set aside for them, because no rule asked for any when the
-/// process began: the descriptors kept back for what is no flow bear that many.
+/// Warm connections that are allowed if none were reserved, because no rule needed any at the start. The descriptors
+/// reserved for other uses than flows suffice for them.
 pub const WARM_MIN: usize = 16;
 
-/// What all workers of a process share.
+/// State shared by all workers of a process.
 #[derive(Debug)]
 pub struct Shared {
     /// The configuration in force.
     pub config: Arc<ArcSwap<Config>>,
     /// How connections are dialled.
     pub dialing: ArcSwap<Dialing>,
-    /// Who knows the processes behind local connections.
+    /// Finds the processes of local connections.
     pub owners: Owners,
-    /// The functions that rules lead flows through.
+    /// The functions that rules apply to flows.
     pub functions: Library,
     /// The data-flow agreement in force.
     pub agreement: ArcSwap<InForce>,
     budget: Mutex<Budget>,
     per_client: Mutex<SourceLimit>,
-    /// The configuration says how many flows a client may have: then it holds for every client.
+    /// `limits.max_flows_per_client` is set, and so applies to every client.
     is_client_bound: bool,
     handshakes: Arc<Places>,
     /// Connections that are idle between requests.
     idle: Arc<Places>,
-    /// QUIC handshakes that were ended for others.
+    /// QUIC handshakes that were ended to make room for others.
     quic_left: AtomicU64,
     next_flow: AtomicU64,
     warm_room: Arc<Room>,
@@ -87,7 +86,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// The state of a process that starts with this configuration and budget.
+    /// The state of a new process with this configuration and budget.
     pub fn new(
         config: Arc<ArcSwap<Config>>,
         dialing: Dialing,
@@ -100,7 +99,7 @@ impl Shared {
         let flows = budget.flows().max;
         let per_client = match limits.max_flows_per_client {
             Some(most) => SourceLimit::new(most, SOURCES_MAX),
-            // Every client counted has a flow: the table is never fuller than that.
+            // Every counted client has a flow, so the table needs no more entries than there are flows.
             None => SourceLimit::new(
                 u32::try_from(flows.div_ceil(CLIENT_SHARE)).unwrap_or(u32::MAX),
                 count(flows),
@@ -117,7 +116,7 @@ impl Shared {
             per_client: Mutex::new(per_client),
             is_client_bound: limits.max_flows_per_client.is_some(),
             handshakes: Places::new(count(handshakes)),
-            // As many as there is room for: they leave when others need it.
+            // Unlimited: idle connections are closed when others need the room.
             idle: Places::new(usize::MAX),
             quic_left: AtomicU64::new(0),
             next_flow: AtomicU64::new(1),
@@ -130,14 +129,14 @@ impl Shared {
         }
     }
 
-    /// So many descriptors are set aside for connections that wait for a flow; at least [`WARM_MIN`] may be used.
+    /// Reserves descriptors for this number of warm connections; at least [`WARM_MIN`] may be used.
     #[must_use]
     pub fn with_warm(mut self, connections: usize) -> Self {
         self.warm_room = Arc::new(Room::new(connections.max(WARM_MIN)));
         self
     }
 
-    /// How many pipes for `splice(2)` are set aside, for all workers together.
+    /// The number of pipes for `splice(2)` that are reserved for all workers together.
     pub fn pipes(&self) -> usize {
         let pipes = self.budget.lock().unwrap_or_else(PoisonError::into_inner).pipes();
         usize::try_from(pipes).unwrap_or(usize::MAX)
@@ -148,8 +147,8 @@ impl Shared {
         self.clock
     }
 
-    /// How many connections were closed to make room for others since the start: before the end of their handshake or their
-    /// first request, and while they were idle between requests.
+    /// Returns how many connections were closed to make room for others since the start: before the end of their handshake or
+    /// first request, and while idle between requests.
     pub fn closed_for_others(&self) -> (u64, u64) {
         (self.handshakes.left() + self.quic_left.load(Relaxed), self.idle.left())
     }
@@ -160,7 +159,7 @@ impl Shared {
     }
 }
 
-/// See the module.
+/// One worker.
 #[derive(Debug)]
 pub struct Worker {
     /// Its flows.
@@ -171,9 +170,9 @@ pub struct Worker {
     pub sessions: Arc<Mutex<SessionTable>>,
     /// Its tunnels to far sides.
     pub tunnels: Tunnels,
-    /// Its connections to servers that wait for a flow.
+    /// Its warm connections to servers.
     pub warm: Warm,
-    /// What it is the far side of.
+    /// The far sides of tunnels that it serves.
     far: far::Far,
     shared: Arc<Shared>,
 }
@@ -199,17 +198,17 @@ impl Worker {
         self.shared.dialing.load_full()
     }
 
-    /// Who knows the processes behind local connections.
+    /// Finds the processes of local connections.
     pub fn owners(&self) -> &Owners {
         &self.shared.owners
     }
 
-    /// The functions that rules lead flows through.
+    /// The functions that rules apply to flows.
     pub fn functions(&self) -> &Library {
         &self.shared.functions
     }
 
-    /// Notes what policy says about a flow, after the agreement was asked where its rule asks one. Gives the verdict.
+    /// Stores the decision about a flow, after consulting the agreement if the rule requires that. Returns the verdict.
     pub fn judge(&self, config: &Config, live: &LiveFlow, flow: &Flow, verdict: Verdict) -> Verdict {
         if !verdict.asks_agreement() {
             live.decide(Decided { flow: flow.clone(), verdict: Some(verdict.clone()) });
@@ -219,8 +218,8 @@ impl Worker {
             let in_force = self.shared.agreement.load_full();
             let judged = in_force.judge(config, flow, verdict.clone());
             live.decide(Decided { flow: flow.clone(), verdict: Some(judged.clone()) });
-            // Whoever changes the agreement looks at all flows that are decided by then: this is one of them, or the
-            // change is seen here.
+            // A change of the agreement checks all flows that are decided by then. Either it sees this flow, or the change is
+            // seen here.
             if Arc::ptr_eq(&in_force, &self.shared.agreement.load()) {
                 return judged;
             }
@@ -232,14 +231,13 @@ impl Worker {
         self.shared.next_flow_id()
     }
 
-    /// Keeps a SOCKS6 session from falling idle as long as a flow of it goes on.
+    /// Keeps a SOCKS6 session from expiring while one of its flows goes on.
     pub fn flow_of(&self, session: SessionId) -> FlowOfSession {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner).flow_began(&session);
         FlowOfSession { sessions: self.sessions.clone(), clock: self.clock, session }
     }
 
-    /// Wakes flows that are overdue, and keeps the tunnels and the connections that wait for flows those of the
-    /// configuration, for ever.
+    /// Wakes overdue flows, and updates tunnels and warm connections after a change of the configuration. Does not return.
     pub async fn sweep(self: Arc<Self>) {
         let mut config = self.config();
         self.hold(&config);
@@ -254,13 +252,13 @@ impl Worker {
         }
     }
 
-    /// Holds the connections open that this configuration asks for.
+    /// Keeps the connections open that this configuration asks for.
     fn hold(&self, config: &Config) {
         self.tunnels.update(&config.tunnels);
         self.warm.update(&config.policy);
     }
 
-    /// Accepts connections until `stop` becomes true or its sender is gone; those that wait by then are still served.
+    /// Accepts connections until `stop` becomes true or its sender is dropped. Connections in the queue are still served.
     pub async fn accept(
         self: Arc<Self>,
         listening: Arc<Listening>,
@@ -271,7 +269,7 @@ impl Worker {
             let is_told = stop.has_changed().unwrap_or(true);
             let accepted = tokio::select! {
                 biased;
-                // First: to be told of a change, and to take that back, costs more than to look whether there is one.
+                // Accept first: registering for a change and deregistering costs more than checking for one.
                 accepted = listener.accept(), if !is_told => accepted,
                 changed = stop.changed() => match changed {
                     Ok(()) if !*stop.borrow() => continue,
@@ -287,14 +285,14 @@ impl Worker {
                 }
             }
         }
-        // The kernel has answered these clients already, and would reset them with the socket.
+        // The kernel has already answered these clients, and would reset them when the socket closes.
         for _ in 0..WAITING_MAX {
             match poll_fn(|cx| Poll::Ready(listener.poll_accept(cx))).await {
                 Poll::Ready(Ok((stream, peer))) => self.serve(&listening, stream, peer, &stop),
                 Poll::Ready(Err(_)) | Poll::Pending => break,
             }
         }
-        // Whoever waits for the end of `stop` finds the address free.
+        // Close the listener before `stop` is dropped: the task that waits for `stop` must find the address free.
         drop(listener);
         drop(stop);
     }
@@ -315,7 +313,7 @@ impl Worker {
         }
     }
 
-    /// Tells those at the other ends of tunnels and of waiting connections that this worker stops.
+    /// Tells the peers of tunnels and warm connections that this worker stops.
     pub async fn part(&self) {
         self.warm.close();
         self.tunnels.close().await;
@@ -323,7 +321,7 @@ impl Worker {
     }
 }
 
-/// A flow that is part of a SOCKS6 session; when dropped, the session counts as used a last time.
+/// A flow of a SOCKS6 session. On drop, the session's idle time starts again.
 #[derive(Debug)]
 pub struct FlowOfSession {
     sessions: Arc<Mutex<SessionTable>>,
@@ -338,7 +336,7 @@ impl Drop for FlowOfSession {
     }
 }
 
-/// Errors of accept(2) that concern one connection that is gone already.
+/// Whether an error of accept(2) concerns only one connection, which is already gone.
 fn is_about_the_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{
         ConnectionAborted, ConnectionReset, HostUnreachable, Interrupted, NetworkUnreachable,
@@ -349,7 +347,7 @@ fn is_about_the_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Leave to use two descriptors, given back when dropped.
+/// Permission to use two descriptors; given back on drop.
 #[derive(Debug)]
 pub struct Admission {
     shared: Arc<Shared>,
@@ -357,25 +355,25 @@ pub struct Admission {
     holds: Holds,
 }
 
-/// What an admission takes of the budget.
+/// What an admission takes from the budget.
 #[derive(Clone, Copy, Debug)]
 enum Holds {
     Nothing,
     Descriptors,
-    /// It is a flow of the packet engine.
+    /// A flow of the packet engine, which needs no descriptors.
     Beside,
 }
 
 impl Admission {
-    /// Asks for leave for one more flow of this client. If there is no room for it, the connection that is idle longest is
-    /// closed. `is_own`, asked if the client has its share: whether it speaks for
-    /// many (this host, or a neighbour that says for whom), so that it has a share only where the configuration says so.
+    /// Asks for one more flow of this client. Without room, the connection that has been idle longest is closed.
+    /// `is_own` is called if the client has used up its share. It returns whether the client acts for many others (this host,
+    /// or a proxy that forwards for named clients): then a share applies only if it is configured.
     ///
     /// # Errors
     /// Which limit is reached, in words.
     pub fn ask(worker: &Worker, client: IpAddr, is_own: impl FnOnce() -> bool) -> Result<Self, String> {
         let shared = &worker.shared;
-        // First, so that a client that has its share closes no connection of another one.
+        // Count first: a client that has used up its share must not close connections of others.
         let mut admission = Self { shared: shared.clone(), client: None, holds: Holds::Nothing };
         admission.count(client, is_own)?;
         let budget = || shared.budget.lock().unwrap_or_else(PoisonError::into_inner);
@@ -401,7 +399,7 @@ impl Admission {
         Ok(admission)
     }
 
-    /// Asks for leave for one more flow of this client that takes no descriptor; none if nothing bounds these.
+    /// Asks for one more flow of this client that needs no descriptors; `None` if there is no limit for such flows.
     ///
     /// # Errors
     /// Which limit is reached, in words.
@@ -418,7 +416,7 @@ impl Admission {
             }
         }
         let mut admission = Self { shared: shared.clone(), client: None, holds: Holds::Beside };
-        // Without descriptors it takes none from others: no share where none is written.
+        // Such a flow takes no descriptors from others, so a share applies only if it is configured.
         if shared.is_client_bound {
             admission.count(client, || false)?;
         }

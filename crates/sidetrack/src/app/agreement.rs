@@ -1,4 +1,4 @@
-//! The data-flow agreement of a node: read with the configuration, put in force, and applied to flows that run.
+//! The data-flow agreement of a node: read with the configuration, put in force, and applied to running flows.
 
 mod file;
 
@@ -19,10 +19,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 
-/// A clock that was set is noticed after so long.
+/// How often the clock is compared with the agreement's dates, in case the clock was set.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
-/// Reads the agreement that a configuration names; keeps what `now` has where nothing changed.
+/// Reads the agreement that a configuration names; keeps the book of `current` if nothing has changed.
 ///
 /// # Errors
 /// All that is wrong with the file, each with its place; or a function that the configuration lacks.
@@ -46,7 +46,7 @@ fn book(path: &Path, text: &str, now: SystemTime) -> anyhow::Result<Book> {
     book.map_err(|error| crate::config::BadConfiguration::from(error).into())
 }
 
-/// Refuses an agreement that asks for functions which this node lacks at an end where its rules stand.
+/// Rejects an agreement that needs functions which this node lacks at an end where its rules apply the agreement.
 fn lacking(config: &Config, book: &Book) -> anyhow::Result<()> {
     let stands_at = |end: End| {
         config.policy.rules().iter().any(|rule| match &rule.action {
@@ -69,7 +69,7 @@ fn lacking(config: &Config, book: &Book) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Flows that may not go on, and why.
+/// Returns the flows that are no longer allowed, each with the reason.
 fn revoked(
     in_force: &InForce,
     config: &Config,
@@ -89,7 +89,7 @@ fn revoked(
 }
 
 impl Node {
-    /// Puts an agreement in force and ends the flows that it does not allow. Gives their numbers.
+    /// Puts an agreement in force and ends the flows that it does not allow. Returns their numbers.
     pub(super) fn put_agreement(&self, config: &Config, in_force: Arc<InForce>) -> Vec<u64> {
         self.agreement().store(in_force.clone());
         let revoked = revoked(&in_force, config, &self.ledgers());
@@ -102,7 +102,7 @@ impl Node {
         revoked.iter().map(|(live, _)| live.id.0).collect()
     }
 
-    /// Reads the agreement anew, where the file or the time has changed what holds.
+    /// Reads the agreement again, and puts it in force if the file or the time has changed it.
     fn look_at_agreement(&self, config: &Config) {
         let _agreeing = lock(&self.agreeing);
         let current = self.agreement().load_full();
@@ -116,11 +116,11 @@ impl Node {
         }
     }
 
-    /// Checks a text and says what it would do to the flows that run; unless it is tried only, it becomes the file and is
-    /// in force.
+    /// Checks a text and says what it would do to running flows. Unless `dry_run` is set, the text is written to the file
+    /// and put in force.
     ///
     /// # Errors
-    /// What is wrong with it, or with writing the file; nothing has changed then.
+    /// What is wrong with the text, or with writing the file. Nothing has changed then.
     pub fn apply_agreement(&self, config: &Config, text: &str, dry_run: bool) -> anyhow::Result<Applied> {
         let file =
             config.agreement.as_ref().context("the configuration has no [policy] that names an agreement")?;
@@ -139,7 +139,7 @@ impl Node {
         Ok(Applied { dry_run, revoked, status: status(&in_force) })
     }
 
-    /// What is in force.
+    /// The agreement in force.
     pub fn agreement_status(&self) -> AgreementStatus {
         status(&self.agreement().load())
     }
@@ -160,7 +160,7 @@ fn status(in_force: &InForce) -> AgreementStatus {
     }
 }
 
-/// Sees to it that the agreement in force is that of the file and of the time, for ever.
+/// Keeps the agreement in force up to date with the file and the time. Does not return.
 pub(super) async fn follow(node: Arc<Node>, handle: ReloadHandle) {
     let (told, mut changes) = mpsc::channel(1);
     let mut watched = None;

@@ -1,4 +1,4 @@
-//! How a new configuration takes the place of the old one in a node at work.
+//! Replaces the configuration of a running node.
 
 use super::node::{Node, Served, addresses, bound_addresses, engine_listeners, lock};
 use super::sockets::{self, Bound};
@@ -16,10 +16,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::SystemTime;
 
 impl Node {
-    /// Puts a new configuration in force: all of it or nothing. Flows go on under the rules they began with.
+    /// Puts a new configuration in force, all of it or nothing. Running flows keep their rules.
     ///
     /// # Errors
-    /// What cannot be done; nothing has changed then.
+    /// What cannot be done. Nothing has changed then.
     pub fn apply(&self, change: &Change<'_>) -> anyhow::Result<()> {
         let new = change.new;
         anyhow::ensure!(
@@ -43,15 +43,15 @@ impl Node {
             "user is not changed by a reload: what root may do was given up; restart sidetrack for it"
         );
         self.allowed_by_keeper(new)?;
-        // Wrong agreements are refused before anything is started for the configuration.
+        // Reject a wrong agreement before anything is started for the configuration.
         agreement::read(new, &self.agreement().load())?;
-        // It may wait until containers are well. Nothing is locked or bound meanwhile: whoever looks in finds all as it was, and no
-        // connection comes to a listener that nobody serves yet.
+        // This may wait for containers. Nothing is locked or bound meanwhile, so the admin interface shows the old state,
+        // and no connection reaches a listener without a worker.
         let functions = containers::anew(&self.shared.functions, new)?;
         self.replace(change, functions)
     }
 
-    /// Whether the keeper was started for what this configuration asks of it: it cannot have rights again that it gave up.
+    /// Checks that the keeper still has the rights that this configuration needs: it cannot regain rights that it gave up.
     fn allowed_by_keeper(&self, new: &Config) -> anyhow::Result<()> {
         let may = self.steered.may;
         if self.steered.keeper.is_none() {
@@ -69,7 +69,7 @@ impl Node {
         Ok(())
     }
 
-    /// The sockets of listeners that the configuration in force does not have.
+    /// Binds the sockets of listeners that are new in this configuration.
     fn bind_fresh(
         &self,
         change: &Change<'_>,
@@ -77,7 +77,7 @@ impl Node {
     ) -> anyhow::Result<Vec<(Listener, Vec<Bound>)>> {
         let new = change.new;
         let kept = |listener: &Listener| {
-            // The handshake time-out is part of what a SOCKS listener's connections share.
+            // The handshake timeout is part of the state that a SOCKS listener's connections share.
             let same = change.old.limits.handshake_timeout_ms == new.limits.handshake_timeout_ms;
             served.iter().any(|served| same && served.listener == *listener)
         };
@@ -86,19 +86,19 @@ impl Node {
         let of_old: Vec<_> = of_old.collect();
         let mut fresh = Vec::new();
         for listener in new.listeners.iter().filter(|listener| !kept(listener)) {
-            // Both have an address until the old one goes.
+            // The old and the new listener share the address until the old one is closed.
             let own = [of_old.clone(), bound_addresses(&fresh)].concat();
             fresh.push((listener.clone(), sockets::bind(listener, new, self.workers, &own)?));
         }
         Ok(fresh)
     }
 
-    /// What is ready takes the place of what was.
+    /// Replaces listeners, rules, functions and agreement by the prepared ones.
     fn replace(&self, change: &Change<'_>, functions: Vec<Arc<Function>>) -> anyhow::Result<()> {
         let new = change.new;
         let fleet = lock(&self.fleet);
         let fleet = fleet.as_ref().context("sidetrack is shutting down")?;
-        // Once more: while containers were waited for, another one may have been put in force.
+        // Read again: another agreement may have been put in force while this waited for containers.
         let _agreeing = lock(&self.agreeing);
         let in_force = agreement::read(new, &self.agreement().load())?;
         let mut served = lock(&self.served);
@@ -118,7 +118,7 @@ impl Node {
         let proofs: Vec<_> =
             proofs.chain(fresh.iter().flat_map(|(_, bound)| bound).filter_map(Bound::proof)).collect();
         self.steer_anew(new, &addresses, &proofs, |steer| steer)?;
-        // Nothing can fail from here on.
+        // From here on nothing can fail.
         let (stay, go): (Vec<_>, Vec<_>) = served.drain(..).partition(stays);
         *served = stay;
         for (listener, bound) in fresh {
@@ -130,13 +130,13 @@ impl Node {
         self.put_agreement(new, in_force);
         chains::cut_changed(&new.policy, &self.ledgers);
         super::up::log_as(new);
-        // New ones are at work before the old ones go: where both have an address, it is served at every moment.
+        // Start new listeners before the old ones close, so that a shared address is served at all times.
         go.into_iter().flat_map(|served| served.serving).for_each(Serving::finish);
         Ok(())
     }
 
-    /// Takes no new connections; the flows of the workers go on. Connections that rules in the kernel would have led here pass
-    /// as if sidetrack did not run. With `on_crash = "closed"` they are refused. It waits for the keeper.
+    /// Accepts no new connections; running flows go on. The kernel's rules for new connections are removed, so that these
+    /// pass as if sidetrack did not run. With `on_crash = "closed"` they are refused. Waits for the keeper.
     pub fn stop_accepting(&self) {
         let mut served = lock(&self.served);
         self.leaving.store(true, Relaxed);
@@ -146,12 +146,12 @@ impl Node {
             );
             false
         });
-        // First the rules, then the listeners: a redirected connection that finds no listener is reset. The listeners to
-        // which rules led connections stay, so that handshakes that have begun can end; nothing new comes to them.
+        // First the rules, then the listeners: a redirected connection without a listener is reset. Listeners that rules
+        // redirect to stay open, so that handshakes under way can end; no new connection reaches them.
         served.retain(|served| has_let_go && is_led_to(&served.listener));
     }
 
-    /// Has the kernel lead no new connection here, if it does lead some and `on_crash` lets them pass without us.
+    /// Removes the kernel's rules for new connections, if there are any and `on_crash` lets connections pass without us.
     fn let_new_pass(&self, served: &[Served]) -> anyhow::Result<bool> {
         let config = self.shared.config.load();
         let leads = served.iter().any(|served| is_led_to(&served.listener));
@@ -187,7 +187,7 @@ impl Node {
         let events = self.steered.steer(&steer, listeners)?;
         paths.learn(&steer, config, since);
         drop(paths);
-        // The first subscription serves all later configurations.
+        // Subscribe once: the subscription also serves all later configurations.
         if let Some(events) = events.filter(|_| !self.subscribed.swap(true, Relaxed)) {
             *lock(&self.events) = Some(events);
             self.record_kernel_flows();
@@ -196,7 +196,7 @@ impl Node {
     }
 }
 
-/// Whether rules in the kernel lead connections to this listener that are for other addresses.
+/// Whether kernel rules redirect connections for other addresses to this listener.
 const fn is_led_to(listener: &Listener) -> bool {
     matches!(listener.kind, ListenerKind::Redirect(_) | ListenerKind::Tproxy(_))
 }

@@ -1,4 +1,4 @@
-//! Functions in containers: when they are started, and what a reload waits for.
+//! Functions in containers: when they are started, and which of them a reload waits for.
 
 use crate::config::Config;
 use crate::function::container::Containers;
@@ -9,16 +9,16 @@ use anyhow::Context;
 use sidetrack_core::limit::DESCRIPTORS_PER_FLOW;
 use std::sync::Arc;
 
-/// Descriptors that a container on the way of a flow takes: into it, and back.
+/// Descriptors per flow and container: one into it, one back.
 const DESCRIPTORS_PER_CONTAINER: u64 = 2;
 
-/// Starts the process that starts containers, if the configuration asks for it. Before rights are given up.
+/// Starts the process that starts containers, if the configuration needs it. Call it before rights are given up.
 pub(super) fn start(config: &Config, user: Option<&DataUser>) -> anyhow::Result<Option<Arc<Containers>>> {
     config.wants_containers().then(|| Containers::start(config.engine.as_deref(), user)).transpose()
 }
 
-/// The functions that a node starts with. Waits for containers; one that does not get well is down, and what that means for
-/// flows their rules say.
+/// Starts the functions of a new node and waits for their containers. If one does not become healthy, it is down, and the
+/// rules say what happens to its flows.
 pub(super) fn first(shared: &Shared, containers: Option<Arc<Containers>>) -> anyhow::Result<()> {
     if let Some(containers) = containers {
         containers.run(shared.clock()).context("the containers' thread")?;
@@ -33,10 +33,10 @@ pub(super) fn first(shared: &Shared, containers: Option<Arc<Containers>>) -> any
     Ok(())
 }
 
-/// The functions of a new configuration. Their containers are well: new flows can pass them at once.
+/// Makes the functions of a new configuration. Their containers are healthy on return, so new flows can use them.
 ///
 /// # Errors
-/// One does not get well; those that were started for it go.
+/// A container does not become healthy; those started for this configuration are stopped.
 pub(super) fn anew(library: &Library, new: &Config) -> anyhow::Result<Vec<Arc<Function>>> {
     anyhow::ensure!(
         library.containers().is_some() || !new.wants_containers(),
@@ -51,7 +51,7 @@ pub(super) fn anew(library: &Library, new: &Config) -> anyhow::Result<Vec<Arc<Fu
     Ok(functions)
 }
 
-/// The open files that count for flows, where each takes more of them because of the containers on its way.
+/// The open files that count for flows, if each flow needs more because of its containers.
 pub(super) fn share(config: &Config, nofile: u64) -> u64 {
     let containers = u64::try_from(config.most_containers()).unwrap_or(u64::MAX);
     let each = DESCRIPTORS_PER_FLOW.saturating_add(containers.saturating_mul(DESCRIPTORS_PER_CONTAINER));

@@ -1,4 +1,4 @@
-//! What the admin interface may ask of the program: of a node, and of a `run`.
+//! What the admin interface can ask of the program: of a node, and of `sidetrack run`.
 
 use super::caches;
 use super::node::Node;
@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::runtime::Handle;
 
-/// The node and its configuration, as the admin interface sees them.
+/// A node and its configuration, for the admin interface.
 pub struct ControlOf {
     node: Arc<Node>,
     reload: ReloadHandle,
@@ -27,7 +27,7 @@ pub struct ControlOf {
 }
 
 impl ControlOf {
-    /// To be made on the control event loop.
+    /// Call it on the control event loop.
     pub fn new(node: Arc<Node>, reload: ReloadHandle, shunt: Option<Arc<ShuntFlows>>) -> Self {
         Self { node, reload, runtime: Handle::current(), shunt }
     }
@@ -128,7 +128,7 @@ impl Control for ControlOf {
     }
 }
 
-/// How a function's containers are.
+/// The health of a function's containers.
 fn health(function: &Function) -> ContainersHealth {
     let Some(pool) = function.pool() else {
         let trouble = Some("nothing here starts containers".to_owned());
@@ -140,13 +140,13 @@ fn health(function: &Function) -> ContainersHealth {
     ContainersHealth { image: pool.spec().image.to_string(), wanted, well, falls: pool.falls(), trouble }
 }
 
-/// A `run`: its rules do not change.
+/// A `sidetrack run`; its rules do not change.
 pub struct ControlOfRun {
-    /// What decides.
+    /// The configuration that decides.
     pub config: Arc<ArcSwap<Config>>,
     /// The file it came from, if any.
     pub path: Option<PathBuf>,
-    /// What catches the command.
+    /// The listeners that intercept the command.
     pub listeners: Vec<ListenerStatus>,
 }
 

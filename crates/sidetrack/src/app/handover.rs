@@ -1,7 +1,7 @@
-//! Files that root made and that the data plane writes: they are given to its user before it is no longer root.
+//! Gives the files that root created and the data plane writes to the data plane's user, before root is given up.
 //!
-//! Only what belongs to root is given away, and only under names that are ours: a folder that was named by mistake keeps its
-//! files.
+//! Only files of root are given away, and only under names that sidetrack uses. If a folder was configured by mistake,
+//! its other files stay as they are.
 
 use crate::config::{Config, HttpListener, RecordTo};
 use crate::rights::DataUser;
@@ -12,7 +12,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
-/// The files, with the permissions of one that is not there yet.
+/// The files, each with the mode for creating it.
 pub fn files(config: &Config) -> Vec<(PathBuf, u32)> {
     let mut files = Vec::new();
     if let RecordTo::File(path) = &config.record.to {
@@ -35,14 +35,14 @@ fn proxies(config: &Config) -> impl Iterator<Item = &HttpListener> {
     config.listeners.iter().filter_map(|listener| listener.kind.http())
 }
 
-/// Makes what is not there, and gives it to the user.
+/// Creates missing files and folders, and gives all of them to the user.
 ///
 /// # Errors
-/// What could not be made or given.
+/// What could not be created or given away.
 pub fn hand_over(config: &Config, user: &DataUser) -> anyhow::Result<()> {
     let cannot = |path: &Path| format!("cannot give {} to user '{}'", path.display(), user.name);
     if let Some(agreement) = &config.agreement {
-        // `sidetrack policy apply` writes it.
+        // The data plane writes it for `sidetrack policy apply`.
         file(&agreement.path, 0o644, user).with_context(|| cannot(&agreement.path))?;
     }
     for (path, mode) in files(config) {
@@ -54,7 +54,7 @@ pub fn hand_over(config: &Config, user: &DataUser) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the files and folders that are not there yet, so that they can be allowed. What cannot be made is an error where it is
+/// Creates missing files and folders, so that Landlock can allow them. A failure is reported later, where the file is
 /// used.
 pub fn make(config: &Config) {
     for (path, mode) in files(config) {
@@ -65,10 +65,10 @@ pub fn make(config: &Config) {
     }
 }
 
-/// Gives what is open here to the user, if it belongs to root and has one name.
+/// Gives an open file to the user, if it belongs to root and has no other name.
 fn give(file: &File, user: &DataUser) -> io::Result<()> {
     let metadata = file.metadata()?;
-    // A second name (hard link) may be of any file of root, and the user of the data plane could then write that file.
+    // A hard link could point to any file of root, and the data plane's user could then write that file.
     let is_plain = metadata.is_dir() || (metadata.is_file() && metadata.nlink() == 1);
     if metadata.uid() == 0 && is_plain {
         fchown(file, Some(user.uid), Some(user.gid))?;
@@ -81,7 +81,7 @@ fn open(path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
     Ok(rustix::fs::open(path, flags, Mode::from_raw_mode(mode))?.into())
 }
 
-/// One file. What is no plain file (a link, a pipe, /dev/null) stays as it is.
+/// Gives one file away. Anything but a regular file (a link, a pipe, /dev/null) stays as it is.
 fn file(path: &Path, mode: u32, user: &DataUser) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(metadata) if !metadata.is_file() => Ok(()),
@@ -93,7 +93,7 @@ fn file(path: &Path, mode: u32, user: &DataUser) -> io::Result<()> {
     }
 }
 
-/// The folder of a cache with its folders and files.
+/// Gives a cache's folder away, with its subfolders and files.
 fn cache(folder: &Path, user: &DataUser) -> io::Result<()> {
     let is_new = !folder.try_exists()?;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
@@ -112,7 +112,7 @@ fn cache(folder: &Path, user: &DataUser) -> io::Result<()> {
             give_folder(&entry.path(), user)?;
         }
     }
-    // Last: after a start that broke off, the next one begins again.
+    // Last: if this is interrupted, the next start repeats it.
     if is_ours {
         give(&open(folder, OFlags::RDONLY | OFlags::DIRECTORY, 0)?, user)?;
     }

@@ -1,4 +1,4 @@
-//! What a node is made of.
+//! A node: how it is prepared, started and stopped.
 
 use super::agreement;
 use super::kernel::{KernelFlows, Paths};
@@ -42,19 +42,19 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
 
-/// Descriptors kept back from flows: listeners, epoll, records, admin clients, resolver.
+/// Descriptors reserved for other uses than flows: listeners, epoll, records, admin clients, the resolver.
 const DESCRIPTOR_RESERVE: u64 = 128;
 
 /// The listeners of a configuration, each with its sockets.
 type Listeners = Vec<(Listener, Vec<Bound>)>;
 
-/// A listener of the configuration with the addresses that serve it.
+/// A listener of the configuration, with the sockets that serve it.
 pub(super) struct Served {
     pub listener: Listener,
     pub serving: Vec<Serving>,
 }
 
-/// Everything that needs rights: made before they are given up.
+/// All parts that need rights; they are made before rights are given up.
 pub struct Prepared {
     workers: usize,
     steered: Steered,
@@ -65,7 +65,7 @@ pub struct Prepared {
     writer: Option<agreement::Writer>,
 }
 
-/// A node at work.
+/// A running node.
 pub struct Node {
     pub(super) shared: Arc<Shared>,
     pub(super) fleet: Mutex<Option<Fleet>>,
@@ -76,24 +76,24 @@ pub struct Node {
     pub(super) events: Mutex<Option<Events>>,
     recording: Mutex<Option<JoinHandle<()>>>,
     pub(super) subscribed: AtomicBool,
-    /// No connection is to be led here any more.
+    /// No new connections are to be redirected here any more.
     pub(super) leaving: AtomicBool,
     pub(super) workers: usize,
     overlay: Option<overlay::Overlay>,
     engines: engine::Engines,
-    /// Ports of paths that services asked for.
+    /// Addresses of the paths that services asked for.
     paths: Mutex<Vec<SocketAddr>>,
-    /// Where people and services ask us, by TCP.
+    /// TCP addresses of the metrics page and of the interface for services.
     windows: Mutex<Vec<SocketAddr>>,
-    /// Whoever reads an agreement and puts it in force does so alone: what was read last is in force last.
+    /// Held while an agreement is read and put in force, so that the one read last is in force last.
     pub(super) agreeing: Mutex<()>,
     writer: Option<agreement::Writer>,
 }
 
-/// Our side of what the kernel does for us.
+/// The parts of our work that the kernel does.
 pub(super) struct Steered {
     pub keeper: Option<Arc<Keeper>>,
-    /// What the keeper was started for.
+    /// The rights that the keeper was started with.
     pub may: Begin,
 }
 
@@ -102,10 +102,10 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Prepared {
-    /// Starts the processes that keep rights and become this user, and opens what takes rights to open.
+    /// Starts the processes that keep rights or become this user, and opens what needs rights.
     ///
     /// # Errors
-    /// What cannot be had, and what the system said.
+    /// What could not be started or opened, with the system's error.
     pub fn new(config: &Config, user: Option<&DataUser>) -> anyhow::Result<Self> {
         let workers = match config.workers {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
@@ -122,7 +122,7 @@ impl Prepared {
         let engines = engine::Opened::new(&config.listeners, workers, OWN_MARK.value)?;
         let mut steered = Steered { keeper: None, may: Begin::default() };
         if may_steer {
-            // Also where there is nothing to steer yet: a reload may bring it, and rules may ask for processes of others.
+            // Also if nothing is steered yet: a reload may add it, and rules may need the processes of other users.
             let begin =
                 Begin { closed: config.on_crash == OnCrash::Closed, owners: config.policy.asks_process() };
             steered.keeper = Some(Arc::new(Keeper::start(begin, user).context("cannot start the keeper")?));
@@ -137,11 +137,11 @@ impl Prepared {
         Ok(Self { workers, steered, overlay, engines, containers, agreement, writer })
     }
 
-    /// From here on peers' bytes are read: the process becomes the user of the data plane and keeps what marked and transparent
-    /// sockets and low ports need. `socket`: its admin socket. To be called while it has one thread.
+    /// The process becomes the data plane's user. It keeps only the rights for marked and transparent sockets and for low
+    /// ports. Peers' bytes are read only after this. `socket`: the admin socket. Call it while there is only one thread.
     ///
     /// # Errors
-    /// What could not be given up.
+    /// Which right could not be given up.
     pub fn give_up_rights(
         &mut self,
         config: &Config,
@@ -152,7 +152,7 @@ impl Prepared {
         let was_root = nix::unistd::geteuid().is_root();
         let of_packets = self.overlay.as_ref().map_or(CapabilitySet::empty(), overlay::Bound::needs);
         rights::give_up(config, file, user, of_packets)?;
-        // A guard removes the socket for an unprivileged user.
+        // For an unprivileged user, a guard process removes the socket.
         paths::restrict(config, file, socket.filter(|_| user.is_none()));
         if was_root {
             confine::close_memory().context("PR_SET_DUMPABLE")?;
@@ -170,7 +170,7 @@ impl Prepared {
         caps::keep_only(held - of_packets).context("cannot give up capabilities")
     }
 
-    /// Binds all listeners; sockets that share a port later have to be made by the same user (SO_REUSEPORT).
+    /// Binds all listeners. Later sockets on the same port must be made by the same user (SO_REUSEPORT).
     fn bind(&self, config: &Config) -> anyhow::Result<Listeners> {
         let mut listeners = Listeners::new();
         for listener in &config.listeners {
@@ -181,7 +181,7 @@ impl Prepared {
         Ok(listeners)
     }
 
-    /// Lets the keeper do what the configuration asks of the kernel.
+    /// Lets the keeper set up the kernel as the configuration says.
     fn steer(&self, config: &Config, bound: &Listeners) -> anyhow::Result<(Paths, Option<Events>)> {
         let mut paths = Paths::default();
         let addresses = addresses(bound.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
@@ -200,10 +200,10 @@ impl Prepared {
         Ok((paths, events))
     }
 
-    /// Binds the listeners, has the kernel lead flows to them, and starts the workers.
+    /// Binds the listeners, lets the kernel redirect flows to them, and starts the workers.
     ///
     /// # Errors
-    /// Which listener or rule, and what the system said.
+    /// The listener or rule that failed, with the system's error.
     pub fn start(self, config: Arc<ArcSwap<Config>>, nofile: u64) -> anyhow::Result<Node> {
         let bound = self.bind(&config.load())?;
         let (paths, events) = self.steer(&config.load(), &bound)?;
@@ -214,7 +214,7 @@ impl Prepared {
             (budget(&config, nofile, self.workers), usize::try_from(warm).unwrap_or(usize::MAX))
         };
         let owners = self.steered.keeper.clone().map_or(Owners::Ourselves, ask_keeper);
-        // Workers may dial (their tunnels) before all listeners are known.
+        // Tunnels of workers may dial before all listeners are known.
         let dialing = Dialing {
             mark: self.steered.keeper.as_ref().map(|_| OWN_MARK.value),
             own: Vec::new(),
@@ -259,7 +259,7 @@ impl Prepared {
 }
 
 impl Node {
-    /// The flows of each worker, those of the packet engine, those delivered for other nodes, and those of the kernel.
+    /// All ledgers: of the workers, the packet engine, flows delivered for other nodes, and flows in the kernel.
     pub fn ledgers(&self) -> Vec<Arc<Ledger>> {
         let delivered = self.overlay.as_ref().map(overlay::Overlay::ledger);
         let own = self.ledgers.iter().chain(self.engines.ledgers()).chain(delivered);
@@ -279,7 +279,7 @@ impl Node {
         rows.collect()
     }
 
-    /// What serves the requests of each listener that serves them one by one.
+    /// The proxies of all listeners that serve single requests.
     pub fn proxies(&self) -> Vec<super::caches::Named> {
         let served = lock(&self.served);
         let first = |served: &Served| served.serving.first().and_then(|one| one.listening.proxy().cloned());
@@ -301,7 +301,7 @@ impl Node {
         self.workers
     }
 
-    /// Whether a flow of the listener of this name is in flight.
+    /// Whether a running flow belongs to the listener of this name.
     pub(super) fn has_flow(&self, listener: &str) -> bool {
         let of = |ledger: &Arc<Ledger>| {
             let flows = ledger.snapshot();
@@ -310,28 +310,28 @@ impl Node {
         self.ledgers.iter().any(of)
     }
 
-    /// Serves a listener that is in no configuration, as long as what it gives is there.
+    /// Serves a listener that is not in the configuration, until the returned value is dropped.
     ///
     /// # Errors
-    /// We are shutting down.
+    /// The node is shutting down.
     pub(super) fn serve(&self, bound: Bound) -> anyhow::Result<Serving> {
         let fleet = lock(&self.fleet);
         Ok(fleet.as_ref().context("sidetrack is shutting down")?.serve(bound))
     }
 
-    /// The addresses of such listeners.
+    /// Sets the addresses of the paths that services asked for.
     pub(super) fn set_paths(&self, paths: Vec<SocketAddr>) {
         *lock(&self.paths) = paths;
         self.set_dialing(&lock(&self.served));
     }
 
-    /// Our own ports that are no listeners for flows: no flow is led there.
+    /// Sets our own ports that are not listeners. No flow may be sent to them.
     pub(super) fn set_windows(&self, windows: Vec<SocketAddr>) {
         *lock(&self.windows) = windows;
         self.set_dialing(&lock(&self.served));
     }
 
-    /// What writes the agreement's file where this process may not make a file beside it.
+    /// The process that writes the agreement's file, if this process may not create files beside it.
     pub(super) const fn agreement_writer(&self) -> Option<&agreement::Writer> {
         self.writer.as_ref()
     }
@@ -341,12 +341,12 @@ impl Node {
         &self.shared.agreement
     }
 
-    /// The number of a flow that somebody else carries.
+    /// A number for a flow that the caller forwards.
     pub fn next_flow_id(&self) -> FlowId {
         self.shared.next_flow_id()
     }
 
-    /// Says where we listen.
+    /// Logs the addresses of all listeners.
     pub fn announce(&self) {
         for (name, kind, addresses) in self.listeners() {
             for address in addresses {
@@ -373,29 +373,29 @@ impl Node {
         self.shared.dialing.store(Arc::new(dialing));
     }
 
-    /// Turns the ends of the kernel's flows into records, as a task of the caller's event loop.
+    /// Records the ends of flows in the kernel, in a task of the caller's event loop.
     pub fn record_kernel_flows(&self) {
         if let Some(events) = lock(&self.events).take() {
             *lock(&self.recording) = Some(tokio::spawn(self.kernel.clone().record(events)));
         }
     }
 
-    /// Gives those of the kernel's flows their records that have none yet. They go on.
+    /// Writes the missing records of flows in the kernel. These flows go on.
     pub async fn end_kernel_flows(&self) {
         let recording = lock(&self.recording).take();
         if let Some(recording) = recording {
             self.kernel.stop();
-            // A task that panicked has said so.
+            // A panic of the task was already logged.
             let _ = recording.await;
         }
     }
 
-    /// Brings the ledger of the kernel's flows up to date. Blocks for as long as the kernel takes to list them.
+    /// Updates the ledger of flows in the kernel. Blocks while the kernel lists them.
     pub fn look_at_kernel_flows(&self) {
         self.kernel.look();
     }
 
-    /// Waits until the keeper is gone, which it never is by itself; says what that means. For ever without a keeper.
+    /// Waits until the keeper dies, which it never does by itself; returns the consequences. Never returns without a keeper.
     pub async fn keeper_gone(&self, on_crash: OnCrash) -> String {
         let Some(keeper) = &self.steered.keeper else { return std::future::pending().await };
         let ended = match keeper.watch() {
@@ -417,17 +417,17 @@ impl Node {
         )
     }
 
-    /// The way into the overlay, if this node is part of one.
+    /// The entry to the overlay, if this node is part of one.
     pub fn overlay(&self) -> Option<Arc<overlay::Entry>> {
         self.overlay.as_ref().map(overlay::Overlay::entry)
     }
 
-    /// How many flows the workers carry.
+    /// The number of flows in the workers.
     pub fn flows_in_flight(&self) -> usize {
         self.ledgers.iter().map(|ledger| ledger.len()).sum()
     }
 
-    /// Stops accepting, gives every flow its end, stops the workers.
+    /// Stops accepting, ends every flow, and stops the workers.
     pub fn stop(&self) {
         lock(&self.served).clear();
         self.engines.stop();
@@ -442,17 +442,17 @@ impl Node {
         }
     }
 
-    /// Lets the keeper take everything back.
+    /// Lets the keeper undo all of its changes.
     ///
     /// # Errors
-    /// If it cannot be waited for.
+    /// The keeper cannot be waited for.
     pub fn take_back(&self) -> anyhow::Result<()> {
         self.steered.keeper.as_ref().map_or(Ok(()), |keeper| keeper.finish()).context("the keeper")
     }
 }
 
 impl Steered {
-    /// Lets the keeper steer to these listeners.
+    /// Lets the keeper steer connections to these listeners.
     pub(super) fn steer(
         &self,
         steer: &Steer,
@@ -469,7 +469,7 @@ impl Steered {
     }
 }
 
-/// The addresses that a configuration names; port 0 where the kernel picks one.
+/// The addresses in the configuration; port 0 if the kernel chooses.
 fn configured(config: &Config) -> Vec<(Arc<str>, SocketAddr)> {
     let of = |listener: &Listener| {
         let name = listener.name.clone();
@@ -504,12 +504,12 @@ pub(super) fn addresses<'a>(
     listening.map(|listening| (listening.name.clone(), listening.address)).collect()
 }
 
-/// The addresses that these listeners got.
+/// The addresses that these listeners are bound to.
 pub(super) fn bound_addresses(listeners: &[(Listener, Vec<Bound>)]) -> Vec<SocketAddr> {
     listeners.iter().flat_map(|(_, bound)| bound).map(|bound| bound.listening.address).collect()
 }
 
-/// The keeper may see all processes of this host; we may not.
+/// Asks the keeper for processes: it may see all processes of this host, and we may not.
 fn ask_keeper(keeper: Arc<Keeper>) -> Owners {
     Owners::Asked(Arc::new(move |local, remote| {
         keeper.owner(local, remote).unwrap_or_else(|error| {
@@ -519,7 +519,7 @@ fn ask_keeper(keeper: Arc<Keeper>) -> Owners {
     }))
 }
 
-/// Whether the kernel's part is possible; an error where a listener cannot do without.
+/// Whether we may change the kernel's rules; an error if a listener needs that.
 fn may_steer(config: &Config) -> anyhow::Result<bool> {
     if caps::holds(CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW) {
         return Ok(true);
@@ -539,11 +539,11 @@ fn may_steer(config: &Config) -> anyhow::Result<bool> {
     Ok(false)
 }
 
-/// Rules that kept traffic blocked after a crash (`on_crash = "closed"`) are of no use to a configuration without any.
+/// Removes rules that blocked traffic after a crash (`on_crash = "closed"`): this configuration has no use for them.
 fn remove_orphan() {
     match OwnedTable::adopt(Family::Inet, TABLE).map(OwnedTable::delete) {
         Ok(Ok(())) => tracing::info!("the rules that kept traffic blocked after a crash are removed"),
-        // Mostly none is there; one of a running sidetrack is not ours to touch.
+        // Mostly there are none. Those of a running sidetrack must not be touched.
         Err(OwnError::NoOrphan { .. } | OwnError::OwnedByAnother { .. }) => {}
         Ok(Err(error)) => tracing::warn!(%error, "cannot look for rules left by a crash"),
         Err(error) => tracing::warn!(%error, "cannot look for rules left by a crash"),
@@ -557,30 +557,30 @@ async fn wait_for(fd: std::os::fd::OwnedFd) -> std::io::Result<()> {
     fd.readable().await.map(drop)
 }
 
-/// How many descriptors are set aside for connections to servers that wait for a flow.
+/// The number of descriptors reserved for warm connections to servers.
 pub(super) fn warm_room(config: &Config, nofile: u64, workers: usize) -> u64 {
     let wanted = Room::wanted(&config.policy, workers);
     u64::try_from(wanted).unwrap_or(u64::MAX).min(nofile / 8)
 }
 
-/// A flow over the overlay holds two descriptors more than others: both ends of the connection between its worker and the
-/// overlay's thread. As many are left to the flows of other nodes that pass here or end here.
+/// A flow over the overlay needs two more descriptors than others: both ends of the connection between its worker and the
+/// overlay's thread. The same number is left for flows of other nodes.
 const fn overlay_part(config: &Config) -> u64 {
     if config.overlay.is_some() { 2 } else { 1 }
 }
 
-/// How many descriptors are set aside for large content in the memory of caches.
+/// The number of descriptors reserved for large content in the memory of caches.
 fn sheets(config: &Config, nofile: u64) -> u64 {
     let caches = |listener: &Listener| listener.kind.http().is_some_and(|http| http.cache.is_some());
     if config.listeners.iter().any(caches) { sheet::SHEETS_MAX.min(nofile / 16) } else { 0 }
 }
 
-/// How many flows the limit on open files and the configuration allow.
+/// The number of flows that the limit on open files and the configuration allow.
 fn budget(config: &Config, nofile: u64, workers: usize) -> Budget {
     let is_far = |listener: &&Listener| matches!(listener.kind, ListenerKind::Tunnel(_));
     let waiting = config.listeners.iter().find(is_far).map_or(0, |_| FAR_WAITING_MAX);
     let paths: usize = config.tunnels.iter().map(|tunnel| tunnel.paths.len()).sum();
-    // Connections of tunnels that hold no flow yet.
+    // Tunnel connections without a flow.
     let idle = ((waiting + paths * POOL_READY_MAX) * workers) as u64;
     let idle = idle.min(nofile / 8) + warm_room(config, nofile, workers) + sheets(config, nofile);
     let share = super::containers::share(config, nofile) / overlay_part(config);

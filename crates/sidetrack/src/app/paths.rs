@@ -1,5 +1,5 @@
-//! The files that the data plane may open once it runs (Landlock): those of its configuration, and those of the system that
-//! resolving names takes.
+//! The files that the running data plane may open (Landlock): those of its configuration, and those of the system that
+//! name resolution needs.
 
 use super::handover;
 use super::rights::named;
@@ -8,7 +8,7 @@ use crate::rights::{self, allow};
 use sidetrack_sys::landlock::{Allowed, May};
 use std::path::Path;
 
-/// Restricts this thread, and those that it starts, to the files of the configuration. `socket`: the admin socket, if this process
+/// Restricts this thread and those it starts to the files of the configuration. `socket`: the admin socket, if this process
 /// removes it.
 pub fn restrict(config: &Config, file: &Path, socket: Option<&Path>) {
     rights::restrict(&allowed(config, file, socket));

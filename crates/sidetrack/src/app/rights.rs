@@ -1,4 +1,4 @@
-//! Who the data plane is once its sockets are prepared: user, groups and capabilities.
+//! The user, groups and capabilities of the data plane after its sockets are prepared.
 
 use super::handover;
 use crate::config::{AdminAt, Config};
@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use std::path::{Path, PathBuf};
 
-/// Gives up every right that the data plane does not need, for good. `beside` is needed for a moment longer.
+/// Gives up all rights that the data plane does not need, permanently. `beside` is needed for a moment longer.
 ///
 /// # Errors
-/// This process cannot become the user, or the user may not write what the configuration says.
+/// This process cannot become the user, or the user may not write a configured file.
 pub fn give_up(
     config: &Config,
     file: &Path,
@@ -29,10 +29,10 @@ pub fn give_up(
         return caps::keep_only(held & kept).context("cannot give up capabilities");
     };
     handover::hand_over(config, user)?;
-    // CAP_SETPCAP only as long as the bounding set is still to shrink.
+    // CAP_SETPCAP is needed only until the bounding set is reduced.
     let first = kept | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::SETPCAP;
     user.become_it(first)?;
-    // access(2) asks without capabilities.
+    // access(2) ignores capabilities.
     let closed = read(config, file).into_iter().find(|path| is_refused(path, Access::READ_OK));
     let closed =
         closed.or_else(|| written(config).into_iter().find(|path| is_refused(path, Access::WRITE_OK)));
@@ -73,16 +73,16 @@ pub fn give_up(
     Ok(())
 }
 
-/// What a reload reads: the configuration file, its folder, which is watched, and what it names.
+/// The paths that a reload reads: the configuration file, its folder, which is watched, and the files that it names.
 fn read(config: &Config, file: &Path) -> Vec<PathBuf> {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     [file, folder].map(Path::to_owned).into_iter().chain(named(config)).collect()
 }
 
-/// The files that the configuration names and that are read.
+/// The files that the configuration names and that are only read.
 pub fn named(config: &Config) -> impl Iterator<Item = PathBuf> {
     let mut others = written(config);
-    // Root has bound it.
+    // Root has bound the socket already.
     others.extend(match &config.admin.socket {
         AdminAt::Path(path) => Some(path.clone()),
         AdminAt::Default | AdminAt::None => None,
@@ -90,7 +90,7 @@ pub fn named(config: &Config) -> impl Iterator<Item = PathBuf> {
     config.named.iter().filter(move |path| !others.contains(path)).cloned()
 }
 
-/// What is written while the node runs.
+/// The paths that are written while the node runs.
 fn written(config: &Config) -> Vec<PathBuf> {
     let files = handover::files(config).into_iter().map(|(path, _)| path);
     files.chain(handover::folders(config)).collect()

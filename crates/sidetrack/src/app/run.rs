@@ -1,4 +1,4 @@
-//! `sidetrack run -- CMD`: one command and its children, caught without a rule on the host.
+//! `sidetrack run -- CMD`: intercepts one command and its children, without a rule on the host.
 
 mod failures;
 
@@ -41,58 +41,58 @@ use tokio::sync::watch;
 /// The name of the one listener, for rules and records.
 const LISTENER: &str = "run";
 
-/// Descriptors kept back from flows.
+/// Descriptors reserved for other uses than flows.
 const DESCRIPTOR_RESERVE: u64 = 64;
 
-/// How long flows may stand still after the command's end before they are cut; while bytes move they go on.
+/// How long a flow may be idle after the command's end before it is cut. Flows that still move bytes go on.
 const LAST_BYTES: Duration = Duration::from_secs(2);
 
-/// How often flows that outlive the command are looked at.
+/// How often flows that outlive the command are checked.
 const LAST_BYTES_LOOK: Duration = Duration::from_millis(10);
 
-/// Flows that `run` can tell about at its end.
+/// Most flows that `run` can report at its end.
 const TOLD_MAX: usize = 1000;
 
-/// What `run` is told on the command line.
+/// The command line of `run`.
 #[derive(Clone, Debug)]
 pub struct RunCommand {
-    /// The command, and how to catch it.
+    /// The command, and how it is intercepted.
     pub options: RunOptions,
-    /// The hops, in order; none: the rules of the configuration, or directly.
+    /// The hops in their order; empty: the configuration's rules apply, or connections are direct.
     pub via: Vec<Hop>,
     /// A file with rules.
     pub config: Option<PathBuf>,
-    /// Who answers questions about names; none: as the configuration says.
+    /// How DNS questions are answered; `None`: as the configuration says.
     pub dns: Option<RunDns>,
-    /// How its TLS connections are opened; none = they pass untouched.
+    /// How TLS connections are intercepted; `None`: they are forwarded unchanged.
     pub tap: Option<TapCommand>,
-    /// Where records go.
+    /// The file for records.
     pub records: Option<PathBuf>,
-    /// Tell about every flow at the end.
+    /// Report every flow at the end.
     pub verbose: bool,
-    /// Tell nothing of failures.
+    /// Do not report failures.
     pub quiet: bool,
 }
 
-/// How a command's TLS connections are opened.
+/// How a command's TLS connections are intercepted.
 #[derive(Clone, Debug)]
 pub struct TapCommand {
-    /// The folder of the authority; none = the configuration says it.
+    /// The folder of the authority; `None`: the configuration names it.
     pub ca: Option<PathBuf>,
-    /// A file for secrets.
+    /// The file for TLS secrets (the key log).
     pub keylog: Option<PathBuf>,
-    /// A file for requests.
+    /// The file for requests (the HAR archive).
     pub har: Option<PathBuf>,
-    /// Further certificates that are trusted, in PEM.
+    /// More trusted certificates, in PEM.
     pub trust_pem: String,
     /// Servers whose certificates are not verified.
     pub unverified_hosts: Vec<Host>,
-    /// Further ports whose connections are opened.
+    /// More ports whose connections are intercepted.
     pub ports: Vec<u16>,
 }
 
 impl TapCommand {
-    /// What opens connections, and what the command is to trust.
+    /// Prepares interception, and the certificates that the command must trust.
     fn prepare(&self, config: &Config) -> anyhow::Result<(Tap, Trusted)> {
         let written = config.tap.as_deref().filter(|_| self.ca.is_none());
         let mut tap = match (written, &self.ca) {
@@ -127,7 +127,7 @@ impl TapCommand {
             root_file,
         };
         if !self.trust_pem.is_empty() {
-            // Connections that are not opened are verified by the command itself.
+            // The command itself verifies connections that are not intercepted.
             trusted.pem = format!("{}\n{}", trusted.pem, self.trust_pem);
             trusted.certificates.extend(certificates_in(&self.trust_pem));
             tap.trust_pem = Some(format!("{}\n{}", tap.trust_pem.unwrap_or_default(), self.trust_pem).into());
@@ -148,10 +148,10 @@ impl TapCommand {
     }
 }
 
-/// Runs the command to its end; its exit code.
+/// Runs the command to its end; returns its exit code.
 ///
 /// # Errors
-/// What could not be set up. The command did not run then, or could not be watched.
+/// The setup failed and the command did not run, or the command could not be watched.
 pub fn run(command: RunCommand) -> anyhow::Result<u8> {
     let config = configuration(&command)?;
     let agreement = super::agreement::read(&config, &InForce::default())?;
@@ -171,10 +171,10 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
             return Ok(error.exit_code());
         }
     };
-    // To pass signals on to the command and to end what it leaves running, whoever it became.
+    // CAP_KILL is kept to forward signals to the command and to end its children, whatever user they became.
     let kept = caps::capabilities()?.permitted & CapabilitySet::KILL;
     caps::keep_only(kept).context("cannot give up capabilities")?;
-    // The command is running: it has its own limits and calls.
+    // The command is already running: these limits and system calls do not apply to it.
     if let Err(error) = confine::confine_process(confine::Kind::Run) {
         tracing::debug!("system calls are not confined: {error}");
     }
@@ -185,7 +185,7 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
     control_runtime()?.block_on(watch_over(launched, watch))
 }
 
-/// What serves the requests of the command, where its connections are opened.
+/// The proxy that serves the command's requests, if its connections are intercepted.
 fn served(tap: Tap) -> anyhow::Result<Arc<Proxy>> {
     let settings = HttpListener { users: Vec::new(), to: None, cache: None, tap: Some(Arc::new(tap)) };
     super::sockets::proxy(&settings, LISTENER)
@@ -228,7 +228,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// The socket at which `sidetrack flows` finds this run. The command matters more: it runs without, too.
+/// Binds the socket where `sidetrack flows` finds this run. If that fails, the command runs without it.
 fn window() -> Option<AdminSocket> {
     admin::forget_dead_runs();
     match AdminSocket::bind_default(&admin::run_socket(std::process::id())) {
@@ -240,7 +240,7 @@ fn window() -> Option<AdminSocket> {
     }
 }
 
-/// What goes with a command while it runs.
+/// What is needed while the command runs.
 struct Watch {
     command: RunCommand,
     config: Config,
@@ -287,7 +287,7 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     let _ = stop_records.send(true);
     records.await?;
     telling.tell_counts(true);
-    // Whoever follows has been told of the last flow by now.
+    // By now every client that follows the flows has got the last record.
     let _ = stop_window.send(true);
     if let Some(window) = window {
         window.await??;
@@ -311,7 +311,7 @@ fn listeners(serving: &[Serving]) -> Vec<ListenerStatus> {
     rows.map(row).collect()
 }
 
-/// What answers the command's questions about names. It asks the rules in force whose a name is.
+/// Makes the resolver that answers the command. It asks the rules in force which names are resolved here.
 fn resolver(
     launched: &Launched,
     config: &Arc<ArcSwap<Config>>,
@@ -364,7 +364,7 @@ fn catch(
         .collect()
 }
 
-/// The command is gone, but what it sent may still be on its way.
+/// Waits after the command's end, because its last bytes may still be on their way.
 async fn last_bytes(ledgers: &[Arc<Ledger>]) {
     let mut look = tokio::time::interval(LAST_BYTES_LOOK);
     loop {
@@ -377,18 +377,18 @@ async fn last_bytes(ledgers: &[Arc<Ledger>]) {
     }
 }
 
-/// Tells counts of repeated failures, until it is dropped.
+/// Reports the counts of repeated failures until the task is aborted.
 async fn tell_counts(telling: Arc<Telling>) {
     let mut look = tokio::time::interval(Duration::from_secs(1));
     loop {
         look.tick().await;
         let telling = telling.clone();
-        // Whoever reads standard error may be slow.
+        // In a blocking task: the reader of standard error may be slow.
         let _ = tokio::task::spawn_blocking(move || telling.tell_counts(false)).await;
     }
 }
 
-/// Tells about every flow, the oldest first.
+/// Reports every flow, the oldest first.
 fn tell(ended: &[Ended]) {
     let mut lines = String::new();
     for ended in ended.iter().rev() {

@@ -1,4 +1,4 @@
-//! `sidetrack up`: a node of listeners and interceptors, until it is told to stop.
+//! `sidetrack up`: runs a node until it is told to stop.
 
 use super::node::{Node, Prepared};
 use super::outgoing::{self, Paths};
@@ -21,17 +21,17 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-/// How often it is looked whether the flows have ended by themselves.
+/// How often `drain` checks whether the flows have ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// What `up` is told on the command line.
+/// The command line of `up`.
 #[derive(Clone, Debug)]
 pub struct UpOptions {
     /// The configuration file.
     pub config: PathBuf,
 }
 
-/// Runs until SIGTERM or SIGINT; flows may go on for `limits.drain_ms` then, or until the next such signal.
+/// Runs until SIGTERM or SIGINT. Then flows may go on for `limits.drain_ms`, or until a second such signal.
 ///
 /// # Errors
 /// What could not be set up, and where.
@@ -43,10 +43,10 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     let config = Config::from_text(&name, &text).map_err(crate::config::BadConfiguration::from)?;
     log_as(&config);
     warn(&name, &text, &config);
-    // Before other processes are started: they inherit it.
+    // Before other processes are started, because they inherit this.
     sidetrack_sys::confine::leave_no_core().context("RLIMIT_CORE")?;
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
-    // What needs rights first; then the rights go; then sockets are bound, threads start and peers' bytes are read.
+    // The order matters: use the rights, give them up, and only then bind sockets, start threads and read peers' bytes.
     let user = DataUser::of(&config.user)?;
     let config = Arc::new(config);
     let mut prepared = Prepared::new(&config, user.as_ref())?;
@@ -57,13 +57,13 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     let guard = windows.guard(user.as_ref())?;
     prepared.give_up_rights(&handle.current().load(), path, user.as_ref(), windows.admin_path())?;
     let node = Arc::new(prepared.start(handle.current().clone(), nofile)?);
-    // Nobody has asked for a reload yet: the reloader is not running.
+    // The reloader does not run yet, so that no reload can come before this.
     let _ = node_to_be.set(node.clone());
     control_runtime()?.block_on(run(node, reloader, handle, windows, shunt))?;
     guard.map_or(Ok(()), |guard| guard.finish().context("the guard of the admin socket"))
 }
 
-/// Lines of the log look as the configuration says, if it does.
+/// Sets the format of log lines, if the configuration names one.
 pub(super) fn log_as(config: &Config) {
     match config.log_format {
         Some(LogFormat::Json) => log::set_shape_of_all(Shape::Json),
@@ -79,7 +79,7 @@ fn warn(name: &str, text: &str, config: &Config) {
     }
 }
 
-/// The event loop of everything that is not the data path.
+/// Makes the event loop for everything except the data path.
 pub(super) fn control_runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all().build().context("cannot make the control event loop")
@@ -96,7 +96,7 @@ fn reloader(path: &Path, config: Arc<Config>, node: Arc<OnceLock<Arc<Node>>>) ->
     )
 }
 
-/// Where people look in.
+/// The sockets where users and services connect to this program itself.
 struct Windows {
     admin: Option<AdminSocket>,
     metrics: Option<(std::net::TcpListener, Arc<[String]>)>,
@@ -128,14 +128,14 @@ impl Windows {
         self.admin.as_ref().map(AdminSocket::path)
     }
 
-    /// Starts the process that removes the admin socket at our end, where the data plane's user may not.
+    /// Starts the process that removes the admin socket at our end, if the data plane's user may not remove it.
     fn guard(&self, user: Option<&DataUser>) -> anyhow::Result<Option<Guard>> {
         let Some(socket) = self.admin.as_ref().filter(|_| user.is_some()) else { return Ok(None) };
         let guard = Guard::spawn_fixed(vec![socket.undo()], CapabilitySet::DAC_OVERRIDE);
         guard.map(Some).context("cannot start the guard of the admin socket")
     }
 
-    /// The TCP ports.
+    /// The TCP addresses.
     fn addresses(&self) -> Vec<SocketAddr> {
         self.metrics
             .iter()
@@ -194,7 +194,7 @@ async fn run(
     let (ready, watching) = oneshot::channel();
     let reloads = tokio::spawn(reloader.run(ready));
     let _ = watching.await;
-    // Before anybody is told that we are ready: until now these signals end us at once.
+    // Before "ready" is announced: until now these signals end the process at once.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     node.announce();
@@ -230,7 +230,7 @@ async fn run(
     }
 }
 
-/// Takes no new connections and waits until the flows have ended by themselves, for at most `drain_ms` or until the next signal.
+/// Accepts no new connections and waits until all flows have ended, for at most `drain_ms` or until the next signal.
 async fn drain(node: &Arc<Node>, drain_ms: u64, [terminate, interrupt]: [&mut Signal; 2]) {
     let leaving = node.clone();
     if tokio::task::spawn_blocking(move || leaving.stop_accepting()).await.is_err() {

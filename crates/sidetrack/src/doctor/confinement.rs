@@ -1,8 +1,8 @@
-//! What holds an attacker who has taken over a process of ours.
+//! What limits an attacker who has taken over one of our processes.
 
 use super::{Check, Facts};
 
-/// The version of Landlock that restricts all kinds of access to files which are asked for.
+/// The first version of Landlock that restricts all kinds of access that we restrict.
 const LANDLOCK_FULL: u32 = 5;
 
 pub(super) fn examine(facts: &Facts) -> Vec<Check> {

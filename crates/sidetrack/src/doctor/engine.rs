@@ -3,7 +3,7 @@
 use super::uses::{EngineUse, Interface};
 use super::{Check, Facts};
 
-/// The largest packet that fits AF_XDP's frames, as docs/engine.md says.
+/// The largest packet that fits into a frame of AF_XDP, see docs/engine.md.
 const XDP_MTU_MAX: u32 = 3_762;
 
 pub(super) fn examine(facts: &Facts) -> Vec<Check> {
@@ -26,7 +26,7 @@ fn of_listener(engine: &EngineUse) -> Vec<Check> {
     checks
 }
 
-/// There is no such interface.
+/// The check for an interface that does not exist.
 pub(super) fn absent(interface: &Interface, user: &str) -> Check {
     let name = &interface.name;
     Check::fail(name, "there is no such interface")
@@ -34,7 +34,7 @@ pub(super) fn absent(interface: &Interface, user: &str) -> Check {
         .fix(format!("write the name of an interface of this host (ip link), or make {name}"))
 }
 
-/// XDP in the driver.
+/// Checks for XDP support in the driver.
 pub(super) fn xdp(interface: &Interface) -> Check {
     let name = format!("{}: XDP", interface.name);
     let needed_for = "io = \"xdp\" of the engine, fast_path = \"xdp\" of the shunt";

@@ -1,4 +1,4 @@
-//! What there is to know, as plain data.
+//! Gathers all that the checks need, as plain data.
 
 use super::uses::{self, EngineUse, ShuntUse};
 use crate::config::{Config, RunAs};
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The kernel settings looked at, by their names under /proc/sys.
+/// The kernel settings that are read, by their names under /proc/sys.
 pub const SETTINGS: [&str; 14] = [
     "fs/pipe-max-size",
     "fs/pipe-user-pages-soft",
@@ -30,37 +30,37 @@ pub const SETTINGS: [&str; 14] = [
     "net/netfilter/nf_conntrack_max",
 ];
 
-/// How an attempt to run a command in a network of its own went.
+/// The result of running a command in its own network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Isolation {
-    /// It worked, in this time.
+    /// It worked, and took this time.
     Works(Duration),
-    /// It did not.
+    /// It failed.
     Failed {
-        /// The step that failed, and what the kernel said.
+        /// The step that failed, and the kernel's error.
         why: String,
-        /// What to do about it.
+        /// What the user can do about it.
         remedy: Option<String>,
     },
 }
 
-/// What is known of nftables.
+/// What is known about nftables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Nftables {
-    /// What it has, and who uses it.
+    /// Its features, and the programs that use it.
     Known {
         /// Its features.
         probe: Probe,
-        /// Base chains of everybody's tables.
+        /// The base chains of all tables.
         chains: Vec<ListedChain>,
     },
-    /// Only CAP_NET_ADMIN may look.
+    /// Not known: CAP_NET_ADMIN is needed.
     NotAllowed,
-    /// There is none, or it does not answer.
+    /// It does not exist, or does not answer.
     Absent(String),
 }
 
-/// Another program on this machine that has to do with packets or names.
+/// Another program on this machine that handles packets or names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Neighbour {
     /// dockerd.
@@ -71,60 +71,60 @@ pub enum Neighbour {
     Firewalld,
     /// tailscaled.
     Tailscale,
-    /// systemd-resolved, in use by /etc/resolv.conf.
+    /// systemd-resolved, if /etc/resolv.conf uses it.
     Resolved,
 }
 
-/// All of it.
+/// All that the checks need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// As `uname -r` says.
+    /// The kernel release, as printed by `uname -r`.
     pub kernel: String,
     /// The effective user.
     pub uid: u32,
-    /// CAP_NET_ADMIN is there.
+    /// The process has CAP_NET_ADMIN.
     pub net_admin: bool,
-    /// CAP_NET_RAW is there.
+    /// The process has CAP_NET_RAW.
     pub net_raw: bool,
-    /// CAP_SYS_ADMIN is there.
+    /// The process has CAP_SYS_ADMIN.
     pub sys_admin: bool,
-    /// CAP_SYS_RESOURCE is there.
+    /// The process has CAP_SYS_RESOURCE.
     pub sys_resource: bool,
     /// Whether `run` works without root.
     pub isolation: Isolation,
     /// nftables.
     pub nftables: Nftables,
-    /// Soft and hard RLIMIT_NOFILE.
+    /// The soft and the hard RLIMIT_NOFILE.
     pub nofile: (u64, u64),
-    /// Where the cgroup2 hierarchy is mounted.
+    /// The mount point of the cgroup2 hierarchy.
     pub cgroup2: Option<PathBuf>,
-    /// Those of [`SETTINGS`] that this kernel has.
+    /// The values of those [`SETTINGS`] that this kernel has.
     pub settings: BTreeMap<&'static str, String>,
-    /// Interfaces with their own rp_filter.
+    /// The rp_filter value of each interface.
     pub rp_filter: BTreeMap<String, u8>,
     /// IPv6 sockets can be made.
     pub ipv6: bool,
     /// MPTCP sockets can be made.
     pub mptcp: bool,
-    /// The version of Landlock in this kernel; none without.
+    /// The version of Landlock in this kernel; `None` without Landlock.
     pub landlock: Option<u32>,
     /// The kernel has seccomp filters.
     pub seccomp: bool,
-    /// The first user of the data plane that this machine has.
+    /// The first of the data plane's default users that exists on this machine.
     pub data_user: Option<String>,
-    /// Who else is here.
+    /// Other programs found on this machine.
     pub neighbours: Vec<Neighbour>,
-    /// What engine listeners use.
+    /// What the engine listeners use.
     pub engines: Vec<EngineUse>,
     /// What the shunt uses.
     pub shunt: Option<ShuntUse>,
 }
 
 impl Facts {
-    /// Looks, and tries what can be tried without harm. Interfaces are those that the configuration names, if there is one.
+    /// Gathers everything, with trials that do no harm. The interfaces are those in the configuration, if there is one.
     ///
     /// # Panics
-    /// If the process has more than one thread: it starts a command.
+    /// The process has more than one thread: gathering starts a command.
     pub fn gather(config: Option<&Config>) -> Self {
         let has = |capability| caps::holds(capability);
         Self {
@@ -151,17 +151,17 @@ impl Facts {
         }
     }
 
-    /// A setting's value.
+    /// The value of a setting.
     pub(super) fn setting(&self, name: &str) -> Option<&str> {
         self.settings.get(name).map(String::as_str)
     }
 
-    /// A setting's value as a number.
+    /// The value of a setting as a number.
     pub(super) fn number(&self, name: &str) -> Option<u64> {
         self.setting(name)?.parse().ok()
     }
 
-    /// Whether this process may change rules and move commands between cgroups.
+    /// Whether this process may change rules and move commands to other cgroups.
     pub(super) const fn is_network_root(&self) -> bool {
         self.net_admin && self.sys_admin
     }
@@ -195,7 +195,7 @@ fn nftables() -> Nftables {
     })
 }
 
-/// The setting of each interface; `all` and `default` are none.
+/// The rp_filter value of each interface; `all` and `default` are not interfaces.
 fn rp_filter() -> BTreeMap<String, u8> {
     let Ok(entries) = std::fs::read_dir("/proc/sys/net/ipv4/conf") else { return BTreeMap::new() };
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());

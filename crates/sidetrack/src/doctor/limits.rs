@@ -1,12 +1,12 @@
-//! How much of it.
+//! Limits on numbers: descriptors, pipes, ports and connections.
 
 use super::{Check, Facts};
 use sidetrack_core::limit::Budget;
 
-/// Descriptors kept back from flows, about; `sidetrack up` prints the exact number of flows.
+/// Descriptors reserved for other uses than flows, roughly. `sidetrack up` prints the exact number of flows.
 const RESERVE: u64 = 128;
 
-/// Below so many flows somebody will be surprised.
+/// Fewer flows than this are reported.
 const FEW_FLOWS: u64 = 4_096;
 
 pub(super) fn examine(facts: &Facts) -> Vec<Check> {
@@ -18,7 +18,7 @@ pub(super) fn examine(facts: &Facts) -> Vec<Check> {
 
 fn descriptors(facts: &Facts) -> Check {
     let (soft, hard) = facts.nofile;
-    // The soft limit is raised to the hard one when we start.
+    // The soft limit is raised to the hard limit at the start.
     let flows = Budget::from_nofile(hard, RESERVE).flows().max;
     let found = format!("RLIMIT_NOFILE is {soft}, at most {hard}: about {flows} flows at a time");
     let needed_for = "two descriptors a flow; what is more is refused with the reason limit";
@@ -29,9 +29,9 @@ fn descriptors(facts: &Facts) -> Check {
     Check::ok("descriptors", found).needed_for(needed_for)
 }
 
-/// 64 KiB, the size our pipes are given, in pages of 4 KiB.
+/// Pages of 4 KiB in one of our pipes, which have 64 KiB.
 const PAGES_PER_PIPE: u64 = 16;
-/// Fewer pipes of that size than an ordinary kernel grants are worth a word.
+/// Fewer pipes of that size than this are reported; an ordinary kernel grants more.
 const PIPES_MIN: u64 = 256;
 
 fn pipes(facts: &Facts) -> Option<Check> {

@@ -1,6 +1,6 @@
-//! `sidetrack doctor`: what this kernel, this user and this machine lack, in words, with the fix.
+//! `sidetrack doctor`: reports what this kernel, user and machine lack, and how to fix it.
 //!
-//! [`Facts::gather`] looks; [`examine`] judges, and is a pure function of these facts.
+//! [`Facts::gather`] collects; [`examine`] judges, and is a pure function of what was collected.
 
 mod confinement;
 mod engine;
@@ -17,20 +17,20 @@ pub use uses::{EngineUse, Interface, ShuntUse, Switch};
 
 use serde::Serialize;
 
-/// How bad it is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// It is there.
+    /// It is fine.
     Ok,
     /// Something that some uses need is missing, or may surprise.
     Warn,
-    /// Nothing much works without it.
+    /// Almost nothing works without it.
     Fail,
 }
 
 impl Level {
-    /// The word of the report.
+    /// Its word in the report.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -40,18 +40,18 @@ impl Level {
     }
 }
 
-/// One thing looked at.
+/// One check and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What was looked at, in a few words.
+    /// What was checked, in a few words.
     pub name: String,
-    /// How bad it is.
+    /// The severity.
     pub level: Level,
     /// What was found.
     pub found: String,
     /// What it is needed for.
     pub needed_for: String,
-    /// What to do, mostly a command; none if there is nothing to do.
+    /// What to do, mostly a command; `None` if nothing needs to be done.
     pub fix: Option<String>,
 }
 
@@ -83,7 +83,7 @@ impl Check {
     }
 }
 
-/// Judges what was gathered.
+/// Judges what was gathered, and returns all checks.
 pub fn examine(facts: &Facts) -> Vec<Check> {
     [
         rules::examine(facts),

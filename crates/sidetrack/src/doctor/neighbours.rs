@@ -1,4 +1,4 @@
-//! Others who have rules or answer names on this machine, and how we get along.
+//! Other programs on this machine that have rules or answer DNS questions, and how sidetrack works beside them.
 
 use super::facts::Neighbour;
 use super::{Check, Facts, Nftables};
@@ -49,7 +49,7 @@ fn known(neighbour: Neighbour) -> Check {
     }
 }
 
-/// Chains of others that translate addresses of connections that are opened or arrive here.
+/// Checks for other programs' chains that translate destinations of outgoing or incoming connections.
 fn nat_chains(chains: &[ListedChain]) -> Check {
     const PRE_ROUTING: u32 = 0;
     const LOCAL_OUT: u32 = 3;

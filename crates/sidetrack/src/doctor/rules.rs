@@ -1,4 +1,4 @@
-//! Rights, namespaces and what the packet filter can do.
+//! Rights, namespaces and the features of the packet filter.
 
 use super::{Check, Facts, Isolation, Nftables};
 use sidetrack_sys::nft::{Feature, Probe};
@@ -73,7 +73,7 @@ fn rights(facts: &Facts) -> Check {
         .fix("run it as root, or: setcap cap_net_admin,cap_net_raw+ep $(command -v sidetrack)")
 }
 
-/// What we use, what for, and how we do without.
+/// Features that sidetrack uses: their name, their use, and what to do without them.
 const USES: [(&[Feature], &str, &str, &str); 6] = [
     (
         &[Feature::Owner],

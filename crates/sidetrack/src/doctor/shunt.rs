@@ -1,4 +1,4 @@
-//! The shunt: its fast paths, what forwards beside them, and conntrack.
+//! The shunt: its fast paths, the slow path beside them, and conntrack.
 
 use super::uses::{ShuntUse, Switch};
 use super::{Check, Facts, Nftables, engine};
@@ -22,7 +22,7 @@ pub(super) fn examine(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// Whether a fast path can be had.
+/// Whether a fast path is available.
 fn backend(path: FastPathKind, facts: &Facts) -> Check {
     let name = format!("shunt: {}", path.as_str());
     let needed_for = format!("fast_path = \"{}\"", path.as_str());
@@ -50,7 +50,7 @@ fn backend(path: FastPathKind, facts: &Facts) -> Check {
     check.needed_for(needed_for)
 }
 
-/// The switch connects to us.
+/// Whether a switch is connected; the switch opens the connection.
 fn switch(switch: &Switch) -> Check {
     let listen: Vec<_> = switch.listen.iter().map(ToString::to_string).collect();
     let listen = listen.join(" and ");
@@ -65,7 +65,7 @@ fn switch(switch: &Switch) -> Check {
     check.needed_for("entries of a switch: it connects here by OpenFlow")
 }
 
-/// Both ports of the slow path are ports of one bridge, whose packets pass netfilter.
+/// Both ports of the slow path must belong to one bridge, whose packets must pass netfilter.
 fn bridge(shunt: &ShuntUse, facts: &Facts) -> Check {
     let name = "shunt: bridge";
     let needed_for = "forwarding = \"bridged\": the slow path, and conntrack's view of bridged connections";

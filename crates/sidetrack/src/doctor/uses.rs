@@ -1,4 +1,4 @@
-//! What the configuration uses of this machine's interfaces: for the packet engine and for the shunt.
+//! The interfaces of this machine that the configuration uses, for the packet engine and the shunt.
 
 use crate::config::{Config, EngineIo, ListenerKind, ShuntPath};
 use sidetrack_core::shunt::FastPathKind;
@@ -11,22 +11,22 @@ use std::net::SocketAddr;
 pub struct Interface {
     /// Its name.
     pub name: String,
-    /// Largest IP packet it takes, bytes; none if there is no such interface.
+    /// The largest IP packet in bytes; `None` if the interface does not exist.
     pub mtu: Option<u32>,
     /// It is up and has a carrier.
     pub running: bool,
-    /// What its driver can do for XDP; none if this kernel does not say.
+    /// The XDP features of its driver; `None` if this kernel does not report them.
     pub xdp: Option<Xdp>,
-    /// Its receive queues.
+    /// The number of its receive queues.
     pub queues: u32,
-    /// What is switched on.
+    /// The offloads that are switched on.
     pub offloads: Offloads,
-    /// The bridge it is a port of.
+    /// The bridge to which it belongs.
     pub bridge: Option<String>,
 }
 
 impl Interface {
-    /// Looks at the one with this name.
+    /// Gathers the state of the interface with this name.
     fn look(name: &str) -> Self {
         let Ok(found) = link::interface(name) else {
             return Self { name: name.to_owned(), ..Self::default() };
@@ -50,7 +50,7 @@ impl Interface {
 pub struct EngineUse {
     /// Its name.
     pub listener: String,
-    /// It gets at packets by AF_XDP.
+    /// It receives packets by AF_XDP.
     pub xdp: bool,
     /// The kernel may translate packets of its connections.
     pub offload: bool,
@@ -61,11 +61,11 @@ pub struct EngineUse {
 /// A switch that the shunt controls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Switch {
-    /// Where it connects to.
+    /// The addresses it connects to.
     pub listen: Vec<SocketAddr>,
-    /// Something listens there now.
+    /// A socket listens there now.
     pub is_served: bool,
-    /// Who is connected there now.
+    /// The switches that are connected now.
     pub connected: Vec<SocketAddr>,
 }
 
@@ -74,7 +74,7 @@ pub struct Switch {
 pub struct ShuntUse {
     /// Its fast paths.
     pub fast_paths: Vec<FastPathKind>,
-    /// Its ports are those of a bridge.
+    /// Its ports belong to a bridge.
     pub bridged: bool,
     /// Its interfaces.
     pub ports: Vec<Interface>,
@@ -82,7 +82,7 @@ pub struct ShuntUse {
     pub switch: Option<Switch>,
 }
 
-/// What the engine listeners of a configuration use.
+/// Returns what the engine listeners of a configuration use.
 pub(super) fn engines(config: &Config) -> Vec<EngineUse> {
     let of = |listener: &crate::config::Listener| match &listener.kind {
         ListenerKind::Engine(engine) => Some(EngineUse {
@@ -96,7 +96,7 @@ pub(super) fn engines(config: &Config) -> Vec<EngineUse> {
     config.listeners.iter().filter_map(of).collect()
 }
 
-/// What the shunt of a configuration uses.
+/// Returns what the shunt of a configuration uses.
 pub(super) fn shunt(config: &Config) -> Option<ShuntUse> {
     let shunt = config.shunt.as_ref()?;
     let switch = shunt.fast_paths.iter().find_map(|path| match path {
@@ -126,7 +126,7 @@ fn look_for_switch(listen: Vec<SocketAddr>) -> Switch {
     Switch { is_served, connected, listen }
 }
 
-/// States of TCP in /proc/net/tcp.
+/// TCP states in /proc/net/tcp.
 const ESTABLISHED: u8 = 1;
 const LISTENING: u8 = 10;
 
@@ -136,7 +136,7 @@ struct Socket {
     state: u8,
 }
 
-/// The sockets in a text of /proc/net/tcp or tcp6.
+/// Parses the sockets in the text of /proc/net/tcp or tcp6.
 fn sockets(text: &str) -> impl Iterator<Item = Socket> {
     text.lines().skip(1).filter_map(|line| {
         let mut words = line.split_whitespace().skip(1);
@@ -145,7 +145,7 @@ fn sockets(text: &str) -> impl Iterator<Item = Socket> {
     })
 }
 
-/// `0100007F:1F90`: words of four bytes in the order of this machine, then the port.
+/// Parses `0100007F:1F90`: words of four bytes in this machine's byte order, then the port.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let word = |at: usize| Some(u32::from_str_radix(ip.get(at * 8..at * 8 + 8)?, 16).ok()?.to_ne_bytes());

@@ -1,4 +1,4 @@
-//! Between steering and its order: what the main process writes, and what the keeper makes of it.
+//! Converts between steering and orders: the main process writes an order, and the keeper derives its work from it.
 
 use super::order::{
     Alone, Interface, LISTENERS_MAX, Nets, Order, PARTS_MAX, Ports, RANGES_MAX, Redirected, Selected,
@@ -12,12 +12,12 @@ use sidetrack_sys::nft::{
 use sidetrack_sys::route::MarkRule;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// A listener whose descriptor has shown that it exists.
+/// A listener whose existence was proved by its descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proved {
-    /// Where it listens.
+    /// Its address.
     pub address: SocketAddr,
-    /// Whether it takes connections for addresses of other hosts (IP_TRANSPARENT).
+    /// Whether it accepts connections for addresses of other hosts (IP_TRANSPARENT).
     pub transparent: bool,
 }
 
@@ -26,17 +26,17 @@ pub struct Proved {
 pub struct Work {
     /// The rules.
     pub steering: Steering,
-    /// Policy routing that tproxy needs.
+    /// The policy routing that tproxy needs.
     pub mark_rules: Vec<MarkRule>,
-    /// How long the rules live.
+    /// The lifetime of the rules.
     pub lifetime: Lifetime,
 }
 
 impl Order {
-    /// The order for this steering; `bound` are the listeners in the order in which they are proved.
+    /// Makes the order for this steering. `bound` are the listeners, in the order in which they will be proved.
     ///
     /// # Errors
-    /// What steering names that has no listener, or more than the keeper takes.
+    /// The steering needs a listener that is missing, or exceeds a limit of the keeper.
     pub fn of(steer: &Steer, bound: &[SocketAddr]) -> Result<Self, String> {
         let steering = &steer.steering;
         if bound.len() > LISTENERS_MAX {
@@ -72,7 +72,7 @@ impl Order {
                 masquerade: *masquerade,
             }),
             KernelRoute::Dnat { pairs, masquerade } => {
-                // One path is one connection mark: each pair has its own.
+                // A path is identified by its connection mark, so each pair is a path of its own.
                 let [(from, server)] = pairs.as_slice() else { return Err("a path without a server".into()) };
                 let listener = bound.iter().position(|bound| bound == from);
                 let listener = listener.ok_or_else(|| format!("no listener on {from}"))?;
@@ -102,10 +102,10 @@ impl Order {
         Ok(())
     }
 
-    /// What to do, if these are the listeners that were proved.
+    /// Derives the work from the order and the proved listeners.
     ///
     /// # Errors
-    /// What the order asks for that no listener stands for, or that no configuration could ask for.
+    /// The order needs a listener that was not proved, or asks for something that no configuration can ask for.
     pub fn work(&self, proved: &[Proved]) -> Result<Work, String> {
         self.within_bounds()?;
         let find = |listener: usize| {
@@ -152,7 +152,7 @@ impl Order {
 impl Redirected {
     fn redirect(&self, proved: Proved) -> Result<Redirect, String> {
         let ip = proved.address.ip();
-        // Where the kernel leads them to: loopback, or the address of the interface they came in by.
+        // The kernel redirects local connections to loopback, and forwarded ones to the address of their incoming interface.
         let local = ip.is_unspecified()
             || [Ipv4Addr::LOCALHOST.into(), IpAddr::from(Ipv6Addr::LOCALHOST)].contains(&ip);
         if !self.local.is_empty() && !local {

@@ -1,41 +1,41 @@
-//! A connection that the kernel carries alone.
+//! A connection that the kernel forwards without us.
 
 use serde::{Deserialize, Serialize};
 use sidetrack_sys::conntrack::{Counters, Entry};
 use std::net::SocketAddr;
 
-/// What conntrack knows of a connection, as far as records need it.
+/// The part of a conntrack entry that records need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelFlow {
-    /// Conntrack's number of it; none on kernels before 2.6.22.
+    /// Conntrack's number of the connection; `None` on kernels before 2.6.22.
     pub id: Option<u32>,
-    /// Its connection mark: which path it took.
+    /// Its connection mark, which identifies its path.
     pub mark: u32,
     /// The client.
     pub client: SocketAddr,
-    /// Where the client sent it.
+    /// The destination that the client chose.
     pub destination: SocketAddr,
-    /// Who answers.
+    /// The server that answers.
     pub server: SocketAddr,
     /// Bytes of packets from the client, headers included.
     pub bytes_up: u64,
     /// Bytes of packets from the server, headers included.
     pub bytes_down: u64,
-    /// When it began, nanoseconds since 1970.
+    /// When it began, in nanoseconds since 1970.
     pub start_ns: Option<u64>,
-    /// When it ended, nanoseconds since 1970.
+    /// When it ended, in nanoseconds since 1970.
     pub stop_ns: Option<u64>,
-    /// The kernel rewrites its addresses, which ends when the last table that asks for such a thing goes.
+    /// The kernel translates its addresses. That ends with the last table that contains a translation.
     pub translated: bool,
-    /// Both sides have closed it, or one has reset it.
+    /// Both sides have closed it, or one side has reset it.
     pub closed: bool,
 }
 
-/// Tells one connection from another that had the same addresses before.
+/// Distinguishes a connection from earlier ones with the same addresses.
 pub type KernelFlowKey = (SocketAddr, SocketAddr, Option<u32>, Option<u64>);
 
 impl KernelFlow {
-    /// See [`KernelFlowKey`].
+    /// The key of this connection.
     pub const fn key(&self) -> KernelFlowKey {
         (self.client, self.destination, self.id, self.start_ns)
     }

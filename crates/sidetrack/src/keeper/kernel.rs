@@ -1,4 +1,4 @@
-//! What the keeper does to the kernel, and how it takes that back.
+//! The changes that the keeper makes in the kernel, and how it undoes them.
 
 use super::KernelFlow;
 use super::derive::Work;
@@ -12,45 +12,45 @@ use sidetrack_sys::undo::{Action, Guard};
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How often what others may have changed is put right, and conntrack is made to notice what has ended.
+/// How often changes by other programs are repaired and expired conntrack entries are removed.
 const TEND_EVERY: Duration = Duration::from_secs(1);
 
-/// Looking after things may take this part of the time at most: a conntrack table of a million entries takes a while.
+/// `tend` may take at most 1/`TEND_SHARE` of the time: a conntrack table with a million entries takes a while.
 const TEND_SHARE: u32 = 50;
 
-/// How long a predecessor that was killed may take to let go of its table: its keeper is taking things back.
+/// How long to wait until the keeper of a killed predecessor has undone its changes and released its table.
 const HANDOVER: Duration = Duration::from_secs(3);
 const HANDOVER_PAUSE: Duration = Duration::from_millis(20);
 
-/// Most flows that are listed at a time.
+/// Most flows in one list.
 const FLOWS_MAX: usize = 65_536;
 
-/// The interface on which every address is made local.
+/// The interface of the route that makes every address local.
 const LOOPBACK: &str = "lo";
 
-/// Everything that was done.
+/// All changes that were made.
 pub(super) struct Kernel {
     guard: Guard,
-    /// What takes it back, in the order it was done. The guard has the same list.
+    /// The actions that undo the changes, in the order of the changes. The guard has the same list.
     undo: Vec<Action>,
     table: Option<OwnedTable>,
     marks: Vec<route::MarkRule>,
-    /// There while the kernel carries flows alone.
+    /// Open while the kernel forwards flows without us.
     conntrack: Option<Conntrack>,
     tend_at: Instant,
 }
 
 impl Kernel {
-    /// Nothing has been done yet.
+    /// The state before any change.
     pub(super) fn new(guard: Guard) -> Self {
         let (undo, marks) = (Vec::new(), Vec::new());
         Self { guard, undo, table: None, marks, conntrack: None, tend_at: Instant::now() }
     }
 
-    /// Makes the kernel do this, instead of what was before.
+    /// Lets the kernel do this work instead of the previous one.
     pub(super) fn steer(&mut self, mut work: Work) -> anyhow::Result<(Vec<String>, Option<Events>)> {
         let mut warnings = Vec::new();
-        // The table is the token of who steers in this namespace: nothing else is touched before we have it.
+        // Own the table first: only its owner may steer in this namespace, so nothing else is changed before.
         self.own()?;
         for rule in &work.mark_rules {
             self.add_mark_rule(*rule)?;
@@ -61,7 +61,7 @@ impl Kernel {
         Ok((warnings, events))
     }
 
-    /// Remembers how to take something back, before it is done.
+    /// Notes how to undo a change. Call it before the change is made.
     fn note(&mut self, action: Action) -> io::Result<()> {
         self.undo.push(action);
         let added = self.undo.last().map(|action| self.guard.add(action));
@@ -74,11 +74,11 @@ impl Kernel {
 
     fn forget(&mut self, action: &Action) {
         self.undo.retain(|other| other != action);
-        // A guard that is gone is noticed with the next note.
+        // If the guard is gone, the next note detects that.
         let _ = self.guard.remove(action);
     }
 
-    /// Has the table, with what a predecessor left in it or empty.
+    /// Takes over the table of a predecessor, or creates an empty one.
     fn own(&mut self) -> anyhow::Result<()> {
         if self.table.is_some() {
             return Ok(());
@@ -148,7 +148,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Conntrack events with byte counts; without them the kernel's flows have no records, but they flow.
+    /// Subscribes to conntrack events with byte counts. Without them the kernel still forwards flows, but without records.
     fn watch_conntrack(&mut self, work: &mut Work, warnings: &mut Vec<String>) -> Option<Events> {
         if let Err(error) = self.account() {
             warnings.push(format!("conntrack accounting: {error}; records lack byte counts"));
@@ -178,8 +178,8 @@ impl Kernel {
         Ok(())
     }
 
-    /// Puts right what others have changed, and lets conntrack notice ends; says for how long to wait with the next time.
-    /// `None`: nothing needs it.
+    /// Repairs changes by other programs, and removes expired conntrack entries. Returns how long to wait until the next call;
+    /// `None`: no further call is needed.
     pub(super) fn tend(&mut self) -> Option<Duration> {
         if self.marks.is_empty() && self.conntrack.is_none() {
             return None;
@@ -192,7 +192,7 @@ impl Kernel {
                 }
             }
             if self.conntrack.is_some() {
-                // Said once already where it is not possible.
+                // If it fails, a warning was given at the start.
                 let _ = self.account();
             }
             if let Some(error) = self.conntrack.as_mut().and_then(|table| table.evict_expired().err()) {
@@ -203,7 +203,7 @@ impl Kernel {
         Some(self.tend_at.saturating_duration_since(Instant::now()))
     }
 
-    /// The flows that the kernel carries alone now, oldest first.
+    /// The flows that the kernel forwards without us, the oldest first.
     pub(super) fn flows(&mut self) -> Result<Vec<KernelFlow>, netlink::Error> {
         let Some(conntrack) = &mut self.conntrack else { return Ok(Vec::new()) };
         let entries = conntrack.list(Some(Path::ANY))?;
@@ -212,9 +212,9 @@ impl Kernel {
         Ok(flows)
     }
 
-    /// Takes everything back. A table that is to outlive a crash stays unless the end is orderly.
+    /// Undoes all changes. A table that must outlive a crash is deleted only at an orderly end.
     ///
-    /// The table goes last: a successor waits for it, and must not meet half of what we undo.
+    /// The table is deleted last: a successor waits for it, and must not see half of the changes.
     pub(super) fn take_back(self, orderly: bool) -> anyhow::Result<()> {
         let mut undone = true;
         for action in self.undo.iter().rev() {
@@ -224,7 +224,7 @@ impl Kernel {
             }
         }
         if undone {
-            // It may have been killed; then there is nothing to disarm.
+            // If the guard was killed, there is nothing to disarm.
             let _ = self.guard.disarm();
         }
         match self.table {

@@ -1,6 +1,6 @@
-//! What the keeper is told to do, as plain values of bounded size. It holds no configuration, no file name, no port of a
-//! listener and no mark: ports come from the listeners' own descriptors, marks are the keeper's. An attacker who took over the main
-//! process can write anything here, so every list has a bound and every value a reader that refuses what is not canonical.
+//! Orders to the keeper: plain values of limited size. An order has no configuration, no file name, no port of a listener and
+//! no mark: ports come from the listeners' descriptors, and the keeper chooses the marks. An attacker who has taken over the
+//! main process can send any order. So every list has a limit, and values that are not canonical are rejected.
 
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
@@ -12,13 +12,13 @@ use std::net::SocketAddr;
 /// Most listener addresses.
 pub const LISTENERS_MAX: usize = 4096;
 
-/// Most redirects, transparent listeners and kernel paths, of each.
+/// Most redirects, and as many transparent listeners and kernel paths.
 pub const PARTS_MAX: usize = 4096;
 
 /// Most selectors of one part.
 pub const SELECTORS_MAX: usize = 4096;
 
-/// Most networks and port ranges of one list, and of a whole order.
+/// Most networks and port ranges in one list, and in a whole order.
 pub const RANGES_MAX: usize = 1 << 18;
 
 /// Most users, cgroups or interfaces of one selector.
@@ -27,31 +27,31 @@ pub const NAMES_MAX: usize = 1024;
 /// Bytes of an interface name (IFNAMSIZ without its NUL).
 const INTERFACE_MAX: usize = 15;
 
-/// What the kernel is to do.
+/// What the kernel must do.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Order {
-    /// Whether the rules stay and block traffic after a crash.
+    /// Whether the rules stay after a crash and block traffic.
     pub closed: bool,
     /// The number of the first kernel path.
     pub first_path: u16,
     /// Destinations that are never steered.
     pub spare: Nets,
-    /// Whether answers to sockets that are bound to a client's address are led to them.
+    /// Whether replies for sockets that are bound to a client's address are delivered to these sockets.
     pub divert_answers: bool,
-    /// What is redirected.
+    /// Connections that are redirected.
     #[serde(deserialize_with = "at_most::<_, _, PARTS_MAX>")]
     pub redirects: Vec<Redirected>,
-    /// What transparent listeners get.
+    /// Connections that transparent listeners get.
     #[serde(deserialize_with = "at_most::<_, _, PARTS_MAX>")]
     pub tproxies: Vec<Transparent>,
-    /// What the kernel carries alone.
+    /// Connections that the kernel forwards without us.
     #[serde(deserialize_with = "at_most::<_, _, PARTS_MAX>")]
     pub paths: Vec<Alone>,
 }
 
 impl Order {
-    /// How many networks and port ranges it holds.
+    /// The number of networks and port ranges in it.
     pub fn ranges(&self) -> usize {
         let redirects = self.redirects.iter().flat_map(|one| [&one.local, &one.forwarded]);
         let tproxies = self.tproxies.iter().map(|one| &one.selected);
@@ -71,12 +71,12 @@ impl Order {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Redirected {
-    /// The place of the listener among those that were proved.
+    /// The index of the listener among the proved ones.
     pub listener: usize,
-    /// Which connections of this host's own processes.
+    /// Connections of this host's own processes.
     #[serde(deserialize_with = "at_most::<_, _, SELECTORS_MAX>")]
     pub local: Vec<Selected>,
-    /// Which connections of other hosts.
+    /// Connections of other hosts.
     #[serde(deserialize_with = "at_most::<_, _, SELECTORS_MAX>")]
     pub forwarded: Vec<Selected>,
 }
@@ -85,40 +85,40 @@ pub struct Redirected {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Transparent {
-    /// The place of the listener among those that were proved.
+    /// The index of the listener among the proved ones.
     pub listener: usize,
-    /// Which connections.
+    /// Which connections it gets.
     #[serde(deserialize_with = "at_most::<_, _, SELECTORS_MAX>")]
     pub selected: Vec<Selected>,
 }
 
-/// Connections that the kernel carries alone.
+/// Connections that the kernel forwards without us.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Alone {
-    /// To where they go anyway.
+    /// They go to their original destination.
     Direct {
-        /// Which connections of this host's own processes.
+        /// Connections of this host's own processes.
         #[serde(deserialize_with = "at_most::<_, _, SELECTORS_MAX>")]
         local: Vec<Selected>,
-        /// Which connections of other hosts.
+        /// Connections of other hosts.
         #[serde(deserialize_with = "at_most::<_, _, SELECTORS_MAX>")]
         forwarded: Vec<Selected>,
-        /// Whether the server sees an address of this host.
+        /// Whether the server sees an address of this host as the client.
         masquerade: bool,
     },
-    /// Those to a listener go to this server.
+    /// Connections to a listener go to this server.
     Dnat {
-        /// The place of the listener among those that were proved.
+        /// The index of the listener among the proved ones.
         listener: usize,
         /// The server.
         server: SocketAddr,
-        /// Whether the server sees an address of this host.
+        /// Whether the server sees an address of this host as the client.
         masquerade: bool,
     },
 }
 
-/// Which connections; an empty list means any.
+/// Selects connections; an empty list matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Selected {
@@ -137,7 +137,7 @@ pub struct Selected {
     /// Interfaces.
     #[serde(deserialize_with = "at_most::<_, _, NAMES_MAX>")]
     pub interfaces: Vec<Interface>,
-    /// Whether connections to this host are meant too.
+    /// Whether connections to this host match, too.
     pub to_this_host: bool,
 }
 
@@ -192,7 +192,7 @@ impl<'de> Deserialize<'de> for Interface {
     }
 }
 
-/// One network, read without a copy of its text.
+/// One network, parsed without a copy of its text.
 struct Net(IpNet);
 
 impl<'de> Deserialize<'de> for Net {
@@ -206,7 +206,7 @@ impl<'de> Deserialize<'de> for Net {
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Net, E> {
-                // The error of the parser quotes what it read; this one does not.
+                // The parser's error quotes its input; this one must not.
                 text.parse().map(Net).map_err(|_| E::custom("not a network"))
             }
         }
@@ -214,7 +214,7 @@ impl<'de> Deserialize<'de> for Net {
     }
 }
 
-/// Reads a list of at most `MOST` values: memory is taken as values come, never by an announced length.
+/// Reads a list of at most `MOST` values. Memory grows with the values; an announced length is not trusted.
 fn at_most<'de, D: Deserializer<'de>, T: Deserialize<'de>, const MOST: usize>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
@@ -244,7 +244,7 @@ fn at_most<'de, D: Deserializer<'de>, T: Deserialize<'de>, const MOST: usize>(
 mod tests {
     use super::*;
 
-    /// The golden form: a change of it is a change of what two versions of the program understand of each other.
+    /// The exact form of an order. If it changes, two versions of the program do not understand each other.
     const GOLDEN: &str = r#"{"closed":true,"first_path":7,"spare":["192.0.2.0/24","2001:db8::/32"],"divert_answers":true,"redirects":[{"listener":0,"local":[{"sources":[],"destinations":["10.0.0.0/8"],"ports":[[80,80],[8000,8100]],"users":[1000],"cgroups":[[42,2]],"interfaces":[],"to_this_host":true}],"forwarded":[]}],"tproxies":[{"listener":1,"selected":[{"sources":[],"destinations":[],"ports":[],"users":[],"cgroups":[],"interfaces":["eth0"],"to_this_host":false}]}],"paths":[{"Direct":{"local":[],"forwarded":[],"masquerade":true}},{"Dnat":{"listener":2,"server":"[2001:db8::9]:443","masquerade":false}}]}"#;
 
     fn order() -> Order {

@@ -1,4 +1,4 @@
-//! The keeper's own side of the connection.
+//! The keeper's side of the connection.
 
 use super::derive::Proved;
 use super::kernel::Kernel;
@@ -15,28 +15,28 @@ use sidetrack_sys::{scm, sockopt};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// What the keeper and its guard need: the packet filter, routing and conntrack.
+/// Needed by the keeper and its guard: the packet filter, routing and conntrack.
 const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN;
 
-/// Whose a socket is, for rules that ask: the descriptors of other users' processes.
+/// Needed to find owners of sockets: it reads the descriptors of other users' processes.
 const FOR_OWNERS: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_READ_SEARCH);
 
-/// Bytes of a request, the descriptor of a large one included: an order of some 200,000 networks.
+/// Most bytes of a request, also of an attached one: enough for an order with about 200,000 networks.
 pub const REQUEST_MAX: usize = 4 << 20;
 
-/// What `ps` and `top` call this process.
+/// The name of this process in `ps` and `top`.
 const NAME: &std::ffi::CStr = c"sidetrack-keep";
 
-/// Serves until the other end closes, then takes everything back.
+/// Serves until the other end closes, then undoes everything.
 ///
 /// # Errors
-/// If the connection breaks in any other way, or something could not be taken back.
+/// The connection fails in another way, or something could not be undone.
 pub fn keep(end: OwnedFd) -> anyhow::Result<()> {
-    // The end of the connection is our only end: an interrupt from a terminal must not come before it.
+    // Only the end of the connection ends the keeper: an interrupt from a terminal must not end it earlier.
     system::ignore_stop_signals();
-    // The program was started by way of /proc/self/exe; only `ps` misses the name.
+    // The program was started by way of /proc/self/exe. An error only affects the name in `ps`.
     let _ = system::set_name(NAME);
-    // CAP_SETPCAP only as long as the bounding set is still to shrink.
+    // CAP_SETPCAP is needed only until the bounding set is reduced.
     keep_only(NEEDED | FOR_OWNERS | TO_BECOME)?;
     let Some(begin) = first(&end)? else { return Ok(()) };
     keep_only(if begin.owners { NEEDED | FOR_OWNERS } else { NEEDED })?;
@@ -51,16 +51,16 @@ pub fn keep(end: OwnedFd) -> anyhow::Result<()> {
     served.map(drop)
 }
 
-/// Gives up all rights but these.
+/// Gives up all other rights.
 fn keep_only(needed: CapabilitySet) -> anyhow::Result<()> {
     let held = caps::capabilities().context("capabilities")?.permitted;
     caps::keep_only(held & needed).context("cannot give up capabilities")
 }
 
-/// A request with the descriptors that came with it; an error for what is not one and has its answer already.
+/// A request with its descriptors; an error if it was invalid and has been answered.
 type Request = Result<(Ask, Vec<OwnedFd>), ()>;
 
-/// The next request; `None` when the other end is closed.
+/// Receives the next request; `None` if the other end is closed.
 fn request(end: &OwnedFd) -> anyhow::Result<Option<Request>> {
     match wire::receive_at_most(end, REQUEST_MAX) {
         Ok(request) => Ok(request.map(Ok)),
@@ -76,11 +76,11 @@ fn refuse(end: &OwnedFd, why: impl Into<String>) -> io::Result<()> {
     wire::send(end, &Told::Failed(why.into()), &[])
 }
 
-/// The first request; `None` when the other end is closed.
+/// Receives the first request; `None` if the other end is closed.
 fn first(end: &OwnedFd) -> anyhow::Result<Option<Begin>> {
     loop {
         match request(end)? {
-            // No answer: what goes wrong is that to the request after it.
+            // No answer is sent: an error is the answer to the next request.
             Some(Ok((Ask::Become(user), _))) => {
                 user.become_it(NEEDED | FOR_OWNERS | CapabilitySet::SETPCAP)?
             }
@@ -92,7 +92,7 @@ fn first(end: &OwnedFd) -> anyhow::Result<Option<Begin>> {
     }
 }
 
-/// The keeper at work.
+/// The state of a running keeper.
 struct Serving {
     begin: Begin,
     kernel: Kernel,
@@ -101,7 +101,7 @@ struct Serving {
 }
 
 impl Serving {
-    /// Whether the end was announced.
+    /// Serves requests; returns whether the end was announced.
     fn serve(&mut self, end: &OwnedFd) -> anyhow::Result<bool> {
         let mut orderly = false;
         loop {
@@ -154,7 +154,7 @@ impl Serving {
         }
     }
 
-    /// Looks whether these are listeners.
+    /// Checks that these are listeners.
     fn prove(&mut self, fds: &[OwnedFd]) -> Result<(), String> {
         for fd in fds {
             if self.proved.len() == LISTENERS_MAX {

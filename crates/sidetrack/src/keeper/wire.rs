@@ -1,4 +1,4 @@
-//! Requests and answers on the socket pair: JSON in one message, or attached to it where it is larger than that.
+//! Requests and answers on the socket pair: JSON in one message, or in an attached file if it is too large.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -6,19 +6,19 @@ use sidetrack_sys::scm;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Bytes of JSON that travel in the message itself.
+/// Most bytes of JSON in the message itself.
 const INLINE_MAX: usize = 64 << 10;
 
-/// Bytes of JSON that are read of an attachment where a request has no bound of its own: a list of the kernel's flows.
+/// Most bytes of attached JSON if the caller sets no limit, for example for a list of the kernel's flows.
 const ATTACHED_MAX: usize = 64 << 20;
 
-/// The message whose JSON is attached, as its last descriptor. No JSON begins so.
+/// The content of a message whose JSON is attached as its last descriptor. JSON never begins like this.
 const ATTACHED: &[u8] = b"\0";
 
 /// Sends a value with these descriptors.
 ///
 /// # Errors
-/// The other end is closed, or there is no memory for what is attached.
+/// The other end is closed, or there is no memory for the attachment.
 pub fn send<T: Serialize>(end: impl AsFd, value: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let json = serde_json::to_vec(value)?;
     if json.len() <= INLINE_MAX {
@@ -29,15 +29,15 @@ pub fn send<T: Serialize>(end: impl AsFd, value: &T, fds: &[BorrowedFd<'_>]) -> 
     scm::send(end, ATTACHED, &all)
 }
 
-/// Receives a value and its descriptors; `None` when the other end is closed.
+/// Receives a value and its descriptors; `None` if the other end is closed.
 ///
 /// # Errors
-/// `InvalidData` if what came is no such value; the connection can be used on. Other errors end it.
+/// `InvalidData` if the message is not such a value; the connection can still be used. Other errors end it.
 pub fn receive<T: DeserializeOwned>(end: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     receive_at_most(end, ATTACHED_MAX)
 }
 
-/// Receives a value of at most this many bytes of JSON. An error says where it is wrong, never what stood there.
+/// Receives a value of at most `most` bytes of JSON. Its errors name the position, but never quote the input.
 ///
 /// # Errors
 /// As [`receive`].

@@ -1,10 +1,10 @@
-//! The files that a process may open from now on (Landlock): those that its configuration names, and those of the system that
-//! resolving names takes.
+//! The files that a process may still open (Landlock): those of its configuration, and those of the system that name
+//! resolution needs.
 
 use sidetrack_sys::landlock::{self, Allowed, Enforced, May, around};
 use std::path::Path;
 
-/// What name resolution, time zones, certificates of the system and our own counters are read from. Missing ones are left out.
+/// Paths that name resolution, time zones, system certificates and our own counters need. Missing ones are skipped.
 const SYSTEM: &[&str] = &[
     "/etc/ca-certificates",
     "/etc/gai.conf",
@@ -35,13 +35,13 @@ const SYSTEM: &[&str] = &[
     "/dev/urandom",
 ];
 
-/// The files of the system that every process with peers may read.
+/// The system's files that every process with peers may read.
 pub fn system() -> Vec<Allowed> {
     let read = SYSTEM.iter().map(|path| Allowed { path: path.into(), may: May::Read });
     read.chain([Allowed { path: "/dev/null".into(), may: May::Append }]).collect()
 }
 
-/// Restricts this thread, and those that it starts, to these files; the log says where the kernel cannot.
+/// Restricts this thread and those it starts to these files. Logs if the kernel cannot do that.
 pub fn restrict(allowed: &[Allowed]) {
     match landlock::restrict(allowed) {
         Ok(Enforced::Fully) => {}
@@ -58,7 +58,7 @@ pub fn restrict(allowed: &[Allowed]) {
     }
 }
 
-/// A file by its name, and by the name that it leads to, with the folders that they may come back in.
+/// Allows a file by its name and by the target of a link, with the folders where it may be created again.
 pub fn allow(allowed: &mut Vec<Allowed>, path: &Path, may: May) {
     for path in [Some(path.to_owned()), path.canonicalize().ok()].into_iter().flatten() {
         allowed.push(Allowed { path: around(&path), may });

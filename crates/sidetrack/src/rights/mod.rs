@@ -1,4 +1,4 @@
-//! What processes give up before they read what peers send: root's user id, capabilities, and files that they do not need.
+//! What a process gives up before it reads peers' data: root's user id, capabilities, and files that it does not need.
 
 mod files;
 mod user;

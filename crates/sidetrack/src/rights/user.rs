@@ -1,4 +1,4 @@
-//! The unprivileged user that a process becomes which root has started.
+//! The unprivileged user that a process becomes after root has started it.
 
 use crate::config::RunAs;
 use anyhow::Context;
@@ -10,21 +10,21 @@ use sidetrack_sys::caps::{self, CapabilitySet};
 use std::ffi::CString;
 use std::path::Path;
 
-/// A user of this machine that a process becomes before it reads what peers send.
+/// A user of this machine that a process becomes before it reads peers' data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataUser {
     /// Its name.
     pub name: String,
     /// Its user id.
     pub uid: u32,
-    /// Its main group.
+    /// Its primary group.
     pub gid: u32,
     /// Its other groups.
     pub groups: Vec<u32>,
 }
 
 impl DataUser {
-    /// The user to become; none if the process stays what it is.
+    /// Returns the user to become; `None` if the process keeps its user.
     ///
     /// # Errors
     /// The configuration names a user that this process cannot become.
@@ -36,7 +36,7 @@ impl DataUser {
         }
     }
 
-    /// The first user of [`RunAs::DEFAULTS`] that this machine has, and that this process may become.
+    /// The first of [`RunAs::DEFAULTS`] that exists on this machine, if this process may become it.
     fn default() -> Option<Self> {
         let found = RunAs::DEFAULTS.iter().find_map(|name| Self::look_up(name).ok().flatten());
         let user = found.filter(Self::is_available);
@@ -74,10 +74,10 @@ impl DataUser {
         caps::can_become(self.uid, self.gid)
     }
 
-    /// Becomes it, and keeps these of the capabilities held now. To be called while the process has one thread.
+    /// Becomes this user and keeps only these of the current capabilities. Call it while the process has one thread.
     ///
     /// # Errors
-    /// The system refuses it.
+    /// The system refuses the change.
     pub fn become_it(&self, kept: CapabilitySet) -> anyhow::Result<()> {
         let held = caps::capabilities().context("capabilities")?.permitted;
         caps::become_user(self.uid, self.gid, &self.groups, held & kept)
@@ -85,10 +85,10 @@ impl DataUser {
     }
 }
 
-/// Becomes this user, if there is one, and keeps these capabilities, for good. To be called while the process has one thread.
+/// Becomes this user, if there is one, and permanently keeps only these capabilities. Call it while there is one thread.
 ///
 /// # Errors
-/// The system refuses it.
+/// The system refuses the change.
 pub fn become_or_stay(user: Option<&DataUser>, kept: CapabilitySet) -> anyhow::Result<()> {
     match user {
         Some(user) => user.become_it(kept),
@@ -99,11 +99,11 @@ pub fn become_or_stay(user: Option<&DataUser>, kept: CapabilitySet) -> anyhow::R
     }
 }
 
-/// What a process keeps that has still to become a user.
+/// Capabilities that a process needs until it has become its user.
 pub const TO_BECOME: CapabilitySet =
     CapabilitySet::SETUID.union(CapabilitySet::SETGID).union(CapabilitySet::SETPCAP);
 
-/// Whether this process's user may not do this by itself: access(2) asks without capabilities.
+/// Whether this process's user lacks this access: access(2) ignores capabilities.
 pub fn is_refused(path: &Path, access: Access) -> bool {
     rustix::fs::access(path, access) == Err(Errno::ACCESS)
 }

@@ -1,4 +1,4 @@
-//! Belief by key: both ends of a connection ask the same of each other, in TLS 1.3 alone.
+//! Trust by key: both ends of a connection are checked in the same way, in TLS 1.3 only.
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -6,18 +6,18 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, SignatureScheme};
 use std::fmt::Debug;
 
-/// Who is believed.
+/// Decides which keys are trusted.
 pub trait Believe: Debug + Send + Sync + 'static {
-    /// Whether ends show raw public keys (RFC 7250) in place of certificates.
+    /// Whether the ends show raw public keys (RFC 7250) instead of certificates.
     const RAW_KEYS: bool;
 
-    /// Whether whoever proves to have this key is believed.
+    /// Checks whether the owner of this key is trusted.
     ///
     /// # Errors
-    /// It is not.
+    /// The key is not trusted.
     fn check(&self, shown: &CertificateDer<'_>) -> Result<(), rustls::Error>;
 
-    /// Whether the signature proves that the other end has the key.
+    /// Checks that the signature proves ownership of the key.
     ///
     /// # Errors
     /// It does not.
@@ -28,15 +28,15 @@ pub trait Believe: Debug + Send + Sync + 'static {
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error>;
 
-    /// The signatures that are understood.
+    /// The supported signature schemes.
     fn schemes(&self) -> Vec<SignatureScheme>;
 }
 
-/// Makes a verifier of servers and of clients of a [`Believe`].
+/// Uses one check of keys for the certificates of servers and of clients.
 #[derive(Debug)]
 pub struct Believing<B>(pub B);
 
-/// TLS 1.2 is not offered, so its signatures are never asked for.
+/// TLS 1.2 is not offered, so its signatures never need to be verified.
 fn tls12() -> rustls::Error {
     rustls::Error::General("TLS 1.2 is not spoken here".to_owned())
 }

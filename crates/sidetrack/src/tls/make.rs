@@ -1,4 +1,4 @@
-//! Makes keys and certificates, so that nobody needs another tool for a first tunnel: ECDSA P-256, in PEM.
+//! Makes keys and certificates (ECDSA P-256, in PEM), so that a first tunnel needs no other tool.
 
 use super::certificates;
 use rcgen::{
@@ -9,42 +9,42 @@ use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::pki_types::pem::PemObject;
 use std::time::{Duration, SystemTime};
 
-/// Subject of every authority made here: its key tells them apart.
+/// The subject of every authority made here. Authorities differ by their keys.
 const AUTHORITY_NAME: &str = "sidetrack tunnel authority";
 
-/// A certificate is valid from so long before it was made: clocks differ.
+/// Certificates are valid from this time before they are made, because clocks differ.
 const BACKDATED: Duration = Duration::from_secs(48 * 3600);
 
 /// A certificate and its private key.
 pub struct Made {
-    /// The certificate in PEM: for everybody.
+    /// The certificate in PEM; it is public.
     pub certificate_pem: String,
-    /// The private key in PEM (PKCS #8): for nobody else.
+    /// The private key in PEM (PKCS #8); it is secret.
     pub key_pem: String,
 }
 
-/// Why nothing could be made.
+/// Why a certificate could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum MakeError {
-    /// The name is no DNS name.
+    /// The name is not a DNS name.
     #[error("'{0}' is no DNS name: the other end knows this one by a name such as gw.example")]
     Name(String),
     /// The system gave no random bytes.
     #[error(transparent)]
     Certificate(#[from] rcgen::Error),
-    /// The text of the authority holds no certificate and key of [`authority`].
+    /// The text does not hold a certificate and key made by [`authority`].
     #[error("this is no authority of `sidetrack tunnel ca`: {0}")]
     NoAuthority(String),
 }
 
 impl Made {
-    /// Both in one text: what `identity` in the configuration names.
+    /// Both in one text, as the configuration's `identity` expects it.
     pub fn identity_pem(&self) -> String {
         format!("{}{}", self.certificate_pem, self.key_pem)
     }
 }
 
-/// An authority that signs certificates of both ends, valid for so many days.
+/// Makes an authority that signs certificates of both ends, valid for `days` days.
 ///
 /// # Errors
 /// The system gave no random bytes.
@@ -54,20 +54,20 @@ pub fn authority(days: u32) -> Result<Made, MakeError> {
     Ok(Made { certificate_pem: certificate.pem(), key_pem: key.serialize_pem() })
 }
 
-/// A key with a certificate of its own, to be pinned; its name is what rules and records call its owner.
+/// Makes a key with a self-signed certificate, for pinning. Rules and records call its owner by this name.
 ///
 /// # Errors
-/// The name is no DNS name.
+/// The name is not a DNS name.
 pub fn self_signed(name: &str, days: u32) -> Result<Made, MakeError> {
     let key = KeyPair::generate()?;
     let certificate = leaf_params(name, days)?.self_signed(&key)?;
     Ok(Made { certificate_pem: certificate.pem(), key_pem: key.serialize_pem() })
 }
 
-/// A key with a certificate that `authority_pem` (certificate and key of [`authority`]) signed.
+/// Makes a key with a certificate signed by `authority_pem`, the certificate and key of [`authority`].
 ///
 /// # Errors
-/// The name is no DNS name, or the authority is none of ours.
+/// The name is not a DNS name, or the authority was not made here.
 pub fn signed(name: &str, days: u32, authority_pem: &str) -> Result<Made, MakeError> {
     let refused = |why: String| MakeError::NoAuthority(why);
     let authority_key = PrivatePkcs8KeyDer::from_pem_slice(authority_pem.as_bytes())
@@ -76,7 +76,7 @@ pub fn signed(name: &str, days: u32, authority_pem: &str) -> Result<Made, MakeEr
         .map_err(|_| refused("there is no private key in PEM beside the certificate".to_owned()))?;
     let theirs = certificates(authority_pem).map_err(refused)?;
     let params = authority_params(1)?;
-    // Its subject and key are all that a signature by it needs; both must be those of the certificate given.
+    // A signature only needs the subject and the key of the authority. Both must match the given certificate.
     let ours = params.clone().self_signed(&authority_key)?;
     let same = |a: &rustls::pki_types::CertificateDer<'_>, b: &rustls::pki_types::CertificateDer<'_>| {
         let (a, b) = (webpki::anchor_from_trusted_cert(a).ok()?, webpki::anchor_from_trusted_cert(b).ok()?);

@@ -1,4 +1,4 @@
-//! Pins: SHA-256 over a public key (SubjectPublicKeyInfo, RFC 5280 Sec. 4.1), written as curl and RFC 7469 write them.
+//! Pins: SHA-256 of a public key (SubjectPublicKeyInfo, RFC 5280 Sec. 4.1), in the notation of curl and RFC 7469.
 
 use data_encoding::BASE64;
 use ring::digest::{SHA256, digest};
@@ -11,7 +11,7 @@ const PREFIX: &str = "sha256//";
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Pin([u8; 32]);
 
-/// Why a text is no pin.
+/// The text is not a pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a pin is written sha256//BASE64 with 44 characters of Base64: `sidetrack tunnel pin FILE` prints it"
@@ -19,14 +19,14 @@ pub struct Pin([u8; 32]);
 pub struct PinError;
 
 impl Pin {
-    /// The pin of a key in the form SubjectPublicKeyInfo, DER.
+    /// Returns the pin of a key in DER (SubjectPublicKeyInfo).
     pub fn of_key(key: &[u8]) -> Self {
         let mut hash = [0; 32];
         hash.copy_from_slice(digest(&SHA256, key).as_ref());
         Self(hash)
     }
 
-    /// The pin of the first certificate in a PEM text.
+    /// Returns the pin of the first certificate in a PEM text.
     ///
     /// # Errors
     /// There is none, or it cannot be parsed.

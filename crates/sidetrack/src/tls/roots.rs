@@ -1,4 +1,4 @@
-//! What proves who a peer is: the authorities of this system, as every TLS client has them, and files that a person names.
+//! Trusted certificates: the system's authorities, as every TLS client uses them, and files that the user names.
 
 mod own;
 
@@ -14,7 +14,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Where distributions keep the bundle of all authorities, in PEM.
+/// The paths where distributions keep the PEM bundle of all authorities.
 pub const BUNDLES: [&str; 5] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -23,43 +23,43 @@ pub const BUNDLES: [&str; 5] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// The certificates of a text in PEM; none where there is none.
+/// Returns the certificates in a PEM text; empty if there are none.
 pub fn certificates_in(pem: &str) -> Vec<CertificateDer<'static>> {
     certificates(pem).unwrap_or_default()
 }
 
-/// The file with the authorities of this system: what `SSL_CERT_FILE` names, else that of the distribution.
+/// The file with the system's authorities: `SSL_CERT_FILE` if set, otherwise the distribution's.
 pub fn system_bundle() -> Option<PathBuf> {
     let named = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
     named.into_iter().chain(BUNDLES.map(PathBuf::from)).find(|path| path.is_file())
 }
 
-/// What proves who a peer is: authorities that sign for others, certificates that count for themselves only, and hosts
+/// The trusted certificates: authorities that sign for others, certificates that are valid only for themselves, and hosts
 /// whose certificates are not verified.
 #[derive(Clone)]
 pub struct Roots {
     authorities: Arc<RootCertStore>,
-    /// The certificates of a file that a person named: a peer may show one of them itself.
+    /// The certificates of a file that the user named. A peer may show one of them itself.
     named: Arc<[CertificateDer<'static>]>,
-    /// Any certificate is accepted from these servers.
+    /// Servers from which any certificate is accepted.
     unverified: Arc<[Host]>,
 }
 
 impl Roots {
-    /// Those of this system, and those of another text in PEM.
+    /// The authorities of this system, and the certificates of another PEM text.
     ///
     /// # Errors
     /// The text has no certificate.
     pub fn of_system_and(more_pem: Option<&str>) -> Result<Self, TlsError> {
         let mut authorities = RootCertStore::empty();
         if let Some(pem) = system_bundle().and_then(|path| std::fs::read_to_string(path).ok()) {
-            // A bundle may hold one that rustls cannot read; the others count.
+            // If rustls cannot read one certificate of the bundle, the others are still used.
             authorities.add_parsable_certificates(certificates(&pem).unwrap_or_default());
         }
         Self::with_named(authorities, more_pem)
     }
 
-    /// Those of a text in PEM alone.
+    /// Only the certificates of a PEM text.
     ///
     /// # Errors
     /// The text has no certificate.
@@ -70,7 +70,7 @@ impl Roots {
     fn with_named(mut authorities: RootCertStore, pem: Option<&str>) -> Result<Self, TlsError> {
         let named = pem.map(certificates).transpose().map_err(TlsError::Authority)?.unwrap_or_default();
         for certificate in &named {
-            // rustls would take any certificate as an authority for all names, also one that may not sign.
+            // rustls would accept any certificate as an authority for all names, even one that may not sign.
             let mut one = RootCertStore::empty();
             one.add(certificate.clone())?;
             if own::may_sign(certificate) {
@@ -87,7 +87,7 @@ impl Roots {
         self
     }
 
-    /// For connections to servers, by TLS 1.2 and 1.3.
+    /// The configuration for connections to servers, by TLS 1.2 and 1.3.
     ///
     /// # Errors
     /// There is no certificate: every server would be rejected.
@@ -101,21 +101,21 @@ impl Roots {
         Ok(config)
     }
 
-    /// Returns what checks the certificates of servers.
+    /// Returns the verifier of servers' certificates.
     pub(super) fn verifier(&self) -> Result<Arc<dyn ServerCertVerifier>, TlsError> {
         let of_authorities = WebPkiServerVerifier::builder_with_provider(self.anchors()?, provider()).build();
         let of_authorities = of_authorities.map_err(|error| useless(&error))?;
         Ok(Arc::new(own::Servers { of_authorities, named: self.own(), unverified: self.unverified.clone() }))
     }
 
-    /// Returns what checks the certificates of clients.
+    /// Returns the verifier of clients' certificates.
     pub(super) fn client_verifier(&self) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
         let of_authorities = WebPkiClientVerifier::builder_with_provider(self.anchors()?, provider()).build();
         let of_authorities = of_authorities.map_err(|error| useless(&error))?;
         Ok(Arc::new(own::Clients { of_authorities, named: self.own() }))
     }
 
-    /// The authorities; rustls asks for one where there is none, but it is not asked then.
+    /// The authorities. If there are none, rustls still requires one: a named certificate, which is then never consulted.
     fn anchors(&self) -> Result<Arc<RootCertStore>, TlsError> {
         let mut anchors = self.authorities.clone();
         if anchors.is_empty() {

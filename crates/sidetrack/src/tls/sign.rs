@@ -1,7 +1,7 @@
-//! The authority whose certificates let us speak in a server's name to those who trust it.
+//! The authority for interception: its certificates let us speak as a server to clients that trust it.
 //!
-//! A root, whose key is destroyed as soon as it has signed, and an authority below it that may sign for the names it was
-//! made for and for no others: programs that ignore constraints of a root (Java) mind those of an authority below.
+//! There is a root, whose key is destroyed after it has signed, and an authority below it. The latter may sign only for
+//! the names it was made for: some programs (Java) ignore the constraints of a root, but obey those of an authority below.
 
 use super::make::{MakeError, set_dates};
 use super::{TlsError, certificates, provider};
@@ -22,35 +22,35 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long certificates of hosts are valid, days. Nobody revokes them: they are made anew.
+/// How long certificates of hosts are valid, in days. They are not revoked but made again.
 const LEAF_DAYS: u32 = 14;
-/// When a certificate that is kept is made anew.
+/// The age at which a kept certificate is made again.
 const LEAF_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Most certificates of hosts that are kept.
 const LEAVES_MAX: usize = 8192;
 
-/// For whom an authority may sign.
+/// The names or addresses that an authority may sign for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// This name and all below it.
+    /// This name and all names below it.
     Below(HostName),
     /// Addresses of this network.
     Net(IpNet),
-    /// Every name; no address.
+    /// All names, but not addresses.
     AnyName,
 }
 
-/// An authority that was just made: three texts in PEM.
+/// A new authority: three PEM texts.
 pub struct MadeAuthority {
-    /// Certificate of the root: what clients trust.
+    /// The root's certificate, which clients trust.
     pub root_pem: String,
-    /// Certificate of the authority that signs: sent along with each certificate.
+    /// The certificate of the signing authority; it is sent along with each host's certificate.
     pub signing_pem: String,
-    /// Its private key: for nobody else.
+    /// Its private key; it is secret.
     pub signing_key_pem: String,
 }
 
-/// Makes a root and the authority below it, valid for so many days.
+/// Makes a root and the authority below it, valid for `days` days.
 ///
 /// # Errors
 /// The system gave no random bytes.
@@ -70,11 +70,11 @@ pub fn tap_authority(scopes: &[Scope], days: u32) -> Result<MadeAuthority, MakeE
     })
 }
 
-/// Beginning of the subject of the authority that signs.
+/// The beginning of the signing authority's subject.
 const SIGNING_NAME: &str = "Sidetrack tap authority";
 
-/// Parameters of an authority. Its subject ends in a part of its key's hash: two with one subject and different keys make
-/// clients complain of bad signatures.
+/// Parameters of an authority. Its subject ends with a part of its key's hash: clients report bad signatures if two
+/// authorities have the same subject and different keys.
 fn authority_params(name: &str, key: &KeyPair, days: u32) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::new([])?;
     let hash = digest(&SHA256, key.der_bytes());
@@ -90,15 +90,15 @@ fn authority_params(name: &str, key: &KeyPair, days: u32) -> Result<CertificateP
     Ok(params)
 }
 
-/// 127 random bits: positive, at most 20 bytes, never the same twice (RFC 5280 Sec. 4.1.2.2).
+/// A serial number of 127 random bits: positive, at most 20 bytes, unique (RFC 5280 Sec. 4.1.2.2).
 fn serial() -> SerialNumber {
     let mut bytes: [u8; 16] = sidetrack_sys::random::bytes();
     bytes[0] = bytes[0] & 0x7f | 0x40;
     SerialNumber::from_slice(&bytes)
 }
 
-/// Names without a leading dot are they and all below (RFC 5280 Sec. 4.2.1.10). A kind of name that is not mentioned would
-/// be allowed: so addresses are excluded where none is permitted, and so are names.
+/// A name without a leading dot includes all names below it (RFC 5280 Sec. 4.2.1.10). A kind of name that is not mentioned
+/// is allowed. So all addresses, or all names, are excluded if none is permitted.
 fn constraints(scopes: &[Scope]) -> NameConstraints {
     let mut permitted = Vec::new();
     let (mut names, mut v4, mut v6) = (false, false, false);
@@ -137,10 +137,10 @@ fn subnet(net: &IpNet) -> CidrSubnet {
     CidrSubnet::from_addr_prefix(net.address(), net.prefix_len())
 }
 
-/// When it was made, and what: none for a host it may not sign for.
+/// When it was made, and the certificate; `None`: the authority may not sign for this host.
 type Leaf = (Instant, Option<Arc<CertifiedKey>>);
 
-/// See the module: at work, with the certificates it has signed lately.
+/// Signs certificates for hosts with an authority's key, and keeps the latest ones.
 pub struct Signer {
     root_pem: Arc<str>,
     signing_pem: Arc<str>,
@@ -154,10 +154,10 @@ pub struct Signer {
 }
 
 impl Signer {
-    /// From the three texts of [`MadeAuthority`].
+    /// Loads the three texts of [`MadeAuthority`].
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// What is wrong with the texts.
     pub fn new(root_pem: &str, signing_pem: &str, signing_key_pem: &str) -> Result<Self, TlsError> {
         let wrong = |why: &str| TlsError::Authority(why.to_owned());
         let first = |pem: &str| {
@@ -198,7 +198,7 @@ impl Signer {
         Ok(signer)
     }
 
-    /// The root's certificate in PEM: what clients are to trust.
+    /// The root's certificate in PEM, which clients must trust.
     pub fn root_pem(&self) -> &str {
         &self.root_pem
     }
@@ -208,7 +208,7 @@ impl Signer {
         &self.root
     }
 
-    /// A certificate for a host, with its key; none if the authority may not sign for it.
+    /// Returns a certificate for a host, with its key; `None` if the authority may not sign for it.
     pub fn leaf(&self, host: &Host) -> Option<Arc<CertifiedKey>> {
         {
             let leaves = self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
@@ -232,7 +232,7 @@ impl Signer {
             Host::Ip(ip) => SanType::IpAddress(*ip),
         }];
         let mut subject = DistinguishedName::new();
-        // A common name has at most 64 characters (RFC 5280 Appendix A.1); who looks at it finds the name beside it.
+        // A common name has at most 64 characters (RFC 5280 Appendix A.1). The whole name is in the alternative name.
         subject.push(DnType::CommonName, host.to_string().chars().take(64).collect::<String>());
         params.distinguished_name = subject;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -247,7 +247,7 @@ impl Signer {
         })
     }
 
-    /// Whether a client that trusts the root and minds constraints would believe a certificate.
+    /// Whether a client that trusts the root and obeys its constraints would accept the certificate.
     fn is_allowed(&self, certificate: &CertificateDer<'_>, host: &Host) -> bool {
         let Ok(parsed) = webpki::EndEntityCert::try_from(certificate) else { return false };
         let algorithms = provider().signature_verification_algorithms;
@@ -265,7 +265,7 @@ impl Signer {
     }
 }
 
-/// A host as certificates name it.
+/// The host in the form that certificates use.
 pub fn server_name(host: &Host) -> Option<rustls::pki_types::ServerName<'static>> {
     match host {
         Host::Name(name) => rustls::pki_types::ServerName::try_from(name.as_str().to_owned()).ok(),
@@ -284,7 +284,7 @@ fn is_same_authority(one: &CertificateDer<'_>, other: &CertificateDer<'_>) -> bo
 
 impl PartialEq for Signer {
     fn eq(&self, other: &Self) -> bool {
-        // The key belongs to the certificate: that was checked.
+        // The key was checked to belong to the certificate.
         self.root_pem == other.root_pem && self.signing_pem == other.signing_pem
     }
 }
@@ -292,7 +292,7 @@ impl PartialEq for Signer {
 impl Eq for Signer {}
 
 impl fmt::Debug for Signer {
-    /// Without keys.
+    /// Omits the keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Signer")
     }

@@ -1,4 +1,4 @@
-//! Handshakes in memory: who is believed and who is not, at both ends.
+//! Handshakes in memory: which peers are trusted and which are rejected, at both ends.
 
 use super::*;
 use rustls::pki_types::ServerName;
@@ -39,7 +39,7 @@ fn handshake(
     Ok((client, server))
 }
 
-/// Shakes hands; the names that the ends know each other by.
+/// Completes a handshake; returns the names by which the ends know each other.
 fn shake(client: &Mutual, server: &Mutual, name: &str) -> Result<(String, String), String> {
     let (client, server) = handshake(client.client(), server.server(), name)?;
     assert_eq!(client.alpn_protocol(), Some(ALPN));
@@ -47,7 +47,7 @@ fn shake(client: &Mutual, server: &Mutual, name: &str) -> Result<(String, String
     Ok((name(client.peer_certificates()), name(server.peer_certificates())))
 }
 
-/// A certificate that may not sign, and one that it signed all the same.
+/// A certificate that may not sign, and one that it signed nevertheless.
 fn leaf_and_signed(leaf: &str, name: &str) -> (Made, Made) {
     let params = |name: &str| rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
     let made = |certificate: &rcgen::Certificate, key: &rcgen::KeyPair| Made {
@@ -135,7 +135,7 @@ fn an_authority_vouches_for_its_own_and_for_the_name() {
     assert!(shake(&near, &far, "other.example").unwrap_err().starts_with("client: "));
     let stranger = mutual(&other_ca, "far.example");
     assert!(shake(&near, &stranger, "far.example").unwrap_err().starts_with("client: "));
-    // It believes the server, but is not believed.
+    // The client trusts the server, but the server does not trust the client.
     let made = signed("near", 1, &other_ca.identity_pem()).unwrap();
     let trust = Trust::Authority(ca.certificate_pem.as_str().into());
     let liar = Mutual::new(&made.identity_pem(), trust, ALPN).unwrap();

@@ -1,4 +1,4 @@
-//! TLS with servers by a file of certificates that a person named, with or without a certificate of our own.
+//! TLS with servers by a file of certificates that the user names, with or without a certificate of our own.
 
 use super::{Roots, TlsError, certificates};
 use rustls::ClientConfig;
@@ -6,11 +6,11 @@ use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
 use std::sync::Arc;
 
-/// Makes the settings for connections to servers whose certificate one of these authorities signed, or is one of these
-/// itself; by TLS 1.2 and 1.3.
+/// Makes the configuration for connections to servers whose certificate one of these authorities signed, or is one of
+/// these itself; by TLS 1.2 and 1.3.
 ///
 /// # Errors
-/// What is wrong with the text of the authorities, or with that of our certificate and key.
+/// What is wrong with the authorities' text, or with the text of our certificate and key.
 pub fn towards(trusted_pem: &str, identity_pem: Option<&str>) -> Result<ClientConfig, TlsError> {
     let mut config = Roots::of(trusted_pem)?.client()?;
     let Some(pem) = identity_pem else { return Ok(config) };

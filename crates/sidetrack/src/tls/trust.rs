@@ -1,4 +1,4 @@
-//! The two ways to believe a peer, for both ends of a connection.
+//! The two ways to trust a peer, for both ends of a connection.
 
 use super::believe::{Believe, Believing};
 use super::{Pin, Roots, TlsError, Trust, provider};
@@ -9,7 +9,7 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::{CertificateError, DigitallySignedStruct, SignatureScheme};
 use std::sync::Arc;
 
-/// What decides about certificates of servers and of clients.
+/// The verifiers of servers' and of clients' certificates.
 pub(super) struct Verifiers {
     pub(super) servers: Arc<dyn ServerCertVerifier>,
     pub(super) clients: Arc<dyn ClientCertVerifier>,
@@ -31,7 +31,7 @@ impl Verifiers {
     }
 }
 
-/// Believes whoever proves to have one of the keys.
+/// Trusts peers that own one of the pinned keys.
 #[derive(Debug)]
 struct Pinned {
     pins: Vec<Pin>,

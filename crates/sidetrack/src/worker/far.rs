@@ -1,4 +1,4 @@
-//! The far side of tunnels: connections that hold no flow yet, and the flows that come out of them.
+//! The far side of tunnels: connections without a flow yet, and the flows that arrive on them.
 
 use super::waiting::Places;
 use super::{Place, Worker};
@@ -21,26 +21,26 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio_rustls::{TlsAcceptor, TlsStream};
 
-/// Most QUIC connections of one listener and worker that were let in.
+/// Most accepted QUIC connections of one listener and worker.
 const CONNECTIONS_MAX: usize = 1024;
 
-/// Most QUIC handshakes of one listener and worker at a time; for one more, the oldest is ended.
+/// Most concurrent QUIC handshakes of one listener and worker. For one more, the oldest is ended.
 const HANDSHAKES_MAX: usize = 512;
 
-/// Most QUIC connections of one listener and worker in all: those let in, those in their handshake, and those that have ended
-/// and answer late packets still (RFC 9000 Sec. 10.2).
+/// Most QUIC connections of one listener and worker in total: accepted ones, those in their handshake, and closed ones that
+/// still answer late packets (RFC 9000 Sec. 10.2).
 const OPEN_MAX: usize = 4 * CONNECTIONS_MAX;
 
-/// From so many connections on, a new one has to show that its address is its own (RFC 9000 Sec. 8.1.2).
+/// From this number of connections on, a new client must prove its address by a Retry (RFC 9000 Sec. 8.1.2).
 const UNPROVEN_MAX: usize = 128;
 
-/// Most TLS connections of one worker that were let in and hold no flow.
+/// Most accepted TLS connections of one worker that have no flow.
 pub const WAITING_MAX: usize = 256;
 
-/// How long the near sides of a worker that stops may take to hear of it.
+/// How long a stopping worker waits for its near sides to acknowledge the close.
 const CLOSING: Duration = Duration::from_millis(200);
 
-/// What a worker is the far side of.
+/// The far sides of tunnels that a worker serves.
 #[derive(Debug, Default)]
 pub(super) struct Far {
     endpoints: Mutex<Vec<Endpoint>>,
@@ -58,13 +58,13 @@ impl Far {
         let endpoints = std::mem::take(&mut *self.endpoints.lock().unwrap_or_else(PoisonError::into_inner));
         for endpoint in endpoints {
             endpoint.close(quic::CLOSED, b"stopping");
-            // Who did not hear it in time notices by itself.
+            // A near side that misses the close detects it by its own timeout.
             let _ = timeout(CLOSING, endpoint.wait_idle()).await;
         }
     }
 }
 
-/// One connection among those that are counted: given back when dropped.
+/// One counted connection; on drop it is no longer counted.
 struct Counted(Arc<AtomicUsize>);
 
 impl Counted {
@@ -81,8 +81,8 @@ impl Drop for Counted {
 }
 
 impl Worker {
-    /// Accepts QUIC connections and the flows in them until `stop` becomes true or its sender is gone; that ends the
-    /// connections too.
+    /// Accepts QUIC connections and their flows until `stop` becomes true or its sender is dropped. If `stop` becomes true,
+    /// the connections end, too.
     pub async fn accept_quic(
         self: Arc<Self>,
         listening: Arc<Listening>,
@@ -104,7 +104,7 @@ impl Worker {
                 changed = stop.changed() => match changed {
                     Ok(()) if !*stop.borrow() => continue,
                     Ok(()) => break,
-                    // The process stops: flows get their ends first, then `Far::close` tells the near sides.
+                    // The process stops: flows end first, then `Far::close` tells the near sides.
                     Err(_) => return,
                 },
                 incoming = endpoint.accept() => incoming,
@@ -114,7 +114,7 @@ impl Worker {
             if is_full {
                 incoming.refuse();
             } else if endpoint.open_connections() >= UNPROVEN_MAX && incoming.may_retry() {
-                // Fails only where it may not be done.
+                // This fails only if a Retry is not permitted.
                 let _ = incoming.retry();
             } else {
                 let place = Place::enter_quic(&handshakes, &self);
@@ -153,7 +153,7 @@ impl Worker {
             match connection.accept_bi().await {
                 Ok(streams) => {
                     let stream = tunnel::Stream::quic(streams, peer.clone());
-                    // The address may change while the connection lives (RFC 9000 Sec. 9).
+                    // The client's address may change during the connection (RFC 9000 Sec. 9).
                     self.flow(&listening, stream, connection.remote_address(), Vec::new());
                 }
                 Err(error) => break error,
@@ -183,7 +183,7 @@ impl Worker {
         mut stop: watch::Receiver<bool>,
     ) {
         let patience = Duration::from_millis(self.config().limits.handshake_timeout_ms);
-        // Strangers wait among themselves: they take no place of those that were let in.
+        // Unauthenticated clients have their own places, so that they take none from authenticated ones.
         let place = Place::enter(&self);
         let shaken = Place::while_kept(Some(&place), timeout(patience, shake(&listening, socket))).await;
         drop(place);
@@ -203,7 +203,7 @@ impl Worker {
             _ = stop.wait_for(|stop| *stop) => return,
         };
         drop(waiting);
-        // A near side that needs fewer connections than it has closes them.
+        // No bytes: the near side needs fewer connections and has closed this one.
         if matches!(read, Ok(n) if n > 0) {
             let peer = tls_peer(stream.get_ref().1.peer_certificates());
             self.flow(&listening, tunnel::Stream::tls(stream, peer), from, held);
@@ -219,7 +219,7 @@ fn endpoint(listening: &Listening, socket: UdpSocket) -> io::Result<Endpoint> {
     Endpoint::new(EndpointConfig::default(), Some(config), socket, Arc::new(QuicRuntime))
 }
 
-/// The handshake, and the greeting that says that we believe the near side.
+/// Completes the handshake, and sends the greeting that tells the near side that it is accepted.
 async fn let_in(incoming: Incoming) -> io::Result<Connection> {
     let connection = incoming.await?;
     let greeting = Greeting.encode().map_err(io::Error::other)?;
@@ -229,7 +229,7 @@ async fn let_in(incoming: Incoming) -> io::Result<Connection> {
     Ok(connection)
 }
 
-/// As [`let_in`], over TLS.
+/// Like [`let_in`], over TLS.
 async fn shake(listening: &Listening, socket: TcpStream) -> io::Result<TlsStream<TcpStream>> {
     let Catches::Tunnel(mutual) = &listening.catches else {
         return Err(io::Error::other("this listener is no far side of a tunnel"));

@@ -1,5 +1,5 @@
-//! Connections that wait for their clients: for the end of a handshake, for a first request, or for the next one. Where there
-//! is room for no more, the one that waits longest is closed.
+//! Connections that wait for their clients: for the end of a handshake, a first request, or the next one. If there is no
+//! room for another, the one that has waited longest is closed.
 
 use super::Worker;
 use crate::reactor::timeout;
@@ -11,18 +11,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// The detail of the record of a connection that was closed for another one.
+/// The record's detail of a connection that was closed to make room for another.
 pub const CROWDED: &str =
     "the handshake was not over when more clients came than limits.max_handshakes lets wait";
 
-/// How long a connection has been idle when it begins to count as idle.
+/// How long a connection must be idle before it counts as idle.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// Connections that wait, the oldest first.
+/// Waiting connections, the oldest first.
 #[derive(Debug)]
 pub(super) struct Places(Mutex<OldestFirst<Arc<Seat>>>);
 
-/// Tells a connection that it has to leave.
+/// Tells a connection that it has lost its place.
 #[derive(Debug, Default)]
 struct Seat {
     lost: AtomicBool,
@@ -43,23 +43,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Places {
-    /// At most `most` places.
+    /// Makes `most` places.
     pub(super) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self(Mutex::new(OldestFirst::new(most))))
     }
 
-    /// Tells the connection that waits longest to leave; false if none waits.
+    /// Takes the place of the connection that has waited longest; returns false if none waits.
     pub(super) fn tell_oldest(&self) -> bool {
         let oldest = lock(&self.0).leave_oldest();
         oldest.inspect(|oldest| oldest.tell()).is_some()
     }
 
-    /// Most that may wait.
+    /// The number of places.
     pub(super) fn most(&self) -> usize {
         lock(&self.0).most()
     }
 
-    /// Connections that had to leave, since the start.
+    /// Connections that lost their place since the start.
     pub(super) fn left(&self) -> u64 {
         lock(&self.0).left()
     }
@@ -72,7 +72,7 @@ impl Places {
     }
 }
 
-/// The place of one connection that waits; given back when dropped.
+/// The place of one waiting connection; given back on drop.
 #[derive(Debug)]
 pub struct Place {
     places: Arc<Places>,
@@ -81,8 +81,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// Takes the place of a connection whose handshake or first request has not come. If all are taken, the connection that
-    /// waits longest loses its own.
+    /// Takes a place for a connection before the end of its handshake or first request. If all are taken, the connection that
+    /// has waited longest loses its place.
     pub fn enter(worker: &Worker) -> Self {
         let (place, is_full) = worker.shared.handshakes.enter();
         if is_full {
@@ -94,7 +94,7 @@ impl Place {
         place
     }
 
-    /// As [`Place::enter`], for a QUIC handshake of one listener and worker.
+    /// Like [`Place::enter`], for a QUIC handshake of one listener and worker.
     pub(super) fn enter_quic(places: &Arc<Places>, worker: &Worker) -> Self {
         let (place, is_full) = places.enter();
         if is_full {
@@ -114,11 +114,11 @@ impl Place {
                 *waker = Some(context.waker().clone());
             }
         }
-        // Once more: it may have been lost before the waker was there.
+        // Check again: the place may have been lost before the waker was registered.
         if self.seat.lost.load(Relaxed) { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Returns what `work` gives; none if the place is lost before.
+    /// Returns the result of `work`; `None` if the place is lost first.
     pub async fn while_kept<F: Future>(place: Option<&Self>, work: F) -> Option<F::Output> {
         let mut work = pin!(work);
         poll_fn(|context| {
@@ -133,7 +133,7 @@ impl Place {
 
 impl Place {
     /// Waits for `ready` while the connection is idle between requests, for at most `wait`. The place is taken only after
-    /// [`QUIET`]: a client that asks again at once costs no more than a timer, and keeps its connection.
+    /// [`QUIET`]: a client that soon sends its next request costs only a timer, and keeps its connection.
     pub async fn while_idle<F: Future>(worker: Option<&Worker>, wait: Duration, ready: F) -> Idle<F::Output> {
         let mut ready = pin!(ready);
         if let Ok(done) = timeout(QUIET.min(wait), ready.as_mut()).await {
@@ -151,11 +151,11 @@ impl Place {
 /// How the idle time of a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle<T> {
-    /// What it waited for came.
+    /// What it waited for has happened.
     Over(T),
-    /// It did not come in time.
+    /// It did not happen in time.
     Late,
-    /// Another connection has no room.
+    /// The place was lost to another connection.
     Lost,
 }
 

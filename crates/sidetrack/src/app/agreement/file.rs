@@ -1,7 +1,7 @@
-//! Replaces the file of the agreement: a reader, and a start after a crash, finds the old text or the new one.
+//! Replaces the agreement's file atomically: a reader, or a start after a crash, finds the old text or the new one.
 //!
-//! Where its folder belongs to root, the user of the data plane cannot make a file beside it. A process that knows this one path
-//! and keeps the right to write there does it.
+//! If the folder belongs to root, the data plane's user cannot create a file in it. Then a process does it that knows only
+//! this path and keeps the right to write there.
 
 use crate::keeper::wire;
 use crate::rights::{DataUser, TO_BECOME, become_or_stay, restrict};
@@ -19,21 +19,21 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// The argument that makes the program this process.
+/// The argument that makes the program run as this process.
 pub const ARGUMENT: &str = "agreement-writer";
 
-/// What `ps` and `top` call this process.
+/// The name of this process in `ps` and `top`.
 const NAME: &std::ffi::CStr = c"sidetrack-write";
 
-/// Making a file in a folder of root, and renaming it there.
+/// Needed to create and rename a file in a folder of root.
 const NEEDED: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
 
-/// What the process is told at its start.
+/// The first message to the process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Begin {
     /// The user to become.
     user: DataUser,
-    /// The file, the only one that is ever written.
+    /// The file. The process never writes another one.
     path: PathBuf,
 }
 
@@ -46,15 +46,15 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Starts the process for this file. Before rights are given up.
+    /// Starts the process for this file. Call it before rights are given up.
     ///
     /// # Errors
-    /// What the system says about a new process, or that process about its start.
+    /// The new process cannot be started, or reports a failure.
     pub fn start(path: &Path, user: &DataUser) -> anyhow::Result<Self> {
         let (ours, theirs) = scm::pair()?;
         let child =
             process::respawn(ARGUMENT, theirs).context("cannot start the process for the agreement")?;
-        // It may be started anywhere, and knows only this path.
+        // The process may have another working directory, so it gets an absolute path.
         let path = std::path::absolute(path)?;
         wire::send(&ours, &Begin { user: user.clone(), path: path.clone() }, &[])?;
         answer(&ours).context("the process for the agreement")?;
@@ -81,19 +81,19 @@ fn answer(end: &OwnedFd) -> io::Result<()> {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // Its end, and what it was at is done.
+        // Closing the connection ends the process after the current request.
         let _ = scm::close(&*self.end.lock().unwrap_or_else(PoisonError::into_inner));
         let _ = self.child.lock().unwrap_or_else(PoisonError::into_inner).wait();
     }
 }
 
-/// Is this process, until the other end closes.
+/// Runs this process until the other end closes.
 ///
 /// # Errors
-/// What breaks it.
+/// The failure that ends the process.
 pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
     process::ignore_stop_signals();
-    // Only `ps` misses the name.
+    // An error only affects the name in `ps`.
     let _ = process::set_name(NAME);
     let held = caps::capabilities().context("capabilities")?.permitted;
     caps::keep_only(held & (NEEDED | TO_BECOME)).context("cannot give up capabilities")?;
@@ -112,15 +112,15 @@ pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Puts a text in place of a file that this process's user may write.
+/// Replaces the text of a file that this process's user may write.
 ///
 /// # Errors
-/// What the system says; the file has its old text then.
+/// The system's error; the file has its old text then.
 pub fn replace(path: &Path, text: &str, writer: Option<&Writer>) -> io::Result<()> {
     match (rename_over(path, text), writer) {
-        // The folder belongs to root, the file was given to the user of the data plane.
+        // The folder belongs to root, but the file was given to the data plane's user.
         (Err(error), Some(writer)) if error.kind() == ErrorKind::PermissionDenied => {
-            // A file that is not this user's stays what it is.
+            // Do not let the writer replace a file that this user may not write.
             match accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS) {
                 Ok(()) => writer.write(path, text),
                 Err(_) => Err(error),
@@ -130,13 +130,13 @@ pub fn replace(path: &Path, text: &str, writer: Option<&Writer>) -> io::Result<(
     }
 }
 
-/// Makes a file with the text, with the permissions of the old one, and renames it over that.
+/// Creates a file with the text and the permissions of the old one, and renames it over the old one.
 fn rename_over(path: &Path, text: &str) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     let beside = path.with_file_name(name);
     let mode = fs::metadata(path).map_or(0o644, |old| old.permissions().mode() & 0o7777);
-    // What a kill has left. A link in its place is not followed.
+    // Remove what a killed process left. O_NOFOLLOW below does not follow a link at this path.
     match fs::remove_file(&beside) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -147,7 +147,7 @@ fn rename_over(path: &Path, text: &str) -> io::Result<()> {
     file.set_permissions(fs::Permissions::from_mode(mode))?;
     file.sync_all()?;
     fs::rename(&beside, path)?;
-    // The new name is on disk, too. A folder that cannot be opened is no reason to take the text back.
+    // Sync the folder, so that the new name is on disk. If the folder cannot be opened, the new text stays all the same.
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let _ = File::open(folder).and_then(|folder| folder.sync_all());
     Ok(())

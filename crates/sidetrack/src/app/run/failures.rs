@@ -1,5 +1,5 @@
-//! Failures of the command's connections, told as they happen: the first of a kind to a destination at once, those that
-//! repeat it as a count.
+//! Reports failures of the command's connections: the first of a kind and destination at once, its repetitions as a
+//! count.
 
 use crate::live::{Batch, Decided, Ended};
 use crate::metrics::Metrics;
@@ -10,16 +10,16 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long repeated failures of one kind are counted before the count is told.
+/// How long repeated failures of one kind are counted before the count is reported.
 pub(super) const TELL_EVERY: Duration = Duration::from_secs(10);
 
-/// Kinds of failures that are counted separately. What comes beyond them is counted together.
+/// Most kinds of failures that are counted separately. All others are counted together.
 const KINDS_MAX: usize = 256;
 
-/// A program asks for both kinds of addresses of a name, and asks again soon: one failure for a person.
+/// A program asks for both address types of a name, and soon again: within this time that is reported as one failure.
 const ONE_LOOK_UP: Duration = Duration::from_secs(2);
 
-/// Stands for every destination that has no count of its own.
+/// Stands for all destinations without a count of their own.
 const OTHERS: &str = "other destinations";
 
 /// One failure.
@@ -50,24 +50,24 @@ impl Failure {
         })
     }
 
-    /// The line for a person.
+    /// The line to print.
     fn line(&self) -> String {
         let program = self.program.as_deref().map(|name| format!("{name}: ")).unwrap_or_default();
         let detail = self.detail.as_deref().map(|detail| format!(" ({detail})")).unwrap_or_default();
         let text =
             format!("{program}{}: {}{detail}{}", self.destination, what(self.reason), advice(self.reason));
-        // A name that the program chose must not drive the terminal, nor look like a line of ours.
+        // A name comes from the program: it must not control the terminal or look like a line of ours.
         let text: String = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
         format!("sidetrack: {text}\n")
     }
 }
 
-/// Whether a flow that ended like this is one that a person looks for.
+/// Whether a user wants to know about a flow with this end.
 fn is_failure(reason: EndReason) -> bool {
     !matches!(reason, EndReason::Ok | EndReason::ClientReset | EndReason::Shutdown | EndReason::KernelClosed)
 }
 
-/// What happened, in words.
+/// The failure in words.
 const fn what(reason: EndReason) -> &'static str {
     match reason {
         EndReason::PolicyDenied => "denied by policy",
@@ -86,7 +86,7 @@ const fn what(reason: EndReason) -> &'static str {
     }
 }
 
-/// What a person can do about it, with what separates it from the text before it.
+/// What the user can do about it, with the separator from the text before it.
 const fn advice(reason: EndReason) -> &'static str {
     match reason {
         EndReason::PolicyDenied => "; to allow it, add a rule: `sidetrack explain` says which rule decides",
@@ -103,14 +103,14 @@ const fn advice(reason: EndReason) -> &'static str {
     }
 }
 
-/// What is known of the failures of one kind.
+/// The failures of one kind.
 #[derive(Debug)]
 struct Kind {
-    /// The latest of them.
+    /// The latest one.
     latest: Failure,
-    /// Those that no line has told of yet.
+    /// The number that no line has reported yet.
     untold: u64,
-    /// When the latest line about them was written, and when the latest of them came.
+    /// When the latest line was written, and when the latest failure occurred.
     told: Instant,
     came: Instant,
 }
@@ -122,11 +122,11 @@ struct Failures {
 }
 
 impl Failures {
-    /// Takes a failure; gives the line to be written at once, if any.
+    /// Counts a failure; returns the line to print at once, if there is one.
     fn note(&mut self, now: Instant, mut failure: Failure) -> Option<String> {
         let mut key = (failure.destination.clone(), failure.reason.as_str());
         if !self.kinds.contains_key(&key) && self.kinds.len() >= KINDS_MAX {
-            // Those that have been silent for long make room.
+            // Forget kinds that have not occurred for a while.
             self.kinds
                 .retain(|_, kind| kind.untold > 0 || now.saturating_duration_since(kind.came) < TELL_EVERY);
             if self.kinds.len() >= KINDS_MAX {
@@ -146,7 +146,7 @@ impl Failures {
         Some(line)
     }
 
-    /// Takes a question about a name that does not exist.
+    /// Counts a question about a name that does not exist.
     fn note_name(&mut self, now: Instant, name: &str) -> Option<String> {
         let failure = Failure {
             destination: name.to_owned(),
@@ -162,7 +162,7 @@ impl Failures {
         self.note(now, failure)
     }
 
-    /// The counts that were told long enough ago; at the `end` all of them.
+    /// Returns the counts that are due; at the `end` all of them.
     fn counts(&mut self, now: Instant, end: bool) -> String {
         let mut lines = String::new();
         for kind in self.kinds.values_mut() {
@@ -180,10 +180,10 @@ impl Failures {
     }
 }
 
-/// Tells failures on standard error, and counts all flows as the metrics do.
+/// Reports failures on standard error, and passes all flows to the metrics.
 pub(super) struct Telling {
     metrics: Arc<Metrics>,
-    /// None: a person asked for quiet.
+    /// `None`: the user asked for no reports.
     failures: Option<Mutex<Failures>>,
 }
 
@@ -196,13 +196,13 @@ impl Telling {
         self.failures.as_ref().map(|failures| failures.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The command asked about a name that does not exist.
+    /// Reports that the command asked for a name that does not exist.
     pub(super) fn no_such_name(&self, name: &HostName) {
         let line = self.failures().and_then(|mut failures| failures.note_name(Instant::now(), name.as_str()));
         write(&line.unwrap_or_default());
     }
 
-    /// Tells the counts that are due; at the `end` all of them.
+    /// Prints the counts that are due; at the `end` all of them.
     pub(super) fn tell_counts(&self, end: bool) {
         let lines = self.failures().map(|mut failures| failures.counts(Instant::now(), end));
         write(&lines.unwrap_or_default());
@@ -237,10 +237,10 @@ impl Observer for Telling {
     }
 }
 
-/// Writes lines in one call, so that none of the command's own comes in between.
+/// Writes lines in one call, so that the command's output does not come between them.
 pub(super) fn write(lines: &str) {
     if !lines.is_empty() {
-        // The reader may be gone, which concerns the command alone.
+        // If the reader is gone, only the command is affected.
         let _ = std::io::stderr().write_all(lines.as_bytes());
     }
 }
@@ -308,7 +308,7 @@ mod tests {
             counts,
             format!("sidetrack: other destinations: connection refused, {others} times more\n")
         );
-        // Silent ones make room.
+        // Kinds that have not occurred for a while make room.
         let later = begin + TELL_EVERY;
         assert!(failures.note(later, failure("10.0.0.2:1", EndReason::Refused)).is_some());
         assert!(failures.kinds.len() < KINDS_MAX);

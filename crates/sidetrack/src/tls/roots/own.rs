@@ -1,4 +1,4 @@
-//! Certificates that count for themselves: those of development servers, which no authority signed.
+//! Certificates that are valid only for themselves, for example those of development servers, which no authority signed.
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -17,7 +17,7 @@ const BASIC_CONSTRAINTS: [u8; 5] = [0x06, 0x03, 0x55, 0x1d, 0x13];
 /// TRUE in DER.
 const TRUE: [u8; 3] = [0x01, 0x01, 0xff];
 
-/// Whether a certificate says that it is one of an authority (RFC 5280 Sec. 4.2.1.9). One that says nothing is not.
+/// Whether a certificate states that it is an authority (RFC 5280 Sec. 4.2.1.9). If it states nothing, it is not one.
 pub(super) fn may_sign(certificate: &CertificateDer<'_>) -> bool {
     let der = certificate.as_ref();
     let Some(at) = der.windows(BASIC_CONSTRAINTS.len()).position(|bytes| bytes == BASIC_CONSTRAINTS) else {
@@ -29,22 +29,22 @@ pub(super) fn may_sign(certificate: &CertificateDer<'_>) -> bool {
     matches!(rest, [0x04, _, 0x30, len, inner @ ..] if *len >= 3 && inner.starts_with(&TRUE))
 }
 
-/// Certificates that count for themselves.
+/// Certificates that are valid only for themselves.
 #[derive(Debug)]
 pub(super) struct Named {
     pub(super) certificates: Arc<[CertificateDer<'static>]>,
-    /// There is no authority: the anchor that rustls was given is one of these, and signs for nothing.
+    /// There are no authorities. The anchor that rustls was given is one of these certificates and must not sign.
     pub(super) alone: bool,
 }
 
 impl Named {
-    /// Whether the peer shows one of them. That it has the key is proved by the handshake.
+    /// Whether the peer shows one of them. The handshake then proves that the peer has the key.
     fn has(&self, shown: &CertificateDer<'_>) -> bool {
         self.certificates.iter().any(|named| named.as_ref() == shown.as_ref())
     }
 
     /// # Errors
-    /// No authority is there to be asked.
+    /// There are no authorities to ask.
     fn ask_authorities(&self) -> Result<(), Error> {
         if self.alone {
             return Err(Error::InvalidCertificate(CertificateError::UnknownIssuer));
@@ -53,14 +53,14 @@ impl Named {
     }
 }
 
-/// A store with the certificate itself, to have its dates and purposes checked.
+/// A store with this certificate alone, so that rustls checks its dates and purposes.
 fn store_of(shown: &CertificateDer<'_>) -> Result<Arc<RootCertStore>, Error> {
     let mut alone = RootCertStore::empty();
     alone.add(shown.clone().into_owned())?;
     Ok(Arc::new(alone))
 }
 
-/// Accepts servers that an authority signed for, those that show a named certificate, and those that are not verified.
+/// Accepts servers whose certificate an authority signed or is named, and servers that are not verified.
 #[derive(Debug)]
 pub(super) struct Servers {
     pub(super) of_authorities: Arc<WebPkiServerVerifier>,
@@ -69,15 +69,15 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    /// A named certificate counts within its dates, for the names in it.
+    /// Accepts a named certificate within its dates, for the names in it.
     fn itself(shown: &CertificateDer<'_>, name: &ServerName<'_>, now: UnixTime) -> Result<(), Error> {
         let store = store_of(shown)?;
         let verifier = WebPkiServerVerifier::builder_with_provider(store, super::provider()).build();
         let verifier = verifier.map_err(|error| Error::General(error.to_string()))?;
         match verifier.verify_server_cert(shown, &[], name, &[], now) {
             Ok(_) => Ok(()),
-            // Its own dates are looked at before who signed it, and before that it may sign, which `openssl req -x509`
-            // says of every certificate. Only those two are excused.
+            // webpki checks the dates first, then whether the certificate is an authority, then its issuer. Certificates of
+            // `openssl req -x509` say that they are one. Only the latter two errors are excused.
             Err(Error::InvalidCertificate(why)) if is_excused(&why) => {
                 let parsed = webpki::EndEntityCert::try_from(shown)
                     .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))?;
@@ -100,7 +100,7 @@ impl Servers {
     }
 }
 
-/// Accepts clients that an authority signed for, and those that show a named certificate.
+/// Accepts clients whose certificate an authority signed or is named.
 #[derive(Debug)]
 pub(super) struct Clients {
     pub(super) of_authorities: Arc<dyn ClientCertVerifier>,
@@ -108,7 +108,7 @@ pub(super) struct Clients {
 }
 
 impl Clients {
-    /// As for a server, without a name.
+    /// The same as for a server, without a name.
     fn itself(shown: &CertificateDer<'_>, now: UnixTime) -> Result<(), Error> {
         let store = store_of(shown)?;
         let verifier = WebPkiClientVerifier::builder_with_provider(store, super::provider()).build();
@@ -174,7 +174,7 @@ impl ServerCertVerifier for Servers {
 
 impl ClientCertVerifier for Clients {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        // A client may keep a certificate back whose authority is not listed: no list means that any may be shown.
+        // A client may withhold a certificate whose authority is not listed. Without a list it may show any.
         let signs = self.named.certificates.iter().all(may_sign);
         if signs { self.of_authorities.root_hint_subjects() } else { &[] }
     }
@@ -222,7 +222,7 @@ mod tests {
     use rustls::pki_types::UnixTime;
     use std::time::Duration;
 
-    /// Whether a server with this certificate and name is believed where `trust` is named.
+    /// Whether a server with this certificate and name is trusted if the user names `trust`.
     fn believed(trust: &str, shown: &str, name: &str, now: UnixTime) -> Result<(), String> {
         let verifier = Roots::of_system_and(Some(trust)).unwrap().verifier().unwrap();
         let (shown, name) = (certificates(shown).unwrap(), name.to_owned().try_into().unwrap());
@@ -242,7 +242,7 @@ mod tests {
     fn a_named_certificate_is_believed_for_itself_alone() {
         let now = UnixTime::since_unix_epoch(Duration::from_secs(1_800_000_000));
         let late = UnixTime::since_unix_epoch(Duration::from_secs(5_000_000_000));
-        // As most tools make them, and as `openssl req -x509` does.
+        // Made like most tools make them, and like `openssl req -x509` does.
         for is_ca in [IsCa::NoCa, IsCa::ExplicitNoCa, IsCa::Ca(BasicConstraints::Unconstrained)] {
             let key = KeyPair::generate().unwrap();
             let signs = matches!(is_ca, IsCa::Ca(_));
@@ -254,7 +254,7 @@ mod tests {
             assert!(believed(&own, &own, "other.example", now).is_err());
             assert!(believed(&own, &own, "dev.example", late).is_err(), "its time is over");
             assert!(believed(&own, &stranger.pem(), "dev.example", now).is_err());
-            // What it signed for others counts only if it may sign.
+            // A certificate that it signed is accepted only if it may sign.
             let issuer = Issuer::new(params, key);
             let other = KeyPair::generate().unwrap();
             let signed = self::params("bank.example", IsCa::NoCa).signed_by(&other, &issuer).unwrap().pem();
