@@ -1,4 +1,4 @@
-//! From flows to rulings: who is who, what is missing, and what stands at which end.
+//! From flows to rulings: which node has which role, which attributes are missing, and which functions run at which end.
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
 use proptest::collection::btree_set;
@@ -13,7 +13,7 @@ use sidetrack_core::net::IpNet;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Agrees to everything for this purpose, obliges to this, and says this about surpluses.
+/// A reasoner that permits only this purpose, with these obligations and this opinion about surpluses.
 #[derive(Debug)]
 struct Only(&'static str, AttributeSet, Surplus);
 
@@ -37,7 +37,7 @@ fn function(name: &str, applies: &str, position: Position) -> BridgingFunction {
     }
 }
 
-/// Attributes a, e and x; a is applied by `audit` at the client's end, e by a pair at both.
+/// Attributes a, e and x. `audit` applies a at the client's end; a pair of functions applies e at both ends.
 fn catalogue() -> Catalogue {
     let functions = vec![function("crypt", "e", Position::Last), function("audit", "a", Position::Anywhere)];
     Catalogue::new(["a", "e", "x"], functions).unwrap()
@@ -141,13 +141,13 @@ fn functions_stand_at_both_ends_and_enclose_each_other() {
     else {
         panic!("denied")
     };
-    // There is a channel, so a is not missing; e is obliged to.
+    // The flow has a channel, so a is not missing; the reasoner obliges to apply e.
     assert_eq!(bridging.functions, [Arc::from("crypt")]);
     let write = Clause { access: Access::Write, ..clause("research") };
     let Ruling::Allow(bridging) = agreement.ask(&flow("10.2.0.7", "10.1.0.10:80"), &write) else {
         panic!("denied")
     };
-    // The data comes from the lab, which has e already.
+    // The data comes from the lab, which already has e.
     assert!(bridging.functions.is_empty() && bridging.attributes.is_empty());
 }
 
@@ -195,7 +195,7 @@ fn some(all: &'static [&'static str]) -> impl Strategy<Value = BTreeSet<&'static
 }
 
 proptest! {
-    /// Eqs. 4 and 5 with obligations, written down once more over sets of names.
+    /// Eqs. 4 and 5 with obligations, in a second implementation over sets of names.
     #[test]
     fn exactly_what_is_missing_is_applied(
         from in some(&["a", "e", "x"]), to in some(&["a", "e", "x"]), oblige in some(&["a", "e", "x"]),

@@ -1,4 +1,4 @@
-//! The area logic against a model that tries everything, on random catalogues and nodes.
+//! The area logic against a model that tries all combinations, on random catalogues and nodes.
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
 use proptest::collection::{btree_set, vec};
@@ -25,7 +25,7 @@ fn names(numbers: &Names) -> Vec<String> {
     numbers.iter().map(|number| attribute(*number)).collect()
 }
 
-/// What the seed's text says, tried out: every subset of the functions.
+/// The definition of the cheapest functions, by trying every subset.
 fn cheapest_by_trying(functions: &[BridgingFunction], missing: &BTreeSet<String>) -> Option<u64> {
     (0..1_usize << functions.len())
         .filter_map(|subset| {
@@ -53,7 +53,7 @@ fn functions() -> impl Strategy<Value = Vec<BridgingFunction>> {
                 applies: names(&applies),
                 cost,
                 position: position(kind),
-                // To later ones of the same position: never a cycle.
+                // Constraints lead to later functions of the same position only, so that there is never a cycle.
                 before: before
                     .into_iter()
                     .filter(|other| *other > at && *other < count)
@@ -65,7 +65,7 @@ fn functions() -> impl Strategy<Value = Vec<BridgingFunction>> {
     })
 }
 
-/// Whether all declared constraints hold of a chain.
+/// Whether a chain obeys all declared constraints.
 fn is_in_order(functions: &[BridgingFunction], chain: &[String]) -> bool {
     let place = |name: &str| chain.iter().position(|other| other == name);
     functions.iter().all(|function| {
@@ -84,7 +84,7 @@ proptest! {
         functions in functions(),
         nodes in vec(btree_set(0..6_usize, 0..6), 2..6),
     ) {
-        // Constraints across positions may contradict each other: then there has to be an error, and no catalogue.
+        // Constraints across positions may contradict each other. Then there must be an error instead of a catalogue.
         let across = functions.iter().any(|function| function.before.iter().any(|other| {
             functions.iter().any(|f| *f.name == **other && f.position < function.position)
         }));
@@ -107,7 +107,7 @@ proptest! {
                 let cheapest = cheapest_by_trying(&functions, &missing);
                 match outcome {
                     Outcome::Channel => prop_assert!(from.is_subset(to)),
-                    // Eq. 4 does not hold, and Eq. 5 gives nothing to apply.
+                    // Eq. 4 does not hold, and by Eq. 5 there is nothing to apply.
                     Outcome::Surplus(surplus) => {
                         prop_assert!(!from.is_subset(to) && missing.is_empty());
                         let surplus: BTreeSet<_> =
@@ -128,7 +128,7 @@ proptest! {
                         prop_assert!(!from.is_subset(to) && cheapest.is_none());
                         let offending: BTreeSet<_> =
                             areas.catalogue().attribute_names(offending).map(ToString::to_string).collect();
-                        // Exactly those that no function applies without applying something else.
+                        // Exactly those attributes that no function applies without applying another one, too.
                         let fits = |f: &&BridgingFunction| f.applies.iter().all(|a| missing.contains(a));
                         let possible: BTreeSet<_> =
                             functions.iter().filter(fits).flat_map(|f| f.applies.clone()).collect();
@@ -168,7 +168,7 @@ proptest! {
     }
 }
 
-/// The counts, pair by pair.
+/// Counts the outcomes pair by pair.
 fn counted(areas: &Areas, nodes: &[String]) -> sidetrack_core::area::Counts {
     let mut counts = sidetrack_core::area::Counts::default();
     for from in nodes {
@@ -201,14 +201,14 @@ fn the_example_of_two_hospitals() {
     let Some(Outcome::Bridged(bridge)) = areas.between("a", "c") else { panic!("a to c is bridged") };
     let chain: Vec<_> = areas.catalogue().chain(bridge.functions).map(|name| &**name).collect();
     assert_eq!((chain, bridge.cost), (vec!["audit", "firewall", "encrypt"], 6));
-    // Nothing applies a3.
+    // No function applies a3.
     let Some(Outcome::Unfeasible(offending)) = areas.between("c", "a") else {
         panic!("c to a is unfeasible")
     };
     assert_eq!(areas.catalogue().attribute_names(offending).map(|n| &**n).collect::<Vec<_>>(), ["a3"]);
     assert_eq!(areas.areas().len(), 3);
     let counts = areas.counts();
-    // From c and d to a: nothing applies a3. From b to each other one: b has more, and they have nothing more.
+    // From c and d to a: no function applies a3. From b to each other node: b has more attributes, and nothing is missing.
     assert_eq!((counts.pairs, counts.unfeasible), (12, 5));
     assert!((counts.unfeasibility_ratio() - 5.0 / 12.0).abs() < 1e-12);
     let Some(Outcome::Surplus(surplus)) = areas.between("b", "a") else { panic!("nothing is missing") };
@@ -238,7 +238,7 @@ fn bad_catalogues_are_named() {
     assert_eq!(many, CatalogueError::TooMany { what: "attributes", count: 257 });
 }
 
-/// The generator of the large application: xorshift, so that every run is the same.
+/// The random numbers of the large application: xorshift, so that every run is the same.
 fn numbers(mut seed: u64) -> impl FnMut() -> u64 {
     move || {
         seed ^= seed << 13;
@@ -248,7 +248,7 @@ fn numbers(mut seed: u64) -> impl FnMut() -> u64 {
     }
 }
 
-/// So many nodes, each with each of 64 attributes or not by chance, and 96 functions.
+/// Makes this number of nodes, each with a random part of 64 attributes, and 96 functions.
 fn large(nodes: usize) -> Areas {
     let mut next = numbers(0x5EED);
     let mut functions: Vec<_> = (0..62).map(|at| function(&format!("f{at}"), &[at], 4)).collect();
@@ -269,13 +269,13 @@ fn a_large_application_is_counted_and_bridged() {
     let areas = large(250);
     let counts = areas.counts();
     assert_eq!(counts.pairs, 250 * 249);
-    // Nothing applies two of the attributes, and a pair misses each with a chance of a quarter.
+    // Two of the attributes are not applied by any function. A pair misses each of them with a probability of a quarter.
     let ratio = counts.unfeasibility_ratio();
     assert!((0.38..0.50).contains(&ratio), "{ratio}");
     assert_eq!(cheapest_of_all_pairs(&areas), counts.bridged);
 }
 
-/// Finds the chains of all pairs; fails if one of them is not known to be the cheapest.
+/// Finds the chains of all pairs; fails if a chain is not known to be the cheapest.
 fn cheapest_of_all_pairs(areas: &Areas) -> u64 {
     let bridged = areas.pairs().filter(|(_, _, outcome)| match outcome {
         Outcome::Bridged(bridge) => {
@@ -287,8 +287,8 @@ fn cheapest_of_all_pairs(areas: &Areas) -> u64 {
     bridged.count() as u64
 }
 
-/// The bar of all pairs within a second, in a release build: the classes of all pairs first, then all chains.
-/// `cargo test --release -p sidetrack-core --test area -- --ignored` prints how long each took.
+/// The target is all pairs within 1 s in a release build: first the classes of all pairs, then all chains.
+/// `cargo test --release -p sidetrack-core --test area -- --ignored` prints the times.
 #[test]
 #[ignore = "a measurement, for a release build"]
 fn measure_the_classes_of_a_thousand_nodes() {

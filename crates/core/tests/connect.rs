@@ -24,7 +24,7 @@ fn sent(config: Config) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// The one output that these pieces of an answer lead to, if any.
+/// Returns the only output for these pieces of an answer, if there is one.
 fn answered<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Option<Output> {
     let mut client = Client::new(config("db.example.nl:5432"), Instant::ZERO);
     assert!(matches!(client.poll(), Some(Output::Send(_))));
@@ -61,7 +61,7 @@ fn requests_as_they_go_on_the_wire() {
         sent(config("[2001:db8::1]:443")),
         "CONNECT [2001:db8::1]:443 HTTP/1.1\r\nHost: [2001:db8::1]:443\r\n\r\n"
     );
-    // RFC 7617 Sec. 2's own example.
+    // The example of RFC 7617 Sec. 2.
     let credentials = Credentials { user: "Aladdin".into(), password: "open sesame".into() };
     let optimistic = Config {
         credentials: Some(credentials),
@@ -141,7 +141,7 @@ fn refusals_keep_status_and_words() {
         ("503 x\r\nX-Squid-Error: ERR_CONNECT_FAIL 113\r\n", Unreachable, "113"),
         ("403 x\r\nX-Squid-Error: ERR_ACCESS_DENIED 0\r\n", HopFailed, "ERR_ACCESS_DENIED"),
         ("600 Odd\r\n", HopFailed, "600"),
-        // As Squid 5.7 and tinyproxy 1.11.1 answered on loopback: a closed port, no such name, a closed port.
+        // Answers of Squid 5.7 and tinyproxy 1.11.1 on loopback: closed port, unknown name, closed port.
         (
             "503 Service Unavailable\r\nServer: squid/5.7\r\nX-Squid-Error: ERR_CONNECT_FAIL 111\r\n",
             Refused,

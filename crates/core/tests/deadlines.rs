@@ -1,4 +1,4 @@
-//! The order of deadlines, against the simplest model of it: look at everybody.
+//! The order of deadlines, against the simplest model: check every flow.
 
 use proptest::prelude::*;
 use sidetrack_core::deadlines::Deadlines;
@@ -21,12 +21,12 @@ fn a_later_deadline_costs_nothing_and_an_earlier_one_counts() {
     assert_eq!(deadlines.due(at(100)), Some(3), "the longest due first");
     assert_eq!(deadlines.due(at(100)), Some(7));
     assert_eq!((deadlines.due(at(1 << 40)), deadlines.look_at(7)), (None, None));
-    // As its owner does after a look: the real deadline.
+    // Like the flow's owner after a look: set the real deadline.
     deadlines.by(7, at(5000));
     assert_eq!(deadlines.deadline(), Some(at(5000)));
 }
 
-/// What happens to a place in a model of flows: it gets a deadline, loses it, or time passes.
+/// A step of the model: a flow gets a deadline, loses it, or time passes.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Set(u32, u64),
@@ -43,8 +43,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whoever looks as the sweep of a worker does (when a look comes, the real deadline is asked, and put back if it is
-    /// later) finds everybody whose deadline has passed, at once and once.
+    /// The test acts like a worker's sweep: at a look it reads the real deadline, and puts the flow back if that is later.
+    /// Each flow whose deadline has passed must be found at once, and once.
     #[test]
     fn everybody_overdue_is_found(steps in prop::collection::vec(step(), 1..200)) {
         let mut deadlines = Deadlines::new();

@@ -1,4 +1,4 @@
-//! The filter language: what it means, what it says about mistakes, and that no text breaks it.
+//! The filter language: its meaning, its messages about mistakes, and that no text crashes it.
 
 use proptest::prelude::*;
 use sidetrack_core::filter::{Filter, FlowFacts};
@@ -165,7 +165,7 @@ fn size_and_depth_are_bounded() {
     assert!(says(&wide, &FlowFacts { id: 299, ..FlowFacts::default() }));
 }
 
-/// An expression as a tree that says by itself what it means.
+/// An expression as a tree, whose meaning is computed independently.
 #[derive(Clone, Debug)]
 enum Tree {
     Port(&'static str, u16),

@@ -1,4 +1,4 @@
-//! Which addresses may be dialled for a flow that policy has let pass.
+//! Which addresses may be dialled for a flow that policy has accepted.
 
 use proptest::prelude::*;
 use sidetrack_core::flow::{Destination, Flow, Host, HostName, Intercept, Process};
@@ -38,7 +38,7 @@ fn flow(destination: &str) -> Flow {
     }
 }
 
-/// Asks policy as the data path does: about the flow, then about the address.
+/// Asks policy like the data path: first about the flow, then about the address.
 fn ask(policy: &Policy, destination: &str, ip: &str, is_local: bool) -> Result<(), Denied> {
     let flow = flow(destination);
     let Decision::Verdict(verdict) = policy.decide(&flow, Seen::Nothing) else { panic!("more is asked") };
@@ -174,7 +174,7 @@ fn some_networks_are_dialled_only_where_a_rule_names_them() {
 fn what_a_client_says_about_itself_names_nothing() {
     let policy =
         Policy::new(vec![rule("meta", vec![host("meta.example")], Action::default())], Action::default());
-    // The address is what the client dialled; the name only stood in its first bytes.
+    // The client dialled the address; the name was only in its first bytes.
     let flow = Flow { host: Some("meta.example".parse().unwrap()), ..flow("169.254.169.254:80") };
     let ip = "169.254.169.254".parse().unwrap();
     let Action::Carry(carry) = &policy.rules()[0].action else { panic!("it denies") };
@@ -205,8 +205,8 @@ fn addresses_inside_addresses_are_seen() {
 }
 
 proptest! {
-    /// A flow to a name is never carried to an address to which the same policy denies a flow by a rule that stands before all
-    /// that carry: neither bare nor inside an IPv6 address.
+    /// If policy denies flows to an address by a rule before all rules that carry, a flow to a name is never carried to that
+    /// address either, neither bare nor inside an IPv6 address.
     #[test]
     fn a_name_leads_nowhere_an_address_does_not(bits in any::<u32>(), length in 0_u8..=32, seed in any::<u32>()) {
         let net = sidetrack_core::net::IpNet::new(Ipv4Addr::from(bits).into(), length);

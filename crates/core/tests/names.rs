@@ -1,4 +1,4 @@
-//! The table behind `run`'s private DNS: stable, bijective, bounded, never a wrong host.
+//! The table behind `run`'s private DNS: it is stable, bijective and bounded, and never gives a wrong host.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -91,7 +91,7 @@ fn a_capacity_of_zero_still_serves_one_name() {
     assert_eq!(table.address_for(&name(1), Instant::ZERO), None);
 }
 
-/// What the table must do, written the slow and obvious way.
+/// A model of the table: simple and slow.
 struct Model {
     capacity: usize,
     age: Duration,
@@ -99,7 +99,7 @@ struct Model {
 }
 
 impl Model {
-    /// Checks the table's answer for `name` and follows it.
+    /// Checks the table's answer for `name`, and updates the model.
     fn check(&mut self, name: &HostName, now: Instant, got: Option<Ipv4Addr>) {
         if let Some((address, used)) = self.entries.get_mut(name) {
             assert_eq!(got, Some(*address), "a name keeps its address");

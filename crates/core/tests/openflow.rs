@@ -1,5 +1,5 @@
-//! OpenFlow: golden bytes (each was given to Open vSwitch 3.1, `ovs-ofctl ofp-print`, which read what stands beside it),
-//! every split, every cut, any bytes.
+//! OpenFlow: golden bytes, every split, every cut, and random bytes. The golden bytes were given to Open vSwitch 3.1
+//! (`ovs-ofctl ofp-print`); the comments beside them show its output.
 
 use proptest::prelude::*;
 use sidetrack_core::openflow::{
@@ -20,7 +20,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The match of a flow, as OXM, and what goes around it in an entry.
+/// The match of a flow as OXM, and the bytes around it in an entry.
 const OXM: &str = "80000004 00000031 80000a02 0800 80001401 06 80001604 c0000201 80001804 c6336402 80001a02 0fa0 \
                    80001c02 1388";
 const OXM_V6: &str = "80000004 00000031 80000a02 86dd 80001401 11 80003410 20010db8000000000000000000000001 80003610 \
@@ -137,7 +137,7 @@ fn what_1_0_cannot_say() {
     assert!(!refused(pattern()));
 }
 
-/// The only message in these bytes.
+/// Decodes the only message in these bytes.
 fn heard(hex: &str) -> Result<Message, Malformed> {
     let mut decoder = Decoder::new();
     decoder.push(&bytes(hex));
@@ -204,7 +204,7 @@ fn hellos_errors_and_the_unknown() {
         hello("06000010 00000001 0001 0008 00000072"),
         Message::Hello { version: 6, bitmap: Some(0x72) }
     );
-    // An element that is not known comes first.
+    // An unknown element comes first.
     assert_eq!(
         hello("04000018 00000001 0007 0006 ffff 0000 0001 0008 00000012"),
         Message::Hello { version: 4, bitmap: Some(0x12) }
@@ -329,7 +329,7 @@ proptest! {
                 prop_assert!(version == Version::V1_0 && (v6 || established));
                 continue;
             };
-            // The same match, as the end of an entry shows it.
+            // The report of the entry's end must contain the same match.
             let at = if version == Version::V1_0 { 8 } else { 48 };
             let length = if version == Version::V1_0 { 40 } else { bytes.len() - 48 - 24 };
             let seen = &bytes[at..at + length];

@@ -1,5 +1,5 @@
-//! Policy: first match wins, knowledge is asked for only where it can change the answer, and the kernel path never
-//! says more than the rules do.
+//! Policy: the first match wins, data is requested only where it can change the answer, and the kernel path never allows
+//! more than the rules do.
 #![allow(clippy::unwrap_used)] // a test that cannot go on has failed
 
 use proptest::prelude::*;
@@ -115,7 +115,7 @@ fn the_first_rule_that_matches_wins() {
         ("10.0.0.1:1", Some("narrow"), "rule 'narrow'"),
         ("10.0.1.1:1", Some("wide"), "rule 'wide'"),
         ("11.0.0.1:1", None, "no rule matched; default deny"),
-        // A destination known by name only is in no set of addresses.
+        // A destination that is known only by name is not in any set of addresses.
         ("a.example:1", None, "no rule matched; default deny"),
     ] {
         let verdict = verdict(policy.decide(&flow("192.0.2.1:9", dst), Seen::Nothing));
@@ -408,7 +408,7 @@ fn whatever_needs_us_stays_with_us() {
     assert_eq!(lines(&policy.kernel_path(&lan(Intercept::Tproxy))), ["default: Accept"]);
 }
 
-/// A small world, so that rules and flows meet often.
+/// A few networks, so that rules and flows often match.
 fn any_net() -> impl Strategy<Value = IpSet> {
     let net = prop_oneof![
         Just("10.0.0.0/8"),
@@ -470,7 +470,7 @@ fn any_ip() -> impl Strategy<Value = IpAddr> {
     .prop_map(|text| text.parse().unwrap())
 }
 
-/// What the lines do to a packet.
+/// The action of the lines on a packet.
 fn filtered(lines: &[KernelRule], from: IpAddr, to: SocketAddr) -> (KernelAction, Option<Arc<str>>) {
     let line = lines.iter().find(|line| line.matches.contains(from, to));
     line.map_or((KernelAction::UserSpace, None), |line| (line.action, line.rule.clone()))
@@ -479,7 +479,7 @@ fn filtered(lines: &[KernelRule], from: IpAddr, to: SocketAddr) -> (KernelAction
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The filter never does to a packet what the rules would not do to its flow, knowing nothing but addresses.
+    /// The filter never treats a packet in another way than the rules treat its flow, if they know only addresses.
     #[test]
     fn the_kernel_never_says_more_than_the_rules(policy in any_policy(), from in any_ip(), to in any_ip(), port in 1..4u16) {
         let to = SocketAddr::new(to, port);
@@ -500,7 +500,7 @@ proptest! {
         }
     }
 
-    /// Cut so that user space needs no lines, the filter does the same.
+    /// Without the lines for user space, the filter does the same.
     #[test]
     fn cut_lines_do_the_same(policy in any_policy(), from in any_ip(), to in any_ip(), port in 1..4u16) {
         let to = SocketAddr::new(to, port);
@@ -525,7 +525,7 @@ proptest! {
         prop_assert!(a.covers(&a.intersection(&b)) && !a.difference(&b).overlaps(&b));
     }
 
-    /// And what it could do, it does: a plain verdict on addresses alone does not go through user space.
+    /// And it does all that it can: a plain verdict on addresses alone does not need user space.
     #[test]
     fn plain_rules_reach_the_kernel(conditions in proptest::collection::vec(any_net().prop_map(Condition::To), 1..2), from in any_ip(), to in any_ip()) {
         let policy = Policy::new(vec![rule("r", conditions, Action::default())], Action::Deny);
@@ -555,7 +555,7 @@ proptest! {
         prop_assert_ne!(action, KernelAction::Accept);
     }
 
-    /// Whatever is answered to the questions, a verdict comes, and the trace agrees with it.
+    /// Whatever the answers to policy's questions are, there is a verdict, and the trace agrees with it.
     #[test]
     fn every_flow_gets_a_verdict(policy in any_policy(), from in any_ip(), to in any_ip(), port in 1..4u16, named in any::<bool>()) {
         let mut flow = flow("1.1.1.1:1", "1.1.1.1:1");

@@ -1,4 +1,4 @@
-//! PROXY protocol versions 1 and 2: vectors, strictness, both directions.
+//! PROXY protocol versions 1 and 2: test vectors, strictness, and both directions.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -19,7 +19,7 @@ fn tcp(client: &str, server: &str) -> Addresses {
     Addresses::Inet { transport: Transport::Stream, client: at(client), server: at(server) }
 }
 
-/// Parses with bytes behind, and checks that every proper prefix wants more.
+/// Parses with more bytes behind, and checks that every proper prefix is incomplete.
 fn header(bytes: &[u8]) -> Header {
     for end in 0..bytes.len() {
         assert_eq!(parse(&bytes[..end]), Parsed::Incomplete, "{end} of {bytes:02x?}");
@@ -281,8 +281,8 @@ fn the_checksum_covers_every_byte() {
     let addresses = tcp("192.0.2.1:56324", "198.51.100.1:443");
     let bytes = encode_v2(&addresses, &tlvs, true).unwrap();
     assert_eq!(header(&bytes), Header { version: Version::V2, addresses, tlvs: tlvs.to_vec() });
-    // Behind the fixed part, which has errors of its own, each flipped bit is noticed; but for the type of the
-    // checksum itself, without which it is another TLV.
+    // After the fixed part, which has errors of its own, every flipped bit is detected. The exception is the type of the
+    // checksum: if it changes, it is another TLV.
     for index in (16..bytes.len()).filter(|index| *index != bytes.len() - 7) {
         for bit in 0..8 {
             let mut broken = bytes.clone();
@@ -316,7 +316,7 @@ fn a_checksum_in_the_middle_is_checked_as_well() {
     );
 }
 
-/// CRC32c as its definition reads, independent of the one under test.
+/// CRC32c by its definition, independent of the one under test.
 fn bitwise_crc32c(bytes: &[u8]) -> [u8; 4] {
     let step = |sum: u32, byte: &u8| {
         (0..8).fold(sum ^ u32::from(*byte), |sum, _| (sum >> 1) ^ (0x82f6_3b78 * (sum & 1)))
@@ -362,8 +362,8 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(encode_v2(&unix(109), &[], false), Err(EncodeError::PathTooLong));
 }
 
-/// What HAProxy 2.6.12 sends, captured on loopback: `send-proxy`, `send-proxy-v2`, the same with `crc32c,unique-id,
-/// authority`, and over TLS with `ssl,cert-cn,ssl-cipher,cert-sig,cert-key` on top.
+/// Headers of HAProxy 2.6.12, captured on loopback: `send-proxy`, `send-proxy-v2`, the same with `crc32c,unique-id,
+/// authority`, and over TLS also with `ssl,cert-cn,ssl-cipher,cert-sig,cert-key`.
 #[test]
 fn headers_from_haproxy() {
     let unhex = |text: &str| data_encoding::HEXLOWER.decode(text.replace(' ', "").as_bytes()).unwrap();
@@ -414,7 +414,7 @@ fn any_tlv() -> impl Strategy<Value = Tlv> {
     let bytes = |range| prop::collection::vec(any::<u8>(), range);
     prop_oneof![
         bytes(1..20).prop_map(Tlv::Alpn),
-        // The pattern also makes names whose last label is a number ("a.0xf"), which are refused.
+        // The pattern also makes names whose last label is a number ("a.0xf"), which are rejected.
         "[a-z0-9.-]{0,40}[a-z]".prop_filter_map("a host name", |name| name.parse().ok().map(Tlv::Authority)),
         bytes(0..129).prop_map(Tlv::UniqueId),
         bytes(0..20).prop_map(Tlv::Netns),
@@ -428,7 +428,7 @@ fn any_addresses() -> impl Strategy<Value = Addresses> {
     let transport = prop_oneof![Just(Transport::Stream), Just(Transport::Datagram)];
     let unix = || prop::collection::vec(1_u8.., 0..=108);
     let (client, server) = (any::<SocketAddr>(), any::<SocketAddr>());
-    // Scope and flow label are no part of the header.
+    // Scope and flow label are not part of the header.
     let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
     prop_oneof![
         (transport.clone(), client, server).prop_map(move |(transport, client, server)| Addresses::Inet {

@@ -1,5 +1,5 @@
-//! The shunt against a model of the world: conntrack, the packet filter's rules and a fast path, in every order of
-//! events up to a length, and in long random ones.
+//! The shunt against a model of conntrack, the packet filter's rules and a fast path: every order of events up to a
+//! length, and long random orders.
 
 use sidetrack_core::shunt::{
     Both, Cause, Config, Connection, Entry, EntryId, FastPathKind, Identity, Input, Mark, MarkActions,
@@ -40,10 +40,10 @@ fn bytes(count: u64) -> Both {
     Both { to_server: Traffic { packets: count, bytes: count }, to_client: Traffic::default() }
 }
 
-/// A fast path that counts by itself, and one whose packets conntrack counts as well.
+/// A fast path with its own counters, and one whose packets conntrack counts.
 const KINDS: [FastPathKind; 2] = [FastPathKind::Tc, FastPathKind::Flowtable];
 
-/// What conntrack keeps.
+/// The model of a conntrack entry.
 #[derive(Clone, Copy, Debug)]
 struct Tracked {
     identity: Identity,
@@ -52,7 +52,7 @@ struct Tracked {
     passed: u64,
 }
 
-/// What the rules say now: `None` drops the packets before they reach the policy.
+/// The current verdict of the rules: `None` drops the packets before they reach the policy.
 type Rules = Option<ShuntAction>;
 
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +73,7 @@ struct World {
     installing: VecDeque<Entry>,
     removing: VecDeque<EntryId>,
     table: BTreeMap<EntryId, (Entry, u64)>,
-    /// Which connection the latest entry is of.
+    /// The connection of the latest entry.
     offloaded: Option<Identity>,
     list_asked: bool,
     sent_fast: u64,
@@ -196,7 +196,7 @@ impl World {
         }
     }
 
-    /// A packet of the client's, wherever it takes its way.
+    /// Sends a packet of the client, by the fast or the slow path.
     fn packet(&mut self) {
         let on_fast_path = self.table.values_mut().find(|(entry, _)| entry.tuple == tuple());
         match (on_fast_path, &mut self.tracked, self.fast_path.is_counted_by_conntrack()) {
@@ -205,7 +205,7 @@ impl World {
                 self.sent_fast += 1;
                 return;
             }
-            // Conntrack counts it as well, and what has no connection there has no fast path.
+            // Conntrack counts the packet, too. Without a conntrack entry there is no fast path.
             (Some((_, count)), Some(tracked), true) if self.offloaded == Some(tracked.identity) => {
                 *count += 1;
                 tracked.passed += 1;
@@ -245,7 +245,7 @@ impl World {
 
     fn list(&mut self) {
         if std::mem::take(&mut self.list_asked) {
-            // The driver throws away what came before it lists.
+            // The driver discards earlier reports before it lists.
             self.lost |= !self.reports.is_empty();
             self.reports.clear();
             let list: Vec<_> = self.tracked.iter().map(Self::connection).collect();
@@ -267,7 +267,7 @@ impl World {
     }
 
     fn remove(&mut self) {
-        // A removal never overtakes the installation it is about.
+        // A removal never overtakes the installation of the same entry.
         let Some(id) = self.removing.front().copied() else { return };
         if self.installing.iter().any(|entry| entry.id == id) {
             return;
@@ -330,7 +330,7 @@ impl World {
         }
     }
 
-    /// Lets everything that is under way arrive.
+    /// Delivers everything that is under way.
     fn settle(&mut self) {
         for _ in 0..100 {
             if self.reports.is_empty()
@@ -348,7 +348,7 @@ impl World {
         panic!("it never settles: {self:?}");
     }
 
-    /// What must hold when nothing is under way.
+    /// Checks the invariants at rest, when nothing is under way.
     fn check(&self) {
         assert_eq!(self.shunt.entries(), self.table.len(), "entries that nobody knows of");
         let decided = self.tracked.as_ref().and_then(|tracked| tracked.mark.action());
@@ -384,11 +384,11 @@ impl World {
     fn settle_and_check(mut self) {
         self.settle();
         self.check();
-        // A packet that comes now makes the rules decide where they have not: then it is as they say.
+        // Another packet makes the rules decide if they have not: then the state must match their decision.
         self.packet();
         self.settle();
         self.check();
-        // Over: all is taken back.
+        // After the shutdown, all entries must be removed.
         self.tell(Input::Shutdown);
         self.settle();
         assert!(self.table.is_empty() && self.shunt.is_empty());
@@ -398,7 +398,7 @@ impl World {
 #[test]
 fn every_order_of_events_keeps_the_rules() {
     let mut paths: Vec<(World, usize)> = KINDS.map(|kind| (World::new(kind), 0)).into();
-    // First a connection with a mark, so that no order is spent on getting there.
+    // Begin with a marked connection, so that no steps are needed to get there.
     for (world, _) in &mut paths {
         world.step(Step::Packet);
         world.step(Step::List);
@@ -418,7 +418,7 @@ fn every_order_of_events_keeps_the_rules() {
     assert_eq!(worlds, KINDS.len() * (1 + 16 + 256 + 4096 + 65536));
 }
 
-/// xorshift64*, so that a seed is a run.
+/// xorshift64*, so that a seed determines a run.
 struct Random(u64);
 
 impl Random {
@@ -436,7 +436,7 @@ fn long_random_runs_keep_the_rules() {
         let mut random = Random(seed);
         let mut world = World::new(KINDS[random.below(KINDS.len())]);
         for _ in 0..100 {
-            // Packets and deliveries come oftener than faults.
+            // Packets and deliveries are more frequent than faults.
             let step = match random.below(32) {
                 0..16 => STEPS[random.below(STEPS.len())],
                 16..24 => Step::Packet,

@@ -1,4 +1,4 @@
-//! Flows whose mark leaves them to our own rules.
+//! Flows whose mark says that our own rules decide about them.
 
 use sidetrack_core::flow::Process;
 use sidetrack_core::policy::{Action, Carry, Condition, Match, Policy, Rule, ShuntAfter};
@@ -92,7 +92,7 @@ fn a_flow_is_shunted_once_its_bytes_and_its_time_have_come() {
     assert!(installs(&outputs(&mut shunt)).is_empty());
     let known = shunt.flow(&flow.tuple).expect("kept");
     assert_eq!((shunt.obstacle(known), shunt.rule(known)), (Some(Obstacle::TooEarly), Some("bulk")));
-    // Bytes are asked for as long as they are waited for.
+    // The bytes are requested again as long as a rule waits for them.
     shunt.handle(at(600), Input::Tick);
     assert_eq!(outputs(&mut shunt), [Output::CountSlow]);
     shunt.handle(at(600), Input::SlowCounted(flow.tuple, flow.identity, both(5000)));
@@ -114,7 +114,7 @@ fn after_the_rules_of_the_packet_filter_changed_it_waits_for_their_word() {
     shunt.handle(at(3), Input::Gone(entry, Cause::RulesChanged, both(5)));
     let asked = outputs(&mut shunt);
     assert!(asked.contains(&Output::Ask(flow.tuple, flow.identity)), "{asked:?}");
-    // Bytes alone, which the filter may have dropped, bring it nowhere.
+    // Bytes alone do not move the flow, because the filter may have dropped them.
     shunt.handle(at(700), Input::SlowCounted(flow.tuple, flow.identity, both(1 << 40)));
     shunt.handle(at(700), Input::Tick);
     assert!(installs(&outputs(&mut shunt)).is_empty());
@@ -166,7 +166,7 @@ fn a_flow_that_a_rule_or_the_default_denies_is_marked_so_that_the_packet_filter_
         let asked = outputs(&mut shunt);
         assert!(asked.contains(&Output::MarkBlocked(flow.tuple, flow.identity, 2)), "{asked:?}");
         assert_eq!(installs(&asked), [(EntryId(1), true)]);
-        // Conntrack reports the mark: nothing more is to be done.
+        // Conntrack reports the mark: no further step is needed.
         shunt.handle(at(1), Input::Installed(EntryId(1)));
         assert_eq!(outputs(&mut shunt), [Output::KeepBlocked(flow.tuple, flow.identity)]);
         shunt.handle(at(2), Input::Connection(connection(23, Mark(0x7122_0000), 10)));
@@ -180,7 +180,7 @@ fn a_blocked_flow_stays_blocked_while_its_connection_is_there() {
     let flow = connection(23, Mark(0x7122_0000), 10);
     shunt.handle(at(0), Input::Connection(flow));
     let mut id = EntryId(0);
-    // Whatever takes the entry away but a change of the policy: it is back at once, and the rules are not asked.
+    // After any removal except by a change of the policy, the entry is installed again without asking the rules.
     for cause in [Cause::Idle, Cause::Lost, Cause::Unconfirmed, Cause::Syn, Cause::Fin] {
         let asked = outputs(&mut shunt);
         id = installs(&asked).first().expect("asked for again").0;
@@ -218,7 +218,7 @@ fn a_silent_blocked_flow_makes_room_and_is_blocked_still() {
     }
     shunt.handle(at(900), Input::Counted(EntryId(1), both(9)));
     let _ = outputs(&mut shunt);
-    // Too early, then the one that was silent for longest.
+    // First it is too early; later the entry that was silent longest is evicted.
     shunt.handle(at(950), Input::Connection(blocked(3)));
     assert_eq!(outputs(&mut shunt), []);
     shunt.handle(at(1100), Input::Connection(blocked(4)));
@@ -245,7 +245,7 @@ fn conntrack_keeps_a_blocked_flow_for_as_long_as_it_sends() {
     assert!(keeps(&mut shunt));
 }
 
-/// Where entries are to go that are asked for.
+/// The fast paths of the requested entries.
 fn paths(outputs: &[Output]) -> Vec<FastPathKind> {
     let path = |output: &Output| match output {
         Output::Install(entry) => Some(entry.path),
@@ -271,7 +271,7 @@ fn the_rule_that_decides_says_by_which_fast_path() {
         (22, FastPathKind::OpenFlow),
         (80, FastPathKind::None),
         (90, FastPathKind::Tc),
-        // Dropping is for the first of the configuration.
+        // Entries that drop go to the first fast path in the configuration.
         (23, FastPathKind::Tc),
     ] {
         let flow = connection(port, ASKS_RULES, 10);
@@ -292,7 +292,7 @@ fn a_mark_that_names_another_fast_path_moves_the_flow() {
     assert_eq!(paths(&outputs(&mut shunt)), [FastPathKind::Tc]);
     shunt.handle(at(1), Input::Installed(EntryId(1)));
     let _ = outputs(&mut shunt);
-    // The same mark again moves nothing.
+    // The same mark again changes nothing.
     shunt.handle(at(2), Input::Connection(flow));
     assert_eq!(outputs(&mut shunt), []);
     shunt.handle(at(3), Input::Connection(connection(5000, by_xdp, 10)));
@@ -330,12 +330,12 @@ fn a_rule_that_asks_for_the_process_waits_until_somebody_says_whose_it_is() {
         let mut shunt = shunt(rules.clone());
         shunt.handle(at(0), Input::Connection(flow));
         assert_eq!(outputs(&mut shunt), [whose]);
-        // Asked for once, however often it is reported.
+        // The owner is asked for once, however often the connection is reported.
         shunt.handle(at(1), Input::Connection(flow));
         assert_eq!(outputs(&mut shunt), []);
         let known = shunt.flow(&flow.tuple).expect("kept");
         assert_eq!(shunt.obstacle(known), Some(Obstacle::Unidentified));
-        // An answer about an earlier connection on the same addresses says nothing.
+        // An answer about an earlier connection with the same addresses is ignored.
         let other = Identity { id: 6, start_ns: Some(0) };
         shunt.handle(at(2), Input::Owned(flow.tuple, other, &rsync));
         assert_eq!(outputs(&mut shunt), []);
@@ -343,7 +343,7 @@ fn a_rule_that_asks_for_the_process_waits_until_somebody_says_whose_it_is() {
         assert_eq!(installs(&outputs(&mut shunt)).len(), installed, "{process:?}");
         let known = shunt.flow(&flow.tuple).expect("kept");
         assert_eq!(shunt.rule(known), (installed == 1).then_some("copies"));
-        // An answer that comes twice changes nothing.
+        // A second answer changes nothing.
         shunt.handle(at(4), Input::Owned(flow.tuple, flow.identity, &rsync));
         assert_eq!(outputs(&mut shunt), []);
     }

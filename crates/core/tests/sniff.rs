@@ -27,7 +27,7 @@ fn hello(name: Option<&str>, alpn: &[&str]) -> ClientHello {
     })
 }
 
-/// Every captured hello, and what it says.
+/// Every captured hello, and its content.
 fn captures() -> Vec<(Vec<u8>, ClientHello)> {
     let web = ["h2", "http/1.1"];
     vec![
@@ -341,7 +341,7 @@ fn heads_without_end_end() {
     assert_eq!(sniff(fit.as_bytes()), http_host("a"));
 }
 
-/// Once decided, later bytes change nothing, and the decision is never put off beyond the bound.
+/// Checks that later bytes never change a decision, and that a decision is made within the bound.
 fn check_steady(bytes: &[u8]) {
     let whole = sniff(bytes);
     let first = (0..=bytes.len()).find(|end| sniff(&bytes[..*end]) != Sniff::NeedMore);
@@ -371,7 +371,7 @@ proptest! {
             bytes[index] = *value;
         }
         let (plain, cut) = (client_hello(&bytes), client_hello(&in_records(&bytes, size)));
-        // The record header itself is made anew by the cut.
+        // Cutting writes new record headers, so the original one does not matter.
         if let ClientHello::Hello(_) = plain {
             prop_assert_eq!(&plain, &cut);
         }
@@ -392,7 +392,7 @@ proptest! {
 
     #[test]
     fn any_name_comes_back(name in "[a-z0-9_]([a-z0-9-]{0,20}[a-z0-9])?(\\.[a-z]([a-z0-9-]{0,20}[a-z])?){0,4}") {
-        // A number at the end makes no name.
+        // A name whose last label is a number is not a host name.
         prop_assume!(name.parse::<sidetrack_core::flow::HostName>().is_ok());
         let tls = hello_with(&[(0x1a1a, vec![]), server_name(name.as_bytes())]);
         prop_assert_eq!(sniff(&tls), Sniff::Host { name: name.parse().unwrap(), how: How::Sni });

@@ -1,4 +1,4 @@
-//! The splice core against a small world: every order of reads, writes, blocks, FINs, resets and late binding.
+//! The splice core against a small model: every order of reads, writes, blocks, FINs, resets and late binding.
 
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::splice::{Config, Input, Output, Splice};
@@ -9,7 +9,7 @@ use std::time::Duration;
 const LIMIT: u32 = 2;
 const NOW: Instant = Instant::ZERO;
 
-/// What the two peers still want to send, and what has reached them.
+/// What the two peers still want to send, and what they have received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct World {
     splice: Splice,
@@ -51,7 +51,7 @@ impl World {
         }
     }
 
-    /// Every way the world can answer one output.
+    /// Every possible answer to one output.
     fn answers(&self, output: Output) -> Vec<World> {
         let mut next = Vec::new();
         let mut with = |change: &dyn Fn(&mut World)| {
@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    /// Every event that can come by itself.
+    /// Every event that can happen spontaneously.
     fn events(&self) -> Vec<World> {
         let mut next = Vec::new();
         let mut with = |input: Input, change: &dyn Fn(&mut World)| {

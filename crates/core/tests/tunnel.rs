@@ -1,4 +1,4 @@
-//! The messages of a tunnel: golden bytes, every split, strictness, both directions.
+//! The messages of a tunnel: golden bytes, every split, strictness, and both directions.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use sidetrack_core::flow::{Destination, EndReason, HostName};
 use sidetrack_core::tunnel::{BODY_MAX, DETAIL_MAX, Greeting, MessageError, Parsed, Reply, Request};
 use std::fmt::Debug;
 
-/// Parses with bytes behind, and checks that every proper prefix wants more.
+/// Parses with more bytes behind, and checks that every proper prefix is incomplete.
 fn message<T: Debug + PartialEq>(parse: fn(&[u8]) -> Parsed<T>, bytes: &[u8]) -> T {
     for end in 0..bytes.len() {
         assert_eq!(parse(&bytes[..end]), Parsed::Incomplete, "{end} of {bytes:02x?}");
@@ -100,7 +100,7 @@ fn mistakes_are_named() {
         // A field that ends outside the message.
         (b"\x01\0\x02\x80\0", BadField(0x80)),
         (b"\x01\0\x03\x80\0\x01", BadField(0x80)),
-        // No address type, no port, port 0, an address too short, an empty name, one with a blank.
+        // No address type, no port, port 0, an address that is too short, an empty name, a name with a blank.
         (b"\x01\0\x03\x80\0\0", BadField(0x80)),
         (b"\x01\0\x05\x80\0\x02\x01\0", BadField(0x80)),
         (b"\x01\0\x0a\x80\0\x07\x01\0\0\xc0\0\x02\x01", BadField(0x80)),
@@ -109,7 +109,7 @@ fn mistakes_are_named() {
         (b"\x01\0\x09\x80\0\x06\x03\0\x50a b", BadField(0x80)),
         (b"\x01\0\x09\x80\0\x06\x02\0\x50a.b", BadField(0x80)),
         (b"\x01\0\x12\x80\0\x06\x03\0\x50a.b\x80\0\x06\x03\0\x50a.b", Twice(0x80)),
-        // A client known by name, metadata without a key or with broken text.
+        // A client that is known by name, metadata without a key, metadata with broken text.
         (b"\x01\0\x09\x03\0\x06\x03\0\x50a.b", BadField(3)),
         (b"\x01\0\x04\x04\0\x01\0", BadField(4)),
         (b"\x01\0\x06\x04\0\x03\0\0\xff", BadField(4)),
@@ -124,7 +124,7 @@ fn mistakes_are_named() {
 #[test]
 fn what_is_too_long_is_not_sent() {
     let metadata = |length| Request { metadata: vec![(0, "m".repeat(length))], ..request("192.0.2.1:80") };
-    // Destination field 10, the head of the metadata field 3, its key 2.
+    // The destination field has 10 bytes, the head of the metadata field 3, its key 2.
     assert_eq!(metadata(BODY_MAX - 15).encode().unwrap().len(), BODY_MAX + 3);
     assert_eq!(metadata(BODY_MAX - 14).encode(), Err(MessageError::TooLong));
     assert_eq!(metadata(1 << 20).encode(), Err(MessageError::TooLong));
@@ -147,7 +147,7 @@ fn destinations() -> impl Strategy<Value = Destination> {
         any::<std::net::IpAddr>().prop_map(|ip| ip.to_string()),
         "[a-z0-9_-]{1,63}(\\.[a-z]{1,20}){0,3}",
     ];
-    // The pattern also makes names whose last label is a number, which are refused.
+    // The pattern also makes names whose last label is a number, which are rejected.
     (host, 1..=u16::MAX).prop_filter_map("a destination", |(host, port)| {
         let host = if host.contains(':') { format!("[{host}]") } else { host };
         format!("{host}:{port}").parse().ok()

@@ -1,4 +1,4 @@
-//! `sidetrack ca`: the authority in whose name TLS connections are opened.
+//! `sidetrack ca`: makes the authority that signs certificates for intercepted TLS connections.
 
 use crate::config::tap::{KEY_FILE, ROOT_FILE, SIGNING_FILE, authority};
 use crate::tls::{Scope, tap_authority};
@@ -8,7 +8,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Longest life of an authority, days: ten years.
+/// The longest validity of an authority in days: ten years.
 const DAYS_MAX: i64 = 3650;
 
 /// Makes the authority in whose name TLS connections are opened.
@@ -48,7 +48,7 @@ enum Command {
     },
 }
 
-/// Runs the sub-command.
+/// Runs the subcommand.
 ///
 /// # Errors
 /// What could not be made, written or read.
@@ -71,11 +71,11 @@ pub fn run(args: &CaArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where an authority lies if nobody says so: /etc/sidetrack/ca for root, else sidetrack/ca in the folder of the user's
+/// The authority's folder. Default: /etc/sidetrack/ca for root, otherwise sidetrack/ca in the folder of the user's
 /// configuration.
 ///
 /// # Errors
-/// Neither is known.
+/// The folder of the user's configuration is not known.
 pub fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(given) = given {
         return Ok(given.to_owned());
@@ -90,7 +90,7 @@ pub fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(config.join("sidetrack/ca"))
 }
 
-/// A domain or a network.
+/// Parses a domain or a network.
 fn scope(text: &str) -> anyhow::Result<Scope> {
     if let Ok(net) = text.parse() {
         return Ok(Scope::Net(net));
@@ -103,10 +103,10 @@ fn scope(text: &str) -> anyhow::Result<Scope> {
     }
 }
 
-/// Makes an authority in a new folder; gives what to do with it, in words.
+/// Makes an authority in a new folder; returns text that says how to use it.
 ///
 /// # Errors
-/// A file is there already, or cannot be written.
+/// A file exists already, or cannot be written.
 pub fn init(folder: &Path, scopes: &[Scope], days: u32) -> anyhow::Result<String> {
     let made = tap_authority(scopes, days)?;
     let mut builder = std::fs::DirBuilder::new();
@@ -128,7 +128,7 @@ pub fn init(folder: &Path, scopes: &[Scope], days: u32) -> anyhow::Result<String
     ))
 }
 
-/// Writes a file that is not there yet: an authority is never lost to a slip.
+/// Writes a new file. An existing one is never overwritten, so that no authority is lost by mistake.
 fn write(path: &Path, mode: u32, text: &str) -> anyhow::Result<()> {
     let mut options = std::fs::OpenOptions::new();
     let file = options.write(true).create_new(true).mode(mode).open(path);

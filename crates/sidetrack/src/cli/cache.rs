@@ -1,4 +1,4 @@
-//! `sidetrack cache`: what the caches of a running sidetrack hold, and removing it.
+//! `sidetrack cache`: shows what the caches of a running sidetrack hold, and removes it.
 
 use super::Printed;
 use crate::admin::{CachedResources, Caches, Client, Purged, default_socket};
@@ -59,17 +59,17 @@ struct PurgeArgs {
     all: bool,
 }
 
-/// Runs the sub-command.
+/// Runs the subcommand.
 ///
 /// # Errors
-/// What a person can do something about, in words.
+/// An error that a person can act on, in words.
 pub fn run(args: &CacheArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let out = runtime.block_on(report(args))?;
     Ok(Printed { out, ..Printed::default() }.print())
 }
 
-/// What the sub-command prints.
+/// Returns the output of the subcommand.
 ///
 /// # Errors
 /// As [`run`].

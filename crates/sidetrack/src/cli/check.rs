@@ -1,4 +1,4 @@
-//! `sidetrack check`: is the file right, and if not, where and what to do.
+//! `sidetrack check`: checks a configuration file, and says where it is wrong and what to do.
 
 use super::Printed;
 use crate::config::{Config, ConfigError, Problem};
@@ -20,7 +20,7 @@ pub struct CheckArgs {
     pub json: bool,
 }
 
-/// Runs the sub-command. Exit code 0: the file is right (it may have warnings); 2: it is not.
+/// Runs the subcommand. Exit code 0: the file is valid (it may have warnings); 2: it is not.
 ///
 /// # Errors
 /// None of its own.
@@ -28,7 +28,7 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     Ok(report(args, super::colours()).print())
 }
 
-/// What the sub-command prints.
+/// Returns the output of the subcommand.
 pub fn report(args: &CheckArgs, colours: bool) -> Printed {
     let given = args.file.as_ref().or(args.config.as_ref());
     let file = given.cloned().unwrap_or_else(Config::default_path);

@@ -1,4 +1,4 @@
-//! `sidetrack cleanup`.
+//! `sidetrack cleanup`: removes what a crash left behind.
 
 use super::Printed;
 use crate::admin;
@@ -24,10 +24,10 @@ pub struct CleanupArgs {
     engine: Option<PathBuf>,
 }
 
-/// What is said when there was nothing to do.
+/// The output if there was nothing to do.
 const NOTHING: &str = "nothing of Sidetrack's is left behind\n";
 
-/// Looks, undoes, reports.
+/// Looks for leftovers, removes them, and reports.
 ///
 /// # Errors
 /// None at present; failures of single steps are in the report and in the exit code.
@@ -50,8 +50,8 @@ pub fn run(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
     Ok(printed.print())
 }
 
-/// Removes containers of functions whose process is gone. Without an engine there are none; one that is named has to be
-/// there.
+/// Removes containers of functions whose process is gone. Without an engine there are none. An engine that is named must
+/// exist.
 fn remove_containers(engine: Option<&Path>, dry_run: bool) -> Printed {
     let mut printed = Printed::default();
     let found = match Engine::find(engine) {
@@ -84,7 +84,7 @@ fn remove_containers(engine: Option<&Path>, dry_run: bool) -> Printed {
     printed
 }
 
-/// Undoes what the survey found, and says so.
+/// Undoes what the survey found, and reports it.
 pub fn undo(survey: &Survey, dry_run: bool) -> Printed {
     let mut printed = Printed::default();
     for action in &survey.leftovers {

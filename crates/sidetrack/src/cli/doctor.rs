@@ -1,4 +1,4 @@
-//! `sidetrack doctor`.
+//! `sidetrack doctor`: reports what this kernel, user and machine lack.
 
 use super::Printed;
 use super::wrap::{self, push_wrapped};
@@ -24,14 +24,14 @@ pub struct DoctorArgs {
     json: bool,
 }
 
-/// Looks and reports. To be called before any thread is started: it runs a command.
+/// Gathers and reports. Call it before any thread is started, because it runs a command.
 ///
 /// # Errors
-/// The configuration that was named is wrong. What else is wrong is in the report and in the exit code.
+/// The named configuration is wrong. All other findings are in the report and in the exit code.
 pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let config = match &args.config {
         Some(path) => Some(Config::load(path).map_err(BadConfiguration::from)?),
-        // `check` says what is wrong with it.
+        // If the default configuration is wrong, `check` reports that.
         None => Config::load(Config::default_path()).ok(),
     };
     Ok(report(&Facts::gather(config.as_ref()), args.json, wrap::width()).print())
@@ -44,7 +44,7 @@ struct Report<'a> {
     checks: &'a [Check],
 }
 
-/// The report on some facts, in lines of at most `width` columns.
+/// Formats the report in lines of at most `width` columns.
 pub fn report(facts: &Facts, json: bool, width: usize) -> Printed {
     let checks = examine(facts);
     let code = u8::from(checks.iter().any(|check| check.level == Level::Fail));
@@ -57,7 +57,7 @@ pub fn report(facts: &Facts, json: bool, width: usize) -> Printed {
     Printed { out, err: String::new(), code }
 }
 
-/// The least columns of the text beside the names; with fewer it stands below them.
+/// The least width of the text beside the names. If there is less room, the text is put below the names.
 const TEXT_LEAST: usize = 30;
 
 /// Columns before a name.

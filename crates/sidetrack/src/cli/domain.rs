@@ -1,4 +1,4 @@
-//! `sidetrack domain`: a party's agent, and what its operators tell it.
+//! `sidetrack domain`: runs a party's agent, and gives its operators' commands to it.
 
 use super::orchestrate::To;
 use crate::control::api::{Configured, Consent, ConsentChange};
@@ -55,9 +55,10 @@ fn consent(text: &str) -> Result<Consent, String> {
     }
 }
 
-/// Runs the sub-command.
+/// Runs the subcommand.
 ///
-/// # Errors An error that a person can act on, in words.
+/// # Errors
+/// An error that a person can act on, in words.
 pub fn run(args: &DomainArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -1,4 +1,4 @@
-//! `sidetrack explain`: which rule decides about a flow and why, without any traffic, and how containers on its way are.
+//! `sidetrack explain`: says which rule decides about a flow and why, without traffic, and how the containers on its path are.
 
 use super::Printed;
 use crate::admin::{Client, Functions, default_socket};
@@ -53,7 +53,7 @@ pub struct ExplainArgs {
     pub json: bool,
 }
 
-/// Runs the sub-command. Exit code 0: there is an answer; 2: the file is wrong.
+/// Runs the subcommand. Exit code 0: there is an answer; 2: the file is wrong.
 ///
 /// # Errors
 /// An argument is wrong; says which and what to write.
@@ -61,7 +61,7 @@ pub fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     Ok(report(args, super::colours())?.print())
 }
 
-/// Returns the output of the sub-command.
+/// Returns the output of the subcommand.
 ///
 /// # Errors
 /// An argument is wrong; says which and what to write.
@@ -178,7 +178,7 @@ fn listener<'a>(name: Option<&str>, config: &'a Config) -> anyhow::Result<Option
 }
 
 fn intercept(word: &str) -> anyhow::Result<Intercept> {
-    // What the kernel carries alone is asked about by no name of its own: it was caught by something else.
+    // `kernel` is not accepted: a flow in the kernel was intercepted by a listener of another kind.
     let kinds = || Intercept::ALL.into_iter().filter(|kind| *kind != Intercept::Kernel);
     kinds().find(|kind| kind.as_str() == word).with_context(|| {
         let words: Vec<_> = kinds().map(Intercept::as_str).collect();

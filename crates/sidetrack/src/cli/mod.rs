@@ -1,4 +1,4 @@
-//! Sub-commands: arguments in, text and an exit code out.
+//! Subcommands: each takes arguments and gives text and an exit code.
 
 pub mod ca;
 pub mod cache;
@@ -25,19 +25,19 @@ pub mod wrap;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
-/// What a sub-command has to say: data for standard output, the rest for standard error.
+/// The output of a subcommand: data for standard output, and the rest for standard error.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Printed {
     /// For standard output.
     pub out: String,
     /// For standard error.
     pub err: String,
-    /// The exit code: 0 right, 1 failed while running, 2 wrong arguments or configuration.
+    /// The exit code: 0 success, 1 failure while running, 2 wrong arguments or configuration.
     pub code: u8,
 }
 
 impl Printed {
-    /// Writes both texts. A reader that went away (`| head`) is no failure.
+    /// Writes both texts. A closed reader (`| head`) is not a failure.
     pub fn print(&self) -> ExitCode {
         let written = io::stdout().write_all(self.out.as_bytes()).and_then(|()| io::stdout().flush());
         let told = io::stderr().write_all(self.err.as_bytes());
@@ -48,7 +48,7 @@ impl Printed {
     }
 }
 
-/// Whether messages may have colours: a terminal reads them and `NO_COLOR` is not set.
+/// Whether messages may be coloured: standard error is a terminal and `NO_COLOR` is not set.
 pub fn colours() -> bool {
     io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

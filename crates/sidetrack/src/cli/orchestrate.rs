@@ -88,7 +88,8 @@ pub struct To {
 impl To {
     /// Makes the client for it; `name` is for messages.
     ///
-    /// # Errors A file cannot be read, or has the wrong content.
+    /// # Errors
+    /// A file cannot be read, or has the wrong content.
     pub fn link(&self, name: &str) -> anyhow::Result<Link> {
         let read = |path: &Path| {
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
@@ -104,9 +105,10 @@ impl To {
     }
 }
 
-/// Runs the sub-command.
+/// Runs the subcommand.
 ///
-/// # Errors An error that a person can act on, in words.
+/// # Errors
+/// An error that a person can act on, in words.
 pub fn run(args: &OrchestrateArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -1,4 +1,4 @@
-//! `sidetrack overlay`: keys, links, paths, pings.
+//! `sidetrack overlay`: makes keys, and shows links, paths and round trips.
 
 use super::Printed;
 use super::flows::which;
@@ -105,7 +105,8 @@ const PING_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Runs the command.
 ///
-/// # Errors An error that a person can act on, in words.
+/// # Errors
+/// An error that a person can act on, in words.
 pub fn run(args: &OverlayArgs) -> anyhow::Result<ExitCode> {
     if let OverlayCommand::Key { file } = &args.command {
         let printed = Printed { out: format!("{}\n", key(file)?), ..Printed::default() };

@@ -1,4 +1,4 @@
-//! `sidetrack plan`: every privileged action that `up` would take, without taking any.
+//! `sidetrack plan`: prints every privileged action that `up` would take, without taking any.
 
 use super::Printed;
 use crate::config::Config;
@@ -17,18 +17,18 @@ pub struct PlanArgs {
     pub json: bool,
 }
 
-/// Runs the sub-command. Exit code 0: there is a plan; 2: the file is wrong.
+/// Runs the subcommand. Exit code 0: there is a plan; 2: the file is wrong.
 ///
 /// # Errors
-/// The configuration cannot be carried out on this host; says what is missing.
+/// This host cannot run the configuration; says what is missing.
 pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     Ok(report(args, super::colours())?.print())
 }
 
-/// What the sub-command prints.
+/// Returns the output of the subcommand.
 ///
 /// # Errors
-/// The configuration cannot be carried out on this host; says what is missing.
+/// This host cannot run the configuration; says what is missing.
 pub fn report(args: &PlanArgs, colours: bool) -> anyhow::Result<Printed> {
     let config = match Config::load(&args.config) {
         Ok(config) => config,

@@ -1,4 +1,4 @@
-//! `sidetrack policy`: what a data-flow agreement allows, and what that takes.
+//! `sidetrack policy`: shows what a data-flow agreement allows, with which functions, and replaces it.
 
 use super::Printed;
 use crate::admin::{AgreementStatus, Applied, Client, Movement, Movements, Way, default_socket};
@@ -76,9 +76,10 @@ fn access(text: &str) -> Result<Access, String> {
     known.ok_or_else(|| "write read or write".to_owned())
 }
 
-/// Runs the sub-command.
+/// Runs the subcommand.
 ///
-/// # Errors An error that a person can act on, in words.
+/// # Errors
+/// An error that a person can act on, in words.
 pub fn run(args: &PolicyArgs) -> anyhow::Result<ExitCode> {
     let client = || Client::new(args.admin.clone().unwrap_or_else(default_socket));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -97,7 +98,7 @@ pub fn run(args: &PolicyArgs) -> anyhow::Result<ExitCode> {
 /// `policy plan`. Exit code 2: the file is wrong.
 ///
 /// # Errors
-/// None in memory.
+/// None in practice: the output is a text in memory.
 pub fn plan(args: &PlanArgs, colours: bool) -> anyhow::Result<Printed> {
     let book = match Book::load(&args.file, SystemTime::now()) {
         Ok(book) => book,
@@ -116,7 +117,7 @@ pub fn plan(args: &PlanArgs, colours: bool) -> anyhow::Result<Printed> {
             && args.access.is_none_or(|access| access == movement.access)
             && (!args.allowed || matches!(movement.way, Way::Allow { .. }))
     });
-    // The ratio is that of what is listed.
+    // Made again, so that the ratio counts only the listed movements.
     let movements = Movements::new(movements);
     let out = if args.json { line(&movements)? } else { table(&movements) };
     Ok(Printed { out, ..Printed::default() })

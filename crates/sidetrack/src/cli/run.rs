@@ -1,4 +1,4 @@
-//! `sidetrack run`.
+//! `sidetrack run`: runs one command and intercepts its connections.
 
 use super::ca;
 use crate::app::{self, RunCommand, TapCommand};
@@ -15,7 +15,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Exit code for what failed in `run` itself and not in the command, as env(1) and timeout(1) use it.
+/// The exit code if `run` itself fails and not the command, as in env(1) and timeout(1).
 pub const OWN_FAILURE: u8 = 125;
 
 /// Arguments of the sub-command.
@@ -86,12 +86,12 @@ pub enum DnsArg {
     Resolve,
 }
 
-/// How the command's TLS connections are opened, if they are.
+/// How the command's TLS connections are intercepted, if they are.
 fn tap(args: &RunArgs) -> anyhow::Result<Option<TapCommand>> {
     if !args.tap {
         return Ok(None);
     }
-    // A configuration says where its authority is.
+    // With a configuration, the authority's folder is named there.
     let ca = match (&args.ca, &args.config) {
         (None, Some(_)) => None,
         (given, _) => Some(ca::folder(given.as_deref())?),
@@ -117,7 +117,7 @@ fn tap(args: &RunArgs) -> anyhow::Result<Option<TapCommand>> {
     Ok(Some(command))
 }
 
-/// Adds what one `--trust` names: a file if there is one of that name, a host otherwise.
+/// Adds the value of one `--trust`: a file if one of that name exists, otherwise a host.
 fn trust(text: &str, command: &mut TapCommand) -> anyhow::Result<()> {
     let path = Path::new(text);
     if path.exists() || text.contains('/') {
@@ -139,23 +139,23 @@ fn trust(text: &str, command: &mut TapCommand) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the sub-command; exits with the command's code, or with [`OWN_FAILURE`] if something else failed.
+/// Runs the subcommand; returns the command's exit code, or [`OWN_FAILURE`] if something else failed.
 ///
 /// # Errors
-/// None: what failed is printed.
+/// None: failures are printed.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let code = started(args).unwrap_or_else(|error| {
-        // The reader may be gone, which must not end in a panic.
+        // Standard error may be closed, which must not cause a panic.
         let _ = writeln!(io::stderr(), "sidetrack: {error:#}");
         OWN_FAILURE
     });
     Ok(ExitCode::from(code))
 }
 
-/// The variable with the hops, in order, with white space between them.
+/// The environment variable with the hops in their order, separated by white space.
 const VIA: &str = "SIDETRACK_VIA";
 
-/// The hops: of the arguments, else of the file, else of the environment.
+/// The hops, from the arguments, otherwise from the file, otherwise from the environment.
 fn hops(args: &RunArgs) -> anyhow::Result<Vec<Hop>> {
     if args.via.iter().any(|hop| hop.credentials.is_some()) {
         let _ = writeln!(
@@ -179,7 +179,7 @@ fn hops(args: &RunArgs) -> anyhow::Result<Vec<Hop>> {
     }
 }
 
-/// One hop a line; empty lines and those that begin with `#` say nothing.
+/// Parses one hop per line; skips empty lines and lines that begin with `#`.
 fn hops_of_file(text: &str) -> anyhow::Result<Vec<Hop>> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let hops = hops_of_words(lines)?;
@@ -187,7 +187,7 @@ fn hops_of_file(text: &str) -> anyhow::Result<Vec<Hop>> {
     Ok(hops)
 }
 
-/// Errors name the number of the hop, not its text: that may hold a password.
+/// Parses hops. Errors give the number of a hop, not its text, which may contain a password.
 fn hops_of_words<'a>(words: impl Iterator<Item = &'a str>) -> anyhow::Result<Vec<Hop>> {
     let hop = |(index, word): (usize, &str)| {
         word.parse().map_err(|_| {
@@ -208,7 +208,7 @@ fn started(args: &RunArgs) -> anyhow::Result<u8> {
     let command = RunCommand {
         options: RunOptions {
             mode,
-            // It may hold passwords, which the command has no need to know.
+            // The variable may contain passwords, which the command does not need.
             env: vec![(VIA.into(), None)],
             ..RunOptions::new(args.command.clone())
         },

@@ -1,4 +1,4 @@
-//! `sidetrack schema`: the JSON Schema of the configuration, for editors.
+//! `sidetrack schema`: prints the JSON Schema of the configuration, for editors.
 
 use super::Printed;
 use crate::config::raw::File;
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 #[derive(Clone, Debug, clap::Args)]
 pub struct SchemaArgs {}
 
-/// Runs the sub-command.
+/// Runs the subcommand.
 ///
 /// # Errors
 /// None in practice: the schema is made from types.
@@ -18,7 +18,7 @@ pub fn run(_: &SchemaArgs) -> anyhow::Result<ExitCode> {
     Ok(report()?.print())
 }
 
-/// What the sub-command prints.
+/// Returns the output of the subcommand.
 ///
 /// # Errors
 /// None in practice: the schema is made from types.

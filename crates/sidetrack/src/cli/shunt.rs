@@ -1,4 +1,4 @@
-//! `sidetrack shunt`: what is on the fast path and why, and changing that.
+//! `sidetrack shunt`: shows which flows are on the fast path and why, and changes that.
 
 use crate::admin::{Client, Done, SYSTEM_SOCKET, ShuntFlows};
 use crate::config::Config;
@@ -63,17 +63,17 @@ enum ShuntCommand {
     },
 }
 
-/// Runs the sub-command.
+/// Runs the subcommand.
 ///
 /// # Errors
-/// What a person can do something about, in words.
+/// An error that a person can act on, in words.
 pub fn run(args: &ShuntArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let text = runtime.block_on(report(args))?;
     Ok(super::Printed { out: text, ..super::Printed::default() }.print())
 }
 
-/// What the sub-command prints.
+/// Returns the output of the subcommand.
 ///
 /// # Errors
 /// As [`run`].
@@ -102,7 +102,7 @@ pub async fn report(args: &ShuntArgs) -> anyhow::Result<String> {
     }
 }
 
-/// The socket to ask where none is named: `$SIDETRACK_ADMIN`, else that of root, who alone has a shunt.
+/// The default admin socket: `$SIDETRACK_ADMIN`, otherwise that of root, because only root has a shunt.
 fn socket() -> PathBuf {
     let named = sidetrack_sys::process::environment("SIDETRACK_ADMIN").filter(|path| !path.is_empty());
     named.map_or_else(|| SYSTEM_SOCKET.into(), PathBuf::from)
@@ -183,7 +183,7 @@ fn table(flows: &[FlowView]) -> String {
     text
 }
 
-/// Bytes of both directions.
+/// The bytes of both directions.
 const fn sum(counts: Counts) -> u64 {
     counts.bytes_up + counts.bytes_down
 }

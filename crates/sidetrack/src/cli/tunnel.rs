@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Longest life of a certificate, days: a hundred years.
+/// The longest validity of a certificate in days: a hundred years.
 const DAYS_MAX: i64 = 36_500;
 
 /// Makes keys and certificates for both ends of a tunnel.
@@ -52,7 +52,7 @@ enum Command {
     },
 }
 
-/// Runs the sub-command.
+/// Runs the subcommand.
 ///
 /// # Errors
 /// What could not be read, made or written.
@@ -72,10 +72,10 @@ pub fn run(args: &TunnelArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Makes a key; gives what to do with it, in words.
+/// Makes a key; returns text that says how to use it.
 ///
 /// # Errors
-/// The name is no DNS name, the authority is none of ours, or a file cannot be read or written.
+/// The name is not a DNS name, the authority was not made by us, or a file cannot be read or written.
 pub fn key(name: &str, ca: Option<&Path>, days: u32, out: &Path) -> anyhow::Result<String> {
     let made = match ca {
         None => tls::self_signed(name, days)?,
@@ -94,7 +94,7 @@ pub fn key(name: &str, ca: Option<&Path>, days: u32, out: &Path) -> anyhow::Resu
     Ok(format!("here:              identity = \"{}\"\n{other}", out.display()))
 }
 
-/// Makes an authority; gives the names of its files, in words.
+/// Makes an authority; returns text with the names of its files.
 ///
 /// # Errors
 /// A file cannot be written.
@@ -116,10 +116,10 @@ pub fn ca(days: u32, out: &Path) -> anyhow::Result<String> {
     ))
 }
 
-/// The pin of the first certificate in a file.
+/// Returns the pin of the first certificate in a file.
 ///
 /// # Errors
-/// There is none.
+/// There is none, or the file cannot be read.
 pub fn pin(file: &Path) -> anyhow::Result<Pin> {
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     Pin::of_pem(&text).map_err(|error| anyhow::anyhow!("{}: {error}", file.display()))
@@ -129,7 +129,7 @@ fn write_private(path: &Path, made: &Made) -> anyhow::Result<()> {
     write(path, 0o600, &made.identity_pem())
 }
 
-/// Writes a file that is not there yet: a key is never lost to a slip.
+/// Writes a new file. An existing one is never overwritten, so that no key is lost by mistake.
 fn write(path: &Path, mode: u32, text: &str) -> anyhow::Result<()> {
     let mut options = std::fs::OpenOptions::new();
     let file = options.write(true).create_new(true).mode(mode).open(path);

@@ -1,12 +1,12 @@
-//! Text in lines that fit a terminal.
+//! Breaks text into lines that fit the terminal.
 
 use std::io::{self, IsTerminal};
 use unicode_width::UnicodeWidthStr;
 
-/// Columns of text that no terminal reads.
+/// The width of text that does not go to a terminal.
 pub const USUAL_WIDTH: usize = 80;
 
-/// Columns of standard output.
+/// The width of standard output in columns.
 pub fn width() -> usize {
     let stdout = io::stdout();
     if !stdout.is_terminal() {
@@ -16,8 +16,8 @@ pub fn width() -> usize {
     size.map_or(USUAL_WIDTH, |(terminal_size::Width(width), _)| usize::from(width))
 }
 
-/// Appends `text` to a text whose last line is `begun`, breaking lines between words so that they have at most `width` columns.
-/// Further lines begin with `indent` blanks. A word that is longer than a line has one of its own.
+/// Appends `text` after `begun`. Breaks lines between words so that they have at most `width` columns. Further lines begin
+/// with `indent` blanks. A word that is longer than a line gets a line of its own.
 pub fn push_wrapped(out: &mut String, begun: &str, text: &str, indent: usize, width: usize) {
     out.push_str(begun);
     let mut used = begun.width();

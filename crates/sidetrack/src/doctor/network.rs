@@ -87,8 +87,8 @@ fn forwarding(facts: &Facts) -> Option<Check> {
     Some(Check::warn("forwarding", found).needed_for(needed_for).fix(fix))
 }
 
-/// Strict reverse path filtering (RFC 3704 Sec. 2.2) drops a packet if the route to its source leads to another interface.
-/// Answers to a foreign-bound socket are such packets. The greater of `all` and the interface's own value applies.
+/// Strict reverse path filtering (RFC 3704 Sec. 2.2) drops a packet for an address that the routing table expects
+/// elsewhere, such as an answer to a foreign-bound socket. The greater of `all` and the interface's own value applies.
 fn reverse_path(facts: &Facts) -> Check {
     const STRICT: u8 = 1;
     let all = facts.number("net/ipv4/conf/all/rp_filter").unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Numbers and texts as people read them.
+//! Formats numbers and texts for people.
 
 /// Formats bytes with about three digits: `999 B`, `1.2 kB`, `345 MB` (powers of 1000).
 pub(super) fn bytes(bytes: u64) -> String {
@@ -10,7 +10,7 @@ pub(super) fn bytes(bytes: u64) -> String {
     for next in ["kB", "MB", "GB", "TB", "PB", "EB"] {
         value /= 1_000.0;
         unit = next;
-        // What would be rounded up to 1000 belongs to the next unit.
+        // A value that would be rounded up to 1000 gets the next unit.
         if value < 999.5 {
             break;
         }

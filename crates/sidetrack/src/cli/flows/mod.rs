@@ -1,4 +1,4 @@
-//! `sidetrack flows`: what is happening now, what happened lately, and ending some of it.
+//! `sidetrack flows`: shows running and recently ended flows, and ends flows.
 
 mod human;
 mod rates;
@@ -84,7 +84,8 @@ pub struct Output<'a> {
 
 /// Runs the command on this process's own output.
 ///
-/// # Errors An error that a person can act on, in words.
+/// # Errors
+/// An error that a person can act on, in words.
 pub fn run(args: &FlowsArgs) -> anyhow::Result<ExitCode> {
     let stdout = io::stdout();
     let width = stdout.is_terminal().then(|| {
@@ -131,7 +132,7 @@ pub async fn run_to(args: &FlowsArgs, output: &mut Output<'_>) -> anyhow::Result
         _ => list(&client, &text, args.recent, args.json, output).await,
     };
     match result {
-        // Whoever read our output has seen enough: `sidetrack flows | head`.
+        // The reader has closed our output: `sidetrack flows | head`.
         Err(error) if is_broken_pipe(&error) => Ok(ExitCode::SUCCESS),
         result => result,
     }
@@ -238,8 +239,8 @@ async fn follow(
     args: &FlowsArgs,
     output: &mut Output<'_>,
 ) -> anyhow::Result<ExitCode> {
-    // First the stream, then what was before it: a flow that ends in between shows up twice rather than never, and
-    // is left out below.
+    // Open the stream first, then fetch the earlier flows. So a flow that ends in between appears twice instead of never,
+    // and the second one is skipped below.
     let mut events = client.lines("/v1/events", &[("filter", filter)]).await?;
     let before = if args.recent > 0 { ask(client, filter, args.recent).await? } else { Vec::new() };
     let before: Vec<_> = before.into_iter().filter(|flow| flow.reason.is_some()).collect();
@@ -259,7 +260,7 @@ async fn follow(
             biased;
             line = events.next() => line?,
             _ = ticks.tick(), if !args.json => {
-                // One that stops answers no more; the end of the events says so.
+                // A sidetrack that stops does not answer; the end of the events reports that.
                 let flows = ask(client, filter, 0).await.unwrap_or_default();
                 moving(&mut rates, &flows, &table, output)?;
                 continue;
@@ -278,7 +279,7 @@ async fn follow(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows the flows in flight that have moved bytes since the last time.
+/// Shows the running flows that have moved bytes since the last call.
 fn moving(
     rates: &mut Rates,
     flows: &[FlowRecord<'static>],

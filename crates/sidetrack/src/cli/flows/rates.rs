@@ -1,11 +1,11 @@
-//! How fast flows in flight move, from two looks at their bytes.
+//! Computes the rates of running flows from two readings of their bytes.
 
 use super::human;
 use crate::record::FlowRecord;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// What the flows in flight had moved at the last look.
+/// The bytes of running flows at the last reading.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
     last: BTreeMap<u64, (u64, u64)>,
@@ -13,7 +13,7 @@ pub(super) struct Rates {
 }
 
 impl Rates {
-    /// The flows that have moved bytes since the last look, and how fast, in words. At the first look there are none.
+    /// Returns the flows that have moved bytes since the last reading, with their rates in words. The first call returns none.
     pub(super) fn moved<'f>(
         &mut self,
         flows: &'f [FlowRecord<'static>],
@@ -22,8 +22,8 @@ impl Rates {
         let passed = self.at.map(|at| now.saturating_duration_since(at).as_secs_f64().max(1e-3));
         let is_live = |flow: &&FlowRecord<'_>| flow.reason.is_none();
         let moved = flows.iter().filter(is_live).filter_map(|flow| {
-            // One that was not there at the last look has moved all it has since it began: since the last look as a rule, but
-            // a flow that the shunt took over a moment ago may be old.
+            // A flow that is new since the last reading has usually moved its bytes since then. But a flow that the shunt has
+            // just taken over may be older: use its age.
             let known = self.last.get(&flow.flow).copied();
             let passed =
                 passed.map(|passed| if known.is_some() { passed } else { passed.max(flow.duration_seconds) });

@@ -1,11 +1,11 @@
-//! One flow with all that is known of it.
+//! Shows all fields of one flow.
 
 use super::human;
 use crate::record::FlowRecord;
 use serde_json::Value;
 use std::fmt::Write;
 
-/// Blanks between the names of fields and their values.
+/// The width of the column of field names.
 const NAMES: usize = 20;
 
 /// Formats the flow as lines of `field value`. Fields that are null or empty are left out. The TCP states of the
@@ -13,7 +13,7 @@ const NAMES: usize = 20;
 pub(super) fn text(flow: &FlowRecord<'_>) -> String {
     let mut text = String::new();
     let fields = serde_json::to_value(flow).unwrap_or_default();
-    // The order is that of records: a map of JSON values would be sorted by name.
+    // In the order of records: a map of JSON values would be sorted by name.
     for name in FIELDS {
         let value = match fields.get(name) {
             None | Some(Value::Null) => continue,

@@ -1,4 +1,4 @@
-//! The table: as wide as the terminal, never wider.
+//! The table of flows, at most as wide as the terminal.
 
 use super::human;
 use crate::record::FlowRecord;
@@ -23,7 +23,7 @@ enum Column {
     State,
 }
 
-/// What a column is called, how narrow it may become, and how wide it is where rows come one by one.
+/// A column's title, its least width, and its width if rows are printed one by one.
 struct Shape {
     title: &'static str,
     least: usize,
@@ -31,7 +31,7 @@ struct Shape {
     to_the_right: bool,
 }
 
-/// Columns in the order in which they are given up when the terminal is too narrow for their least widths.
+/// The order in which columns are dropped if the terminal is too narrow for their least widths.
 const GIVEN_UP: [Column; 8] = [
     Column::Connect,
     Column::Process,
@@ -75,7 +75,7 @@ impl Column {
         Shape { title, least, streaming, to_the_right }
     }
 
-    /// Whether its text may be cut; numbers may not.
+    /// Whether its text may be shortened; numbers are never shortened.
     const fn can_shrink(self) -> bool {
         !self.shape().to_the_right
     }
@@ -99,7 +99,7 @@ impl Column {
     }
 }
 
-/// The name where there is one, for it says more than the address.
+/// The name if there is one, because it says more than the address.
 fn destination(flow: &FlowRecord<'_>) -> Option<String> {
     let dst = flow.orig_dst.as_deref()?;
     match (&flow.host, &dst.host) {
@@ -108,7 +108,7 @@ fn destination(flow: &FlowRecord<'_>) -> Option<String> {
     }
 }
 
-/// The carrier, with the word for what moves the bytes where that is open: `tunnel:t (quic)`.
+/// The carrier, with the transport if several are possible: `tunnel:t (quic)`.
 fn carrier(flow: &FlowRecord<'_>) -> Option<String> {
     let carrier = human::printable(flow.carrier.as_deref()?);
     let transport = flow.path.as_deref().and_then(|path| path.split(' ').next());
@@ -128,26 +128,26 @@ fn state(flow: &FlowRecord<'_>) -> String {
     }
 }
 
-/// Which columns there are, and how wide.
+/// A table: its columns and their widths.
 #[derive(Debug)]
 pub struct Table {
     columns: Vec<(Column, usize)>,
-    /// Columns of the terminal; none = no terminal.
+    /// The width of the terminal; `None` without a terminal.
     terminal: Option<usize>,
-    /// How narrow the state may become.
+    /// The least width of the state.
     least_state: usize,
 }
 
-/// Width of the longest state of a flow that moves: `live: 99.9 kB/s up, 99.9 kB/s down`.
+/// The width of the longest state of a flow that moves bytes: `live: 99.9 kB/s up, 99.9 kB/s down`.
 const RATES: usize = 34;
 
 /// The narrowest terminal with room for rates.
 const ROOM_FOR_RATES: usize = 80;
 
 impl Table {
-    /// A table in which these flows fit into `width` columns of a terminal; none = as wide as it takes.
+    /// Makes a table in which these flows fit into `width` columns; `None`: there is no limit.
     ///
-    /// A column that would be empty throughout is left out.
+    /// Columns without any value are left out.
     pub fn new(flows: &[FlowRecord<'_>], width: Option<usize>) -> Self {
         let measured = |column: Column| {
             let cells = flows.iter().map(|flow| column.cell(flow));
@@ -165,7 +165,7 @@ impl Table {
         table
     }
 
-    /// A table for flows that are not known yet, with room for rates in a terminal of usual width.
+    /// Makes a table for flows that are not known yet, with room for rates in a terminal of usual width.
     pub fn streaming(width: Option<usize>) -> Self {
         let columns = Column::ALL.into_iter().map(|column| (column, column.shape().streaming)).collect();
         let has_room = width.is_none_or(|width| width >= ROOM_FOR_RATES);
@@ -181,7 +181,7 @@ impl Table {
         self.columns.iter().map(|(_, width)| width + GAP).sum::<usize>().saturating_sub(GAP)
     }
 
-    /// Shortens texts down to their least widths; where that is not enough, gives up a column and tries again.
+    /// Shortens texts to their least widths. If that is not enough, drops a column and tries again.
     fn fit(&mut self, width: usize) {
         let mut natural = std::mem::take(&mut self.columns);
         for given_up in GIVEN_UP.map(Some).into_iter().chain([None]) {
@@ -210,17 +210,17 @@ impl Table {
         }
     }
 
-    /// The titles, with a line end.
+    /// The line of titles.
     pub fn header(&self) -> String {
         self.line(|column| column.shape().title.to_owned())
     }
 
-    /// A flow, with a line end.
+    /// The line of a flow.
     pub fn row(&self, flow: &FlowRecord<'_>) -> String {
         self.line(|column| column.cell(flow))
     }
 
-    /// A flow that goes on, with how fast it moves for its state.
+    /// The line of a running flow, with its rate instead of its state.
     pub(super) fn row_at(&self, flow: &FlowRecord<'_>, rate: &str) -> String {
         self.line(|column| match column {
             Column::State => rate.to_owned(),
@@ -231,7 +231,7 @@ impl Table {
     fn line(&self, text: impl Fn(Column) -> String) -> String {
         let mut line = String::new();
         for (column, width) in &self.columns {
-            // The last column has the rest of the line: all of its text where there is no terminal.
+            // The last column gets the rest of the line. Without a terminal its text is not shortened.
             let room = match (column, self.terminal) {
                 (Column::State, None) => usize::MAX,
                 (Column::State, Some(terminal)) => terminal.saturating_sub(line.width()).max(*width),
@@ -249,7 +249,7 @@ impl Table {
     }
 }
 
-/// The text if it is no wider than `width` columns, else its beginning and an ellipsis.
+/// Returns the text if it fits into `width` columns, otherwise its beginning and an ellipsis.
 fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();

@@ -1,4 +1,4 @@
-//! Which sidetrack is asked.
+//! Chooses which running sidetrack is asked.
 
 use crate::admin;
 use anyhow::bail;
@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 /// Returns the socket that the arguments name, by path or by the process id of a `run`; otherwise `$SIDETRACK_ADMIN`;
 /// otherwise that of a running process: this user's `up`, root's `up`, or the only `run` of this user.
 ///
-/// # Errors There are several runs, and the arguments name none.
+/// # Errors
+/// There are several runs, and the arguments name none.
 pub(in crate::cli) fn socket(named: Option<&Path>, pid: Option<u32>) -> anyhow::Result<PathBuf> {
     if let Some(path) = named {
         return Ok(path.to_owned());

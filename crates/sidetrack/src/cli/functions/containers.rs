@@ -1,4 +1,4 @@
-//! `fn probe`, and containers in `chain try`: containers of the command's own, which are gone when it ends.
+//! Containers of `fn probe` and `chain try`. They belong to the command and are removed at its end.
 
 use crate::config::Config;
 use crate::function::container::{Containers, Guest, Pool, lead_and_wait, probe_and_wait};
@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The containers of one command; all are removed when it is dropped.
+/// The containers of one command; on drop all of them are removed.
 pub struct Yard(Arc<Containers>);
 
 impl Drop for Yard {
@@ -21,20 +21,20 @@ impl Drop for Yard {
 }
 
 impl Yard {
-    /// With the engine that the configuration names.
+    /// Uses the engine that the configuration names.
     ///
     /// # Errors
-    /// There is no engine, or it may not be used.
+    /// No container engine was found, or this user may not use it.
     pub fn open(config: &Config) -> anyhow::Result<Self> {
         let yard = Self(Containers::start(config.engine.as_deref(), DataUser::of(&config.user)?.as_ref())?);
         yard.0.run(Clock::start())?;
         Ok(yard)
     }
 
-    /// One container of a function, well; and how long that took.
+    /// Starts one container of a function and waits until it is healthy; returns how long that took.
     ///
     /// # Errors
-    /// It does not get well, and why.
+    /// It does not become healthy; says why.
     pub fn start(
         &self,
         spec: &FunctionSpec,
@@ -48,16 +48,16 @@ impl Yard {
     }
 }
 
-/// Bytes through a container, as a client's; gives what comes out, and how long connecting and moving took.
+/// Passes a client's bytes through a container; returns its output, and the times for connecting and for the transfer.
 pub fn led(guest: &Guest, bytes: &[u8]) -> Result<(Vec<u8>, Duration, Duration), String> {
     let led = lead_and_wait(guest, bytes)?;
     Ok((led.out, led.connect, led.moving))
 }
 
-/// `fn probe`: the report, and whether all is as it has to be.
+/// `fn probe`: returns the report, and whether the function works as it must.
 ///
 /// # Errors
-/// The container does not get well, and why.
+/// The container does not become healthy; says why.
 pub fn report(
     yard: &Yard,
     spec: &FunctionSpec,

@@ -1,5 +1,5 @@
-//! `sidetrack fn` and `sidetrack chain`: functions at work on bytes at hand. Those inside us need no socket; containers are
-//! started for the command and are gone when it ends.
+//! `sidetrack fn` and `sidetrack chain`: run functions on given bytes. Functions inside this program need no socket;
+//! containers are started for the command and removed at its end.
 
 mod containers;
 mod template;
@@ -105,7 +105,7 @@ pub struct TryArgs {
     pub bytes: u64,
 }
 
-/// Runs `fn`.
+/// Runs `sidetrack fn`.
 ///
 /// # Errors
 /// Standard input or output fails.
@@ -121,10 +121,10 @@ pub fn run(args: &FnArgs) -> anyhow::Result<ExitCode> {
     Ok(printed.print())
 }
 
-/// `fn new`: a function to begin with.
+/// `fn new`: writes a first version of a function.
 ///
 /// # Errors
-/// It cannot be written, and why.
+/// The files cannot be written; says why.
 pub fn new_function(args: &NewArgs) -> anyhow::Result<Printed> {
     let files = template::write(&args.name, &args.below)?;
     let mut out: String = files.iter().map(|file| format!("wrote {}\n", file.display())).collect();
@@ -136,10 +136,10 @@ pub fn new_function(args: &NewArgs) -> anyhow::Result<Printed> {
     Ok(Printed { out, ..Printed::default() })
 }
 
-/// `fn probe`: the container of a function, started and probed.
+/// `fn probe`: starts and probes the container of a function.
 ///
 /// # Errors
-/// There is no container engine, or we may not use it.
+/// No container engine was found, or this user may not use it.
 pub fn probe_function(args: &ProbeArgs, colours: bool) -> anyhow::Result<Printed> {
     let config = match Config::load(&args.config) {
         Ok(config) => config,
@@ -164,7 +164,7 @@ pub fn probe_function(args: &ProbeArgs, colours: bool) -> anyhow::Result<Printed
     })
 }
 
-/// A function of a configuration.
+/// Finds a function of a configuration by its name.
 fn named<'c>(config: &'c Config, name: &str) -> Result<&'c Arc<FunctionSpec>, Printed> {
     let found = config.functions.iter().find(|spec| *spec.name == *name);
     found.ok_or_else(|| {
@@ -173,16 +173,16 @@ fn named<'c>(config: &'c Config, name: &str) -> Result<&'c Arc<FunctionSpec>, Pr
     })
 }
 
-/// Runs `chain`.
+/// Runs `sidetrack chain`.
 ///
 /// # Errors
-/// None that the report does not tell; as [`run`].
+/// As [`run`]; all other failures are in the report.
 pub fn run_chain(args: &ChainArgs) -> anyhow::Result<ExitCode> {
     let ChainCommand::Try(args) = &args.command;
     Ok(try_chain(args, super::colours())?.print())
 }
 
-/// `fn test`: bytes from `input` through a function to `out`.
+/// `fn test`: passes bytes from `input` through a function to `out`.
 ///
 /// # Errors
 /// Reading or writing fails.
@@ -213,10 +213,10 @@ pub fn test_function(
     })
 }
 
-/// `chain try`: what each function of a rule's chain costs.
+/// `chain try`: measures the cost of each function in a rule's chain.
 ///
 /// # Errors
-/// None in memory.
+/// None in practice: the output is a text in memory.
 pub fn try_chain(args: &TryArgs, colours: bool) -> anyhow::Result<Printed> {
     let config = match Config::load(&args.config) {
         Ok(config) => config,
@@ -260,21 +260,21 @@ pub fn try_chain(args: &TryArgs, colours: bool) -> anyhow::Result<Printed> {
     Ok(Printed { out: text, err: String::new(), code: 0 })
 }
 
-/// What one function did to a stream of bytes.
+/// The result of passing bytes through one function.
 struct Tried {
     out: Vec<u8>,
     moving: Duration,
-    /// How long it would have made the flow wait.
+    /// How long a flow would have waited because of the function.
     waits_ms: u128,
-    /// Until the flow was through a container.
+    /// The time until the flow was connected through a container.
     connect: Option<Duration>,
 }
 
-/// A function inside us.
+/// Passes bytes through a function inside this program.
 fn try_stage(spec: &Arc<FunctionSpec>, bytes: &[u8]) -> anyhow::Result<Result<Tried, String>> {
     let mut trial = Trial::new(None);
     let began = trial.now;
-    // Touched before: memory that the kernel has yet to give is no cost of the function.
+    // Write to the memory before: the kernel's time to provide it is not a cost of the function.
     let mut out = vec![u8::MAX; bytes.len() + bytes.len() / 64];
     out.clear();
     let before = thread_cpu_time();
@@ -291,7 +291,7 @@ fn try_stage(spec: &Arc<FunctionSpec>, bytes: &[u8]) -> anyhow::Result<Result<Tr
     Ok(Ok(Tried { out, moving, waits_ms, connect: None }))
 }
 
-/// A function in a container.
+/// Passes bytes through a function in a container.
 fn try_container(
     yard: &Yard,
     spec: &FunctionSpec,
@@ -307,7 +307,7 @@ fn failed(code: u8, err: String) -> Printed {
     Printed { out: String::new(), err, code }
 }
 
-/// Functions without a network: time is a number, and waiting for a deadline is to set it.
+/// Runs functions without a network. Time is a number, and waiting for a deadline sets it.
 struct Trial {
     library: Library,
     flow: Flow,
@@ -333,7 +333,7 @@ impl Trial {
         self.library.stages(functions, &self.flow)
     }
 
-    /// All bytes of `input`, and its end, through the chain.
+    /// Passes all bytes of `input`, and its end, through the chain.
     fn pass(
         &mut self,
         chain: &mut Chain,
@@ -360,7 +360,7 @@ impl Trial {
                         "the function waits for bytes of the other side, and there are none",
                     )));
                 };
-                // A deadline that has passed brings something on by itself.
+                // Move the time past the deadline, so that the function acts.
                 self.now = due.max(self.now + Duration::from_micros(1));
                 continue;
             }

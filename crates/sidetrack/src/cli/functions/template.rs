@@ -1,21 +1,21 @@
-//! `fn new`: a function in a container to begin with.
+//! `fn new`: a first version of a function in a container.
 
 use anyhow::Context;
 use sidetrack_core::flow::HostName;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The files of a new function: name and text. `NAME` in a text is the function's.
+/// The files of a new function: name and text. `NAME` in a text is replaced by the function's name.
 const FILES: [(&str, &str); 3] = [
     ("function.py", include_str!("template/function.py")),
     ("Containerfile", include_str!("template/Containerfile")),
     ("sidetrack.toml", include_str!("template/sidetrack.toml")),
 ];
 
-/// Writes a function `name` into a new folder of that name; gives the files.
+/// Writes a function `name` into a new folder of that name; returns the files.
 ///
 /// # Errors
-/// The name is none, the folder is there already, or it cannot be written.
+/// The name is not valid, the folder exists already, or it cannot be written.
 pub fn write(name: &str, below: &Path) -> anyhow::Result<Vec<PathBuf>> {
     anyhow::ensure!(
         name.parse::<HostName>().is_ok() && !name.contains('.') && !name.contains('_'),

@@ -76,8 +76,8 @@ impl Servers {
         let verifier = verifier.map_err(|error| Error::General(error.to_string()))?;
         match verifier.verify_server_cert(shown, &[], name, &[], now) {
             Ok(_) => Ok(()),
-            // webpki checks the dates first, then whether the certificate is an authority, then its issuer. Certificates of
-            // `openssl req -x509` say that they are one. Only the latter two errors are excused.
+            // webpki checks the dates before the issuer, and before whether the certificate is an authority. Certificates of
+            // `openssl req -x509` say that they are one. Only these two errors are excused.
             Err(Error::InvalidCertificate(why)) if is_excused(&why) => {
                 let parsed = webpki::EndEntityCert::try_from(shown)
                     .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))?;
