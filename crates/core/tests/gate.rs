@@ -205,8 +205,8 @@ fn addresses_inside_addresses_are_seen() {
 }
 
 proptest! {
-    /// If policy denies flows to an address by a rule before all rules that carry, a flow to a name is never carried to that
-    /// address either, neither bare nor inside an IPv6 address.
+    /// If a rule before all rules that carry denies an address, a flow to a name is never carried to that address: neither
+    /// bare nor inside an IPv6 address.
     #[test]
     fn a_name_leads_nowhere_an_address_does_not(bits in any::<u32>(), length in 0_u8..=32, seed in any::<u32>()) {
         let net = sidetrack_core::net::IpNet::new(Ipv4Addr::from(bits).into(), length);

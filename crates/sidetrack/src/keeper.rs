@@ -130,6 +130,7 @@ impl Keeper {
         let keeper = Self { end: Mutex::new(ours), child: Mutex::new(child) };
         if let Some(user) = user {
             let end = keeper.end.lock().unwrap_or_else(PoisonError::into_inner);
+            // This request has no answer. If it fails, the next request gets none either.
             wire::send(&*end, &Ask::Become(user.clone()), &[])?;
         }
         match keeper.ask(&Ask::Begin(begin))? {
@@ -205,6 +206,7 @@ impl Keeper {
     /// # Errors
     /// As waitpid(2).
     pub fn finish(&self) -> io::Result<()> {
+        // Announce the orderly end before closing: otherwise rules that outlive a crash would stay.
         if let Err(error) = self.ask(&Ask::Release) {
             tracing::warn!(%error, "the keeper ended before us");
         }

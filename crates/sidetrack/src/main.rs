@@ -140,8 +140,8 @@ fn main() -> ExitCode {
     })
 }
 
-/// Prints the error in the arguments, or the requested help. For wrong arguments, `run` has an exit code that commands do not
-/// usually have, so that a script can distinguish them from a failure of the command.
+/// Prints the error in the arguments, or the requested help. For wrong arguments, `run` has an exit code that commands
+/// rarely have. So a script can distinguish them from a failure of the command.
 fn refused(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     let _ = error.print();
     let of_run = arguments.get(1).is_some_and(|word| word == "run");

@@ -429,6 +429,7 @@ impl Node {
 
     /// Stops accepting, ends every flow, and stops the workers.
     pub fn stop(&self) {
+        // No new flows first, then the end of flows. The overlay and the containers stop last, because flows use them.
         lock(&self.served).clear();
         self.engines.stop();
         if let Some(fleet) = lock(&self.fleet).take() {

@@ -28,6 +28,7 @@ pub fn give_up(
         handover::make(config);
         return caps::keep_only(held & kept).context("cannot give up capabilities");
     };
+    // Give the files away while still root, become the user, and then check access as that user.
     handover::hand_over(config, user)?;
     // CAP_SETPCAP is needed only until the bounding set is reduced.
     let first = kept | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::SETPCAP;

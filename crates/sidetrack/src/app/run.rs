@@ -284,6 +284,7 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     tokio::task::spawn_blocking(move || fleet.stop()).await?;
     dns.abort();
     counts.abort();
+    // The recorder stops after all flows have ended, so that every flow has its record.
     let _ = stop_records.send(true);
     records.await?;
     telling.tell_counts(true);

@@ -219,6 +219,7 @@ async fn run(
     if let Some(shunting) = shunting {
         shunting.await?;
     }
+    // The recorder stops after all flows have ended, so that every flow has its record.
     let _ = stop_records.send(true);
     records.await?;
     for window in windows {

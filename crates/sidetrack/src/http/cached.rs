@@ -449,6 +449,7 @@ impl Cached<'_, '_> {
     ) -> Result<Outcome, Box<Answer>> {
         let content = Arc::new(Content::coming(length));
         let object = Arc::new(Object { stored, content });
+        // Store first, then give up the right to fetch: requests that waited must find the object and read along.
         let filling = Filling::begin(self.cache, self.key, &object);
         drop(fetching);
         let progress = self.turn.progress();

@@ -138,6 +138,7 @@ impl Cached<'_, '_> {
         before.iter().for_each(|piece| content.push(piece));
         let object = Arc::new(Object { stored, content: Arc::new(content) });
         let used = parts.parts().cloned().collect();
+        // Store first, then give up the right to fetch: requests that waited must find the object and read along.
         let filling = Filling::begin(self.cache, self.key, &object).completing(used, behind);
         drop(fetching);
         let progress = self.turn.progress();

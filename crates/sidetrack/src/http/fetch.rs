@@ -103,6 +103,7 @@ impl Way<'_> {
     }
 
     async fn find(&self, reuse: Reuse) -> Result<Server, Failure> {
+        // The bound connection first: the server knows the client by it. Dialling comes last, because it takes a round trip.
         if reuse != Reuse::Never
             && let Some(server) = self.bound.and_then(|bound| bound.take(self.route))
         {

@@ -128,6 +128,7 @@ impl Htcp {
         // The id is random: a host that does not see the question cannot forge an answer.
         let id = u32::from_be_bytes(sidetrack_sys::random::bytes());
         let Some(question) = write_test(id, uri, fields) else { return Ok(false) };
+        // Register the question before sending it: the thread may receive the answer at once.
         let (sender, answered) = oneshot::channel();
         {
             let mut waiting = self.lock();

@@ -67,6 +67,7 @@ impl Connection {
             may
         };
         if let Some(tap) = tap.filter(|_| may_open) {
+            // Answer the CONNECT first: the client sends its ClientHello only after that.
             let told = write_all(&self.stream, &mut [IoSlice::new(ESTABLISHED)]).await;
             if let Err(error) = told {
                 entry.end(EndReason::ClientGone, Some(format!("the client left: {error}")));

@@ -350,6 +350,7 @@ pub async fn relay(
         if decoder.is_done() {
             return out.finish(&decoder.take_trailers()).await.map_err(Stopped::Sink);
         }
+        // Flush before waiting for more, so that the receiver does not wait for bytes that have arrived.
         out.flush().await.map_err(Stopped::Sink)?;
         let n = buffer.fill(from).await.map_err(|error| Stopped::Source(error.to_string()))?;
         if n == 0 {

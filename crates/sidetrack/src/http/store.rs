@@ -264,6 +264,7 @@ impl Store {
 
     /// Removes everything stored under keys; returns the number of keys. Blocks while files are removed.
     pub fn purge(&self, which: &Which) -> usize {
+        // The disk first: a load that is under way would bring the response back into memory otherwise.
         let on_disk = self.disk.as_ref().map(|disk| disk.purge(which)).unwrap_or_default();
         self.purge_memory(which, on_disk)
     }

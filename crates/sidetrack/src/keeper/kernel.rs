@@ -140,6 +140,7 @@ impl Kernel {
         }
         let interface = route::interface_index(LOOPBACK)?;
         let (version, table) = (rule.version, rule.table);
+        // Note both ways to undo before the changes: a crash in between leaves nothing behind.
         self.note(Action::RemoveLocalDefault { version, interface, table })?;
         self.note(Action::RemoveMarkRule(rule))?;
         route::add_local_default_in(LOOPBACK, version, table)?;

@@ -80,7 +80,7 @@ fn refuse(end: &OwnedFd, why: impl Into<String>) -> io::Result<()> {
 fn first(end: &OwnedFd) -> anyhow::Result<Option<Begin>> {
     loop {
         match request(end)? {
-            // No answer is sent: an error is the answer to the next request.
+            // No answer is sent: a failure ends the keeper, and the next request shows that.
             Some(Ok((Ask::Become(user), _))) => {
                 user.become_it(NEEDED | FOR_OWNERS | CapabilitySet::SETPCAP)?
             }

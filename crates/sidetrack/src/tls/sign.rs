@@ -216,6 +216,7 @@ impl Signer {
                 return leaf.clone();
             }
         }
+        // Sign without the lock, so that handshakes for other hosts do not wait.
         let leaf = self.sign(host);
         let mut leaves = self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
         if leaves.len() >= LEAVES_MAX {

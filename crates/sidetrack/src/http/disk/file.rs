@@ -321,6 +321,7 @@ impl Writing {
         let slot = self.plan.slot(0, &self.head).ok_or_else(|| broken("its head is too long"))?;
         self.file.write_all_at(&slot, self.plan.slot_offset(0))?;
         self.file.write_all_at(&self.plan.to_bytes(), 0)?;
+        // The rename comes last: after a crash, an incomplete file lies aside and the next start removes it.
         fs::rename(&self.aside, &self.place)?;
         self.is_finished = true;
         Ok(())

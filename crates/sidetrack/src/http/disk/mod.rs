@@ -116,6 +116,7 @@ impl Disk {
         });
         disk.scan(rules.clone())?;
         open.push((path.to_owned(), Arc::downgrade(&disk)));
+        // Release the lock before waiting: other listeners can open their stores meanwhile.
         drop(open);
         disk.wait_for_scan();
         Ok(disk)
@@ -224,6 +225,7 @@ impl Disk {
         let length = pieces.iter().map(|piece| piece.len() as u64).sum();
         let mut writing = Writing::begin(&self.folder, number, key, stored, length)?;
         let bytes = writing.file_bytes();
+        // Reserve, write, and only then enter: the index never names an incomplete file.
         let Some(gone) = self.index.reserve(bytes) else { return Ok(()) };
         gone.into_iter().for_each(|number| self.folder.remove(number));
         let written = pieces.iter().try_for_each(|piece| writing.push(piece)).and_then(|()| writing.finish());

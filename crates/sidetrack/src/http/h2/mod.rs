@@ -1,5 +1,5 @@
-//! HTTP/2 at both ends of intercepted connections. Each stream passes through a connection in memory that speaks HTTP/1.1,
-//! so that policy, records, the cache and the strict parsers are the same for both versions.
+//! HTTP/2 at both ends of intercepted connections. Each stream passes through a connection in memory that speaks HTTP/1.1.
+//! So policy, records, the cache and the strict parsers are the same for both versions.
 
 pub mod accept;
 pub mod ask;
