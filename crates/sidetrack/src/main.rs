@@ -30,43 +30,43 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Runs one command and carries its connections; needs no rights, leaves nothing behind
+    /// Runs one command and carries its connections; needs no root and leaves nothing behind
     Run(run::RunArgs),
-    /// Runs a node: listeners and interceptors of a configuration file
+    /// Runs a node with the listeners of a configuration file
     Up {
         /// The configuration file [default: ./sidetrack.toml, else /etc/sidetrack/sidetrack.toml]
         #[arg(short, long, value_name = "FILE", default_value_os_t = Config::default_path(), hide_default_value = true)]
         config: PathBuf,
     },
-    /// Makes the authority in whose name TLS connections are opened
+    /// Creates the certificate authority for TLS interception
     Ca(ca::CaArgs),
-    /// Shows what caches hold, and removes it
+    /// Lists and removes stored HTTP responses
     Cache(cache::CacheArgs),
-    /// Tries the chain of a rule: what each of its functions costs
+    /// Tries the chain of a rule and shows the cost of each function
     Chain(functions::ChainArgs),
-    /// Says what is wrong with a configuration file, and where
+    /// Checks a configuration file and shows every error with its place
     Check(check::CheckArgs),
-    /// Takes back what a crash could have left: rules, routes, control groups, sockets, containers
+    /// Removes what a crash may have left: rules, routes, control groups, sockets, containers
     Cleanup(cleanup::CleanupArgs),
-    /// Says what this kernel, user and machine lack, and how to mend it
+    /// Checks this machine, kernel and user, and says how to fix what is missing
     Doctor(doctor::DoctorArgs),
-    /// A party's agent: grants access, offers nodes, configures the party's proxies
+    /// Runs the agent of a party: grants access, offers nodes, configures proxies
     #[cfg(feature = "control")]
     Domain(domain::DomainArgs),
-    /// Says which rule a flow would meet, and why; sends no packet
+    /// Says which rule decides about a flow, and why; sends no packet
     Explain(explain::ExplainArgs),
-    /// Tries one function of a configuration on bytes at hand
+    /// Tries one function of a configuration on given bytes
     Fn(functions::FnArgs),
-    /// Shows the flows of a running sidetrack, follows or ends them
+    /// Shows, follows or ends the flows of a running sidetrack
     Flows(flows::FlowsArgs),
-    /// Sets applications up across domains
+    /// Runs the orchestrator and sets up applications across domains
     #[cfg(feature = "control")]
     Orchestrate(orchestrate::OrchestrateArgs),
-    /// Keys, links and paths of the overlay
+    /// Manages keys, links and paths of the overlay
     Overlay(overlay::OverlayArgs),
-    /// Prints every privileged action that a configuration leads to; does none
+    /// Prints every privileged action of a configuration without doing it
     Plan(plan::PlanArgs),
-    /// What a data-flow agreement allows, what that passes, and another one in its place
+    /// Shows, checks and replaces a data-flow agreement
     #[cfg(feature = "control")]
     Policy(policy::PolicyArgs),
     /// Prints the JSON Schema of the configuration file
@@ -85,7 +85,7 @@ enum Command {
     /// Starts functions in containers; started by `up`, not by people
     #[command(hide = true)]
     ContainersProcess,
-    /// Makes keys and certificates for both ends of a tunnel
+    /// Creates keys and certificates for both ends of a tunnel
     Tunnel(tunnel::TunnelArgs),
     /// Keeps the rights that the data path gives up; started by `up`, not by people
     #[command(hide = true)]

@@ -123,7 +123,7 @@ async fn a_wrong_file_changes_nothing_and_says_why() {
     let before = watched.handle.current().load_full();
     for (bad, why) in [
         ("version = 1\n[[rule]]\nname = \"x\"\ncarrier = \"direct\"\n", "default"),
-        ("version = [", "no TOML"),
+        ("version = [", "is not TOML"),
     ] {
         std::fs::write(watched.path(), bad).unwrap();
         let error = watched.handle.reload().await.unwrap_err();

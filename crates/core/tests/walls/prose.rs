@@ -32,7 +32,7 @@ const DOCUMENTS_NOT_YET: &[&str] = &["CHANGELOG.md"];
 const EMPTY: [&str; 2] = ["Which.", "See the module."];
 
 /// Beginnings of paths whose comments are not rewritten yet: not checked for now. Make this shorter.
-const NOT_YET: &[&str] = &["crates/core/tests/", "crates/sidetrack/"];
+const NOT_YET: &[&str] = &["crates/core/tests/", "crates/sidetrack/tests/"];
 
 /// Beginnings of paths that are checked although [`NOT_YET`] has a shorter one.
 const REWRITTEN: &[&str] = &[
@@ -53,56 +53,6 @@ const REWRITTEN: &[&str] = &[
     "crates/core/tests/splice.rs",
     "crates/core/tests/tunnel.rs",
     "crates/core/tests/walls/prose.rs",
-    "crates/sidetrack/src/admin/",
-    "crates/sidetrack/src/agreement/",
-    "crates/sidetrack/src/app",
-    "crates/sidetrack/src/carry/",
-    "crates/sidetrack/src/cleanup.rs",
-    "crates/sidetrack/src/cli/check.rs",
-    "crates/sidetrack/src/cli/cleanup.rs",
-    "crates/sidetrack/src/cli/doctor.rs",
-    "crates/sidetrack/src/cli/domain.rs",
-    "crates/sidetrack/src/cli/explain.rs",
-    "crates/sidetrack/src/cli/flows/",
-    "crates/sidetrack/src/cli/functions/",
-    "crates/sidetrack/src/cli/mod.rs",
-    "crates/sidetrack/src/cli/orchestrate.rs",
-    "crates/sidetrack/src/cli/overlay.rs",
-    "crates/sidetrack/src/cli/plan.rs",
-    "crates/sidetrack/src/cli/policy.rs",
-    "crates/sidetrack/src/cli/run.rs",
-    "crates/sidetrack/src/cli/schema.rs",
-    "crates/sidetrack/src/cli/wrap.rs",
-    "crates/sidetrack/src/config/",
-    "crates/sidetrack/src/control/",
-    "crates/sidetrack/src/dns",
-    "crates/sidetrack/src/engine/",
-    "crates/sidetrack/src/doctor/",
-    "crates/sidetrack/src/explain.rs",
-    "crates/sidetrack/src/function/container/",
-    "crates/sidetrack/src/function/crypt.rs",
-    "crates/sidetrack/src/function/mod.rs",
-    "crates/sidetrack/src/function/route.rs",
-    "crates/sidetrack/src/function/shared.rs",
-    "crates/sidetrack/src/http/",
-    "crates/sidetrack/src/intercept/",
-    "crates/sidetrack/src/keeper",
-    "crates/sidetrack/src/live",
-    "crates/sidetrack/src/log.rs",
-    "crates/sidetrack/src/main.rs",
-    "crates/sidetrack/src/metrics",
-    "crates/sidetrack/src/overlay/",
-    "crates/sidetrack/src/plan",
-    "crates/sidetrack/src/process.rs",
-    "crates/sidetrack/src/reactor",
-    "crates/sidetrack/src/record/",
-    "crates/sidetrack/src/reload.rs",
-    "crates/sidetrack/src/rights/",
-    "crates/sidetrack/src/session",
-    "crates/sidetrack/src/shunt/",
-    "crates/sidetrack/src/steer.rs",
-    "crates/sidetrack/src/tls",
-    "crates/sidetrack/src/worker",
 ];
 
 /// Words that count everywhere, also in folders that are not rewritten yet.

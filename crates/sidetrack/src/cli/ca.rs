@@ -11,7 +11,7 @@ use std::process::ExitCode;
 /// The longest validity of an authority in days: ten years.
 const DAYS_MAX: i64 = 3650;
 
-/// Makes the authority in whose name TLS connections are opened.
+/// Creates the certificate authority that signs for intercepted TLS connections.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CaArgs {
     #[command(subcommand)]
@@ -20,12 +20,12 @@ pub struct CaArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum Command {
-    /// Makes a root, and an authority below it that signs for these names and no others; the root's key is destroyed
+    /// Creates a root and an authority below it that can sign only for these names; the root's key is destroyed
     Init {
-        /// The folder to make
+        /// The folder to create
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
-        /// A domain it may sign for, with all names below, or a network such as 10.0.0.0/8; several times for several
+        /// A domain it may sign for, with all names below, or a network such as 10.0.0.0/8; can be repeated
         #[arg(
             long = "name",
             value_name = "DOMAIN",
@@ -33,14 +33,14 @@ enum Command {
             conflicts_with = "any_name"
         )]
         names: Vec<String>,
-        /// It may sign for every name (not for addresses): whoever gets its key can pose as any server to its clients
+        /// It may sign for every name (not for addresses): a thief of its key can pose as any server to its clients
         #[arg(long)]
         any_name: bool,
         /// Days until it expires
         #[arg(long, default_value_t = 825, value_parser = clap::value_parser!(u32).range(1..=DAYS_MAX))]
         days: u32,
     },
-    /// Prints the certificate that clients are to trust
+    /// Prints the certificate that clients must trust
     Root {
         /// The folder of the authority
         #[arg(long, value_name = "DIR")]

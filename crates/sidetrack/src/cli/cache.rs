@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Shows what caches hold, and removes it
+/// Lists and removes stored HTTP responses
 #[derive(Clone, Debug, Args)]
 pub struct CacheArgs {
     #[command(subcommand)]
@@ -16,45 +16,45 @@ pub struct CacheArgs {
     /// Only the cache of this listener
     #[arg(long, value_name = "NAME", global = true)]
     listener: Option<String>,
-    /// The socket of the sidetrack that is asked
+    /// The admin socket of the running sidetrack
     #[arg(long, value_name = "PATH", global = true)]
     admin: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Subcommand)]
 enum CacheCommand {
-    /// How much there is, in memory and on disk
+    /// Shows the size of each cache, in memory and on disk
     Stat {
-        /// JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Lists the resources that are stored
+    /// Lists stored responses
     Ls {
-        /// Only those whose URL begins so
+        /// Only URLs that begin with this text
         #[arg(value_name = "URL")]
         prefix: Option<String>,
-        /// At most so many of each cache, up to 10000
+        /// The maximum number from each cache, up to 10000
         #[arg(long, value_name = "N", default_value_t = 100)]
         limit: usize,
-        /// One JSON object a line
+        /// Print one JSON object per line
         #[arg(long)]
         json: bool,
     },
-    /// Removes what is stored under a URL, under all that begin so, or everything
+    /// Removes the responses of one URL, of all URLs with a prefix, or all
     Purge(PurgeArgs),
 }
 
 #[derive(Clone, Debug, Args)]
 #[group(id = "what", required = true, multiple = false)]
 struct PurgeArgs {
-    /// This URL
+    /// Remove this URL
     #[arg(value_name = "URL")]
     url: Option<String>,
-    /// All URLs that begin so: a host at least, http://web.example/images/
+    /// Remove all URLs that begin with this text, at least a host: http://web.example/images/
     #[arg(long, value_name = "URL")]
     prefix: Option<String>,
-    /// Everything
+    /// Remove everything
     #[arg(long)]
     all: bool,
 }

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 pub struct ShuntArgs {
     #[command(subcommand)]
     command: ShuntCommand,
-    /// The socket of the sidetrack that is asked
+    /// The admin socket of the running sidetrack
     #[arg(long, value_name = "PATH", global = true)]
     admin: Option<PathBuf>,
 }
@@ -25,11 +25,11 @@ pub struct ShuntArgs {
 /// A flow on the command line.
 #[derive(Clone, Debug, Args)]
 struct FlowArgs {
-    /// Who opened the connection, as 10.0.0.1:4000
+    /// The address that opened the connection, such as 10.0.0.1:4000
     client: SocketAddr,
-    /// To whom, as 10.0.0.2:5000
+    /// Its destination, such as 10.0.0.2:5000
     server: SocketAddr,
-    /// It is UDP
+    /// The flow is UDP, not TCP
     #[arg(long)]
     udp: bool,
 }
@@ -38,7 +38,7 @@ struct FlowArgs {
 enum ShuntCommand {
     /// Lists the flows
     Ls {
-        /// One JSON object a line
+        /// Print one JSON object per line
         #[arg(long)]
         json: bool,
     },
@@ -48,16 +48,16 @@ enum ShuntCommand {
     Drop(FlowArgs),
     /// Keeps a flow on the slow path until it ends
     Release(FlowArgs),
-    /// Withdraws an entry, or what add, drop or release said: the packet filter is asked again
+    /// Undoes add, drop or release, or withdraws an entry: the packet filter decides again
     Rm(FlowArgs),
-    /// Says where a flow is, and what stands between it and the fast path
+    /// Says on which path a flow is, and what keeps it off the fast path
     Why(FlowArgs),
-    /// Prints the packet filter's rules that a configuration needs; loads none
+    /// Prints the packet filter rules that a configuration needs; loads none
     Rules {
         /// The configuration [default: ./sidetrack.toml, else /etc/sidetrack/sidetrack.toml]
         #[arg(short, long, value_name = "FILE", default_value_os_t = Config::default_path(), hide_default_value = true)]
         config: PathBuf,
-        /// For iptables-restore and ip6tables-restore, as NFShunt's, in place of nft
+        /// Print them for iptables-restore and ip6tables-restore instead of nft
         #[arg(long)]
         iptables: bool,
     },

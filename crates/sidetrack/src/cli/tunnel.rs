@@ -10,7 +10,7 @@ use std::process::ExitCode;
 /// The longest validity of a certificate in days: a hundred years.
 const DAYS_MAX: i64 = 36_500;
 
-/// Makes keys and certificates for both ends of a tunnel.
+/// Creates keys and certificates for both ends of a tunnel.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TunnelArgs {
     #[command(subcommand)]
@@ -19,32 +19,32 @@ pub struct TunnelArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum Command {
-    /// Makes a key and its certificate for one end, in one file: the `identity` of the configuration
+    /// Creates a key and certificate for one end, in one file: the `identity` of the configuration
     Key {
-        /// What rules and records of the other end call this one: a DNS name
+        /// The name of this end in rules and records of the other end: a DNS name
         #[arg(long)]
         name: String,
-        /// Let this authority sign it (the private file of `sidetrack tunnel ca`). Without, the certificate signs itself
-        /// and the other end pins the key
+        /// The authority that signs it (the private file of `sidetrack tunnel ca`). Without it the certificate is
+        /// self-signed, and the other end must pin the key
         #[arg(long, value_name = "FILE")]
         ca: Option<PathBuf>,
-        /// Days until the certificate expires; a pinned key is believed beyond that
+        /// Days until the certificate expires; a pinned key is trusted after that, too
         #[arg(long, default_value_t = 3650, value_parser = clap::value_parser!(u32).range(1..=DAYS_MAX))]
         days: u32,
-        /// Where to [default: NAME.pem]
+        /// The file to write [default: NAME.pem]
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
-    /// Makes an authority that signs the keys of both ends: CA.pem for everybody, CA-private.pem for nobody else
+    /// Creates an authority that signs the keys of both ends: CA.pem is public, keep CA-private.pem secret
     Ca {
-        /// Days until it expires, and all that it signed with it
+        /// Days until the authority and all certificates that it signed expire
         #[arg(long, default_value_t = 3650, value_parser = clap::value_parser!(u32).range(1..=DAYS_MAX))]
         days: u32,
-        /// Folder and beginning of both file names
+        /// The folder and the beginning of both file names
         #[arg(long, value_name = "PATH", default_value = "ca")]
         out: PathBuf,
     },
-    /// Prints the pin of a certificate: what the other end writes into `pins`
+    /// Prints the pin of a certificate, for `pins` at the other end
     Pin {
         /// A file with a certificate in PEM
         #[arg(required = true, value_name = "FILE")]
