@@ -62,6 +62,7 @@ pub fn shunt() -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The failure that ends the process.
+#[cfg(feature = "control")]
 pub fn domain_sockets() -> anyhow::Result<()> {
     crate::control::domain::sockets::serve(std::io::stdin().as_fd().try_clone_to_owned()?)
 }

@@ -78,6 +78,7 @@ enum Command {
     AgreementWriter,
     /// Uses the sockets of this host for `domain serve`, which starts it; not for people
     #[command(hide = true)]
+    #[cfg(feature = "control")]
     DomainSockets,
     /// Moves flows to the fast path; started by `up`, not by people
     #[command(hide = true)]
@@ -124,6 +125,7 @@ fn main() -> ExitCode {
         Command::Schema(args) => schema::run(&args),
         Command::Shunt(args) => shunt::run(&args),
         Command::AgreementWriter => app::agreement_writer().map(|()| ExitCode::SUCCESS),
+        #[cfg(feature = "control")]
         Command::DomainSockets => app::domain_sockets().map(|()| ExitCode::SUCCESS),
         Command::ShuntProcess => app::shunt().map(|()| ExitCode::SUCCESS),
         Command::ContainersProcess => app::containers().map(|()| ExitCode::SUCCESS),
