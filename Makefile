@@ -53,11 +53,12 @@ dist: need-cargo ## Builds the programs to install (target/dist): linked as one,
 	@.ci/apt-install $(DEPS_BUILD)
 	$(BUILD_DIST)
 
-test: deps-test ## Formatting, clippy, every test tier with the namespace tests, replay of the fuzz seeds
+test: deps-test ## Formatting, clippy, rustdoc, every test tier with the namespace tests, replay of the fuzz seeds
 	$(CARGO) fmt --all --check
 	$(CARGO) metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked --package sidetrack --no-default-features -- -D warnings
+	RUSTDOCFLAGS='-D warnings -A rustdoc::private-intra-doc-links' $(CARGO) doc --locked --workspace --no-deps --document-private-items --quiet
 	@# Builds the programs as well: for tests of whole programs, and with the features that tests ask of their libraries.
 	$(AS_ROOT) $(CARGO) test --locked --workspace --no-fail-fast
 	$(MAKE) --no-print-directory fuzz-replay

@@ -2,7 +2,7 @@
 //! address leads back to the name, and a proxy resolves it instead of this host. Names that this host resolves
 //! itself are looked up at once, so that the command learns when they do not exist.
 //!
-//! [`answer`] works on the table and on bytes only. [`Resolver`] decides which other servers are asked.
+//! [`answer()`] works on the table and on bytes only. [`Resolver`] decides which other servers are asked.
 //! [`serve_udp`] and [`serve_tcp`] do the I/O.
 
 mod answer;

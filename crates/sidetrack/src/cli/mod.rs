@@ -1,5 +1,11 @@
 //! Subcommands: each takes arguments and gives text and an exit code.
 
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    rustdoc::bare_urls,
+    reason = "these comments are the texts of help: [name] is a table of the configuration there"
+)]
+
 pub mod ca;
 pub mod cache;
 pub mod check;

@@ -294,7 +294,7 @@ fn shape_problem(message: &str, span: Range<usize>, within: Option<&str>, keys: 
 /// Tables whose entries are named tables.
 const NAMED: [&str; 4] = ["data", "function", "node", "party"];
 
-/// Says where a path of keys is, in words: `rule.match` is the `match` of a [[rule]].
+/// Says where a path of keys is, in words: `rule.match` is the `match` of a `[[rule]]`.
 fn place(path: &str) -> String {
     let (table, keys) = path.split_once('.').unwrap_or((path, ""));
     if NAMED.contains(&table) {
