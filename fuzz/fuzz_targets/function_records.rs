@@ -2,10 +2,10 @@
 //! same end. The first byte says where a sealed stream is cut off, the rest is put there.
 #![no_main]
 
-#[allow(dead_code)]
+#[allow(dead_code, reason = "this target uses a part of the shared file")]
 #[path = "../../crates/core/tests/chain/drive.rs"]
 mod drive;
-#[allow(dead_code)]
+#[allow(dead_code, reason = "this target uses a part of the shared file")]
 #[path = "../../crates/core/tests/chain/toy.rs"]
 mod toy;
 

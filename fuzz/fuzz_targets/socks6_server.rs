@@ -2,7 +2,7 @@
 //! however the bytes are cut.
 #![no_main]
 
-#[allow(dead_code)]
+#[allow(dead_code, reason = "this target uses a part of the shared file")]
 #[path = "../../crates/core/tests/socks/drive.rs"]
 mod drive;
 

@@ -1,5 +1,5 @@
 //! HTTP CONNECT, client side.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use proptest::prelude::*;
 use sidetrack_core::carrier::Credentials;

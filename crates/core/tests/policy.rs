@@ -1,6 +1,6 @@
 //! Policy: the first match wins, data is requested only where it can change the answer, and the kernel path never allows
 //! more than the rules do.
-#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use proptest::prelude::*;
 use sidetrack_core::carrier::Carrier;

@@ -1,5 +1,5 @@
 //! PROXY protocol versions 1 and 2: test vectors, strictness, and both directions.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use proptest::prelude::*;
 use sidetrack_core::flow::HostName;

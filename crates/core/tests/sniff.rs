@@ -1,6 +1,6 @@
 //! First bytes of a connection: ClientHello and HTTP request heads. The hellos in `vectors/` were captured on
 //! loopback from curl 7.88 and openssl s_client 3.0 (OpenSSL 3.0.19) and from Go 1.26 (with an ML-KEM key share).
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use proptest::prelude::*;
 use sidetrack_core::flow::Host;

@@ -1,5 +1,5 @@
 //! The messages of a tunnel: golden bytes, every split, strictness, and both directions.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use proptest::prelude::*;
 use sidetrack_core::flow::{Destination, EndReason, HostName};

@@ -1,6 +1,6 @@
 //! What `check`, `explain` and `schema` print.
 
-#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use clap::{Args, Command, FromArgMatches};
 use sidetrack::cli::{Printed, check, explain, plan, schema};

@@ -1,5 +1,5 @@
 //! The configuration: what a good file becomes, and every error message with its carets.
-#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use sidetrack::config::{AdminAt, Config, ConfigError, OnCrash, RecordTo, SecretFile, Surroundings};
 use sidetrack_core::policy::{Action, Warm};

@@ -1,7 +1,7 @@
 //! `docs/configuration.md` says what the program does: its tables are compared with the schema, its example is right.
 //! `SIDETRACK_UPDATE_DOCS=1` writes the tables anew.
 
-#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use serde_json::{Map, Value};
 use sidetrack::cli::schema::schema;

@@ -4,7 +4,7 @@
 //! `<!-- fragment of BASE -->`: checked together with the base of that name ([`base`]);
 //! `<!-- not a configuration: REASON -->`: of another kind.
 
-#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use clap::{Args, Command, FromArgMatches};
 use sidetrack::cli::check;

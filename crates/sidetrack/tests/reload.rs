@@ -1,6 +1,6 @@
 //! Reload with real files and signals: a right file takes the place of the old one as a whole, a wrong one changes
 //! nothing.
-#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use sidetrack::config::Config;
 use sidetrack::reload::{Change, ReloadHandle, Reloader};

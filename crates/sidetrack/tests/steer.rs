@@ -1,7 +1,7 @@
 //! From a configuration to what the kernel is to do: it takes what user space would have carried the same way, and
 //! nothing of anybody else's.
 
-#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use sidetrack::config::Config;
 use sidetrack::keeper::{Order, Proved};

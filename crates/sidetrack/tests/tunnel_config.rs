@@ -1,6 +1,6 @@
 //! `[[tunnel]]`, `kind = "tunnel"` and `sidetrack tunnel`: what is accepted, what is refused and in which words.
 
-#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use sidetrack::cli::tunnel::{ca, key, pin};
 use sidetrack::config::{Config, ListenerKind, Transport, Tunnel};

@@ -1,5 +1,5 @@
 //! The process's own arguments, as `ps` and `/proc/PID/cmdline` show them to every user of the host.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::io;
 use std::ops::Range;

@@ -1,5 +1,5 @@
 //! What the driver of an interface can do, and what of it is switched on (ethtool(8); generic netlink, family `netdev`).
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use crate::napi;
 use crate::netlink::Error;

@@ -19,7 +19,7 @@
 //!
 //! Limits, all by nature of user namespaces: set-user-id programs get no privilege inside (without root); a
 //! server that listens inside is not reachable from outside.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 mod child;
 mod error;

@@ -1,5 +1,5 @@
 //! Names to addresses by the system's own resolver, with the reason where there is none (getaddrinfo(3)).
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::ffi::CString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,6 +1,6 @@
 //! Network namespaces (network_namespaces(7)): naming them, entering them, and a network in which everything
 //! is local.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::fs::{self, File};
 use std::io;

@@ -1,6 +1,6 @@
 //! Larger pages for tables that are read all over: with 4 KiB a page, each read of a large table waits for the page's address
 //! first, in a virtual machine for two of them.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "works on memory that it shares with the kernel")]
 
 /// A multiple of every size that small pages have.
 const SMALL: usize = 64 << 10;

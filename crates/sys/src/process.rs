@@ -1,5 +1,5 @@
 //! Who is behind a flow: processes as /proc shows them. Best effort by nature: processes come and go.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::collections::{HashSet, VecDeque};
 use std::fs;

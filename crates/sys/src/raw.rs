@@ -1,6 +1,6 @@
 //! Packets past the kernel's own TCP: frames of one interface by packet sockets (packet(7)), and whole IP packets that the
 //! kernel routes (raw(7)).
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 mod icmp;
 

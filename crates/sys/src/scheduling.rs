@@ -1,5 +1,5 @@
 //! How the kernel schedules a thread (sched(7)).
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::io;
 use std::time::Duration;

@@ -2,7 +2,7 @@
 //!
 //! Everything takes `impl AsFd`, so `std`, `socket2` and `tokio` sockets fit alike.
 //! Numbers: `linux/in.h`, `linux/in6.h`, `linux/tcp.h`, `linux/netfilter_ipv4.h`.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 mod header;
 mod listen;

@@ -1,6 +1,6 @@
 //! TAP interfaces (the kernel's Documentation/networking/tuntap.rst): an Ethernet interface whose other end is a file
 //! descriptor of ours. The laboratory's links are made of them.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};

@@ -1,7 +1,7 @@
 //! Datagrams together with the local address they were sent to, so that an answer leaves from the address that
 //! was asked (`IP_PKTINFO` of ip(7), `IPV6_PKTINFO` of RFC 3542). A socket on the unspecified address would
 //! answer from an address of its own choice, and the asker would drop it.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};

@@ -3,7 +3,7 @@
 //!
 //! Several sockets may share one [`Umem`], so that a frame that came in by one interface can go out by
 //! another without a copy.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "works on memory that it shares with the kernel")]
 
 mod ring;
 

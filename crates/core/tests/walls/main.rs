@@ -4,7 +4,11 @@
 //! These tests read sources and documents; they start nothing but `cargo tree`. They live in core's tests because
 //! core builds in seconds and everything here is about text.
 // Reading files and starting `cargo tree` is what these tests do; core itself may not (its clippy.toml says so).
-#![allow(clippy::disallowed_types, clippy::disallowed_methods)]
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "the walls read files; the product's core may not"
+)]
 
 mod clocks;
 mod documents;

@@ -1,6 +1,6 @@
 //! What the real binary dials on behalf of clients of other hosts, whatever names and addresses they write.
 
-#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 #[path = "../../../sys/tests/support/mod.rs"]
 mod hosts;

@@ -1,6 +1,6 @@
 //! The `http` listener on real sockets: a node in this process, servers and clients of the test's own, and real ones.
 
-#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod auth;
 mod cache;
@@ -15,7 +15,7 @@ mod h2;
 mod htcp;
 mod limit;
 #[path = "../datapath/node.rs"]
-#[allow(dead_code)] // shared with the tests of the data path, which use more of it
+#[allow(dead_code, reason = "shared with the tests of the data path, which use more of it")]
 mod node;
 mod origin;
 mod programs;

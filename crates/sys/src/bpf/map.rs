@@ -1,5 +1,5 @@
 //! BPF maps: tables that programs and user space share.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "works on memory that it shares with the kernel")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

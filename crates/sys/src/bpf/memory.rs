@@ -1,6 +1,6 @@
 //! BPF arrays in memory that user space maps: programs and user space read and write the same words without
 //! system calls.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "works on memory that it shares with the kernel")]
 
 use super::{Map, MapKind, MapShape};
 use std::fmt;

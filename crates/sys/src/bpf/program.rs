@@ -1,5 +1,5 @@
 //! BPF programs: loads them, runs them on test packets, attaches them to interfaces.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

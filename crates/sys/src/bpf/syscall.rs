@@ -1,6 +1,6 @@
 //! The system call bpf(2). Its argument is a union of structures, of which only the offsets are written here
 //! (linux/bpf.h, `union bpf_attr`).
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::io;
 use std::marker::PhantomData;

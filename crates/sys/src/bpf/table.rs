@@ -1,5 +1,5 @@
 //! The shunt's flow table, and the program that looks packets up in it, attached to a set of interfaces.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "works on memory that it shares with the kernel")]
 
 use std::io;
 

@@ -1,5 +1,5 @@
 //! The child between fork and exec.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr};

@@ -2,7 +2,7 @@
 //!
 //! The command stays in the parent's process group, so the terminal signals it (Ctrl-C, Ctrl-\, hang-up)
 //! together with us, and Ctrl-Z stops both. What another process sends to us alone has to be passed on.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};

@@ -1,5 +1,5 @@
 //! The socket: requests out, answers and events in.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

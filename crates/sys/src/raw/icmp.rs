@@ -1,6 +1,6 @@
 //! ICMP messages that say a destination cannot be reached, as this host's own IP layer sees them: those that routers send
 //! here, and those that the kernel sends to itself when a neighbour answers neither ARP nor neighbour solicitations.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;

@@ -1,5 +1,5 @@
 //! Fields of the IP header of a connection's packets, and whether it is Multipath TCP.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::io;
 use std::net::SocketAddr;

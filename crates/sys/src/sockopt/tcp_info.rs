@@ -1,5 +1,5 @@
 //! What the kernel's TCP knows about a connection (`TCP_INFO`).
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
