@@ -15,6 +15,11 @@ mod parse;
 mod policy;
 mod problem;
 mod question;
+#[allow(
+    rustdoc::broken_intra_doc_links,
+    rustdoc::invalid_html_tags,
+    reason = "these comments are texts of the reference: [name] is a table of the configuration there"
+)]
 pub mod raw;
 mod redact;
 mod run_as;

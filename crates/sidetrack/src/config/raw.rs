@@ -1,12 +1,6 @@
 //! The file as it is written: its keys, checked for shape only. `sidetrack schema` is made from these types, and
 //! `docs/configuration.md` is tested against it.
 
-#![allow(
-    rustdoc::broken_intra_doc_links,
-    rustdoc::invalid_html_tags,
-    reason = "these comments are texts of the reference: [name] is a table of the configuration there"
-)]
-
 mod engine;
 pub mod function;
 mod htcp;
