@@ -84,11 +84,9 @@ struct Known {
     offloaded: Offloaded,
     /// None: it has ended.
     slot: Option<u32>,
-    /// What the engine knows: the line that `Seen::sent` counts on, and packets.
-    sent: [u64; 2],
+    /// What the engine has counted: bytes and packets.
+    lines: [Line; 2],
     packets: [u32; 2],
-    /// FINs that the engine knows of.
-    fins: [bool; 2],
     /// How often it has come back before.
     returns: u32,
     back: bool,
@@ -101,26 +99,50 @@ struct Known {
 impl Known {
     /// What is new of a side.
     fn moved(&mut self, side: usize, seen: &Seen) -> Moved {
-        let (sent, packets) = (&mut self.sent[side], &mut self.packets[side]);
-        // A FIN has a number, too.
-        let is_new = seen.fin.is_some() && !std::mem::replace(&mut self.fins[side], seen.fin.is_some());
+        let (line, packets) = (&mut self.lines[side], &mut self.packets[side]);
         let Numbers { sent: number, acknowledged, edge, stamp } = seen.numbers;
         let moved = Moved {
             standing: Standing { sent: number, acknowledged, edge, stamp },
-            bytes: new_bytes(*sent, seen.sent, is_new),
+            bytes: line.new_bytes(seen.sent, seen.fin.map(|fin| fin.end)),
             packets: seen.packets.wrapping_sub(*packets),
             fin: seen.fin.map(|fin| Fin { end: fin.end, is_second: fin.is_second }),
         };
-        (*sent, *packets) = (seen.sent.max(*sent), seen.packets);
+        *packets = seen.packets;
         moved
     }
 }
 
-/// Bytes of payload from line `before` to line `now`; a FIN has a number, too. The program counts a FIN's number before it
-/// marks the FIN. So a look between the two takes the number for a byte, and the next look gives it back: -1.
-fn new_bytes(before: u64, now: u64, fin_is_new: bool) -> i64 {
-    let grown = i64::try_from(now.saturating_sub(before)).unwrap_or(i64::MAX);
-    grown - i64::from(fin_is_new)
+/// How far a side's bytes are counted, as `Seen::sent` counts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    at: u64,
+    /// The end of what was counted here before a FIN was marked.
+    counted: Option<u64>,
+    /// The FIN's mark was seen.
+    has_fin: bool,
+}
+
+impl Line {
+    const fn from(at: u64) -> Self {
+        Self { at, counted: None, has_fin: false }
+    }
+
+    /// Bytes of payload up to `sent`. `fin` is the number after the FIN, once the program has marked one. A FIN has a number,
+    /// too, and the program counts it before it sets the mark. So a look between the two takes the number for a byte, and the
+    /// look that finds the mark gives it back: -1.
+    fn new_bytes(&mut self, sent: u64, fin: Option<u32>) -> i64 {
+        let grown = i64::try_from(sent.saturating_sub(self.at)).unwrap_or(i64::MAX);
+        self.at = self.at.max(sent);
+        let Some(end) = fin else {
+            if grown > 0 {
+                self.counted = Some(sent);
+            }
+            return grown;
+        };
+        let was_counted = grown > 0 || self.counted.is_some_and(|counted| counted as u32 == end);
+        let is_new = !std::mem::replace(&mut self.has_fin, true);
+        grown - i64::from(is_new && was_counted)
+    }
 }
 
 /// The borrower's number for a connection.
@@ -240,20 +262,10 @@ impl Offload {
             self.again.insert((now + AGAIN_MAX, slot), returns);
             return None;
         };
-        let fins = translations.map(|side| side.finished);
-        let sent = self.part.look(offloaded).map(|seen| seen.sent);
+        // Count from where the engine stands, not from a look: the kernel may have forwarded segments already.
+        let lines = sides.map(|side| Line::from(1 << 32 | u64::from(side.numbers.sent)));
         let slot = Some(slot);
-        self.know(Known {
-            offloaded,
-            slot,
-            sent,
-            packets: [0; 2],
-            fins,
-            returns,
-            back: false,
-            asked: false,
-            via,
-        });
+        self.know(Known { offloaded, slot, lines, packets: [0; 2], returns, back: false, asked: false, via });
         // In XDP there is nothing to wait for until a packet comes here all the same.
         if !self.by_xdp {
             self.joins(to, offloaded);
@@ -282,14 +294,13 @@ impl Offload {
         let sides = self.sides(&asked.sides)?;
         let offloaded = self.part.begin_handshake(&sides, &handshake)?;
         let to = offloaded_to(offloaded)?;
-        let sent = self.part.look(offloaded).map(|seen| seen.sent);
-        let (slot, fins) = (Some(slot), [false; 2]);
+        let lines = self.part.look(offloaded).map(|seen| Line::from(seen.sent));
+        let slot = Some(slot);
         self.know(Known {
             offloaded,
             slot,
-            sent,
+            lines,
             packets: [0; 2],
-            fins,
             returns: 0,
             back: false,
             asked: true,
@@ -395,7 +406,7 @@ impl Offload {
         self.counters.answered += 1;
         let known = self.known(to)?;
         // The line of its numbers begins here; see `Seen::sent`.
-        known.sent[1] = 1 << 32 | u64::from(answer.number.wrapping_add(1));
+        known.lines[1] = Line::from(1 << 32 | u64::from(answer.number.wrapping_add(1)));
         known.asked = false;
         Some(Answered {
             number: answer.number,
@@ -490,7 +501,9 @@ impl Offload {
             self.part.stamp_first(offloaded, side, *stamp_first);
         }
         if let Some(known) = self.known(to) {
-            known.sent = sent;
+            for (line, sent) in known.lines.iter_mut().zip(sent) {
+                line.at = sent;
+            }
         }
         self.joining.stir(to);
     }
@@ -544,17 +557,32 @@ impl Offload {
 mod tests {
     use super::*;
 
+    /// The bytes that some looks find: each with the number reached, and whether the FIN, the 42nd, is marked.
+    fn counted(begins: u64, looks: &[(u64, bool)]) -> i64 {
+        let mut line = Line::from(begins);
+        looks.iter().map(|&(sent, marked)| line.new_bytes(sent, marked.then_some(42))).sum()
+    }
+
     #[test]
     fn a_fin_counts_no_byte_whenever_its_mark_is_seen() {
-        // The lines are read before, between and after the program's two writes.
-        for looks in [&[(40, false), (41, true)][..], &[(41, false), (41, true)], &[(41, true), (41, false)]]
-        {
-            let (mut before, mut bytes) = (0, 0);
-            for &(now, fin_is_new) in looks {
-                bytes += new_bytes(before, now, fin_is_new);
-                before = now;
-            }
-            assert_eq!(bytes, 40, "{looks:?}");
+        // The program writes the number 42, and then the mark: looks before, between and after the two.
+        for looks in [
+            &[(41, false), (42, true)][..],
+            &[(42, false), (42, true)],
+            &[(42, true), (42, true)],
+            &[(10, false), (41, false), (42, false), (42, true), (42, true)],
+        ] {
+            assert_eq!(counted(1, looks), 40, "{looks:?}");
         }
+    }
+
+    #[test]
+    fn a_fin_that_the_engine_had_handled_takes_no_byte_away_when_the_kernel_has_it_again() {
+        assert_eq!(counted(42, &[(42, false), (42, true), (42, true)]), 0);
+        // The engine handled the FIN after a look had counted the bytes before it.
+        let mut line = Line::from(1);
+        assert_eq!(line.new_bytes(41, None), 40);
+        line.at = 42;
+        assert_eq!(line.new_bytes(42, Some(42)), 0);
     }
 }
