@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use sidetrack_core::overlay::frame::LinkKind;
-use sidetrack_core::overlay::packet::{Catch, Ends, Interceptor};
+use sidetrack_core::overlay::packet::{Catch, Ends, Interceptor, Refused};
 use sidetrack_core::overlay::{NodeId, mss};
 
 fuzz_target!(|bytes: &[u8]| {
@@ -15,7 +15,7 @@ fuzz_target!(|bytes: &[u8]| {
     let node = NodeId(1);
     let mut rules =
         Interceptor::new(vec![Catch { node, to: everything, ports: None, kind: LinkKind::Reliable }]);
-    assert!(rules.incoming(node, bytes, |_| false).is_err(), "nobody asked");
+    assert!(rules.incoming(node, bytes, |_| Err(Refused::Denied)).is_err(), "no rule lets it begin");
     assert_eq!(rules.outgoing(bytes), Some((node, LinkKind::Reliable)));
     let mut clamped = bytes.to_vec();
     mss::clamp(&mut clamped, 1400);
