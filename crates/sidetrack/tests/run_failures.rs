@@ -24,7 +24,7 @@ fn refusing() -> (OwnedFd, u16) {
     (socket, address.port())
 }
 
-/// Bash that connects so many times and reads to the end of each connection.
+/// A bash command that connects this number of times and reads to the end of each connection.
 fn connecting(times: usize, to: &str, port: u16) -> String {
     format!("for i in $(seq {times}); do (exec 3<>/dev/tcp/{to}/{port} && cat <&3) 2>/dev/null; done; ")
 }

@@ -57,7 +57,7 @@ pub struct Peer {
     pub received: Vec<u8>,
     pub fin_received: bool,
     pub retransmissions: u32,
-    /// Sends only so many bytes until it has received so many.
+    /// Sends at most the first number of bytes until it has received the second number.
     pub turn: Option<(u64, usize)>,
     /// No segment goes past one of these offsets.
     pub cuts: Vec<u64>,
