@@ -52,16 +52,16 @@ fn constants(assembler: &str) -> String {
         let Ok(value) = value.parse::<i64>() else { fail(&format!("not a number: {line}")) };
         if kind == "-" {
             // All constants are 32 bits wide in the maps; 0xffffffff is written as -1.
-            plain += &format!("pub const {name}: u32 = {};\n", value & 0xffff_ffff);
+            plain += &format!("pub(crate) const {name}: u32 = {};\n", value & 0xffff_ffff);
         } else {
             let upper = name.to_uppercase();
-            *types.entry(kind).or_default() += &format!("    pub const {upper}: usize = {value};\n");
+            *types.entry(kind).or_default() += &format!("    pub(crate) const {upper}: usize = {value};\n");
         }
     }
     if types.is_empty() {
         fail("clang wrote no layout: see bpf/layout.h");
     }
-    types.iter().fold(plain, |text, (name, members)| text + &format!("pub mod {name} {{\n{members}}}\n"))
+    types.iter().fold(plain, |text, (name, members)| text + &format!("pub(crate) mod {name} {{\n{members}}}\n"))
 }
 
 fn clang(source: &Path, what: &str, target_file: &Path) {

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 /// A running generator; dropping it kills the process.
 #[derive(Debug)]
-pub struct Process {
+pub(crate) struct Process {
     /// What it is called in errors: `load generator`.
     name: &'static str,
     child: Child,
@@ -23,7 +23,7 @@ impl Process {
     ///
     /// # Errors
     /// The process cannot be started.
-    pub fn start(name: &'static str, mut command: Command) -> Result<Self> {
+    pub(crate) fn start(name: &'static str, mut command: Command) -> Result<Self> {
         command.stdout(Stdio::piped()).stderr(Stdio::inherit());
         let mut child = command.spawn().with_context(|| format!("cannot start the {name}"))?;
         let stdout = child.stdout.take().with_context(|| format!("the {name} has no standard output"))?;
@@ -33,7 +33,7 @@ impl Process {
     /// Waits until it writes this line.
     ///
     /// # Errors It wrote another line, or ended before.
-    pub fn wait(&mut self, wanted: &str) -> Result<()> {
+    pub(crate) fn wait(&mut self, wanted: &str) -> Result<()> {
         let line = self.line()?;
         if line.trim() != wanted {
             bail!("the {} said {line:?} instead of {wanted:?}", self.name);
@@ -44,7 +44,7 @@ impl Process {
     /// Waits for the report.
     ///
     /// # Errors It failed, and wrote the reason on standard error; or its report cannot be parsed.
-    pub fn report<R: DeserializeOwned>(mut self) -> Result<R> {
+    pub(crate) fn report<R: DeserializeOwned>(mut self) -> Result<R> {
         let line = self.line()?;
         self.child.wait()?;
         serde_json::from_str(&line)

@@ -6,19 +6,19 @@ use super::wire::{Frame, Malformed, Reader, Version};
 
 /// Message types. The single numbers are the same in both versions.
 mod kind {
-    pub const HELLO: u8 = 0;
-    pub const ERROR: u8 = 1;
-    pub const ECHO_REQUEST: u8 = 2;
-    pub const ECHO_REPLY: u8 = 3;
-    pub const FEATURES_REQUEST: u8 = 5;
-    pub const FEATURES_REPLY: u8 = 6;
-    pub const SET_CONFIG: u8 = 9;
-    pub const FLOW_REMOVED: u8 = 11;
-    pub const FLOW_MOD: u8 = 14;
-    pub const STATS_1_0: [u8; 2] = [16, 17];
-    pub const BARRIER_1_0: [u8; 2] = [18, 19];
-    pub const MULTIPART_1_3: [u8; 2] = [18, 19];
-    pub const BARRIER_1_3: [u8; 2] = [20, 21];
+    pub(super) const HELLO: u8 = 0;
+    pub(super) const ERROR: u8 = 1;
+    pub(super) const ECHO_REQUEST: u8 = 2;
+    pub(super) const ECHO_REPLY: u8 = 3;
+    pub(super) const FEATURES_REQUEST: u8 = 5;
+    pub(super) const FEATURES_REPLY: u8 = 6;
+    pub(super) const SET_CONFIG: u8 = 9;
+    pub(super) const FLOW_REMOVED: u8 = 11;
+    pub(super) const FLOW_MOD: u8 = 14;
+    pub(super) const STATS_1_0: [u8; 2] = [16, 17];
+    pub(super) const BARRIER_1_0: [u8; 2] = [18, 19];
+    pub(super) const MULTIPART_1_3: [u8; 2] = [18, 19];
+    pub(super) const BARRIER_1_3: [u8; 2] = [20, 21];
 }
 
 /// The kind of statistics that lists entries.

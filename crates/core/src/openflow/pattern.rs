@@ -9,37 +9,37 @@ const MATCH_1_0: usize = 40;
 
 /// Wildcards of 1.0 (`ofp_flow_wildcards`).
 mod wild {
-    pub const IN_PORT: u32 = 1;
-    pub const VLAN: u32 = 1 << 1;
-    pub const SOURCE_MAC: u32 = 1 << 2;
-    pub const DESTINATION_MAC: u32 = 1 << 3;
-    pub const ETHER_TYPE: u32 = 1 << 4;
-    pub const PROTOCOL: u32 = 1 << 5;
-    pub const SOURCE_PORT: u32 = 1 << 6;
-    pub const DESTINATION_PORT: u32 = 1 << 7;
+    pub(super) const IN_PORT: u32 = 1;
+    pub(super) const VLAN: u32 = 1 << 1;
+    pub(super) const SOURCE_MAC: u32 = 1 << 2;
+    pub(super) const DESTINATION_MAC: u32 = 1 << 3;
+    pub(super) const ETHER_TYPE: u32 = 1 << 4;
+    pub(super) const PROTOCOL: u32 = 1 << 5;
+    pub(super) const SOURCE_PORT: u32 = 1 << 6;
+    pub(super) const DESTINATION_PORT: u32 = 1 << 7;
     /// The number of low bits of the source address that are ignored. 32 or more: the whole address.
-    pub const SOURCE_SHIFT: u32 = 8;
-    pub const DESTINATION_SHIFT: u32 = 14;
-    pub const ALL_BITS: u32 = 32;
-    pub const PRIORITY: u32 = 1 << 20;
-    pub const TOS: u32 = 1 << 21;
+    pub(super) const SOURCE_SHIFT: u32 = 8;
+    pub(super) const DESTINATION_SHIFT: u32 = 14;
+    pub(super) const ALL_BITS: u32 = 32;
+    pub(super) const PRIORITY: u32 = 1 << 20;
+    pub(super) const TOS: u32 = 1 << 21;
 }
 
 /// OXM and NXM: classes and fields.
 mod oxm {
-    pub const BASIC: u16 = 0x8000;
+    pub(super) const BASIC: u16 = 0x8000;
     /// Nicira's class, as in Open vSwitch.
-    pub const NXM_1: u16 = 0x0001;
-    pub const IN_PORT: u8 = 0;
-    pub const ETHER_TYPE: u8 = 5;
-    pub const VLAN: u8 = 6;
-    pub const PROTOCOL: u8 = 10;
-    pub const IPV4: [u8; 2] = [11, 12];
-    pub const TCP: [u8; 2] = [13, 14];
-    pub const UDP: [u8; 2] = [15, 16];
-    pub const IPV6: [u8; 2] = [26, 27];
-    pub const NXM_TCP_FLAGS: u8 = 34;
-    pub const NXM_FRAGMENT: u8 = 26;
+    pub(super) const NXM_1: u16 = 0x0001;
+    pub(super) const IN_PORT: u8 = 0;
+    pub(super) const ETHER_TYPE: u8 = 5;
+    pub(super) const VLAN: u8 = 6;
+    pub(super) const PROTOCOL: u8 = 10;
+    pub(super) const IPV4: [u8; 2] = [11, 12];
+    pub(super) const TCP: [u8; 2] = [13, 14];
+    pub(super) const UDP: [u8; 2] = [15, 16];
+    pub(super) const IPV6: [u8; 2] = [26, 27];
+    pub(super) const NXM_TCP_FLAGS: u8 = 34;
+    pub(super) const NXM_FRAGMENT: u8 = 26;
 }
 
 const ETHER_IPV4: u16 = 0x0800;

@@ -14,17 +14,17 @@ pub(super) struct Recent<V> {
 
 impl<V> Recent<V> {
     /// Returns an empty table for at most `most` conversations.
-    pub fn new(most: usize) -> Self {
+    pub(super) fn new(most: usize) -> Self {
         Self { entries: BTreeMap::new(), by_age: BTreeMap::new(), clock: 0, most }
     }
 
     /// Returns what is known of a conversation.
-    pub fn get(&self, ends: &Ends) -> Option<&V> {
+    pub(super) fn get(&self, ends: &Ends) -> Option<&V> {
         self.entries.get(ends).map(|(_, value)| value)
     }
 
     /// Marks a conversation as the latest and returns what is known of it.
-    pub fn touch(&mut self, ends: &Ends) -> Option<&mut V> {
+    pub(super) fn touch(&mut self, ends: &Ends) -> Option<&mut V> {
         let (age, value) = self.entries.get_mut(ends)?;
         self.by_age.remove(age);
         self.clock += 1;
@@ -34,7 +34,7 @@ impl<V> Recent<V> {
     }
 
     /// Enters a conversation as the latest, or replaces what is known of it.
-    pub fn put(&mut self, ends: Ends, value: V) {
+    pub(super) fn put(&mut self, ends: Ends, value: V) {
         if let Some(known) = self.touch(&ends) {
             *known = value;
             return;
@@ -50,7 +50,7 @@ impl<V> Recent<V> {
     }
 
     /// Forgets a conversation.
-    pub fn remove(&mut self, ends: &Ends) {
+    pub(super) fn remove(&mut self, ends: &Ends) {
         if let Some((age, _)) = self.entries.remove(ends) {
             self.by_age.remove(&age);
         }
@@ -58,7 +58,7 @@ impl<V> Recent<V> {
 
     /// Returns how many conversations are known.
     #[cfg(test)]
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         debug_assert_eq!(self.entries.len(), self.by_age.len(), "each has one age");
         self.entries.len()
     }

@@ -6,7 +6,7 @@ use crate::time::Instant;
 use std::collections::VecDeque;
 
 /// What an input means while the handshake is not over.
-pub enum Event {
+pub(super) enum Event {
     /// There are new bytes in [`Handshake::buffer`].
     Bytes,
     /// No more bytes will come.
@@ -17,7 +17,7 @@ pub enum Event {
 
 /// The common state of a client handshake.
 #[derive(Debug)]
-pub struct Handshake {
+pub(super) struct Handshake {
     /// Bytes of the proxy that are not parsed yet.
     pub buffer: Vec<u8>,
     outputs: VecDeque<Output>,
@@ -28,12 +28,12 @@ pub struct Handshake {
 
 impl Handshake {
     /// Makes a handshake that must be over by `deadline`.
-    pub fn new(deadline: Instant) -> Self {
+    pub(super) fn new(deadline: Instant) -> Self {
         Self { buffer: Vec::new(), outputs: VecDeque::new(), deadline: Some(deadline), initial_data_sent: 0 }
     }
 
     /// Handles an input. If the deadline has passed, the handshake fails with a detail that names what was `awaited`.
-    pub fn handle(&mut self, now: Instant, input: Input<'_>, awaited: &str) -> Event {
+    pub(super) fn handle(&mut self, now: Instant, input: Input<'_>, awaited: &str) -> Event {
         let Some(deadline) = self.deadline else { return Event::None };
         match input {
             Input::Bytes(bytes) => {
@@ -50,32 +50,32 @@ impl Handshake {
     }
 
     /// Returns the next output, or `None`.
-    pub fn poll(&mut self) -> Option<Output> {
+    pub(super) fn poll(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
     /// Returns when to pass [`Input::Tick`]. `None` once the handshake is over.
-    pub const fn deadline(&self) -> Option<Instant> {
+    pub(super) const fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
     /// Whether the handshake has ended, successfully or not.
-    pub const fn is_over(&self) -> bool {
+    pub(super) const fn is_over(&self) -> bool {
         self.deadline.is_none()
     }
 
     /// Returns how many bytes of the initial data were returned for sending.
-    pub const fn initial_data_sent(&self) -> usize {
+    pub(super) const fn initial_data_sent(&self) -> usize {
         self.initial_data_sent
     }
 
     /// Queues bytes for the proxy.
-    pub fn send(&mut self, bytes: Vec<u8>) {
+    pub(super) fn send(&mut self, bytes: Vec<u8>) {
         self.outputs.push_back(Output::Send(bytes));
     }
 
     /// Queues `message` with the initial data behind it, in one write. Does nothing if both are empty.
-    pub fn send_with(&mut self, mut message: Vec<u8>, initial_data: &[u8]) {
+    pub(super) fn send_with(&mut self, mut message: Vec<u8>, initial_data: &[u8]) {
         message.extend_from_slice(initial_data);
         self.initial_data_sent += initial_data.len();
         if !message.is_empty() {
@@ -84,12 +84,12 @@ impl Handshake {
     }
 
     /// Ends the handshake successfully.
-    pub fn connected(&mut self, connected: Connected) {
+    pub(super) fn connected(&mut self, connected: Connected) {
         self.end(Output::Connected(Box::new(connected)));
     }
 
     /// Ends the handshake with a failure.
-    pub fn fail(&mut self, reason: EndReason, detail: impl Into<String>) {
+    pub(super) fn fail(&mut self, reason: EndReason, detail: impl Into<String>) {
         self.end(Output::Failed { reason, detail: detail.into() });
     }
 

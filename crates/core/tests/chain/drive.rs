@@ -7,7 +7,7 @@ use sidetrack_core::time::Instant;
 use std::collections::VecDeque;
 
 /// A chain with its clock, and what has come out of it.
-pub struct Driven {
+pub(crate) struct Driven {
     pub chain: Chain,
     pub now: Instant,
     /// By side the bytes come from.
@@ -17,7 +17,7 @@ pub struct Driven {
 }
 
 /// A generator of test data: the same seed, the same run.
-pub fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
+pub(crate) fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     move |below| {
         state ^= state << 13;
@@ -28,18 +28,18 @@ pub fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
 }
 
 /// Named stages.
-pub fn stages(stages: Vec<Box<dyn Stage>>) -> Vec<(std::sync::Arc<str>, Box<dyn Stage>)> {
+pub(crate) fn stages(stages: Vec<Box<dyn Stage>>) -> Vec<(std::sync::Arc<str>, Box<dyn Stage>)> {
     stages.into_iter().enumerate().map(|(at, stage)| (format!("f{at}").into(), stage)).collect()
 }
 
 impl Driven {
-    pub fn new(list: Vec<Box<dyn Stage>>) -> Self {
+    pub(crate) fn new(list: Vec<Box<dyn Stage>>) -> Self {
         let chain = Chain::new(stages(list), Instant::ZERO).unwrap();
         Self { chain, now: Instant::ZERO, out: [Vec::new(), Vec::new()], take_max: usize::MAX }
     }
 
     /// Takes everything there is; false if nothing came.
-    pub fn drain(&mut self) -> Result<bool, Stop> {
+    pub(crate) fn drain(&mut self) -> Result<bool, Stop> {
         let mut moved = false;
         for from in [Side::Client, Side::Server] {
             loop {
@@ -56,7 +56,7 @@ impl Driven {
     }
 
     /// Offers bytes, waiting for deadlines where that helps; false if it is stuck.
-    pub fn offer(&mut self, from: Side, bytes: &[u8]) -> Result<bool, Stop> {
+    pub(crate) fn offer(&mut self, from: Side, bytes: &[u8]) -> Result<bool, Stop> {
         for part in bytes.chunks(OFFER_MAX) {
             if !self.until_open(from)? {
                 return Ok(false);
@@ -82,7 +82,7 @@ impl Driven {
     }
 
     /// Ends a side and waits until all is out; false if it never is.
-    pub fn end(&mut self, from: Side) -> Result<bool, Stop> {
+    pub(crate) fn end(&mut self, from: Side) -> Result<bool, Stop> {
         self.chain.end(self.now, from)?;
         self.drain()?;
         while !self.chain.is_over(from) {
@@ -96,7 +96,7 @@ impl Driven {
 }
 
 /// Cuts bytes into parts of random lengths up to `most`.
-pub fn cut(bytes: &[u8], most: usize, next: &mut impl FnMut(u64) -> u64) -> VecDeque<Vec<u8>> {
+pub(crate) fn cut(bytes: &[u8], most: usize, next: &mut impl FnMut(u64) -> u64) -> VecDeque<Vec<u8>> {
     let mut parts = VecDeque::new();
     let mut at = 0;
     while at < bytes.len() {

@@ -3,7 +3,7 @@
 use sidetrack_core::function::{Cipher, Header, Suite};
 
 /// Keys made by adding up.
-pub struct Toy {
+pub(crate) struct Toy {
     pub key: u64,
     pub salt: u8,
     /// Whether headers are refused.
@@ -11,7 +11,7 @@ pub struct Toy {
 }
 
 impl Toy {
-    pub fn shared(key: u64, salt: u8) -> std::sync::Arc<dyn Suite> {
+    pub(crate) fn shared(key: u64, salt: u8) -> std::sync::Arc<dyn Suite> {
         std::sync::Arc::new(Self { key, salt, refuses: false })
     }
 }

@@ -28,7 +28,7 @@ fn config(version: Version, run: u16) -> ControllerConfig {
     }
 }
 
-pub fn entry(id: u64, port: u16) -> Entry {
+pub(crate) fn entry(id: u64, port: u16) -> Entry {
     Entry {
         id: EntryId(id),
         tuple: Tuple {
@@ -47,7 +47,7 @@ pub fn entry(id: u64, port: u16) -> Entry {
 
 /// An entry of the model's table: what stands in the FLOW_MOD, and what it has counted.
 #[derive(Clone, Debug)]
-pub struct Held {
+pub(crate) struct Held {
     pub cookie: u64,
     pub priority: u16,
     pub pattern: Vec<u8>,
@@ -56,7 +56,7 @@ pub struct Held {
 
 /// How the model behaves.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Manners {
+pub(crate) struct Manners {
     /// Entries it takes, of flows.
     pub room: Option<usize>,
     /// Says yes to barriers and adds nothing.
@@ -68,7 +68,7 @@ pub struct Manners {
 }
 
 /// A switch that speaks one version.
-pub struct Switch {
+pub(crate) struct Switch {
     pub version: Version,
     pub manners: Manners,
     pub table: Vec<Held>,
@@ -86,7 +86,7 @@ fn be(bytes: &[u8], at: usize, length: usize) -> u64 {
 }
 
 impl Switch {
-    pub fn new(version: Version) -> Self {
+    pub(crate) fn new(version: Version) -> Self {
         Self {
             version,
             manners: Manners::default(),
@@ -96,15 +96,15 @@ impl Switch {
         }
     }
 
-    pub fn is_1_3(&self) -> bool {
+    pub(crate) fn is_1_3(&self) -> bool {
         self.version == Version::V1_3
     }
 
-    pub fn answer(&mut self, kind: u8, xid: u32, body: &[u8]) {
+    pub(crate) fn answer(&mut self, kind: u8, xid: u32, body: &[u8]) {
         self.answers.extend(header(self.version, kind, xid, body));
     }
 
-    pub fn hear(&mut self, bytes: &[u8]) {
+    pub(crate) fn hear(&mut self, bytes: &[u8]) {
         self.heard.extend_from_slice(bytes);
         while self.heard.len() >= 8 {
             let length = usize::try_from(be(&self.heard, 2, 2)).expect("short");
@@ -113,7 +113,7 @@ impl Switch {
         }
     }
 
-    pub fn obey(&mut self, kind: u8, xid: u32, body: &[u8]) {
+    pub(crate) fn obey(&mut self, kind: u8, xid: u32, body: &[u8]) {
         let barrier = if self.is_1_3() { 20 } else { 18 };
         let stats = if self.is_1_3() { 18 } else { 16 };
         match kind {
@@ -134,7 +134,7 @@ impl Switch {
     }
 
     /// Cookie, mask, command, priority and pattern of a FLOW_MOD.
-    pub fn parts(&self, body: &[u8]) -> (u64, u64, u64, u16, Vec<u8>) {
+    pub(crate) fn parts(&self, body: &[u8]) -> (u64, u64, u64, u16, Vec<u8>) {
         if self.is_1_3() {
             let length = usize::try_from(be(body, 42, 2)).expect("short").next_multiple_of(8);
             let priority = u16::try_from(be(body, 22, 2)).expect("16 bits");
@@ -145,7 +145,7 @@ impl Switch {
         }
     }
 
-    pub fn change(&mut self, xid: u32, body: &[u8]) {
+    pub(crate) fn change(&mut self, xid: u32, body: &[u8]) {
         let (cookie, mask, command, priority, pattern) = self.parts(body);
         let same = |held: &Held| held.priority == priority && held.pattern == pattern;
         if command != 0 {
@@ -179,7 +179,7 @@ impl Switch {
         }
     }
 
-    pub fn removed(&mut self, held: &Held, why: u8) {
+    pub(crate) fn removed(&mut self, held: &Held, why: u8) {
         let counts = [held.packets.to_be_bytes(), (held.packets * FRAME).to_be_bytes()].concat();
         let head = [&held.cookie.to_be_bytes()[..], &held.priority.to_be_bytes(), &[why]].concat();
         let body = if self.is_1_3() {
@@ -190,7 +190,7 @@ impl Switch {
         self.answer(11, 0, &body);
     }
 
-    pub fn list(&self) -> Vec<u8> {
+    pub(crate) fn list(&self) -> Vec<u8> {
         let mut list = if self.is_1_3() { vec![0, 1, 0, 0, 0, 0, 0, 0] } else { vec![0, 1, 0, 0] };
         for held in &self.table {
             let counts = [held.cookie, held.packets, held.packets * FRAME].map(u64::to_be_bytes).concat();
@@ -206,13 +206,13 @@ impl Switch {
         list
     }
 
-    pub fn flows(&self) -> impl Iterator<Item = &Held> {
+    pub(crate) fn flows(&self) -> impl Iterator<Item = &Held> {
         self.table.iter().filter(|held| held.priority == PRIORITY_FLOW)
     }
 }
 
 /// A controller, its switch, and what was told of each entry.
-pub struct World {
+pub(crate) struct World {
     pub controller: Controller,
     pub switch: Switch,
     pub now: Instant,
@@ -221,13 +221,13 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(version: Version) -> Self {
+    pub(crate) fn new(version: Version) -> Self {
         let mut world = Self::alone(version, 1);
         world.connect();
         world
     }
 
-    pub fn alone(version: Version, run: u16) -> Self {
+    pub(crate) fn alone(version: Version, run: u16) -> Self {
         let now = Instant::from_millis(1000);
         Self {
             controller: Controller::new(config(version, run), now),
@@ -238,19 +238,19 @@ impl World {
         }
     }
 
-    pub fn connect(&mut self) {
+    pub(crate) fn connect(&mut self) {
         self.connected = true;
         self.tell(ControllerInput::Connected);
         self.settle();
     }
 
-    pub fn disconnect(&mut self) {
+    pub(crate) fn disconnect(&mut self) {
         self.connected = false;
         (self.switch.answers, self.switch.heard) = (Vec::new(), Vec::new());
         self.tell(ControllerInput::Disconnected);
     }
 
-    pub fn tell(&mut self, input: ControllerInput<'_>) {
+    pub(crate) fn tell(&mut self, input: ControllerInput<'_>) {
         self.controller.handle(self.now, input);
         while let Some(output) = self.controller.poll() {
             match output {
@@ -267,14 +267,14 @@ impl World {
     }
 
     /// The switch's answers arrive, and what comes of them.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         while !self.switch.answers.is_empty() {
             let answers = std::mem::take(&mut self.switch.answers);
             self.tell(ControllerInput::Bytes(&answers));
         }
     }
 
-    pub fn pass(&mut self, time: Duration) {
+    pub(crate) fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         while let Some(due) = self.controller.deadline().filter(|due| *due <= until) {
             self.now = due.max(self.now + Duration::from_millis(1));
@@ -284,21 +284,21 @@ impl World {
         self.now = until;
     }
 
-    pub fn install(&mut self, entry: &Entry) {
+    pub(crate) fn install(&mut self, entry: &Entry) {
         self.tell(ControllerInput::Install(entry));
         self.settle();
     }
 
-    pub fn remove(&mut self, id: u64) {
+    pub(crate) fn remove(&mut self, id: u64) {
         self.tell(ControllerInput::Remove(EntryId(id), Cause::Withdrawn));
         self.settle();
     }
 
-    pub fn take(&mut self) -> Vec<ControllerOutput> {
+    pub(crate) fn take(&mut self) -> Vec<ControllerOutput> {
         std::mem::take(&mut self.told)
     }
 
-    pub fn told_of_entries(&mut self) -> Vec<ControllerOutput> {
+    pub(crate) fn told_of_entries(&mut self) -> Vec<ControllerOutput> {
         let kinds = |output: &ControllerOutput| {
             !matches!(output, ControllerOutput::Ready(..) | ControllerOutput::Note(_))
         };

@@ -19,13 +19,13 @@ enum Place {
 
 /// Chances out of 1000, for each packet on each link.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Faults {
+pub(crate) struct Faults {
     pub lost: u64,
     pub repeated: u64,
     pub delayed: u64,
 }
 
-pub struct Network<C> {
+pub(crate) struct Network<C> {
     pub engine: Engine<C>,
     pub client: Peer,
     pub server: Peer,
@@ -41,17 +41,17 @@ pub struct Network<C> {
     random: u64,
 }
 
-pub const CLIENT_HOP: Hop = Hop(1);
-pub const SERVER_HOP: Hop = Hop(2);
+pub(crate) const CLIENT_HOP: Hop = Hop(1);
+pub(crate) const SERVER_HOP: Hop = Hop(2);
 
-pub fn at(ms: u64) -> Instant {
+pub(crate) fn at(ms: u64) -> Instant {
     // Not at the epoch, so that nothing is right by being zero.
     Instant::from_millis(1_000_000 + ms)
 }
 
 /// The addresses of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Addresses {
+pub(crate) struct Addresses {
     pub client: SocketAddr,
     pub front: SocketAddr,
     pub server: SocketAddr,
@@ -59,7 +59,7 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    pub fn v4() -> Self {
+    pub(crate) fn v4() -> Self {
         Self {
             client: "10.0.0.1:40000".parse().expect("an address"),
             front: "10.0.0.2:80".parse().expect("an address"),
@@ -68,7 +68,7 @@ impl Addresses {
         }
     }
 
-    pub fn v6() -> Self {
+    pub(crate) fn v6() -> Self {
         Self {
             client: "[2001:db8::1]:40000".parse().expect("an address"),
             front: "[2001:db8::2]:80".parse().expect("an address"),
@@ -78,7 +78,7 @@ impl Addresses {
     }
 }
 
-pub fn config(addresses: &Addresses) -> Config {
+pub(crate) fn config(addresses: &Addresses) -> Config {
     let source = if addresses.v6_source { "2001:db8:1::5" } else { "10.0.1.5" };
     let listen = Listen { address: Some(addresses.front.ip()), port: Some(addresses.front.port()) };
     let sources = Share { addresses: vec![source.parse().expect("an address")], ports: 20_000..=20_999 };
@@ -87,7 +87,7 @@ pub fn config(addresses: &Addresses) -> Config {
 }
 
 impl<C: Callbacks> Network<C> {
-    pub fn new(
+    pub(crate) fn new(
         config: Config,
         callbacks: C,
         addresses: &Addresses,
@@ -113,13 +113,13 @@ impl<C: Callbacks> Network<C> {
         }
     }
 
-    pub fn connect(&mut self) {
+    pub(crate) fn connect(&mut self) {
         let packets = self.client.connect(self.now);
         self.post(Place::Engine(CLIENT_HOP), packets.iter().map(Packet::encode).collect());
     }
 
     /// Runs until both peers are done, or at most for `limit` milliseconds; says whether they are.
-    pub fn run(&mut self, limit: u64) -> bool {
+    pub(crate) fn run(&mut self, limit: u64) -> bool {
         self.connect();
         for _ in 0..2_000_000 {
             if self.client.is_done() && self.server.is_done() && self.queue.is_empty() {
@@ -132,12 +132,12 @@ impl<C: Callbacks> Network<C> {
         false
     }
 
-    pub fn is_reset(&self) -> bool {
+    pub(crate) fn is_reset(&self) -> bool {
         [&self.client, &self.server].iter().any(|peer| peer.phase == Phase::Reset)
     }
 
     /// The next thing that happens; false when nothing does before `limit`.
-    pub fn step(&mut self, limit: u64) -> bool {
+    pub(crate) fn step(&mut self, limit: u64) -> bool {
         let engine =
             self.engine.deadline().map(|at| at.as_nanos().div_ceil(1_000_000).saturating_sub(1_000_000));
         let packet = self.queue.keys().next().map(|(at, _)| *at);

@@ -9,10 +9,10 @@ const FILE_HEADER: usize = 24;
 const PACKET_HEADER: usize = 16;
 
 /// A packet and when it came, in nanoseconds.
-pub type Captured = (u64, Vec<u8>);
+pub(crate) type Captured = (u64, Vec<u8>);
 
 /// The file of these packets.
-pub fn write(packets: &[Captured]) -> Vec<u8> {
+pub(crate) fn write(packets: &[Captured]) -> Vec<u8> {
     let mut file = MAGIC.to_vec();
     file.extend([0, 2, 0, 4]);
     file.extend([0; 8]);
@@ -30,7 +30,7 @@ pub fn write(packets: &[Captured]) -> Vec<u8> {
 }
 
 /// The packets of a file as [`write`] makes it.
-pub fn read(file: &[u8]) -> Result<Vec<Captured>, String> {
+pub(crate) fn read(file: &[u8]) -> Result<Vec<Captured>, String> {
     let word = |at: usize| {
         let bytes = file.get(at..at + 4).ok_or_else(|| format!("cut off at byte {at}"))?;
         Ok::<_, String>(u32::from_be_bytes(bytes.try_into().expect("four")))

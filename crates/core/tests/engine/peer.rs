@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 #[derive(Clone, Debug)]
-pub struct Habits {
+pub(crate) struct Habits {
     pub mss: u16,
     pub stamps: bool,
     pub sack: bool,
@@ -40,7 +40,7 @@ impl Default for Habits {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub(crate) enum Phase {
     Listen,
     SynSent,
     SynReceived,
@@ -48,7 +48,7 @@ pub enum Phase {
     Reset,
 }
 
-pub struct Peer {
+pub(crate) struct Peer {
     pub habits: Habits,
     pub local: SocketAddr,
     pub remote: SocketAddr,
@@ -89,7 +89,13 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub fn new(habits: Habits, local: SocketAddr, remote: SocketAddr, sends: Vec<u8>, seed: u64) -> Self {
+    pub(crate) fn new(
+        habits: Habits,
+        local: SocketAddr,
+        remote: SocketAddr,
+        sends: Vec<u8>,
+        seed: u64,
+    ) -> Self {
         let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let isn = roll(&mut random) as u32;
         let clock_base = roll(&mut random) as u32;
@@ -137,11 +143,11 @@ impl Peer {
     }
 
     /// Everything sent and acknowledged, everything received, both FINs.
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.fin_received && self.una > self.sends.len() as u64
     }
 
-    pub fn connect(&mut self, now: u64) -> Vec<Packet> {
+    pub(crate) fn connect(&mut self, now: u64) -> Vec<Packet> {
         self.phase = Phase::SynSent;
         self.syn(now, SYN);
         self.timer = Some(now + self.rto);
@@ -178,7 +184,7 @@ impl Peer {
         self.edge = u64::from(packet.window);
     }
 
-    pub fn take(&mut self, now: u64, packet: &Packet) -> Vec<Packet> {
+    pub(crate) fn take(&mut self, now: u64, packet: &Packet) -> Vec<Packet> {
         assert_eq!((packet.src, packet.dst), (self.remote, self.local), "addresses");
         if packet.is(RST) {
             self.phase = Phase::Reset;
@@ -411,11 +417,11 @@ impl Peer {
     }
 
     /// When the peer wants to be asked again.
-    pub fn deadline(&self) -> Option<u64> {
+    pub(crate) fn deadline(&self) -> Option<u64> {
         [self.timer, self.read_at].into_iter().flatten().min()
     }
 
-    pub fn tick(&mut self, now: u64) -> Vec<Packet> {
+    pub(crate) fn tick(&mut self, now: u64) -> Vec<Packet> {
         if self.read_at.is_some_and(|at| at <= now) {
             let before = self.habits.buffer.saturating_sub(self.unread);
             self.unread = self.unread.saturating_sub(self.habits.reads.unwrap_or(0));
@@ -438,7 +444,7 @@ impl Peer {
     }
 }
 
-pub fn roll(state: &mut u64) -> u64 {
+pub(crate) fn roll(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
     *state ^= *state << 17;

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 /// One server for all.
 #[derive(Clone, Copy)]
-pub struct ToServer(pub Target);
+pub(crate) struct ToServer(pub Target);
 
 impl Callbacks for ToServer {
     fn select(&mut self, opening: &Opening<'_>) -> Selection {
@@ -26,7 +26,7 @@ impl Callbacks for ToServer {
 
 /// What a replay gave.
 #[derive(Debug, PartialEq)]
-pub struct Replayed {
+pub(crate) struct Replayed {
     pub sent: Vec<Captured>,
     pub records: Vec<Record>,
     /// Packets that were refused.
@@ -34,7 +34,7 @@ pub struct Replayed {
 }
 
 /// Drives an engine with a capture: time-outs come when they are due between two packets, and for `after_ms` behind the last.
-pub fn replay<C: Callbacks>(engine: &mut Engine<C>, capture: &[Captured], after_ms: u64) -> Replayed {
+pub(crate) fn replay<C: Callbacks>(engine: &mut Engine<C>, capture: &[Captured], after_ms: u64) -> Replayed {
     let mut out = Replayed { sent: Vec::new(), records: Vec::new(), refused: 0 };
     let end = capture.last().map_or(0, |(at, _)| *at) + after_ms * 1_000_000;
     for (time, packet) in capture {

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 /// Says the same to every connection.
-pub struct Fixed {
+pub(crate) struct Fixed {
     pub selection: Selection,
     pub asked: Vec<(Vec<u8>, bool)>,
     pub payload: Payload,
@@ -28,7 +28,7 @@ pub struct Fixed {
 
 /// As [`Asked`], to be kept.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub(crate) struct Question {
     pub sides: [Translation; 2],
     pub acknowledges: u32,
     pub shown: u32,
@@ -38,7 +38,7 @@ pub struct Question {
 }
 
 impl Fixed {
-    pub fn new(selection: Selection) -> Self {
+    pub(crate) fn new(selection: Selection) -> Self {
         Self {
             selection,
             asked: Vec::new(),
@@ -96,18 +96,18 @@ impl Callbacks for Fixed {
     }
 }
 
-pub struct Script {
+pub(crate) struct Script {
     pub engine: Engine<Fixed>,
     pub now: u64,
     pub addresses: Addresses,
 }
 
-pub const CLIENT_ISN: u32 = 0xffff_ff00;
-pub const SERVER_ISN: u32 = 5000;
+pub(crate) const CLIENT_ISN: u32 = 0xffff_ff00;
+pub(crate) const SERVER_ISN: u32 = 5000;
 
 /// The numbers of a bound connection: next ones of both sides, as each sees them.
 #[derive(Clone, Copy, Debug)]
-pub struct Bound {
+pub(crate) struct Bound {
     pub source: SocketAddr,
     /// The client's next number, and the server's as the client sees it.
     pub client: (u32, u32),
@@ -116,26 +116,26 @@ pub struct Bound {
 }
 
 impl Script {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with(|_| {}, Selection::Server(Target::new(Addresses::v4().server, SERVER_HOP)))
     }
 
-    pub fn with(change: impl FnOnce(&mut Config), selection: Selection) -> Self {
+    pub(crate) fn with(change: impl FnOnce(&mut Config), selection: Selection) -> Self {
         let addresses = Addresses::v4();
         let mut config = config(&addresses);
         change(&mut config);
         Self { engine: Engine::new(config, Fixed::new(selection), at(0)), now: 0, addresses }
     }
 
-    pub fn client(&self, flags: u8, seq: u32, ack: u32) -> Packet {
+    pub(crate) fn client(&self, flags: u8, seq: u32, ack: u32) -> Packet {
         Packet::new(self.addresses.client, self.addresses.front, flags, seq, ack)
     }
 
-    pub fn fate(&mut self, packet: &Packet, hop: Hop) -> (Fate, Vec<Packet>) {
+    pub(crate) fn fate(&mut self, packet: &Packet, hop: Hop) -> (Fate, Vec<Packet>) {
         self.raw(packet.encode(), hop)
     }
 
-    pub fn raw(&mut self, mut bytes: Vec<u8>, hop: Hop) -> (Fate, Vec<Packet>) {
+    pub(crate) fn raw(&mut self, mut bytes: Vec<u8>, hop: Hop) -> (Fate, Vec<Packet>) {
         let fate = self.engine.handle(at(self.now), &mut bytes, hop, Checksums::Verify);
         let mut out = Vec::new();
         if let Fate::Forward { len, .. } = fate {
@@ -145,7 +145,7 @@ impl Script {
         (fate, out)
     }
 
-    pub fn output(&mut self) -> Vec<Packet> {
+    pub(crate) fn output(&mut self) -> Vec<Packet> {
         let mut out = Vec::new();
         while let Some((bytes, _)) = self.engine.poll() {
             out.push(Packet::decode(bytes));
@@ -154,12 +154,12 @@ impl Script {
     }
 
     /// Hands a packet over; what comes out of it.
-    pub fn take(&mut self, packet: &Packet) -> Vec<Packet> {
+    pub(crate) fn take(&mut self, packet: &Packet) -> Vec<Packet> {
         let hop = if packet.src == self.addresses.server { SERVER_HOP } else { CLIENT_HOP };
         self.fate(packet, hop).1
     }
 
-    pub fn refused(&mut self, packet: &Packet) -> Drop {
+    pub(crate) fn refused(&mut self, packet: &Packet) -> Drop {
         let hop = if packet.src == self.addresses.server { SERVER_HOP } else { CLIENT_HOP };
         match self.fate(packet, hop) {
             (Fate::Dropped(why), out) if out.is_empty() => why,
@@ -168,7 +168,7 @@ impl Script {
     }
 
     /// Lets time pass, with a tick whenever one is due; what comes out, with its time.
-    pub fn wait(&mut self, ms: u64) -> Vec<(u64, Packet)> {
+    pub(crate) fn wait(&mut self, ms: u64) -> Vec<(u64, Packet)> {
         let (end, mut out) = (self.now + ms, Vec::new());
         for _ in 0..10_000 {
             let due = self.engine.deadline().map(|at| (at.as_nanos() / 1_000_000).saturating_sub(1_000_000));
@@ -184,16 +184,16 @@ impl Script {
         out
     }
 
-    pub fn records(&mut self) -> Vec<Record> {
+    pub(crate) fn records(&mut self) -> Vec<Record> {
         std::iter::from_fn(|| self.engine.poll_record()).collect()
     }
 
-    pub fn syn(&self) -> Packet {
+    pub(crate) fn syn(&self) -> Packet {
         Packet { mss: Some(1460), ..self.client(SYN, CLIENT_ISN, 0) }
     }
 
     /// The client's handshake; the engine's initial number.
-    pub fn open(&mut self) -> u32 {
+    pub(crate) fn open(&mut self) -> u32 {
         let syn = self.syn();
         let out = self.take(&syn);
         assert!(
@@ -207,7 +207,7 @@ impl Script {
     }
 
     /// The client's handshake and its first bytes; the engine's SYN to the server.
-    pub fn request(&mut self, payload: &[u8]) -> (u32, Packet) {
+    pub(crate) fn request(&mut self, payload: &[u8]) -> (u32, Packet) {
         let isn = self.open();
         let data = self.client(ACK | PSH, CLIENT_ISN.wrapping_add(1), isn.wrapping_add(1)).payload(payload);
         let out = self.take(&data);
@@ -215,13 +215,13 @@ impl Script {
         (isn, out[0].clone())
     }
 
-    pub fn syn_ack(&self, syn: &Packet) -> Packet {
+    pub(crate) fn syn_ack(&self, syn: &Packet) -> Packet {
         let packet = Packet::new(syn.dst, syn.src, SYN | ACK, SERVER_ISN, syn.seq.wrapping_add(1));
         Packet { mss: Some(1460), ..packet }
     }
 
     /// A connection over which `payload` went to the server and was acknowledged.
-    pub fn bind(&mut self, payload: &[u8]) -> Bound {
+    pub(crate) fn bind(&mut self, payload: &[u8]) -> Bound {
         let (isn, syn) = self.request(payload);
         let answer = self.syn_ack(&syn);
         let out = self.take(&answer);
@@ -239,18 +239,18 @@ impl Script {
     }
 
     /// The server's next segment.
-    pub fn server(&self, bound: &Bound, flags: u8) -> Packet {
+    pub(crate) fn server(&self, bound: &Bound, flags: u8) -> Packet {
         let (seq, ack) = bound.server;
         Packet::new(self.addresses.server, bound.source, flags, seq, if flags & ACK == 0 { 0 } else { ack })
     }
 
     /// The client's next segment.
-    pub fn next(&self, bound: &Bound, flags: u8) -> Packet {
+    pub(crate) fn next(&self, bound: &Bound, flags: u8) -> Packet {
         self.client(flags, bound.client.0, if flags & ACK == 0 { 0 } else { bound.client.1 })
     }
 
     /// Both sides close, the client first.
-    pub fn close(&mut self, bound: &mut Bound) {
+    pub(crate) fn close(&mut self, bound: &mut Bound) {
         assert_eq!(self.take(&self.next(bound, FIN | ACK).clone()).len(), 1);
         bound.client.0 = bound.client.0.wrapping_add(1);
         bound.server.1 = bound.server.1.wrapping_add(1);

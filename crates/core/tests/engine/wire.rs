@@ -2,14 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-pub const FIN: u8 = 1;
-pub const SYN: u8 = 2;
-pub const RST: u8 = 4;
-pub const PSH: u8 = 8;
-pub const ACK: u8 = 16;
+pub(crate) const FIN: u8 = 1;
+pub(crate) const SYN: u8 = 2;
+pub(crate) const RST: u8 = 4;
+pub(crate) const PSH: u8 = 8;
+pub(crate) const ACK: u8 = 16;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packet {
+pub(crate) struct Packet {
     pub src: SocketAddr,
     pub dst: SocketAddr,
     pub seq: u32,
@@ -25,7 +25,7 @@ pub struct Packet {
 }
 
 impl Packet {
-    pub fn new(src: SocketAddr, dst: SocketAddr, flags: u8, seq: u32, ack: u32) -> Self {
+    pub(crate) fn new(src: SocketAddr, dst: SocketAddr, flags: u8, seq: u32, ack: u32) -> Self {
         Self {
             src,
             dst,
@@ -42,12 +42,12 @@ impl Packet {
         }
     }
 
-    pub fn payload(mut self, payload: &[u8]) -> Self {
+    pub(crate) fn payload(mut self, payload: &[u8]) -> Self {
         self.payload = payload.to_vec();
         self
     }
 
-    pub fn is(&self, flags: u8) -> bool {
+    pub(crate) fn is(&self, flags: u8) -> bool {
         self.flags & flags == flags
     }
 
@@ -82,7 +82,7 @@ impl Packet {
         padded
     }
 
-    pub fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let options = self.options();
         let mut tcp = Vec::new();
         tcp.extend(self.src.port().to_be_bytes());
@@ -101,7 +101,7 @@ impl Packet {
     }
 
     /// Reads a packet and insists on everything being right about it.
-    pub fn decode(bytes: &[u8]) -> Self {
+    pub(crate) fn decode(bytes: &[u8]) -> Self {
         let (src, dst, protocol, tcp) = open_ip(bytes);
         assert_eq!(protocol, 6);
         assert_eq!(checksum(&[&pseudo(src, dst, tcp.len(), 6), tcp]), 0, "TCP checksum");
@@ -141,7 +141,7 @@ impl Packet {
     }
 }
 
-pub fn ip(src: IpAddr, dst: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn ip(src: IpAddr, dst: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     match (src, dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
@@ -166,7 +166,7 @@ pub fn ip(src: IpAddr, dst: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-pub fn open_ip(bytes: &[u8]) -> (IpAddr, IpAddr, u8, &[u8]) {
+pub(crate) fn open_ip(bytes: &[u8]) -> (IpAddr, IpAddr, u8, &[u8]) {
     if bytes[0] >> 4 == 4 {
         assert_eq!(checksum(&[&bytes[..20]]), 0, "IP checksum");
         let end = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
@@ -180,7 +180,7 @@ pub fn open_ip(bytes: &[u8]) -> (IpAddr, IpAddr, u8, &[u8]) {
     }
 }
 
-pub fn pseudo(src: IpAddr, dst: IpAddr, len: usize, protocol: u8) -> Vec<u8> {
+pub(crate) fn pseudo(src: IpAddr, dst: IpAddr, len: usize, protocol: u8) -> Vec<u8> {
     let mut out = Vec::new();
     for ip in [src, dst] {
         match ip {
@@ -194,7 +194,7 @@ pub fn pseudo(src: IpAddr, dst: IpAddr, len: usize, protocol: u8) -> Vec<u8> {
 }
 
 /// The Internet checksum, word by word; 0 over data that holds its own.
-pub fn checksum(parts: &[&[u8]]) -> u16 {
+pub(crate) fn checksum(parts: &[&[u8]]) -> u16 {
     let mut sum = 0_u32;
     for part in parts {
         for pair in part.chunks(2) {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// A wire of the wild: it loses, delays, repeats, reorders and corrupts.
-pub fn wild(random: &mut Random) -> Wire {
+pub(crate) fn wild(random: &mut Random) -> Wire {
     let delay_us = 1000 + random.below(30_000);
     Wire {
         up: true,
@@ -20,7 +20,7 @@ pub fn wild(random: &mut Random) -> Wire {
 }
 
 /// What every honest node must know: the true links between honest nodes, and none to the liar that is not there.
-pub fn assert_truth(world: &World) {
+pub(crate) fn assert_truth(world: &World) {
     let truth = world.truth();
     let honest = |(a, b): &(NodeId, NodeId)| world.liar != Some(*a) && world.liar != Some(*b);
     for name in world.alive().into_iter().filter(|name| world.liar != Some(*name)) {
@@ -53,7 +53,7 @@ fn reachable(truth: &BTreeSet<(NodeId, NodeId)>, from: NodeId) -> BTreeSet<NodeI
 }
 
 /// Every flow has brought all bytes both ways, and ended in order.
-pub fn assert_whole(world: &World) {
+pub(crate) fn assert_whole(world: &World) {
     for (index, flow) in world.flows.iter().enumerate() {
         let done = (flow.got[1], flow.got[0], flow.fin, flow.closed);
         assert_eq!(
@@ -66,7 +66,7 @@ pub fn assert_whole(world: &World) {
 }
 
 /// Something goes wrong, or right again.
-pub fn mischief(world: &mut World, protected: &BTreeSet<NodeId>) {
+pub(crate) fn mischief(world: &mut World, protected: &BTreeSet<NodeId>) {
     let wires: Vec<_> = world.wires.keys().copied().collect();
     let names: Vec<_> = world.nodes.keys().copied().collect();
     match world.random.below(6) {
@@ -101,7 +101,7 @@ pub fn mischief(world: &mut World, protected: &BTreeSet<NodeId>) {
     }
 }
 
-pub fn heal(world: &mut World) {
+pub(crate) fn heal(world: &mut World) {
     world.wires.values_mut().for_each(|wire| *wire = Wire::clean(wire.delay_us));
     for name in world.nodes.keys().copied().collect::<Vec<_>>() {
         if world.nodes[&name].is_none() {

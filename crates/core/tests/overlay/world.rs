@@ -21,7 +21,7 @@ fn keyed_sum(key: u64, bytes: &[u8]) -> u64 {
 
 /// The keys of all members, as the simulation has them.
 #[derive(Clone, Debug)]
-pub struct SimKeys(NodeId);
+pub(crate) struct SimKeys(NodeId);
 
 const fn secret(node: NodeId) -> u64 {
     node.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xA5A5
@@ -41,7 +41,7 @@ impl Keys for SimKeys {
 
 /// How a link treats what travels on it.
 #[derive(Clone, Copy, Debug)]
-pub struct Wire {
+pub(crate) struct Wire {
     pub up: bool,
     pub delay_us: u64,
     pub jitter_us: u64,
@@ -52,7 +52,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    pub const fn clean(delay_us: u64) -> Self {
+    pub(crate) const fn clean(delay_us: u64) -> Self {
         Self { up: true, delay_us, jitter_us: 0, loss: 0, duplicate: 0, corrupt: 0 }
     }
 }
@@ -68,7 +68,7 @@ enum Event {
 }
 
 /// A flow between two nodes.
-pub struct Flow {
+pub(crate) struct Flow {
     pub nodes: [NodeId; 2],
     pub ends: [Session; 2],
     pub total: [u64; 2],
@@ -79,7 +79,7 @@ pub struct Flow {
 }
 
 /// See the module.
-pub struct World {
+pub(crate) struct World {
     pub now: Instant,
     pub nodes: BTreeMap<NodeId, Option<Node<SimKeys>>>,
     /// By both ends, the lower first.
@@ -107,13 +107,13 @@ pub struct World {
     echoes: BTreeSet<Vec<u8>>,
 }
 
-pub const fn key(a: NodeId, b: NodeId) -> (NodeId, NodeId) {
+pub(crate) const fn key(a: NodeId, b: NodeId) -> (NodeId, NodeId) {
     if a.0 < b.0 { (a, b) } else { (b, a) }
 }
 
 impl World {
     /// A world of these links; every node starts at once.
-    pub fn new(seed: u64, wires: BTreeMap<(NodeId, NodeId), Wire>) -> Self {
+    pub(crate) fn new(seed: u64, wires: BTreeMap<(NodeId, NodeId), Wire>) -> Self {
         let names: BTreeSet<_> = wires.keys().flat_map(|(a, b)| [*a, *b]).collect();
         let mut world = Self {
             now: Instant::ZERO,
@@ -139,7 +139,7 @@ impl World {
     }
 
     /// A connected random network: a ring, and chords.
-    pub fn topology(
+    pub(crate) fn topology(
         random: &mut Random,
         nodes: u64,
         mut wire: impl FnMut(&mut Random) -> Wire,
@@ -156,12 +156,12 @@ impl World {
     }
 
     /// Starts a node that remembers nothing, as after a crash: its first sequence is the same every time.
-    pub fn start(&mut self, name: NodeId) {
+    pub(crate) fn start(&mut self, name: NodeId) {
         self.start_at(name, 1);
     }
 
     /// The same, where the wall clock, and so the first sequence, is this.
-    pub fn start_at(&mut self, name: NodeId, wall: u64) {
+    pub(crate) fn start_at(&mut self, name: NodeId, wall: u64) {
         let members = self.nodes.keys().copied().collect();
         let config = Config::new(disseminate::Config::new(name, members, wall));
         let now = self.time(name);
@@ -174,34 +174,34 @@ impl World {
         self.drain(name);
     }
 
-    pub fn crash(&mut self, name: NodeId) {
+    pub(crate) fn crash(&mut self, name: NodeId) {
         self.nodes.insert(name, None);
         self.woken.remove(&name);
     }
 
-    pub fn neighbours(&self, name: NodeId) -> Vec<NodeId> {
+    pub(crate) fn neighbours(&self, name: NodeId) -> Vec<NodeId> {
         let pairs = self.wires.keys();
         pairs.filter_map(|(a, b)| if *a == name { Some(*b) } else { (*b == name).then_some(*a) }).collect()
     }
 
-    pub fn node(&self, name: NodeId) -> &Node<SimKeys> {
+    pub(crate) fn node(&self, name: NodeId) -> &Node<SimKeys> {
         self.nodes[&name].as_ref().expect("alive")
     }
 
     /// What a node's clock shows.
-    pub fn time(&self, name: NodeId) -> Instant {
+    pub(crate) fn time(&self, name: NodeId) -> Instant {
         self.now + self.ahead.get(&name).copied().unwrap_or_default()
     }
 
     /// A node's clock leaps to be so far ahead of the world's; less than before: it goes back.
-    pub fn leap(&mut self, name: NodeId, ahead: Duration) {
+    pub(crate) fn leap(&mut self, name: NodeId, ahead: Duration) {
         self.ahead.insert(name, ahead);
         // Whoever waits for a time waits for one of the new clock.
         self.drain(name);
     }
 
     /// Suspends a node: it does nothing, and what comes waits. Its clock goes on or, as `CLOCK_MONOTONIC` does, stands.
-    pub fn suspend(&mut self, name: NodeId, for_so_long: Duration, clock_stands: bool) {
+    pub(crate) fn suspend(&mut self, name: NodeId, for_so_long: Duration, clock_stands: bool) {
         self.asleep.insert(name, self.now + for_so_long);
         if clock_stands {
             let ahead = self.ahead.entry(name).or_default();
@@ -220,7 +220,7 @@ impl World {
     }
 
     /// Runs until this time.
-    pub fn run(&mut self, until: Instant) {
+    pub(crate) fn run(&mut self, until: Instant) {
         while let Some(Reverse((at, ..))) = self.heap.peek()
             && *at <= until
         {
@@ -252,11 +252,11 @@ impl World {
         self.now = until;
     }
 
-    pub fn run_ms(&mut self, ms: u64) {
+    pub(crate) fn run_ms(&mut self, ms: u64) {
         self.run(self.now + Duration::from_millis(ms));
     }
 
-    pub fn tell(&mut self, name: NodeId, input: Input) {
+    pub(crate) fn tell(&mut self, name: NodeId, input: Input) {
         let now = self.time(name);
         if let Some(Some(node)) = self.nodes.get_mut(&name) {
             node.handle(now, input);
@@ -362,12 +362,12 @@ impl World {
     }
 
     /// Whether an echo with this payload came back.
-    pub fn echoed(&self, payload: &[u8]) -> bool {
+    pub(crate) fn echoed(&self, payload: &[u8]) -> bool {
         self.echoes.contains(payload)
     }
 
     /// Begins a flow of so many bytes each way.
-    pub fn begin(&mut self, nodes: [NodeId; 2], total: [u64; 2]) {
+    pub(crate) fn begin(&mut self, nodes: [NodeId; 2], total: [u64; 2]) {
         let config = session::Config {
             window_bytes: 32_768,
             window_max_bytes: 65_536,
@@ -487,13 +487,13 @@ impl World {
     }
 
     /// Sends an echo request.
-    pub fn ping(&mut self, path: Path, payload: &[u8]) {
+    pub(crate) fn ping(&mut self, path: Path, payload: &[u8]) {
         let from = path.first();
         self.tell(from, Input::Packet(sidetrack_core::overlay::node::echo_request(path, payload.to_vec())));
     }
 
     /// The links that are there: the wire is up and both ends are alive.
-    pub fn truth(&self) -> BTreeSet<(NodeId, NodeId)> {
+    pub(crate) fn truth(&self) -> BTreeSet<(NodeId, NodeId)> {
         let alive = |name: &NodeId| self.nodes[name].is_some();
         self.wires
             .iter()
@@ -502,7 +502,7 @@ impl World {
             .collect()
     }
 
-    pub fn alive(&self) -> Vec<NodeId> {
+    pub(crate) fn alive(&self) -> Vec<NodeId> {
         self.nodes.iter().filter(|(_, node)| node.is_some()).map(|(name, _)| *name).collect()
     }
 }

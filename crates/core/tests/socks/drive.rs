@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// What a server machine did.
 #[derive(Debug, Default, PartialEq)]
-pub struct Served {
+pub(crate) struct Served {
     /// All it sent.
     pub sent: Vec<u8>,
     /// The request, without its first bytes.
@@ -29,7 +29,11 @@ pub struct Served {
 }
 
 /// Hands `pieces` and then the end of the stream to a server, answering what it asks: dials give `reply`.
-pub fn serve<'a>(config: &ServerConfig, pieces: impl IntoIterator<Item = &'a [u8]>, reply: &Reply) -> Served {
+pub(crate) fn serve<'a>(
+    config: &ServerConfig,
+    pieces: impl IntoIterator<Item = &'a [u8]>,
+    reply: &Reply,
+) -> Served {
     let now = Instant::ZERO;
     let mut server = Server::new(Arc::new(config.clone()), now);
     let mut table = SessionTable::new(SessionLimits::default(), [7; 16]);
@@ -82,7 +86,7 @@ fn pump(server: &mut Server, table: &mut SessionTable, served: &mut Served, repl
 
 /// What a client machine did.
 #[derive(Debug, Default, PartialEq)]
-pub struct Dialled {
+pub(crate) struct Dialled {
     /// All it sent.
     pub sent: Vec<u8>,
     /// `Connected` (without leftover) or `Failed`.
@@ -92,7 +96,7 @@ pub struct Dialled {
 }
 
 /// Hands `pieces` and then the end of the stream to a client.
-pub fn dial<'a>(mut client: Client, pieces: impl IntoIterator<Item = &'a [u8]>) -> Dialled {
+pub(crate) fn dial<'a>(mut client: Client, pieces: impl IntoIterator<Item = &'a [u8]>) -> Dialled {
     let now = Instant::ZERO;
     let mut dialled = Dialled::default();
     drain(&mut client, &mut dialled);
@@ -133,7 +137,7 @@ fn credentials() -> Credentials {
 }
 
 /// Servers that differ in all that changes how bytes are read.
-pub fn server_configs() -> Vec<ServerConfig> {
+pub(crate) fn server_configs() -> Vec<ServerConfig> {
     use sidetrack_core::socks::server::ServerDialect::{Auto, Draft, Socksx};
     let mut configs = Vec::new();
     for dialect in [Auto, Draft, Socksx] {
@@ -152,7 +156,7 @@ pub fn server_configs() -> Vec<ServerConfig> {
 }
 
 /// One of the version 5 clients.
-pub fn v5_client(destination: &Destination, password: bool, optimistic: bool) -> Client {
+pub(crate) fn v5_client(destination: &Destination, password: bool, optimistic: bool) -> Client {
     let config = v5::ClientConfig {
         destination: destination.clone(),
         credentials: password.then(credentials),
@@ -164,7 +168,12 @@ pub fn v5_client(destination: &Destination, password: bool, optimistic: bool) ->
 }
 
 /// One of the version 6 clients.
-pub fn v6_client(destination: &Destination, password: bool, session: u8, dialect: Socks6Dialect) -> Client {
+pub(crate) fn v6_client(
+    destination: &Destination,
+    password: bool,
+    session: u8,
+    dialect: Socks6Dialect,
+) -> Client {
     let session = match session % 3 {
         0 => SessionUse::None,
         1 => SessionUse::Begin { token_request: Some(16) },
@@ -203,7 +212,7 @@ fn destination() -> Destination {
 }
 
 /// Any bytes, from a client to every server: no panic, and the same result in one piece as in many.
-pub fn any_bytes_to_servers(bytes: &[u8]) {
+pub(crate) fn any_bytes_to_servers(bytes: &[u8]) {
     let bytes = bytes.get(..MAX_PIPELINED_LEN - 1).unwrap_or(bytes);
     let reply = Reply::connected(([198, 51, 100, 7], 40000).into());
     for config in server_configs() {
@@ -214,17 +223,17 @@ pub fn any_bytes_to_servers(bytes: &[u8]) {
 }
 
 /// As [`any_bytes_to_servers`], as version 6.
-pub fn any_bytes_to_servers_v6(bytes: &[u8]) {
+pub(crate) fn any_bytes_to_servers_v6(bytes: &[u8]) {
     any_bytes_to_servers(&[&[6], bytes].concat());
 }
 
 /// As [`any_bytes_to_servers`], as version 5.
-pub fn any_bytes_to_servers_v5(bytes: &[u8]) {
+pub(crate) fn any_bytes_to_servers_v5(bytes: &[u8]) {
     any_bytes_to_servers(&[&[5], bytes].concat());
 }
 
 /// Any bytes, from a proxy to the version 5 clients.
-pub fn any_bytes_to_clients_v5(bytes: &[u8]) {
+pub(crate) fn any_bytes_to_clients_v5(bytes: &[u8]) {
     for (password, optimistic) in [(false, false), (false, true), (true, false), (true, true)] {
         let client = || v5_client(&destination(), password, optimistic);
         assert_eq!(dial(client(), [bytes]), dial(client(), pieces(bytes)));
@@ -232,7 +241,7 @@ pub fn any_bytes_to_clients_v5(bytes: &[u8]) {
 }
 
 /// Any bytes, from a proxy to the version 6 clients, and to the decoder of UDP messages.
-pub fn any_bytes_to_clients_v6(bytes: &[u8]) {
+pub(crate) fn any_bytes_to_clients_v6(bytes: &[u8]) {
     for dialect in [Socks6Dialect::Draft, Socks6Dialect::Socksx010, Socks6Dialect::Socksx] {
         for (password, session) in [(false, 0), (true, 0), (true, 1), (false, 2)] {
             let client = || v6_client(&destination(), password, session, dialect);

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// One way.
 const LATENCY: Duration = Duration::from_millis(100);
 /// What the destination answers when all of the initial data has come.
-pub const ANSWER: &[u8] = b"answer";
+pub(crate) const ANSWER: &[u8] = b"answer";
 
 enum Event {
     ToServer(Vec<u8>),
@@ -23,7 +23,7 @@ enum Event {
 
 /// What happened.
 #[derive(Debug, Default)]
-pub struct Run {
+pub(crate) struct Run {
     /// `Connected` or `Failed`.
     pub client: Option<client::Output>,
     /// Round trips until `Connected` or `Failed`, the TCP handshake not counted.
@@ -46,7 +46,7 @@ pub struct Run {
 
 impl Run {
     /// What the client was told when it was connected.
-    pub fn connected(&self) -> &client::Connected {
+    pub(crate) fn connected(&self) -> &client::Connected {
         match &self.client {
             Some(client::Output::Connected(connected)) => connected,
             other => panic!("not connected: {other:?}, server: {:?}", self.server),
@@ -54,7 +54,7 @@ impl Run {
     }
 
     /// How the client failed.
-    pub fn client_failure(&self) -> (EndReason, &str) {
+    pub(crate) fn client_failure(&self) -> (EndReason, &str) {
         match &self.client {
             Some(client::Output::Failed { reason, detail }) => (*reason, detail),
             other => panic!("did not fail: {other:?}"),
@@ -62,7 +62,7 @@ impl Run {
     }
 
     /// How the server failed.
-    pub fn server_failure(&self) -> (EndReason, &str) {
+    pub(crate) fn server_failure(&self) -> (EndReason, &str) {
         match &self.server {
             Some(Output::Failed { reason, detail }) => (*reason, detail),
             other => panic!("did not fail: {other:?}"),
@@ -71,7 +71,7 @@ impl Run {
 }
 
 /// The two ends and what flies between them.
-pub struct Network {
+pub(crate) struct Network {
     pub config: ServerConfig,
     pub sessions: SessionTable,
     /// Bytes arrive in pieces of this length.
@@ -87,7 +87,7 @@ pub struct Network {
 }
 
 impl Network {
-    pub fn new(config: ServerConfig) -> Self {
+    pub(crate) fn new(config: ServerConfig) -> Self {
         Self {
             config,
             sessions: SessionTable::new(SessionLimits::default(), [7; 16]),
@@ -101,11 +101,11 @@ impl Network {
         }
     }
 
-    pub fn now(&self) -> Instant {
+    pub(crate) fn now(&self) -> Instant {
         self.now
     }
 
-    pub fn pass(&mut self, time: Duration) {
+    pub(crate) fn pass(&mut self, time: Duration) {
         self.now = self.now + time;
     }
 
@@ -115,7 +115,7 @@ impl Network {
     }
 
     /// Runs a client made by `client` against a new server until nothing happens any more.
-    pub fn run(&mut self, client: impl FnOnce(Instant) -> Client) -> Run {
+    pub(crate) fn run(&mut self, client: impl FnOnce(Instant) -> Client) -> Run {
         let started = self.now;
         let mut client = client(self.now);
         let mut server = Server::new(Arc::new(self.config.clone()), self.now);

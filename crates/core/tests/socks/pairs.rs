@@ -29,7 +29,7 @@ fn v5(credentials: Option<&str>, optimistic: bool) -> impl FnOnce(Instant) -> Cl
 }
 
 /// A version 6 client's configuration, to be changed where a test differs.
-pub fn v6_config(dialect: Socks6Dialect, credentials: Option<&str>) -> ClientConfig {
+pub(crate) fn v6_config(dialect: Socks6Dialect, credentials: Option<&str>) -> ClientConfig {
     ClientConfig {
         command: ClientCommand::Connect(to("db.example.nl:5432")),
         dialect,
@@ -43,7 +43,7 @@ pub fn v6_config(dialect: Socks6Dialect, credentials: Option<&str>) -> ClientCon
 }
 
 /// A version 6 client.
-pub fn v6(config: ClientConfig) -> impl FnOnce(Instant) -> Client {
+pub(crate) fn v6(config: ClientConfig) -> impl FnOnce(Instant) -> Client {
     move |now| Client::V6(Box::new(v6::Client::new(config, now)))
 }
 

@@ -1,7 +1,7 @@
 //! What the document tests read out of Markdown: links, headings and tables.
 
 /// A link `[text](target)` outside code.
-pub struct Link {
+pub(crate) struct Link {
     /// Line number, from 1.
     pub line: usize,
     /// What stands between the parentheses.
@@ -9,7 +9,7 @@ pub struct Link {
 }
 
 /// A row of a table, with the cells of its header.
-pub struct Row {
+pub(crate) struct Row {
     /// Line number, from 1.
     pub line: usize,
     /// The cells, trimmed.
@@ -32,12 +32,12 @@ fn without_code(line: &str) -> String {
 }
 
 /// The lines outside code blocks, without their code spans, numbered from 1.
-pub fn plain_lines(text: &str) -> Vec<(usize, String)> {
+pub(crate) fn plain_lines(text: &str) -> Vec<(usize, String)> {
     prose(text).map(|(line, content)| (line, without_code(content))).collect()
 }
 
 /// Every link in prose.
-pub fn links(text: &str) -> Vec<Link> {
+pub(crate) fn links(text: &str) -> Vec<Link> {
     let mut found = Vec::new();
     for (line, content) in prose(text) {
         let content = without_code(content);
@@ -52,7 +52,7 @@ pub fn links(text: &str) -> Vec<Link> {
 }
 
 /// The anchors of a document's headings, as code hosts make them: lower case, blanks to `-`, punctuation dropped.
-pub fn anchors(text: &str) -> Vec<String> {
+pub(crate) fn anchors(text: &str) -> Vec<String> {
     let headings = prose(text).filter_map(|(_, line)| line.strip_prefix('#'));
     let title = headings.map(|line| line.trim_start_matches('#').trim());
     title
@@ -64,7 +64,7 @@ pub fn anchors(text: &str) -> Vec<String> {
 }
 
 /// The rows of every table whose header begins with these cells.
-pub fn table(text: &str, header: &[&str]) -> Vec<Row> {
+pub(crate) fn table(text: &str, header: &[&str]) -> Vec<Row> {
     let mut rows = Vec::new();
     let mut inside = false;
     for (line, content) in prose(text) {
@@ -88,7 +88,7 @@ fn cells(line: &str) -> Option<Vec<String>> {
 }
 
 /// The `code spans` of a cell or a line.
-pub fn code_spans(text: &str) -> Vec<&str> {
+pub(crate) fn code_spans(text: &str) -> Vec<&str> {
     text.split('`').skip(1).step_by(2).collect()
 }
 

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// The root of the workspace.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace root exists")
 }
 
 /// One Rust source file.
-pub struct Source {
+pub(crate) struct Source {
     /// Path from the workspace root, with `/`.
     pub path: String,
     /// The file as it is.
@@ -27,14 +27,14 @@ impl Source {
     }
 
     /// `path:line` of a byte offset into `code`.
-    pub fn place(&self, offset: usize) -> String {
+    pub(crate) fn place(&self, offset: usize) -> String {
         let line = 1 + self.code.as_bytes()[..offset].iter().filter(|byte| **byte == b'\n').count();
         format!("{}:{line}", self.path)
     }
 }
 
 /// The text of a file; the test fails with its name if it cannot be read.
-pub fn text(path: &Path) -> String {
+pub(crate) fn text(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
@@ -44,7 +44,7 @@ fn relative(root: &Path, path: &Path) -> String {
 
 /// Every file under `folder` (from the root) whose name ends with `suffix`, sorted. Build output and dot folders
 /// are left out.
-pub fn files(folder: &str, suffix: &str) -> Vec<PathBuf> {
+pub(crate) fn files(folder: &str, suffix: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut open = vec![root().join(folder)];
     while let Some(folder) = open.pop() {
@@ -64,7 +64,7 @@ pub fn files(folder: &str, suffix: &str) -> Vec<PathBuf> {
 }
 
 /// Every Rust source of the repository: all crates, their tests, and the fuzz targets. Read once.
-pub fn all_sources() -> &'static [Source] {
+pub(crate) fn all_sources() -> &'static [Source] {
     static SOURCES: OnceLock<Vec<Source>> = OnceLock::new();
     SOURCES.get_or_init(|| {
         let root = root();
@@ -74,7 +74,7 @@ pub fn all_sources() -> &'static [Source] {
 
 /// Every Rust source under `folder` (from the root). Panics if there is none: a scan over nothing would pass for
 /// the wrong reason.
-pub fn sources(folder: &str) -> Vec<&'static Source> {
+pub(crate) fn sources(folder: &str) -> Vec<&'static Source> {
     let found: Vec<_> =
         all_sources().iter().filter(|source| Path::new(&source.path).starts_with(folder)).collect();
     assert!(!found.is_empty(), "nothing to scan: no Rust source under {folder}");
@@ -93,7 +93,7 @@ enum Mode {
 }
 
 /// Blanks comments, strings and character literals of Rust text, byte for byte; line breaks stay.
-pub fn masked(text: &str) -> String {
+pub(crate) fn masked(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
     let mut mode = Mode::Code;
@@ -178,7 +178,7 @@ fn char_literal_length(rest: &[u8]) -> Option<usize> {
 }
 
 /// The identifiers and keywords of masked code, each with its byte offset.
-pub fn words(code: &str) -> impl Iterator<Item = (usize, &str)> {
+pub(crate) fn words(code: &str) -> impl Iterator<Item = (usize, &str)> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut rest = 0;
     std::iter::from_fn(move || {

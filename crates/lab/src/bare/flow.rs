@@ -18,7 +18,7 @@ const REPLIES_6: [u8; 16] = [6, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0];
 
 /// A side of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub(super) enum Side {
     Client,
     Server,
 }
@@ -109,7 +109,7 @@ impl End {
 
 /// A client, its server, and the state of both.
 #[derive(Debug)]
-pub struct Flow {
+pub(super) struct Flow {
     key: u64,
     stage: Stage,
     client: End,
@@ -120,13 +120,13 @@ pub struct Flow {
 
 impl Flow {
     /// Makes a flow of an accepted client. `key` identifies it in events; the lowest bit is set for its server.
-    pub fn new(client: OwnedFd, key: u64) -> Self {
+    pub(super) fn new(client: OwnedFd, key: u64) -> Self {
         let (client, server) = (End::new(Some(client), true), End::new(None, false));
         Self { key, stage: Stage::First, client, server, client_out: false }
     }
 
     /// Registers a side once, for all the events it will need.
-    pub fn watch(&mut self, epoll: &OwnedFd, side: Side) -> Result<(), Errno> {
+    pub(super) fn watch(&mut self, epoll: &OwnedFd, side: Side) -> Result<(), Errno> {
         let (end, bit, out) = match side {
             Side::Client => (&self.client, 0, EventFlags::empty()),
             Side::Server => (&self.server, 1, EventFlags::OUT),
@@ -137,7 +137,7 @@ impl Flow {
     }
 
     /// Notes the flags of an event.
-    pub fn notice(&mut self, side: Side, flags: EventFlags) {
+    pub(super) fn notice(&mut self, side: Side, flags: EventFlags) {
         let end = self.end(side);
         let over = flags.intersects(EventFlags::HUP | EventFlags::ERR);
         end.readable |= over || flags.intersects(EventFlags::IN | EventFlags::RDHUP);
@@ -146,7 +146,12 @@ impl Flow {
     }
 
     /// Continues as far as possible; returns false when both sides are finished.
-    pub fn run(&mut self, options: &Options, epoll: &OwnedFd, scratch: &mut [u8]) -> Result<bool, Errno> {
+    pub(super) fn run(
+        &mut self,
+        options: &Options,
+        epoll: &OwnedFd,
+        scratch: &mut [u8],
+    ) -> Result<bool, Errno> {
         loop {
             let goes_on = match self.stage {
                 Stage::First => self.first(options, epoll, scratch)?,

@@ -22,11 +22,11 @@ const INPUT_LIMIT: usize = 64 * 1024;
 const READS_PER_EVENT: u32 = 8;
 
 /// Why a connection failed, as named in the report.
-pub type Failure = Cow<'static, str>;
+pub(super) type Failure = Cow<'static, str>;
 
 /// Counts over all connections.
 #[derive(Debug)]
-pub struct Tally {
+pub(super) struct Tally {
     /// Complete answers.
     pub requests: u64,
     /// Bytes of answers.
@@ -37,7 +37,7 @@ pub struct Tally {
 
 impl Tally {
     /// Makes empty counts.
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { requests: 0, bytes: 0, latencies: Histogram::new() }
     }
 
@@ -49,7 +49,7 @@ impl Tally {
 
 /// The state of a connection after an event.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub(super) enum Outcome {
     /// It waits for the next event.
     Open,
     /// There may be more to read: the event must be requested again.
@@ -60,7 +60,7 @@ pub enum Outcome {
 
 /// A connection and its place in the script.
 #[derive(Debug)]
-pub struct Connection {
+pub(super) struct Connection {
     socket: OwnedFd,
     /// TLS, from the first step inside TLS on.
     tls: Option<Box<Tls>>,
@@ -82,7 +82,7 @@ impl Connection {
     /// Starts to connect; the first event of the socket reports the result.
     ///
     /// # Errors No socket, or the kernel rejects the address at once.
-    pub fn open(spec: &Spec, script: &Script) -> Result<Self, Failure> {
+    pub(super) fn open(spec: &Spec, script: &Script) -> Result<Self, Failure> {
         let family = if spec.dial.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)
@@ -106,12 +106,12 @@ impl Connection {
     }
 
     /// Returns true if it has its answer and only waits for the end.
-    pub fn is_answered(&self) -> bool {
+    pub(super) fn is_answered(&self) -> bool {
         self.answered
     }
 
     /// Returns true if a pending connection made no progress for `limit`.
-    pub fn is_stuck(&self, now: Instant, limit: Duration, work: Work) -> bool {
+    pub(super) fn is_stuck(&self, now: Instant, limit: Duration, work: Work) -> bool {
         !(self.answered && work == Work::Idle) && now.duration_since(self.progress_at) > limit
     }
 
@@ -119,7 +119,7 @@ impl Connection {
     ///
     /// # Errors
     /// The kind of failure; the connection is useless then.
-    pub fn advance(
+    pub(super) fn advance(
         &mut self,
         script: &Script,
         work: Work,

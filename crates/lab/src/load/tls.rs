@@ -18,13 +18,13 @@ use crate::site::ORIGIN_NAME;
 
 /// One connection's TLS.
 #[derive(Debug)]
-pub struct Tls(ClientConnection);
+pub(super) struct Tls(ClientConnection);
 
 /// The configuration of all connections: TLS 1.3 or 1.2, HTTP/1.1.
 ///
 /// # Panics Never: ring supports the requested versions.
 #[must_use]
-pub fn config() -> Arc<ClientConfig> {
+pub(super) fn config() -> Arc<ClientConfig> {
     let provider = Arc::new(ring::default_provider());
     let Ok(builder) = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()
     else {
@@ -41,7 +41,7 @@ impl Tls {
     /// Makes a connection to the origin by its name.
     ///
     /// # Errors rustls rejects the configuration.
-    pub fn new(config: &Arc<ClientConfig>) -> Result<Self, Failure> {
+    pub(super) fn new(config: &Arc<ClientConfig>) -> Result<Self, Failure> {
         let name = ServerName::try_from(ORIGIN_NAME).map_err(|error| format!("TLS: {error}"))?;
         Ok(Self(ClientConnection::new(Arc::clone(config), name).map_err(|error| failure(&error))?))
     }
@@ -49,14 +49,14 @@ impl Tls {
     /// Takes bytes for encryption; returns their number.
     ///
     /// # Errors None in practice: the bytes go to memory.
-    pub fn take(&mut self, bytes: &[u8]) -> Result<usize, Failure> {
+    pub(super) fn take(&mut self, bytes: &[u8]) -> Result<usize, Failure> {
         self.0.writer().write(bytes).map_err(|error| format!("TLS: {error}").into())
     }
 
     /// Writes encrypted bytes, as far as the socket accepts them.
     ///
     /// # Errors The socket's error.
-    pub fn send(&mut self, socket: &OwnedFd) -> Result<(), Failure> {
+    pub(super) fn send(&mut self, socket: &OwnedFd) -> Result<(), Failure> {
         while self.0.wants_write() {
             match self.0.write_tls(&mut Socket(socket)) {
                 Ok(_) => {}
@@ -70,7 +70,7 @@ impl Tls {
     /// Decrypts bytes from the socket and appends their content.
     ///
     /// # Errors An error of rustls.
-    pub fn receive(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Failure> {
+    pub(super) fn receive(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Failure> {
         while !bytes.is_empty() {
             self.0.read_tls(&mut bytes).map_err(|error| format!("TLS: {error}"))?;
             let state = self.0.process_new_packets().map_err(|error| failure(&error))?;

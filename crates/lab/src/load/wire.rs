@@ -25,7 +25,7 @@ pub enum Expect {
 
 /// A parsed reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reply {
+pub(super) struct Reply {
     /// Length of the message in bytes.
     pub length: usize,
     /// Length of the body that follows, in bytes; 0 except for HTTP.
@@ -37,7 +37,7 @@ pub struct Reply {
 pub struct Malformed(pub &'static str);
 
 /// Reads one reply from the front of `bytes`; `None`: not complete yet.
-pub fn parse(expect: Expect, bytes: &[u8]) -> Result<Option<Reply>, Malformed> {
+pub(super) fn parse(expect: Expect, bytes: &[u8]) -> Result<Option<Reply>, Malformed> {
     match expect {
         Expect::Socks5Method => fixed(bytes, &[5, 0], 2, "SOCKS5 method refused"),
         Expect::Socks5Reply => {
@@ -114,10 +114,10 @@ fn body_length(head: &str) -> Option<u64> {
 }
 
 /// SOCKS5 greeting that offers "no authentication" only.
-pub const SOCKS5_GREETING: [u8; 3] = [5, 1, 0];
+pub(super) const SOCKS5_GREETING: [u8; 3] = [5, 1, 0];
 
 /// SOCKS5 CONNECT.
-pub fn socks5_connect(destination: SocketAddr) -> Vec<u8> {
+pub(super) fn socks5_connect(destination: SocketAddr) -> Vec<u8> {
     let mut bytes = vec![5, 1, 0];
     push_address(&mut bytes, destination.ip());
     bytes.extend(destination.port().to_be_bytes());
@@ -125,7 +125,7 @@ pub fn socks5_connect(destination: SocketAddr) -> Vec<u8> {
 }
 
 /// SOCKS6 CONNECT in the draft's layout; option kind 2 announces `initial` bytes if there are any.
-pub fn socks6_connect(destination: SocketAddr, initial: usize) -> Vec<u8> {
+pub(super) fn socks6_connect(destination: SocketAddr, initial: usize) -> Vec<u8> {
     let announced = announcement(initial);
     let options = if initial == 0 { &[][..] } else { &announced[..] };
     let mut bytes = vec![6, 1, 0, options.len() as u8];
@@ -137,7 +137,7 @@ pub fn socks6_connect(destination: SocketAddr, initial: usize) -> Vec<u8> {
 }
 
 /// SOCKS6 CONNECT as socksx writes it: the announcement is always present, even for 0 bytes.
-pub fn socksx_connect(destination: SocketAddr, initial: usize) -> Vec<u8> {
+pub(super) fn socksx_connect(destination: SocketAddr, initial: usize) -> Vec<u8> {
     let mut bytes = vec![6, 1];
     push_address(&mut bytes, destination.ip());
     bytes.extend(destination.port().to_be_bytes());

@@ -9,9 +9,9 @@ use super::segment::{ACK, FIN, PAYLOAD_MAX, PSH, RST, SYN, Segment};
 use crate::load::Histogram;
 
 /// Number of client addresses.
-pub const CLIENT_ADDRESSES: u32 = 16;
+pub(super) const CLIENT_ADDRESSES: u32 = 16;
 /// The first client port; all above are used.
-pub const FIRST_PORT: u16 = 1024;
+pub(super) const FIRST_PORT: u16 = 1024;
 /// The server's initial sequence number; fixed, so that its answers need no memory.
 const SERVER_ISN: u32 = 0x7fff_fff0;
 /// A connection that has not ended after this time is given up and counted, in nanoseconds.

@@ -13,11 +13,11 @@ const FRAMES: usize = 2 * FILL + 8192;
 /// Large enough for every frame of the lab's packets.
 const FRAME: FrameSize = FrameSize::Half;
 /// Maximum number of frames taken at a time.
-pub const BATCH: usize = 64;
+pub(super) const BATCH: usize = 64;
 
 /// An AF_XDP socket with its frames.
 #[derive(Debug)]
-pub struct Rings {
+pub(super) struct Rings {
     socket: XskSocket,
     /// Free frames.
     free: Vec<u64>,
@@ -29,7 +29,7 @@ impl Rings {
     /// program redirects them here.
     ///
     /// # Errors The interface has several receive queues, or no AF_XDP.
-    pub fn open(interface: &str, index: u32) -> Result<Self> {
+    pub(super) fn open(interface: &str, index: u32) -> Result<Self> {
         let queues = xsk::queues(interface);
         ensure!(queues == 1, "{interface} has {queues} receive queues; one is served");
         let umem = Umem::new(FRAMES, FRAME)?;
@@ -41,7 +41,7 @@ impl Rings {
 
     /// Takes sent frames back, gives the kernel free frames, and takes received frames; returns their number. Each of
     /// them must be released or sent.
-    pub fn receive(&mut self, taken: &mut [Descriptor; BATCH]) -> usize {
+    pub(super) fn receive(&mut self, taken: &mut [Descriptor; BATCH]) -> usize {
         let mut addresses = [0; BATCH];
         loop {
             let count = self.socket.finished(&mut addresses);
@@ -60,23 +60,23 @@ impl Rings {
     }
 
     /// Returns the bytes of a received frame.
-    pub fn frame(&mut self, descriptor: Descriptor) -> &mut [u8] {
+    pub(super) fn frame(&mut self, descriptor: Descriptor) -> &mut [u8] {
         self.socket.frame(descriptor)
     }
 
     /// Releases a received frame.
-    pub fn let_go(&mut self, descriptor: Descriptor) {
+    pub(super) fn let_go(&mut self, descriptor: Descriptor) {
         self.free.push(FRAME.beginning(descriptor.address));
     }
 
     /// Queues a received frame for [`Rings::flush`].
-    pub fn forward(&mut self, descriptor: Descriptor) {
+    pub(super) fn forward(&mut self, descriptor: Descriptor) {
         self.outgoing.push(descriptor);
     }
 
     /// Queues a new frame for [`Rings::flush`]. `write` fills it and returns its length. Returns false if there is no
     /// free frame.
-    pub fn send<const ROOM: usize>(&mut self, write: impl FnOnce(&mut [u8; ROOM]) -> usize) -> bool {
+    pub(super) fn send<const ROOM: usize>(&mut self, write: impl FnOnce(&mut [u8; ROOM]) -> usize) -> bool {
         let Some(address) = self.free.pop() else { return false };
         let room = Descriptor { address, length: ROOM as u32, options: 0 };
         let Some(frame) = self.socket.frame(room).first_chunk_mut() else { return false };
@@ -89,7 +89,7 @@ impl Rings {
     ///
     /// # Errors
     /// The interface is down.
-    pub fn flush(&mut self) -> Result<usize> {
+    pub(super) fn flush(&mut self) -> Result<usize> {
         let sent = self.socket.send(&self.outgoing);
         self.outgoing.drain(..sent);
         self.socket.wake()?;
@@ -99,7 +99,7 @@ impl Rings {
     /// Returns the number of frames that the receive ring could not hold.
     ///
     /// # Errors An error of getsockopt(2).
-    pub fn lost(&self) -> Result<u64> {
+    pub(super) fn lost(&self) -> Result<u64> {
         Ok(self.socket.lost()?)
     }
 }

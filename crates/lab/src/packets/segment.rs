@@ -20,9 +20,9 @@ const IP: usize = 20;
 /// Bytes of a TCP header without options.
 const TCP: usize = 20;
 /// Largest payload that the generator sends.
-pub const PAYLOAD_MAX: usize = 16;
+pub(super) const PAYLOAD_MAX: usize = 16;
 /// Longest frame that the generator sends.
-pub const FRAME_MAX: usize = ETHERNET + IP + TCP + PAYLOAD_MAX;
+pub(super) const FRAME_MAX: usize = ETHERNET + IP + TCP + PAYLOAD_MAX;
 /// Shortest Ethernet frame without its checksum.
 const SHORTEST: usize = 60;
 
@@ -118,7 +118,7 @@ impl Segment {
 }
 
 /// Returns true if both checksums of a frame that [`Segment::read`] accepted are correct.
-pub fn checksums_hold(frame: &[u8]) -> bool {
+pub(super) fn checksums_hold(frame: &[u8]) -> bool {
     let Some((ip, rest)) = frame.get(ETHERNET..).and_then(|bytes| bytes.split_at_checked(IP)) else {
         return false;
     };

@@ -38,7 +38,7 @@ struct Wire {
 /// Runs a job on the calling thread.
 ///
 /// # Errors The interface does not exist, or has no AF_XDP.
-pub fn run(spec: &Spec, on_window: impl FnOnce(), on_drain: impl FnOnce()) -> Result<Report> {
+pub(super) fn run(spec: &Spec, on_window: impl FnOnce(), on_drain: impl FnOnce()) -> Result<Report> {
     let mut wire = Wire::open(spec)?;
     wire.until(Duration::from_millis(spec.warmup_ms), |_| false)?;
     on_window();

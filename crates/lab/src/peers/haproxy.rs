@@ -4,12 +4,12 @@ use super::{FLOW_LIMIT, RELAY_PORT, Start, configured, relay};
 use crate::site::Site;
 
 /// One thread, bytes copied through its buffers.
-pub fn copy(site: &Site) -> Start<'_> {
+pub(super) fn copy(site: &Site) -> Start<'_> {
     start(site, FLOW_LIMIT, "")
 }
 
 /// One thread, `splice(2)` in both directions; fewer flows, because pipes need descriptors, too.
-pub fn splice(site: &Site) -> Start<'_> {
+pub(super) fn splice(site: &Site) -> Start<'_> {
     start(site, 6000, "option splice-request\n  option splice-response\n")
 }
 

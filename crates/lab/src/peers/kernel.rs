@@ -9,7 +9,7 @@ use crate::site::{Forwarding, Site};
 use crate::topology::{Link, Node};
 
 /// The client dials the origin over the direct link.
-pub fn direct(site: &Site) -> Start<'_> {
+pub(super) fn direct(site: &Site) -> Start<'_> {
     let origin = site.origin_direct();
     Ok(Running {
         services: Vec::new(),
@@ -22,7 +22,7 @@ pub fn direct(site: &Site) -> Start<'_> {
 }
 
 /// One prerouting rule in the proxy's node, nothing else.
-pub fn dnat(site: &Site) -> Start<'_> {
+pub(super) fn dnat(site: &Site) -> Start<'_> {
     let dial = site.proxy_address(RELAY_PORT);
     let body = format!(
         "chain prerouting {{ type nat hook prerouting priority -100; \
@@ -42,7 +42,7 @@ pub fn dnat(site: &Site) -> Start<'_> {
 }
 
 /// An XDP program changes addresses and ports, and knows no connections.
-pub fn least(site: &Site) -> Start<'_> {
+pub(super) fn least(site: &Site) -> Start<'_> {
     let (SocketAddr::V4(front), SocketAddr::V4(server)) = (site.proxy_address(RELAY_PORT), site.origin())
     else {
         return Err(Unavailable::Absent("IPv4".into()));

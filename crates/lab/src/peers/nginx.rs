@@ -9,7 +9,7 @@ use crate::site::Site;
 const MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
 
 /// One worker, `proxy_pass` to the origin.
-pub fn stream(site: &Site) -> Start<'_> {
+pub(super) fn stream(site: &Site) -> Start<'_> {
     if !Path::new(MODULE).is_file() {
         return Err(Unavailable::Absent(
             "libnginx-mod-stream is not installed; bench/peers.sh installs it".into(),
@@ -30,7 +30,7 @@ stream {{ server {{ listen {listen} backlog=8192; tcp_nodelay on; proxy_timeout 
 }
 
 /// One worker, HTTP, a new connection to the server for each request: the EPI paper's `Connection: Close`.
-pub fn http_close(site: &Site) -> Start<'_> {
+pub(super) fn http_close(site: &Site) -> Start<'_> {
     let (listen, origin) = (site.proxy_address(RELAY_PORT), site.origin());
     let directory = site.directory.path().display();
     let config = format!(

@@ -71,7 +71,7 @@ impl Redirector {
 }
 
 /// Redirector and proxy as a row.
-pub fn pair(site: &Site, redirector: Redirector, proxy: Proxy) -> Start<'_> {
+pub(super) fn pair(site: &Site, redirector: Redirector, proxy: Proxy) -> Start<'_> {
     let service = proxy.start(site)?;
     let redirecting = redirector.start(site, site.proxy_address(proxy.port()))?;
     Ok(Running {

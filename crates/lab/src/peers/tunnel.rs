@@ -19,7 +19,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// The transport of the tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transport {
+pub(super) enum Transport {
     /// One QUIC connection, a stream for each flow.
     Quic,
     /// A pool of TLS connections, one for each flow.
@@ -43,7 +43,7 @@ struct Identity {
 }
 
 /// Starts redirector, tunnel and far side; returns when the tunnel is open.
-pub fn pair(site: &Site, transport: Transport) -> Start<'_> {
+pub(super) fn pair(site: &Site, transport: Transport) -> Start<'_> {
     let [near, far] = ["near.lab", "far.lab"].map(|name| identity(site.directory.path(), name));
     let (near, far) = (near?, far?);
     let far_side = ours::start(site, &site.proxy, "far", &far_config(site, &near, &far), PORT)?;

@@ -1,7 +1,7 @@
 //! Shared code of the namespace tests: programs that fetch from the origin, and counts of cases that ran and did not
 //! run.
 
-pub mod programs;
+pub(crate) mod programs;
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use sidetrack_lab::peers::Unavailable;
 use sidetrack_lab::site::Site;
 
 /// The end of a case that did not fail.
-pub enum Done {
+pub(crate) enum Done {
     /// It ran and was correct.
     Ran,
     /// It could not run; why.
@@ -17,11 +17,11 @@ pub enum Done {
 }
 
 /// Why a case failed.
-pub type Failure = String;
+pub(crate) type Failure = String;
 
 /// Counts cases; a failure or, with `SIDETRACK_REQUIRE_ALL=1`, a skip fails the test at the end.
 #[derive(Default)]
-pub struct Tally {
+pub(crate) struct Tally {
     ran: u32,
     skipped: u32,
     failures: String,
@@ -29,7 +29,7 @@ pub struct Tally {
 
 impl Tally {
     /// Notes how a case ended.
-    pub fn note(&mut self, case: &str, result: Result<Done, Failure>) {
+    pub(crate) fn note(&mut self, case: &str, result: Result<Done, Failure>) {
         match result {
             Ok(Done::Ran) => {
                 self.ran += 1;
@@ -47,7 +47,7 @@ impl Tally {
     }
 
     /// Ends the test.
-    pub fn finish(self) {
+    pub(crate) fn finish(self) {
         println!("{} ran, {} skipped", self.ran, self.skipped);
         assert!(self.failures.is_empty(), "\n{}", self.failures);
         assert!(
@@ -64,7 +64,7 @@ fn requires_all() -> bool {
 }
 
 /// Returns the site, or `None` if this user cannot make one, which is printed and counts as a skip.
-pub fn site(tally: &mut Tally) -> Option<Site> {
+pub(crate) fn site(tally: &mut Tally) -> Option<Site> {
     if !rustix::process::geteuid().is_root() {
         tally.note("everything", Ok(Done::Skipped("namespaces with links need root".into())));
         return None;
@@ -73,7 +73,7 @@ pub fn site(tally: &mut Tally) -> Option<Site> {
 }
 
 /// An absent peer is a skip; one that does not start is a failure.
-pub fn skip_if_absent(unavailable: Unavailable) -> Result<Done, Failure> {
+pub(crate) fn skip_if_absent(unavailable: Unavailable) -> Result<Done, Failure> {
     match unavailable {
         Unavailable::Absent(what) => Ok(Done::Skipped(what)),
         failed @ Unavailable::Failed(_) => Err(failed.to_string()),

@@ -22,7 +22,7 @@ const PAYLOAD_FILE: &str = "payload";
 
 /// The way of the program's connection.
 #[derive(Debug, Clone, Copy)]
-pub enum Way {
+pub(crate) enum Way {
     /// The program is not configured: it is redirected.
     Redirected,
     /// The program itself speaks SOCKS5 to this proxy.
@@ -33,7 +33,7 @@ pub enum Way {
 
 /// A client program and what it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Program {
+pub(crate) enum Program {
     /// curl fetches by IPv4 address.
     Curl,
     /// curl fetches by IPv6 address.
@@ -51,7 +51,7 @@ pub enum Program {
 }
 
 /// The fetched payload, and the server side of ssh.
-pub struct World<'s> {
+pub(crate) struct World<'s> {
     site: &'s Site,
     payload: Vec<u8>,
     key: PathBuf,
@@ -61,7 +61,7 @@ pub struct World<'s> {
 
 impl<'s> World<'s> {
     /// Puts a payload at the origin, and starts sshd if it is installed.
-    pub fn new(site: &'s Site) -> Self {
+    pub(crate) fn new(site: &'s Site) -> Self {
         let payload = noise(PAYLOAD_BYTES);
         let directory = site.directory.path();
         fs::write(directory.join("www").join(PAYLOAD_FILE), &payload).expect("the origin's folder is ours");
@@ -71,7 +71,7 @@ impl<'s> World<'s> {
     }
 
     /// Runs a program and compares the received bytes with the sent ones.
-    pub fn run(&self, program: Program, way: Way) -> Result<Done, Failure> {
+    pub(crate) fn run(&self, program: Program, way: Way) -> Result<Done, Failure> {
         let origin = self.site.proxy_server.b;
         match program {
             Program::Curl => self.curl(way, &origin.v4.to_string(), false),

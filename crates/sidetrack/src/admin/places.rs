@@ -89,7 +89,7 @@ pub fn run_sockets(directory: &Path) -> Vec<(u32, PathBuf)> {
 /// # Errors
 /// Fails as the system does. Fails with `PermissionDenied` if it belongs to another user, who could replace our
 /// socket.
-pub fn make_directory(directory: &Path) -> io::Result<()> {
+pub(super) fn make_directory(directory: &Path) -> io::Result<()> {
     let uid = probe::uid();
     let mode = if uid == 0 { 0o755 } else { 0o700 };
     match fs::DirBuilder::new().mode(mode).create(directory) {

@@ -56,7 +56,7 @@ static COMPILED: Mutex<BTreeMap<(Arc<str>, String), Policy>> = Mutex::new(BTreeM
 
 /// An error in a condition, and where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WhenError {
+pub(super) struct WhenError {
     /// The index of its agreement in the list.
     pub agreement: usize,
     /// The message.
@@ -66,7 +66,7 @@ pub struct WhenError {
 }
 
 /// Compiled agreements.
-pub struct Cedar {
+pub(super) struct Cedar {
     authorizer: Authorizer,
     policies: PolicySet,
     entities: Entities,
@@ -86,7 +86,7 @@ impl Cedar {
     ///
     /// # Errors
     /// Returns an error for each condition that cannot be compiled.
-    pub fn new(facts: &Facts, labels: &Labels, clauses: Vec<Clause>) -> Result<Self, Vec<WhenError>> {
+    pub(super) fn new(facts: &Facts, labels: &Labels, clauses: Vec<Clause>) -> Result<Self, Vec<WhenError>> {
         let internal = |error: &dyn fmt::Display| {
             vec![WhenError { agreement: 0, message: format!("the policy engine: {error}"), span: None }]
         };

@@ -37,7 +37,7 @@ impl Check<'_> {
     }
 
     /// Checks everything. Returns `None` if there is an error.
-    pub fn check(&mut self) -> Option<Checked> {
+    pub(super) fn check(&mut self) -> Option<Checked> {
         match &self.file.version {
             Some(at) if **at == 1 => {}
             Some(at) => {

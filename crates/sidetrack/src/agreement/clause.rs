@@ -1,6 +1,6 @@
 //! The checked form of an agreement, for the reasoner.
 
-pub use super::raw::Effect;
+pub(super) use super::raw::Effect;
 
 use sidetrack_core::agreement::{Obligations, Surplus};
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// An agreement to compile. Its names were checked.
 #[derive(Clone, Debug)]
-pub struct Clause {
+pub(super) struct Clause {
     /// Its name.
     pub name: Arc<str>,
     /// Whether it permits or forbids.
@@ -33,7 +33,7 @@ pub struct Clause {
 
 /// Labels for entities, besides `Facts`.
 #[derive(Clone, Debug, Default)]
-pub struct Labels {
+pub(super) struct Labels {
     /// Labels of parties.
     pub parties: BTreeMap<String, Vec<String>>,
     /// Labels of data sets.

@@ -5,13 +5,13 @@
 use std::ops::Range;
 
 /// Longest condition, bytes.
-pub const BYTES_MAX: usize = 4096;
+pub(super) const BYTES_MAX: usize = 4096;
 
 /// Deepest nesting of brackets in a condition.
-pub const DEPTH_MAX: usize = 32;
+pub(super) const DEPTH_MAX: usize = 32;
 
 /// Says why a text must not reach the policy engine, and where. `None` if it may.
-pub fn refused(text: &str) -> Option<(String, Range<usize>)> {
+pub(super) fn refused(text: &str) -> Option<(String, Range<usize>)> {
     if text.len() > BYTES_MAX {
         let end = text.ceil_char_boundary(BYTES_MAX);
         return Some((

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// An agreement between parties.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct File {
+pub(super) struct File {
     /// Version of the format: 1.
     pub version: Option<At<u32>>,
     /// All attributes (Eq. 2).
@@ -35,7 +35,7 @@ pub struct File {
 /// A bridging function.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Function {
+pub(super) struct Function {
     /// The attributes it applies.
     pub applies: Option<List<String>>,
     /// Its cost.
@@ -55,7 +55,7 @@ pub struct Function {
 /// The position of a function in a chain.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Position {
+pub(super) enum Position {
     /// Nearest to the ends of the path.
     First,
     /// Anywhere.
@@ -67,7 +67,7 @@ pub enum Position {
 /// A party.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Party {
+pub(super) struct Party {
     /// Labels for conditions.
     pub labels: Option<List<String>>,
 }
@@ -75,7 +75,7 @@ pub struct Party {
 /// A node.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Node {
+pub(super) struct Node {
     /// The party that it belongs to.
     pub party: Option<At<String>>,
     /// Its networks or addresses.
@@ -87,7 +87,7 @@ pub struct Node {
 /// A data set.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Data {
+pub(super) struct Data {
     /// The node that has it.
     pub node: Option<At<String>>,
     /// The TCP ports of its service.
@@ -103,7 +103,7 @@ pub struct Data {
 /// Whether the people that data is about have agreed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Consent {
+pub(super) enum Consent {
     /// They have agreed.
     Given,
     /// They have withdrawn their consent.
@@ -115,7 +115,7 @@ pub enum Consent {
 /// The effect of an agreement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Effect {
+pub(super) enum Effect {
     /// It allows.
     Permit,
     /// It forbids, whatever other agreements permit.
@@ -125,7 +125,7 @@ pub enum Effect {
 /// One agreement.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Agreement {
+pub(super) struct Agreement {
     /// Its name.
     pub name: Option<At<String>>,
     /// Its effect.

@@ -2,7 +2,7 @@
 
 mod file;
 
-pub use file::{Writer, serve};
+pub(super) use file::{Writer, serve};
 
 use super::node::{Node, lock};
 use crate::admin::{AgreementStatus, Applied, Movements};
@@ -121,7 +121,12 @@ impl Node {
     ///
     /// # Errors
     /// What is wrong with the text, or with writing the file. Nothing has changed then.
-    pub fn apply_agreement(&self, config: &Config, text: &str, dry_run: bool) -> anyhow::Result<Applied> {
+    pub(super) fn apply_agreement(
+        &self,
+        config: &Config,
+        text: &str,
+        dry_run: bool,
+    ) -> anyhow::Result<Applied> {
         let file =
             config.agreement.as_ref().context("the configuration has no [policy] that names an agreement")?;
         let book = Arc::new(book(&file.path, text, SystemTime::now())?);
@@ -140,7 +145,7 @@ impl Node {
     }
 
     /// The agreement in force.
-    pub fn agreement_status(&self) -> AgreementStatus {
+    pub(super) fn agreement_status(&self) -> AgreementStatus {
         status(&self.agreement().load())
     }
 }

@@ -20,7 +20,7 @@ impl Node {
     ///
     /// # Errors
     /// What cannot be done. Nothing has changed then.
-    pub fn apply(&self, change: &Change<'_>) -> anyhow::Result<()> {
+    pub(super) fn apply(&self, change: &Change<'_>) -> anyhow::Result<()> {
         let new = change.new;
         anyhow::ensure!(
             change.old.shunt == new.shunt,
@@ -137,7 +137,7 @@ impl Node {
 
     /// Accepts no new connections; running flows go on. The kernel's rules for new connections are removed, so that these
     /// pass as if sidetrack did not run. With `on_crash = "closed"` they are refused. Waits for the keeper.
-    pub fn stop_accepting(&self) {
+    pub(super) fn stop_accepting(&self) {
         let mut served = lock(&self.served);
         self.leaving.store(true, Relaxed);
         let has_let_go = self.let_new_pass(&served).unwrap_or_else(|error| {

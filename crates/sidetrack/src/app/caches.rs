@@ -5,10 +5,10 @@ use crate::http::{Cache, Proxy, Which};
 use std::sync::Arc;
 
 /// A listener's name, and the proxy that handles its requests.
-pub type Named = (Arc<str>, Arc<Proxy>);
+pub(super) type Named = (Arc<str>, Arc<Proxy>);
 
 /// Returns the state of each cache.
-pub fn status(proxies: &[Named]) -> Vec<CacheStatus> {
+pub(super) fn status(proxies: &[Named]) -> Vec<CacheStatus> {
     with_caches(proxies).map(|(name, proxy, cache)| one(name, proxy, cache)).collect()
 }
 
@@ -52,7 +52,7 @@ fn one(name: &str, proxy: &Proxy, cache: &Cache) -> CacheStatus {
 ///
 /// # Errors
 /// Fails if there is no such listener, or if the URL is not valid.
-pub fn list(
+pub(super) fn list(
     proxies: &[Named],
     listener: Option<&str>,
     scope: &CacheScope,
@@ -78,7 +78,7 @@ pub fn list(
 ///
 /// # Errors
 /// Fails as [`list`] does.
-pub fn purge(proxies: &[Named], listener: Option<&str>, scope: &CacheScope) -> Result<usize, String> {
+pub(super) fn purge(proxies: &[Named], listener: Option<&str>, scope: &CacheScope) -> Result<usize, String> {
     let mut count = 0;
     for (_, cache) in chosen(proxies, listener)? {
         for which in which(cache, scope)? {

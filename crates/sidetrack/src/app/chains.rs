@@ -7,7 +7,7 @@ use sidetrack_core::policy::{Action, Policy};
 use std::sync::Arc;
 
 /// Ends flows whose rule has another chain now, if the old or the new rule asks for it.
-pub fn cut_changed(policy: &Policy, ledgers: &[Arc<Ledger>]) {
+pub(super) fn cut_changed(policy: &Policy, ledgers: &[Arc<Ledger>]) {
     for flow in ledgers.iter().flat_map(|ledger| ledger.snapshot()) {
         if is_cut(policy, &flow) {
             flow.end(EndReason::ChainChanged);

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 /// A node and its configuration, for the admin interface.
-pub struct ControlOf {
+pub(super) struct ControlOf {
     node: Arc<Node>,
     reload: ReloadHandle,
     runtime: Handle,
@@ -28,7 +28,7 @@ pub struct ControlOf {
 
 impl ControlOf {
     /// Call it on the control event loop.
-    pub fn new(node: Arc<Node>, reload: ReloadHandle, shunt: Option<Arc<ShuntFlows>>) -> Self {
+    pub(super) fn new(node: Arc<Node>, reload: ReloadHandle, shunt: Option<Arc<ShuntFlows>>) -> Self {
         Self { node, reload, runtime: Handle::current(), shunt }
     }
 }
@@ -141,7 +141,7 @@ fn health(function: &Function) -> ContainersHealth {
 }
 
 /// A `sidetrack run`; its rules do not change.
-pub struct ControlOfRun {
+pub(super) struct ControlOfRun {
     /// The configuration that decides.
     pub config: Arc<ArcSwap<Config>>,
     /// The file it came from, if any.

@@ -13,7 +13,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
 /// The files, each with the mode for creating it.
-pub fn files(config: &Config) -> Vec<(PathBuf, u32)> {
+pub(super) fn files(config: &Config) -> Vec<(PathBuf, u32)> {
     let mut files = Vec::new();
     if let RecordTo::File(path) = &config.record.to {
         files.push((path.clone(), 0o640));
@@ -26,7 +26,7 @@ pub fn files(config: &Config) -> Vec<(PathBuf, u32)> {
 }
 
 /// The folders of caches.
-pub fn folders(config: &Config) -> Vec<PathBuf> {
+pub(super) fn folders(config: &Config) -> Vec<PathBuf> {
     let disks = proxies(config).filter_map(|http| http.cache.as_ref()?.disk.as_ref());
     disks.map(|disk| disk.folder.clone()).collect()
 }
@@ -39,7 +39,7 @@ fn proxies(config: &Config) -> impl Iterator<Item = &HttpListener> {
 ///
 /// # Errors
 /// What could not be created or given away.
-pub fn hand_over(config: &Config, user: &DataUser) -> anyhow::Result<()> {
+pub(super) fn hand_over(config: &Config, user: &DataUser) -> anyhow::Result<()> {
     let cannot = |path: &Path| format!("cannot give {} to user '{}'", path.display(), user.name);
     if let Some(agreement) = &config.agreement {
         // The data plane writes it for `sidetrack policy apply`.
@@ -56,7 +56,7 @@ pub fn hand_over(config: &Config, user: &DataUser) -> anyhow::Result<()> {
 
 /// Creates missing files and folders, so that Landlock can allow them. A failure is reported later, where the file is
 /// used.
-pub fn make(config: &Config) {
+pub(super) fn make(config: &Config) {
     for (path, mode) in files(config) {
         let _ = open(&path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, mode);
     }

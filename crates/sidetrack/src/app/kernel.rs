@@ -6,7 +6,7 @@
 
 mod paths;
 
-pub use paths::Paths;
+pub(super) use paths::Paths;
 
 use crate::keeper::{Keeper, KernelFlow, KernelFlowKey};
 use crate::live::{Decided, Ended, Ledger, LiveFlow, Slot};
@@ -26,7 +26,7 @@ const GOES_ON: &str = "the kernel carries it on; bytes are those until now";
 const ENDS: &str = "its addresses were rewritten by our rules, which end";
 
 /// The kernel's flows: the paths they belong to, and those that were listed.
-pub struct KernelFlows {
+pub(super) struct KernelFlows {
     paths: Mutex<Paths>,
     /// Running flows that were listed at least once.
     seen: Mutex<BTreeMap<KernelFlowKey, Seen>>,
@@ -49,28 +49,28 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl KernelFlows {
     /// Starts without flows. Without a keeper there are never any.
-    pub fn new(paths: Paths, shared: Arc<Shared>, keeper: Option<Arc<Keeper>>) -> Self {
+    pub(super) fn new(paths: Paths, shared: Arc<Shared>, keeper: Option<Arc<Keeper>>) -> Self {
         let (paths, seen) = (Mutex::new(paths), Mutex::default());
         Self { paths, seen, ledger: Arc::default(), shared, keeper, stop: Notify::new() }
     }
 
     /// The flows, for the admin interface and the recorder.
-    pub const fn ledger(&self) -> &Arc<Ledger> {
+    pub(super) const fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
     /// The paths of all configurations so far.
-    pub fn paths(&self) -> MutexGuard<'_, Paths> {
+    pub(super) fn paths(&self) -> MutexGuard<'_, Paths> {
         lock(&self.paths)
     }
 
     /// Makes [`KernelFlows::record`] record the running flows and end.
-    pub fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.stop.notify_one();
     }
 
     /// Writes a record for each connection that ends, until [`KernelFlows::stop`].
-    pub async fn record(self: Arc<Self>, events: Events) {
+    pub(super) async fn record(self: Arc<Self>, events: Events) {
         #[expect(deprecated, reason = "its successor is unsafe; this descriptor is owned and stays open")]
         let mut socket = match AsyncFd::new(events) {
             Ok(socket) => socket,
@@ -175,7 +175,7 @@ impl KernelFlows {
     }
 
     /// Updates the ledger with the running flows. Blocks while the kernel lists them.
-    pub fn look(&self) {
+    pub(super) fn look(&self) {
         let Some(keeper) = self.keeper.as_ref().filter(|_| self.paths().next() > 0) else { return };
         match keeper.flows() {
             Ok(entries) => self.listed(&entries),

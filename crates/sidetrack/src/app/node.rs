@@ -55,7 +55,7 @@ pub(super) struct Served {
 }
 
 /// All parts that need rights; they are made before rights are given up.
-pub struct Prepared {
+pub(super) struct Prepared {
     workers: usize,
     steered: Steered,
     overlay: Option<overlay::Bound>,
@@ -66,7 +66,7 @@ pub struct Prepared {
 }
 
 /// A running node.
-pub struct Node {
+pub(super) struct Node {
     pub(super) shared: Arc<Shared>,
     pub(super) fleet: Mutex<Option<Fleet>>,
     pub(super) ledgers: Vec<Arc<Ledger>>,
@@ -106,7 +106,7 @@ impl Prepared {
     ///
     /// # Errors
     /// What could not be started or opened, with the system's error.
-    pub fn new(config: &Config, user: Option<&DataUser>) -> anyhow::Result<Self> {
+    pub(super) fn new(config: &Config, user: Option<&DataUser>) -> anyhow::Result<Self> {
         let workers = match config.workers {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             workers => workers,
@@ -142,7 +142,7 @@ impl Prepared {
     ///
     /// # Errors
     /// Which right could not be given up.
-    pub fn give_up_rights(
+    pub(super) fn give_up_rights(
         &mut self,
         config: &Config,
         file: &Path,
@@ -204,7 +204,7 @@ impl Prepared {
     ///
     /// # Errors
     /// The listener or rule that failed, with the system's error.
-    pub fn start(self, config: Arc<ArcSwap<Config>>, nofile: u64) -> anyhow::Result<Node> {
+    pub(super) fn start(self, config: Arc<ArcSwap<Config>>, nofile: u64) -> anyhow::Result<Node> {
         let bound = self.bind(&config.load())?;
         let (paths, events) = self.steer(&config.load(), &bound)?;
         let (budget, warm) = {
@@ -260,14 +260,14 @@ impl Prepared {
 
 impl Node {
     /// All ledgers: of the workers, the packet engine, flows delivered for other nodes, and flows in the kernel.
-    pub fn ledgers(&self) -> Vec<Arc<Ledger>> {
+    pub(super) fn ledgers(&self) -> Vec<Arc<Ledger>> {
         let delivered = self.overlay.as_ref().map(overlay::Overlay::ledger);
         let own = self.ledgers.iter().chain(self.engines.ledgers()).chain(delivered);
         own.chain([self.kernel.ledger()]).cloned().collect()
     }
 
     /// The listeners: name, kind, addresses.
-    pub fn listeners(&self) -> Vec<(Arc<str>, &'static str, Vec<SocketAddr>)> {
+    pub(super) fn listeners(&self) -> Vec<(Arc<str>, &'static str, Vec<SocketAddr>)> {
         let served = lock(&self.served);
         let rows = served.iter().map(|served| {
             let addresses = match served.listener.kind {
@@ -280,14 +280,14 @@ impl Node {
     }
 
     /// The proxies of all listeners that serve single requests.
-    pub fn proxies(&self) -> Vec<super::caches::Named> {
+    pub(super) fn proxies(&self) -> Vec<super::caches::Named> {
         let served = lock(&self.served);
         let first = |served: &Served| served.serving.first().and_then(|one| one.listening.proxy().cloned());
         served.iter().filter_map(|served| Some((served.listener.name.clone(), first(served)?))).collect()
     }
 
     /// The functions of the configuration in force.
-    pub fn functions(&self) -> Vec<Arc<Function>> {
+    pub(super) fn functions(&self) -> Vec<Arc<Function>> {
         self.shared.functions.functions()
     }
 
@@ -342,12 +342,12 @@ impl Node {
     }
 
     /// A number for a flow that the caller forwards.
-    pub fn next_flow_id(&self) -> FlowId {
+    pub(super) fn next_flow_id(&self) -> FlowId {
         self.shared.next_flow_id()
     }
 
     /// Logs the addresses of all listeners.
-    pub fn announce(&self) {
+    pub(super) fn announce(&self) {
         for (name, kind, addresses) in self.listeners() {
             for address in addresses {
                 tracing::info!(listener = %name, kind, %address, "listening");
@@ -374,14 +374,14 @@ impl Node {
     }
 
     /// Records the ends of flows in the kernel, in a task of the caller's event loop.
-    pub fn record_kernel_flows(&self) {
+    pub(super) fn record_kernel_flows(&self) {
         if let Some(events) = lock(&self.events).take() {
             *lock(&self.recording) = Some(tokio::spawn(self.kernel.clone().record(events)));
         }
     }
 
     /// Writes the missing records of flows in the kernel. These flows go on.
-    pub async fn end_kernel_flows(&self) {
+    pub(super) async fn end_kernel_flows(&self) {
         let recording = lock(&self.recording).take();
         if let Some(recording) = recording {
             self.kernel.stop();
@@ -391,12 +391,12 @@ impl Node {
     }
 
     /// Updates the ledger of flows in the kernel. Blocks while the kernel lists them.
-    pub fn look_at_kernel_flows(&self) {
+    pub(super) fn look_at_kernel_flows(&self) {
         self.kernel.look();
     }
 
     /// Waits until the keeper dies, which it never does by itself; returns the consequences. Never returns without a keeper.
-    pub async fn keeper_gone(&self, on_crash: OnCrash) -> String {
+    pub(super) async fn keeper_gone(&self, on_crash: OnCrash) -> String {
         let Some(keeper) = &self.steered.keeper else { return std::future::pending().await };
         let ended = match keeper.watch() {
             Ok(end) => wait_for(end).await,
@@ -418,17 +418,17 @@ impl Node {
     }
 
     /// The entry to the overlay, if this node is part of one.
-    pub fn overlay(&self) -> Option<Arc<overlay::Entry>> {
+    pub(super) fn overlay(&self) -> Option<Arc<overlay::Entry>> {
         self.overlay.as_ref().map(overlay::Overlay::entry)
     }
 
     /// The number of flows in the workers.
-    pub fn flows_in_flight(&self) -> usize {
+    pub(super) fn flows_in_flight(&self) -> usize {
         self.ledgers.iter().map(|ledger| ledger.len()).sum()
     }
 
     /// Stops accepting, ends every flow, and stops the workers.
-    pub fn stop(&self) {
+    pub(super) fn stop(&self) {
         // No new flows first, then the end of flows. The overlay and the containers stop last, because flows use them.
         lock(&self.served).clear();
         self.engines.stop();
@@ -447,7 +447,7 @@ impl Node {
     ///
     /// # Errors
     /// The keeper cannot be waited for.
-    pub fn take_back(&self) -> anyhow::Result<()> {
+    pub(super) fn take_back(&self) -> anyhow::Result<()> {
         self.steered.keeper.as_ref().map_or(Ok(()), |keeper| keeper.finish()).context("the keeper")
     }
 }

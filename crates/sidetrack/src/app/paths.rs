@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// Restricts this thread and those it starts to the files of the configuration. `socket`: the admin socket, if this process
 /// removes it.
-pub fn restrict(config: &Config, file: &Path, socket: Option<&Path>) {
+pub(super) fn restrict(config: &Config, file: &Path, socket: Option<&Path>) {
     rights::restrict(&allowed(config, file, socket));
 }
 

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 ///
 /// # Errors
 /// This process cannot become the user, or the user may not write a configured file.
-pub fn give_up(
+pub(super) fn give_up(
     config: &Config,
     file: &Path,
     user: Option<&DataUser>,
@@ -81,7 +81,7 @@ fn read(config: &Config, file: &Path) -> Vec<PathBuf> {
 }
 
 /// The files that the configuration names and that are only read.
-pub fn named(config: &Config) -> impl Iterator<Item = PathBuf> {
+pub(super) fn named(config: &Config) -> impl Iterator<Item = PathBuf> {
     let mut others = written(config);
     // Root has bound the socket already.
     others.extend(match &config.admin.socket {

@@ -22,7 +22,7 @@ const FETCH_EVERY: Duration = Duration::from_secs(1);
 const LISTENER: &str = "shunt";
 
 /// The shunt of a node.
-pub struct ShuntFlows {
+pub(super) struct ShuntFlows {
     shunter: Shunter,
     ledger: Arc<Ledger>,
     /// Running flows that were listed, until their record comes.
@@ -48,7 +48,7 @@ impl ShuntFlows {
     ///
     /// # Errors
     /// Says what is missing.
-    pub fn start(config: &Config, name: &str, text: &str) -> anyhow::Result<Option<Arc<Self>>> {
+    pub(super) fn start(config: &Config, name: &str, text: &str) -> anyhow::Result<Option<Arc<Self>>> {
         if config.shunt.is_none() {
             return Ok(None);
         }
@@ -61,7 +61,7 @@ impl ShuntFlows {
     }
 
     /// The flows, for the recorder.
-    pub const fn ledger(&self) -> &Arc<Ledger> {
+    pub(super) const fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
@@ -70,12 +70,12 @@ impl ShuntFlows {
     ///
     /// # Errors
     /// Fails if the shunt refuses the request.
-    pub fn ask(&self, ask: &Ask) -> anyhow::Result<Told> {
+    pub(super) fn ask(&self, ask: &Ask) -> anyhow::Result<Told> {
         self.shunter.ask(ask)
     }
 
     /// Writes records from the shunt's reports until `stop`, then makes the shunt undo everything.
-    pub async fn record(self: Arc<Self>, node: Arc<Node>, mut stop: watch::Receiver<bool>) {
+    pub(super) async fn record(self: Arc<Self>, node: Arc<Node>, mut stop: watch::Receiver<bool>) {
         let mut well = true;
         loop {
             let stopped = tokio::select! {
@@ -112,7 +112,7 @@ impl ShuntFlows {
     }
 
     /// Updates the ledger with flows that are or were on the fast path. Blocks like [`ShuntFlows::ask`].
-    pub fn look(&self, node: &Node) {
+    pub(super) fn look(&self, node: &Node) {
         let flows = match self.ask(&Ask::Flows) {
             Ok(Told::Flows(flows)) => flows,
             Ok(_) => return,

@@ -15,7 +15,7 @@ const ERRORS_MAX: usize = 50;
 const PART: usize = 128;
 
 /// What could be read of a text.
-pub struct Parsed<F> {
+pub(super) struct Parsed<F> {
     /// The file without the wrong entries. `None` if the text is not TOML or has too many errors.
     pub file: Option<F>,
     /// All errors of shape.
@@ -36,7 +36,7 @@ struct Cut {
 impl<F> Parsed<F> {
     /// Whether a removed entry may be the cause of a problem: something seems to be missing in the table where
     /// the entry was.
-    pub fn explains(&self, problem: &Problem) -> bool {
+    pub(super) fn explains(&self, problem: &Problem) -> bool {
         self.cut.iter().any(|cut| match &cut.top {
             Some(key) => problem.help().contains(&format!("`{key}")) || problem.place() == Some(0..0),
             None => cut.within.iter().any(|span| problem.place().as_ref() == Some(span)),
@@ -49,7 +49,7 @@ impl<F> Parsed<F> {
 /// # Errors
 /// Returns all errors of shape.
 #[cfg(feature = "control")]
-pub fn parse<F: DeserializeOwned>(text: &str, keys: &str) -> Result<F, Vec<Problem>> {
+pub(crate) fn parse<F: DeserializeOwned>(text: &str, keys: &str) -> Result<F, Vec<Problem>> {
     match parse_all(text, keys) {
         Parsed { file: Some(file), problems, .. } if problems.is_empty() => Ok(file),
         Parsed { problems, .. } => Err(problems),
@@ -58,7 +58,7 @@ pub fn parse<F: DeserializeOwned>(text: &str, keys: &str) -> Result<F, Vec<Probl
 
 /// Like [`parse`], but continues after errors. A wrong entry is removed and the rest is parsed again, so that
 /// one run reports all errors of shape and all wrong values.
-pub fn parse_all<F: DeserializeOwned>(text: &str, keys: &str) -> Parsed<F> {
+pub(super) fn parse_all<F: DeserializeOwned>(text: &str, keys: &str) -> Parsed<F> {
     parse_in_parts(text, keys, PART)
 }
 

@@ -83,12 +83,12 @@ pub(super) struct Noting<'a> {
 
 impl<'a> Noting<'a> {
     /// Starts with no paths.
-    pub const fn new(inner: &'a dyn Surroundings) -> Self {
+    pub(super) const fn new(inner: &'a dyn Surroundings) -> Self {
         Self { inner, named: RefCell::new(Vec::new()) }
     }
 
     /// The paths, each once.
-    pub fn named(&self) -> Vec<PathBuf> {
+    pub(super) fn named(&self) -> Vec<PathBuf> {
         let mut named = self.named.take();
         named.sort_unstable();
         named.dedup();

@@ -14,7 +14,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// The process cannot become the user, or the address is taken.
-pub fn confine(listen: &str, user: Option<&DataUser>, again: &[&Path]) -> anyhow::Result<TcpListener> {
+pub(super) fn confine(listen: &str, user: Option<&DataUser>, again: &[&Path]) -> anyhow::Result<TcpListener> {
     let to_bind = if is_low(listen) { CapabilitySet::NET_BIND_SERVICE } else { CapabilitySet::empty() };
     let to_read = CapabilitySet::DAC_READ_SEARCH;
     // CAP_SETPCAP only as long as the bounding set is still to shrink.

@@ -10,7 +10,7 @@ use toml::{Table, Value};
 ///
 /// # Errors
 /// Fails if the text is not TOML.
-pub fn with_consent(text: &str, consent: &BTreeMap<String, Consent>) -> anyhow::Result<Table> {
+pub(super) fn with_consent(text: &str, consent: &BTreeMap<String, Consent>) -> anyhow::Result<Table> {
     let mut document: Table = text.parse().context("the agreement is not TOML")?;
     for (data, consent) in consent {
         let data = document.get_mut("data").and_then(|all| all.get_mut(data)).and_then(Value::as_table_mut);
@@ -26,13 +26,16 @@ pub fn with_consent(text: &str, consent: &BTreeMap<String, Consent>) -> anyhow::
 }
 
 /// Returns a document with facts only: its agreements are removed.
-pub fn without_agreements(mut document: Table) -> Table {
+pub(super) fn without_agreements(mut document: Table) -> Table {
     document.remove("agreement");
     document
 }
 
 /// Returns the text for a proxy: these facts, and one agreement for each movement of the applications.
-pub fn agreement(mut facts: Table, applications: &[(Application, Vec<Agreed>)]) -> anyhow::Result<String> {
+pub(super) fn agreement(
+    mut facts: Table,
+    applications: &[(Application, Vec<Agreed>)],
+) -> anyhow::Result<String> {
     let mut agreements = Vec::new();
     for (application, movements) in applications {
         for (number, agreed) in movements.iter().enumerate() {
@@ -57,7 +60,7 @@ pub fn agreement(mut facts: Table, applications: &[(Application, Vec<Agreed>)]) 
 }
 
 /// The text for a proxy without applications: no data may move.
-pub const NOTHING: &str = "version = 1\n";
+pub(super) const NOTHING: &str = "version = 1\n";
 
 #[cfg(test)]
 mod tests {

@@ -32,7 +32,7 @@ pub enum Transport {
 
 /// The question of a query that may be for the host's resolver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub(super) struct Asked {
     /// The name.
     pub host: HostName,
     /// The kind of question.
@@ -41,7 +41,7 @@ pub struct Asked {
 
 /// What a query asks about a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(super) enum Kind {
     /// Its addresses.
     Address,
     /// HTTPS and SVCB records. They contain addresses, and keys that would hide names from us.
@@ -64,7 +64,7 @@ pub enum Known {
 }
 
 /// Returns the question of a query. `None` if only [`answer`] can answer it.
-pub fn asked(question: &[u8]) -> Option<Asked> {
+pub(super) fn asked(question: &[u8]) -> Option<Asked> {
     let request = Message::from_vec(question).ok()?;
     let plain = request.metadata.message_type == MessageType::Query
         && request.metadata.op_code == OpCode::Query
@@ -113,7 +113,7 @@ pub fn answer(
 }
 
 /// Returns SERVFAIL for one message, if it is a query.
-pub fn failed(question: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn failed(question: &[u8]) -> Option<Vec<u8>> {
     let mut reply = reply_to(question)?;
     let request = Message::from_vec(question).ok()?;
     reply.metadata.response_code = respond(&request, &mut reply, |_| Err(ResponseCode::ServFail));

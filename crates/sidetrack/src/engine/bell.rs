@@ -9,7 +9,7 @@ use std::task::Wake;
 
 /// Wakes one worker.
 #[derive(Debug)]
-pub struct Bell {
+pub(super) struct Bell {
     fd: OwnedFd,
     stop: AtomicBool,
     rung: AtomicBool,
@@ -20,13 +20,13 @@ impl Bell {
     ///
     /// # Errors
     /// Fails if the system provides no descriptor.
-    pub fn new() -> io::Result<Self> {
+    pub(super) fn new() -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         Ok(Self { fd, stop: AtomicBool::new(false), rung: AtomicBool::new(false) })
     }
 
     /// Wakes the worker. Further calls do nothing until the worker has noticed the first one.
-    pub fn ring(&self) {
+    pub(super) fn ring(&self) {
         if !self.rung.swap(true, Relaxed) {
             // The counter cannot be full: it is read as often as it is written.
             let _ = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
@@ -34,25 +34,25 @@ impl Bell {
     }
 
     /// True if the bell was rung since the last call.
-    pub fn heard(&self) -> bool {
+    pub(super) fn heard(&self) -> bool {
         self.rung.swap(false, Relaxed)
     }
 
     /// Resets the descriptor after a wait, so that the next ring is seen.
-    pub fn waited(&self) {
+    pub(super) fn waited(&self) {
         if rustix::io::read(&self.fd, &mut [0; 8]).is_ok() {
             self.rung.store(true, Relaxed);
         }
     }
 
     /// Asks the worker to end.
-    pub fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.stop.store(true, Relaxed);
         self.ring();
     }
 
     /// True if the worker was asked to end.
-    pub fn stopped(&self) -> bool {
+    pub(super) fn stopped(&self) -> bool {
         self.stop.load(Relaxed)
     }
 }

@@ -10,11 +10,11 @@ use std::time::Duration;
 /// Interfaces whose frames collect while this value lives. Afterwards a guard process restores the earlier settings, even
 /// if our process was killed. The guard has rights that we have given up by then.
 #[derive(Debug)]
-pub struct Coalescing(Option<Guard>);
+pub(super) struct Coalescing(Option<Guard>);
 
 /// Why frames do not collect.
 #[derive(Debug, thiserror::Error)]
-pub enum CoalesceError {
+pub(super) enum CoalesceError {
     /// The kernel refused.
     #[error(transparent)]
     Kernel(#[from] sidetrack_sys::netlink::Error),
@@ -34,7 +34,7 @@ impl Coalescing {
     ///
     /// # Errors
     /// Returns the interface that does not support it, or the kernel's error.
-    pub fn new(interfaces: &[(Interface, Duration)]) -> Result<Option<Self>, CoalesceError> {
+    pub(super) fn new(interfaces: &[(Interface, Duration)]) -> Result<Option<Self>, CoalesceError> {
         let mut times: BTreeMap<u32, (&str, Duration)> = BTreeMap::new();
         for (interface, time) in interfaces.iter().filter(|(_, time)| !time.is_zero()) {
             let entry = times.entry(interface.index).or_insert((&interface.name, *time));

@@ -40,7 +40,7 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// The decision that applies to flows of a client.
 #[derive(Debug)]
-pub struct Rule {
+pub(super) struct Rule {
     verdict: Verdict,
     listener: Arc<str>,
     orig_dst: Destination,
@@ -52,7 +52,7 @@ pub struct Rule {
 
 /// The state that all workers of an engine share.
 #[derive(Debug)]
-pub struct Shared {
+pub(super) struct Shared {
     memory: Arc<DecidedMemory>,
     interfaces: Vec<Interface>,
     sources: Vec<IpAddr>,
@@ -68,24 +68,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     /// Returns the state for these interfaces, with these source addresses towards servers.
-    pub fn new(memory: Arc<DecidedMemory>, interfaces: Vec<Interface>, sources: Vec<IpAddr>) -> Self {
+    pub(super) fn new(memory: Arc<DecidedMemory>, interfaces: Vec<Interface>, sources: Vec<IpAddr>) -> Self {
         let (rules, decided) = (Mutex::default(), Mutex::default());
         Self { memory, interfaces, sources, generation: AtomicU32::new(1), rules, decided }
     }
 
     /// Returns the maps that the programs use.
-    pub fn memory(&self) -> &DecidedMemory {
+    pub(super) fn memory(&self) -> &DecidedMemory {
         &self.memory
     }
 
     /// Returns the generation of the rules in force. The caller must read it before it reads the rules.
-    pub fn generation(&self) -> u32 {
+    pub(super) fn generation(&self) -> u32 {
         self.generation.load(Acquire)
     }
 
     /// Tells the program to handle the next flows of this client to this address without user space, if it can. The rules
     /// of `generation` made the decision, and the neighbour towards the server must be known.
-    pub fn decide(
+    pub(super) fn decide(
         &self,
         now: Instant,
         generation: u32,
@@ -164,7 +164,7 @@ struct Known {
 }
 
 /// The connections of one engine that the kernel handles; the first worker owns this.
-pub struct Carried {
+pub(super) struct Carried {
     shared: Arc<Shared>,
     ledger: Arc<Ledger>,
     next_id: super::flows::NextId,
@@ -202,7 +202,7 @@ fn between(from_ns: u64, to_ns: u64) -> Duration {
 
 impl Carried {
     /// Makes an empty set. `waker` is woken when an operator ends a flow.
-    pub fn new(
+    pub(super) fn new(
         shared: Arc<Shared>,
         ledger: Arc<Ledger>,
         next_id: super::flows::NextId,
@@ -227,12 +227,12 @@ impl Carried {
     }
 
     /// Returns when [`Carried::turn`] is due.
-    pub const fn deadline(&self) -> Instant {
+    pub(super) const fn deadline(&self) -> Instant {
         self.next
     }
 
     /// Handles what the programs did since the last call.
-    pub fn turn(&mut self, now: Instant, config: &Arc<Config>, driver: &mut dyn Driver) {
+    pub(super) fn turn(&mut self, now: Instant, config: &Arc<Config>, driver: &mut dyn Driver) {
         if now < self.next {
             return;
         }
@@ -391,7 +391,7 @@ impl Carried {
     }
 
     /// Ends the flows that an operator wants to end.
-    pub fn end_unwanted(&mut self, now: Instant, driver: &mut dyn Driver) {
+    pub(super) fn end_unwanted(&mut self, now: Instant, driver: &mut dyn Driver) {
         let wished = |known: &Known| {
             // A wake consumes the waker, so a new one is set.
             known.flow.set_waker(&self.waker);
@@ -424,7 +424,7 @@ impl Carried {
     }
 
     /// Ends all connections. One that has already ended keeps its own reason.
-    pub fn stop(&mut self, now: Instant, driver: &mut dyn Driver) {
+    pub(super) fn stop(&mut self, now: Instant, driver: &mut dyn Driver) {
         self.shared.memory().renew(0);
         self.reap(now);
         for slot in 0..self.shared.memory().count() {

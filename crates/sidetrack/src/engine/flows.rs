@@ -19,22 +19,22 @@ use std::task::Waker;
 use std::time::{Duration, SystemTime};
 
 /// Makes the functions that a flow passes.
-pub type Chains = Arc<dyn Fn(&ChainSpec, &Flow) -> Result<Chain, Stop> + Send + Sync>;
+pub(super) type Chains = Arc<dyn Fn(&ChainSpec, &Flow) -> Result<Chain, Stop> + Send + Sync>;
 
 /// A permit for one flow. It is counted as long as it is held.
 pub type Leave = Box<dyn Any + Send>;
 
 /// Decides whether one more flow of this client is allowed; if not, says why in words.
-pub type Admit = Arc<dyn Fn(IpAddr) -> Result<Option<Leave>, String> + Send + Sync>;
+pub(super) type Admit = Arc<dyn Fn(IpAddr) -> Result<Option<Leave>, String> + Send + Sync>;
 
 /// How far the time is advanced for functions that delay bytes: with packets, delayed bytes could not be sent later.
 const AT_ONCE: Duration = Duration::from_secs(3600);
 
 /// Returns the number of the next flow.
-pub type NextId = Arc<dyn Fn() -> FlowId + Send + Sync>;
+pub(super) type NextId = Arc<dyn Fn() -> FlowId + Send + Sync>;
 
 /// The flows of one worker.
-pub struct Flows {
+pub(super) struct Flows {
     ledger: Arc<Ledger>,
     next_id: NextId,
     chains: Chains,
@@ -106,7 +106,7 @@ impl fmt::Debug for Flows {
 
 impl Flows {
     /// Makes an empty set. `waker` is woken when an operator ends a flow.
-    pub fn new(
+    pub(super) fn new(
         listener: Arc<str>,
         ledger: Arc<Ledger>,
         next_id: NextId,
@@ -121,7 +121,7 @@ impl Flows {
     }
 
     /// Begins the next batch of packets: flows that it opens get the current time.
-    pub fn next_batch(&mut self) {
+    pub(super) fn next_batch(&mut self) {
         self.wall = SystemTime::now();
     }
 
@@ -129,12 +129,12 @@ impl Flows {
     ///
     /// # Errors
     /// Returns the limit that is reached, in words.
-    pub fn leave(&self, client: IpAddr) -> Result<Option<Leave>, String> {
+    pub(super) fn leave(&self, client: IpAddr) -> Result<Option<Leave>, String> {
         (self.admit)(client)
     }
 
     /// Returns the flow as it is before policy is asked.
-    pub fn flow(&self, opening: &Opening<'_>) -> Flow {
+    pub(super) fn flow(&self, opening: &Opening<'_>) -> Flow {
         Flow {
             intercept: Intercept::Engine,
             listener: self.listener.clone(),
@@ -157,20 +157,20 @@ impl Flows {
     ///
     /// # Errors
     /// Fails if one of the functions ends the flow at once.
-    pub fn chain(&self, flow: &Flow, verdict: &Verdict) -> Result<Option<Box<Chain>>, Stop> {
+    pub(super) fn chain(&self, flow: &Flow, verdict: &Verdict) -> Result<Option<Box<Chain>>, Stop> {
         let Action::Carry(carry) = &verdict.action else { return Ok(None) };
         let spec = carry.chain.as_ref();
         spec.map(|spec| (self.chains)(spec, flow).map(Box::new)).transpose()
     }
 
     /// Notes that the engine itself has answered this client's bind; the server's answer will be removed.
-    pub fn answered(&mut self, id: ConnectionId, answer: BindAnswer) {
+    pub(super) fn answered(&mut self, id: ConnectionId, answer: BindAnswer) {
         self.answers.insert(id, answer);
     }
 
     /// Runs the payload of one packet through the functions. Before that, removes the answer to a bind that the client
     /// already has.
-    pub fn payload(&mut self, id: ConnectionId, now: Instant, from: Side, bytes: &[u8]) -> Payload {
+    pub(super) fn payload(&mut self, id: ConnectionId, now: Instant, from: Side, bytes: &[u8]) -> Payload {
         let answer = self.answers.get_mut(&id).filter(|_| from == Side::Server);
         let Some(answer) = answer else { return self.functions(id, now, from, bytes) };
         let left = answer.pass(bytes);
@@ -209,7 +209,7 @@ impl Flows {
     }
 
     /// Adds a flow that policy allowed.
-    pub fn carried(
+    pub(super) fn carried(
         &mut self,
         opening: &Opening<'_>,
         now: Instant,
@@ -225,7 +225,7 @@ impl Flows {
     }
 
     /// Adds a flow that was refused, with the reason in words.
-    pub fn refused(&mut self, opening: &Opening<'_>, now: Instant, decided: Decided, detail: String) {
+    pub(super) fn refused(&mut self, opening: &Opening<'_>, now: Instant, decided: Decided, detail: String) {
         let flow = Arc::new(self.live(opening.opened, now, decided));
         let detail = Some(detail.into());
         let known = Known { flow, slot: None, detail, chain: None, on_down: OnDown::Deny, _leave: None };
@@ -233,7 +233,7 @@ impl Flows {
     }
 
     /// Writes the record of an ended connection.
-    pub fn ended(&mut self, record: &Record) {
+    pub(super) fn ended(&mut self, record: &Record) {
         self.answers.remove(&record.id);
         let known = self.known.remove(&record.id).unwrap_or_else(|| {
             // The client left before policy could be asked.
@@ -271,7 +271,7 @@ impl Flows {
     }
 
     /// Updates the bytes of flows in flight.
-    pub fn count(&self, traffic: impl Iterator<Item = (ConnectionId, u64, u64)>) {
+    pub(super) fn count(&self, traffic: impl Iterator<Item = (ConnectionId, u64, u64)>) {
         for (id, up, down) in traffic {
             if let Some(known) = self.known.get(&id) {
                 count(&known.flow, up, down, known.flow.age());
@@ -280,7 +280,7 @@ impl Flows {
     }
 
     /// Updates the TCP states of flows in flight.
-    pub fn reached(&self, states: impl Iterator<Item = (ConnectionId, Stamps)>) {
+    pub(super) fn reached(&self, states: impl Iterator<Item = (ConnectionId, Stamps)>) {
         for (id, states) in states {
             if let Some(known) = self.known.get(&id) {
                 known.flow.reached(&states);
@@ -289,12 +289,12 @@ impl Flows {
     }
 
     /// Marks flows whose packets the kernel forwards by itself.
-    pub fn shunted(&self, shunted: impl Iterator<Item = ConnectionId>) {
+    pub(super) fn shunted(&self, shunted: impl Iterator<Item = ConnectionId>) {
         shunted.filter_map(|id| self.known.get(&id)).for_each(|known| known.flow.shunted());
     }
 
     /// Returns the flows that an operator wants to end.
-    pub fn unwanted(&self) -> Vec<ConnectionId> {
+    pub(super) fn unwanted(&self) -> Vec<ConnectionId> {
         let wished = |known: &Known| {
             // A wake consumes the waker, so a new one is set.
             known.flow.set_waker(&self.waker);
@@ -304,7 +304,7 @@ impl Flows {
     }
 
     /// Ends all flows now, because their engine is gone.
-    pub fn lost(&mut self, detail: &str) {
+    pub(super) fn lost(&mut self, detail: &str) {
         self.answers.clear();
         for (_, mut known) in std::mem::take(&mut self.known) {
             known.detail.get_or_insert_with(|| detail.into());

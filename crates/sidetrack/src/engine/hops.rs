@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 /// The hop of packets that the kernel routes.
-pub const ROUTED: Hop = Hop(0);
+pub(super) const ROUTED: Hop = Hop(0);
 
 /// How long a learnt neighbour is used: routes change, and neighbours move.
 const BELIEVED: Duration = Duration::from_secs(30);
@@ -18,24 +18,24 @@ const BELIEVED: Duration = Duration::from_secs(30);
 const SERVERS_MAX: usize = 4096;
 
 /// Bytes of an Ethernet header.
-pub const ETHERNET: usize = 14;
+pub(super) const ETHERNET: usize = 14;
 
 /// Returns the hop of the neighbour with this address at the interface with this number.
-pub fn hop(interface: usize, address: [u8; 6]) -> Hop {
+pub(super) fn hop(interface: usize, address: [u8; 6]) -> Hop {
     let [a, b, c, d, e, f] = address;
     let number = (interface as u64 + 1) << 48;
     Hop(number | u64::from_be_bytes([0, 0, a, b, c, d, e, f]))
 }
 
 /// Returns the interface's number and the address; none for [`ROUTED`].
-pub fn neighbour(hop: Hop) -> Option<(usize, [u8; 6])> {
+pub(super) fn neighbour(hop: Hop) -> Option<(usize, [u8; 6])> {
     let [_, _, a, b, c, d, e, f] = hop.0.to_be_bytes();
     let interface = usize::try_from(hop.0 >> 48).ok()?.checked_sub(1)?;
     Some((interface, [a, b, c, d, e, f]))
 }
 
 /// Returns an Ethernet header for an IP packet.
-pub fn header(to: [u8; 6], from: [u8; 6], packet: &[u8]) -> [u8; ETHERNET] {
+pub(super) fn header(to: [u8; 6], from: [u8; 6], packet: &[u8]) -> [u8; ETHERNET] {
     let kind: [u8; 2] = if packet.first().is_some_and(|byte| byte >> 4 == 6) { [0x86, 0xdd] } else { [8, 0] };
     let mut header = [0; ETHERNET];
     header[..6].copy_from_slice(&to);
@@ -45,14 +45,14 @@ pub fn header(to: [u8; 6], from: [u8; 6], packet: &[u8]) -> [u8; ETHERNET] {
 }
 
 /// Returns the sender of a frame, if it is an Ethernet frame with an IP packet.
-pub fn sender(frame: &[u8]) -> Option<[u8; 6]> {
+pub(super) fn sender(frame: &[u8]) -> Option<[u8; 6]> {
     let header: &[u8; ETHERNET] = frame.first_chunk()?;
     matches!(header[12..], [8, 0] | [0x86, 0xdd])
         .then(|| [header[6], header[7], header[8], header[9], header[10], header[11]])
 }
 
 /// Returns the server whose answer this is: the source address, if the packet is a SYN-ACK.
-pub fn answering(packet: &[u8]) -> Option<IpAddr> {
+pub(super) fn answering(packet: &[u8]) -> Option<IpAddr> {
     const SYN_ACK: u8 = 0x12;
     let (source, tcp): (IpAddr, usize) = match packet.first()? >> 4 {
         4 => {
@@ -69,19 +69,19 @@ pub fn answering(packet: &[u8]) -> Option<IpAddr> {
 
 /// The neighbours that lead to servers.
 #[derive(Debug, Default)]
-pub struct Hops {
+pub(super) struct Hops {
     servers: HashMap<IpAddr, (Hop, Instant)>,
 }
 
 impl Hops {
     /// Returns the neighbour that leads to a server, or [`ROUTED`] if it is not known.
-    pub fn to(&self, server: IpAddr, now: Instant) -> Hop {
+    pub(super) fn to(&self, server: IpAddr, now: Instant) -> Hop {
         let known = self.servers.get(&server).filter(|(_, learnt)| *learnt + BELIEVED > now);
         known.map_or(ROUTED, |(hop, _)| *hop)
     }
 
     /// Notes that a server answered through this neighbour.
-    pub fn learn(&mut self, server: IpAddr, hop: Hop, now: Instant) {
+    pub(super) fn learn(&mut self, server: IpAddr, hop: Hop, now: Instant) {
         if self.servers.len() >= SERVERS_MAX && !self.servers.contains_key(&server) {
             self.servers.retain(|_, (_, learnt)| *learnt + BELIEVED > now);
             if self.servers.len() >= SERVERS_MAX {
@@ -98,7 +98,7 @@ impl Hops {
     }
 
     /// Removes the neighbour of a server that could not be reached: another one may lead to it now.
-    pub fn forget(&mut self, server: IpAddr) {
+    pub(super) fn forget(&mut self, server: IpAddr) {
         self.servers.remove(&server);
     }
 }

@@ -30,14 +30,14 @@ const HELD_MAX: usize = 1024;
 
 /// Both ends of a packet: sender and receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ends {
+pub(super) struct Ends {
     pub from: SocketAddr,
     pub to: SocketAddr,
 }
 
 /// Connections that the kernel is about to take over.
 #[derive(Debug, Default)]
-pub struct Joining {
+pub(super) struct Joining {
     /// The connection and the side, by both ends of the packets from that side.
     ends: HashMap<Ends, (LentTo, usize)>,
     flows: HashMap<LentTo, Flow>,
@@ -126,7 +126,7 @@ impl Joining {
     }
 
     /// True if there is something to do before the next packet comes.
-    pub fn is_busy(&self) -> bool {
+    pub(super) fn is_busy(&self) -> bool {
         !self.stirred.is_empty() || self.remembered.is_some() || !self.free.is_empty()
     }
 
@@ -148,7 +148,7 @@ impl Joining {
 impl Offload {
     /// Stores how many segments the programs have left to us, and how many frames have come. To be called before frames
     /// are taken.
-    pub fn remember(&mut self, mark: impl FnOnce() -> Mark) {
+    pub(super) fn remember(&mut self, mark: impl FnOnce() -> Mark) {
         if self.joining.remembered.is_some() || self.joining.stirred.is_empty() {
             return;
         }
@@ -161,7 +161,7 @@ impl Offload {
     }
 
     /// True if a packet must wait: an acknowledgement to a side whose segments the kernel does not handle yet.
-    pub fn holds(&mut self, arrived: &Arrived<'_>, now: Instant) -> bool {
+    pub(super) fn holds(&mut self, arrived: &Arrived<'_>, now: Instant) -> bool {
         if self.joining.flows.is_empty() {
             return false;
         }
@@ -173,7 +173,7 @@ impl Offload {
 
     /// Tells the programs what is done, if all frames up to the stored mark were taken. To be called after everything was
     /// sent. Returns the packets that have waited and must be handled now.
-    pub fn carry_on(&mut self, is_past: impl FnOnce(&Mark) -> bool, now: Instant) -> Vec<Stray> {
+    pub(super) fn carry_on(&mut self, is_past: impl FnOnce(&Mark) -> bool, now: Instant) -> Vec<Stray> {
         if let Some(Remembered { to_user, .. }) =
             self.joining.remembered.take_if(|remembered| is_past(&remembered.mark))
         {

@@ -33,7 +33,7 @@ const WAITING_MAX: usize = 65_536;
 
 /// What has become of connections since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub(super) struct Counters {
     /// They were lent to the kernel.
     pub offloaded: u64,
     /// There was no room.
@@ -48,7 +48,7 @@ pub struct Counters {
 
 /// The connections of one worker that the kernel has.
 #[derive(Debug)]
-pub struct Offload {
+pub(super) struct Offload {
     part: OffloadPart,
     interfaces: Vec<Interface>,
     /// Which of them send what the programs redirect to them. None: all of them do.
@@ -162,7 +162,7 @@ const fn numbers(standing: &Standing) -> Numbers {
 
 impl Offload {
     /// None yet. `targets`: it is programs in XDP that have them, and these are the interfaces that send what they redirect.
-    pub fn new(
+    pub(super) fn new(
         part: OffloadPart,
         interfaces: Vec<Interface>,
         clock: Clock,
@@ -193,17 +193,17 @@ impl Offload {
     }
 
     /// Whether it is programs in XDP that have them.
-    pub const fn is_by_xdp(&self) -> bool {
+    pub(super) const fn is_by_xdp(&self) -> bool {
         self.by_xdp
     }
 
     /// What has become of them.
-    pub const fn counters(&self) -> Counters {
+    pub(super) const fn counters(&self) -> Counters {
         self.counters
     }
 
     /// Notes that the connection in this slot may be offloaded.
-    pub fn offer(&mut self, slot: u32) {
+    pub(super) fn offer(&mut self, slot: u32) {
         if self.waiting.len() < WAITING_MAX {
             self.waiting.push_back(slot);
         }
@@ -211,14 +211,14 @@ impl Offload {
 
     /// The connection in this slot has its first bytes on their way to its server. Programs in XDP may have it already: there
     /// the answer to these bytes would come to us else.
-    pub fn offer_early(&mut self, slot: u32) {
+    pub(super) fn offer_early(&mut self, slot: u32) {
         if self.by_xdp && self.early.len() < WAITING_MAX {
             self.early.push(slot);
         }
     }
 
     /// The next slot of those, to be lent before what was handled is sent.
-    pub fn next_early(&mut self) -> Option<u32> {
+    pub(super) fn next_early(&mut self) -> Option<u32> {
         self.early.pop()
     }
 
@@ -228,7 +228,7 @@ impl Offload {
     }
 
     /// Returns the next slot whose connection may be offloaded now, and how often it has come back.
-    pub fn next(&mut self, now: Instant) -> Option<(u32, u32)> {
+    pub(super) fn next(&mut self, now: Instant) -> Option<(u32, u32)> {
         if let Some(slot) = self.waiting.pop_front() {
             return Some((slot, 0));
         }
@@ -238,7 +238,7 @@ impl Offload {
     }
 
     /// Lends a connection.
-    pub fn offload(
+    pub(super) fn offload(
         &mut self,
         slot: u32,
         returns: u32,
@@ -274,7 +274,7 @@ impl Offload {
     }
 
     /// Has the kernel take the answer of a server that is about to be asked, and send it the first bytes.
-    pub fn ask(&mut self, slot: u32, asked: &Asked<'_>) -> Option<LentTo> {
+    pub(super) fn ask(&mut self, slot: u32, asked: &Asked<'_>) -> Option<LentTo> {
         let via = via(&asked.sides);
         if !self.by_xdp || !self.take(via) {
             return None;
@@ -372,7 +372,7 @@ impl Offload {
 
     /// What the kernel has done with a connection since this was asked last. It is asked before every packet of the
     /// connection that comes here.
-    pub fn progress(&mut self, to: LentTo, now: Instant) -> Option<Progress> {
+    pub(super) fn progress(&mut self, to: LentTo, now: Instant) -> Option<Progress> {
         let offloaded = self.known(to)?.offloaded;
         let answered = self.answered(to);
         if self.known(to)?.asked {
@@ -430,7 +430,7 @@ impl Offload {
     }
 
     /// A connection has ended.
-    pub fn ended(&mut self, to: LentTo, now: Instant) {
+    pub(super) fn ended(&mut self, to: LentTo, now: Instant) {
         self.came_back(to, now);
         if let Some(known) = self.known(to) {
             known.slot = None;
@@ -438,7 +438,7 @@ impl Offload {
     }
 
     /// The next connection both of whose sides have closed in XDP, and its slot: tell the engine that it is over.
-    pub fn over(&mut self) -> Option<(LentTo, u32)> {
+    pub(super) fn over(&mut self) -> Option<(LentTo, u32)> {
         while let Some(offloaded) = self.part.over() {
             let Some(to) = offloaded_to(offloaded) else { continue };
             if let Some(slot) = self.known(to).and_then(|known| known.slot) {
@@ -449,13 +449,13 @@ impl Offload {
     }
 
     /// When those are looked for again; `found` says whether there were some now.
-    pub fn looked(&mut self, now: Instant, found: bool) {
+    pub(super) fn looked(&mut self, now: Instant, found: bool) {
         self.look_at = now + if found { SOON } else { WHILE_OFFLOADED };
     }
 
     /// The next connection that the kernel has done with, and its slot if it is still there: reclaim it, then
     /// [`Offload::forget`] it.
-    pub fn done_with(&mut self, now: Instant) -> Option<(LentTo, Option<u32>)> {
+    pub(super) fn done_with(&mut self, now: Instant) -> Option<(LentTo, Option<u32>)> {
         let (since, to) = *self.lingering.front()?;
         if since + LINGERS > now {
             return None;
@@ -465,7 +465,7 @@ impl Offload {
     }
 
     /// Forgets a connection that the kernel has let go of. It may be offloaded again after a while.
-    pub fn forget(&mut self, to: LentTo, now: Instant) {
+    pub(super) fn forget(&mut self, to: LentTo, now: Instant) {
         let at = (to.0.get() - 1).checked_sub(self.part.first());
         let place = at.and_then(|at| self.known.get_mut(at as usize));
         let Some(known) = place.and_then(Option::take) else { return };
@@ -479,7 +479,7 @@ impl Offload {
 
     /// The connections of which packets came here since this was asked last, each with its slot: tell where they stand by
     /// [`Offload::stands`].
-    pub fn touched(&mut self) -> Vec<(LentTo, u32)> {
+    pub(super) fn touched(&mut self) -> Vec<(LentTo, u32)> {
         let mut touched = std::mem::take(&mut self.touched);
         touched.sort_unstable();
         touched.dedup();
@@ -487,13 +487,13 @@ impl Offload {
     }
 
     /// From time to time: what programs did without telling is looked for.
-    pub fn look_around(&mut self, now: Instant) {
+    pub(super) fn look_around(&mut self, now: Instant) {
         self.joining.stir_all();
         self.look_at_interfaces(now);
     }
 
     /// Where a connection stands by what was handled and sent here.
-    pub fn stands(&mut self, to: LentTo, standing: &[(Standing, u32); 2]) {
+    pub(super) fn stands(&mut self, to: LentTo, standing: &[(Standing, u32); 2]) {
         let Some(offloaded) = self.known(to).map(|known| known.offloaded) else { return };
         let mut sent = [0; 2];
         for (side, (standing, stamp_first)) in standing.iter().enumerate() {
@@ -537,7 +537,7 @@ impl Offload {
     }
 
     /// When there is something to do here.
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(super) fn deadline(&self) -> Option<Instant> {
         let lingering = self.lingering.front().map(|(since, _)| *since + LINGERS);
         let again = self.again.first_key_value().map(|((at, _), _)| *at);
         let look = (self.by_xdp && self.offloaded > 0).then_some(self.look_at);
@@ -545,7 +545,7 @@ impl Offload {
     }
 
     /// Whether there is something to do at once.
-    pub fn is_busy(&self) -> bool {
+    pub(super) fn is_busy(&self) -> bool {
         !self.waiting.is_empty()
             || !self.early.is_empty()
             || !self.touched.is_empty()

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 /// An interface of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interface {
+pub(super) struct Interface {
     /// Its name.
     pub name: String,
     /// Its index.
@@ -120,7 +120,7 @@ pub enum OpenError {
 
 /// One worker's part of an engine, ready to run.
 #[derive(Debug)]
-pub struct Part {
+pub(super) struct Part {
     /// The listener.
     pub listener: Listener,
     /// The addresses and ports that connections to servers come from.
@@ -152,7 +152,7 @@ pub struct Part {
 /// Values that work as long as they live. Most of them keep the engine's packets from the kernel's own TCP.
 #[derive(Debug)]
 #[expect(dead_code, reason = "they work by being there")]
-pub enum Kept {
+pub(super) enum Kept {
     /// The engine's packets go to packet sockets only.
     Packet(OwnOn),
     /// The engine's packets go to AF_XDP sockets.

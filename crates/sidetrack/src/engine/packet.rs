@@ -19,7 +19,7 @@ enum Outgoing {
 
 /// The driver over packet sockets.
 #[derive(Debug)]
-pub struct PacketDriver {
+pub(super) struct PacketDriver {
     ports: Vec<Port>,
     routed: Routed,
     frames: Frames,
@@ -43,7 +43,7 @@ struct Port {
 
 impl PacketDriver {
     /// Returns a driver for these sockets, one for each interface.
-    pub fn new(sockets: Vec<(Interface, PacketSocket)>, routed: RoutedSocket) -> Self {
+    pub(super) fn new(sockets: Vec<(Interface, PacketSocket)>, routed: RoutedSocket) -> Self {
         let port = |(interface, socket)| Port { interface, socket, outgoing: Vec::new(), come: 0, taken: 0 };
         let ports = sockets.into_iter().map(port).collect();
         let routed = Routed::new(routed);

@@ -12,7 +12,7 @@ const TCP: u8 = 6;
 /// Returns the resets for the client, and for the server. A receiver accepts the one whose number it expects next. That
 /// is the number it acknowledged last or, if an acknowledgement is still to come, the last number that the other side
 /// sent.
-pub fn both(flow: &DecidedFlow) -> [Vec<Vec<u8>>; 2] {
+pub(super) fn both(flow: &DecidedFlow) -> [Vec<Vec<u8>>; 2] {
     let [client, server] = &flow.sides;
     [
         resets(flow.local, flow.client, client, server),

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 /// The callbacks of the engine.
 #[derive(Debug)]
-pub struct Select {
+pub(super) struct Select {
     listener: Listener,
     engine: EngineListener,
     config: Arc<ArcSwap<Config>>,
@@ -62,7 +62,7 @@ fn name(opening: &Opening<'_>) -> Name {
 
 impl Select {
     /// Returns the callbacks for the engine of this listener.
-    pub fn new(
+    pub(super) fn new(
         listener: Listener,
         engine: EngineListener,
         config: Arc<ArcSwap<Config>>,

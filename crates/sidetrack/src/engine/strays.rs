@@ -14,7 +14,7 @@ const WAITING_MAX: usize = 1024;
 
 /// A packet on its way to another worker.
 #[derive(Debug)]
-pub struct Stray {
+pub(super) struct Stray {
     /// Its bytes.
     pub packet: Vec<u8>,
     /// The neighbour it came from.
@@ -24,10 +24,10 @@ pub struct Stray {
 }
 
 /// Wakes a worker, because a packet was handed to it.
-pub type Ring = Arc<dyn Fn() + Send + Sync>;
+pub(super) type Ring = Arc<dyn Fn() + Send + Sync>;
 
 /// One worker's end of the channels.
-pub struct Strays {
+pub(super) struct Strays {
     own: usize,
     shares: Arc<Vec<Share>>,
     others: Vec<SyncSender<Stray>>,
@@ -43,7 +43,7 @@ impl fmt::Debug for Strays {
 
 impl Strays {
     /// Returns the ends of all workers with these shares. `bells` holds the function that wakes each of them.
-    pub fn between(shares: Vec<Share>, bells: &[Ring]) -> Vec<Self> {
+    pub(super) fn between(shares: Vec<Share>, bells: &[Ring]) -> Vec<Self> {
         let shares = Arc::new(shares);
         let (others, inboxes): (Vec<_>, Vec<_>) = shares.iter().map(|_| sync_channel(WAITING_MAX)).unzip();
         let end = |(own, inbox)| Self {
@@ -57,7 +57,7 @@ impl Strays {
     }
 
     /// Hands a packet over if it belongs to another worker. Returns true if it does.
-    pub fn pass_on(&self, arrived: &Arrived<'_>) -> bool {
+    pub(super) fn pass_on(&self, arrived: &Arrived<'_>) -> bool {
         if self.shares.len() < 2 {
             return false;
         }
@@ -72,7 +72,7 @@ impl Strays {
     }
 
     /// Returns the next packet that another worker handed to us.
-    pub fn next(&self) -> Option<Stray> {
+    pub(super) fn next(&self) -> Option<Stray> {
         self.inbox.try_recv().ok()
     }
 

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// The interfaces of one listener.
 #[derive(Debug)]
-pub struct Targets {
+pub(super) struct Targets {
     listener: String,
     interfaces: Vec<(Interface, AtomicBool)>,
     /// None: this kernel does not report it (before Linux 6.3). Then every interface counts as one that sends them.
@@ -18,19 +18,19 @@ pub struct Targets {
 
 impl Targets {
     /// Begins to watch these interfaces, which are in the network namespace of the calling thread.
-    pub fn new(listener: &str, interfaces: &[Interface]) -> Self {
+    pub(super) fn new(listener: &str, interfaces: &[Interface]) -> Self {
         let interfaces = interfaces.iter().map(|interface| (interface.clone(), AtomicBool::new(true)));
         let watch = RedirectTargets::open().ok().map(Mutex::new);
         Self { listener: listener.to_owned(), interfaces: interfaces.collect(), watch }
     }
 
     /// True if this interface sent redirected frames at the last check.
-    pub fn takes(&self, interface: usize) -> bool {
+    pub(super) fn takes(&self, interface: usize) -> bool {
         self.interfaces.get(interface).is_none_or(|(_, takes)| takes.load(Relaxed))
     }
 
     /// Checks every interface. The log gets one line for each change.
-    pub fn look(&self) {
+    pub(super) fn look(&self) {
         let Some(watch) = &self.watch else { return };
         let mut watch = watch.lock().unwrap_or_else(PoisonError::into_inner);
         for (interface, takes) in &self.interfaces {

@@ -33,21 +33,21 @@ const SHORTEST: usize = 60;
 const TAGS: usize = 64;
 
 /// Largest IP packet that fits a frame.
-pub const MTU_MAX: u32 = (FrameSize::Page.bytes() - HEADROOM - ETHERNET - TAGS) as u32;
+pub(super) const MTU_MAX: u32 = (FrameSize::Page.bytes() - HEADROOM - ETHERNET - TAGS) as u32;
 
 /// Returns the frame size that holds an IP packet of `mtu` bytes, at most [`MTU_MAX`].
-pub fn frame_size(mtu: u32) -> FrameSize {
+pub(super) fn frame_size(mtu: u32) -> FrameSize {
     FrameSize::holding(mtu as usize + ETHERNET + TAGS).unwrap_or_default()
 }
 
 /// Returns how many frames one worker needs for this number of interfaces.
-pub const fn frames(interfaces: usize) -> usize {
+pub(super) const fn frames(interfaces: usize) -> usize {
     interfaces * (FILL + WAITING) + OWN
 }
 
 /// The driver over AF_XDP sockets.
 #[derive(Debug)]
-pub struct XdpDriver {
+pub(super) struct XdpDriver {
     ports: Vec<Port>,
     routed: Routed,
     taken: [Descriptor; BATCH],
@@ -116,7 +116,7 @@ impl Fill {
 
 impl XdpDriver {
     /// Returns a driver for these sockets, one for each interface, which share `umem`.
-    pub fn new(umem: &Arc<Umem>, sockets: Vec<(Interface, XskSocket)>, routed: RoutedSocket) -> Self {
+    pub(super) fn new(umem: &Arc<Umem>, sockets: Vec<(Interface, XskSocket)>, routed: RoutedSocket) -> Self {
         let port =
             |(interface, socket)| Port { interface, socket, outgoing: Vec::new(), fill: Fill::default() };
         let mut driver = Self {

@@ -52,7 +52,7 @@ impl Seen {
 
 impl RingSuite {
     /// Creates the cipher suite for this key.
-    pub fn new(key: &Key) -> Self {
+    pub(super) fn new(key: &Key) -> Self {
         let secret = Salt::new(HKDF_SHA256, b"sidetrack records 1").extract(key.bytes());
         Self { secret, seen: Mutex::default() }
     }

@@ -63,7 +63,7 @@ pub(super) struct ClientBuckets(Mutex<HashMap<IpAddr, SharedBucket>>);
 
 impl ClientBuckets {
     /// Returns the bandwidth of a client.
-    pub fn of(&self, client: IpAddr, limit: &LimitSpec, now: Instant) -> SharedBucket {
+    pub(super) fn of(&self, client: IpAddr, limit: &LimitSpec, now: Instant) -> SharedBucket {
         let mut clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if clients.len() >= CLIENTS_MAX && !clients.contains_key(&client) {
             clients.retain(|_, bucket| Arc::strong_count(&bucket.0) > 1);
@@ -74,7 +74,7 @@ impl ClientBuckets {
 
 impl SharedBucket {
     /// A bucket that is full at the start.
-    pub fn new(limit: &LimitSpec, now: Instant) -> Self {
+    pub(super) fn new(limit: &LimitSpec, now: Instant) -> Self {
         Self(Arc::new(Mutex::new(ByteBucket::new(limit.bytes_per_second, limit.burst_bytes, now))))
     }
 }

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 
 /// A response of our own, and the reason for it.
 #[derive(Debug)]
-pub struct Answer {
+pub(super) struct Answer {
     /// Head.
     pub head: Response,
     /// Content.
@@ -50,7 +50,7 @@ impl Answer {
     }
 
     /// The request is malformed, so nothing that follows on the connection can be parsed.
-    pub fn broken(proxy: &Proxy, error: MessageError) -> Self {
+    pub(super) fn broken(proxy: &Proxy, error: MessageError) -> Self {
         let mut answer = Self::page(
             proxy,
             error.status(),
@@ -64,7 +64,7 @@ impl Answer {
     }
 
     /// The request is valid, but we do not serve it.
-    pub fn refused(proxy: &Proxy, status: u16, reason: EndReason, why: &str) -> Self {
+    pub(super) fn refused(proxy: &Proxy, status: u16, reason: EndReason, why: &str) -> Self {
         let mut answer =
             Self::page(proxy, status, "http_request_error", (reason_phrase(status), &format!("{why}.")));
         answer.reason = reason;
@@ -73,7 +73,7 @@ impl Answer {
     }
 
     /// A rule or the default action denies the request.
-    pub fn denied(proxy: &Proxy, what: &str, why: &str) -> Self {
+    pub(super) fn denied(proxy: &Proxy, what: &str, why: &str) -> Self {
         let text = format!("This proxy does not let you reach {what}: {why}.");
         let mut answer =
             Self::page(proxy, 403, "http_request_denied", ("This request has been blocked", &text));
@@ -83,7 +83,7 @@ impl Answer {
     }
 
     /// The server could not be reached, or did not answer as HTTP.
-    pub fn failed(proxy: &Proxy, what: &str, failure: &Failure) -> Self {
+    pub(super) fn failed(proxy: &Proxy, what: &str, failure: &Failure) -> Self {
         let (status, error) = status_of(failure.reason);
         let text = format!("{what} could not be had: {}.", failure.detail);
         let mut answer = Self::page(proxy, status, error, (reason_phrase(status), &text));
@@ -93,7 +93,7 @@ impl Answer {
     }
 
     /// No usable response is stored, and the client accepts only a stored one.
-    pub fn not_cached(proxy: &Proxy) -> Self {
+    pub(super) fn not_cached(proxy: &Proxy) -> Self {
         let text = "The request asks for a stored response (only-if-cached), and there is none";
         let mut answer = Self::refused(proxy, 504, EndReason::Ok, text);
         answer.head.fields.push("Cache-Status", format!("{}; detail=only-if-cached", proxy.pseudonym));
@@ -101,7 +101,7 @@ impl Answer {
     }
 
     /// The responses stored under a URL were removed, or there were none.
-    pub fn purged(proxy: &Proxy, was_there: bool) -> Self {
+    pub(super) fn purged(proxy: &Proxy, was_there: bool) -> Self {
         if was_there {
             return Self::new(200, "text/plain", b"purged\n".to_vec());
         }
@@ -109,7 +109,7 @@ impl Answer {
     }
 
     /// A password is needed (RFC 9110 Sec. 11.7.1).
-    pub fn challenge(proxy: &Proxy, why: &str) -> Self {
+    pub(super) fn challenge(proxy: &Proxy, why: &str) -> Self {
         let mut answer = Self::refused(proxy, 407, EndReason::AuthFailed, why);
         answer.head.fields.push("Proxy-Authenticate", "Basic realm=\"sidetrack\", charset=\"UTF-8\"");
         answer
@@ -117,7 +117,7 @@ impl Answer {
 
     /// The proxy auto-configuration file: everything but this host's own names goes through us, so that the rules
     /// apply to it.
-    pub fn pac(own: SocketAddr) -> Self {
+    pub(super) fn pac(own: SocketAddr) -> Self {
         let text = format!(
             "function FindProxyForURL(url, host) {{\n  if (isPlainHostName(host) || host == \"127.0.0.1\" || host == \
              \"[::1]\") return \"DIRECT\";\n  return \"PROXY {own}\";\n}}\n"
@@ -126,7 +126,7 @@ impl Answer {
     }
 
     /// A TRACE or OPTIONS request that ends here (Max-Forwards: 0, or `OPTIONS *`).
-    pub fn here(request: &Request) -> Self {
+    pub(super) fn here(request: &Request) -> Self {
         if request.method != Method::Trace {
             let mut answer = Self::new(200, "text/plain", Vec::new());
             answer.head.fields.push("Allow", "GET, HEAD, POST, PUT, DELETE, PATCH, OPTIONS, TRACE, CONNECT");

@@ -9,16 +9,16 @@ const SERVERS_MAX: usize = 8;
 
 /// The server connections of one client connection.
 #[derive(Debug, Default)]
-pub struct Bound(RefCell<Vec<(Route, Server)>>);
+pub(super) struct Bound(RefCell<Vec<(Route, Server)>>);
 
 impl Bound {
     /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.0.borrow().is_empty()
     }
 
     /// Takes the connection to the server of this route, if there is one and it is still open.
-    pub fn take(&self, route: &Route) -> Option<Server> {
+    pub(super) fn take(&self, route: &Route) -> Option<Server> {
         let mut held = self.0.borrow_mut();
         let at = held.iter().position(|(other, _)| other.leads_where(route))?;
         let (_, server) = held.swap_remove(at);
@@ -26,7 +26,7 @@ impl Bound {
     }
 
     /// Keeps a connection that is idle. At the limit the oldest is closed, and its client has to authenticate again.
-    pub fn put(&self, route: &Route, mut server: Server) {
+    pub(super) fn put(&self, route: &Route, mut server: Server) {
         if !server.buffer.is_empty() {
             return;
         }

@@ -33,7 +33,7 @@ const WAIT: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// Returns the answer of our own if there is no other.
-pub async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<Answer>> {
+pub(super) async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome, Box<Answer>> {
     let asked = turn.asked;
     let key = asked.key_of(&asked.resource, &cache.keys);
     if asked.request.method.as_bytes() == b"PURGE" && cache.purge_from.contains(asked.flow.client.ip()) {

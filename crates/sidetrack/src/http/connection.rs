@@ -36,7 +36,7 @@ const IDLE: Duration = Duration::from_secs(75);
 const HALF: &str = "the client left before its request was complete";
 
 /// One client connection.
-pub struct Connection {
+pub(super) struct Connection {
     /// The worker.
     pub worker: Arc<Worker>,
     /// The listener that accepted it.
@@ -138,7 +138,7 @@ async fn open(
 
 impl Connection {
     /// Returns the connection of a client that is expected to speak HTTP.
-    pub fn new(
+    pub(super) fn new(
         worker: Arc<Worker>,
         listening: Arc<Listening>,
         proxy: Arc<Proxy>,
@@ -164,12 +164,12 @@ impl Connection {
     }
 
     /// The same connection, with all requests for one server.
-    pub fn within(self, inside: Inside) -> Self {
+    pub(super) fn within(self, inside: Inside) -> Self {
         Self { inside: Some(inside), ..self }
     }
 
     /// Serves requests until the connection ends.
-    pub async fn serve_all(self) {
+    pub(super) async fn serve_all(self) {
         let mut connection = self;
         if connection.is_multiplexed {
             return connection.serve_streams().await;
@@ -303,7 +303,7 @@ impl Connection {
     }
 
     /// Turns it into a [`Client`], with the bytes that arrived and are not used yet.
-    pub fn client(mut self) -> Client {
+    pub(super) fn client(mut self) -> Client {
         let held = self.buffer.take();
         let (stream, peeked) = self.stream.into_stream();
         let mut client = Client::new(stream);

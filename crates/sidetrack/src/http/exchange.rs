@@ -22,14 +22,14 @@ use std::pin::pin;
 use std::sync::Arc;
 
 /// Room for a head, and for content small enough to be copied behind it.
-pub const HEAD_ROOM: usize = 2048;
+pub(super) const HEAD_ROOM: usize = 2048;
 
 /// Is called with the final head before the client gets it; returns whether the content is to be copied.
-pub type OnHead<'f> = &'f mut dyn FnMut(&Fetched) -> bool;
+pub(super) type OnHead<'f> = &'f mut dyn FnMut(&Fetched) -> bool;
 
 /// How serving a request ended.
 #[derive(Debug)]
-pub struct Outcome {
+pub(super) struct Outcome {
     /// The end reason in the record.
     pub reason: EndReason,
     /// The same in words: what was asked, and what came.
@@ -40,7 +40,7 @@ pub struct Outcome {
 
 /// What happens to the client's connection.
 #[derive(Debug)]
-pub enum Next {
+pub(super) enum Next {
     /// It serves another request.
     Again,
     /// It is closed in order.
@@ -55,13 +55,13 @@ pub enum Next {
 
 impl Outcome {
     /// An outcome.
-    pub fn new(reason: EndReason, detail: Option<String>, next: Next) -> Self {
+    pub(super) fn new(reason: EndReason, detail: Option<String>, next: Next) -> Self {
         Self { reason, detail, next }
     }
 }
 
 /// A request that is being served.
-pub struct Turn<'a> {
+pub(super) struct Turn<'a> {
     /// State shared by the listener's connections.
     pub proxy: &'a Arc<Proxy>,
     /// The worker.
@@ -81,7 +81,7 @@ pub struct Turn<'a> {
 }
 
 /// How the sending of an answer ended.
-pub struct Sent {
+pub(super) struct Sent {
     /// Which side stopped it, if one did.
     pub stopped: Option<Stopped>,
     /// The client's connection can serve another request.
@@ -96,7 +96,12 @@ pub struct Sent {
 
 /// Completes a head for a client: its framing and its Connection field. Returns the framing and whether another
 /// request can follow.
-pub fn finish(head: &mut Response, length: Length, version: Version, keeps_alive: bool) -> (Length, bool) {
+pub(super) fn finish(
+    head: &mut Response,
+    length: Length,
+    version: Version,
+    keeps_alive: bool,
+) -> (Length, bool) {
     let length = match (length, version) {
         (Length::Chunked | Length::UntilClose, Version::Http10) => Length::UntilClose,
         (Length::UntilClose, Version::Http11) => Length::Chunked,
@@ -117,12 +122,12 @@ pub fn finish(head: &mut Response, length: Length, version: Version, keeps_alive
 
 impl<'a> Turn<'a> {
     /// The flow's progress.
-    pub fn progress(&self) -> Progress<'a> {
+    pub(super) fn progress(&self) -> Progress<'a> {
         Progress::of(self.worker, self.live, &self.asked.route)
     }
 
     /// The way to the request's server.
-    pub fn way(&self) -> Way<'a> {
+    pub(super) fn way(&self) -> Way<'a> {
         Way {
             worker: self.worker,
             route: &self.asked.route,
@@ -137,7 +142,7 @@ impl<'a> Turn<'a> {
     }
 
     /// Keeps an idle connection: for this client alone if it is bound, otherwise in the pool.
-    pub fn put(&self, server: Server) {
+    pub(super) fn put(&self, server: Server) {
         if server.is_bound {
             self.bound.put(&self.asked.route, server);
         } else {
@@ -146,7 +151,7 @@ impl<'a> Turn<'a> {
     }
 
     /// The page for a failure.
-    pub fn failed(&self, failure: &Failure) -> Box<Answer> {
+    pub(super) fn failed(&self, failure: &Failure) -> Box<Answer> {
         Box::new(Answer::failed(self.proxy, &self.asked.resource.host_field(), failure))
     }
 
@@ -155,7 +160,7 @@ impl<'a> Turn<'a> {
     ///
     /// # Errors
     /// Returns the answer of our own if the server gave none.
-    pub async fn pass(
+    pub(super) async fn pass(
         &mut self,
         status: Option<String>,
         on_head: OnHead<'_>,
@@ -178,7 +183,7 @@ impl<'a> Turn<'a> {
     ///
     /// # Errors
     /// As [`Self::after`].
-    pub async fn send(
+    pub(super) async fn send(
         &mut self,
         mut server: Server,
         mut fetched: Fetched,
@@ -197,7 +202,7 @@ impl<'a> Turn<'a> {
     ///
     /// # Errors
     /// Returns an answer of our own if the server's content is malformed and nothing of it was sent yet.
-    pub fn after(
+    pub(super) fn after(
         &mut self,
         server: Server,
         fetched: &Fetched,

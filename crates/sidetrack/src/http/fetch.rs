@@ -29,7 +29,7 @@ const MAX_INTERIM: usize = 8;
 
 /// Whether an idle connection may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reuse {
+pub(super) enum Reuse {
     /// If it seems open, without a system call: the request can be repeated.
     Likely,
     /// If a system call confirms that it is open.
@@ -39,7 +39,7 @@ pub enum Reuse {
 }
 
 /// Everything that is needed to reach the server of a request.
-pub struct Way<'a> {
+pub(super) struct Way<'a> {
     /// The worker whose loop this is.
     pub worker: &'a Worker,
     /// Which connections can be shared.
@@ -76,7 +76,7 @@ pub struct Fetched {
 }
 
 /// No first bytes: the request is written after the connection is made.
-pub struct NoBytes;
+pub(super) struct NoBytes;
 
 impl FirstBytes for NoBytes {
     fn held(&mut self) -> &[u8] {
@@ -93,7 +93,7 @@ impl Way<'_> {
     ///
     /// # Errors
     /// Why there is no connection.
-    pub async fn connect(&self, reuse: Reuse) -> Result<Server, Failure> {
+    pub(super) async fn connect(&self, reuse: Reuse) -> Result<Server, Failure> {
         let server = self.find(reuse).await?;
         if carry::asks_multipath(&self.route.carry) {
             let is_used = matches!(&server.stream, Duplex::Tcp(stream) if sockopt::speaks_mptcp(stream));
@@ -225,7 +225,11 @@ impl Way<'_> {
     ///
     /// # Errors
     /// The server cannot be reached, breaks off, or does not answer as HTTP.
-    pub async fn fetch(&self, request: &Request, client: Interim<'_>) -> Result<(Server, Fetched), Failure> {
+    pub(super) async fn fetch(
+        &self,
+        request: &Request,
+        client: Interim<'_>,
+    ) -> Result<(Server, Fetched), Failure> {
         let mut head = Vec::with_capacity(512);
         request.write_to(&mut head);
         let is_repeatable = request.method.is_idempotent();
@@ -271,7 +275,7 @@ impl Way<'_> {
     ///
     /// # Errors
     /// The server breaks off or does not speak HTTP.
-    pub async fn read_head(
+    pub(super) async fn read_head(
         &self,
         (from, buffer): (&Duplex, &mut Buffer),
         request: &Request,
@@ -331,7 +335,7 @@ impl Way<'_> {
 
 /// Where interim responses are sent.
 #[derive(Clone, Copy)]
-pub struct Interim<'a> {
+pub(super) struct Interim<'a> {
     /// The client; `None` if it does not know them (HTTP/1.0), or if no client waits.
     pub client: Option<&'a Duplex>,
 }
@@ -347,22 +351,22 @@ impl Interim<'_> {
 }
 
 /// Whether interim responses are sent to a client of this version.
-pub const fn knows_interim(version: Version) -> bool {
+pub(super) const fn knows_interim(version: Version) -> bool {
     matches!(version, Version::Http11)
 }
 
 /// The server closed or reset the connection.
-pub fn broken(what: &str) -> Failure {
+pub(super) fn broken(what: &str) -> Failure {
     Failure::new(EndReason::ServerReset, format!("the server broke off: {what}"))
 }
 
 /// The server's response is malformed.
-pub fn bad(what: &str) -> Failure {
+pub(super) fn bad(what: &str) -> Failure {
     Failure::new(EndReason::HopFailed, format!("the server's answer is no HTTP: {what}"))
 }
 
 /// Adds the Date that every response must have (RFC 9110 Sec. 6.6.1), if it is missing.
-pub fn add_date(fields: &mut Fields) {
+pub(super) fn add_date(fields: &mut Fields) {
     if !fields.has("date") {
         fields.push("Date", sidetrack_core::http::cache::format_date(super::now_s()));
     }

@@ -17,7 +17,7 @@ type Pieces = Vec<Arc<[u8]>>;
 
 /// A response on its way into the store. If its transfer is cut, the bytes so far are kept as a part, if the rest can be
 /// fetched later. Requests that read along see the cut.
-pub struct Filling {
+pub(super) struct Filling {
     store: Arc<Store>,
     key: Arc<[u8]>,
     object: Arc<Object>,
@@ -30,7 +30,7 @@ pub struct Filling {
 
 impl Filling {
     /// Stores an object whose content is still to arrive.
-    pub fn begin(cache: &Cache, key: &[u8], object: &Arc<Object>) -> Self {
+    pub(super) fn begin(cache: &Cache, key: &[u8], object: &Arc<Object>) -> Self {
         let (store, most) = (&cache.store, cache.in_memory_max);
         store.insert(key, object.clone());
         let (store, key, rules) = (store.clone(), key.into(), cache.rules.clone());
@@ -40,13 +40,13 @@ impl Filling {
     /// The same for an object that completes stored parts. Its content already has the bytes before the arriving ones;
     /// `behind` follows them.
     #[must_use]
-    pub fn completing(mut self, parts: Vec<Arc<Object>>, behind: Pieces) -> Self {
+    pub(super) fn completing(mut self, parts: Vec<Arc<Object>>, behind: Pieces) -> Self {
         self.completes = (parts, behind);
         self
     }
 
     /// Reads the content from the server; returns whether all of it arrived.
-    pub async fn run(self, server: &mut Server, length: Length, progress: Progress<'_>) -> bool {
+    pub(super) async fn run(self, server: &mut Server, length: Length, progress: Progress<'_>) -> bool {
         let mut decoder = Decoder::new(length);
         loop {
             while !decoder.is_done() && !server.buffer.is_empty() {

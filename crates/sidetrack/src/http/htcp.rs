@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(500);
 const WAITING_MAX: usize = 4096;
 
 /// Siblings that are asked by HTCP: the HTTP address and the HTCP address of each.
-pub type Siblings = Vec<(Destination, SocketAddr)>;
+pub(super) type Siblings = Vec<(Destination, SocketAddr)>;
 
 /// The HTCP socket of a cache.
 #[derive(Debug)]

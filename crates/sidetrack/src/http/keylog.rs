@@ -9,14 +9,14 @@ use std::sync::{Mutex, PoisonError};
 
 /// A key log file. It is appended to, and only its owner can read it.
 #[derive(Debug)]
-pub struct KeyLogFile(Mutex<File>);
+pub(super) struct KeyLogFile(Mutex<File>);
 
 impl KeyLogFile {
     /// Opens the file, or makes it.
     ///
     /// # Errors
     /// As open(2).
-    pub fn open(path: &Path) -> io::Result<Self> {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
         Ok(Self(Mutex::new(file)))
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The functions of one request.
-pub struct Meter(RefCell<Chain>);
+pub(super) struct Meter(RefCell<Chain>);
 
 impl fmt::Debug for Meter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -24,13 +24,13 @@ impl fmt::Debug for Meter {
 
 impl Meter {
     /// Returns a meter of these functions; `None` if one of them must see the bytes, which is not possible for requests.
-    pub fn new(chain: Chain) -> Option<Self> {
+    pub(super) fn new(chain: Chain) -> Option<Self> {
         let counts = |from| chain.interest(from) <= Interest::Count;
         (counts(Side::Client) && counts(Side::Server)).then(|| Self(RefCell::new(chain)))
     }
 
     /// Waits until bytes from this side may pass; counts and returns at least one, at most `wanted`.
-    pub async fn room(&self, clock: Clock, from: Side, wanted: usize) -> usize {
+    pub(super) async fn room(&self, clock: Clock, from: Side, wanted: usize) -> usize {
         loop {
             let wait = {
                 let mut chain = self.0.borrow_mut();

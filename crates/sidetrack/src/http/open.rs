@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 /// Properties shared by all requests on a connection that was made for one server.
 #[derive(Clone, Debug)]
-pub struct Inside {
+pub(super) struct Inside {
     /// The destination of the connection.
     pub destination: Destination,
     /// The user who asked for it, if the listener asks for users.
@@ -33,7 +33,7 @@ pub struct Inside {
 
 impl Inside {
     /// The scheme of its requests.
-    pub const fn scheme(&self) -> Scheme {
+    pub(super) const fn scheme(&self) -> Scheme {
         match self.secure {
             Some(_) => Scheme::Https,
             None => Scheme::Http,
@@ -42,7 +42,7 @@ impl Inside {
 }
 
 /// What happened to a connection that may be intercepted.
-pub enum Opened {
+pub(super) enum Opened {
     /// It brings requests.
     Requests(Connection, String),
     /// It is forwarded unchanged, for this reason.
@@ -53,7 +53,7 @@ pub enum Opened {
 
 impl Connection {
     /// Serves CONNECT: a tunnel, or requests inside it.
-    pub async fn tunnel(
+    pub(super) async fn tunnel(
         mut self,
         destination: Destination,
         user: Option<String>,
@@ -97,7 +97,7 @@ impl Connection {
 
     /// Whether policy allows interception. A connection is not intercepted if a rule denies it, sends it through functions
     /// or requires an agreement.
-    pub fn may_open(&self, to: &Destination, user: Option<&str>) -> (bool, Decided) {
+    pub(super) fn may_open(&self, to: &Destination, user: Option<&str>) -> (bool, Decided) {
         let (worker, listening, proxy) = (&*self.worker, &*self.listening, &*self.proxy);
         let desk = Desk { worker, listening, proxy, peer: self.peer, stream: &self.stream, inside: None };
         let mut flow = desk.flow_to(to.clone(), user.map(str::to_owned));
@@ -107,7 +107,7 @@ impl Connection {
     }
 
     /// Reads the ClientHello, and answers as the server if the connection is to be intercepted.
-    pub async fn open(mut self, tap: &Arc<Tap>, to: &Destination, user: Option<String>) -> Opened {
+    pub(super) async fn open(mut self, tap: &Arc<Tap>, to: &Destination, user: Option<String>) -> Opened {
         let clock = self.worker.clock;
         let patience = Duration::from_millis(self.worker.config().limits.handshake_timeout_ms);
         // The client counts as waiting until the handshake is over.

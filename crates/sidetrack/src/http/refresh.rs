@@ -18,7 +18,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 /// Starts a refresh, if none is under way for this key. It is a flow with its own record.
-pub fn behind(turn: &Turn<'_>, cache: &Cache, key: &[u8], object: &Arc<Object>) {
+pub(super) fn behind(turn: &Turn<'_>, cache: &Cache, key: &[u8], object: &Arc<Object>) {
     let Claim::Fetch(fetching) = cache.store.claim(key) else { return };
     let (worker, proxy) = (turn.worker.clone(), turn.proxy.clone());
     let asked = turn.asked.again();

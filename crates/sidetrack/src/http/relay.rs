@@ -22,14 +22,14 @@ use std::time::Duration;
 
 /// The idle timeout during a message, if the rule has none. It is long enough for a slow server, or for one that delays
 /// its response until there is news.
-pub const STALL: Duration = Duration::from_secs(15 * 60);
+pub(super) const STALL: Duration = Duration::from_secs(15 * 60);
 
 /// Content up to this size is copied behind pending bytes, so that both are written by one call.
 const COPY_MAX: usize = 8 * 1024;
 
 /// Why copying content stopped.
 #[derive(Debug, thiserror::Error)]
-pub enum Stopped {
+pub(super) enum Stopped {
     /// The source is gone or ended early.
     #[error("{0}")]
     Source(String),
@@ -46,7 +46,7 @@ pub enum Stopped {
 
 /// Moves a flow's deadline as long as there is progress.
 #[derive(Clone, Copy, Debug)]
-pub struct Progress<'a> {
+pub(super) struct Progress<'a> {
     /// The flow.
     pub live: &'a LiveFlow,
     /// The clock of its worker.
@@ -59,7 +59,7 @@ pub struct Progress<'a> {
 
 impl<'a> Progress<'a> {
     /// Returns the progress of a flow on this route.
-    pub fn of(worker: &Worker, live: &'a LiveFlow, route: &Route) -> Self {
+    pub(super) fn of(worker: &Worker, live: &'a LiveFlow, route: &Route) -> Self {
         let lifetime_ms = route.carry.lifetime_ms.or_else(|| worker.config().limits.lifetime_ms);
         let left = lifetime_ms.map(|ms| Duration::from_millis(ms).saturating_sub(live.age()));
         let end = left.map(|left| worker.clock.now() + left);
@@ -67,7 +67,7 @@ impl<'a> Progress<'a> {
     }
 
     /// Notes progress, or the start of a new wait.
-    pub fn mark(&self) {
+    pub(super) fn mark(&self) {
         let idle = self.clock.now() + self.stall;
         match self.end.filter(|end| *end < idle) {
             Some(end) => self.live.set_deadline(Some(end), EndReason::Lifetime),
@@ -81,7 +81,7 @@ impl<'a> Progress<'a> {
 ///
 /// # Errors
 /// The socket's error.
-pub async fn write_all(to: &Duplex, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
+pub(super) async fn write_all(to: &Duplex, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
     IoSlice::advance_slices(&mut slices, 0);
     while !slices.is_empty() {
         let n = poll_fn(|cx| to.poll_send_slices(cx, slices)).await?;
@@ -94,7 +94,7 @@ pub async fn write_all(to: &Duplex, mut slices: &mut [IoSlice<'_>]) -> io::Resul
 }
 
 /// The sink of content, in its new framing.
-pub struct Outgoing<'a> {
+pub(super) struct Outgoing<'a> {
     /// The connection; `None`: content is only copied on the way.
     to: Option<&'a Duplex>,
     /// Bytes to be written before the next content: a head, or a chunk's size.
@@ -110,19 +110,19 @@ pub struct Outgoing<'a> {
 
 impl<'a> Outgoing<'a> {
     /// Content in this framing behind a head. The head is sent together with the first content.
-    pub fn new(to: &'a Duplex, head: Vec<u8>, length: Length) -> Self {
+    pub(super) fn new(to: &'a Duplex, head: Vec<u8>, length: Length) -> Self {
         let is_chunked = length == Length::Chunked;
         Self { to: Some(to), pending: head, is_chunked, meter: None, counted: None, written: 0 }
     }
 
     /// Content that is not sent.
-    pub const fn nowhere() -> Self {
+    pub(super) const fn nowhere() -> Self {
         Self { to: None, pending: Vec::new(), is_chunked: false, meter: None, counted: None, written: 0 }
     }
 
     /// Counts sent bytes in a flow; `from` is the side they come from.
     #[must_use]
-    pub fn counted(self, live: &'a LiveFlow, from: Side) -> Self {
+    pub(super) fn counted(self, live: &'a LiveFlow, from: Side) -> Self {
         Self { counted: Some((live, from)), ..self }
     }
 
@@ -138,7 +138,7 @@ impl<'a> Outgoing<'a> {
 
     /// Lets content pass counting functions; `from` is the side it comes from.
     #[must_use]
-    pub fn metered(self, meter: Option<&'a Meter>, from: Side, clock: Clock) -> Self {
+    pub(super) fn metered(self, meter: Option<&'a Meter>, from: Side, clock: Clock) -> Self {
         Self { meter: meter.map(|meter| (meter, from, clock)), ..self }
     }
 
@@ -146,7 +146,7 @@ impl<'a> Outgoing<'a> {
     ///
     /// # Errors
     /// The socket's error.
-    pub async fn push(&mut self, data: &[u8]) -> io::Result<()> {
+    pub(super) async fn push(&mut self, data: &[u8]) -> io::Result<()> {
         let Some((meter, from, clock)) = self.meter else { return self.take(data).await };
         let mut rest = data;
         while !rest.is_empty() {
@@ -166,7 +166,7 @@ impl<'a> Outgoing<'a> {
     ///
     /// # Errors
     /// The socket's error.
-    pub async fn push_all(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
+    pub(super) async fn push_all(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
         let length: usize = pieces.iter().map(|piece| piece.len()).sum();
         let Some(to) = self.to.filter(|_| length > COPY_MAX && !self.is_chunked && self.meter.is_none())
         else {
@@ -189,7 +189,7 @@ impl<'a> Outgoing<'a> {
     }
 
     /// Whether [`Self::push_pages`] works here.
-    pub fn sends_pages(&self) -> bool {
+    pub(super) fn sends_pages(&self) -> bool {
         self.bare_socket().is_some()
     }
 
@@ -197,7 +197,7 @@ impl<'a> Outgoing<'a> {
     ///
     /// # Errors
     /// The socket's error.
-    pub async fn push_pages(
+    pub(super) async fn push_pages(
         &mut self,
         pages: &Pages,
         mut range: Range<u64>,
@@ -249,7 +249,7 @@ impl<'a> Outgoing<'a> {
     ///
     /// # Errors
     /// The socket's error.
-    pub async fn flush(&mut self) -> io::Result<()> {
+    pub(super) async fn flush(&mut self) -> io::Result<()> {
         if let Some(to) = self.to.filter(|_| !self.pending.is_empty()) {
             write_all(to, &mut [IoSlice::new(&self.pending)]).await?;
             self.wrote(self.pending.len() as u64);
@@ -262,7 +262,7 @@ impl<'a> Outgoing<'a> {
     ///
     /// # Errors
     /// The socket's error.
-    pub async fn finish(&mut self, trailers: &Fields) -> io::Result<()> {
+    pub(super) async fn finish(&mut self, trailers: &Fields) -> io::Result<()> {
         if self.is_chunked {
             write_last_chunk(&mut self.pending, trailers);
         }
@@ -271,7 +271,7 @@ impl<'a> Outgoing<'a> {
 }
 
 /// Makes a copy of passing content for the cache.
-pub struct Tee {
+pub(super) struct Tee {
     /// The content so far, unless it goes to the disk.
     pub bytes: Vec<u8>,
     /// Most bytes in memory. Longer content goes to the disk, or the copy is given up.
@@ -285,16 +285,16 @@ pub struct Tee {
 }
 
 /// A function that begins a copy on disk.
-pub type Spill = Box<dyn FnOnce() -> Option<Fill>>;
+pub(super) type Spill = Box<dyn FnOnce() -> Option<Fill>>;
 
 impl Tee {
     /// A copy of at most `max` bytes in memory.
-    pub const fn new(max: u64, spill: Option<Spill>) -> Self {
+    pub(super) const fn new(max: u64, spill: Option<Spill>) -> Self {
         Self { bytes: Vec::new(), max, is_over: false, spill, fill: None }
     }
 
     /// Bytes copied so far.
-    pub fn taken(&self) -> u64 {
+    pub(super) fn taken(&self) -> u64 {
         match &self.fill {
             Some(fill) => fill.taken(),
             None => self.bytes.len() as u64,
@@ -302,7 +302,7 @@ impl Tee {
     }
 
     /// Copies a piece.
-    pub async fn push(&mut self, data: &[u8]) {
+    pub(super) async fn push(&mut self, data: &[u8]) {
         if self.is_over {
             return;
         }
@@ -329,7 +329,7 @@ impl Tee {
 ///
 /// # Errors
 /// Which side stopped it.
-pub async fn relay(
+pub(super) async fn relay(
     (from, buffer): (&Duplex, &mut Buffer),
     decoder: &mut Decoder,
     out: &mut Outgoing<'_>,

@@ -26,7 +26,7 @@ use std::rc::Rc;
 
 /// A request for a server.
 #[derive(Debug)]
-pub struct Asked {
+pub(super) struct Asked {
     /// The head, ready for the server.
     pub request: Request,
     /// How its body is framed.
@@ -51,7 +51,7 @@ pub struct Asked {
 
 impl Asked {
     /// The same request again, as a flow of its own.
-    pub fn again(&self) -> Self {
+    pub(super) fn again(&self) -> Self {
         Self {
             request: self.request.clone(),
             length: self.length,
@@ -68,7 +68,7 @@ impl Asked {
     }
 
     /// The cache key of a resource of this server.
-    pub fn key_of(&self, resource: &Resource, rules: &KeyRules) -> Vec<u8> {
+    pub(super) fn key_of(&self, resource: &Resource, rules: &KeyRules) -> Vec<u8> {
         let mut key = resource.key(rules);
         if let Some(address) = &self.unproven {
             // Ordinary keys contain no space, so this key cannot be one of them.
@@ -80,7 +80,7 @@ impl Asked {
 
 /// What a request asks for.
 #[derive(Debug)]
-pub enum Wish {
+pub(super) enum Wish {
     /// A resource.
     Resource(Box<Asked>),
     /// A tunnel. Policy decides when it is made, as for any flow.
@@ -95,7 +95,7 @@ pub enum Wish {
 }
 
 /// Judges the requests of one connection.
-pub struct Desk<'a> {
+pub(super) struct Desk<'a> {
     /// The worker.
     pub worker: &'a Worker,
     /// The listener.
@@ -122,7 +122,7 @@ impl Desk<'_> {
     }
 
     /// Determines what a request asks for and whether policy allows it.
-    pub fn judge(&self, request: Request, live: &LiveFlow) -> Wish {
+    pub(super) fn judge(&self, request: Request, live: &LiveFlow) -> Wish {
         let length = match request_length(&request) {
             Ok(length) => length,
             Err(error) => return Wish::Answer(Box::new(Answer::broken(self.proxy, error)), Length::None),
@@ -283,7 +283,7 @@ impl Desk<'_> {
     }
 
     /// A flow to a server whose host name is not known otherwise.
-    pub fn flow_to(&self, orig_dst: Destination, user: Option<String>) -> Flow {
+    pub(super) fn flow_to(&self, orig_dst: Destination, user: Option<String>) -> Flow {
         Flow {
             intercept: self.listening.catches.intercept(),
             listener: self.listening.name.clone(),
@@ -304,7 +304,7 @@ impl Desk<'_> {
 
     /// Lets policy decide about a request, or about a connection before its first request. The process is looked up only
     /// if a rule needs it.
-    pub fn decide(&self, flow: &mut Flow, resource: Option<&Resource>) -> Verdict {
+    pub(super) fn decide(&self, flow: &mut Flow, resource: Option<&Resource>) -> Verdict {
         let config = self.worker.config();
         let name = flow.host.clone();
         let url = resource.filter(|_| config.policy.asks_url()).map(Url::of);
@@ -348,7 +348,7 @@ const fn name(host: &Host) -> Option<&HostName> {
 
 /// The name of a request in records: method and URL without the query, which may hold secrets. The texts in `said`
 /// follow, each after a space. The capacity is exact, because records are kept.
-pub fn name_of(asked: &Asked, said: &[&str]) -> String {
+pub(super) fn name_of(asked: &Asked, said: &[&str]) -> String {
     let Asked { request, resource, .. } = asked;
     let path = resource.path.split(|byte| *byte == b'?').next().unwrap_or_default();
     let (method, path) = (String::from_utf8_lossy(request.method.as_bytes()), String::from_utf8_lossy(path));

@@ -10,7 +10,7 @@ use sidetrack_core::http::fields::Fields;
 const PIECES: usize = 16;
 
 /// Sends the content of an answer.
-pub async fn send_content(
+pub(super) async fn send_content(
     out: &mut Outgoing<'_>,
     object: &Object,
     body: &Body,

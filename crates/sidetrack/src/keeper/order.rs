@@ -16,7 +16,7 @@ pub const LISTENERS_MAX: usize = 4096;
 pub const PARTS_MAX: usize = 4096;
 
 /// Most selectors of one part.
-pub const SELECTORS_MAX: usize = 4096;
+pub(super) const SELECTORS_MAX: usize = 4096;
 
 /// Most networks and port ranges in one list, and in a whole order.
 pub const RANGES_MAX: usize = 1 << 18;

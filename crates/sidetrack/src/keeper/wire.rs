@@ -19,7 +19,7 @@ const ATTACHED: &[u8] = b"\0";
 ///
 /// # Errors
 /// The other end is closed, or there is no memory for the attachment.
-pub fn send<T: Serialize>(end: impl AsFd, value: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub(crate) fn send<T: Serialize>(end: impl AsFd, value: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let json = serde_json::to_vec(value)?;
     if json.len() <= INLINE_MAX {
         return scm::send(end, &json, fds);
@@ -33,7 +33,7 @@ pub fn send<T: Serialize>(end: impl AsFd, value: &T, fds: &[BorrowedFd<'_>]) -> 
 ///
 /// # Errors
 /// `InvalidData` if the message is not such a value; the connection can still be used. Other errors end it.
-pub fn receive<T: DeserializeOwned>(end: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+pub(crate) fn receive<T: DeserializeOwned>(end: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     receive_at_most(end, ATTACHED_MAX)
 }
 
@@ -41,7 +41,7 @@ pub fn receive<T: DeserializeOwned>(end: impl AsFd) -> io::Result<Option<(T, Vec
 ///
 /// # Errors
 /// As [`receive`].
-pub fn receive_at_most<T: DeserializeOwned>(
+pub(crate) fn receive_at_most<T: DeserializeOwned>(
     end: impl AsFd,
     most: usize,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {

@@ -32,23 +32,23 @@ pub struct Batch {
 
 /// Bits for the data that a flow has.
 mod has {
-    pub const KNOWN: u16 = 1;
-    pub const NAME: u16 = 1 << 1;
-    pub const HOST: u16 = 1 << 2;
+    pub(super) const KNOWN: u16 = 1;
+    pub(super) const NAME: u16 = 1 << 1;
+    pub(super) const HOST: u16 = 1 << 2;
     /// The host is the destination's name.
-    pub const SAME_HOST: u16 = 1 << 3;
-    pub const PROCESS: u16 = 1 << 4;
-    pub const PROGRAM: u16 = 1 << 5;
-    pub const PID: u16 = 1 << 6;
-    pub const UID: u16 = 1 << 7;
-    pub const USER: u16 = 1 << 8;
-    pub const DETAIL: u16 = 1 << 9;
-    pub const TAKEN: u16 = 1 << 10;
-    pub const AGREEMENT: u16 = 1 << 11;
-    pub const SHUNTED: u16 = 1 << 12;
-    pub const TLS_NAME: u16 = 1 << 13;
-    pub const CLIENT_MULTIPATH: u16 = 1 << 14;
-    pub const SERVER_MULTIPATH: u16 = 1 << 15;
+    pub(super) const SAME_HOST: u16 = 1 << 3;
+    pub(super) const PROCESS: u16 = 1 << 4;
+    pub(super) const PROGRAM: u16 = 1 << 5;
+    pub(super) const PID: u16 = 1 << 6;
+    pub(super) const UID: u16 = 1 << 7;
+    pub(super) const USER: u16 = 1 << 8;
+    pub(super) const DETAIL: u16 = 1 << 9;
+    pub(super) const TAKEN: u16 = 1 << 10;
+    pub(super) const AGREEMENT: u16 = 1 << 11;
+    pub(super) const SHUNTED: u16 = 1 << 12;
+    pub(super) const TLS_NAME: u16 = 1 << 13;
+    pub(super) const CLIENT_MULTIPATH: u16 = 1 << 14;
+    pub(super) const SERVER_MULTIPATH: u16 = 1 << 15;
 }
 
 /// Numbers of 8 bytes at the start of each flow.

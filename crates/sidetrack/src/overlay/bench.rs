@@ -30,7 +30,7 @@ const WRITES_MAX: usize = 65_536;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The longest measurement, for both ends.
-pub const LONGEST: Duration = Duration::from_secs(60);
+pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
 /// The result of a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,7 +50,7 @@ pub struct BenchView {
 ///
 /// # Errors
 /// Returns the reason in words.
-pub async fn run(
+pub(super) async fn run(
     requests: &mpsc::Sender<Request>,
     node: &str,
     duration: Duration,
@@ -150,7 +150,7 @@ async fn count(
 }
 
 /// The far end: counts the bytes and discards them.
-pub async fn sink(session: TcpStream, leave: OwnedSemaphorePermit) {
+pub(super) async fn sink(session: TcpStream, leave: OwnedSemaphorePermit) {
     // A measurement that takes longer than allowed is cut off.
     let _ = timeout(LONGEST + PATIENCE, count_all(session)).await;
     drop(leave);

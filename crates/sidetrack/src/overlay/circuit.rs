@@ -15,10 +15,10 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 /// Most time for sending the last frames of a flow.
-pub const LAST_WORDS: Duration = Duration::from_secs(1);
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Waits until a neighbour sends a flow on this connection. Returns `None` if the connection or the link ended first.
-pub async fn wait_for_open(
+pub(super) async fn wait_for_open(
     shared: &Shared,
     mut stream: Stream,
     from: NodeId,
@@ -39,7 +39,7 @@ pub async fn wait_for_open(
 }
 
 /// Waits for a flow on a connection that a neighbour dialled for its flows, and serves it.
-pub async fn wait_and_serve(shared: Arc<Shared>, stream: Stream, from: NodeId) {
+pub(super) async fn wait_and_serve(shared: Arc<Shared>, stream: Stream, from: NodeId) {
     // A neighbour's first connections may be there before its link is up.
     let up = timeout(super::shared::HANDSHAKE_TIMEOUT, shared.link_is_up(from));
     let Ok(number) = up.await else { return };
@@ -49,7 +49,7 @@ pub async fn wait_and_serve(shared: Arc<Shared>, stream: Stream, from: NodeId) {
 }
 
 /// Serves a flow that came from a neighbour.
-pub async fn serve(shared: Arc<Shared>, stream: Stream, from: NodeId, mut open: Box<Open>) {
+pub(super) async fn serve(shared: Arc<Shared>, stream: Stream, from: NodeId, mut open: Box<Open>) {
     let own = shared.identity.own();
     if open.path.at(open.position) != Some(own) || open.path.before(open.position) != Some(from) {
         return refuse(&shared, stream, Refusal::BadRequest, "the path does not lead here").await;
@@ -62,7 +62,7 @@ pub async fn serve(shared: Arc<Shared>, stream: Stream, from: NodeId, mut open: 
 }
 
 /// Refuses the session, and closes the connection.
-pub async fn refuse(shared: &Shared, mut stream: Stream, reason: Refusal, detail: impl Into<String>) {
+pub(super) async fn refuse(shared: &Shared, mut stream: Stream, reason: Refusal, detail: impl Into<String>) {
     shared.counters.sessions_refused.fetch_add(1, Relaxed);
     let refused = Refused { by: shared.identity.own(), reason, detail: detail.into() };
     let _ = timeout(LAST_WORDS, async {

@@ -23,7 +23,7 @@ use tokio::task::yield_now;
 use tokio::time::{sleep, sleep_until, timeout};
 
 /// Most events that wait for the control thread; a sender waits when the queue is full.
-pub const EVENTS_MAX: usize = 4096;
+pub(super) const EVENTS_MAX: usize = 4096;
 
 /// Most frames that wait for one neighbour. Further ones are dropped; the cores send them again.
 const FRAMES_MAX: usize = 1024;
@@ -52,7 +52,7 @@ const HELLO: hello::Config = hello::Config {
 };
 
 /// An event for the control thread.
-pub enum Event {
+pub(super) enum Event {
     /// A control connection is open.
     Connected {
         /// The neighbour.
@@ -136,7 +136,11 @@ struct Control {
 }
 
 /// Runs the control thread until `stop`.
-pub async fn run(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Event>, mut stop: watch::Receiver<bool>) {
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    mut inbox: mpsc::Receiver<Event>,
+    mut stop: watch::Receiver<bool>,
+) {
     let mut control = Control::new(shared.clone());
     for (neighbour, _) in shared.identity.dialled() {
         tokio::spawn(dial(shared.clone(), neighbour, control.connected.subscribe()));
@@ -514,6 +518,6 @@ fn unix_ms() -> u64 {
 }
 
 /// Returns the names of the nodes on a path.
-pub fn names(identity: &Identity, path: &[NodeId]) -> Vec<String> {
+pub(super) fn names(identity: &Identity, path: &[NodeId]) -> Vec<String> {
     path.iter().map(|node| identity.name(*node)).collect()
 }

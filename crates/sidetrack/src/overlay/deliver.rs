@@ -33,7 +33,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const LISTENER: &str = "overlay";
 
 /// Serves the opening of a session that ends at this node.
-pub async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, open: Box<Open>) {
+pub(super) async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, open: Box<Open>) {
     let origin = open.path.first();
     // The signature first: the rules below decide by the origin, which a relay could forge.
     if !shared.identity.verify(origin, &open.signed_bytes(), &open.signature) {
@@ -175,7 +175,7 @@ fn admitted(
 }
 
 /// Returns a flow of another node in the form that rules see.
-pub fn flow(from: &str, client: SocketAddr, to: Destination) -> Flow {
+pub(super) fn flow(from: &str, client: SocketAddr, to: Destination) -> Flow {
     Flow {
         intercept: Intercept::Tunnel,
         listener: LISTENER.into(),
@@ -216,7 +216,7 @@ fn unanswered(error: &io::Error) -> EndReason {
 }
 
 /// True if flows that this node caught may be delivered to this address.
-pub fn is_allowed(deliver: &[Deliver], from: &str, to: SocketAddr) -> bool {
+pub(super) fn is_allowed(deliver: &[Deliver], from: &str, to: SocketAddr) -> bool {
     deliver.iter().any(|entry| {
         entry.from.as_ref().is_none_or(|names| names.iter().any(|name| **name == *from))
             && entry.to.contains(to.ip())

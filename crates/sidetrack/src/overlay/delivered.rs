@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// A delivered flow's place in the ledger. If the task is dropped, the node is stopping, and the record says so.
-pub struct Delivered {
+pub(super) struct Delivered {
     shared: Arc<Shared>,
     live: Arc<LiveFlow>,
     flow: Flow,
@@ -21,7 +21,7 @@ pub struct Delivered {
 
 impl Delivered {
     /// Enters a flow that the node of this name asks to have delivered.
-    pub fn begin(shared: &Arc<Shared>, from: &str, open: &Open) -> Self {
+    pub(super) fn begin(shared: &Arc<Shared>, from: &str, open: &Open) -> Self {
         let flow = Flow { host: open.host.clone(), ..flow(from, open.client, open.destination.clone()) };
         let live = Arc::new(LiveFlow::new((shared.next_id)()));
         live.decide(Decided { flow: flow.clone(), verdict: None });
@@ -30,12 +30,12 @@ impl Delivered {
     }
 
     /// Returns the flow in flight.
-    pub const fn live(&self) -> &Arc<LiveFlow> {
+    pub(super) const fn live(&self) -> &Arc<LiveFlow> {
         &self.live
     }
 
     /// Notes that the destination was dialled at this address and has answered.
-    pub fn connected(&self, to: Option<SocketAddr>) {
+    pub(super) fn connected(&self, to: Option<SocketAddr>) {
         self.decide(Action::Carry(Arc::new(Carry::default())));
         self.live.connected(self.live.age());
         self.live.carried_by(to.map(|address| Taken { transport: Transport::Direct, address }));
@@ -49,7 +49,7 @@ impl Delivered {
     }
 
     /// Ends a flow whose destination was not reached.
-    pub fn failed(&mut self, failure: &Failure) {
+    pub(super) fn failed(&mut self, failure: &Failure) {
         if failure.reason == EndReason::PolicyDenied {
             self.decide(Action::Deny);
         }
@@ -57,7 +57,7 @@ impl Delivered {
     }
 
     /// Ends a flow that was delivered.
-    pub fn ended(&mut self, ended: Result<(), Broken>) {
+    pub(super) fn ended(&mut self, ended: Result<(), Broken>) {
         let from = self.flow.user.as_deref().unwrap_or_default();
         let (reason, detail) = match (self.live.ending(), ended) {
             (_, Ok(())) => (EndReason::Ok, None),

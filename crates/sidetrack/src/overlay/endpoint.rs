@@ -33,7 +33,7 @@ thread_local! {
 }
 
 /// A working path.
-pub struct Path {
+pub(super) struct Path {
     /// The connection to the first node on it.
     pub stream: Stream,
     /// Resolves when the link to that node is down.
@@ -46,7 +46,7 @@ pub struct Path {
 
 /// Why a session was reset.
 #[derive(Clone, Copy, Debug)]
-pub struct Broken {
+pub(super) struct Broken {
     /// The reason that the other end was told, or has told us.
     pub reason: ResetReason,
     /// The application on this side reset its connection, or has ended.
@@ -54,7 +54,7 @@ pub struct Broken {
 }
 
 /// One end of a session.
-pub struct Endpoint {
+pub(super) struct Endpoint {
     shared: Arc<Shared>,
     /// Counts the bytes, and shows the wish to end the flow; none if a worker does that.
     live: Option<Arc<LiveFlow>>,
@@ -71,7 +71,7 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Returns an end without a path; paths come through `paths`.
-    pub fn new(
+    pub(super) fn new(
         shared: Arc<Shared>,
         application: TcpStream,
         paths: mpsc::Receiver<Path>,
@@ -84,12 +84,12 @@ impl Endpoint {
     }
 
     /// Adds a flow of ours: it counts the bytes, and may ask for the end.
-    pub fn of_flow(self, live: Option<Arc<LiveFlow>>) -> Self {
+    pub(super) fn of_flow(self, live: Option<Arc<LiveFlow>>) -> Self {
         Self { live, ..self }
     }
 
     /// Returns the credit that the opening announces to the other end.
-    pub fn first_window() -> u32 {
+    pub(super) fn first_window() -> u32 {
         Config::default().window_bytes
     }
 
@@ -97,7 +97,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// Returns why the session was reset.
-    pub async fn run(mut self) -> Result<(), Broken> {
+    pub(super) async fn run(mut self) -> Result<(), Broken> {
         // If this task is dropped, the application must see a reset, not an orderly end.
         let _ = sockopt::reset_on_close(&self.application);
         let end = std::future::poll_fn(|cx| self.poll(cx)).await;
@@ -332,7 +332,7 @@ impl Endpoint {
 }
 
 /// Returns a path over this link.
-pub fn path(
+pub(super) fn path(
     shared: &Arc<Shared>,
     stream: Stream,
     link: (NodeId, u64),

@@ -35,7 +35,7 @@ const REST_FIRST: Duration = Duration::from_millis(10);
 const REST_MAX: Duration = Duration::from_millis(500);
 
 /// A flow that a worker hands over.
-pub struct Request {
+pub(super) struct Request {
     /// The destination and the node that delivers.
     pub order: OverlayOrder,
     /// Our end of the connection with the worker.
@@ -55,7 +55,7 @@ enum Setback {
 }
 
 /// Handles one flow, from the opening to the end.
-pub async fn run(shared: Arc<Shared>, request: Request) {
+pub(super) async fn run(shared: Arc<Shared>, request: Request) {
     let Request { order, leg, mut reply } = request;
     let Some(to) = shared.identity.node_named(&order.node) else {
         let detail = format!("the overlay has no node '{}'", order.node);

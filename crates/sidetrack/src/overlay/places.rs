@@ -13,7 +13,7 @@ const STRANGERS_MAX: usize = 384;
 const SOURCE_MAX: usize = 256;
 
 /// Counts the handshakes.
-pub struct Places {
+pub(super) struct Places {
     neighbours: BTreeSet<IpAddr>,
     taken: Mutex<Taken>,
 }
@@ -26,20 +26,20 @@ struct Taken {
 }
 
 /// A place for one handshake; it becomes free when this is dropped.
-pub struct Place {
+pub(super) struct Place {
     places: Arc<Places>,
     source: IpAddr,
 }
 
 impl Places {
     /// Returns free places. `neighbours` are the addresses that neighbours are configured with.
-    pub fn new(neighbours: impl Iterator<Item = IpAddr>) -> Arc<Self> {
+    pub(super) fn new(neighbours: impl Iterator<Item = IpAddr>) -> Arc<Self> {
         let neighbours = neighbours.map(|address| address.to_canonical()).collect();
         Arc::new(Self { neighbours, taken: Mutex::default() })
     }
 
     /// Takes a place for a connection from this address. None: the limit is reached, and the connection must be closed.
-    pub fn take(self: &Arc<Self>, from: IpAddr) -> Option<Place> {
+    pub(super) fn take(self: &Arc<Self>, from: IpAddr) -> Option<Place> {
         let from = from.to_canonical();
         let is_neighbour = self.neighbours.contains(&from);
         let source = if is_neighbour { from } else { network(from) };

@@ -74,7 +74,7 @@ impl Shelf {
 
 /// The connections to all neighbours.
 #[derive(Default)]
-pub struct Pool {
+pub(super) struct Pool {
     shelves: Mutex<BTreeMap<NodeId, Shelf>>,
     /// Notified when a connection was taken or is wanted.
     used: Notify,
@@ -90,12 +90,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Pool {
     /// Stores a connection that the neighbour has dialled, for the next flow.
-    pub fn put(&self, neighbour: NodeId, stream: Stream) {
+    pub(super) fn put(&self, neighbour: NodeId, stream: Stream) {
         self.put_within(neighbour, stream, IDLE_MAX);
     }
 
     /// Stores a connection that we have dialled and no flow has used.
-    pub fn put_back(&self, neighbour: NodeId, stream: Stream) {
+    pub(super) fn put_back(&self, neighbour: NodeId, stream: Stream) {
         self.put_within(neighbour, stream, WARM);
     }
 
@@ -152,7 +152,7 @@ impl Pool {
     }
 
     /// Notes that the other end of a link that we dial asks for this number of further connections.
-    pub fn want(&self, neighbour: NodeId, connections: u16) {
+    pub(super) fn want(&self, neighbour: NodeId, connections: u16) {
         let mut wanted = lock(&self.wanted);
         let count = wanted.entry(neighbour).or_default();
         *count = (*count + usize::from(connections)).min(WAITING_MAX);
@@ -168,7 +168,7 @@ impl Pool {
     }
 
     /// Returns the number of connections kept for flows to this neighbour.
-    pub fn idle(&self, neighbour: NodeId) -> usize {
+    pub(super) fn idle(&self, neighbour: NodeId) -> usize {
         lock(&self.shelves).get(&neighbour).map_or(0, |shelf| shelf.idle.len())
     }
 
@@ -181,7 +181,7 @@ impl Pool {
 ///
 /// # Errors
 /// Returns the reason in words.
-pub async fn take(shared: &Shared, neighbour: NodeId) -> Answer {
+pub(super) async fn take(shared: &Shared, neighbour: NodeId) -> Answer {
     let name = || shared.identity.name(neighbour);
     if shared.link(neighbour).is_none() {
         return Err(format!("the link to {} is down", name()));
@@ -220,7 +220,7 @@ fn is_dialled(shared: &Shared, neighbour: NodeId) -> bool {
 }
 
 /// Keeps connections to a neighbour ready, without end: those that we dial, and those that it dials.
-pub async fn maintain(shared: Arc<Shared>, neighbour: NodeId) {
+pub(super) async fn maintain(shared: Arc<Shared>, neighbour: NodeId) {
     loop {
         let number = shared.link_is_up(neighbour).await;
         let refill = async {

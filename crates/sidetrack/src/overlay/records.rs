@@ -13,7 +13,7 @@ const WORTH: usize = 2048;
 
 /// How much of the current record has come, and the low-water mark of the socket.
 #[derive(Debug)]
-pub struct Records {
+pub(super) struct Records {
     header: [u8; HEADER],
     /// Header bytes that have come.
     headed: usize,
@@ -36,7 +36,7 @@ impl Records {
     ///
     /// # Errors
     /// Returns the error of setsockopt.
-    pub fn came(&mut self, socket: impl AsFd, bytes: &[u8]) -> io::Result<()> {
+    pub(super) fn came(&mut self, socket: impl AsFd, bytes: &[u8]) -> io::Result<()> {
         self.pass(bytes);
         let low_water = if self.missing >= WORTH { self.missing } else { 1 };
         if low_water != self.low_water {

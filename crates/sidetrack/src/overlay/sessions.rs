@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 const ENDED_MAX: usize = 65_536;
 
 /// Most sessions at a time; near ends and far ends both count.
-pub const SESSIONS_MAX: usize = 100_000;
+pub(super) const SESSIONS_MAX: usize = 100_000;
 
 /// Most memory of all sessions together, bytes. Each session may use at least [`SHARE_MIN`] and at most [`SHARE_MAX`].
 const MEMORY_BYTES: usize = 512 * 1024 * 1024;
@@ -30,7 +30,7 @@ struct Live {
 }
 
 /// The result of an attempt to continue a session.
-pub enum Resumed {
+pub(super) enum Resumed {
     /// The session accepts the path: send it here.
     On(mpsc::Sender<Path>),
     /// A later attempt has already succeeded: the asking node no longer waits for this one.
@@ -48,13 +48,13 @@ struct Inner {
 
 /// The open sessions, and the ids of ended ones.
 #[derive(Default)]
-pub struct Sessions {
+pub(super) struct Sessions {
     inner: Mutex<Inner>,
     count: AtomicUsize,
 }
 
 /// Counts one session until it is dropped.
-pub struct Counted<'a>(&'a AtomicUsize);
+pub(super) struct Counted<'a>(&'a AtomicUsize);
 
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
@@ -68,7 +68,7 @@ impl Sessions {
     }
 
     /// Counts one more session; none if the limit is reached.
-    pub fn count(&self) -> Option<Counted<'_>> {
+    pub(super) fn count(&self) -> Option<Counted<'_>> {
         if self.count.fetch_add(1, Relaxed) >= SESSIONS_MAX {
             self.count.fetch_sub(1, Relaxed);
             return None;
@@ -77,18 +77,18 @@ impl Sessions {
     }
 
     /// Returns the number of sessions.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.count.load(Relaxed)
     }
 
     /// Returns how many bytes one session may hold in each direction now.
-    pub fn share_bytes(&self) -> u32 {
+    pub(super) fn share_bytes(&self) -> u32 {
         let share = (MEMORY_BYTES / 2 / self.len().max(1)).clamp(SHARE_MIN, SHARE_MAX);
         u32::try_from(share).unwrap_or(u32::MAX)
     }
 
     /// Adds a session that the node `from` asked for. Returns false if this id is or was in use.
-    pub fn enter(&self, id: SessionId, from: NodeId, paths: mpsc::Sender<Path>) -> bool {
+    pub(super) fn enter(&self, id: SessionId, from: NodeId, paths: mpsc::Sender<Path>) -> bool {
         let mut inner = self.lock();
         if inner.live.contains_key(&id) || inner.ended.contains_key(&id) {
             return false;
@@ -98,7 +98,7 @@ impl Sessions {
     }
 
     /// Checks an attempt of `from` to continue the session with this id over another path.
-    pub fn resume(&self, id: SessionId, from: NodeId, attempt: u32) -> Resumed {
+    pub(super) fn resume(&self, id: SessionId, from: NodeId, attempt: u32) -> Resumed {
         let mut inner = self.lock();
         match inner.live.get_mut(&id).filter(|live| live.from == from) {
             Some(live) if live.attempt < attempt => {
@@ -111,7 +111,7 @@ impl Sessions {
     }
 
     /// Removes a session, and remembers its id.
-    pub fn leave(&self, id: SessionId) {
+    pub(super) fn leave(&self, id: SessionId) {
         let mut inner = self.lock();
         if inner.live.remove(&id).is_some() {
             inner.ended.insert(id, ());

@@ -15,7 +15,7 @@ struct Debt {
 
 /// The limit of one link. Without a limit it costs one atomic read.
 #[derive(Debug)]
-pub struct Shaper {
+pub(super) struct Shaper {
     /// 0: there is no limit.
     bits_per_second: AtomicU64,
     debt: Mutex<Debt>,
@@ -34,18 +34,18 @@ impl Shaper {
     }
 
     /// Sets the limit in bits per second; none: there is no limit.
-    pub fn set(&self, bits_per_second: Option<u64>) {
+    pub(super) fn set(&self, bits_per_second: Option<u64>) {
         self.bits_per_second.store(bits_per_second.unwrap_or(0), Relaxed);
         *self.lock() = Debt { bytes: 0.0, at: Instant::now() };
     }
 
     /// Returns the limit, bits per second.
-    pub fn rate(&self) -> Option<u64> {
+    pub(super) fn rate(&self) -> Option<u64> {
         Some(self.bits_per_second.load(Relaxed)).filter(|rate| *rate > 0)
     }
 
     /// Returns how long a sender must wait until all but `burst` of the sent bytes are paid off.
-    pub fn wait(&self, burst: Duration) -> Duration {
+    pub(super) fn wait(&self, burst: Duration) -> Duration {
         let Some(rate) = self.rate() else { return Duration::ZERO };
         let bytes_per_second = rate as f64 / 8.0;
         let mut debt = self.lock();
@@ -56,7 +56,7 @@ impl Shaper {
     }
 
     /// Notes that this number of bytes was sent.
-    pub fn spend(&self, bytes: usize) {
+    pub(super) fn spend(&self, bytes: usize) {
         if self.rate().is_some() {
             self.lock().bytes += bytes as f64;
         }
@@ -65,13 +65,13 @@ impl Shaper {
 
 /// The limits of all links.
 #[derive(Debug, Default)]
-pub struct Shapers {
+pub(super) struct Shapers {
     all: Mutex<BTreeMap<NodeId, Arc<Shaper>>>,
 }
 
 impl Shapers {
     /// Returns the limit of the link to this neighbour.
-    pub fn of(&self, neighbour: NodeId) -> Arc<Shaper> {
+    pub(super) fn of(&self, neighbour: NodeId) -> Arc<Shaper> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner).entry(neighbour).or_default().clone()
     }
 }

@@ -29,7 +29,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 
 /// How long a neighbour may take to answer when it is dialled, and for its handshake.
-pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a peer that dialled us may take to send its first byte.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -48,11 +48,11 @@ const RECEIVE_ROOM: u32 = 4 << 20;
 const BENCHES_MAX: usize = 4;
 
 /// The links that are up. Each has a number, and a link that comes up again gets a new one.
-pub type Links = Arc<BTreeMap<NodeId, u64>>;
+pub(super) type Links = Arc<BTreeMap<NodeId, u64>>;
 
 /// Counters for status and metrics.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub(super) struct Counters {
     /// Sessions begun here.
     pub sessions_opened: AtomicU64,
     /// Sessions delivered here.
@@ -70,10 +70,10 @@ pub struct Counters {
 }
 
 /// Numbers the flows of the process.
-pub type NextId = Arc<dyn Fn() -> FlowId + Send + Sync>;
+pub(super) type NextId = Arc<dyn Fn() -> FlowId + Send + Sync>;
 
 /// The state that the threads of the overlay share.
-pub struct Shared {
+pub(super) struct Shared {
     /// This node and the other members.
     pub identity: Identity,
     /// Makes the TLS ends of connections.
@@ -121,7 +121,7 @@ impl Shared {
     ///
     /// # Errors
     /// Returns what is wrong with its key.
-    pub fn new(
+    pub(super) fn new(
         overlay: &config::Overlay,
         (config, next_id): (Arc<ArcSwap<config::Config>>, NextId),
         control: mpsc::Sender<Event>,
@@ -154,19 +154,19 @@ impl Shared {
     }
 
     /// Returns the number of the link to this neighbour, if it is up.
-    pub fn link(&self, neighbour: NodeId) -> Option<u64> {
+    pub(super) fn link(&self, neighbour: NodeId) -> Option<u64> {
         self.links.borrow().get(&neighbour).copied()
     }
 
     /// Waits until the link with this number is down.
-    pub async fn link_is_down(&self, neighbour: NodeId, number: u64) {
+    pub(super) async fn link_is_down(&self, neighbour: NodeId, number: u64) {
         let mut links = self.links.subscribe();
         // The sender lives as long as `self`, so an error cannot happen.
         let _ = links.wait_for(|links| links.get(&neighbour) != Some(&number)).await;
     }
 
     /// Waits until the link is up, and returns its number.
-    pub async fn link_is_up(&self, neighbour: NodeId) -> u64 {
+    pub(super) async fn link_is_up(&self, neighbour: NodeId) -> u64 {
         let mut links = self.links.subscribe();
         loop {
             if let Some(number) = links.borrow_and_update().get(&neighbour) {
@@ -182,7 +182,7 @@ impl Shared {
     ///
     /// # Errors
     /// Returns the error of setsockopt. A congestion control that is not available is only logged, once.
-    pub fn prepare(&self, socket: impl std::os::fd::AsFd) -> std::io::Result<()> {
+    pub(super) fn prepare(&self, socket: impl std::os::fd::AsFd) -> std::io::Result<()> {
         use std::sync::atomic::Ordering::Relaxed;
         sockopt::set_tcp_nodelay(&socket, true)?;
         sockopt::set_tcp_user_timeout(&socket, Some(USER_TIMEOUT))?;
@@ -207,7 +207,7 @@ impl Shared {
     ///
     /// # Errors
     /// Returns the step that failed.
-    pub async fn dial(&self, to: NodeId, purpose: Purpose) -> anyhow::Result<Stream> {
+    pub(super) async fn dial(&self, to: NodeId, purpose: Purpose) -> anyhow::Result<Stream> {
         let address =
             self.identity.member(to).and_then(|member| member.address).context("it has no address")?;
         let tls = self.tls.dial(to)?;
@@ -234,7 +234,7 @@ impl Shared {
     ///
     /// # Errors
     /// Returns the error of `connect(2)`.
-    pub async fn connect(&self, to: Admitted, is_link: bool) -> std::io::Result<TcpStream> {
+    pub(super) async fn connect(&self, to: Admitted, is_link: bool) -> std::io::Result<TcpStream> {
         let socket = sockopt::stream_socket(&to.address())?;
         if let Some(mark) = self.dialing.load().mark {
             sockopt::set_mark(&socket, mark)?;
@@ -257,7 +257,7 @@ impl Shared {
     ///
     /// # Errors
     /// Returns the step that failed.
-    pub async fn accept(&self, tcp: TcpStream) -> anyhow::Result<(Stream, NodeId, Purpose)> {
+    pub(super) async fn accept(&self, tcp: TcpStream) -> anyhow::Result<(Stream, NodeId, Purpose)> {
         self.prepare(&tcp)?;
         let tls = self.tls.accept()?;
         let accepted = timeout(HANDSHAKE_TIMEOUT, async {

@@ -30,7 +30,7 @@ thread_local! {
 }
 
 /// A TLS connection to a neighbour.
-pub struct Stream {
+pub(super) struct Stream {
     tcp: TcpStream,
     /// Boxed: it has more than a kilobyte, and each future that waits for a stream reserves room for several.
     tls: Box<Connection>,
@@ -47,7 +47,7 @@ pub struct Stream {
 }
 
 /// A stream on its way to another thread.
-pub struct Parked {
+pub(super) struct Parked {
     tcp: std::net::TcpStream,
     tls: Box<Connection>,
     rest: Vec<u8>,
@@ -67,7 +67,7 @@ impl Stream {
     }
 
     /// Applies this rate limit from now on.
-    pub fn shape(&mut self, shaper: Arc<Shaper>) {
+    pub(super) fn shape(&mut self, shaper: Arc<Shaper>) {
         self.shaper = Some(shaper);
     }
 
@@ -90,7 +90,7 @@ impl Stream {
     ///
     /// # Errors
     /// Returns the error of the socket or of TLS, for example if the key is not pinned.
-    pub async fn handshake(tcp: TcpStream, mut tls: Connection) -> io::Result<(Self, NodeId)> {
+    pub(super) async fn handshake(tcp: TcpStream, mut tls: Connection) -> io::Result<(Self, NodeId)> {
         // `PENDING_MAX` is the limit; with a second limit in TLS, a write could be cut.
         tls.set_buffer_limit(None);
         let mut stream = Self::new(tcp, Box::new(tls));
@@ -113,7 +113,7 @@ impl Stream {
     ///
     /// # Errors
     /// Returns the runtime's error.
-    pub fn park(self) -> io::Result<Parked> {
+    pub(super) fn park(self) -> io::Result<Parked> {
         let rest = self.rest[self.rest_start..].to_vec();
         let Self { tcp, tls, records, decoder, .. } = self;
         Ok(Parked { tcp: tcp.into_std()?, tls, rest, records, decoder })
@@ -149,7 +149,7 @@ impl Stream {
     }
 
     /// Reads plain bytes. Returns 0 if the neighbour has ended the stream.
-    pub fn poll_read(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+    pub(super) fn poll_read(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
             match self.tls.reader().read(buffer) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -160,7 +160,7 @@ impl Stream {
     }
 
     /// Waits until more may be written.
-    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.pending < PENDING_MAX { Poll::Ready(Ok(())) } else { self.poll_flush(cx) }
     }
 
@@ -168,7 +168,7 @@ impl Stream {
     ///
     /// # Errors
     /// Returns the error of TLS.
-    pub fn write(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
+    pub(super) fn write(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
         let parts = [IoSlice::new(head), IoSlice::new(body)];
         let written = self.tls.writer().write_vectored(&parts)?;
         self.pending += head.len() + body.len();
@@ -182,12 +182,12 @@ impl Stream {
     ///
     /// # Errors
     /// Returns the error of TLS.
-    pub fn write_frame(&mut self, frame: &Frame) -> io::Result<()> {
+    pub(super) fn write_frame(&mut self, frame: &Frame) -> io::Result<()> {
         self.write(&frame.to_bytes(), &[])
     }
 
     /// Gives all encrypted bytes to the socket.
-    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.tls.wants_write() {
             ready!(self.poll_allowed(cx));
             match self.tls.write_tls(&mut Socket(&self.tcp)) {
@@ -205,7 +205,7 @@ impl Stream {
     }
 
     /// Returns the next frame; none if the neighbour has ended the stream.
-    pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Frame>>> {
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Frame>>> {
         loop {
             match self.decoder.next_frame() {
                 Ok(Some(frame)) => return Poll::Ready(Ok(Some(frame))),
@@ -227,7 +227,7 @@ impl Stream {
     ///
     /// # Errors
     /// Returns the error of the socket or of TLS, `InvalidData` for an invalid frame, `UnexpectedEof` at the end.
-    pub async fn frame(&mut self) -> io::Result<Frame> {
+    pub(super) async fn frame(&mut self) -> io::Result<Frame> {
         let frame = poll_fn(|cx| self.poll_frame(cx)).await?;
         frame.ok_or_else(|| io::Error::new(ErrorKind::UnexpectedEof, "the neighbour ended the connection"))
     }
@@ -236,19 +236,19 @@ impl Stream {
     ///
     /// # Errors
     /// Returns the error of the socket or of TLS.
-    pub async fn send(&mut self, frame: &Frame) -> io::Result<()> {
+    pub(super) async fn send(&mut self, frame: &Frame) -> io::Result<()> {
         self.write_frame(frame)?;
         poll_fn(|cx| self.poll_flush(cx)).await
     }
 
     /// Returns the bytes that came after the frames that were taken.
-    pub fn take_rest(&mut self) -> Vec<u8> {
+    pub(super) fn take_rest(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.decoder).into_rest()
     }
 
     /// Moves available bytes from this stream to `to`. Returns how many; fails with `UnexpectedEof` if this stream has
     /// ended.
-    pub fn poll_pass(&mut self, cx: &mut Context<'_>, to: &mut Self) -> Poll<io::Result<u64>> {
+    pub(super) fn poll_pass(&mut self, cx: &mut Context<'_>, to: &mut Self) -> Poll<io::Result<u64>> {
         let mut passed = 0;
         PLAINTEXT.with_borrow_mut(|scratch| {
             // The number of rounds is limited, so that other tasks of this thread have their turn.
@@ -275,7 +275,7 @@ impl Stream {
     ///
     /// # Errors
     /// Returns the error of TLS.
-    pub fn exported<const N: usize>(&self, label: &[u8]) -> io::Result<[u8; N]> {
+    pub(super) fn exported<const N: usize>(&self, label: &[u8]) -> io::Result<[u8; N]> {
         self.tls.export_keying_material([0; N], label, None).map_err(broken)
     }
 
@@ -283,12 +283,12 @@ impl Stream {
     ///
     /// # Errors
     /// Fails if there is no descriptor left.
-    pub fn watched(&self) -> io::Result<OwnedFd> {
+    pub(super) fn watched(&self) -> io::Result<OwnedFd> {
         self.tcp.as_fd().try_clone_to_owned()
     }
 
     /// Sends `close_notify`, and closes the connection.
-    pub async fn close(mut self) {
+    pub(super) async fn close(mut self) {
         self.tls.send_close_notify();
         // An error means that the neighbour is gone and does not need it.
         let _ = poll_fn(|cx| self.poll_flush(cx)).await;
@@ -300,7 +300,7 @@ impl Parked {
     ///
     /// # Errors
     /// Returns the runtime's error.
-    pub fn unpark(self) -> io::Result<Stream> {
+    pub(super) fn unpark(self) -> io::Result<Stream> {
         let Self { tcp, tls, rest, records, decoder } = self;
         Ok(Stream { rest, records, decoder, ..Stream::new(TcpStream::from_std(tcp)?, tls) })
     }

@@ -30,7 +30,7 @@ const PKCS8_PREFIX: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
 /// Makes both ends of connections.
-pub struct Tls {
+pub(super) struct Tls {
     server: Arc<ServerConfig>,
     clients: BTreeMap<NodeId, Arc<ClientConfig>>,
 }
@@ -40,7 +40,7 @@ impl Tls {
     ///
     /// # Errors
     /// Fails if rustls cannot sign with the key.
-    pub fn new(identity: &Identity) -> anyhow::Result<Self> {
+    pub(super) fn new(identity: &Identity) -> anyhow::Result<Self> {
         let provider = Arc::new(provider::default_provider());
         let certified = certified(identity, &provider)?;
         let algorithms = provider.signature_verification_algorithms;
@@ -78,7 +78,7 @@ impl Tls {
     ///
     /// # Errors
     /// Fails if it is not a member.
-    pub fn dial(&self, to: NodeId) -> anyhow::Result<Connection> {
+    pub(super) fn dial(&self, to: NodeId) -> anyhow::Result<Connection> {
         let config = self.clients.get(&to).with_context(|| format!("{to} is no member of the overlay"))?;
         let name = ServerName::try_from("overlay.invalid").context("a name for the other end")?;
         Ok(ClientConnection::new(config.clone(), name)?.into())
@@ -88,13 +88,13 @@ impl Tls {
     ///
     /// # Errors
     /// Returns the error of rustls.
-    pub fn accept(&self) -> anyhow::Result<Connection> {
+    pub(super) fn accept(&self) -> anyhow::Result<Connection> {
         Ok(ServerConnection::new(self.server.clone())?.into())
     }
 }
 
 /// Returns the peer of a connection whose handshake is over.
-pub fn peer(connection: &Connection) -> Option<NodeId> {
+pub(super) fn peer(connection: &Connection) -> Option<NodeId> {
     let [key] = connection.peer_certificates()? else { return None };
     let key: &[u8; 32] = key.as_ref().strip_prefix(&SPKI_PREFIX)?.try_into().ok()?;
     Some(PublicKey(*key).node_id())

@@ -53,7 +53,7 @@ pub struct Sleep {
 }
 
 /// Waits at least until this time.
-pub const fn sleep_until(at: Instant) -> Sleep {
+pub(super) const fn sleep_until(at: Instant) -> Sleep {
     Sleep { at, waiting: None }
 }
 

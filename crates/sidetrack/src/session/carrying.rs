@@ -134,7 +134,7 @@ pub(super) struct Moving {
 
 impl Moving {
     /// Moves bytes between two sides.
-    pub fn between(self, sides: (Stream, Stream), live: &Arc<LiveFlow>, clock: Clock) -> Motion {
+    pub(super) fn between(self, sides: (Stream, Stream), live: &Arc<LiveFlow>, clock: Clock) -> Motion {
         let Self { early, config, chain } = self;
         let live = live.clone();
         match sides {

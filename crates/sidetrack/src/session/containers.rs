@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The functions of a flow during the set-up.
 #[derive(Default)]
-pub struct Way {
+pub(super) struct Way {
     /// The functions before any container.
     pub chain: Option<Box<Chain>>,
     /// The containers, in order from the client to the server.
@@ -29,12 +29,12 @@ pub struct Way {
 
 impl Way {
     /// Whether there are functions on the way.
-    pub fn has_functions(&self) -> bool {
+    pub(super) fn has_functions(&self) -> bool {
         self.chain.is_some() || !self.joints.is_empty()
     }
 
     /// The functions at the end of the way so far.
-    pub fn last(&mut self) -> &mut Option<Box<Chain>> {
+    pub(super) fn last(&mut self) -> &mut Option<Box<Chain>> {
         self.joints.last_mut().map_or(&mut self.chain, |joint| &mut joint.chain)
     }
 
@@ -46,7 +46,7 @@ impl Way {
 }
 
 /// A container that a flow passes through.
-pub struct Joint {
+pub(super) struct Joint {
     /// The function's name.
     pub name: Arc<str>,
     /// The connection to the container.

@@ -13,7 +13,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// State of passing on a reset after the last bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Farewell {
+pub(super) struct Farewell {
     /// The side that has reset.
     pub gone: Side,
     /// When to give up, if nothing moves until then.
@@ -24,12 +24,12 @@ pub struct Farewell {
 
 impl Farewell {
     /// Starts when this side is gone.
-    pub fn new(gone: Side, now: Instant) -> Self {
+    pub(super) fn new(gone: Side, now: Instant) -> Self {
         Self { gone, until: now + PATIENCE, unsent_bytes: None }
     }
 
     /// Returns the side that is gone, if this end reason is a reset. The end then waits for its last bytes.
-    pub const fn gone_for(reason: EndReason) -> Option<Side> {
+    pub(super) const fn gone_for(reason: EndReason) -> Option<Side> {
         match reason {
             EndReason::ClientReset => Some(Side::Client),
             EndReason::ServerReset => Some(Side::Server),
@@ -38,7 +38,7 @@ impl Farewell {
     }
 
     /// The end reason of the flow.
-    pub const fn reason(&self) -> EndReason {
+    pub(super) const fn reason(&self) -> EndReason {
         match self.gone {
             Side::Client => EndReason::ClientReset,
             Side::Server => EndReason::ServerReset,
@@ -46,27 +46,27 @@ impl Farewell {
     }
 
     /// Called when the other side has taken some bytes.
-    pub fn moved(&mut self, now: Instant) {
+    pub(super) fn moved(&mut self, now: Instant) {
         self.until = now + PATIENCE;
     }
 
     /// Whether the other side has taken nothing for too long.
-    pub fn is_late(&self, now: Instant) -> bool {
+    pub(super) fn is_late(&self, now: Instant) -> bool {
         self.until <= now
     }
 
     /// When to check again.
-    pub fn due(&self, now: Instant) -> Instant {
+    pub(super) fn due(&self, now: Instant) -> Instant {
         if self.unsent_bytes.is_some() { self.until.min(now + LOOK_AGAIN) } else { self.until }
     }
 
     /// Whether only the kernel still has bytes.
-    pub const fn is_sending(&self) -> bool {
+    pub(super) const fn is_sending(&self) -> bool {
         self.unsent_bytes.is_some()
     }
 
     /// Whether the connection may be reset now. `unsent_bytes` is what the kernel has not sent yet.
-    pub fn is_over(&mut self, now: Instant, unsent_bytes: u32) -> bool {
+    pub(super) fn is_over(&mut self, now: Instant, unsent_bytes: u32) -> bool {
         if self.unsent_bytes.is_some_and(|before| unsent_bytes < before) {
             self.moved(now);
         }

@@ -92,7 +92,7 @@ fn ask(policy: &Policy, flow: &Flow, name: &HostName) -> Result<(), String> {
 
 impl<'a> Guard<'a> {
     /// Makes a guard of this flow, without bytes of ours before the client's.
-    pub fn new(policy: &'a Policy, flow: &'a Flow, live: &'a LiveFlow) -> Self {
+    pub(super) fn new(policy: &'a Policy, flow: &'a Flow, live: &'a LiveFlow) -> Self {
         Self { policy, flow, live, preface: Cell::new(0) }
     }
 }
@@ -107,7 +107,7 @@ impl Guard<'_> {
     ///
     /// # Errors
     /// Fails if the policy denies the name, or if the client is gone.
-    pub async fn wait(&self, client: &mut Client, carried: &mut Carried) -> Result<(), Failure> {
+    pub(super) async fn wait(&self, client: &mut Client, carried: &mut Carried) -> Result<(), Failure> {
         // Bytes that were sent with the request were checked before.
         if carried.sent > 0 || !carried.early.is_empty() {
             return Ok(());

@@ -14,7 +14,7 @@ const LONGEST: Duration = Duration::from_secs(10);
 
 /// When to check which side. The times double from [`FIRST`] to [`LONGEST`].
 #[derive(Debug, Default)]
-pub struct Probe {
+pub(super) struct Probe {
     due: Option<Instant>,
     /// 0: not armed.
     gap_ms: u16,
@@ -24,7 +24,7 @@ pub struct Probe {
 
 impl Probe {
     /// Sets which sides are not read at present.
-    pub fn arm(&mut self, now: Instant, client: bool, server: bool) {
+    pub(super) fn arm(&mut self, now: Instant, client: bool, server: bool) {
         if (self.client, self.server) != (client, server) {
             (self.client, self.server, self.gap_ms) = (client, server, 0);
             self.due = (client || server).then(|| now + FIRST);
@@ -32,12 +32,12 @@ impl Probe {
     }
 
     /// When to check next. `None` while both sides are read.
-    pub const fn due(&self) -> Option<Instant> {
+    pub(super) const fn due(&self) -> Option<Instant> {
         self.due
     }
 
     /// Returns the sides to check now, if it is time.
-    pub fn take(&mut self, now: Instant) -> impl Iterator<Item = Side> + use<> {
+    pub(super) fn take(&mut self, now: Instant) -> impl Iterator<Item = Side> + use<> {
         let is_due = self.due.is_some_and(|due| due <= now);
         if is_due {
             let gap = (Duration::from_millis(self.gap_ms.into()) * 2).clamp(FIRST, LONGEST);

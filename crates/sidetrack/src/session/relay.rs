@@ -31,7 +31,7 @@ struct Part {
 }
 
 /// The parts of a flow with containers. Resolves when all parts have ended.
-pub struct Relay {
+pub(super) struct Relay {
     parts: Vec<Part>,
     live: Arc<LiveFlow>,
     /// Bytes from the client and from the server that were already added to the flow's counts.
@@ -50,7 +50,7 @@ struct Piece {
 
 impl Relay {
     /// Connects a client and a server through these containers; at least one.
-    pub fn new(
+    pub(super) fn new(
         (client, server): (Stream, Stream),
         moving: Moving,
         joints: Vec<Joint>,

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How the set-up of a path ended.
-pub enum SetupEnd {
+pub(super) enum SetupEnd {
     /// The path is set up.
     Ready(Ready),
     /// The client got an answer in its own protocol. Its connection is closed in order.
@@ -36,7 +36,7 @@ pub enum SetupEnd {
 }
 
 /// A path that is set up.
-pub struct Ready {
+pub(super) struct Ready {
     /// The connection to the server or the first hop.
     pub server: Stream,
     /// Bytes that the server has already sent.
@@ -76,7 +76,7 @@ pub fn undecided(listening: &Listening, peer: SocketAddr) -> Decided {
 }
 
 /// A path during its set-up.
-pub struct Setup<'a> {
+pub(super) struct Setup<'a> {
     pub(super) worker: &'a Worker,
     pub(super) listening: &'a Listening,
     pub(super) live: &'a Arc<LiveFlow>,
@@ -143,7 +143,7 @@ impl From<Refused> for Stop {
 
 impl<'a> Setup<'a> {
     /// The set-up for a connection that was just accepted.
-    pub fn new(
+    pub(super) fn new(
         worker: &'a Worker,
         listening: &'a Listening,
         live: &'a Arc<LiveFlow>,
@@ -154,7 +154,7 @@ impl<'a> Setup<'a> {
     }
 
     /// Runs the set-up.
-    pub async fn run(self, client: &mut Client) -> SetupEnd {
+    pub(super) async fn run(self, client: &mut Client) -> SetupEnd {
         if self.listening.speaks_first() {
             // The client may take long for its handshake: show the flow meanwhile.
             self.live.decide(undecided(self.listening, self.peer));
@@ -541,7 +541,7 @@ pub(super) fn offered(
 }
 
 /// The limits of a flow: buffer, idle time, lifetime.
-pub fn bounds(limits: &Limits, carry: &Carry) -> splice::Config {
+pub(super) fn bounds(limits: &Limits, carry: &Carry) -> splice::Config {
     splice::Config {
         limit: u32::try_from(limits.buffer_bytes).unwrap_or(u32::MAX),
         idle: Some(Duration::from_millis(carry.idle_timeout_ms.unwrap_or(limits.idle_timeout_ms))),

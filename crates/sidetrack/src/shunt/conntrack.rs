@@ -13,16 +13,16 @@ const ESTABLISHED: u8 = 3;
 const CLOSE: u8 = 8;
 
 /// How long conntrack keeps a shunted connection without a packet, seconds: two refreshes in a row may fail.
-pub const KEEP: Duration = Duration::from_secs(600);
+pub(super) const KEEP: Duration = Duration::from_secs(600);
 
 /// Connections for which the rules have set both ports: only these concern the shunt.
-pub const WITH_PORTS: MarkBits = MarkBits {
+pub(super) const WITH_PORTS: MarkBits = MarkBits {
     value: Mark::INGRESS_KNOWN | Mark::EGRESS_KNOWN,
     mask: Mark::INGRESS_KNOWN | Mark::EGRESS_KNOWN,
 };
 
 /// Converts a conntrack entry; none if it is neither TCP nor UDP.
-pub fn connection(entry: &Entry) -> Option<Connection> {
+pub(super) fn connection(entry: &Entry) -> Option<Connection> {
     let transport = Transport::of_number(entry.original.protocol)?;
     let tcp = transport == Transport::Tcp;
     let both_ways = if tcp { status::SEEN_REPLY | status::ASSURED } else { status::SEEN_REPLY };
@@ -55,7 +55,7 @@ pub fn connection(entry: &Entry) -> Option<Connection> {
 }
 
 /// Returns the addresses in conntrack's form.
-pub const fn original(tuple: &FlowTuple) -> Tuple {
+pub(super) const fn original(tuple: &FlowTuple) -> Tuple {
     Tuple { source: tuple.client, destination: tuple.server, protocol: tuple.transport.number() }
 }
 
@@ -65,7 +65,7 @@ pub const fn original(tuple: &FlowTuple) -> Tuple {
 /// `judged`: only a RST that fits the connection reaches conntrack. Conntrack must accept it then, although the
 /// acknowledgement that it would check it by is old. Otherwise conntrack would keep the connection for 300 s, and would
 /// take the next one on the same ports for a part of it.
-pub fn keep(judged: bool) -> Change {
+pub(super) fn keep(judged: bool) -> Change {
     Change {
         liberal: true,
         forget_acknowledged: judged,
@@ -76,18 +76,18 @@ pub fn keep(judged: bool) -> Change {
 
 /// Returns the change for a blocked connection. Its packets are dropped before conntrack sees them. Conntrack must keep
 /// it while they come; otherwise the next packet would look like a new connection.
-pub fn keep_blocked() -> Change {
+pub(super) fn keep_blocked() -> Change {
     Change { timeout_s: u32::try_from(KEEP.as_secs()).ok(), ..Change::default() }
 }
 
 /// Returns the change that writes the number of an action into the mark of a connection.
-pub fn mark_decision(number: u8) -> Change {
+pub(super) fn mark_decision(number: u8) -> Change {
     let value = Mark::DECIDED | u32::from(number) << 16;
     Change { mark: Some(MarkBits { value, mask: Mark::DECIDED | 0x000f_0000 }), ..Change::default() }
 }
 
 /// Returns the change that lets the rules decide again.
-pub fn ask_again() -> Change {
+pub(super) fn ask_again() -> Change {
     Change { mark: Some(MarkBits { value: 0, mask: Mark::DECIDED }), ..Change::default() }
 }
 

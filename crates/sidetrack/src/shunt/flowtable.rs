@@ -76,7 +76,7 @@ impl Row {
 
 /// The fast path: its table, and the flows that have the bit.
 #[derive(Debug)]
-pub struct FlowtablePath {
+pub(super) struct FlowtablePath {
     table: OwnedTable,
     port: u32,
     devices: Vec<InterfaceName>,
@@ -96,7 +96,7 @@ impl FlowtablePath {
     ///
     /// # Errors
     /// Fails if the kernel has no flow tables, or an interface does not exist or is in another flow table.
-    pub fn start(settings: &Settings) -> Result<Self, FlowtableError> {
+    pub(super) fn start(settings: &Settings) -> Result<Self, FlowtableError> {
         if !knows(&mut Socket::open(Protocol::Netfilter)?, Feature::Flowtable)? {
             return Err(FlowtableError::Unsupported);
         }

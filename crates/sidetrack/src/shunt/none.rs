@@ -11,7 +11,7 @@ const NOTHING_DUE: Duration = Duration::from_secs(1);
 
 /// A fast path that rejects every entry.
 #[derive(Debug, Default)]
-pub struct NoPath {
+pub(super) struct NoPath {
     reports: VecDeque<Report>,
 }
 

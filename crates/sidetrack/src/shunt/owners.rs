@@ -17,7 +17,7 @@ const WAITING_MAX: usize = 1024;
 type Whose = (Tuple, Identity);
 
 /// Searches for processes. The thread starts with the first request, and ends with this value.
-pub struct OwnerSearch {
+pub(super) struct OwnerSearch {
     ask: Option<SyncSender<Whose>>,
     /// For the thread, and for requests that are not given to it.
     answer: Sender<(Whose, Process)>,
@@ -33,14 +33,14 @@ impl OwnerSearch {
     ///
     /// # Errors
     /// Fails if no descriptor is left.
-    pub fn new() -> io::Result<Self> {
+    pub(super) fn new() -> io::Result<Self> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (answer, answers) = channel();
         Ok(Self { ask: None, answer, answers, open: 0, bell })
     }
 
     /// Searches for the process behind a connection.
-    pub fn look_for(&mut self, whose: Whose) {
+    pub(super) fn look_for(&mut self, whose: Whose) {
         if self.ask.is_none() {
             self.ask =
                 self.start().inspect_err(|error| tracing::warn!(%error, "no thread for processes")).ok();
@@ -67,7 +67,7 @@ impl OwnerSearch {
     }
 
     /// Returns the available answers. The process is unknown if it was not found, or the client is on another host.
-    pub fn answers(&mut self) -> Vec<(Whose, Process)> {
+    pub(super) fn answers(&mut self) -> Vec<(Whose, Process)> {
         if self.open == 0 {
             return Vec::new();
         }

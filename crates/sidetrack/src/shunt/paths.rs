@@ -12,7 +12,7 @@ use std::time::Duration;
 const NOTHING_DUE: Duration = Duration::from_secs(1);
 
 /// The fast paths of a configuration.
-pub struct Paths {
+pub(super) struct Paths {
     paths: BTreeMap<FastPathKind, Box<dyn FastPath>>,
     /// The fast path that has an entry, or was asked for it.
     entries: BTreeMap<EntryId, FastPathKind>,
@@ -57,7 +57,7 @@ impl Paths {
     ///
     /// # Errors
     /// Returns the error of the first one that cannot start.
-    pub fn start(settings: &Settings) -> Result<Self, EngineError> {
+    pub(super) fn start(settings: &Settings) -> Result<Self, EngineError> {
         let mut paths = BTreeMap::new();
         for path in &settings.paths {
             paths.insert(path.kind(), path.start(settings)?);
@@ -67,12 +67,12 @@ impl Paths {
 
     /// Returns the ports that at least one of the fast paths knows. A fast path that does not know a port rejects the
     /// entry.
-    pub fn ports(settings: &Settings) -> BTreeSet<PortNumber> {
+    pub(super) fn ports(settings: &Settings) -> BTreeSet<PortNumber> {
         settings.paths.iter().flat_map(|path| path.ports(settings)).collect()
     }
 
     /// Requests an entry.
-    pub fn install(&mut self, entry: &Entry) {
+    pub(super) fn install(&mut self, entry: &Entry) {
         match self.paths.get_mut(&entry.path) {
             Some(path) => {
                 self.entries.insert(entry.id, entry.path);
@@ -83,14 +83,14 @@ impl Paths {
     }
 
     /// Requests the removal of an entry from the fast path that has it.
-    pub fn remove(&mut self, id: EntryId, cause: Cause) {
+    pub(super) fn remove(&mut self, id: EntryId, cause: Cause) {
         if let Some(path) = self.entries.get(&id).and_then(|kind| self.paths.get_mut(kind)) {
             path.remove(id, cause);
         }
     }
 
     /// Suspends all fast paths, because the rules have changed.
-    pub fn suspend(&mut self) {
+    pub(super) fn suspend(&mut self) {
         self.paths.values_mut().for_each(|path| path.suspend());
     }
 
@@ -98,7 +98,7 @@ impl Paths {
     ///
     /// # Errors
     /// Fails if one of them cannot continue.
-    pub fn tend(&mut self) -> io::Result<Duration> {
+    pub(super) fn tend(&mut self) -> io::Result<Duration> {
         self.paths.values_mut().try_fold(NOTHING_DUE, |least, path| Ok(least.min(path.tend()?)))
     }
 
@@ -106,17 +106,17 @@ impl Paths {
     ///
     /// # Errors
     /// Fails if one of them cannot continue.
-    pub fn count(&mut self) -> io::Result<()> {
+    pub(super) fn count(&mut self) -> io::Result<()> {
         self.paths.values_mut().try_for_each(|path| path.count())
     }
 
     /// Does the last work of all fast paths.
-    pub fn finish(&mut self) {
+    pub(super) fn finish(&mut self) {
         self.paths.values_mut().for_each(|path| path.finish());
     }
 
     /// Returns the next report.
-    pub fn report(&mut self) -> Option<Report> {
+    pub(super) fn report(&mut self) -> Option<Report> {
         let first = self.refused.pop_front();
         let report = first.or_else(|| self.paths.values_mut().find_map(|path| path.report()))?;
         if let Report::Failed(id, _) | Report::Gone(id, ..) = report {
@@ -126,17 +126,17 @@ impl Paths {
     }
 
     /// True if conntrack can accept every RST that reaches it from a flow of this fast path.
-    pub fn judges_resets(&self, kind: FastPathKind) -> bool {
+    pub(super) fn judges_resets(&self, kind: FastPathKind) -> bool {
         self.paths.get(&kind).is_some_and(|path| path.judges_resets())
     }
 
     /// Returns the netlink ports through which they change nftables.
-    pub fn own_ports(&self) -> Vec<u32> {
+    pub(super) fn own_ports(&self) -> Vec<u32> {
         self.paths.values().filter_map(|path| path.own_port()).collect()
     }
 
     /// Returns descriptors; when one is readable, [`Paths::tend`] should be called.
-    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.paths.values().flat_map(|path| path.descriptors())
     }
 }

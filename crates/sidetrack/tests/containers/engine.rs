@@ -20,20 +20,20 @@ const SERVICE: &str = "podman --root \"$1/st\" --runroot \"$1/run\" system servi
                        kill $service\nwait $service\numount -l \"$1/st/overlay\"\nrm -rf \"$1\"\n";
 
 /// See the module.
-pub struct Engine {
+pub(crate) struct Engine {
     folder: PathBuf,
     _service: Child,
 }
 
 /// The engine of this process, with its images.
-pub fn engine() -> &'static Engine {
+pub(crate) fn engine() -> &'static Engine {
     static ENGINE: OnceLock<Engine> = OnceLock::new();
     ENGINE.get_or_init(|| Engine::start(true))
 }
 
 impl Engine {
     /// One for a test that leaves containers behind, which a start of any node of the same engine would remove.
-    pub fn alone() -> Self {
+    pub(crate) fn alone() -> Self {
         Self::start(false)
     }
 
@@ -63,7 +63,7 @@ impl Engine {
     }
 
     /// Its socket.
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.folder.join("engine.sock")
     }
 
@@ -72,7 +72,7 @@ impl Engine {
     }
 
     /// podman over the same storage.
-    pub fn podman(&self, arguments: &[&str]) -> Output {
+    pub(crate) fn podman(&self, arguments: &[&str]) -> Output {
         let mut podman = Command::new("podman");
         podman.env("CONTAINERS_CONF", self.settings());
         podman.arg("--root").arg(self.folder.join("st")).arg("--runroot").arg(self.folder.join("run"));
@@ -80,7 +80,7 @@ impl Engine {
     }
 
     /// Names of the containers that are there, running or not, whose name holds `part`.
-    pub fn containers(&self, part: &str) -> Vec<String> {
+    pub(crate) fn containers(&self, part: &str) -> Vec<String> {
         let list = self.podman(&["ps", "--all", "--format", "{{.Names}}"]);
         let names = String::from_utf8_lossy(&list.stdout).into_owned();
         names.lines().filter(|name| name.contains(part)).map(str::to_owned).collect()
@@ -135,6 +135,6 @@ const HAPROXY: &str = "defaults\n    mode tcp\n    timeout connect 5s\n    timeo
                        listen relay\n    bind 127.0.0.1:1080 accept-proxy\n    server there 0.0.0.0:0\n";
 
 /// An unused path for a second engine's socket, at which nobody listens.
-pub fn nowhere() -> PathBuf {
+pub(crate) fn nowhere() -> PathBuf {
     engine().folder.join("nobody.sock")
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// The metadata key in which it says that it has seen a flow.
-pub const SEEN: u16 = 4711;
+pub(crate) const SEEN: u16 = 4711;
 
 /// How long a client may be silent until its server is taken for one that speaks first.
 const SPEAKS_FIRST: Duration = Duration::from_secs(2);

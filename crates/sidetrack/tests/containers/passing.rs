@@ -130,7 +130,7 @@ fn a_chain_mixes_kinds_and_one_container_serves_several_chains() {
 }
 
 /// The process id in the names of the node's containers.
-pub fn children(up: &Up) -> u32 {
+pub(crate) fn children(up: &Up) -> u32 {
     let children = sidetrack_sys::process::children(up.pid());
     let name = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     children.into_iter().find(|pid| name(pid).trim() == "sidetrack-cont").expect("the containers' process")

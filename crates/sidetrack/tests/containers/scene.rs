@@ -6,23 +6,23 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 
 /// The test program as a function.
-pub const OWN: &str = "image = 'localhost/function:1'\ncommand = ['/program', '--exact', 'function::serve', '--ignored', \
+pub(crate) const OWN: &str = "image = 'localhost/function:1'\ncommand = ['/program', '--exact', 'function::serve', '--ignored', \
                        '--nocapture', '--test-threads=1']\nprobe_interval_ms = 100\n";
 
 /// The test program as the function `name`, with further keys.
-pub fn own(name: &str, keys: &str) -> String {
+pub(crate) fn own(name: &str, keys: &str) -> String {
     format!("[function.{name}]\nkind = 'container'\n{OWN}{keys}\n")
 }
 
 /// A server that says what it is sent, until the client ends; then one line of its own.
-pub struct Echo {
+pub(crate) struct Echo {
     /// Where it listens.
     pub address: SocketAddr,
 }
 
 impl Echo {
     /// On the loopback.
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         std::thread::spawn(move || {
@@ -48,7 +48,7 @@ fn echo(mut stream: TcpStream) {
 }
 
 /// Configuration: the engine, a listener `in` in front of the server, one rule with this chain.
-pub fn tables(server: SocketAddr, rule: &str, functions: &str) -> String {
+pub(crate) fn tables(server: SocketAddr, rule: &str, functions: &str) -> String {
     format!(
         "[containers]\nengine = '{}'\n[[listen]]\nname = 'in'\nkind = 'reverse'\naddress = '127.0.0.1:0'\nto = '{server}'\n\
          [[rule]]\nname = 'led'\ncarrier = 'direct'\n{rule}\n{functions}",
@@ -57,12 +57,12 @@ pub fn tables(server: SocketAddr, rule: &str, functions: &str) -> String {
 }
 
 /// A node, ready.
-pub fn up(server: SocketAddr, rule: &str, functions: &str) -> Up {
+pub(crate) fn up(server: SocketAddr, rule: &str, functions: &str) -> Up {
     Up::start("default = 'deny'\n", &tables(server, rule, functions))
 }
 
 /// A connection to the node's listener.
-pub fn connect(up: &Up) -> TcpStream {
+pub(crate) fn connect(up: &Up) -> TcpStream {
     let stream = TcpStream::connect(up.addresses("in")[0]).expect("the listener");
     for set in [TcpStream::set_read_timeout, TcpStream::set_write_timeout] {
         set(&stream, Some(LIMIT)).expect("a socket");
@@ -71,7 +71,7 @@ pub fn connect(up: &Up) -> TcpStream {
 }
 
 /// Sends all of it, ends, and reads to the end.
-pub fn exchange(mut stream: TcpStream, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
+pub(crate) fn exchange(mut stream: TcpStream, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut reader = stream.try_clone()?;
     std::thread::scope(|scope| {
         let read = scope.spawn(move || {
@@ -85,7 +85,7 @@ pub fn exchange(mut stream: TcpStream, bytes: &[u8]) -> std::io::Result<Vec<u8>>
 }
 
 /// Sends one line and reads one line.
-pub fn ask(stream: &mut TcpStream, line: &str) -> std::io::Result<String> {
+pub(crate) fn ask(stream: &mut TcpStream, line: &str) -> std::io::Result<String> {
     stream.write_all(line.as_bytes())?;
     let mut answer = Vec::new();
     let mut byte = [0];

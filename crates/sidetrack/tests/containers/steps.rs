@@ -19,7 +19,7 @@ fn mark(trial: usize) -> String {
 }
 
 /// The function that is agreed on as a container; another definition for each trial, so that each begins without falls.
-pub fn function(engine: &Engine, trial: usize) -> String {
+pub(crate) fn function(engine: &Engine, trial: usize) -> String {
     let (name, value) = mark(trial).split_once('=').map(|(a, b)| (a.to_owned(), b.to_owned())).expect("both");
     let keys = format!("environment = {{ {name} = '{value}' }}\npids = 512");
     format!("[containers]\nengine = '{}'\n{}", engine.socket().display(), own("count", &keys))
@@ -40,7 +40,7 @@ fn kill(trial: usize) -> bool {
 }
 
 /// Whether a flow gets through; the answer shows that the function has seen it.
-pub fn is_carried(entry: SocketAddr) -> bool {
+pub(crate) fn is_carried(entry: SocketAddr) -> bool {
     let Ok(mut stream) = TcpStream::connect(entry) else { return false };
     stream.set_read_timeout(Some(LIMIT)).expect("a socket");
     // The server greets, then says what it heard, which is not what the client said.

@@ -27,7 +27,7 @@ use tokio::runtime::Runtime;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A process of the control plane.
-pub struct Part {
+pub(crate) struct Part {
     command: &'static str,
     file: PathBuf,
     child: Child,
@@ -62,29 +62,29 @@ impl Part {
     }
 
     /// What it has logged so far.
-    pub fn logged(&self) -> String {
+    pub(crate) fn logged(&self) -> String {
         self.log.lock().expect("no panic").join("\n")
     }
 
     /// Waits for its end.
-    pub fn ended(&mut self) -> std::process::ExitStatus {
+    pub(crate) fn ended(&mut self) -> std::process::ExitStatus {
         eventually("it ends", || !matches!(self.child.try_wait(), Ok(None)));
         self.child.wait().expect("a child")
     }
 
     /// The process id.
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// SIGKILL.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         send(self.child.id(), Signal::KILL);
         self.child.wait().expect("a child");
     }
 
     /// After a kill: the same again.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         *self = Self::start(self.command, &self.file);
     }
 }
@@ -98,7 +98,7 @@ impl Drop for Part {
 }
 
 /// All of it.
-pub struct Plane {
+pub(crate) struct Plane {
     pub runtime: Runtime,
     pub folder: tempfile::TempDir,
     /// Serves until the plane goes.
@@ -116,7 +116,7 @@ pub struct Plane {
 
 /// What the files say of images.
 #[derive(Default)]
-pub struct Images {
+pub(crate) struct Images {
     /// Tables of the orchestrator's.
     pub orchestrator: String,
     /// Keys of the centre's.
@@ -157,17 +157,17 @@ fn proxy(tables: &str) -> Up {
 
 impl Plane {
     /// Everything runs; no application is there. `grants` of the hospital, in TOML.
-    pub fn start(grants: &str) -> Self {
+    pub(crate) fn start(grants: &str) -> Self {
         Self::with(grants, COUNT)
     }
 
     /// The same with these tables for the functions of the client's proxy: `count` has to be one of them.
-    pub fn with(grants: &str, functions: &str) -> Self {
+    pub(crate) fn with(grants: &str, functions: &str) -> Self {
         Self::shipping(grants, functions, &Images::default())
     }
 
     /// The same where images may be shipped to the centre.
-    pub fn shipping(grants: &str, functions: &str, images: &Images) -> Self {
+    pub(crate) fn shipping(grants: &str, functions: &str, images: &Images) -> Self {
         let server = Server::start("127.0.0.2");
         let folder = tempfile::tempdir().expect("a folder");
         let at = |name: &str| folder.path().join(name);
@@ -220,12 +220,12 @@ impl Plane {
     }
 
     /// The orchestrator, or the agent of a party, asked by a peer that no list names.
-    pub fn stranger(&self, whom: &str) -> Link {
+    pub(crate) fn stranger(&self, whom: &str) -> Link {
         self.asked_by(whom, "stranger")
     }
 
     /// The orchestrator, or the agent of a party, asked with this peer's certificate.
-    pub fn asked_by(&self, whom: &str, who: &str) -> Link {
+    pub(crate) fn asked_by(&self, whom: &str, who: &str) -> Link {
         let text =
             std::fs::read_to_string(self.folder.path().join(format!("{whom}.toml"))).expect("the file");
         let listen = text.lines().find_map(|line| line.strip_prefix("listen = \"")?.strip_suffix('"'));
@@ -234,12 +234,12 @@ impl Plane {
     }
 
     /// Gives the client's proxy other functions.
-    pub fn replace_functions(&self, functions: &str) {
+    pub(crate) fn replace_functions(&self, functions: &str) {
         self.lab.reload(TOP, &tables(&self.server, "client", functions));
     }
 
     /// Names of all that lies beside the files of orchestrator and agents.
-    pub fn files(&self) -> Vec<String> {
+    pub(crate) fn files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.folder.path()).expect("the folder");
         let mut names: Vec<_> = entries
             .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
@@ -249,12 +249,12 @@ impl Plane {
     }
 
     /// Where clients reach the data.
-    pub fn entry(&self) -> SocketAddr {
+    pub(crate) fn entry(&self) -> SocketAddr {
         self.lab.addresses("in")[0]
     }
 
     /// Submits an application as this member, and returns all lines of progress as they came.
-    pub fn submitted(&self, member: &Link, application: &Value) -> String {
+    pub(crate) fn submitted(&self, member: &Link, application: &Value) -> String {
         let body = serde_json::to_vec(application).expect("JSON");
         self.runtime.block_on(async {
             let answer = member.send(Method::POST, "/v1/applications", body).await.expect("submitted");
@@ -265,7 +265,7 @@ impl Plane {
     }
 
     /// Submits an application; after so many lines of progress `then` is done. Gives the lines that came.
-    pub fn submit(&mut self, name: &str, after: usize, then: impl FnOnce(&mut Self)) -> Vec<Progress> {
+    pub(crate) fn submit(&mut self, name: &str, after: usize, then: impl FnOnce(&mut Self)) -> Vec<Progress> {
         let application =
             json!({ "name": name, "purpose": "research", "flows": [{ "client": "lab", "data": "pulse" }] });
         let body = serde_json::to_vec(&application).expect("JSON");
@@ -293,30 +293,30 @@ impl Plane {
     }
 
     /// The applications of the orchestrator; none if it cannot be asked.
-    pub fn applications(&self) -> Option<Vec<ApplicationStatus>> {
+    pub(crate) fn applications(&self) -> Option<Vec<ApplicationStatus>> {
         self.runtime.block_on(self.app.ask(Method::GET, "/v1/applications", &(), PATIENCE)).ok()
     }
 
     /// Ends an application.
-    pub fn end(&self, name: &str) {
+    pub(crate) fn end(&self, name: &str) {
         let path = format!("/v1/applications/{name}");
         self.runtime.block_on(self.app.ask::<()>(Method::DELETE, &path, &(), PATIENCE)).expect("ended");
     }
 
     /// What the hospital (0) or the centre (1) holds; none if it cannot be asked.
-    pub fn held(&self, domain: usize) -> Option<Vec<Held>> {
+    pub(crate) fn held(&self, domain: usize) -> Option<Vec<Held>> {
         self.runtime.block_on(self.operator[domain].ask(Method::GET, "/v1/applications", &(), PATIENCE)).ok()
     }
 
     /// Has the hospital say whether consent holds.
-    pub fn consent(&self, word: &str) -> Value {
+    pub(crate) fn consent(&self, word: &str) -> Value {
         let change = json!({ "consent": word });
         let asked = self.operator[0].ask(Method::PUT, "/v1/consent/pulse", &change, PATIENCE);
         self.runtime.block_on(asked).expect("changed")
     }
 
     /// Waits until nothing is in between: each application is ready everywhere, or nowhere. Gives whether one is ready.
-    pub fn settled(&self) -> bool {
+    pub(crate) fn settled(&self) -> bool {
         let mut ready = false;
         eventually("each application is ready everywhere or gone", || {
             let (Some(all), Some(one), Some(two)) = (self.applications(), self.held(0), self.held(1)) else {

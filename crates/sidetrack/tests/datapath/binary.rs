@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const TICKS_PER_SECOND: u64 = 100;
 
 /// See the module.
-pub struct Binary {
+pub(crate) struct Binary {
     child: Child,
     /// Where its listener `in` listens.
     pub entry: SocketAddr,
@@ -37,7 +37,7 @@ fn collect(stream: impl Read + Send + 'static, lines: &Arc<Mutex<Vec<String>>>) 
 impl Binary {
     /// Starts `sidetrack up` with a SOCKS listener `in`, these further lines of configuration, and this hard limit of
     /// open files.
-    pub fn start(config: &str, open_files: u64) -> Self {
+    pub(crate) fn start(config: &str, open_files: u64) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("sidetrack.toml");
         let text = format!(
@@ -78,7 +78,7 @@ impl Binary {
     }
 
     /// Resident memory in bytes.
-    pub fn resident_bytes(&self) -> u64 {
+    pub(crate) fn resident_bytes(&self) -> u64 {
         let status = self.proc("status");
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("VmRSS");
         let kib = line.split_whitespace().nth(1).expect("a number");
@@ -86,13 +86,13 @@ impl Binary {
     }
 
     /// Descriptors in use.
-    pub fn open_files(&self) -> u64 {
+    pub(crate) fn open_files(&self) -> u64 {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("a process that runs").count()
             as u64
     }
 
     /// Descriptors in use that are ends of pipes.
-    pub fn pipe_ends(&self) -> usize {
+    pub(crate) fn pipe_ends(&self) -> usize {
         let descriptors =
             std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("a process that runs");
         // One may be closed before it is looked at.
@@ -101,7 +101,7 @@ impl Binary {
     }
 
     /// Sets the soft limit of open files of the running process.
-    pub fn limit_open_files(&self, soft: u64) {
+    pub(crate) fn limit_open_files(&self, soft: u64) {
         let limit = Rlimit { current: Some(soft), maximum: Some(self.hard_limit) };
         rustix::process::prlimit(Some(self.pid()), Resource::Nofile, limit).expect("our child");
     }
@@ -117,7 +117,7 @@ impl Binary {
 
     /// Watches the process until there is a second in which it was not busy, nothing being asked of it; fails if there
     /// is none.
-    pub fn expect_calm(&self) {
+    pub(crate) fn expect_calm(&self) {
         let mut seen = Vec::new();
         // What was asked before may take a slow machine a while; a busy loop never ends.
         for _ in 0..20 {
@@ -134,19 +134,19 @@ impl Binary {
     }
 
     /// The log so far.
-    pub fn log(&self) -> Vec<String> {
+    pub(crate) fn log(&self) -> Vec<String> {
         self.log.lock().expect("no test panics inside").clone()
     }
 
     /// Waits until so many records have been written.
-    pub fn await_records(&self, count: usize) {
+    pub(crate) fn await_records(&self, count: usize) {
         eventually(&format!("{count} records"), || {
             (self.lines.lock().expect("no test panics inside").len() >= count).then_some(())
         });
     }
 
     /// Stops it with SIGTERM; gives the records it wrote.
-    pub fn stop(mut self) -> Vec<Value> {
+    pub(crate) fn stop(mut self) -> Vec<Value> {
         rustix::process::kill_process(self.pid(), Signal::TERM).expect("our child");
         let status = eventually("it stops", || self.child.try_wait().expect("our child"));
         assert!(status.success(), "{status}\n{}", self.log().join("\n"));
@@ -167,7 +167,7 @@ impl Drop for Binary {
 }
 
 /// How many records there are of each reason, sorted.
-pub fn reasons(records: &[Value]) -> Vec<(String, usize)> {
+pub(crate) fn reasons(records: &[Value]) -> Vec<(String, usize)> {
     let mut counts = std::collections::BTreeMap::new();
     for record in records {
         *counts.entry(record["reason"].as_str().expect("a reason").to_owned()).or_default() += 1;
@@ -180,7 +180,7 @@ pub fn reasons(records: &[Value]) -> Vec<(String, usize)> {
 
 /// Another process of this test binary that runs only the (ignored) test `role`, with these words in its environment
 /// as `SIDETRACK_ROLE`.
-pub fn role(role: &str, words: &str) -> Child {
+pub(crate) fn role(role: &str, words: &str) -> Child {
     Command::new(std::env::current_exe().expect("a test binary"))
         .args(["--exact", role, "--ignored", "--nocapture", "--test-threads=1"])
         .env("SIDETRACK_ROLE", words)

@@ -96,7 +96,7 @@ fn dns() {
 }
 
 /// A listener whose queue is full: it answers no SYN. The connections that fill it live as long as it does.
-pub fn deaf() -> (socket2::Socket, SocketAddr, Vec<TcpStream>) {
+pub(crate) fn deaf() -> (socket2::Socket, SocketAddr, Vec<TcpStream>) {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
     socket.listen(0).unwrap();

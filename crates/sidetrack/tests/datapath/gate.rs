@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 /// See the module.
-pub struct Gate {
+pub(crate) struct Gate {
     /// Where the near side finds the far side.
     pub address: SocketAddr,
     /// Of a hundred datagrams; 100: the path is cut.
@@ -20,7 +20,7 @@ pub struct Gate {
 
 impl Gate {
     /// A path to this far side.
-    pub fn to(far: SocketAddr) -> Self {
+    pub(crate) fn to(far: SocketAddr) -> Self {
         let inside = socket_at("127.0.0.1:0");
         let address = inside.local_addr().expect("bound");
         let (loses, moves, stopping) = <(Arc<AtomicU32>, Arc<AtomicBool>, Arc<AtomicBool>)>::default();

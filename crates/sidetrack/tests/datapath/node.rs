@@ -14,10 +14,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The longest that anything in these tests may take.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until `done` gives something; the test fails with `what` if it takes longer than [`PATIENCE`].
-pub fn eventually<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn eventually<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     let until = Instant::now() + PATIENCE;
     loop {
         if let Some(value) = done() {
@@ -29,7 +29,7 @@ pub fn eventually<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
 }
 
 /// See the module.
-pub struct Node {
+pub(crate) struct Node {
     /// What its workers share.
     pub shared: Arc<Shared>,
     fleet: Option<Fleet>,
@@ -39,22 +39,22 @@ pub struct Node {
 
 impl Node {
     /// Starts a node with this configuration (without `version`), two workers unless it says otherwise.
-    pub fn start(text: &str) -> Self {
+    pub(crate) fn start(text: &str) -> Self {
         Self::start_with(text, Budget::from_nofile(4096, 64))
     }
 
     /// A node that carries everything directly, behind a SOCKS listener `in`.
-    pub fn socks() -> Self {
+    pub(crate) fn socks() -> Self {
         Self::start("[[listen]]\nname = 'in'\nkind = 'socks'\naddress = '127.0.0.1:0'\n")
     }
 
     /// A node whose one port `in` stands for `server`, with the keys of one rule for all flows.
-    pub fn reverse(server: SocketAddr, rule: &str) -> Self {
+    pub(crate) fn reverse(server: SocketAddr, rule: &str) -> Self {
         Self::start(&reverse_config(server, rule))
     }
 
     /// As [`Node::start`], with this budget of descriptors.
-    pub fn start_with(text: &str, budget: Budget) -> Self {
+    pub(crate) fn start_with(text: &str, budget: Budget) -> Self {
         let workers = if text.starts_with("workers") { "" } else { "workers = 2\n" };
         let text = format!("version = 1\n{workers}{text}");
         let config = Config::from_text("test.toml", &text)
@@ -81,34 +81,34 @@ impl Node {
     }
 
     /// Where the listener of this name listens.
-    pub fn address(&self, name: &str) -> SocketAddr {
+    pub(crate) fn address(&self, name: &str) -> SocketAddr {
         let found = self.serving.iter().find(|serving| &*serving.listening.name == name);
         found.unwrap_or_else(|| panic!("no listener '{name}'")).listening.address
     }
 
     /// Where the listener `in` listens.
-    pub fn entry(&self) -> SocketAddr {
+    pub(crate) fn entry(&self) -> SocketAddr {
         self.address("in")
     }
 
     /// The flows in flight.
-    pub fn live(&self) -> Vec<Arc<LiveFlow>> {
+    pub(crate) fn live(&self) -> Vec<Arc<LiveFlow>> {
         self.fleet.iter().flat_map(|fleet| fleet.ledgers()).flat_map(|ledger| ledger.snapshot()).collect()
     }
 
     /// The ledgers of the workers.
-    pub fn ledgers(&self) -> Vec<Arc<Ledger>> {
+    pub(crate) fn ledgers(&self) -> Vec<Arc<Ledger>> {
         self.fleet.iter().flat_map(|fleet| fleet.ledgers()).cloned().collect()
     }
 
     /// Waits for a flow in flight for which `is` holds.
-    pub fn await_live(&self, what: &str, is: impl Fn(&LiveFlow) -> bool) -> Arc<LiveFlow> {
+    pub(crate) fn await_live(&self, what: &str, is: impl Fn(&LiveFlow) -> bool) -> Arc<LiveFlow> {
         eventually(what, || self.live().into_iter().find(|flow| is(flow)))
     }
 
     /// Waits until `count` flows have ended and none is in flight; fails if it is not that many, or if one of them
     /// was recorded twice.
-    pub fn ended(&self, count: usize) -> Vec<Ended> {
+    pub(crate) fn ended(&self, count: usize) -> Vec<Ended> {
         eventually(&format!("{count} flows end"), || {
             let (idle, ended) = self.collect();
             (idle && ended >= count).then_some(())
@@ -120,7 +120,7 @@ impl Node {
 
     /// Waits until at least so many flows have ended, none is in flight and every connection that was made has been
     /// accepted; gives the flows that ended, each recorded once.
-    pub fn all_ended(&self, least: usize) -> Vec<Ended> {
+    pub(crate) fn all_ended(&self, least: usize) -> Vec<Ended> {
         eventually(&format!("{least} flows end"), || (self.collect().1 >= least).then_some(()));
         // What is in a listener's queue is accepted within moments by a worker with nothing else to do: idle several
         // times in a row is idle.
@@ -132,19 +132,19 @@ impl Node {
     }
 
     /// Waits until no more than `count` flows are in flight, and forgets those that have ended.
-    pub fn all_ended_but(&self, count: usize) {
+    pub(crate) fn all_ended_but(&self, count: usize) {
         eventually("the other flows end", || (self.live().len() <= count).then_some(()));
         self.ended_so_far();
     }
 
     /// Waits until this many flows have ended, whatever others do, and gives them.
-    pub fn ended_when(&self, count: usize) -> Vec<Ended> {
+    pub(crate) fn ended_when(&self, count: usize) -> Vec<Ended> {
         eventually("flows end", || (self.collect().1 >= count).then_some(()));
         self.take()
     }
 
     /// The flows that have ended so far.
-    pub fn ended_so_far(&self) -> Vec<Ended> {
+    pub(crate) fn ended_so_far(&self) -> Vec<Ended> {
         self.collect();
         self.take()
     }
@@ -171,19 +171,19 @@ impl Node {
     }
 
     /// Waits for the one flow to end.
-    pub fn only_end(&self) -> Ended {
+    pub(crate) fn only_end(&self) -> Ended {
         self.ended(1).remove(0)
     }
 
     /// Waits for the one flow to end, and fails if it did so for another reason.
-    pub fn ends_with(&self, reason: EndReason) -> Ended {
+    pub(crate) fn ends_with(&self, reason: EndReason) -> Ended {
         let ended = self.only_end();
         assert_eq!(ended.reason, reason, "{ended:?}");
         ended
     }
 
     /// Stops the node as SIGTERM does; gives the records of the flows that it ended.
-    pub fn stop(mut self) -> Vec<Ended> {
+    pub(crate) fn stop(mut self) -> Vec<Ended> {
         self.serving.clear();
         let fleet = self.fleet.take().expect("stopped once");
         let ledgers: Vec<_> = fleet.ledgers().to_vec();
@@ -204,7 +204,7 @@ impl Drop for Node {
 }
 
 /// The configuration of [`Node::reverse`].
-pub fn reverse_config(server: SocketAddr, rule: &str) -> String {
+pub(crate) fn reverse_config(server: SocketAddr, rule: &str) -> String {
     format!(
         "default = 'deny'\n[[listen]]\nname = 'in'\nkind = 'reverse'\naddress = '127.0.0.1:0'\nto = '{server}'\n\
          [[rule]]\nname = 'all'\n{rule}\n"

@@ -7,12 +7,12 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 
 /// The user that hops with a password know, and that user's password.
-pub const USER: (&str, &str) = ("alice", "open sesame");
+pub(crate) const USER: (&str, &str) = ("alice", "open sesame");
 const USER_IN_URL: &str = "alice:open%20sesame@";
 
 /// One hop: a scheme of the configuration, its options, and whether it asks for a password.
 #[derive(Clone, Copy)]
-pub struct Hop {
+pub(crate) struct Hop {
     scheme: &'static str,
     options: &'static str,
     password: bool,
@@ -20,23 +20,23 @@ pub struct Hop {
 
 impl Hop {
     /// A hop without a password.
-    pub const fn new(scheme: &'static str) -> Self {
+    pub(crate) const fn new(scheme: &'static str) -> Self {
         Self { scheme, options: "", password: false }
     }
 
     /// The same, with these options (`?optimistic=true`).
-    pub const fn with(self, options: &'static str) -> Self {
+    pub(crate) const fn with(self, options: &'static str) -> Self {
         Self { options, ..self }
     }
 
     /// The same, with a password.
-    pub const fn password(self) -> Self {
+    pub(crate) const fn password(self) -> Self {
         Self { password: true, ..self }
     }
 }
 
 /// A path and what it consists of.
-pub struct Path {
+pub(crate) struct Path {
     /// Its nodes, the first one first.
     pub nodes: Vec<Node>,
     /// HTTP proxies of the test, which live as long as the path.
@@ -45,7 +45,7 @@ pub struct Path {
 
 impl Path {
     /// A path to `server` over these hops; `rule` are further keys of the first node's rule.
-    pub fn over(hops: &[Hop], server: SocketAddr, rule: &str) -> Self {
+    pub(crate) fn over(hops: &[Hop], server: SocketAddr, rule: &str) -> Self {
         let (mut nodes, mut proxies, mut urls) = (Vec::new(), Vec::new(), Vec::new());
         for hop in hops {
             let address = if hop.scheme == "http" {
@@ -65,19 +65,19 @@ impl Path {
     }
 
     /// A new connection of a client.
-    pub fn open(&self) -> TcpStream {
+    pub(crate) fn open(&self) -> TcpStream {
         connect(self.nodes[0].entry())
     }
 
     /// Waits until every node knows that the path of its one flow stands.
-    pub fn await_made(&self) {
+    pub(crate) fn await_made(&self) {
         for node in &self.nodes {
             node.await_live("the path stands", |flow| flow.connect_time().is_some());
         }
     }
 
     /// Waits for the one flow to end at every node, at each for this reason.
-    pub fn ends_with(&self, reason: EndReason) {
+    pub(crate) fn ends_with(&self, reason: EndReason) {
         for node in &self.nodes {
             node.ends_with(reason);
         }
@@ -96,7 +96,7 @@ fn socks_node(password: bool) -> Node {
 }
 
 /// A small HTTP proxy that serves CONNECT, and asks for a password if it is to.
-pub fn connect_proxy(password: bool) -> Server {
+pub(crate) fn connect_proxy(password: bool) -> Server {
     Server::start(move |client| {
         // The client sees what went wrong: its connection ends.
         let _ = serve_connect(client, password);

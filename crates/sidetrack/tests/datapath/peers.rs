@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 
 /// Connects; reading and writing give up after [`PATIENCE`].
-pub fn connect(to: SocketAddr) -> TcpStream {
+pub(crate) fn connect(to: SocketAddr) -> TcpStream {
     patient(TcpStream::connect_timeout(&to, PATIENCE).unwrap_or_else(|error| panic!("{to}: {error}")))
 }
 
 /// The stream with [`PATIENCE`].
-pub fn patient(stream: TcpStream) -> TcpStream {
+pub(crate) fn patient(stream: TcpStream) -> TcpStream {
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
     stream.set_write_timeout(Some(PATIENCE)).expect("a socket");
     stream.set_nodelay(true).expect("a socket");
@@ -21,26 +21,26 @@ pub fn patient(stream: TcpStream) -> TcpStream {
 }
 
 /// Closes with a reset.
-pub fn reset(stream: TcpStream) {
+pub(crate) fn reset(stream: TcpStream) {
     sidetrack_sys::sockopt::reset_on_close(&stream).expect("a socket");
 }
 
 /// Reads to the end, and says how it ended: in order, or with which error.
-pub fn read_all(stream: &mut TcpStream) -> (Vec<u8>, io::Result<()>) {
+pub(crate) fn read_all(stream: &mut TcpStream) -> (Vec<u8>, io::Result<()>) {
     let mut bytes = Vec::new();
     let end = stream.read_to_end(&mut bytes).map(drop);
     (bytes, end)
 }
 
 /// Fails unless the stream is reset before another byte comes.
-pub fn expect_reset(stream: &mut TcpStream) {
+pub(crate) fn expect_reset(stream: &mut TcpStream) {
     let (bytes, end) = read_all(stream);
     let kind = end.expect_err("an orderly end where a reset was expected").kind();
     assert_eq!((bytes.len(), kind), (0, io::ErrorKind::ConnectionReset));
 }
 
 /// Fails unless a new connection is reset, be it before connect(2) has returned.
-pub fn expect_reset_at(address: SocketAddr) {
+pub(crate) fn expect_reset_at(address: SocketAddr) {
     match TcpStream::connect_timeout(&address, PATIENCE) {
         Ok(stream) => expect_reset(&mut patient(stream)),
         Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
@@ -48,21 +48,21 @@ pub fn expect_reset_at(address: SocketAddr) {
 }
 
 /// Fails unless the stream ends in order after exactly these bytes.
-pub fn expect_end(stream: &mut TcpStream, expected: &[u8]) {
+pub(crate) fn expect_end(stream: &mut TcpStream, expected: &[u8]) {
     let (bytes, end) = read_all(stream);
     end.expect("an orderly end");
     assert_eq!(bytes, expected);
 }
 
 /// Fails unless exactly these bytes come next.
-pub fn expect(stream: &mut impl Read, expected: &[u8]) {
+pub(crate) fn expect(stream: &mut impl Read, expected: &[u8]) {
     let mut bytes = vec![0; expected.len()];
     stream.read_exact(&mut bytes).unwrap_or_else(|error| panic!("waiting for {expected:?}: {error}"));
     assert_eq!(bytes, expected);
 }
 
 /// A listener on loopback whose connections the test accepts itself.
-pub struct Host {
+pub(crate) struct Host {
     /// The listener.
     pub listener: TcpListener,
     /// Where it listens.
@@ -71,19 +71,19 @@ pub struct Host {
 
 impl Host {
     /// On 127.0.0.1.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::on("127.0.0.1:0")
     }
 
     /// On this address.
-    pub fn on(address: &str) -> Self {
+    pub(crate) fn on(address: &str) -> Self {
         let listener = TcpListener::bind(address).expect("a loopback port");
         let address = listener.local_addr().expect("bound");
         Self { listener, address }
     }
 
     /// The next connection.
-    pub fn accept(&self) -> TcpStream {
+    pub(crate) fn accept(&self) -> TcpStream {
         let mut fds = [rustix::event::PollFd::new(&self.listener, rustix::event::PollFlags::IN)];
         let limit = rustix::event::Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
         assert_eq!(rustix::event::poll(&mut fds, Some(&limit)), Ok(1), "nobody connected");
@@ -93,7 +93,7 @@ impl Host {
 
 /// A loopback address at which nobody listens, and nobody will as long as the process lives: a listener that is dropped
 /// may live on for a moment in a child that another test is starting, and its port may be given to somebody else.
-pub fn closed_address() -> SocketAddr {
+pub(crate) fn closed_address() -> SocketAddr {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
     socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a loopback port");
     let address = socket.local_addr().expect("bound").as_socket().expect("IPv4");
@@ -102,7 +102,7 @@ pub fn closed_address() -> SocketAddr {
 }
 
 /// A server with a thread for each connection.
-pub struct Server {
+pub(crate) struct Server {
     /// Where it listens.
     pub address: SocketAddr,
     stopping: Arc<AtomicBool>,
@@ -111,12 +111,12 @@ pub struct Server {
 
 impl Server {
     /// Serves connections on loopback with `serve`.
-    pub fn start(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
+    pub(crate) fn start(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
         Self::start_on(Host::new(), serve)
     }
 
     /// The same, on this listener.
-    pub fn start_on(host: Host, serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
+    pub(crate) fn start_on(host: Host, serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
         let (address, stopping) = (host.address, Arc::new(AtomicBool::new(false)));
         let (stop, serve) = (stopping.clone(), Arc::new(serve));
         let thread = std::thread::spawn(move || {
@@ -132,7 +132,7 @@ impl Server {
     }
 
     /// Sends everything back and closes when the client has.
-    pub fn echo() -> Self {
+    pub(crate) fn echo() -> Self {
         Self::start(echo)
     }
 }
@@ -150,7 +150,7 @@ impl Drop for Server {
 }
 
 /// Sends everything back until the end.
-pub fn echo(mut stream: TcpStream) {
+pub(crate) fn echo(mut stream: TcpStream) {
     let mut back = stream.try_clone().expect("a descriptor");
     // What goes wrong here is what the test is about, and it sees it at the other end.
     let _ = io::copy(&mut stream, &mut back);
@@ -158,7 +158,7 @@ pub fn echo(mut stream: TcpStream) {
 }
 
 /// Sends bytes and hears the same.
-pub fn expect_echo(stream: &mut TcpStream, bytes: &[u8]) {
+pub(crate) fn expect_echo(stream: &mut TcpStream, bytes: &[u8]) {
     std::thread::scope(|scope| {
         let mut sending = &*stream;
         // More may come back than fits on the path while it is sent.

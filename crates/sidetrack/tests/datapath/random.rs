@@ -4,16 +4,16 @@ use sha2::{Digest, Sha256};
 
 /// A small generator (SplitMix64): the same seed gives the same stream.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
     /// The stream of this seed.
-    pub const fn new(seed: u64) -> Self {
+    pub(crate) const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// The next number.
-    pub const fn next(&mut self) -> u64 {
+    pub(crate) const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -22,19 +22,19 @@ impl Random {
     }
 
     /// A number below `bound`.
-    pub fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next() % bound.max(1) as u64).expect("below a usize")
     }
 
     /// Fills the buffer.
-    pub fn fill(&mut self, buffer: &mut [u8]) {
+    pub(crate) fn fill(&mut self, buffer: &mut [u8]) {
         for chunk in buffer.chunks_mut(8) {
             chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);
         }
     }
 
     /// So many bytes.
-    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.fill(&mut bytes);
         bytes
@@ -43,7 +43,7 @@ impl Random {
 
 /// The seed of a random test: `SIDETRACK_SEED` if it is set, else a new one. Printed, so that a failure can be
 /// repeated.
-pub fn seed() -> u64 {
+pub(crate) fn seed() -> u64 {
     let fresh = || u64::from_le_bytes(sidetrack_sys::random::bytes());
     let seed = std::env::var("SIDETRACK_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(fresh);
     println!("SIDETRACK_SEED={seed}");
@@ -52,17 +52,17 @@ pub fn seed() -> u64 {
 
 /// A hash that is fed as bytes go by.
 #[derive(Clone, Default)]
-pub struct Hash(Sha256, u64);
+pub(crate) struct Hash(Sha256, u64);
 
 impl Hash {
     /// Takes more bytes.
-    pub fn feed(&mut self, bytes: &[u8]) {
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
         self.1 += bytes.len() as u64;
     }
 
     /// How many bytes, and their SHA-256.
-    pub fn sum(self) -> (u64, [u8; 32]) {
+    pub(crate) fn sum(self) -> (u64, [u8; 32]) {
         (self.1, self.0.finalize().into())
     }
 }

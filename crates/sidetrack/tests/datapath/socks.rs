@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// `address port` of a version 5 request.
-pub fn v5_address(to: &str) -> Vec<u8> {
+pub(crate) fn v5_address(to: &str) -> Vec<u8> {
     let (host, port) = to.rsplit_once(':').expect("host:port");
     let port: u16 = port.parse().expect("a port");
     let mut bytes = match host.trim_matches(['[', ']']).parse() {
@@ -24,12 +24,12 @@ pub fn v5_address(to: &str) -> Vec<u8> {
 }
 
 /// A version 5 request for this command.
-pub fn v5_request(command: u8, to: &str) -> Vec<u8> {
+pub(crate) fn v5_request(command: u8, to: &str) -> Vec<u8> {
     [&[5, command, 0], &v5_address(to)[..]].concat()
 }
 
 /// Greets without a password, asks to connect, and gives the reply's code.
-pub fn v5_ask(stream: &mut TcpStream, command: u8, to: &str) -> u8 {
+pub(crate) fn v5_ask(stream: &mut TcpStream, command: u8, to: &str) -> u8 {
     stream.write_all(&[5, 1, 0]).expect("an open stream");
     expect(stream, &[5, 0]);
     stream.write_all(&v5_request(command, to)).expect("an open stream");
@@ -37,7 +37,7 @@ pub fn v5_ask(stream: &mut TcpStream, command: u8, to: &str) -> u8 {
 }
 
 /// Reads a reply and gives its code.
-pub fn v5_reply(stream: &mut TcpStream) -> u8 {
+pub(crate) fn v5_reply(stream: &mut TcpStream) -> u8 {
     let mut head = [0; 4];
     stream.read_exact(&mut head).expect("a reply");
     assert_eq!((head[0], head[2]), (5, 0), "a version 5 reply");
@@ -51,14 +51,14 @@ pub fn v5_reply(stream: &mut TcpStream) -> u8 {
 }
 
 /// Connects through a version 5 proxy.
-pub fn v5_connect(proxy: SocketAddr, to: &str) -> TcpStream {
+pub(crate) fn v5_connect(proxy: SocketAddr, to: &str) -> TcpStream {
     let mut stream = connect(proxy);
     assert_eq!(v5_ask(&mut stream, 1, to), 0);
     stream
 }
 
 /// Connects through a version 5 proxy; none if the proxy resets at once.
-pub fn v5_try(proxy: SocketAddr, to: &str) -> Option<TcpStream> {
+pub(crate) fn v5_try(proxy: SocketAddr, to: &str) -> Option<TcpStream> {
     let mut stream = patient(TcpStream::connect_timeout(&proxy, PATIENCE).ok()?);
     stream.write_all(&[5, 1, 0]).ok()?;
     let mut method = [0; 2];
@@ -70,7 +70,7 @@ pub fn v5_try(proxy: SocketAddr, to: &str) -> Option<TcpStream> {
 }
 
 /// A plain version 6 CONNECT.
-pub fn v6_config(to: &str) -> ClientConfig {
+pub(crate) fn v6_config(to: &str) -> ClientConfig {
     ClientConfig {
         command: v6::ClientCommand::Connect(to.parse::<Destination>().expect("a destination")),
         session: v6::SessionUse::None,
@@ -84,7 +84,7 @@ pub fn v6_config(to: &str) -> ClientConfig {
 }
 
 /// Runs a version 6 handshake; what the proxy said, or how it failed in words.
-pub fn v6_ask(stream: &mut TcpStream, config: ClientConfig) -> Result<Box<Connected>, String> {
+pub(crate) fn v6_ask(stream: &mut TcpStream, config: ClientConfig) -> Result<Box<Connected>, String> {
     let now = Instant::from_nanos(0);
     let mut machine = v6::Client::new(config, now);
     loop {

@@ -129,7 +129,7 @@ fn exchange(stream: &TcpStream, out: Direction, back: Direction, waits: bool) {
 }
 
 /// The server of all transfers: it reads the preamble, then the seed, and does its part.
-pub fn server(preamble: &'static [u8]) -> Server {
+pub(crate) fn server(preamble: &'static [u8]) -> Server {
     Server::start(move |mut stream| {
         let mut head = vec![0; preamble.len() + 8];
         if stream.read_exact(&mut head).is_err() {
@@ -152,7 +152,7 @@ fn transfer(mut stream: TcpStream, preamble: &[u8], seed: u64) -> (u64, u64) {
 
 /// Small transfers side by side, and two large ones; every node must have recorded every flow as `ok`, the first with
 /// the bytes of the client and the server and no others. Gives the records of each.
-pub fn transfers(
+pub(crate) fn transfers(
     nodes: &[Node],
     preamble: &'static [u8],
     open: impl Fn() -> TcpStream + Sync,
@@ -273,7 +273,7 @@ fn a_socks_client_of_its_own() {
 const HTTP_HEAD: &[u8] = b"GET /file HTTP/1.1\r\nUser-Agent: test\r\nHost: www.example.com\r\n\r\n";
 
 /// The ClientHello of curl for www.example.com.
-pub fn client_hello() -> &'static [u8] {
+pub(crate) fn client_hello() -> &'static [u8] {
     let hex = include_str!("../../../core/tests/vectors/client_hello_curl.hex");
     let digits: Vec<_> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).expect("ASCII"), 16).expect("hex");

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use tempfile::TempDir;
 
 /// The keys of both ends.
-pub struct Keys {
+pub(crate) struct Keys {
     folder: TempDir,
     near: Made,
     far: Made,
@@ -24,7 +24,7 @@ pub struct Keys {
 
 impl Keys {
     /// New ones.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let [near, far] = ["near.test", "far.test"].map(|name| self_signed(name, 1).expect("a key"));
         for (name, made) in [("near", &near), ("far", &far)] {
@@ -41,7 +41,7 @@ impl Keys {
     }
 
     /// A far side whose rule has these keys.
-    pub fn far(&self, rule: &str) -> Node {
+    pub(crate) fn far(&self, rule: &str) -> Node {
         self.far_on("127.0.0.1:0", rule)
     }
 
@@ -50,7 +50,7 @@ impl Keys {
     }
 
     /// The configuration of a far side.
-    pub fn far_text(&self, address: &str, rule: &str) -> String {
+    pub(crate) fn far_text(&self, address: &str, rule: &str) -> String {
         let keys = self.of("far");
         format!(
             "default = 'deny'\n[[listen]]\nname = 'in'\nkind = 'tunnel'\naddress = '{address}'\n{keys}\
@@ -59,17 +59,17 @@ impl Keys {
     }
 
     /// A near side that stands for `server` and carries by a tunnel to these far sides, with these keys.
-    pub fn near(&self, server: SocketAddr, far: &[SocketAddr], tunnel: &str) -> Node {
+    pub(crate) fn near(&self, server: SocketAddr, far: &[SocketAddr], tunnel: &str) -> Node {
         Node::start(&self.near_text(server, far, tunnel))
     }
 
     /// The same with one worker, so with one connection: a [`Gate`] knows one near side.
-    pub fn near_through(&self, gate: &Gate, server: SocketAddr, tunnel: &str) -> Node {
+    pub(crate) fn near_through(&self, gate: &Gate, server: SocketAddr, tunnel: &str) -> Node {
         Node::start(&format!("workers = 1\n{}", self.near_text(server, &[gate.address], tunnel)))
     }
 
     /// The configuration of [`Keys::near`].
-    pub fn near_text(&self, server: SocketAddr, far: &[SocketAddr], tunnel: &str) -> String {
+    pub(crate) fn near_text(&self, server: SocketAddr, far: &[SocketAddr], tunnel: &str) -> String {
         let addresses: Vec<_> = far.iter().map(|address| format!("'{address}'")).collect();
         let (keys, addresses) = (self.of("near"), addresses.join(", "));
         format!(
@@ -94,7 +94,7 @@ fn await_made<'n>(nodes: impl IntoIterator<Item = &'n Node>) {
 }
 
 /// Every test runs over both.
-pub const TRANSPORTS: [&str; 2] = ["transport = 'quic'", "transport = 'tls'"];
+pub(crate) const TRANSPORTS: [&str; 2] = ["transport = 'quic'", "transport = 'tls'"];
 
 #[test]
 fn transfers_are_byte_exact() {

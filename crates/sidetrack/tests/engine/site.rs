@@ -10,22 +10,22 @@ use std::net::SocketAddr;
 use std::sync::mpsc::{Sender, channel};
 
 /// Where the engine answers.
-pub const ENGINE: &str = "10.0.1.254:80";
+pub(crate) const ENGINE: &str = "10.0.1.254:80";
 /// The same by IPv6.
-pub const ENGINE6: &str = "[fd00:1::fe]:80";
+pub(crate) const ENGINE6: &str = "[fd00:1::fe]:80";
 /// What connections to servers come from.
-pub const SOURCE: &str = "10.0.2.254";
+pub(crate) const SOURCE: &str = "10.0.2.254";
 
 /// Every way to get at packets.
-pub const WAYS: [&str; 2] = ["packet", "xdp"];
+pub(crate) const WAYS: [&str; 2] = ["packet", "xdp"];
 
 /// A listener of kind engine with these lines besides.
-pub fn engine(lines: &str) -> String {
+pub(crate) fn engine(lines: &str) -> String {
     engine_by("packet", lines)
 }
 
 /// The same with the way it gets at packets.
-pub fn engine_by(io: &str, lines: &str) -> String {
+pub(crate) fn engine_by(io: &str, lines: &str) -> String {
     format!(
         "[[listen]]\nkind = \"engine\"\naddress = [\"{ENGINE}\", \"{ENGINE6}\"]\ninterfaces = [\"to-client\", \"to-server\"]\n\
          engine = {{ io = \"{io}\", sources = [\"{SOURCE}\", \"fd00:2::fe\"] }}\n{lines}\n"
@@ -33,14 +33,14 @@ pub fn engine_by(io: &str, lines: &str) -> String {
 }
 
 /// A server that is at work on the server's host until it is dropped.
-pub struct Served {
+pub(crate) struct Served {
     /// Where it listens.
     pub address: SocketAddr,
     _stop: Sender<()>,
 }
 
 /// Hosts and a running engine.
-pub struct Site {
+pub(crate) struct Site {
     /// The hosts.
     pub line: Line,
     /// The engine, once it is started.
@@ -49,7 +49,7 @@ pub struct Site {
 
 impl Site {
     /// The hosts, each knowing its neighbours.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let line = Line::new();
         // The engine is no router: what is not its own packets is nobody's.
         line.router.run(|| {
@@ -61,7 +61,7 @@ impl Site {
     }
 
     /// The same where both other hosts take frames that XDP sends: the end of a veth does only with GRO, or a program of its own.
-    pub fn taking_frames() -> Self {
+    pub(crate) fn taking_frames() -> Self {
         let site = Self::new();
         for host in [&site.line.client, &site.line.server] {
             host.run(|| tool("ethtool", "-K eth0 gro on"));
@@ -70,13 +70,13 @@ impl Site {
     }
 
     /// Starts it.
-    pub fn start(&mut self, top: &str, tables: &str) {
+    pub(crate) fn start(&mut self, top: &str, tables: &str) {
         let (top, tables) = (top.to_owned(), tables.to_owned());
         self.up = Some(self.line.router.run(move || Up::start(&top, &tables)));
     }
 
     /// A server that greets and echoes.
-    pub fn server(&self, ip: &'static str) -> Served {
+    pub(crate) fn server(&self, ip: &'static str) -> Served {
         let (stop, stopped) = channel::<()>();
         let (tell, told) = channel();
         let enter = self.enter_server();
@@ -90,17 +90,17 @@ impl Site {
     }
 
     /// Moves the calling thread to the host of the servers.
-    pub fn enter_server(&self) -> impl FnOnce() + Send + 'static {
+    pub(crate) fn enter_server(&self) -> impl FnOnce() + Send + 'static {
         enter(&self.line.server)
     }
 
     /// The next record.
-    pub fn record(&mut self) -> Record {
+    pub(crate) fn record(&mut self) -> Record {
         self.up.as_mut().expect("started").record()
     }
 
     /// Ends Sidetrack; how many servers' answers XDP has taken, as the engine says then.
-    pub fn answered_by_xdp(&mut self) -> u32 {
+    pub(crate) fn answered_by_xdp(&mut self) -> u32 {
         let up = self.up.as_mut().expect("started");
         up.signal(Signal::TERM);
         let line =
@@ -110,7 +110,7 @@ impl Site {
     }
 
     /// What a busy machine delays is not sent again: only what is lost, or held for long. (The second needs Linux 6.11.)
-    pub fn be_patient(&self) {
+    pub(crate) fn be_patient(&self) {
         for host in [&self.line.client, &self.line.server] {
             host.run(|| {
                 sidetrack_sys::sysctl::write("net/ipv4/tcp_early_retrans", "0").expect("no tail loss probe");
@@ -120,13 +120,13 @@ impl Site {
     }
 
     /// TCP segments that the client's and the server's kernel have sent again so far.
-    pub fn retransmitted(&self) -> [u64; 2] {
+    pub(crate) fn retransmitted(&self) -> [u64; 2] {
         [&self.line.client, &self.line.server].map(|node| node.run(retransmitted))
     }
 }
 
 /// Moves the thread that calls the result to this host.
-pub fn enter(node: &Node) -> impl FnOnce() + Send + 'static {
+pub(crate) fn enter(node: &Node) -> impl FnOnce() + Send + 'static {
     let namespace = node.run(|| NetNs::current().expect("the host's namespace"));
     move || namespace.enter().expect("entered")
 }
@@ -137,7 +137,7 @@ fn retransmitted() -> u64 {
 }
 
 /// A counter of this thread's network namespace.
-pub fn counter(file: &str, group: &str, name: &str) -> u64 {
+pub(crate) fn counter(file: &str, group: &str, name: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).expect("counters");
     let mut lines = text.lines().filter(|line| line.starts_with(group));
     let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// A process that ends with the test.
-pub struct Running(pub Child);
+pub(crate) struct Running(pub Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -16,7 +16,7 @@ impl Drop for Running {
 }
 
 /// What a program prints, if it goes well.
-pub fn tool(program: &str, arguments: &str) -> String {
+pub(crate) fn tool(program: &str, arguments: &str) -> String {
     let output = Command::new(program)
         .args(arguments.split_whitespace())
         .stdin(Stdio::null())

@@ -6,16 +6,16 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 /// The addresses of each name; the answers in turn, the last one for ever.
-pub type Answers = BTreeMap<&'static str, Vec<Vec<Ipv4Addr>>>;
+pub(crate) type Answers = BTreeMap<&'static str, Vec<Vec<Ipv4Addr>>>;
 
 /// See the module. It serves in the network namespace of the thread that makes it.
-pub struct NameServer {
+pub(crate) struct NameServer {
     asked: Arc<Mutex<BTreeMap<String, usize>>>,
 }
 
 impl NameServer {
     /// Serves on 127.0.0.1 until the test's process ends, and makes it the one name server of this thread and its children.
-    pub fn start(answers: Answers) -> Self {
+    pub(crate) fn start(answers: Answers) -> Self {
         use_only_our_resolver();
         let socket = UdpSocket::bind("127.0.0.1:53").expect("port 53 of a namespace of our own");
         let asked = Arc::<Mutex<BTreeMap<String, usize>>>::default();
@@ -31,7 +31,7 @@ impl NameServer {
     }
 
     /// How often the IPv4 addresses of a name were asked for.
-    pub fn asked(&self, name: &str) -> usize {
+    pub(crate) fn asked(&self, name: &str) -> usize {
         self.asked.lock().expect("no test has panicked").get(name).copied().unwrap_or_default()
     }
 }

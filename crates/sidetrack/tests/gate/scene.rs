@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// The proxy as the client reaches it: SOCKS and HTTP.
-pub const SOCKS: &str = "10.0.1.254:1080";
-pub const HTTP: &str = "10.0.1.254:3128";
+pub(crate) const SOCKS: &str = "10.0.1.254:1080";
+pub(crate) const HTTP: &str = "10.0.1.254:3128";
 
 /// Both listeners.
 const LISTEN: &str = "[[listen]]\nkind = \"socks\"\naddress = \"10.0.1.254:1080\"\n\
                       [[listen]]\nkind = \"http\"\naddress = \"10.0.1.254:3128\"\n";
 
 /// See the module.
-pub struct Scene {
+pub(crate) struct Scene {
     pub line: Line,
     pub up: Up,
     pub names: NameServer,
@@ -25,7 +25,7 @@ pub struct Scene {
 
 impl Scene {
     /// With these answers of the name server, and these keys and tables of the configuration.
-    pub fn new(answers: Answers, top: &str, tables: &str) -> Self {
+    pub(crate) fn new(answers: Answers, top: &str, tables: &str) -> Self {
         let line = Line::new();
         let (top, tables) = (top.to_owned(), format!("{LISTEN}{tables}"));
         let (names, up) = line.router.run(move || (NameServer::start(answers), Up::start(&top, &tables)));
@@ -33,13 +33,13 @@ impl Scene {
     }
 
     /// The client asks by SOCKS5; gives the code of the reply, or none if the connection ended.
-    pub fn socks(&self, to: &str) -> Option<u8> {
+    pub(crate) fn socks(&self, to: &str) -> Option<u8> {
         let to = to.to_owned();
         self.line.client.run(move || socks(&to).map(|(code, _)| code))
     }
 
     /// The client asks for a page, from this address of its own; gives status and body.
-    pub fn get_from(&self, from: &str, url: &str) -> (u16, String) {
+    pub(crate) fn get_from(&self, from: &str, url: &str) -> (u16, String) {
         let (from, url): (IpAddr, _) = (from.parse().unwrap(), url.to_owned());
         self.line.client.run(move || {
             let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
@@ -50,17 +50,17 @@ impl Scene {
     }
 
     /// The same from the client's first address.
-    pub fn get(&self, url: &str) -> (u16, String) {
+    pub(crate) fn get(&self, url: &str) -> (u16, String) {
         self.get_from("10.0.1.1", url)
     }
 
     /// The next record.
-    pub fn record(&mut self) -> Record {
+    pub(crate) fn record(&mut self) -> Record {
         self.up.record()
     }
 
     /// Expects that the next flow was denied, and that the record says so.
-    pub fn denied(&mut self, detail: &str) {
+    pub(crate) fn denied(&mut self, detail: &str) {
         let record = self.record();
         assert_eq!(record.text("reason"), "policy_denied", "{record:?}");
         assert!(record.text("detail").contains(detail), "{detail}: {record:?}");
@@ -68,7 +68,7 @@ impl Scene {
 }
 
 /// Asks by SOCKS5 with what may be a name as a name.
-pub fn socks(to: &str) -> Option<(u8, TcpStream)> {
+pub(crate) fn socks(to: &str) -> Option<(u8, TcpStream)> {
     let mut stream = TcpStream::connect(SOCKS).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let (host, port) = to.rsplit_once(':').unwrap();
@@ -91,14 +91,14 @@ fn get(mut stream: TcpStream, url: &str) -> (u16, String) {
 }
 
 /// A web server that counts its connections. It serves in the network namespace of the thread that makes it.
-pub struct Web {
+pub(crate) struct Web {
     connections: Arc<AtomicUsize>,
     listener: TcpListener,
 }
 
 impl Web {
     /// On this address; each page says `name`.
-    pub fn start(address: &str, name: &'static str) -> Self {
+    pub(crate) fn start(address: &str, name: &'static str) -> Self {
         Self::serving(address, move |stream| serve(stream, name))
     }
 
@@ -118,7 +118,7 @@ impl Web {
     }
 
     /// How many connections came so far: all that are made are accepted by then.
-    pub fn connections(&self) -> usize {
+    pub(crate) fn connections(&self) -> usize {
         eventually("the queue is empty", || {
             let pending = rustix::event::poll(
                 &mut [rustix::event::PollFd::new(&self.listener, rustix::event::PollFlags::IN)],
@@ -131,7 +131,7 @@ impl Web {
 }
 
 /// A SOCKS5 proxy that is told addresses and answers for the servers there: each page says `name`. It counts its connections.
-pub fn socks_web(address: &str, name: &'static str) -> Web {
+pub(crate) fn socks_web(address: &str, name: &'static str) -> Web {
     Web::serving(address, move |mut stream| {
         let mut request = [0; 10];
         let good = stream.read_exact(&mut request[..3]).is_ok()

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 
 /// A response.
 #[derive(Clone, Debug)]
-pub struct Response {
+pub(crate) struct Response {
     /// Its status.
     pub status: u16,
     /// The whole head, without its last empty line.
@@ -17,7 +17,7 @@ pub struct Response {
 
 impl Response {
     /// The value of a field.
-    pub fn field(&self, name: &str) -> Option<&str> {
+    pub(crate) fn field(&self, name: &str) -> Option<&str> {
         self.head.lines().skip(1).find_map(|line| {
             let (other, value) = line.split_once(':')?;
             other.eq_ignore_ascii_case(name).then(|| value.trim())
@@ -25,51 +25,51 @@ impl Response {
     }
 
     /// The content as text.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.content).into_owned()
     }
 
     /// Whether it came out of the cache.
-    pub fn is_hit(&self) -> bool {
+    pub(crate) fn is_hit(&self) -> bool {
         self.field("cache-status").is_some_and(|status| status.contains("; hit"))
     }
 }
 
 /// What is read and written.
-pub trait Both: Read + Write + Send {}
+pub(crate) trait Both: Read + Write + Send {}
 
 impl<S: Read + Write + Send> Both for S {}
 
 /// A connection to a proxy.
-pub struct Client {
+pub(crate) struct Client {
     reader: BufReader<Box<dyn Both>>,
 }
 
 impl Client {
     /// Connects.
-    pub fn new(to: SocketAddr) -> Self {
+    pub(crate) fn new(to: SocketAddr) -> Self {
         Self::over(TcpStream::connect_timeout(&to, PATIENCE).unwrap())
     }
 
     /// Over a connection that is made.
-    pub fn over(stream: TcpStream) -> Self {
+    pub(crate) fn over(stream: TcpStream) -> Self {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Self { reader: BufReader::new(Box::new(stream)) }
     }
 
     /// Puts something between this and the connection; nothing may be under way.
-    pub fn wrapped(self, wrap: impl FnOnce(Box<dyn Both>) -> Box<dyn Both>) -> Self {
+    pub(crate) fn wrapped(self, wrap: impl FnOnce(Box<dyn Both>) -> Box<dyn Both>) -> Self {
         Self { reader: BufReader::new(wrap(self.reader.into_inner())) }
     }
 
     /// Sends bytes as they are.
-    pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
+    pub(crate) fn send(&mut self, bytes: impl AsRef<[u8]>) {
         self.reader.get_mut().write_all(bytes.as_ref()).unwrap();
         self.reader.get_mut().flush().unwrap();
     }
 
     /// Asks for a URL with more field lines (separated by `|`).
-    pub fn ask(&mut self, method: &str, url: &str, fields: &str) -> Response {
+    pub(crate) fn ask(&mut self, method: &str, url: &str, fields: &str) -> Response {
         let host = url.split('/').nth(2).unwrap_or_default();
         let lines: String = fields
             .split('|')
@@ -81,7 +81,7 @@ impl Client {
     }
 
     /// GET; `None` if the connection ended before the answer was complete.
-    pub fn try_ask(&mut self, url: &str) -> Option<Response> {
+    pub(crate) fn try_ask(&mut self, url: &str) -> Option<Response> {
         let host = url.split('/').nth(2).unwrap_or_default();
         let text = format!("GET {url} HTTP/1.1\r\nHost: {host}\r\n\r\n");
         self.reader.get_mut().write_all(text.as_bytes()).and_then(|()| self.reader.get_mut().flush()).ok()?;
@@ -89,17 +89,17 @@ impl Client {
     }
 
     /// GET.
-    pub fn fetch(&mut self, url: &str) -> Response {
+    pub(crate) fn fetch(&mut self, url: &str) -> Response {
         self.ask("GET", url, "")
     }
 
     /// One response head, with its interim ones passed over; the test fails if there is none.
-    pub fn response(&mut self, is_head: bool) -> Response {
+    pub(crate) fn response(&mut self, is_head: bool) -> Response {
         self.try_response(is_head).expect("a whole response")
     }
 
     /// As [`Self::response`]; `None` if the connection ended before it was complete.
-    pub fn try_response(&mut self, is_head: bool) -> Option<Response> {
+    pub(crate) fn try_response(&mut self, is_head: bool) -> Option<Response> {
         loop {
             let response = self.one(is_head)?;
             if response.status >= 200 || response.status == 101 {
@@ -109,7 +109,7 @@ impl Client {
     }
 
     /// One response, be it interim.
-    pub fn one(&mut self, is_head: bool) -> Option<Response> {
+    pub(crate) fn one(&mut self, is_head: bool) -> Option<Response> {
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
             if self.reader.read_line(&mut head).ok()? == 0 {
@@ -154,14 +154,14 @@ impl Client {
     }
 
     /// So many bytes, as they come.
-    pub fn bytes(&mut self, count: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
         self.reader.read_exact(&mut bytes).unwrap();
         bytes
     }
 
     /// Whether the proxy has closed the connection, having sent nothing more.
-    pub fn is_closed(&mut self) -> bool {
+    pub(crate) fn is_closed(&mut self) -> bool {
         matches!(self.reader.read(&mut [0; 1]), Ok(0) | Err(_))
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 /// Content that belongs to a path which ends in its length.
-pub fn content(path: &str) -> String {
+pub(crate) fn content(path: &str) -> String {
     let length: usize = path.rsplit('/').next().and_then(|text| text.parse().ok()).unwrap_or(100);
     let mut state = path
         .bytes()
@@ -24,7 +24,7 @@ pub fn content(path: &str) -> String {
 }
 
 /// Serves [`content`], in chunks where the path begins with `/chunked`.
-pub fn origin() -> Origin {
+pub(crate) fn origin() -> Origin {
     Origin::start(|request: &Request| {
         let path = request.path();
         let text = content(path);

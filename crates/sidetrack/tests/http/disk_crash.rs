@@ -18,14 +18,14 @@ use std::thread::JoinHandle;
 const NOBODY: u32 = 65_534;
 
 /// `sidetrack up` of its own, without rights. Killed when it goes.
-pub struct Up {
+pub(crate) struct Up {
     child: Child,
     /// Where its listener listens.
     pub entry: SocketAddr,
     log: JoinHandle<String>,
 }
 
-pub fn config(folder: &Path, cache: &str) -> std::path::PathBuf {
+pub(crate) fn config(folder: &Path, cache: &str) -> std::path::PathBuf {
     let path = folder.join("sidetrack.toml");
     let admin = folder.join("admin.sock");
     let text = format!(
@@ -38,7 +38,7 @@ pub fn config(folder: &Path, cache: &str) -> std::path::PathBuf {
 }
 
 /// A folder in which the program may write.
-pub fn folder() -> tempfile::TempDir {
+pub(crate) fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     if rustix::process::geteuid().is_root() {
         std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
@@ -49,7 +49,7 @@ pub fn folder() -> tempfile::TempDir {
 
 impl Up {
     /// Starts it with this configuration.
-    pub fn start(config: &Path) -> Self {
+    pub(crate) fn start(config: &Path) -> Self {
         let program = std::fs::File::open(env!("CARGO_BIN_EXE_sidetrack")).unwrap();
         let by_descriptor = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&program));
         let mut command = Command::new(by_descriptor);

@@ -27,7 +27,7 @@ fn curl(node: &crate::node::Node, authority: &Authority, arguments: &[&str]) -> 
 }
 
 /// A server that speaks HTTP/2 alone and answers with what it was sent, or with its path; and how many connections it had.
-pub fn h2_origin(identity: &Made) -> (SocketAddr, Arc<AtomicUsize>) {
+pub(crate) fn h2_origin(identity: &Made) -> (SocketAddr, Arc<AtomicUsize>) {
     let (certificates, key) = crate::tls_origin::chain(identity);
     let mut config = rustls::ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
@@ -301,7 +301,10 @@ fn serve_websocket(mut stream: rustls::StreamOwned<rustls::ServerConnection, std
 }
 
 /// HTTP/2 as a client that has come through CONNECT and trusts the authority.
-pub async fn h2_client(node: &crate::node::Node, authority: &Authority) -> h2::client::SendRequest<Bytes> {
+pub(crate) async fn h2_client(
+    node: &crate::node::Node,
+    authority: &Authority,
+) -> h2::client::SendRequest<Bytes> {
     let mut socket = tokio::net::TcpStream::connect(node.entry()).await.unwrap();
     let connect = format!("CONNECT {NAME}:443 HTTP/1.1\r\nHost: {NAME}:443\r\n\r\n");
     socket.write_all(connect.as_bytes()).await.unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// What it was asked.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub(crate) struct Request {
     /// The request line.
     pub line: String,
     /// Field lines, as they came.
@@ -19,7 +19,7 @@ pub struct Request {
 
 impl Request {
     /// The value of a field.
-    pub fn field(&self, name: &str) -> Option<&str> {
+    pub(crate) fn field(&self, name: &str) -> Option<&str> {
         self.fields.iter().find_map(|line| {
             let (other, value) = line.split_once(':')?;
             other.eq_ignore_ascii_case(name).then(|| value.trim())
@@ -27,13 +27,13 @@ impl Request {
     }
 
     /// The path asked for.
-    pub fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         self.line.split(' ').nth(1).unwrap_or_default()
     }
 }
 
 /// What it does with a request.
-pub enum Act {
+pub(crate) enum Act {
     /// Sends this and keeps the connection.
     Send(Vec<u8>),
     /// Sends this and closes.
@@ -43,7 +43,7 @@ pub enum Act {
 }
 
 /// See the module.
-pub struct Origin {
+pub(crate) struct Origin {
     /// Where it listens.
     pub address: SocketAddr,
     asked: Arc<Mutex<Vec<Request>>>,
@@ -52,7 +52,7 @@ pub struct Origin {
 
 impl Origin {
     /// Starts a server; its threads end with their connections.
-    pub fn start(act: impl Fn(&Request) -> Act + Send + Sync + 'static) -> Self {
+    pub(crate) fn start(act: impl Fn(&Request) -> Act + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (asked, connections) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(0)));
@@ -68,23 +68,23 @@ impl Origin {
     }
 
     /// What it was asked so far.
-    pub fn asked(&self) -> Vec<Request> {
+    pub(crate) fn asked(&self) -> Vec<Request> {
         self.asked.lock().unwrap().clone()
     }
 
     /// How many connections it has accepted.
-    pub fn connections(&self) -> usize {
+    pub(crate) fn connections(&self) -> usize {
         *self.connections.lock().unwrap()
     }
 
     /// A URL at this server.
-    pub fn url(&self, path: &str) -> String {
+    pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 }
 
 /// What an origin does.
-pub type Acting = dyn Fn(&Request) -> Act + Send + Sync;
+pub(crate) type Acting = dyn Fn(&Request) -> Act + Send + Sync;
 
 fn serve(stream: TcpStream, act: &Acting, seen: &Mutex<Vec<Request>>) {
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -95,7 +95,7 @@ fn serve(stream: TcpStream, act: &Acting, seen: &Mutex<Vec<Request>>) {
 }
 
 /// Answers the requests of one connection; whether it is to be reset.
-pub fn answer<S: Read + Write>(stream: S, act: &Acting, seen: &Mutex<Vec<Request>>) -> bool {
+pub(crate) fn answer<S: Read + Write>(stream: S, act: &Acting, seen: &Mutex<Vec<Request>>) -> bool {
     let mut reader = BufReader::new(stream);
     while let Some(request) = read(&mut reader) {
         seen.lock().unwrap().push(request.clone());
@@ -158,12 +158,12 @@ fn read<S: Read + Write>(reader: &mut BufReader<S>) -> Option<Request> {
 }
 
 /// A 200 with these field lines (separated by `|`) and this content.
-pub fn ok(fields: &str, content: &str) -> Act {
+pub(crate) fn ok(fields: &str, content: &str) -> Act {
     status("200 OK", fields, content)
 }
 
 /// A response with this status.
-pub fn status(status: &str, fields: &str, content: &str) -> Act {
+pub(crate) fn status(status: &str, fields: &str, content: &str) -> Act {
     let lines: String = fields
         .split('|')
         .filter(|line| !line.is_empty())

@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 
 /// A node with one http listener `in`, and more of a configuration.
-pub fn node(listener: &str, more: &str) -> Node {
+pub(crate) fn node(listener: &str, more: &str) -> Node {
     let head = if more.contains("[[rule]]") { "default = 'direct'\n" } else { "" };
     Node::start(&format!(
         "{head}[[listen]]\nname = 'in'\nkind = 'http'\naddress = '127.0.0.1:0'\n{listener}\n{more}"

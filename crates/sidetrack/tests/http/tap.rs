@@ -13,38 +13,38 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-pub const NAME: &str = "web.site.test";
+pub(crate) const NAME: &str = "web.site.test";
 
 /// A folder with an authority for names below `site.test`, and the certificate of the world outside.
-pub struct Authority {
+pub(crate) struct Authority {
     folder: tempfile::TempDir,
 }
 
 impl Authority {
-    pub fn new(world: &World) -> Self {
+    pub(crate) fn new(world: &World) -> Self {
         let folder = tempfile::tempdir().unwrap();
         ca::init(&folder.path().join("ca"), &[Scope::Below("site.test".parse().unwrap())], 30).unwrap();
         std::fs::write(folder.path().join("world.pem"), world.pem()).unwrap();
         Self { folder }
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    pub fn root(&self) -> String {
+    pub(crate) fn root(&self) -> String {
         std::fs::read_to_string(self.path("ca/root.pem")).unwrap()
     }
 
     /// The table of the configuration.
-    pub fn table(&self, more: &str) -> String {
+    pub(crate) fn table(&self, more: &str) -> String {
         let at = self.folder.path().display();
         format!("[tap]\nca = '{at}/ca'\ntrust = '{at}/world.pem'\n{more}\n")
     }
 }
 
 /// A node whose listener opens connections; those to names below `site.test` go to `to`.
-pub fn node(authority: &Authority, to: SocketAddr, listener: &str, tap: &str) -> Node {
+pub(crate) fn node(authority: &Authority, to: SocketAddr, listener: &str, tap: &str) -> Node {
     Node::start(&format!(
         "workers = 1\ndefault = 'direct'\n{}[[listen]]\nname = 'in'\nkind = 'http'\naddress = '127.0.0.1:0'\ntap = true\n{listener}\n\
          [[rule]]\nname = 'site'\nmatch = {{ host = '*.site.test' }}\nto = '{to}'\ncarrier = 'direct'\n",
@@ -53,14 +53,14 @@ pub fn node(authority: &Authority, to: SocketAddr, listener: &str, tap: &str) ->
 }
 
 /// A connection through CONNECT.
-pub fn connect(node: &Node, to: &str) -> Client {
+pub(crate) fn connect(node: &Node, to: &str) -> Client {
     let mut client = Client::new(node.entry());
     client.send(format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n\r\n"));
     assert_eq!(client.response(true).status, 200);
     client
 }
 
-pub fn opened(node: &Node, root: &str, alpn: &[&str]) -> Shaken {
+pub(crate) fn opened(node: &Node, root: &str, alpn: &[&str]) -> Shaken {
     shake_hands(connect(node, &format!("{NAME}:443")), root, NAME, alpn).unwrap()
 }
 

@@ -13,28 +13,28 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// An authority of the world outside, which signs for servers.
-pub struct World {
+pub(crate) struct World {
     made: Made,
 }
 
 impl World {
     /// One more world.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { made: authority(30).unwrap() }
     }
 
     /// What is to be believed, in PEM.
-    pub fn pem(&self) -> &str {
+    pub(crate) fn pem(&self) -> &str {
         &self.made.certificate_pem
     }
 
     /// A server's certificate and key.
-    pub fn identity(&self, name: &str, days: u32) -> Made {
+    pub(crate) fn identity(&self, name: &str, days: u32) -> Made {
         signed(name, days, &self.made.identity_pem()).unwrap()
     }
 }
 
-pub fn roots(pem: &str) -> RootCertStore {
+pub(crate) fn roots(pem: &str) -> RootCertStore {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
         roots.add(certificate.unwrap()).unwrap();
@@ -42,21 +42,21 @@ pub fn roots(pem: &str) -> RootCertStore {
     roots
 }
 
-pub fn chain(made: &Made) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+pub(crate) fn chain(made: &Made) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
     let certificates = CertificateDer::pem_slice_iter(made.certificate_pem.as_bytes());
     let key = PrivateKeyDer::from_pem_slice(made.key_pem.as_bytes()).unwrap();
     (certificates.map(Result::unwrap).collect(), key)
 }
 
 /// What a server asks of clients.
-pub enum Asks {
+pub(crate) enum Asks {
     Nothing,
     /// A certificate that this world signed.
     Certificate(String),
 }
 
 /// See the module.
-pub struct TlsOrigin {
+pub(crate) struct TlsOrigin {
     /// Where it listens.
     pub address: SocketAddr,
     /// What it was asked.
@@ -69,7 +69,11 @@ pub struct TlsOrigin {
 
 impl TlsOrigin {
     /// A server with this certificate.
-    pub fn start(identity: &Made, asks: Asks, act: impl Fn(&Request) -> Act + Send + Sync + 'static) -> Self {
+    pub(crate) fn start(
+        identity: &Made,
+        asks: Asks,
+        act: impl Fn(&Request) -> Act + Send + Sync + 'static,
+    ) -> Self {
         let builder =
             ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().unwrap();
         let (certificates, key) = chain(identity);
@@ -114,7 +118,7 @@ impl TlsOrigin {
 }
 
 /// What a client saw of a handshake.
-pub struct Shaken {
+pub(crate) struct Shaken {
     /// The connection.
     pub client: Client,
     /// The certificates it was shown.
@@ -124,7 +128,12 @@ pub struct Shaken {
 }
 
 /// TLS as a client that believes `pem`, over a connection that leads to the server.
-pub fn shake_hands(client: Client, pem: &str, name: &str, alpn: &[&str]) -> Result<Shaken, std::io::Error> {
+pub(crate) fn shake_hands(
+    client: Client,
+    pem: &str,
+    name: &str,
+    alpn: &[&str],
+) -> Result<Shaken, std::io::Error> {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -156,7 +165,7 @@ pub fn shake_hands(client: Client, pem: &str, name: &str, alpn: &[&str]) -> Resu
 }
 
 /// A connection on which nobody speaks TLS: reads and writes as it is.
-pub fn echo() -> SocketAddr {
+pub(crate) fn echo() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {

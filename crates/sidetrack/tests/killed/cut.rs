@@ -10,27 +10,27 @@ const ASKED: &[u8] = b"the client's first bytes";
 const ANSWER: &[u8] = b"the server's first bytes";
 
 /// A server that takes one connection after the other, by hand.
-pub struct Server {
+pub(crate) struct Server {
     pub address: SocketAddr,
     listener: TcpListener,
 }
 
 impl Server {
-    pub fn start(ip: &str) -> Self {
+    pub(crate) fn start(ip: &str) -> Self {
         let listener = TcpListener::bind(crate::node::at(ip, 0)).expect("a port");
         Self { address: listener.local_addr().expect("an address"), listener }
     }
 }
 
 /// A flow in the middle of its life: bytes have passed both ways, none is under way, and neither side has ended.
-pub struct Flow {
+pub(crate) struct Flow {
     client: TcpStream,
     server: TcpStream,
 }
 
 impl Flow {
     /// Over a connection that leads to the server; `ask` may send its request and read the proxy's answer.
-    pub fn over(mut client: TcpStream, server: &Server, ask: impl FnOnce(&mut TcpStream)) -> Self {
+    pub(crate) fn over(mut client: TcpStream, server: &Server, ask: impl FnOnce(&mut TcpStream)) -> Self {
         client.set_read_timeout(Some(LIMIT)).expect("a time-out");
         ask(&mut client);
         client.write_all(ASKED).expect("written");
@@ -43,7 +43,7 @@ impl Flow {
     }
 
     /// An HTTP request whose answer has no length: only the end of the connection ends it.
-    pub fn of_http(mut client: TcpStream, server: &Server) -> Self {
+    pub(crate) fn of_http(mut client: TcpStream, server: &Server) -> Self {
         client.set_read_timeout(Some(LIMIT)).expect("a time-out");
         write!(client, "GET http://{0}/ HTTP/1.1\r\nHost: {0}\r\n\r\n", server.address).expect("written");
         let (mut server, _) = server.listener.accept().expect("a connection");
@@ -55,14 +55,14 @@ impl Flow {
     }
 
     /// The node is killed while both sides are quiet.
-    pub fn killed(self, node: &mut Up) {
+    pub(crate) fn killed(self, node: &mut Up) {
         kill(node);
         expect_reset("the client", self.client);
         expect_reset("the server", self.server);
     }
 
     /// The node is killed after the client has sent its end, in the middle of the server's answer.
-    pub fn killed_half_closed(mut self, node: &mut Up) {
+    pub(crate) fn killed_half_closed(mut self, node: &mut Up) {
         self.client.shutdown(Shutdown::Write).expect("a FIN");
         assert_eq!(self.server.read(&mut [0; 1]).expect("the client's end"), 0);
         self.server.write_all(ANSWER).expect("written");
@@ -72,7 +72,7 @@ impl Flow {
     }
 
     /// The node is killed in the middle of the client's upload.
-    pub fn killed_in_upload(self, node: &mut Up) {
+    pub(crate) fn killed_in_upload(self, node: &mut Up) {
         let mut sending = self.client.try_clone().expect("a socket");
         // Ends with the connection.
         let upload = std::thread::spawn(move || while sending.write_all(&[7; 65_536]).is_ok() {});
@@ -96,7 +96,7 @@ fn expect(stream: &mut TcpStream, bytes: &[u8]) {
 }
 
 /// Reads until the bytes end like this.
-pub fn until(stream: &mut TcpStream, end: &[u8]) {
+pub(crate) fn until(stream: &mut TcpStream, end: &[u8]) {
     let mut got = Vec::new();
     let mut byte = [0];
     while !got.ends_with(end) {
@@ -118,7 +118,7 @@ fn expect_reset(who: &str, mut stream: TcpStream) {
 
 impl Server {
     /// Takes a connection, reads these bytes, and is reset once what carries it is killed.
-    pub fn hears_and_is_reset(&self, bytes: &[u8], kill: impl FnOnce()) {
+    pub(crate) fn hears_and_is_reset(&self, bytes: &[u8], kill: impl FnOnce()) {
         let (mut stream, _) = self.listener.accept().expect("a connection");
         stream.set_read_timeout(Some(LIMIT)).expect("a time-out");
         expect(&mut stream, bytes);

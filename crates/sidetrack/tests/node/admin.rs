@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 /// Asks and gives the status and the body of the answer.
-pub fn ask(up: &Up, method: &str, path: &str) -> (u16, String) {
+pub(crate) fn ask(up: &Up, method: &str, path: &str) -> (u16, String) {
     let mut stream = UnixStream::connect(up.folder().join("admin.sock")).expect("the admin socket");
     stream.set_read_timeout(Some(super::LIMIT)).expect("limit");
     write!(stream, "{method} {path} HTTP/1.1\r\nHost: sidetrack\r\nConnection: close\r\n\r\n")
@@ -18,14 +18,14 @@ pub fn ask(up: &Up, method: &str, path: &str) -> (u16, String) {
 }
 
 /// The body of a good answer.
-pub fn show(up: &Up, path: &str) -> String {
+pub(crate) fn show(up: &Up, path: &str) -> String {
     let (status, body) = ask(up, "GET", path);
     assert_eq!(status, 200, "{body}");
     body
 }
 
 /// The flows in flight.
-pub fn flows(up: &Up) -> Vec<Record> {
+pub(crate) fn flows(up: &Up) -> Vec<Record> {
     let body = show(up, "/v1/flows");
     let mut body: serde_json::Value = serde_json::from_str(&body).expect("JSON");
     let flows = body["flows"].take();

@@ -29,7 +29,7 @@ access = "read"
 "#;
 
 /// The agreement about data at this port, with this consent; `rest` are further lines of the only agreement in it.
-pub fn trial(port: u16, consent: &str, rest: &str) -> String {
+pub(crate) fn trial(port: u16, consent: &str, rest: &str) -> String {
     let filled = [("@port", &*port.to_string()), ("@consent", consent), ("@rest", rest)];
     filled.into_iter().fold(TRIAL.to_owned(), |text, (place, value)| text.replace(place, value))
 }

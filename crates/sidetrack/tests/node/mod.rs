@@ -1,10 +1,10 @@
 //! A running `sidetrack up` in the network namespace of the calling thread, and the small peers around it.
 #![allow(dead_code, reason = "each test target uses its own part")]
 
-pub mod admin;
-pub mod agreement;
-pub mod peers;
-pub mod traces;
+pub(crate) mod admin;
+pub(crate) mod agreement;
+pub(crate) mod peers;
+pub(crate) mod traces;
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -19,14 +19,14 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// How long any single step may take before the test fails.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Configuration that every test has: nothing outside its own folder and namespace. `@` stands for that folder.
 const PREAMBLE: &str = "version = 1\nworkers = 1\n";
 const TABLES: &str = "\n[admin]\nsocket = \"@/admin.sock\"\n[record]\nto = \"stdout\"\nrecent = 256\n";
 
 /// A process that was started, and what it says.
-pub struct Up {
+pub(crate) struct Up {
     child: Child,
     folder: tempfile::TempDir,
     log: Lines,
@@ -86,18 +86,18 @@ impl Lines {
 
 impl Up {
     /// Starts with this configuration and waits until it is ready. `{top}` keys stand before the tables.
-    pub fn start(top: &str, tables: &str) -> Self {
+    pub(crate) fn start(top: &str, tables: &str) -> Self {
         Self::start_with(top, tables, |_| {})
     }
 
     /// As [`Up::start`], with more files in its folder.
-    pub fn start_with(top: &str, tables: &str, files: impl FnOnce(&std::path::Path)) -> Self {
+    pub(crate) fn start_with(top: &str, tables: &str, files: impl FnOnce(&std::path::Path)) -> Self {
         Self::spawn_with(top, tables, files).ready()
     }
 
     /// As [`Up::start`], for tests that compare resident memory: the allocator gives freed pages back at once and takes
     /// no huge pages, so that resident memory follows what the program holds. By default it moves by 20 MiB and more.
-    pub fn start_measured(top: &str, tables: &str) -> Self {
+    pub(crate) fn start_measured(top: &str, tables: &str) -> Self {
         let at_once = [("MIMALLOC_PURGE_DELAY", "0"), ("MIMALLOC_ALLOW_THP", "0")];
         Self::spawn_in(&at_once, top, tables, |_| {}).ready()
     }
@@ -113,12 +113,12 @@ impl Up {
     }
 
     /// Starts it and waits for nothing.
-    pub fn spawn(top: &str, tables: &str) -> Self {
+    pub(crate) fn spawn(top: &str, tables: &str) -> Self {
         Self::spawn_with(top, tables, |_| {})
     }
 
     /// As [`Up::spawn`], with more files in its folder.
-    pub fn spawn_with(top: &str, tables: &str, files: impl FnOnce(&std::path::Path)) -> Self {
+    pub(crate) fn spawn_with(top: &str, tables: &str, files: impl FnOnce(&std::path::Path)) -> Self {
         Self::spawn_in(&[], top, tables, files)
     }
 
@@ -148,65 +148,65 @@ impl Up {
     }
 
     /// Another configuration in place of the file; nobody is told.
-    pub fn rewrite(&self, top: &str, tables: &str) {
+    pub(crate) fn rewrite(&self, top: &str, tables: &str) {
         write_config(&self.folder, top, tables);
     }
 
     /// Another configuration; it is in force when this returns.
-    pub fn reload(&self, top: &str, tables: &str) {
+    pub(crate) fn reload(&self, top: &str, tables: &str) {
         self.rewrite(top, tables);
         let (status, body) = admin::ask(self, "POST", "/v1/reload");
         assert_eq!(status, 200, "{body}");
     }
 
     /// Where the configuration file, and what it names relatively, lies.
-    pub fn folder(&self) -> PathBuf {
+    pub(crate) fn folder(&self) -> PathBuf {
         self.folder.path().to_owned()
     }
 
     /// The process id.
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// The keeper's process id.
-    pub fn keeper(&self) -> u32 {
+    pub(crate) fn keeper(&self) -> u32 {
         let children = sidetrack_sys::process::children(self.pid());
         *children.first().expect("a keeper")
     }
 
     /// The guard's process id.
-    pub fn guard(&self) -> u32 {
+    pub(crate) fn guard(&self) -> u32 {
         let children = sidetrack_sys::process::children(self.keeper());
         *children.first().expect("a guard")
     }
 
     /// The addresses a listener said it listens on.
-    pub fn addresses(&self, listener: &str) -> Vec<SocketAddr> {
+    pub(crate) fn addresses(&self, listener: &str) -> Vec<SocketAddr> {
         let name = format!("listener={listener} ");
         let lines = self.log.seen.iter().filter(|line| line.contains(": listening ") && line.contains(&name));
         lines.filter_map(|line| line.rsplit_once("address=")?.1.parse().ok()).collect()
     }
 
     /// The next line of the log that fits.
-    pub fn log_line(&mut self, what: &str, fits: impl Fn(&str) -> bool) -> String {
+    pub(crate) fn log_line(&mut self, what: &str, fits: impl Fn(&str) -> bool) -> String {
         let found = self.log.until(what, fits);
         found.unwrap_or_else(|| panic!("it ended without {what}:\n{}", self.log.seen.join("\n")))
     }
 
     /// Everything that has been logged by now, what nobody asked for yet included.
-    pub fn log_so_far(&mut self) -> String {
+    pub(crate) fn log_so_far(&mut self) -> String {
         while self.log.next(Duration::ZERO).is_ok_and(|line| line.is_some()) {}
         self.logged()
     }
 
     /// Everything it has logged so far, as far as it was read.
-    pub fn logged(&self) -> String {
+    pub(crate) fn logged(&self) -> String {
         self.log.seen.join("\n")
     }
 
     /// The next record.
-    pub fn record(&mut self) -> Record {
+    pub(crate) fn record(&mut self) -> Record {
         match self.records.next(LIMIT) {
             Ok(Some(line)) => Record(serde_json::from_str(&line).expect("JSON")),
             other => {
@@ -217,7 +217,7 @@ impl Up {
     }
 
     /// The next `count` records by the client's address.
-    pub fn records(&mut self, count: usize) -> BTreeMap<SocketAddr, Record> {
+    pub(crate) fn records(&mut self, count: usize) -> BTreeMap<SocketAddr, Record> {
         let by_client: BTreeMap<_, _> = (0..count)
             .map(|_| {
                 let record = self.record();
@@ -229,18 +229,18 @@ impl Up {
     }
 
     /// Sends a signal.
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         send(self.pid(), signal);
     }
 
     /// SIGTERM, and the end of all its processes; gives the exit status of the first.
-    pub fn stop(mut self) -> (ExitStatus, Vec<Record>) {
+    pub(crate) fn stop(mut self) -> (ExitStatus, Vec<Record>) {
         self.signal(Signal::TERM);
         self.gone()
     }
 
     /// Waits until nobody holds the log any more: not the process, nor its keeper, nor the guard.
-    pub fn gone(&mut self) -> (ExitStatus, Vec<Record>) {
+    pub(crate) fn gone(&mut self) -> (ExitStatus, Vec<Record>) {
         let status = self.child.wait().expect("a child");
         self.log.drain();
         let known = self.records.seen.len();
@@ -265,7 +265,7 @@ impl Drop for Up {
 }
 
 /// Waits until the condition holds; the test fails with `what` if it does not within [`LIMIT`].
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + LIMIT;
     while !holds() {
         assert!(Instant::now() < until, "not within {LIMIT:?}: {what}");
@@ -274,7 +274,7 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// Whether a process, with all its threads, has a filter for its calls and leaves no core file.
-pub fn is_confined(pid: u32) -> bool {
+pub(crate) fn is_confined(pid: u32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     let filtered = tasks.flatten().all(|task| {
         // A thread that has ended meanwhile has made its last call.
@@ -289,14 +289,14 @@ pub fn is_confined(pid: u32) -> bool {
 }
 
 /// Sends a signal to a process that may have ended.
-pub fn send(pid: u32, signal: Signal) {
+pub(crate) fn send(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("not 0");
     // It may have ended.
     let _ = kill_process(pid, signal);
 }
 
 /// The signal that ended it.
-pub fn ended_by(status: ExitStatus) -> Option<Signal> {
+pub(crate) fn ended_by(status: ExitStatus) -> Option<Signal> {
     status.signal().and_then(Signal::from_named_raw)
 }
 
@@ -319,46 +319,46 @@ fn write_config(folder: &tempfile::TempDir, top: &str, tables: &str) {
 
 /// One record.
 #[derive(Clone, Debug)]
-pub struct Record(pub Value);
+pub(crate) struct Record(pub Value);
 
 impl Record {
     /// A text field; empty for null.
-    pub fn text(&self, field: &str) -> &str {
+    pub(crate) fn text(&self, field: &str) -> &str {
         self.0[field].as_str().unwrap_or_default()
     }
 
     /// An address field.
-    pub fn address(&self, field: &str) -> SocketAddr {
+    pub(crate) fn address(&self, field: &str) -> SocketAddr {
         self.text(field).parse().unwrap_or_else(|_| panic!("{field} of {self:?}"))
     }
 
     /// A field that says yes or no.
-    pub fn flag(&self, field: &str) -> bool {
+    pub(crate) fn flag(&self, field: &str) -> bool {
         self.0[field].as_bool().unwrap_or_else(|| panic!("{field} of {self:?}"))
     }
 
     /// A number.
-    pub fn number(&self, field: &str) -> u64 {
+    pub(crate) fn number(&self, field: &str) -> u64 {
         self.0[field].as_u64().unwrap_or_else(|| panic!("{field} of {self:?}"))
     }
 
     /// The fields that tell what became of the flow.
-    pub fn fate(&self) -> (&str, &str, &str) {
+    pub(crate) fn fate(&self) -> (&str, &str, &str) {
         (self.text("rule"), self.text("carrier"), self.text("reason"))
     }
 }
 
 /// `IP:PORT`, with brackets where needed.
-pub fn at(ip: &str, port: u16) -> SocketAddr {
+pub(crate) fn at(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse::<IpAddr>().expect(ip), port)
 }
 
 /// The same numbers in every run (SplitMix64).
-pub struct Dice(pub u64);
+pub(crate) struct Dice(pub u64);
 
 impl Dice {
     /// The next 64 bits.
-    pub fn roll(&mut self) -> u64 {
+    pub(crate) fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -366,12 +366,12 @@ impl Dice {
     }
 
     /// A number below `end`.
-    pub fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         usize::try_from(self.roll() % end as u64).expect("below a usize")
     }
 
     /// Bytes.
-    pub fn bytes(&mut self, length: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&mut self, length: usize) -> Vec<u8> {
         (0..length).map(|_| self.roll().to_le_bytes()[0]).collect()
     }
 }

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 /// A server: first a line with its client's address as it sees it, then everything back that comes. It serves in the
 /// network namespace of the thread that makes it.
-pub struct Server {
+pub(crate) struct Server {
     /// Where it listens.
     pub address: SocketAddr,
     listener: TcpListener,
@@ -16,7 +16,7 @@ pub struct Server {
 
 impl Server {
     /// On a port of the kernel's choice.
-    pub fn start(ip: &str) -> Self {
+    pub(crate) fn start(ip: &str) -> Self {
         let listener = TcpListener::bind(super::at(ip, 0)).expect("bound");
         let address = listener.local_addr().expect("an address");
         let accepting = listener.try_clone().expect("a copy");
@@ -48,7 +48,7 @@ fn serve(mut stream: TcpStream, peer: SocketAddr) {
 }
 
 /// A connection to such a server.
-pub struct Client {
+pub(crate) struct Client {
     /// The client's own address.
     pub address: SocketAddr,
     /// The address the server sees.
@@ -58,12 +58,12 @@ pub struct Client {
 
 impl Client {
     /// Connects and reads the greeting.
-    pub fn connect(to: SocketAddr) -> io::Result<Self> {
+    pub(crate) fn connect(to: SocketAddr) -> io::Result<Self> {
         Self::over(TcpStream::connect_timeout(&to, LIMIT)?)
     }
 
     /// Reads the greeting on a connection that stands.
-    pub fn over(stream: TcpStream) -> io::Result<Self> {
+    pub(crate) fn over(stream: TcpStream) -> io::Result<Self> {
         stream.set_read_timeout(Some(LIMIT))?;
         let address = stream.local_addr()?;
         let mut stream = BufReader::new(stream);
@@ -76,25 +76,25 @@ impl Client {
     }
 
     /// Sends and expects the same back.
-    pub fn echo(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn echo(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.get_mut().write_all(bytes)?;
         self.expect(bytes)
     }
 
     /// Expects these bytes.
-    pub fn expect(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn expect(&mut self, bytes: &[u8]) -> io::Result<()> {
         let mut back = vec![0; bytes.len()];
         self.stream.read_exact(&mut back)?;
         if back == bytes { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
     /// The connection itself.
-    pub fn into_stream(self) -> TcpStream {
+    pub(crate) fn into_stream(self) -> TcpStream {
         self.stream.into_inner()
     }
 
     /// Closes in order and waits for the other end's close.
-    pub fn close(mut self) -> io::Result<()> {
+    pub(crate) fn close(mut self) -> io::Result<()> {
         self.stream.get_mut().shutdown(Shutdown::Write)?;
         let mut rest = Vec::new();
         self.stream.read_to_end(&mut rest)?;
@@ -102,14 +102,14 @@ impl Client {
     }
 
     /// Bytes from the server so far and still to come: the greeting and what was echoed.
-    pub fn greeting_bytes(&self) -> u64 {
+    pub(crate) fn greeting_bytes(&self) -> u64 {
         self.seen_as.to_string().len() as u64 + 1
     }
 }
 
 /// Connects, exchanges `word`, closes in order: the client's address, the address the server saw, and the bytes of the
 /// server.
-pub fn visit(to: SocketAddr, word: &[u8]) -> (SocketAddr, SocketAddr, u64) {
+pub(crate) fn visit(to: SocketAddr, word: &[u8]) -> (SocketAddr, SocketAddr, u64) {
     let mut client = Client::connect(to).unwrap_or_else(|error| panic!("connect to {to}: {error}"));
     client.echo(word).unwrap_or_else(|error| panic!("echo by {to}: {error}"));
     let seen = (client.address, client.seen_as, client.greeting_bytes() + word.len() as u64);

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 /// Everything that `up` changes in a network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Traces {
+pub(crate) struct Traces {
     tables: Vec<String>,
     routing: String,
     settings: Vec<(&'static str, String)>,
@@ -22,7 +22,7 @@ const SETTINGS: [&str; 3] = [
 
 impl Traces {
     /// As things are now.
-    pub fn now() -> Self {
+    pub(crate) fn now() -> Self {
         let mut socket = Socket::open(Protocol::Netfilter).expect("netlink");
         let tables = nft::list_tables(&mut socket).expect("tables");
         Self {
@@ -40,7 +40,7 @@ impl Traces {
     ///
     /// They may not be at once: whoever looks at the descriptors of a process that ends (`/proc/PID/fd`), a test beside this
     /// one for example, holds them, and with a socket its table, a moment longer.
-    pub fn expect_back(&self, what: &str) {
+    pub(crate) fn expect_back(&self, what: &str) {
         let until = std::time::Instant::now() + super::LIMIT;
         let mut now = Self::now();
         while now != *self && std::time::Instant::now() < until {
@@ -51,14 +51,14 @@ impl Traces {
     }
 
     /// Waits until nobody owns the tables that are there.
-    pub fn await_orphans() {
+    pub(crate) fn await_orphans() {
         super::eventually("nobody owns the tables", || {
             Self::now().tables.iter().all(|table| table.contains("owner: None"))
         });
     }
 
     /// The nftables tables.
-    pub fn tables(&self) -> &[String] {
+    pub(crate) fn tables(&self) -> &[String] {
         &self.tables
     }
 }

@@ -38,7 +38,7 @@ impl Between {
 }
 
 /// A listener and a UDP socket of the same number.
-pub fn pair_of_sockets() -> (TcpListener, UdpSocket) {
+pub(crate) fn pair_of_sockets() -> (TcpListener, UdpSocket) {
     for _ in 0..100 {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         if let Ok(udp) = UdpSocket::bind(listener.local_addr().expect("an address")) {
@@ -49,7 +49,7 @@ pub fn pair_of_sockets() -> (TcpListener, UdpSocket) {
 }
 
 /// Passes on what comes from the one to the other.
-pub fn pass(from: &TcpStream, to: &TcpStream, flip: Option<Arc<AtomicU64>>) {
+pub(crate) fn pass(from: &TcpStream, to: &TcpStream, flip: Option<Arc<AtomicU64>>) {
     let (mut from, mut to) = (from.try_clone().expect("a socket"), to.try_clone().expect("a socket"));
     std::thread::spawn(move || {
         let mut buffer = vec![0; 65_536];

@@ -13,13 +13,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Names and public keys; the secrets are in files of these names.
-pub struct Keys {
+pub(crate) struct Keys {
     folder: tempfile::TempDir,
     keys: Vec<(String, String)>,
 }
 
 impl Keys {
-    pub fn new(names: &[&str]) -> Self {
+    pub(crate) fn new(names: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let key = |name: &&str| {
             let file = folder.path().join(name);
@@ -34,22 +34,22 @@ impl Keys {
     }
 
     /// The same, but for the table: this name is not in it.
-    pub fn without(&self, name: &str) -> Without<'_> {
+    pub(crate) fn without(&self, name: &str) -> Without<'_> {
         Without { keys: self, without: name.to_owned() }
     }
 
     /// The public key of this node.
-    pub fn public(&self, name: &str) -> PublicKey {
+    pub(crate) fn public(&self, name: &str) -> PublicKey {
         let (_, key) = self.keys.iter().find(|(known, _)| known == name).expect("a key");
         key.parse().expect("a public key")
     }
 
-    pub fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// The `[overlay]` of a node; `dials` are those it dials.
-    pub fn section(&self, name: &str, dials: &[(&str, SocketAddr)], listen: bool) -> String {
+    pub(crate) fn section(&self, name: &str, dials: &[(&str, SocketAddr)], listen: bool) -> String {
         let mut text =
             format!("[overlay]\nname = \"{name}\"\nkey_file = \"{}\"\n", self.file(name).display());
         if listen {
@@ -66,13 +66,13 @@ impl Keys {
 }
 
 /// Keys of which one is revoked.
-pub struct Without<'k> {
+pub(crate) struct Without<'k> {
     keys: &'k Keys,
     without: String,
 }
 
 impl Without<'_> {
-    pub fn section(&self, name: &str, dials: &[(&str, SocketAddr)], listen: bool) -> String {
+    pub(crate) fn section(&self, name: &str, dials: &[(&str, SocketAddr)], listen: bool) -> String {
         let text = self.keys.section(name, dials, listen);
         let (before, rest) =
             text.split_once(&format!("[overlay.node.{}]\n", self.without)).expect("its table");
@@ -83,7 +83,7 @@ impl Without<'_> {
 }
 
 /// Where a node listens for neighbours.
-pub fn overlay_address(up: &Up) -> SocketAddr {
+pub(crate) fn overlay_address(up: &Up) -> SocketAddr {
     let log = up.logged();
     let line = log.lines().find(|line| line.contains(": listening ") && line.contains("kind=\"overlay\""));
     line.and_then(|line| line.rsplit_once("address=")?.1.parse().ok())
@@ -91,7 +91,7 @@ pub fn overlay_address(up: &Up) -> SocketAddr {
 }
 
 /// See the module.
-pub struct Scene {
+pub(crate) struct Scene {
     pub a: Up,
     pub b1: Option<Up>,
     pub b2: Option<Up>,
@@ -100,12 +100,12 @@ pub struct Scene {
 
 impl Scene {
     /// `server` is where `a`'s listener leads; `c` delivers what `deliver` says.
-    pub fn new(server: SocketAddr, deliver: &str) -> Self {
+    pub(crate) fn new(server: SocketAddr, deliver: &str) -> Self {
         Self::through(server, deliver, |_, to| to)
     }
 
     /// The same; each relay dials `c` where `between` says, which is told the relay's name and where `c` listens.
-    pub fn through(
+    pub(crate) fn through(
         server: SocketAddr,
         deliver: &str,
         mut between: impl FnMut(&str, SocketAddr) -> SocketAddr,
@@ -133,22 +133,22 @@ impl Scene {
     }
 
     /// Where applications connect.
-    pub fn entry(&self) -> SocketAddr {
+    pub(crate) fn entry(&self) -> SocketAddr {
         self.a.addresses("reverse")[0]
     }
 
     /// What `a` says of the overlay.
-    pub fn status(&self) -> Value {
+    pub(crate) fn status(&self) -> Value {
         status(&self.a)
     }
 
     /// Waits until `a` says something that fits.
-    pub fn wait(&self, what: &str, fits: impl Fn(&Value) -> bool) {
+    pub(crate) fn wait(&self, what: &str, fits: impl Fn(&Value) -> bool) {
         wait_for(&self.a, what, fits);
     }
 
     /// The relay that flows from `a` to `c` pass now; while a busy machine has kept hellos back there is none.
-    pub fn relay(&self) -> String {
+    pub(crate) fn relay(&self) -> String {
         let mut path = Vec::new();
         crate::node::eventually("there is a path", || {
             path = path_to(&self.status(), "c");
@@ -159,7 +159,7 @@ impl Scene {
 
     /// The relay that has passed a flow's bytes on. A flow stays where it began, also when the other relay has since become
     /// the nearer one, so that [`Scene::relay`] says nothing of it.
-    pub fn relay_at_work(&self) -> String {
+    pub(crate) fn relay_at_work(&self) -> String {
         let mut passed = Vec::new();
         crate::node::eventually("a relay passes bytes", || {
             passed = [("b1", &self.b1), ("b2", &self.b2)]
@@ -175,7 +175,7 @@ impl Scene {
     }
 
     /// Kills a relay as a power cut would.
-    pub fn kill(&mut self, relay: &str) {
+    pub(crate) fn kill(&mut self, relay: &str) {
         let up = if relay == "b1" { self.b1.take() } else { self.b2.take() };
         let mut up = up.expect("it runs");
         up.signal(rustix::process::Signal::KILL);
@@ -183,11 +183,11 @@ impl Scene {
     }
 }
 
-pub fn status(up: &Up) -> Value {
+pub(crate) fn status(up: &Up) -> Value {
     serde_json::from_str(&crate::node::admin::show(up, "/v1/overlay")).expect("JSON")
 }
 
-pub fn wait_for(up: &Up, what: &str, fits: impl Fn(&Value) -> bool) {
+pub(crate) fn wait_for(up: &Up, what: &str, fits: impl Fn(&Value) -> bool) {
     let until = Instant::now() + LIMIT;
     loop {
         let status = status(up);
@@ -200,7 +200,7 @@ pub fn wait_for(up: &Up, what: &str, fits: impl Fn(&Value) -> bool) {
 }
 
 /// The names of the nodes on the path.
-pub fn path_to(status: &Value, node: &str) -> Vec<String> {
+pub(crate) fn path_to(status: &Value, node: &str) -> Vec<String> {
     let paths = status["paths"].as_array().expect("paths");
     let path = paths.iter().find(|path| path["to"] == node).expect("a member");
     path["path"]
@@ -212,7 +212,7 @@ pub fn path_to(status: &Value, node: &str) -> Vec<String> {
 }
 
 /// A server that takes one connection: reads to the end, then answers with bytes of its own, then ends.
-pub struct Server {
+pub(crate) struct Server {
     pub address: SocketAddr,
     /// Bytes it has read so far.
     pub taken: Arc<AtomicU64>,
@@ -220,7 +220,7 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn start(answer: Vec<u8>) -> Self {
+    pub(crate) fn start(answer: Vec<u8>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let taken = Arc::new(AtomicU64::new(0));
@@ -244,13 +244,13 @@ impl Server {
     }
 
     /// What it read.
-    pub fn finish(self) -> std::io::Result<Vec<u8>> {
+    pub(crate) fn finish(self) -> std::io::Result<Vec<u8>> {
         self.thread.join().expect("no panic")
     }
 }
 
 /// Sends all, ends its side, reads to the end.
-pub fn exchange(to: SocketAddr, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
+pub(crate) fn exchange(to: SocketAddr, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(to)?;
     stream.set_read_timeout(Some(LIMIT))?;
     stream.write_all(bytes)?;
@@ -260,12 +260,12 @@ pub fn exchange(to: SocketAddr, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     Ok(got)
 }
 
-pub fn random_bytes(seed: u64, length: usize) -> Vec<u8> {
+pub(crate) fn random_bytes(seed: u64, length: usize) -> Vec<u8> {
     Dice(seed).bytes(length)
 }
 
 /// Memory of its own that a process holds, KiB: neither the text of programs nor what is shared.
-pub fn held_kib(up: &Up) -> u64 {
+pub(crate) fn held_kib(up: &Up) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{}/status", up.pid())).expect("it runs");
     let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a line");
     line.trim().trim_end_matches(" kB").trim().parse().expect("a number")

@@ -12,7 +12,7 @@ fn overlay(up: &Up, arguments: &[&str]) -> Output {
 }
 
 /// `sidetrack overlay …` of this node; what it prints.
-pub fn run(up: &Up, arguments: &[&str]) -> String {
+pub(crate) fn run(up: &Up, arguments: &[&str]) -> String {
     let out = overlay(up, arguments);
     assert!(out.status.success(), "{arguments:?}: {out:?}");
     String::from_utf8(out.stdout).expect("text")

@@ -60,7 +60,7 @@ fn has_ended(process: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)).expect("poll") == 1
 }
 
-pub fn serves() -> Outcome {
+pub(crate) fn serves() -> Outcome {
     own_network();
     let script = "import socket, urllib.request\n\
         for t in ('name.example:80', '192.0.2.1:81', '[2001:db8::1]:82', '127.0.0.1:83', '10.99.0.1:84'):\n\
@@ -83,7 +83,7 @@ pub fn serves() -> Outcome {
 }
 
 /// Not even what the command left running, which could go past us once the rules are gone.
-pub fn leaves_nothing() -> Outcome {
+pub(crate) fn leaves_nothing() -> Outcome {
     own_network();
     let own = std::process::id();
     let before = process::children(own).len();
@@ -99,7 +99,7 @@ pub fn leaves_nothing() -> Outcome {
 }
 
 /// Started by [`survives_nothing`]: runs a command that does not end until it is killed itself.
-pub fn start_and_wait() -> Outcome {
+pub(crate) fn start_and_wait() -> Outcome {
     own_network();
     let served = started_in_cgroup(&["sh", "-c", "setsid sleep 1000 & echo; exec sleep 1000"]);
     served.code();
@@ -107,7 +107,7 @@ pub fn start_and_wait() -> Outcome {
 }
 
 /// We are killed: the command, what it left running, the control group and the rules go all the same.
-pub fn survives_nothing() -> Outcome {
+pub(crate) fn survives_nothing() -> Outcome {
     let mut middle = again("root", "cgroup: start and wait").stdout(Stdio::piped()).spawn().expect("start");
     let mut output = middle.stdout.take().expect("stdout");
     output.read_exact(&mut [0]).expect("the command's word that its child is there");
@@ -134,7 +134,7 @@ pub fn survives_nothing() -> Outcome {
 }
 
 /// The listeners cannot be reached from outside the host, and the rights can be given up before the end.
-pub fn without_rights() -> Outcome {
+pub(crate) fn without_rights() -> Outcome {
     own_network();
     let own = std::process::id();
     let served = started_in_cgroup(&["sleep", "1000"]);

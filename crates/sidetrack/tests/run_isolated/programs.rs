@@ -12,7 +12,7 @@ use crate::served;
 const TARGETS: [&str; 3] = ["web.example.test:80", "192.0.2.80:8080", "[2001:db8::80]:81"];
 
 /// Compiled programs, where everybody can execute them; removed when dropped.
-pub struct Built(Option<PathBuf>);
+pub(crate) struct Built(Option<PathBuf>);
 
 impl Drop for Built {
     fn drop(&mut self) {
@@ -28,7 +28,7 @@ fn directory(pid: u32) -> PathBuf {
 }
 
 /// Compiles what the scenarios to be run need.
-pub fn build(runs: &[(&str, &str)]) -> Built {
+pub(crate) fn build(runs: &[(&str, &str)]) -> Built {
     if !runs.iter().any(|(_, name)| name.starts_with("static") || *name == "java") {
         return Built(None);
     }
@@ -79,7 +79,7 @@ fn built(name: &'static str) -> Outcome {
     fetches(&[path.to_str().expect("UTF-8")])
 }
 
-pub fn curl() -> Outcome {
+pub(crate) fn curl() -> Outcome {
     const SCRIPT: &str = r#"for t in "$@"; do
         [ "$(curl -sS -g --fail --max-time 60 "http://$t/")" = "you reached $t" ] || exit 1
     done"#;
@@ -89,7 +89,7 @@ pub fn curl() -> Outcome {
     fetches(&["sh", "-c", SCRIPT, "sh"])
 }
 
-pub fn python() -> Outcome {
+pub(crate) fn python() -> Outcome {
     const SCRIPT: &str = "import sys, urllib.request\n\
         for t in sys.argv[1:]:\n\
         \x20 b = urllib.request.urlopen(f'http://{t}/', timeout=60).read().decode()\n\
@@ -98,23 +98,23 @@ pub fn python() -> Outcome {
     fetches(&["/usr/bin/python3", "-c", SCRIPT])
 }
 
-pub fn node() -> Outcome {
+pub(crate) fn node() -> Outcome {
     const SCRIPT: &str = "(async () => { for (const t of process.argv.slice(1)) {\n\
         const b = await (await fetch(`http://${t}/`)).text();\n\
         if (b !== `you reached ${t}\\n`) throw new Error(b); } })().catch(e => { console.error(e); process.exit(1); })";
     installed("node", &["-e", SCRIPT])
 }
 
-pub fn java() -> Outcome {
+pub(crate) fn java() -> Outcome {
     let source = directory(std::os::unix::process::parent_id()).join("Fetch.java");
     installed("java", &[source.to_str().expect("UTF-8")])
 }
 
-pub fn go() -> Outcome {
+pub(crate) fn go() -> Outcome {
     built("go")
 }
 
-pub fn musl() -> Outcome {
+pub(crate) fn musl() -> Outcome {
     built("musl")
 }
 

@@ -14,7 +14,7 @@ use crate::apart::{Outcome, become_nobody};
 use crate::served::{self, options, run, start};
 
 /// Names reach us exactly as the program says them: no search list, no dots counted, no host name appended.
-pub fn names() -> Outcome {
+pub(crate) fn names() -> Outcome {
     for name in ["db", "db.corp", "a-very-long-label.deep.below.example.test", "UPPER.Example"] {
         let (code, seen) =
             run(&["curl", "-sS", "-o", "/dev/null", "--max-time", "60", &format!("http://{name}/")]);
@@ -29,7 +29,7 @@ pub fn names() -> Outcome {
 }
 
 /// A resolver that prefers TCP is answered, by the server that resolv.conf names.
-pub fn dns_over_tcp() -> Outcome {
+pub(crate) fn dns_over_tcp() -> Outcome {
     let script = "import socket\n\
         q=bytes.fromhex('abcd01000001000000000000')+b'\\x03tcp\\x07example\\x00\\x00\\x01\\x00\\x01'\n\
         s=socket.create_connection(('198.18.0.1',53),60); s.sendall(len(q).to_bytes(2,'big')+q)\n\
@@ -43,7 +43,7 @@ pub fn dns_over_tcp() -> Outcome {
     Outcome::Done
 }
 
-pub fn exit_codes() -> Outcome {
+pub(crate) fn exit_codes() -> Outcome {
     let error = sidetrack::intercept::run::launch(&options(&["no-such-program"])).expect_err("no program");
     assert_eq!((error.exit_code(), error.to_string().as_str()), (127, "no-such-program: command not found"));
     assert_eq!(run(&["sh", "-c", "exit 42"]).0, 42);
@@ -58,7 +58,7 @@ pub fn exit_codes() -> Outcome {
 }
 
 /// Runs [`on_terminal`] on a terminal of its own and presses Ctrl-C when its command is ready.
-pub fn terminal() -> Outcome {
+pub(crate) fn terminal() -> Outcome {
     let exe = fs::read_link("/proc/self/exe").expect("own path");
     if fs::metadata(&exe).is_err() {
         // An ordinary user who cannot reach the build directory.
@@ -99,14 +99,14 @@ pub fn terminal() -> Outcome {
 }
 
 /// The command has the terminal, gets its interrupt, and we outlive it to say how it ended.
-pub fn on_terminal() -> Outcome {
+pub(crate) fn on_terminal() -> Outcome {
     let script =
         "test -t 0 && test -t 1 || exit 1; trap 'exit 33' INT; echo ready; while :; do sleep 0.05; done";
     assert_eq!(run(&["sh", "-c", script]).0, 33);
     Outcome::Done
 }
 
-pub fn children() -> Outcome {
+pub(crate) fn children() -> Outcome {
     let script =
         "for n in 1 2 3; do (exec curl -sS -o /dev/null --max-time 60 http://child$n.example/) & done; wait";
     let (code, seen) = run(&["sh", "-c", script]);
@@ -166,15 +166,15 @@ fn packets(capture: &Socket) -> usize {
     std::iter::from_fn(|| capture.recv(&mut buffer).ok()).take(10_000).count()
 }
 
-pub fn no_leak_as_root() -> Outcome {
+pub(crate) fn no_leak_as_root() -> Outcome {
     no_leak(|| {})
 }
 
-pub fn no_leak_as_nobody() -> Outcome {
+pub(crate) fn no_leak_as_nobody() -> Outcome {
     no_leak(|| become_nobody(CapabilitySet::empty()))
 }
 
 /// Starts a command in the network the scenario made.
-pub fn started_in_cgroup(argv: &[&str]) -> served::Served {
+pub(crate) fn started_in_cgroup(argv: &[&str]) -> served::Served {
     start(&served::in_cgroup(argv))
 }

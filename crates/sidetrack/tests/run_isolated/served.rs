@@ -17,16 +17,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 
 /// The destinations of the connections served, as the program meant them, in order.
-pub type Seen = Arc<Mutex<Vec<String>>>;
+pub(crate) type Seen = Arc<Mutex<Vec<String>>>;
 
 /// One command being served.
-pub struct Served {
+pub(crate) struct Served {
     pub launched: Arc<Launched>,
     pub runtime: Runtime,
     seen: Seen,
 }
 
-pub fn options(argv: &[&str]) -> RunOptions {
+pub(crate) fn options(argv: &[&str]) -> RunOptions {
     let mut options = RunOptions::new(argv.iter().map(OsString::from).collect());
     // No variable of the machine that runs the tests may point a program at a proxy.
     let proxies =
@@ -36,7 +36,7 @@ pub fn options(argv: &[&str]) -> RunOptions {
 }
 
 /// Starts the command and serves it in the background of [`Served::until`].
-pub fn start(options: &RunOptions) -> Served {
+pub(crate) fn start(options: &RunOptions) -> Served {
     // The thread of an earlier command has said its last word, but the kernel may still count it.
     let alone = (0..1_000_000).any(|_| {
         std::thread::yield_now();
@@ -60,18 +60,18 @@ pub fn start(options: &RunOptions) -> Served {
 
 impl Served {
     /// Serves until the command ends: its exit code.
-    pub fn code(&self) -> u8 {
+    pub(crate) fn code(&self) -> u8 {
         self.until(self.launched.wait()).expect("wait")
     }
 
     /// Serves until `done`.
-    pub fn until<T>(&self, done: impl Future<Output = T>) -> T {
+    pub(crate) fn until<T>(&self, done: impl Future<Output = T>) -> T {
         let limit = Duration::from_secs(240);
         self.runtime.block_on(async { tokio::time::timeout(limit, done).await }).expect("in time")
     }
 
     /// How often each destination was connected to.
-    pub fn seen(&self) -> BTreeMap<String, usize> {
+    pub(crate) fn seen(&self) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
         for target in self.seen.lock().expect("lock").iter() {
             *counts.entry(target.clone()).or_default() += 1;
@@ -80,7 +80,7 @@ impl Served {
     }
 
     /// Takes what was put on the host away.
-    pub fn finish(self) {
+    pub(crate) fn finish(self) {
         drop(self.runtime);
         let launched = Arc::try_unwrap(self.launched).unwrap_or_else(|_| panic!("still shared"));
         launched.finish().unwrap_or_else(|error| panic!("{error}"));
@@ -88,12 +88,12 @@ impl Served {
 }
 
 /// Runs the command to its end: its exit code and the destinations it reached.
-pub fn run(argv: &[&str]) -> (u8, BTreeMap<String, usize>) {
+pub(crate) fn run(argv: &[&str]) -> (u8, BTreeMap<String, usize>) {
     let served = start(&options(argv));
     (served.code(), served.seen())
 }
 
-pub fn in_cgroup(argv: &[&str]) -> RunOptions {
+pub(crate) fn in_cgroup(argv: &[&str]) -> RunOptions {
     RunOptions { mode: Mode::Cgroup, ..options(argv) }
 }
 

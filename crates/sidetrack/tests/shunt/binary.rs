@@ -35,14 +35,14 @@ fn shunt(folder: &std::path::Path, arguments: &str) -> Result<String, String> {
 }
 
 /// A firewall with the product's own nft rules and a running sidetrack.
-pub struct Node {
+pub(crate) struct Node {
     pub network: Network,
     pub up: Up,
     pub folder: PathBuf,
     before: Traces,
 }
 
-pub fn start(forwarding: Forwarding) -> Node {
+pub(crate) fn start(forwarding: Forwarding) -> Node {
     start_with(forwarding, "", "")
 }
 
@@ -84,7 +84,7 @@ impl Node {
         panic!("it never fits:\n{seen}");
     }
 
-    pub fn shunted(&self, pair: &mut Pair) {
+    pub(crate) fn shunted(&self, pair: &mut Pair) {
         pair.talk();
         self.wait_for(pair.from, |line| line.starts_with("installed"));
     }

@@ -17,17 +17,17 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Destination ports of the policy below.
-pub const SHUNT: u16 = 5000;
-pub const IGNORE: u16 = 4999;
-pub const BLOCK: u16 = 5666;
+pub(crate) const SHUNT: u16 = 5000;
+pub(crate) const IGNORE: u16 = 4999;
+pub(crate) const BLOCK: u16 = 5666;
 
 /// Idle time of shunted flows where a test waits for it.
-pub const IDLE: Duration = Duration::from_secs(4);
+pub(crate) const IDLE: Duration = Duration::from_secs(4);
 /// Elsewhere: no flow stands still for so long, whatever else the machine does.
 const NEVER_IDLE: Duration = Duration::from_secs(600);
 
 /// The rules that the product prints, in the original's form, with this policy.
-pub fn rule_set(bridged: bool) -> String {
+pub(crate) fn rule_set(bridged: bool) -> String {
     let ports = [(1, "to-client"), (2, "to-server")];
     let ports = ports.map(|(number, name)| (PortNumber::new(number).expect("a number"), name));
     let rules =
@@ -45,7 +45,7 @@ pub fn rule_set(bridged: bool) -> String {
 }
 
 /// The rules that leave every flow to Sidetrack's own.
-pub fn own_rules(bridged: bool) -> String {
+pub(crate) fn own_rules(bridged: bool) -> String {
     let ports = [(1, "to-client"), (2, "to-server")];
     let ports = ports.map(|(number, name)| (PortNumber::new(number).expect("a number"), name));
     RuleSet { ports: &ports, bridged, actions: MarkActions::default(), own_rules: true, lines: &[] }
@@ -53,7 +53,7 @@ pub fn own_rules(bridged: bool) -> String {
 }
 
 /// A command of a host, with something for its standard input.
-pub fn tool(program: &str, arguments: &str, input: &str) -> String {
+pub(crate) fn tool(program: &str, arguments: &str, input: &str) -> String {
     use std::io::Write as _;
     use std::process::Stdio;
     let mut child = Command::new(program)
@@ -70,7 +70,7 @@ pub fn tool(program: &str, arguments: &str, input: &str) -> String {
 }
 
 /// Three hosts.
-pub struct Network {
+pub(crate) struct Network {
     pub client: Node,
     pub firewall: Node,
     pub server: Node,
@@ -80,14 +80,14 @@ pub struct Network {
 
 impl Network {
     /// With the firewall's rules loaded.
-    pub fn new(forwarding: Forwarding) -> Self {
+    pub(crate) fn new(forwarding: Forwarding) -> Self {
         let network = Self::bare(forwarding);
         network.load(&rule_set(forwarding == Forwarding::Bridged));
         network
     }
 
     /// Without rules.
-    pub fn bare(forwarding: Forwarding) -> Self {
+    pub(crate) fn bare(forwarding: Forwarding) -> Self {
         match forwarding {
             Forwarding::Bridged => Self::bridged(),
             Forwarding::Routed => {
@@ -120,7 +120,7 @@ impl Network {
 
     /// Makes the hosts send what this fast path takes: XDP on a veth loses checksums that are still to be made, and hands
     /// frames only to a peer that polls.
-    pub fn prepare(&self, path: PathKind) {
+    pub(crate) fn prepare(&self, path: PathKind) {
         if path == PathKind::Tc {
             return;
         }
@@ -130,7 +130,7 @@ impl Network {
     }
 
     /// Loads rules of both IP versions.
-    pub fn load(&self, rules: &str) {
+    pub(crate) fn load(&self, rules: &str) {
         for program in ["iptables-restore", "ip6tables-restore"] {
             let rules = rules.to_owned();
             self.firewall.run(move || tool(program, "--noflush", &rules));
@@ -138,12 +138,12 @@ impl Network {
     }
 
     /// Runs a tool on the firewall.
-    pub fn tool(&self, program: &'static str, arguments: &str) -> String {
+    pub(crate) fn tool(&self, program: &'static str, arguments: &str) -> String {
         let arguments = arguments.to_owned();
         self.firewall.run(move || tool(program, &arguments, ""))
     }
 
-    pub fn settings(&self, path: impl Into<Path>, idle: Duration) -> Settings {
+    pub(crate) fn settings(&self, path: impl Into<Path>, idle: Duration) -> Settings {
         let names = ["to-client", "to-server"];
         let port = |number| PortNumber::new(number).expect("a number");
         Settings {
@@ -167,17 +167,17 @@ impl Network {
     }
 
     /// Starts a shunt on the firewall.
-    pub fn start(&self, path: impl Into<Path>) -> Running {
+    pub(crate) fn start(&self, path: impl Into<Path>) -> Running {
         self.start_with(path, NEVER_IDLE)
     }
 
     /// The same; flows that stand still so long leave the fast path.
-    pub fn start_with(&self, path: impl Into<Path>, idle: Duration) -> Running {
+    pub(crate) fn start_with(&self, path: impl Into<Path>, idle: Duration) -> Running {
         self.start_as(self.settings(path, idle))
     }
 
     /// The same with these settings.
-    pub fn start_as(&self, settings: Settings) -> Running {
+    pub(crate) fn start_as(&self, settings: Settings) -> Running {
         self.firewall.run(move || Running::start(settings))
     }
 }
@@ -185,7 +185,7 @@ impl Network {
 type Job = Box<dyn FnOnce(&mut Engine) + Send>;
 
 /// A shunt on a thread of its own.
-pub struct Running {
+pub(crate) struct Running {
     jobs: Sender<Job>,
     pub records: Receiver<ShuntRecord>,
     thread: Option<JoinHandle<()>>,
@@ -216,14 +216,14 @@ impl Running {
     }
 
     /// Does something with the engine.
-    pub fn with<T: Send + 'static>(&self, work: impl FnOnce(&mut Engine) -> T + Send + 'static) -> T {
+    pub(crate) fn with<T: Send + 'static>(&self, work: impl FnOnce(&mut Engine) -> T + Send + 'static) -> T {
         let (done, result) = channel();
         self.jobs.send(Box::new(move |engine| drop(done.send(work(engine))))).expect("it lives");
         result.recv_timeout(LIMIT).expect("it answers")
     }
 
     /// The flow from this client, once it fits.
-    pub fn wait_for(&self, client: SocketAddr, fits: impl Fn(&FlowView) -> bool) -> FlowView {
+    pub(crate) fn wait_for(&self, client: SocketAddr, fits: impl Fn(&FlowView) -> bool) -> FlowView {
         let begun = Instant::now();
         let mut seen = None;
         while begun.elapsed() < LIMIT {
@@ -237,12 +237,12 @@ impl Running {
     }
 
     /// The next record.
-    pub fn record(&self) -> ShuntRecord {
+    pub(crate) fn record(&self) -> ShuntRecord {
         self.records.recv_timeout(LIMIT).expect("a record")
     }
 
     /// Pins a flow.
-    pub fn pin(&self, client: SocketAddr, server: SocketAddr, action: ShuntAction) -> bool {
+    pub(crate) fn pin(&self, client: SocketAddr, server: SocketAddr, action: ShuntAction) -> bool {
         let tuple = Tuple { client, server, transport: Transport::Tcp, zone: 0 };
         self.with(move |engine| engine.pin(&tuple, action)).expect("asked")
     }

@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Both ends of a connection, each on its host.
-pub struct Pair {
+pub(crate) struct Pair {
     pub client: TcpStream,
     pub server: TcpStream,
     pub from: SocketAddr,
@@ -18,7 +18,7 @@ pub struct Pair {
 }
 
 /// Connects from the client's host to `port` on the server's.
-pub fn connect(network: &Network, address: &str, port: u16) -> Pair {
+pub(crate) fn connect(network: &Network, address: &str, port: u16) -> Pair {
     let to = SocketAddr::new(address.parse::<IpAddr>().expect("address"), port);
     let listener = network.server.run(move || TcpListener::bind(to).expect("listen"));
     let client = network.client.run(move || TcpStream::connect_timeout(&to, LIMIT).expect("connect"));
@@ -31,7 +31,7 @@ pub fn connect(network: &Network, address: &str, port: u16) -> Pair {
 }
 
 /// Connects to a port whose flows the policy blocks: the server hears the handshake's first packet and no other.
-pub fn knock(network: &Network, address: &str, port: u16) -> (TcpListener, TcpStream) {
+pub(crate) fn knock(network: &Network, address: &str, port: u16) -> (TcpListener, TcpStream) {
     let to = SocketAddr::new(address.parse::<IpAddr>().expect("address"), port);
     let listener = network.server.run(move || TcpListener::bind(to).expect("listen"));
     let client = network.client.run(move || TcpStream::connect_timeout(&to, LIMIT).expect("connect"));
@@ -40,7 +40,7 @@ pub fn knock(network: &Network, address: &str, port: u16) -> (TcpListener, TcpSt
 
 impl Pair {
     /// Sends bytes from one end and checks each at the other.
-    pub fn transfer(from: &mut TcpStream, to: &mut TcpStream, length: usize) {
+    pub(crate) fn transfer(from: &mut TcpStream, to: &mut TcpStream, length: usize) {
         let byte = |at: usize| u8::try_from((at * 7 + at / 251) % 256).unwrap_or(0);
         let mut sender = from.try_clone().expect("clone");
         let sending = std::thread::spawn(move || {
@@ -54,14 +54,14 @@ impl Pair {
     }
 
     /// A few bytes each way.
-    pub fn talk(&mut self) {
+    pub(crate) fn talk(&mut self) {
         Self::transfer(&mut self.client, &mut self.server, 10);
         Self::transfer(&mut self.server, &mut self.client, 10);
     }
 
     /// Talks until it is on the fast path. Once is enough as a rule; a switch may pass the first words on out of its cache, past
     /// the rules, when it has just let go of the flow.
-    pub fn shunted(&mut self, shunt: &Running) {
+    pub(crate) fn shunted(&mut self, shunt: &Running) {
         let begun = Instant::now();
         while begun.elapsed() < LIMIT {
             self.talk();
@@ -77,7 +77,7 @@ impl Pair {
     }
 
     /// Ends it in order, from the client's side.
-    pub fn close(mut self) {
+    pub(crate) fn close(mut self) {
         self.client.shutdown(std::net::Shutdown::Write).expect("end");
         assert_eq!(self.server.read(&mut [0]).expect("end"), 0);
         drop(self.server);
@@ -111,7 +111,7 @@ fn both_ways(forwarding: Forwarding, path: PathKind) {
 }
 
 /// Makes conntrack forget what has ended, as it does by itself after two minutes.
-pub fn forget(firewall: &Node) {
+pub(crate) fn forget(firewall: &Node) {
     firewall.run(|| {
         let mut table = sidetrack_sys::conntrack::Conntrack::open().expect("conntrack");
         for entry in table.list(None).expect("list") {

@@ -9,7 +9,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 /// Two sockets that send each other datagrams.
-pub struct Datagrams {
+pub(crate) struct Datagrams {
     client: UdpSocket,
     server: UdpSocket,
     pub from: SocketAddr,
@@ -17,7 +17,7 @@ pub struct Datagrams {
 
 impl Datagrams {
     /// From the client's host to `port` on the server's.
-    pub fn new(network: &Network, address: &str, port: u16) -> Self {
+    pub(crate) fn new(network: &Network, address: &str, port: u16) -> Self {
         let to = SocketAddr::new(address.parse::<IpAddr>().expect("address"), port);
         let server = network.server.run(move || UdpSocket::bind(to).expect("bound"));
         let client = network.client.run(move || {
@@ -35,7 +35,7 @@ impl Datagrams {
     }
 
     /// One of so many bytes each way.
-    pub fn send(&mut self, length: usize) {
+    pub(crate) fn send(&mut self, length: usize) {
         let data = vec![7; length];
         let mut buffer = vec![0; length + 1];
         for (from, to) in [(&self.client, &self.server), (&self.server, &self.client)] {
@@ -52,7 +52,7 @@ impl Datagrams {
     }
 
     /// Sends until they are on the fast path.
-    pub fn shunted(&mut self, shunt: &Running) {
+    pub(crate) fn shunted(&mut self, shunt: &Running) {
         self.send(10);
         self.send(10);
         shunt.wait_for(self.from, |flow| flow.state == "installed");

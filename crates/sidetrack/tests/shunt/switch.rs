@@ -23,14 +23,14 @@ use std::time::Instant;
 const CONTROLLER: &str = "192.168.77.1";
 
 /// A running switch.
-pub struct OpenVSwitch {
+pub(crate) struct OpenVSwitch {
     pub node: Node,
     folder: tempfile::TempDir,
     daemons: Vec<Child>,
 }
 
 /// Client, firewall, server and the switch that all their wires end in.
-pub fn network() -> (Network, OpenVSwitch) {
+pub(crate) fn network() -> (Network, OpenVSwitch) {
     let (client, firewall, server, node) = (Node::new(), Node::new(), Node::new(), Node::new());
     firewall.ip("link add br0 type bridge");
     for (host, number, fast, slow, name) in
@@ -71,7 +71,7 @@ fn wire(switch: &Node, here: &str, host: &Node, there: &str) {
 }
 
 /// How a shunt is to use the switch.
-pub fn settings(versions: &[Version], port: u16) -> ShuntSwitch {
+pub(crate) fn settings(versions: &[Version], port: u16) -> ShuntSwitch {
     let number = |number| PortNumber::new(number).expect("a number");
     ShuntSwitch {
         listen: vec![SocketAddr::new(CONTROLLER.parse().expect("address"), port)],
@@ -104,28 +104,28 @@ impl OpenVSwitch {
     }
 
     /// Lets it connect to the controller.
-    pub fn connect(&self, port: u16) {
+    pub(crate) fn connect(&self, port: u16) {
         self.vsctl(&format!(
             "set-controller sw tcp:{CONTROLLER}:{port} -- set controller sw connection_mode=out-of-band max_backoff=1000"
         ));
     }
 
     /// `ovs-vsctl`.
-    pub fn vsctl(&self, arguments: &str) -> String {
+    pub(crate) fn vsctl(&self, arguments: &str) -> String {
         let socket = self.folder.path().join("db.sock");
         let arguments = format!("--timeout=50 --db=unix:{} {arguments}", socket.display());
         self.node.run(move || crate::firewall::tool("ovs-vsctl", &arguments, ""))
     }
 
     /// `ovs-ofctl` with its command before the bridge and `more` behind it.
-    pub fn ofctl(&self, command: &str, more: &str) -> String {
+    pub(crate) fn ofctl(&self, command: &str, more: &str) -> String {
         let bridge = self.folder.path().join("sw.mgmt");
         let arguments = format!("-O OpenFlow13 {command} unix:{} {more}", bridge.display());
         self.node.run(move || crate::firewall::tool("ovs-ofctl", &arguments, ""))
     }
 
     /// The entries, one a line, once they fit.
-    pub fn wait_for_entries(&self, fits: impl Fn(&str) -> bool) -> String {
+    pub(crate) fn wait_for_entries(&self, fits: impl Fn(&str) -> bool) -> String {
         let begun = Instant::now();
         let mut seen = String::new();
         while begun.elapsed() < LIMIT {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 /// A flow from 10.1.0.5 to `dst`, as the listener `out` redirected it.
-pub fn flow(dst: &str) -> Flow {
+pub(crate) fn flow(dst: &str) -> Flow {
     Flow {
         intercept: Intercept::Redirect,
         listener: "out".into(),
@@ -22,14 +22,14 @@ pub fn flow(dst: &str) -> Flow {
 }
 
 /// What the rule `name` says: carried over `hops`, directly if there are none.
-pub fn carried(rule: Option<&str>, hops: &[&str]) -> Verdict {
+pub(crate) fn carried(rule: Option<&str>, hops: &[&str]) -> Verdict {
     let hops: Vec<_> = hops.iter().map(|hop| hop.parse().expect("a hop")).collect();
     let carrier = if hops.is_empty() { Carrier::Direct } else { Carrier::Hops(hops) };
     verdict(rule, Action::Carry(Arc::new(Carry { carrier, ..Carry::default() })))
 }
 
 /// What the rule `name` says: no.
-pub fn denied(rule: Option<&str>) -> Verdict {
+pub(crate) fn denied(rule: Option<&str>) -> Verdict {
     verdict(rule, Action::Deny)
 }
 
@@ -39,7 +39,7 @@ fn verdict(rule: Option<&str>, action: Action) -> Verdict {
 }
 
 /// A flow in flight that policy has decided on.
-pub fn live(id: u64, flow: Flow, verdict: Verdict) -> Arc<LiveFlow> {
+pub(crate) fn live(id: u64, flow: Flow, verdict: Verdict) -> Arc<LiveFlow> {
     let mut live = LiveFlow::new(FlowId(id));
     live.since = UNIX_EPOCH + Duration::from_millis(1_795_302_439_123);
     live.decide(Decided { flow, verdict: Some(verdict) });
@@ -47,7 +47,7 @@ pub fn live(id: u64, flow: Flow, verdict: Verdict) -> Arc<LiveFlow> {
 }
 
 /// A flow with all there is to know of one.
-pub fn full(id: u64) -> Arc<LiveFlow> {
+pub(crate) fn full(id: u64) -> Arc<LiveFlow> {
     let mut known = flow("10.9.8.7:443");
     known.host = Some("www.example".parse().expect("a name"));
     known.process = Some(Process { pid: Some(321), name: Some("curl".into()), uid: Some(1000) });
@@ -60,11 +60,11 @@ pub fn full(id: u64) -> Arc<LiveFlow> {
 }
 
 /// The flow's end after 1.5 s.
-pub fn ended(flow: &Arc<LiveFlow>, reason: EndReason) -> Ended {
+pub(crate) fn ended(flow: &Arc<LiveFlow>, reason: EndReason) -> Ended {
     Ended { flow: flow.clone(), reason, detail: None, duration: Duration::from_millis(1_500) }
 }
 
 /// Enters the flow.
-pub fn enter(ledger: &Ledger, flow: &Arc<LiveFlow>) -> Slot {
+pub(crate) fn enter(ledger: &Ledger, flow: &Arc<LiveFlow>) -> Slot {
     ledger.enter(flow.clone())
 }

@@ -84,7 +84,7 @@ pub struct FlowState {
 
 /// What the program checks first for each packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub(super) struct Settings {
     /// Entries of another generation take the slow path.
     pub generation: u32,
     /// After this time every packet takes the slow path; monotonic clock, nanoseconds.

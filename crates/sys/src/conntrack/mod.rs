@@ -33,19 +33,19 @@ const ACKNOWLEDGED: u8 = 0x20;
 
 /// Attribute numbers (`CTA_*`).
 mod attribute {
-    pub const TUPLE_ORIGINAL: u16 = 1;
-    pub const TUPLE_REPLY: u16 = 2;
-    pub const STATUS: u16 = 3;
-    pub const PROTOCOL_INFO: u16 = 4;
-    pub const HELP: u16 = 5;
-    pub const TIMEOUT: u16 = 7;
-    pub const MARK: u16 = 8;
-    pub const COUNTERS_ORIGINAL: u16 = 9;
-    pub const COUNTERS_REPLY: u16 = 10;
-    pub const ID: u16 = 12;
-    pub const ZONE: u16 = 18;
-    pub const TIMESTAMP: u16 = 20;
-    pub const MARK_MASK: u16 = 21;
+    pub(super) const TUPLE_ORIGINAL: u16 = 1;
+    pub(super) const TUPLE_REPLY: u16 = 2;
+    pub(super) const STATUS: u16 = 3;
+    pub(super) const PROTOCOL_INFO: u16 = 4;
+    pub(super) const HELP: u16 = 5;
+    pub(super) const TIMEOUT: u16 = 7;
+    pub(super) const MARK: u16 = 8;
+    pub(super) const COUNTERS_ORIGINAL: u16 = 9;
+    pub(super) const COUNTERS_REPLY: u16 = 10;
+    pub(super) const ID: u16 = 12;
+    pub(super) const ZONE: u16 = 18;
+    pub(super) const TIMESTAMP: u16 = 20;
+    pub(super) const MARK_MASK: u16 = 21;
 }
 
 /// Bits of [`Entry::status`] (`IPS_*`).

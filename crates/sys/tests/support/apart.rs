@@ -8,13 +8,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_sys::caps::{self, CapabilitySet};
 
 /// `nobody`, the user without any right.
-pub const NOBODY: u32 = 65_534;
+pub(crate) const NOBODY: u32 = 65_534;
 
 /// Exit code of a scenario that lacks a program.
 const SKIPPED: u8 = 77;
 
 /// What a scenario found out.
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// All was as it should be.
     Done,
     /// A program is not installed.
@@ -28,10 +28,10 @@ impl From<()> for Outcome {
 }
 
 /// Its name, and what it does.
-pub type Scenario<T> = (&'static str, fn() -> T);
+pub(crate) type Scenario<T> = (&'static str, fn() -> T);
 
 /// The scenarios of one test program.
-pub struct Suite<T: 'static> {
+pub(crate) struct Suite<T: 'static> {
     /// What they are about.
     pub title: &'static str,
     /// Longest time for one of them, seconds.
@@ -46,7 +46,7 @@ pub struct Suite<T: 'static> {
 
 impl<T: Into<Outcome>> Suite<T> {
     /// The program: what the scenarios to be run (user and name) need is prepared first and dropped at the end.
-    pub fn main<P>(&self, prepare: impl FnOnce(&[(&str, &str)]) -> P) -> ExitCode {
+    pub(crate) fn main<P>(&self, prepare: impl FnOnce(&[(&str, &str)]) -> P) -> ExitCode {
         let arguments: Vec<String> = std::env::args().collect();
         if let [_, flag, user, name] = arguments.as_slice()
             && flag == "--scenario"
@@ -130,14 +130,14 @@ impl<T: Into<Outcome>> Suite<T> {
 }
 
 /// This program again, for one scenario. The link works for a user who cannot reach the build directory, too.
-pub fn again(user: &str, name: &str) -> Command {
+pub(crate) fn again(user: &str, name: &str) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.args(["--scenario", user, name]).stdin(Stdio::null());
     command
 }
 
 /// Becomes the user `nobody`, with no more than these capabilities.
-pub fn become_nobody(keep: CapabilitySet) {
+pub(crate) fn become_nobody(keep: CapabilitySet) {
     // A thread that was joined is counted until the kernel has taken it apart.
     let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !sidetrack_sys::process::is_single_threaded() && std::time::Instant::now() < until {

@@ -4,32 +4,32 @@
 use sidetrack_sys::bpf::{Map, MapKind, MapShape, Own, Program};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-pub const DROP: u32 = 1;
-pub const PASS: u32 = 2;
-pub const REDIRECT: u32 = 4;
-pub const FIN: u8 = 1;
-pub const SYN: u8 = 2;
-pub const RST: u8 = 4;
-pub const ACK: u8 = 16;
+pub(crate) const DROP: u32 = 1;
+pub(crate) const PASS: u32 = 2;
+pub(crate) const REDIRECT: u32 = 4;
+pub(crate) const FIN: u8 = 1;
+pub(crate) const SYN: u8 = 2;
+pub(crate) const RST: u8 = 4;
+pub(crate) const ACK: u8 = 16;
 
-pub const CLIENT_LINK: [u8; 6] = [2, 0, 0, 0, 0, 1];
-pub const OWN_LINK: [u8; 6] = [2, 0, 0, 0, 0, 2];
-pub const SERVER_LINK: [u8; 6] = [2, 0, 0, 0, 0, 3];
+pub(crate) const CLIENT_LINK: [u8; 6] = [2, 0, 0, 0, 0, 1];
+pub(crate) const OWN_LINK: [u8; 6] = [2, 0, 0, 0, 0, 2];
+pub(crate) const SERVER_LINK: [u8; 6] = [2, 0, 0, 0, 0, 3];
 
-pub fn fold(mut sum: u64) -> u16 {
+pub(crate) fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     sum as u16
 }
 
-pub fn sum(bytes: &[u8]) -> u64 {
+pub(crate) fn sum(bytes: &[u8]) -> u64 {
     let (pairs, last) = bytes.as_chunks::<2>();
     let whole: u64 = pairs.iter().map(|pair| u64::from(u16::from_be_bytes(*pair))).sum();
     whole + last.first().map_or(0, |byte| u64::from(*byte) << 8)
 }
 
-pub fn octets(ip: IpAddr) -> Vec<u8> {
+pub(crate) fn octets(ip: IpAddr) -> Vec<u8> {
     match ip {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),
@@ -38,7 +38,7 @@ pub fn octets(ip: IpAddr) -> Vec<u8> {
 
 /// A frame with all checksums; the one of TCP is left to the card if it is not `finished`.
 #[derive(Clone, Copy, Debug)]
-pub struct Frame<'a> {
+pub(crate) struct Frame<'a> {
     pub link: ([u8; 6], [u8; 6]),
     pub from: SocketAddr,
     pub to: SocketAddr,
@@ -54,7 +54,7 @@ pub struct Frame<'a> {
 
 impl Frame<'_> {
     /// What most have in common.
-    pub const BARE: Self = Frame {
+    pub(crate) const BARE: Self = Frame {
         link: ([0; 6], [0; 6]),
         from: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
         to: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
@@ -67,7 +67,7 @@ impl Frame<'_> {
         finished: true,
     };
 
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut tcp = [self.from.port().to_be_bytes(), self.to.port().to_be_bytes()].concat();
         tcp.extend(self.seq.to_be_bytes());
         tcp.extend(self.ack.to_be_bytes());
@@ -99,7 +99,7 @@ impl Frame<'_> {
 }
 
 /// Client, where it connects to, server, and where connections to it come from.
-pub fn addresses(v6: bool) -> [SocketAddr; 4] {
+pub(crate) fn addresses(v6: bool) -> [SocketAddr; 4] {
     let all = if v6 {
         ["[fd00:1::1]:4000", "[fd00:1::fe]:80", "[fd00:2::1]:8080", "[fd00:2::fe]:61000"]
     } else {
@@ -109,7 +109,7 @@ pub fn addresses(v6: bool) -> [SocketAddr; 4] {
 }
 
 /// The engine's program between these, for trials: the frames for user space are not taken.
-pub fn program(change: impl FnOnce(&mut Own), listen: Option<IpAddr>, source: IpAddr) -> Program {
+pub(crate) fn program(change: impl FnOnce(&mut Own), listen: Option<IpAddr>, source: IpAddr) -> Program {
     let mut own = Own::new(1, 0).expect("maps");
     own.listen(listen, 80).expect("an entry");
     own.source(source, &(61_000..=61_015), Some(0)).expect("an entry");

@@ -8,7 +8,7 @@ const P4: u64 = 0x85EB_CA77_C2B2_AE63;
 const P5: u64 = 0x27D4_EB2F_1656_67C5;
 
 /// Returns the checksum of these bytes.
-pub fn checksum(bytes: &[u8]) -> u64 {
+pub(super) fn checksum(bytes: &[u8]) -> u64 {
     let (stripes, rest) = bytes.as_chunks::<32>();
     let mut sum = if stripes.is_empty() { P5 } else { of_stripes(stripes) };
     sum = sum.wrapping_add(bytes.len() as u64);

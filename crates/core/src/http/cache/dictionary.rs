@@ -3,7 +3,7 @@
 
 /// The value of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Value {
+pub(super) enum Value {
     /// An Integer.
     Integer(i64),
     /// A Boolean. A key without a value is true.
@@ -13,7 +13,7 @@ pub enum Value {
 }
 
 /// Reads a whole field. If a key is repeated, the last value counts. `None` if the field is not valid.
-pub fn parse(text: &[u8]) -> Option<Vec<(&str, Value)>> {
+pub(super) fn parse(text: &[u8]) -> Option<Vec<(&str, Value)>> {
     let mut reader = Reader(text);
     let mut members: Vec<(&str, Value)> = Vec::new();
     reader.spaces(b" ");

@@ -6,17 +6,21 @@ use super::date::parse_date;
 use super::{MAX_SECONDS, Rules, UnixSeconds};
 
 /// Whether a response with this status may be stored without explicit freshness (RFC 9110 Sec. 15.1).
-pub const fn is_heuristic_status(status: u16) -> bool {
+pub(super) const fn is_heuristic_status(status: u16) -> bool {
     matches!(status, 200 | 203 | 204 | 206 | 300 | 301 | 308 | 404 | 405 | 410 | 414 | 501)
 }
 
 /// Returns when the response was made: its Date, or the time it arrived if Date is missing or invalid.
-pub fn date_of(fields: &Fields, response_time_s: UnixSeconds) -> UnixSeconds {
+pub(super) fn date_of(fields: &Fields, response_time_s: UnixSeconds) -> UnixSeconds {
     fields.first("date").and_then(|text| parse_date(text, response_time_s)).unwrap_or(response_time_s)
 }
 
 /// Returns the freshness lifetime that the response states, seconds.
-pub fn explicit_lifetime(fields: &Fields, control: &ResponseControl, date_s: UnixSeconds) -> Option<u64> {
+pub(super) fn explicit_lifetime(
+    fields: &Fields,
+    control: &ResponseControl,
+    date_s: UnixSeconds,
+) -> Option<u64> {
     if let Some(seconds) = control.s_maxage_s.or(control.max_age_s) {
         return Some(seconds);
     }
@@ -29,7 +33,7 @@ pub fn explicit_lifetime(fields: &Fields, control: &ResponseControl, date_s: Uni
 }
 
 /// Returns the freshness lifetime in seconds: the stated one, or a tenth of the time since the last change.
-pub fn lifetime(
+pub(super) fn lifetime(
     status: u16,
     fields: &Fields,
     control: &ResponseControl,
@@ -49,7 +53,7 @@ pub fn lifetime(
 }
 
 /// Returns the age of the response when it arrived, seconds (RFC 9111 Sec. 4.2.3: corrected_initial_age).
-pub fn initial_age(
+pub(super) fn initial_age(
     fields: &Fields,
     date_s: UnixSeconds,
     request_time_s: UnixSeconds,

@@ -5,10 +5,10 @@ use super::weigh::weight_of;
 
 /// The selecting fields: the name in lower case and the value in a normal form. `None` if the request did not have
 /// the field.
-pub type Selecting = Vec<(Vec<u8>, Option<Vec<u8>>)>;
+pub(super) type Selecting = Vec<(Vec<u8>, Option<Vec<u8>>)>;
 
 /// Returns the selecting fields of a response to this request. `None` if another request can never match (`Vary: *`).
-pub fn selecting(response: &Fields, request: &Fields) -> Option<Selecting> {
+pub(super) fn selecting(response: &Fields, request: &Fields) -> Option<Selecting> {
     let mut found: Selecting = Vec::new();
     for name in response.members("vary") {
         if name == b"*" {
@@ -24,7 +24,7 @@ pub fn selecting(response: &Fields, request: &Fields) -> Option<Selecting> {
 }
 
 /// Whether a request has the same selecting fields.
-pub fn matches(selecting: &Selecting, request: &Fields) -> bool {
+pub(super) fn matches(selecting: &Selecting, request: &Fields) -> bool {
     selecting.iter().all(|(name, value)| value_of(request, name) == *value)
 }
 

@@ -5,7 +5,7 @@ use super::super::fields::{Fields, members, trim};
 use super::store::Stored;
 
 /// A weight in thousandths: 0 is not acceptable, 1000 is preferred most.
-pub type Weight = u16;
+pub(super) type Weight = u16;
 
 /// The weight of a member without `q`.
 const FULL: Weight = 1000;
@@ -37,7 +37,7 @@ const DIMENSIONS: [Dimension; 3] = [
 /// Returns the preference for each of several stored responses that a request selects. It is the product of the
 /// weights of every field that at least one of them was selected by. A field is ignored if one of the responses does
 /// not state its own value.
-pub fn preferences(request: &Fields, selected: &[&Stored]) -> Vec<u64> {
+pub(super) fn preferences(request: &Fields, selected: &[&Stored]) -> Vec<u64> {
     let mut found = vec![1; selected.len()];
     for dimension in &DIMENSIONS {
         let names_it = |one: &&Stored| one.selecting.iter().any(|(name, _)| name == dimension.asks);

@@ -13,7 +13,7 @@ const BULK_AT_LEAST: f64 = 0.95;
 
 /// One bar and its result.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Bar {
+pub(crate) struct Bar {
     /// What is compared.
     pub what: String,
     /// The measured value; or the reason why there is none.
@@ -29,7 +29,7 @@ pub struct Bar {
 impl Bar {
     /// Returns true if it was measured and its median is on the right side.
     #[must_use]
-    pub fn holds(&self) -> bool {
+    pub(crate) fn holds(&self) -> bool {
         self.measured.as_ref().is_ok_and(|measured| {
             if self.at_least { measured.median >= self.bound } else { measured.median <= self.bound }
         })
@@ -41,7 +41,7 @@ fn speed(cell: Cell) -> impl Fn(&Sample) -> Option<f64> {
 }
 
 /// The values of each row in each cell.
-pub fn figures(text: &mut String, results: &Results) {
+pub(crate) fn figures(text: &mut String, results: &Results) {
     let cells = results.cells();
     let mut head = "| |".to_owned();
     let mut rule = "|---|".to_owned();
@@ -84,7 +84,7 @@ fn row(results: &Results, cell: Cell, peer: &str) -> String {
 
 /// Returns the bars of each further function inside the process, and of each container, in each measured cell.
 #[must_use]
-pub fn judge(results: &Results) -> Vec<Bar> {
+pub(crate) fn judge(results: &Results) -> Vec<Bar> {
     let mut bars = Vec::new();
     for cell in results.cells() {
         let inside: Vec<_> = CHAINS.iter().filter(|peer| peer.name.starts_with("chain of ")).collect();
@@ -150,7 +150,7 @@ fn ratio(
 }
 
 /// Formats the bars as a table.
-pub fn render(text: &mut String, bars: &[Bar]) {
+pub(crate) fn render(text: &mut String, bars: &[Bar]) {
     let _ = writeln!(text, "| bar | measured (quartiles) | wanted | |\n|---|---|---|---|");
     for bar in bars {
         let unit = bar.unit;

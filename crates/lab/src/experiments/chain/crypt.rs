@@ -15,7 +15,7 @@ const RECORD_BYTES: usize = 16384;
 
 /// Gigabytes (10^9) per second of processor time.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Pair {
+pub(super) struct Pair {
     /// Our encryption, with records and rekeying.
     pub encrypt: f64,
     /// Our decryption.
@@ -31,7 +31,7 @@ pub struct Pair {
 /// Measures all three on the proxy's core, one after the other.
 ///
 /// # Errors Our program or `openssl` does not exist.
-pub fn measure(site: &Site, bytes: u64) -> Result<Pair> {
+pub(super) fn measure(site: &Site, bytes: u64) -> Result<Pair> {
     let config = site.directory.path().join("crypt.toml");
     let key = site.directory.path().join("crypt.key");
     std::fs::write(&key, "5a".repeat(32))?;
@@ -99,7 +99,7 @@ fn openssl_speed(text: &str) -> Option<f64> {
 }
 
 /// Formats it as a table.
-pub fn render(text: &mut String, pair: &Pair) {
+pub(super) fn render(text: &mut String, pair: &Pair) {
     let share = |ours: f64| ours / pair.openssl;
     let _ = write!(
         text,

@@ -30,7 +30,7 @@ struct Line {
 
 /// Duration of each of the eight steps in milliseconds, by application.
 #[derive(Debug, Clone, Default)]
-pub struct Steps {
+pub(super) struct Steps {
     names: Vec<String>,
     each_ms: Vec<Vec<f64>>,
     all_ms: Vec<f64>,
@@ -39,7 +39,7 @@ pub struct Steps {
 /// Sets the same application up this number of times, and ends it each time.
 ///
 /// # Errors It is refused, or not all steps are reported.
-pub fn steps(plane: &Plane<'_>, times: usize) -> Result<Steps> {
+pub(super) fn steps(plane: &Plane<'_>, times: usize) -> Result<Steps> {
     let mut steps = Steps::default();
     for _ in 0..times {
         steps.add(&plane.submit()?)?;
@@ -68,7 +68,7 @@ impl Steps {
     }
 
     /// Formats a table with a bar for each step, and the result of the time limit.
-    pub fn render(&self, text: &mut String) -> Bar {
+    pub(super) fn render(&self, text: &mut String) -> Bar {
         let medians: Vec<f64> = self
             .each_ms
             .iter()
@@ -100,7 +100,7 @@ impl Steps {
 ///
 /// # Errors
 /// A flow does not pass when it is allowed, or does not end.
-pub fn changes(plane: &Plane<'_>, times: usize) -> Result<Vec<f64>> {
+pub(super) fn changes(plane: &Plane<'_>, times: usize) -> Result<Vec<f64>> {
     plane.submit()?;
     let mut all_ms = Vec::with_capacity(times);
     for _ in 0..times {
@@ -137,7 +137,7 @@ fn ended(mut flow: TcpStream) -> Result<Instant> {
 }
 
 /// Formats it in words, with the result of the time limit.
-pub fn render(text: &mut String, all_ms: &[f64]) -> Bar {
+pub(super) fn render(text: &mut String, all_ms: &[f64]) -> Bar {
     let mut sorted = all_ms.to_vec();
     sorted.sort_by(f64::total_cmp);
     // Returns the least value that 99 % do not exceed; with fewer than a hundred values it is the worst.

@@ -32,7 +32,7 @@ const ORCHESTRATOR: Ipv4Addr = ip(1, 9);
 
 /// A domain: the addresses of its agent, its proxy and its node.
 #[derive(Debug)]
-pub struct Domain {
+pub(super) struct Domain {
     name: &'static str,
     agent: Ipv4Addr,
     proxy: Ipv4Addr,
@@ -42,7 +42,7 @@ pub struct Domain {
 }
 
 /// The first domain has the data; the nodes of the others read it.
-pub const DOMAINS: [Domain; 3] =
+pub(super) const DOMAINS: [Domain; 3] =
     [domain("lucas", 1, "server"), domain("westwal", 2, "client"), domain("radix", 3, "client")];
 
 const fn domain(name: &'static str, number: u8, end: &'static str) -> Domain {
@@ -55,7 +55,7 @@ const fn ip(kind: u8, number: u8) -> Ipv4Addr {
 
 /// A running control plane.
 #[derive(Debug)]
-pub struct Plane<'s> {
+pub(super) struct Plane<'s> {
     site: &'s Site,
     program: PathBuf,
     folder: PathBuf,
@@ -66,7 +66,7 @@ impl<'s> Plane<'s> {
     /// Starts everything, without an application.
     ///
     /// # Errors A part is missing, or does not start.
-    pub fn start(site: &'s Site) -> Result<Self> {
+    pub(super) fn start(site: &'s Site) -> Result<Self> {
         let program = ours::program().map_err(|error| anyhow::anyhow!("{error}"))?;
         let folder = site.directory.path().join("plane");
         fs::create_dir(&folder)?;
@@ -150,7 +150,7 @@ impl<'s> Plane<'s> {
     /// Submits the application; returns the lines of progress.
     ///
     /// # Errors It does not become ready.
-    pub fn submit(&self) -> Result<String> {
+    pub(super) fn submit(&self) -> Result<String> {
         self.ask((ORCHESTRATOR, "orchestrator"), &["orchestrate", "submit", "application.toml", "--json"])
     }
 
@@ -158,14 +158,14 @@ impl<'s> Plane<'s> {
     ///
     /// # Errors
     /// It cannot be ended.
-    pub fn end(&self) -> Result<()> {
+    pub(super) fn end(&self) -> Result<()> {
         self.ask((ORCHESTRATOR, "orchestrator"), &["orchestrate", "end", "study"]).map(drop)
     }
 
     /// Sets the consent at the party that has the data, as its operator does.
     ///
     /// # Errors Its agent refuses, or does not run.
-    pub fn consent(&self, word: &str) -> Result<()> {
+    pub(super) fn consent(&self, word: &str) -> Result<()> {
         let domain = &DOMAINS[0];
         self.ask((domain.agent, domain.name), &["domain", "consent", DATA, word]).map(drop)
     }
@@ -179,7 +179,7 @@ impl<'s> Plane<'s> {
     /// Opens a flow through a domain's proxy to the data, as soon as it is allowed.
     ///
     /// # Errors It is never allowed.
-    pub fn flow(&self, domain: &Domain) -> Result<TcpStream> {
+    pub(super) fn flow(&self, domain: &Domain) -> Result<TcpStream> {
         let until = Instant::now() + PATIENCE;
         loop {
             match self.try_flow(domain) {

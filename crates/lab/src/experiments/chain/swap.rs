@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The result.
 #[derive(Debug, Clone, Default)]
-pub struct Swaps {
+pub(super) struct Swaps {
     /// Time from the request until a new flow passed the new chain, in milliseconds.
     pub after_ms: Vec<f64>,
     /// Number of live flows that were cut, over all changes.
@@ -36,7 +36,7 @@ pub struct Swaps {
 ///
 /// # Errors
 /// Our program does not start, or a change is refused.
-pub fn measure(site: &Site, times: usize) -> Result<Swaps> {
+pub(super) fn measure(site: &Site, times: usize) -> Result<Swaps> {
     // In the proxy's own network, like the node, so that the change is timed and not a link.
     let network = site.proxy.namespace()?;
     let listener = network.run(|| TcpListener::bind("127.0.0.1:0"))?;
@@ -154,7 +154,7 @@ fn write(config: &Path, admin: &Path, server: SocketAddr, word: &str) -> Result<
 }
 
 /// Formats it in words, with the bars.
-pub fn render(text: &mut String, swaps: &Swaps) -> Vec<Bar> {
+pub(super) fn render(text: &mut String, swaps: &Swaps) -> Vec<Bar> {
     let _ = writeln!(
         text,
         "A chain changed {} times under {FLOWS} live flows: {} of them were cut.\n",

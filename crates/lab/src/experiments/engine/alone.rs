@@ -42,7 +42,7 @@ const SERVER_ISN: u32 = 9000;
 
 /// One row of the table.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Row {
+pub(super) struct Row {
     /// Number of open connections.
     pub open: usize,
     /// Nanoseconds per packet, the median of all rounds.
@@ -56,7 +56,7 @@ pub struct Row {
 impl Row {
     /// Returns nanoseconds per connection.
     #[must_use]
-    pub fn connection_nanos(&self) -> f64 {
+    pub(super) fn connection_nanos(&self) -> f64 {
         self.nanos * PACKETS as f64
     }
 }

@@ -30,7 +30,7 @@ const GATHERING: &str = ", gathering";
 
 /// One program.
 #[derive(Debug, Clone, Serialize)]
-pub struct Row {
+pub(super) struct Row {
     /// Its name.
     pub name: String,
     /// Connections per second, the median of all rounds.
@@ -57,7 +57,7 @@ fn rows() -> Vec<(String, Peer)> {
 ///
 /// # Errors
 /// The site cannot be built: root and nginx are needed.
-pub fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> {
+pub(super) fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> {
     let timing = if quick { Timing::QUICK } else { Timing::FULL };
     let cell = Cell::New(64);
     let mut all: Vec<_> = rows().into_iter().map(|(name, peer)| (name, peer, Vec::new())).collect();
@@ -115,7 +115,7 @@ fn median(samples: Vec<Row>) -> Option<Row> {
 }
 
 /// Returns the bars of these rows.
-pub fn bars(rows: &[Row]) -> Vec<Bar> {
+pub(super) fn bars(rows: &[Row]) -> Vec<Bar> {
     let cpu = |name: &str| rows.iter().find(|row| row.name == name).and_then(|row| row.cpu_us);
     let least = |other: &str| {
         let both = [cpu(other), cpu(&format!("{other}{GATHERING}"))];
@@ -131,7 +131,7 @@ pub fn bars(rows: &[Row]) -> Vec<Bar> {
 }
 
 /// The table.
-pub fn render(text: &mut String, rows: &[Row]) {
+pub(super) fn render(text: &mut String, rows: &[Row]) {
     if rows.is_empty() {
         return;
     }

@@ -45,7 +45,7 @@ fn conditions() -> Conditions {
 
 /// The result of one kind of run.
 #[derive(Debug, Clone, Serialize)]
-pub struct Row {
+pub(super) struct Row {
     /// Whether payload was changed on its way.
     pub changed: bool,
     /// Requested connections.
@@ -67,7 +67,7 @@ pub struct Row {
 impl Row {
     /// Returns true if there was no error.
     #[must_use]
-    pub fn holds(&self) -> bool {
+    pub(super) fn holds(&self) -> bool {
         self.exact == self.connections && self.stuck == 0
     }
 }
@@ -233,7 +233,7 @@ fn drive(site: &Site, front: SocketAddr, row: &mut Row, progress: &Progress) -> 
 }
 
 /// The table.
-pub fn render(text: &mut String, rows: &[Row]) {
+pub(super) fn render(text: &mut String, rows: &[Row]) {
     if rows.is_empty() {
         return;
     }

@@ -56,7 +56,7 @@ const NICE: i32 = -19;
 
 /// One sample, the median of its rounds by rate.
 #[derive(Debug, Clone, Serialize)]
-pub struct Row {
+pub(super) struct Row {
     /// The part of the engine that carries packets.
     pub plane: String,
     /// Connections open at a time.
@@ -72,13 +72,13 @@ pub struct Row {
 impl Row {
     /// Returns the CPU time of a connection, in microseconds.
     #[must_use]
-    pub fn cpu_us(&self) -> Option<f64> {
+    pub(super) fn cpu_us(&self) -> Option<f64> {
         (self.report.completed > 0).then(|| self.cpu_ns as f64 / 1000.0 / self.report.completed as f64)
     }
 
     /// Returns the connections per second if the engine's CPU time were one whole core.
     #[must_use]
-    pub fn rate_of_core(&self) -> Option<f64> {
+    pub(super) fn rate_of_core(&self) -> Option<f64> {
         self.cpu_us().map(|us| 1e6 / us)
     }
 }
@@ -317,7 +317,7 @@ fn check(row: &Row) -> Result<()> {
 }
 
 /// Returns the bars of these rows.
-pub fn bars(rows: &[Row]) -> Vec<Bar> {
+pub(super) fn bars(rows: &[Row]) -> Vec<Bar> {
     let best = |plane: &str| {
         let rates = rows.iter().filter(|row| row.plane.starts_with(plane)).map(|row| row.report.rate());
         rates.fold(None, |best: Option<f64>, rate| Some(best.map_or(rate, |best| best.max(rate))))
@@ -335,7 +335,7 @@ pub fn bars(rows: &[Row]) -> Vec<Bar> {
 }
 
 /// The table.
-pub fn render(text: &mut String, rows: &[Row], gigahertz: f64) {
+pub(super) fn render(text: &mut String, rows: &[Row], gigahertz: f64) {
     if rows.is_empty() {
         return;
     }

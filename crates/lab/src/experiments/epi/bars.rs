@@ -22,7 +22,7 @@ const TAIL_AT_MOST: f64 = 1.2;
 
 /// One bar and its result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Verdict {
+pub(super) struct Verdict {
     /// The text of the bar.
     pub bar: String,
     /// The measured figure; absent: not measured.
@@ -36,7 +36,7 @@ pub struct Verdict {
 impl Verdict {
     /// Returns true if the run fails because of it. A figure that was not measured fails nothing; the table says why.
     #[must_use]
-    pub fn is_failure(&self) -> bool {
+    pub(super) fn is_failure(&self) -> bool {
         self.reached.is_some() && !self.holds
     }
 }
@@ -47,7 +47,7 @@ fn verdict(bar: String, reached: Option<f64>, holds: impl Fn(f64) -> bool) -> Ve
 
 /// All bars of a run.
 #[must_use]
-pub fn judge(figures: &Figures, plan: &Plan) -> Vec<Verdict> {
+pub(super) fn judge(figures: &Figures, plan: &Plan) -> Vec<Verdict> {
     let mut verdicts = times(figures);
     verdicts.extend(tunnels(figures));
     verdicts.extend(rates(figures, plan));

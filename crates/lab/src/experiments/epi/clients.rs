@@ -18,7 +18,7 @@ const REQUEST_SECONDS: u32 = 3;
 
 /// The result of one run of `httping`.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Pings {
+pub(super) struct Pings {
     /// From before connect to the end of the answer, in milliseconds, in order.
     pub times_ms: Vec<f64>,
     /// Requests without an answer.
@@ -27,7 +27,7 @@ pub struct Pings {
 
 /// The result of one run of `wrk`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
-pub struct Rate {
+pub(super) struct Rate {
     /// Requests per second.
     pub per_second: f64,
     /// 99th percentile of the times of answers, in milliseconds.
@@ -38,7 +38,7 @@ pub struct Rate {
 ///
 /// # Errors
 /// It is not; the message says how to get it.
-pub fn require(program: &str) -> Result<()> {
+pub(super) fn require(program: &str) -> Result<()> {
     launch::find_program(program)
         .map(|_| ())
         .with_context(|| format!("{program} is not installed; bench/peers.sh installs it"))
@@ -47,7 +47,7 @@ pub fn require(program: &str) -> Result<()> {
 /// Sends `count` requests, each on a new connection, after a first one that does not count, as in the paper.
 ///
 /// # Errors The client cannot be started, or it does not support this peer's protocol.
-pub fn httping(site: &Site, running: &Running<'_>, count: u32) -> Result<Pings> {
+pub(super) fn httping(site: &Site, running: &Running<'_>, count: u32) -> Result<Pings> {
     let patience = REQUEST_SECONDS * (count + 2);
     let mut command = site.client.command_at("timeout", &site.client_placement());
     command.args([&patience.to_string(), "httping", "-S", "-i", INTERVAL_SECONDS]);
@@ -65,7 +65,7 @@ pub fn httping(site: &Site, running: &Running<'_>, count: u32) -> Result<Pings> 
 ///
 /// # Errors
 /// The client cannot be started or saw errors; the message says which.
-pub fn wrk(site: &Site, running: &Running<'_>, connections: u32, window: Duration) -> Result<Rate> {
+pub(super) fn wrk(site: &Site, running: &Running<'_>, connections: u32, window: Duration) -> Result<Rate> {
     if running.via != Via::Plain {
         bail!("wrk does not speak that protocol to a proxy");
     }

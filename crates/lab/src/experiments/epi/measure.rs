@@ -18,7 +18,7 @@ use super::rows::{LIMITS, ROWS, Row};
 
 /// The amount of measurement.
 #[derive(Debug, Clone, Serialize)]
-pub struct Plan {
+pub(super) struct Plan {
     /// Number of turns of every row.
     pub rounds: u32,
     /// Requests in each turn and topology.
@@ -34,20 +34,20 @@ pub struct Plan {
 impl Plan {
     /// For CI: ends within 90 seconds.
     #[must_use]
-    pub fn quick() -> Self {
+    pub(super) fn quick() -> Self {
         Self { rounds: 2, requests: 5, connections: vec![16], window_seconds: 1, rate_rounds: 2 }
     }
 
     /// The paper's counts, `runs` times: 120 requests, and the connections of Fig. 13.
     #[must_use]
-    pub fn full(runs: u32) -> Self {
+    pub(super) fn full(runs: u32) -> Self {
         let connections = vec![1, 2, 4, 8, 16, 32, 64];
         Self { rounds: 4 * runs, requests: 30, connections, window_seconds: 1, rate_rounds: 5 }
     }
 
     /// Returns the approximate duration.
     #[must_use]
-    pub fn estimate(&self, rows: &[Row]) -> Duration {
+    pub(super) fn estimate(&self, rows: &[Row]) -> Duration {
         const START_SECONDS: f64 = 0.5;
         const AROUND_A_REQUEST_MS: f64 = 8.0;
         let timed = rows.iter().filter(|row| row.has_times);
@@ -65,7 +65,7 @@ impl Plan {
 
 /// All measurements.
 #[derive(Debug, Default, Serialize)]
-pub struct Figures {
+pub(super) struct Figures {
     /// Times of requests by row and topology, in milliseconds.
     pub times: BTreeMap<String, Vec<Times>>,
     /// The results of `wrk` by row: one list for each round, with one figure for each number of connections.
@@ -76,7 +76,7 @@ pub struct Figures {
 
 /// Requests of one row in one topology.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Times {
+pub(super) struct Times {
     /// Sorted, in milliseconds.
     pub each_ms: Vec<f64>,
     /// Requests without an answer.
@@ -86,19 +86,19 @@ pub struct Times {
 impl Times {
     /// Returns the value below which `share` (0 to 1) of the times lie; `None` without any.
     #[must_use]
-    pub fn quantile(&self, share: f64) -> Option<f64> {
+    pub(super) fn quantile(&self, share: f64) -> Option<f64> {
         statistics::quantile(&self.each_ms, share)
     }
 
     /// Returns the median time.
     #[must_use]
-    pub fn median(&self) -> Option<f64> {
+    pub(super) fn median(&self) -> Option<f64> {
         self.quantile(0.5)
     }
 
     /// Returns mean and standard deviation.
     #[must_use]
-    pub fn mean_and_deviation(&self) -> Option<(f64, f64)> {
+    pub(super) fn mean_and_deviation(&self) -> Option<(f64, f64)> {
         let count = self.each_ms.len() as f64;
         let mean = self.each_ms.iter().sum::<f64>() / count;
         let variance = self.each_ms.iter().map(|time| (time - mean).powi(2)).sum::<f64>() / count;
@@ -115,26 +115,26 @@ impl Times {
 impl Figures {
     /// Returns the times of a row in topology number `topology` of Table I.
     #[must_use]
-    pub fn times(&self, row: &str, topology: usize) -> Option<&Times> {
+    pub(super) fn times(&self, row: &str, topology: usize) -> Option<&Times> {
         self.times.get(row)?.get(topology)
     }
 
     /// Returns the median minus that without a proxy in the same topology, in milliseconds.
     #[must_use]
-    pub fn overhead_ms(&self, row: &str, topology: usize) -> Option<f64> {
+    pub(super) fn overhead_ms(&self, row: &str, topology: usize) -> Option<f64> {
         let median = |row: &str| self.times(row, topology)?.median();
         Some(median(row)? - median(super::rows::NO_PROXY)?)
     }
 
     /// Returns the median over the rounds of a row's rate with the `at`th number of connections.
     #[must_use]
-    pub fn rate(&self, row: &str, at: usize) -> Option<f64> {
+    pub(super) fn rate(&self, row: &str, at: usize) -> Option<f64> {
         self.median(row, at, |rate| rate.per_second)
     }
 
     /// Returns the median over the rounds of the 99th percentile of its times, in milliseconds.
     #[must_use]
-    pub fn p99_ms(&self, row: &str, at: usize) -> Option<f64> {
+    pub(super) fn p99_ms(&self, row: &str, at: usize) -> Option<f64> {
         self.median(row, at, |rate| rate.p99_ms)
     }
 
@@ -146,13 +146,13 @@ impl Figures {
     /// Returns the ratio of a row to another one with the `at`th number of connections: the median over the rounds
     /// that have both. Their windows are seconds apart.
     #[must_use]
-    pub fn rate_of(&self, row: &str, other: &str, at: usize) -> Option<f64> {
+    pub(super) fn rate_of(&self, row: &str, other: &str, at: usize) -> Option<f64> {
         self.ratio(row, other, at, |rate| rate.per_second)
     }
 
     /// Returns the same ratio of the 99th percentiles of times.
     #[must_use]
-    pub fn p99_of(&self, row: &str, other: &str, at: usize) -> Option<f64> {
+    pub(super) fn p99_of(&self, row: &str, other: &str, at: usize) -> Option<f64> {
         self.ratio(row, other, at, |rate| rate.p99_ms)
     }
 
@@ -168,7 +168,7 @@ impl Figures {
 ///
 /// # Errors
 /// The site cannot be built, or its links cannot be changed.
-pub fn times(
+pub(super) fn times(
     network: &Network,
     plan: &Plan,
     rows: &[Row],
@@ -233,7 +233,7 @@ fn turn(
 ///
 /// # Errors
 /// The site cannot be built.
-pub fn rates(plan: &Plan, rows: &[Row], figures: &mut Figures, progress: &Progress) -> Result<()> {
+pub(super) fn rates(plan: &Plan, rows: &[Row], figures: &mut Figures, progress: &Progress) -> Result<()> {
     clients::require("wrk")?;
     let site = Site::new()?;
     let rows: Vec<Row> = rows.iter().copied().filter(|row| row.has_rate).collect();
@@ -263,7 +263,7 @@ fn window_rate(site: &Site, row: &Row, connections: u32, window_seconds: u64) ->
 /// Returns the rows whose name contains one of `only`, and the row that all are compared with. A quick run leaves out
 /// the limits unless they are requested.
 #[must_use]
-pub fn chosen(only: &[String], is_quick: bool) -> Vec<Row> {
+pub(super) fn chosen(only: &[String], is_quick: bool) -> Vec<Row> {
     let wanted = |row: &&Row| {
         only.is_empty() && !(is_quick && LIMITS.contains(&row.name))
             || row.name == super::rows::NO_PROXY

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// One set-up of Table I; its values are round-trip times in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub struct Topology {
+pub(super) struct Topology {
     /// Its name in the paper.
     pub name: &'static str,
     /// Client to proxy.
@@ -20,7 +20,7 @@ const fn topology(name: &'static str, cp: f64, ps: f64, cs: f64) -> Topology {
 }
 
 /// Table I. The first three have the proxy on the path, the others beside it.
-pub const TABLE_I: [Topology; 6] = [
+pub(super) const TABLE_I: [Topology; 6] = [
     topology("DOCKER 1", 5.0, 5.0, 10.0),
     topology("DOCKER 2", 5.0, 10.0, 15.0),
     topology("DOCKER 3", 10.0, 5.0, 15.0),
@@ -32,19 +32,19 @@ pub const TABLE_I: [Topology; 6] = [
 impl Topology {
     /// Returns true if the proxy is on the path from the client to the server.
     #[must_use]
-    pub fn is_in_between(&self) -> bool {
+    pub(super) fn is_in_between(&self) -> bool {
         self.client_server_ms >= self.client_proxy_ms + self.proxy_server_ms
     }
 
     /// `5/5/10`.
     #[must_use]
-    pub fn distances(&self) -> String {
+    pub(super) fn distances(&self) -> String {
         format!("{}/{}/{}", self.client_proxy_ms, self.proxy_server_ms, self.client_server_ms)
     }
 
     /// One-way delays of the links client-proxy, proxy-server, client-server.
     #[must_use]
-    pub fn delays(&self) -> [Duration; 3] {
+    pub(super) fn delays(&self) -> [Duration; 3] {
         [self.client_proxy_ms, self.proxy_server_ms, self.client_server_ms]
             .map(|round_trip| Duration::from_secs_f64(round_trip / 2000.0))
     }
@@ -52,7 +52,7 @@ impl Topology {
 
 /// The number of round trips of a request, by link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub struct Model {
+pub(super) struct Model {
     /// Client to server, directly.
     pub client_server: u32,
     /// Client to proxy.
@@ -63,17 +63,17 @@ pub struct Model {
 
 impl Model {
     /// Eq. 6: connect and request.
-    pub const NO_PROXY: Self = Self { client_server: 2, client_proxy: 0, proxy_server: 0 };
+    pub(super) const NO_PROXY: Self = Self { client_server: 2, client_proxy: 0, proxy_server: 0 };
 
     /// Eqs. 7 to 9 with these factors.
     #[must_use]
-    pub const fn proxied(client_proxy: u32, proxy_server: u32) -> Self {
+    pub(super) const fn proxied(client_proxy: u32, proxy_server: u32) -> Self {
         Self { client_server: 0, client_proxy, proxy_server }
     }
 
     /// Returns its time for a topology, without processing, in milliseconds.
     #[must_use]
-    pub fn time_ms(self, topology: &Topology) -> f64 {
+    pub(super) fn time_ms(self, topology: &Topology) -> f64 {
         f64::from(self.client_server) * topology.client_server_ms
             + f64::from(self.client_proxy) * topology.client_proxy_ms
             + f64::from(self.proxy_server) * topology.proxy_server_ms
@@ -81,23 +81,23 @@ impl Model {
 
     /// Returns its time minus that without a proxy, in milliseconds.
     #[must_use]
-    pub fn overhead_ms(self, topology: &Topology) -> f64 {
+    pub(super) fn overhead_ms(self, topology: &Topology) -> f64 {
         self.time_ms(topology) - Self::NO_PROXY.time_ms(topology)
     }
 }
 
 /// Overheads compared with no proxy, in the order of [`TABLE_I`], from the text of Secs. VI-B and VI-C; "" if the
 /// text has none.
-pub type Overheads = [&'static str; 6];
+pub(super) type Overheads = [&'static str; 6];
 
 /// nginx (Figs. 11b, 12b).
-pub const NGINX: Overheads = ["<1", "<1", "<1", "2", "", "21"];
+pub(super) const NGINX: Overheads = ["<1", "<1", "<1", "2", "", "21"];
 /// SOCKS5.
-pub const SOCKS5: Overheads = ["12", "12", "", "5", "", "42"];
+pub(super) const SOCKS5: Overheads = ["12", "12", "", "5", "", "42"];
 /// SOCKS6.
-pub const SOCKS6: Overheads = ["6", "6", "", "4", "", "32"];
+pub(super) const SOCKS6: Overheads = ["6", "6", "", "4", "", "32"];
 /// Without a figure in the paper.
-pub const NONE: Overheads = [""; 6];
+pub(super) const NONE: Overheads = [""; 6];
 
 #[cfg(test)]
 mod tests {

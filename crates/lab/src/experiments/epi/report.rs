@@ -15,7 +15,7 @@ use crate::output::Output;
 
 /// Formats everything as Markdown.
 #[must_use]
-pub fn text(figures: &Figures, plan: &Plan, rows: &[Row], verdicts: &[Verdict]) -> String {
+pub(super) fn text(figures: &Figures, plan: &Plan, rows: &[Row], verdicts: &[Verdict]) -> String {
     let mut text = String::new();
     if !figures.times.is_empty() {
         text += "### Set-up times (Figs. 11 and 12, Eqs. 6 to 9)\n\nMilliseconds from before connect to the end of the answer. Δt is the \
@@ -118,7 +118,7 @@ fn signed(value: Option<f64>) -> String {
 ///
 /// # Errors
 /// A file cannot be written.
-pub fn files(output: &Output, figures: &Figures, plan: &Plan, rows: &[Row]) -> Result<()> {
+pub(super) fn files(output: &Output, figures: &Figures, plan: &Plan, rows: &[Row]) -> Result<()> {
     output.csv(
         "times",
         &["row", "topology", "cp_ms", "ps_ms", "cs_ms", "request", "time_ms"],

@@ -4,7 +4,7 @@ use super::paper::{self, Model, Overheads};
 
 /// A row of the tables.
 #[derive(Debug, Clone, Copy)]
-pub struct Row {
+pub(super) struct Row {
     /// Name in the tables.
     pub name: &'static str,
     /// Name among [`crate::peers`].
@@ -24,34 +24,34 @@ const fn row(name: &'static str, peer: &'static str, model: Model, paper: Overhe
 }
 
 /// The row that all others are compared with.
-pub const NO_PROXY: &str = "no proxy";
+pub(super) const NO_PROXY: &str = "no proxy";
 /// The paper's reverse proxy.
-pub const NGINX: &str = "nginx";
+pub(super) const NGINX: &str = "nginx";
 /// Our reverse proxy.
-pub const OUR_REVERSE: &str = "ours, reverse";
+pub(super) const OUR_REVERSE: &str = "ours, reverse";
 /// Our redirector and proxy, the request in the first flight.
-pub const OUR_SOCKS6_DATA: &str = "ours, SOCKS6 with data";
+pub(super) const OUR_SOCKS6_DATA: &str = "ours, SOCKS6 with data";
 /// Our redirector and proxy, as the paper's SOCKS6.
-pub const OUR_SOCKS6: &str = "ours, SOCKS6";
+pub(super) const OUR_SOCKS6: &str = "ours, SOCKS6";
 /// Our redirector and far side, joined by a QUIC connection that is open before the first request.
-pub const OUR_TUNNEL: &str = "ours, tunnel";
+pub(super) const OUR_TUNNEL: &str = "ours, tunnel";
 /// The same if UDP is blocked.
-pub const OUR_TUNNEL_TLS: &str = "ours, tunnel over TLS";
+pub(super) const OUR_TUNNEL_TLS: &str = "ours, tunnel over TLS";
 /// The kernel path: the kernel rewrites addresses.
-pub const OUR_KERNEL_PATH: &str = "ours, kernel path";
+pub(super) const OUR_KERNEL_PATH: &str = "ours, kernel path";
 /// The paper's redirector and proxy.
-pub const SOCKSX: [&str; 2] = ["socksx SOCKS5", "socksx SOCKS6"];
+pub(super) const SOCKSX: [&str; 2] = ["socksx SOCKS5", "socksx SOCKS6"];
 /// dante behind Debian's redirector, redsocks.
-pub const DANTE_PAIR: &str = "redsocks and dante";
+pub(super) const DANTE_PAIR: &str = "redsocks and dante";
 /// Relays that open one connection to the server for each of the client's.
-pub const RELAYS: [&str; 3] = ["nginx stream", "HAProxy", "HAProxy splice"];
+pub(super) const RELAYS: [&str; 3] = ["nginx stream", "HAProxy", "HAProxy splice"];
 
 /// The limits: the smallest programs that could do the same, and the kernel alone. No relay can be cheaper. In this
 /// order: the limit of our reverse proxy, of our redirector with its proxy, and of our kernel path.
-pub const LIMITS: [&str; 3] = ["limit: bare relay", "limit: bare pair", "limit: nft DNAT"];
+pub(super) const LIMITS: [&str; 3] = ["limit: bare relay", "limit: bare pair", "limit: nft DNAT"];
 
 /// The rows in the order of the tables.
-pub const ROWS: &[Row] = &[
+pub(super) const ROWS: &[Row] = &[
     row(NO_PROXY, "direct", Model::NO_PROXY, paper::NONE),
     row(NGINX, "nginx http, close", Model::proxied(2, 2), paper::NGINX),
     Row {

@@ -80,7 +80,7 @@ const PARAMETERS: [Parameter; 6] = [
 /// Formats the table in Markdown. The figures of this run set those of our ticks that it shows; commands show the
 /// others.
 #[must_use]
-pub fn render(figures: &Figures, plan: &Plan, verdicts: &[Verdict]) -> String {
+pub(super) fn render(figures: &Figures, plan: &Plan, verdicts: &[Verdict]) -> String {
     let mut text = String::from(
         "| parameter | NGINX | SOCKS5 | SOCKS6 | ours | shown by |\n|---|---|---|---|---|---|\n",
     );

@@ -80,7 +80,7 @@ fn p99_ms(sample: &Sample) -> Option<f64> {
 
 /// Returns all bars with both rows requested in this run.
 #[must_use]
-pub fn judge(samples: &Samples, part: Part) -> Vec<Bar> {
+pub(super) fn judge(samples: &Samples, part: Part) -> Vec<Bar> {
     let in_part = |wanted: &&Wanted| Cell::of(part, false).any(|cell| cell.name == wanted.cell);
     WANTED.iter().filter(in_part).filter_map(|wanted| wanted.judge(samples)).collect()
 }
@@ -126,7 +126,7 @@ impl Wanted {
 }
 
 /// The table of a part.
-pub fn figures(text: &mut String, samples: &Samples, part: Part) {
+pub(super) fn figures(text: &mut String, samples: &Samples, part: Part) {
     let cells: Vec<&Cell> = Cell::of(part, false)
         .filter(|cell| Row::of(part, false).any(|row| samples.spread(cell.name, row.name, rate).is_some()))
         .collect();

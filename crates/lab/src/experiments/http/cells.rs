@@ -7,7 +7,7 @@ use crate::load::Work;
 /// A part of the experiment; each has a table of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Part {
+pub(super) enum Part {
     /// Answers from the cache.
     Hit,
     /// Answers that may not be stored.
@@ -22,11 +22,11 @@ pub enum Part {
 
 impl Part {
     /// All parts, in the order of the report.
-    pub const ALL: [Self; 5] = [Self::Hit, Self::Miss, Self::Tunnel, Self::Tls, Self::Records];
+    pub(super) const ALL: [Self; 5] = [Self::Hit, Self::Miss, Self::Tunnel, Self::Tls, Self::Records];
 
     /// Its name for `--part`.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Hit => "hit",
             Self::Miss => "miss",
@@ -38,7 +38,7 @@ impl Part {
 
     /// Returns the heading of its table.
     #[must_use]
-    pub const fn title(self) -> &'static str {
+    pub(super) const fn title(self) -> &'static str {
         match self {
             Self::Hit => "Answers from the cache",
             Self::Miss => "Answers that may not be stored (`no-store`)",
@@ -51,7 +51,7 @@ impl Part {
 
 /// One column.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Cell {
+pub(super) struct Cell {
     /// Heading, and the key of the results.
     pub name: &'static str,
     /// The table it stands in.
@@ -75,7 +75,7 @@ const fn long(cell: Cell) -> Cell {
 }
 
 /// Every column.
-pub static CELLS: &[Cell] = &[
+pub(super) static CELLS: &[Cell] = &[
     cell("hit 1 KB", Part::Hit, Work::KeepAlive, 32, "/hit/1k"),
     long(cell("hit 100 KB", Part::Hit, Work::KeepAlive, 32, "/hit/100k")),
     cell("hit 10 MB", Part::Hit, Work::Bulk, 4, "/hit/10m"),
@@ -95,13 +95,13 @@ pub static CELLS: &[Cell] = &[
 
 impl Cell {
     /// The columns of a part.
-    pub fn of(part: Part, quick: bool) -> impl Iterator<Item = &'static Self> {
+    pub(super) fn of(part: Part, quick: bool) -> impl Iterator<Item = &'static Self> {
         CELLS.iter().filter(move |cell| cell.part == part && (cell.is_quick || !quick))
     }
 
     /// Returns true if a cache answers without the origin.
     #[must_use]
-    pub fn is_hit(&self) -> bool {
+    pub(super) fn is_hit(&self) -> bool {
         self.path.starts_with("/hit/")
     }
 }

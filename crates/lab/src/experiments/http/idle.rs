@@ -38,7 +38,7 @@ impl Held {
 }
 
 /// Measures, writes the table and returns the bar.
-pub fn run(scene: &Scene<'_>, connections: u32, text: &mut String) -> Vec<Bar> {
+pub(super) fn run(scene: &Scene<'_>, connections: u32, text: &mut String) -> Vec<Bar> {
     let _ = writeln!(
         text,
         "### Memory of idle connections\n\n{connections} intercepted TLS connections to one host. Each had one answer from the cache, \

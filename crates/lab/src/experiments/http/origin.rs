@@ -14,9 +14,9 @@ use crate::service::Service;
 use crate::site::{ORIGIN_NAME, Site};
 
 /// Port in clear.
-pub const PORT: u16 = 8480;
+pub(super) const PORT: u16 = 8480;
 /// Port of TLS: the default port of interceptors.
-pub const TLS_PORT: u16 = 443;
+pub(super) const TLS_PORT: u16 = 443;
 const STATUS_PORT: u16 = 8481;
 /// Time limit for the origin's counters.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ const FILES: &[(&str, usize)] = &[
 
 /// The origin, and the authority of its certificate.
 #[derive(Debug)]
-pub struct Origin {
+pub(super) struct Origin {
     service: Service,
     /// Certificate of an authority: it signed the origin's, and signs for the peers that intercept.
     pub authority: PathBuf,
@@ -47,7 +47,7 @@ impl Origin {
     ///
     /// # Errors
     /// openssl or nginx is missing, or a file cannot be written.
-    pub fn start(site: &Site) -> Result<Self> {
+    pub(super) fn start(site: &Site) -> Result<Self> {
         let directory = site.directory.path();
         let root = directory.join("web");
         for folder in ["hit", "miss"] {
@@ -80,7 +80,7 @@ impl Origin {
     ///
     /// # Errors
     /// It does not answer.
-    pub fn requests(&self, site: &Site) -> Result<u64> {
+    pub(super) fn requests(&self, site: &Site) -> Result<u64> {
         let text = site.server.enter(|| {
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, STATUS_PORT));
             let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
@@ -97,7 +97,7 @@ impl Origin {
     }
 
     /// Returns true if it still runs.
-    pub fn is_running(&mut self) -> bool {
+    pub(super) fn is_running(&mut self) -> bool {
         self.service.is_running()
     }
 }

@@ -20,7 +20,7 @@ const OBJECT_BYTES: u64 = 32 << 20;
 const MEMORY_BYTES: u64 = 256 << 20;
 
 /// nginx with `proxy_cache`: files in the page cache, connections to the origin kept.
-pub fn nginx(scene: &Scene<'_>) -> Started {
+pub(super) fn nginx(scene: &Scene<'_>) -> Started {
     let (listen, directory) =
         (scene.site.proxy_address(PROXY_PORT), scene.site.directory.path().display().to_string());
     let origin = origin_address(scene);
@@ -49,14 +49,14 @@ http {{
 }
 
 /// The limit: the smallest program that passes bytes on, without HTTP.
-pub fn limit(scene: &Scene<'_>) -> Started {
+pub(super) fn limit(scene: &Scene<'_>) -> Started {
     let site = scene.site;
     let origin = SocketAddr::from((site.proxy_server.b.v4, origin::PORT));
     Ok(vec![bare::between(site, site.proxy_address(PROXY_PORT), origin)?])
 }
 
 /// HAProxy with its cache in memory, one thread.
-pub fn haproxy(scene: &Scene<'_>) -> Started {
+pub(super) fn haproxy(scene: &Scene<'_>) -> Started {
     let (listen, origin) = (scene.site.proxy_address(PROXY_PORT), origin_address(scene));
     let config = format!(
         "global
@@ -84,7 +84,7 @@ listen web
 }
 
 /// Varnish, storage in memory.
-pub fn varnish(scene: &Scene<'_>) -> Started {
+pub(super) fn varnish(scene: &Scene<'_>) -> Started {
     let site = scene.site;
     installed("varnishd")?;
     let directory = site.directory.path();
@@ -96,7 +96,7 @@ pub fn varnish(scene: &Scene<'_>) -> Started {
 }
 
 /// Traffic Server, one thread, answers from its memory.
-pub fn traffic_server(scene: &Scene<'_>) -> Started {
+pub(super) fn traffic_server(scene: &Scene<'_>) -> Started {
     let site = scene.site;
     installed("traffic_server")?;
     let home = fresh_folder(scene, "traffic-server")?;
@@ -152,13 +152,13 @@ fn traffic_server_records() -> String {
 }
 
 /// Squid: `-N`, memory only.
-pub fn squid(scene: &Scene<'_>) -> Started {
+pub(super) fn squid(scene: &Scene<'_>) -> Started {
     start_squid(scene, &squid_program()?, "", "")
 }
 
 /// Squid that intercepts TLS: it peeks at the hello, then bumps; two helper processes make the leaf certificates,
 /// which are cached.
-pub fn squid_bumping(scene: &Scene<'_>) -> Started {
+pub(super) fn squid_bumping(scene: &Scene<'_>) -> Started {
     let program = squid_program()?;
     let maker = program.ancestors().nth(2).map(|usr| usr.join("lib/squid/security_file_certgen"));
     let absent = || Unavailable::Absent("Squid with OpenSSL is not there; bench/peers.sh unpacks it".into());
@@ -224,7 +224,7 @@ fn start_squid(scene: &Scene<'_>, program: &Path, port_options: &str, more: &str
 }
 
 /// mitmdump without HTTP/2 and without output.
-pub fn mitmproxy(scene: &Scene<'_>) -> Started {
+pub(super) fn mitmproxy(scene: &Scene<'_>) -> Started {
     installed("mitmdump")?;
     let site = scene.site;
     let home = fresh_folder(scene, "mitmproxy")?;
@@ -240,23 +240,23 @@ pub fn mitmproxy(scene: &Scene<'_>) -> Started {
 }
 
 /// Ours as a forward proxy with a cache.
-pub fn ours(scene: &Scene<'_>) -> Started {
+pub(super) fn ours(scene: &Scene<'_>) -> Started {
     Listener { keys: &our_cache(), ..Listener::PLAIN }.start(scene)
 }
 
 /// Ours as a forward proxy without one.
-pub fn ours_without_cache(scene: &Scene<'_>) -> Started {
+pub(super) fn ours_without_cache(scene: &Scene<'_>) -> Started {
     Listener::PLAIN.start(scene)
 }
 
 /// Ours as a reverse proxy of the origin, with a cache.
-pub fn ours_for_origin(scene: &Scene<'_>) -> Started {
+pub(super) fn ours_for_origin(scene: &Scene<'_>) -> Started {
     let keys = format!("to = \"{}\"\n{}", origin_address(scene), our_cache());
     Listener { keys: &keys, ..Listener::PLAIN }.start(scene)
 }
 
 /// Ours, intercepting TLS, with a cache.
-pub fn ours_opening(scene: &Scene<'_>) -> Started {
+pub(super) fn ours_opening(scene: &Scene<'_>) -> Started {
     let authority = scene.site.directory.path().join("our-ca");
     if !authority.is_dir() {
         let mut command = std::process::Command::new(ours::program()?);
@@ -276,7 +276,7 @@ fn our_cache() -> String {
 }
 
 /// Ours with one `http` listener.
-pub struct Listener<'a> {
+pub(super) struct Listener<'a> {
     /// Further keys of the listener.
     pub keys: &'a str,
     /// Further tables.
@@ -290,7 +290,7 @@ impl Listener<'_> {
     const PLAIN: Self = Self { keys: "", tables: "", rule: "carrier = \"direct\"" };
 
     /// Starts it.
-    pub fn start(&self, scene: &Scene<'_>) -> Started {
+    pub(super) fn start(&self, scene: &Scene<'_>) -> Started {
         let Self { keys, tables, rule } = self;
         let (listen, rule) = (scene.site.proxy_address(PROXY_PORT), ours::rule(rule));
         let config = format!("{tables}[[listen]]\nkind = \"http\"\naddress = \"{listen}\"\n{keys}{rule}");

@@ -18,7 +18,7 @@ const RATE_AT_LEAST: f64 = 0.95;
 const P99_AT_MOST: f64 = 1.2;
 
 /// Measures, writes the table and returns the bars.
-pub fn run(site: &Site, options: &Options, text: &mut String, progress: &Progress) -> Vec<Bar> {
+pub(super) fn run(site: &Site, options: &Options, text: &mut String, progress: &Progress) -> Vec<Bar> {
     let mut results = Results::new(Machine::probe(), options.rounds(), options.timing());
     relay::measure_cell(site, NEW, RECORDED, None, &mut results, progress);
     let _ = writeln!(

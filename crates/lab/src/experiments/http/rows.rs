@@ -11,11 +11,11 @@ use crate::service::Service;
 use crate::site::{ORIGIN_NAME, Records, Site};
 
 /// Port of every measured program.
-pub const PROXY_PORT: u16 = 9080;
+pub(super) const PROXY_PORT: u16 = 9080;
 
 /// The network: hosts, links, origin.
 #[derive(Debug)]
-pub struct Scene<'s> {
+pub(super) struct Scene<'s> {
     /// Hosts and links.
     pub site: &'s Site,
     /// The origin of the requested content.
@@ -24,7 +24,7 @@ pub struct Scene<'s> {
 
 /// How clients send requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ask {
+pub(super) enum Ask {
     /// The origin itself, over the direct link.
     Direct,
     /// A reverse proxy of the origin.
@@ -35,7 +35,7 @@ pub enum Ask {
 
 /// One program in one role.
 #[derive(Debug)]
-pub struct Row {
+pub(super) struct Row {
     /// Name in tables and for `--only`.
     pub name: &'static str,
     /// Whether it is Sidetrack.
@@ -56,7 +56,7 @@ const CACHING: &[Part] = &[Part::Hit, Part::Miss];
 const COMPARED: &[Part] = &[Part::Hit, Part::Miss, Part::Records];
 
 /// Returns all rows, in the order of the tables.
-pub static ROWS: &[Row] = &[
+pub(super) static ROWS: &[Row] = &[
     Row { caches: false, ..row("direct", &Part::ALL, Ask::Direct, |_| Ok(Vec::new())) },
     Row {
         caches: false,
@@ -107,25 +107,25 @@ const fn ours(
 
 impl Row {
     /// Returns the rows of a part.
-    pub fn of(part: Part, quick: bool) -> impl Iterator<Item = &'static Self> {
+    pub(super) fn of(part: Part, quick: bool) -> impl Iterator<Item = &'static Self> {
         ROWS.iter().filter(move |row| row.parts.contains(&part) && (row.is_quick || !quick))
     }
 
     /// Returns the row of this name.
     #[must_use]
-    pub fn named(name: &str) -> Option<&'static Self> {
+    pub(super) fn named(name: &str) -> Option<&'static Self> {
         ROWS.iter().find(|row| row.name == name)
     }
 
     /// Returns true if a column's requests must reach the origin.
     #[must_use]
-    pub fn asks_origin(&self, cell: &Cell) -> bool {
+    pub(super) fn asks_origin(&self, cell: &Cell) -> bool {
         !self.caches || !cell.is_hit()
     }
 
     /// Returns the job of the load generator.
     #[must_use]
-    pub fn load(&self, scene: &Scene<'_>, cell: &Cell) -> Spec {
+    pub(super) fn load(&self, scene: &Scene<'_>, cell: &Cell) -> Spec {
         let tls = cell.part == Part::Tls;
         let port = if tls { origin::TLS_PORT } else { origin::PORT };
         let destination = SocketAddr::from((scene.site.proxy_server.b.v4, port));

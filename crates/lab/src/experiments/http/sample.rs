@@ -27,7 +27,7 @@ const ASKED_SHARE_LEAST: f64 = 0.5;
 
 /// The measurement.
 #[derive(Debug, Clone, Serialize)]
-pub struct Sample {
+pub(super) struct Sample {
     /// The client's report.
     pub report: Report,
     /// CPU time of the programs in the window, in nanoseconds; `None` without a program.
@@ -39,13 +39,13 @@ pub struct Sample {
 impl Sample {
     /// Returns answers per second.
     #[must_use]
-    pub fn rate(&self) -> f64 {
+    pub(super) fn rate(&self) -> f64 {
         self.report.rate()
     }
 
     /// Returns microseconds of CPU per answer.
     #[must_use]
-    pub fn cpu_us(&self) -> Option<f64> {
+    pub(super) fn cpu_us(&self) -> Option<f64> {
         let answers = self.report.requests as f64;
         (answers > 0.0).then_some(self.cpu_ns? as f64 / 1e3 / answers)
     }
@@ -54,7 +54,7 @@ impl Sample {
 /// Takes one sample.
 ///
 /// # Errors The program is absent, ended, or did something else than the column requires.
-pub fn take(scene: &Scene<'_>, row: &Row, cell: &Cell, timing: Timing) -> Result<Sample, Unavailable> {
+pub(super) fn take(scene: &Scene<'_>, row: &Row, cell: &Cell, timing: Timing) -> Result<Sample, Unavailable> {
     let mut services = (row.start)(scene)?;
     let spec = crate::load::Spec {
         warmup_ms: timing.warmup_ms,
@@ -109,7 +109,7 @@ fn check(report: &Report, asked: u64, row: &Row, cell: &Cell) -> anyhow::Result<
 
 /// All samples of a run, by column and row.
 #[derive(Debug, Default, Serialize)]
-pub struct Samples {
+pub(super) struct Samples {
     taken: BTreeMap<&'static str, BTreeMap<&'static str, BTreeMap<u32, Sample>>>,
     missing: BTreeMap<&'static str, BTreeMap<&'static str, String>>,
     /// Samples dropped because other work took too much of the CPU.
@@ -118,12 +118,12 @@ pub struct Samples {
 
 impl Samples {
     /// Adds one.
-    pub fn add(&mut self, cell: &Cell, row: &Row, round: u32, sample: Sample) {
+    pub(super) fn add(&mut self, cell: &Cell, row: &Row, round: u32, sample: Sample) {
         self.taken.entry(cell.name).or_default().entry(row.name).or_default().insert(round, sample);
     }
 
     /// Notes that a row has no figures in a column, and why.
-    pub fn miss(&mut self, cell: &Cell, row: &Row, reason: &Unavailable) -> String {
+    pub(super) fn miss(&mut self, cell: &Cell, row: &Row, reason: &Unavailable) -> String {
         let reason = reason.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
         let line = format!("{}, {}: {reason}", row.name, cell.name);
         self.missing.entry(cell.name).or_default().insert(row.name, reason);
@@ -132,19 +132,24 @@ impl Samples {
 
     /// Returns why a row has no figures in a column.
     #[must_use]
-    pub fn why_missing(&self, cell: &str, row: &str) -> Option<&str> {
+    pub(super) fn why_missing(&self, cell: &str, row: &str) -> Option<&str> {
         self.missing.get(cell)?.get(row).map(String::as_str)
     }
 
     /// Returns a value over all rounds.
     #[must_use]
-    pub fn spread(&self, cell: &str, row: &str, value: impl Fn(&Sample) -> Option<f64>) -> Option<Spread> {
+    pub(super) fn spread(
+        &self,
+        cell: &str,
+        row: &str,
+        value: impl Fn(&Sample) -> Option<f64>,
+    ) -> Option<Spread> {
         Spread::of(self.taken.get(cell)?.get(row)?.values().filter_map(value).collect())
     }
 
     /// Returns the ratio of two rows, taken within each round.
     #[must_use]
-    pub fn ratio(
+    pub(super) fn ratio(
         &self,
         cell: &str,
         (ours, theirs): (&str, &str),

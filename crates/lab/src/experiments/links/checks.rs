@@ -15,7 +15,7 @@ const RTT_BAR_MS: f64 = 0.2;
 const DEVIATIONS: f64 = 3.0;
 
 /// The two ends of a link and the link.
-pub struct Ends<'e> {
+pub(super) struct Ends<'e> {
     pub a: &'e Node,
     pub b: &'e Node,
     pub wire: &'e Wire,
@@ -24,7 +24,7 @@ pub struct Ends<'e> {
 }
 
 /// The result of a check.
-pub struct Found {
+pub(super) struct Found {
     pub value: f64,
     pub tolerance: f64,
     pub remark: String,
@@ -33,7 +33,7 @@ pub struct Found {
 }
 
 /// One row.
-pub struct Check {
+pub(super) struct Check {
     pub name: &'static str,
     pub unit: &'static str,
     pub nominal: f64,
@@ -55,7 +55,7 @@ const fn check(
 }
 
 /// The checks in the order of the table. Conditions hold in both directions; streams go forth.
-pub const CHECKS: &[Check] = &[
+pub(super) const CHECKS: &[Check] = &[
     check("round trip, 0.5 ms each way", 1.0, "ms", true, || Conditions::delayed(MS / 2), round_trip),
     check("round trip, 2.5 ms each way", 5.0, "ms", true, || Conditions::delayed(MS * 5 / 2), round_trip),
     check("round trip, 5 ms each way", 10.0, "ms", true, || Conditions::delayed(5 * MS), round_trip),

@@ -28,7 +28,7 @@ const IDLE_KBIT: f64 = 64.0;
 
 /// One bar and its result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Verdict {
+pub(super) struct Verdict {
     /// The text of the bar.
     pub bar: String,
     /// The measured figure.
@@ -41,7 +41,7 @@ pub struct Verdict {
 
 impl Verdict {
     /// Returns true if the run fails because of it.
-    pub fn fails(&self) -> bool {
+    pub(super) fn fails(&self) -> bool {
         !self.holds && !self.is_stretch
     }
 }
@@ -55,7 +55,7 @@ fn at_most(bar: String, reached: f64, bound: f64) -> Verdict {
 }
 
 /// Returns all bars of the measured parts.
-pub fn judge(figures: &Figures) -> Vec<Verdict> {
+pub(super) fn judge(figures: &Figures) -> Vec<Verdict> {
     let mut verdicts = floods(figures);
     verdicts.extend(delays(figures));
     let copy = |loss: f64| {

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The way of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub(super) enum Way {
     /// Plain TCP along the three hops with this congestion control.
     Plain(&'static str),
     /// Over the overlay; the application's socket has the system's defaults.
@@ -32,10 +32,10 @@ pub enum Way {
 
 impl Way {
     /// All ways, in the order of the tables.
-    pub const ALL: [Self; 3] = [Self::Plain("cubic"), Self::Plain("bbr"), Self::Overlay];
+    pub(super) const ALL: [Self; 3] = [Self::Plain("cubic"), Self::Plain("bbr"), Self::Overlay];
 
     /// Returns its name in the tables.
-    pub fn name(self) -> String {
+    pub(super) fn name(self) -> String {
         match self {
             Self::Plain(congestion) => format!("TCP {congestion}"),
             Self::Overlay => "ours".to_owned(),
@@ -45,7 +45,7 @@ impl Way {
     }
 
     /// Returns the destination address.
-    pub const fn address(self) -> Ipv4Addr {
+    pub(super) const fn address(self) -> Ipv4Addr {
         match self {
             Self::Plain(_) => PLAIN,
             Self::Overlay => TARGET,
@@ -54,7 +54,7 @@ impl Way {
     }
 
     /// The server's port; 0: any.
-    pub const fn port(self) -> u16 {
+    pub(super) const fn port(self) -> u16 {
         match self {
             Self::Packets(LinkKind::Reliable) => PACKETS_RELIABLE,
             Self::Packets(LinkKind::BestEffort) => PACKETS_BEST_EFFORT,
@@ -64,7 +64,7 @@ impl Way {
 }
 
 /// An open flow: the application's end and the server's.
-pub struct Ends {
+pub(super) struct Ends {
     /// At the source.
     pub near: TcpStream,
     /// At the target.
@@ -74,7 +74,7 @@ pub struct Ends {
 /// Opens a flow.
 ///
 /// # Errors The connection fails, or the congestion control is not available.
-pub fn open(scene: &Scene, way: Way) -> Result<Ends> {
+pub(super) fn open(scene: &Scene, way: Way) -> Result<Ends> {
     if let Way::Plain(congestion) = way {
         scene.route_plain(congestion)?;
     }
@@ -123,7 +123,7 @@ fn flooder(mut near: TcpStream) -> JoinHandle<()> {
 
 /// The result of a flood in its window.
 #[derive(Debug, Clone, Copy)]
-pub struct Flood {
+pub(super) struct Flood {
     /// Application bytes in the window, as Mb/s.
     pub mbit: f64,
     /// CPU time of the nodes in the window, in seconds per delivered GB.
@@ -134,7 +134,7 @@ pub struct Flood {
 ///
 /// # Errors
 /// The flow breaks.
-pub fn flood(scene: &Scene, way: Way, warm: Duration, window: Duration) -> Result<Flood> {
+pub(super) fn flood(scene: &Scene, way: Way, warm: Duration, window: Duration) -> Result<Flood> {
     let Ends { near, mut far } = open(scene, way)?;
     let writer = flooder(near.try_clone()?);
     let mut buffer = vec![0; 262_144];
@@ -157,7 +157,7 @@ pub fn flood(scene: &Scene, way: Way, warm: Duration, window: Duration) -> Resul
 ///
 /// # Errors
 /// A flow breaks.
-pub fn overload(scene: &Scene, flows: usize, duration: Duration) -> Result<f64> {
+pub(super) fn overload(scene: &Scene, flows: usize, duration: Duration) -> Result<f64> {
     let ends: Vec<_> = (0..flows).map(|_| open(scene, Way::Overlay)).collect::<Result<_>>()?;
     let writers: Vec<_> =
         ends.iter().map(|ends| Ok(flooder(ends.near.try_clone()?))).collect::<Result<_>>()?;
@@ -198,7 +198,7 @@ fn read_some(far: &mut TcpStream, buffer: &mut [u8]) -> Result<usize> {
 ///
 /// # Errors
 /// The flow breaks.
-pub fn messages(scene: &Scene, way: Way, warm: usize, count: usize) -> Result<Vec<f64>> {
+pub(super) fn messages(scene: &Scene, way: Way, warm: usize, count: usize) -> Result<Vec<f64>> {
     let Ends { near, mut far } = open(scene, way)?;
     let epoch = Instant::now();
     let stop = AtomicBool::new(false);
@@ -218,7 +218,7 @@ pub fn messages(scene: &Scene, way: Way, warm: usize, count: usize) -> Result<Ve
 ///
 /// # Errors
 /// A flow breaks.
-pub fn messages_beside(scene: &Scene, way: Way, warm: usize, count: usize) -> Result<Vec<f64>> {
+pub(super) fn messages_beside(scene: &Scene, way: Way, warm: usize, count: usize) -> Result<Vec<f64>> {
     let Ends { near, mut far } = open(scene, way)?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -269,7 +269,7 @@ fn read_messages(far: &mut TcpStream, epoch: Instant, count: usize) -> Result<Ve
 /// observed for `watch`.
 ///
 /// # Errors The flow ends, or makes no progress for 30 s.
-pub fn stall(
+pub(super) fn stall(
     scene: &mut Scene,
     warm: Duration,
     watch: Duration,

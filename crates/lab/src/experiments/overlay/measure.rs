@@ -14,14 +14,14 @@ use crate::progress::Progress;
 use crate::statistics::percentile;
 
 /// Losses on the middle link of three, in percent.
-pub const LOSSES: [f64; 3] = [0.5, 2.0, 5.0];
+pub(super) const LOSSES: [f64; 3] = [0.5, 2.0, 5.0];
 /// Loss of the delay rows, percent.
-pub const DELAY_LOSS: f64 = 1.0;
+pub(super) const DELAY_LOSS: f64 = 1.0;
 /// Loss of the scp rows, percent, as in Seamless Overlays.
-pub const SCP_LOSS: f64 = 0.5;
+pub(super) const SCP_LOSS: f64 = 0.5;
 
 /// Loss on the one fast hop, percent.
-pub const FAST_LOSS: f64 = 0.5;
+pub(super) const FAST_LOSS: f64 = 0.5;
 /// Number of flows that overload the path together.
 const OVERLOADING: usize = 4;
 
@@ -30,7 +30,7 @@ const SETTLED: Duration = Duration::from_secs(3);
 
 /// The amount of measurement.
 #[derive(Debug, Clone, Serialize)]
-pub struct Plan {
+pub(super) struct Plan {
     /// All rows of the tables; otherwise only those of the bars and what they are compared with.
     pub is_full: bool,
     /// Interleaved rounds of the flood.
@@ -53,7 +53,7 @@ pub struct Plan {
 
 impl Plan {
     /// Within 90 seconds.
-    pub fn quick() -> Self {
+    pub(super) fn quick() -> Self {
         Self {
             is_full: false,
             rounds: 1,
@@ -68,7 +68,7 @@ impl Plan {
     }
 
     /// Some minutes.
-    pub fn full() -> Self {
+    pub(super) fn full() -> Self {
         Self {
             is_full: true,
             rounds: 3,
@@ -85,7 +85,7 @@ impl Plan {
 
 /// Floods of one way at one loss.
 #[derive(Debug, Clone, Serialize)]
-pub struct FloodRow {
+pub(super) struct FloodRow {
     /// [`Way::name`].
     pub way: String,
     /// Percent.
@@ -98,7 +98,7 @@ pub struct FloodRow {
 
 /// Delays of one way at one loss.
 #[derive(Debug, Clone, Serialize)]
-pub struct DelayRow {
+pub(super) struct DelayRow {
     /// [`Way::name`].
     pub way: String,
     /// Percent.
@@ -109,7 +109,7 @@ pub struct DelayRow {
 
 /// Copies of one way at one loss.
 #[derive(Debug, Clone, Serialize)]
-pub struct CopyRow {
+pub(super) struct CopyRow {
     /// [`Way::name`].
     pub way: String,
     /// Percent.
@@ -120,7 +120,7 @@ pub struct CopyRow {
 
 /// All measurements.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Figures {
+pub(super) struct Figures {
     /// Floods over three hops.
     pub floods: Vec<FloodRow>,
     /// Floods over one hop of 30 ms and 500 Mb/s.
@@ -146,7 +146,7 @@ pub struct Figures {
 }
 
 /// Measures idle links.
-pub fn idle(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
+pub(super) fn idle(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
     progress.say("idle links");
     // Waits until the traffic of a link's start is over: spare connections, and trials of datagram sizes.
     std::thread::sleep(SETTLED);
@@ -161,7 +161,7 @@ pub fn idle(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progre
 ///
 /// # Errors
 /// A flow breaks.
-pub fn flood(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
+pub(super) fn flood(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
     let lost = scene.links_lost();
     progress.say("overload");
     let mbit = flow::overload(scene, OVERLOADING, Duration::from_millis(plan.warm_ms + plan.window_ms))?;
@@ -179,7 +179,7 @@ pub fn flood(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progr
 ///
 /// # Errors
 /// A flow breaks.
-pub fn packets(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
+pub(super) fn packets(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
     scene.wait_for_packets()?;
     let ways = [LinkKind::Reliable, LinkKind::BestEffort].map(Way::Packets);
     figures.floods.extend(floods(scene, plan, &ways, 0.0, progress)?);
@@ -190,7 +190,7 @@ pub fn packets(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Pro
 ///
 /// # Errors
 /// A flow breaks.
-pub fn fast(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
+pub(super) fn fast(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
     let ways: &[Way] = if plan.is_full { &Way::ALL } else { &Way::ALL[1..] };
     figures.fast = floods(scene, plan, ways, FAST_LOSS, progress)?;
     Ok(())
@@ -220,7 +220,7 @@ fn floods(scene: &Scene, plan: &Plan, ways: &[Way], loss: f64, progress: &Progre
 ///
 /// # Errors
 /// A flow breaks.
-pub fn delay(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
+pub(super) fn delay(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
     let packets = [LinkKind::Reliable, LinkKind::BestEffort].map(Way::Packets);
     let mut rows = vec![
         (Way::Overlay, 0.0),
@@ -260,7 +260,7 @@ fn delay_row(way: String, loss: f64, delays: &[f64]) -> DelayRow {
 ///
 /// # Errors
 /// A copy fails.
-pub fn scp(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
+pub(super) fn scp(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
     let copies = Copies::new(scene)?;
     let mut rows = vec![
         (Copied::Payload, 0.0),
@@ -284,7 +284,12 @@ pub fn scp(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progres
 }
 
 /// Kills a relay during a transfer, then cuts a link, repeatedly.
-pub fn failure(scene: &mut Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
+pub(super) fn failure(
+    scene: &mut Scene,
+    plan: &Plan,
+    figures: &mut Figures,
+    progress: &Progress,
+) -> Result<()> {
     let (warm, watch) = (Duration::from_millis(plan.warm_ms), Duration::from_millis(1500));
     for round in 0..plan.failures {
         progress.say(&format!("failure {} of {}", round + 1, plan.failures));

@@ -19,7 +19,7 @@ const SEED: [(&str, f64, f64); 3] = [
 ];
 
 /// Formats everything as Markdown.
-pub fn text(results: &Results) -> String {
+pub(super) fn text(results: &Results) -> String {
     let mut text = heading(results);
     let figures = &results.figures;
     seed(&mut text, figures);
@@ -180,7 +180,7 @@ fn wide(text: &mut String, figures: &Figures) {
 ///
 /// # Errors
 /// The files cannot be written.
-pub fn files(output: &Output, figures: &Figures) -> Result<()> {
+pub(super) fn files(output: &Output, figures: &Figures) -> Result<()> {
     for (name, rows) in [("flood", &figures.floods), ("fast", &figures.fast)] {
         let row = |row: &FloodRow| {
             let cpu = cell(median(&row.cpu_s_per_gb));

@@ -18,15 +18,15 @@ use crate::service::Service;
 use crate::topology::{self, Link, Node};
 
 /// The target's address for flows over the overlay.
-pub const TARGET: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
+pub(super) const TARGET: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 /// The target's address for plain TCP.
-pub const PLAIN: Ipv4Addr = Ipv4Addr::new(10, 99, 1, 1);
+pub(super) const PLAIN: Ipv4Addr = Ipv4Addr::new(10, 99, 1, 1);
 /// The target's address for packets that are caught whole.
-pub const PACKETS: Ipv4Addr = Ipv4Addr::new(10, 99, 2, 1);
+pub(super) const PACKETS: Ipv4Addr = Ipv4Addr::new(10, 99, 2, 1);
 /// The port for packets on one kind of links; see [`PACKETS`].
-pub const PACKETS_RELIABLE: u16 = 5201;
+pub(super) const PACKETS_RELIABLE: u16 = 5201;
 /// The port for packets on one kind of links; see [`PACKETS`].
-pub const PACKETS_BEST_EFFORT: u16 = 5202;
+pub(super) const PACKETS_BEST_EFFORT: u16 = 5202;
 /// Port of the overlay nodes.
 const PORT: u16 = 8100;
 /// Port of our listener at the source.
@@ -43,7 +43,7 @@ struct Hosts {
 }
 
 /// The hosts, links and nodes.
-pub struct Scene {
+pub(super) struct Scene {
     shape: &'static Shape,
     network: Network,
     nodes: Vec<Node>,
@@ -62,7 +62,7 @@ impl Scene {
     /// Builds everything; returns when the overlay has a path.
     ///
     /// # Errors Not root, or our program is not built beside the lab.
-    pub fn new(shape: &'static Shape, kind: Kind, seed: u64) -> Result<Self> {
+    pub(super) fn new(shape: &'static Shape, kind: Kind, seed: u64) -> Result<Self> {
         let launcher = launch::launcher()?;
         let program = ours::program().map_err(Unavailable::into_error)?;
         let network = Network::new(kind, &launcher, seed)?;
@@ -94,35 +94,35 @@ impl Scene {
     }
 
     /// Returns the network of the links.
-    pub fn network(&self) -> &Network {
+    pub(super) fn network(&self) -> &Network {
         &self.network
     }
 
     /// Returns the node of the applications.
-    pub fn source(&self) -> &Node {
+    pub(super) fn source(&self) -> &Node {
         &self.nodes[0]
     }
 
     /// Returns the node of the servers.
-    pub fn target(&self) -> &Node {
+    pub(super) fn target(&self) -> &Node {
         &self.nodes[self.shape.target()]
     }
 
     /// Returns the host behind the source, the host behind the target, and the latter's address.
     ///
     /// # Errors This shape has none.
-    pub fn hosts(&self) -> Result<(&Node, &Node, Ipv4Addr)> {
+    pub(super) fn hosts(&self) -> Result<(&Node, &Node, Ipv4Addr)> {
         let hosts = self.hosts.as_ref().context("nobody is behind the ends of this path")?;
         Ok((&hosts.left, &hosts.right, hosts.links[1].b.v4))
     }
 
     /// Returns the rate of every link, in bits per second.
-    pub fn rate(&self) -> u64 {
+    pub(super) fn rate(&self) -> u64 {
         self.shape.rate
     }
 
     /// Returns the scratch space.
-    pub fn directory(&self) -> &Scratch {
+    pub(super) fn directory(&self) -> &Scratch {
         &self.directory
     }
 
@@ -130,7 +130,7 @@ impl Scene {
     ///
     /// # Errors
     /// `ip` refuses.
-    pub fn route_plain(&self, congestion: &str) -> Result<()> {
+    pub(super) fn route_plain(&self, congestion: &str) -> Result<()> {
         let sources = self.wires[0].link.a.v4.to_string();
         let replace = |node: usize, to: &str, via: Ipv4Addr| {
             let route = ["route", "replace", to, "via", &via.to_string(), "congctl", congestion];
@@ -174,7 +174,7 @@ impl Scene {
     ///
     /// # Errors
     /// The emulator has ended.
-    pub fn set_loss(&self, share: f64) -> Result<()> {
+    pub(super) fn set_loss(&self, share: f64) -> Result<()> {
         let loss = if share > 0.0 { Loss::Bernoulli(share) } else { Loss::None };
         self.wires[self.shape.lossy].set_both(self.shape.conditions(self.shape.lossy, loss))
     }
@@ -183,7 +183,7 @@ impl Scene {
     ///
     /// # Errors
     /// The emulator has ended.
-    pub fn set_cut(&self, is_cut: bool) -> Result<()> {
+    pub(super) fn set_cut(&self, is_cut: bool) -> Result<()> {
         let whole = self.shape.conditions(self.shape.lossy, Loss::None);
         self.wires[self.shape.lossy].set_both(Conditions { is_up: !is_cut, ..whole })
     }
@@ -192,7 +192,7 @@ impl Scene {
     ///
     /// # Errors
     /// It does not run.
-    pub fn kill_relay(&mut self) -> Result<()> {
+    pub(super) fn kill_relay(&mut self) -> Result<()> {
         let at = self.index("near")?;
         let relay = self.services.remove(at);
         self.links_lost += lost(&relay.log());
@@ -202,7 +202,7 @@ impl Scene {
     /// Starts it again; returns when flows pass it.
     ///
     /// # Errors It does not start.
-    pub fn revive_relay(&mut self) -> Result<()> {
+    pub(super) fn revive_relay(&mut self) -> Result<()> {
         self.start(1)?;
         self.wait_for_path("near")
     }
@@ -214,7 +214,7 @@ impl Scene {
     }
 
     /// Returns the CPU time of the nodes along the three hops, in nanoseconds.
-    pub fn cpu_ns(&self) -> u64 {
+    pub(super) fn cpu_ns(&self) -> u64 {
         let spare = |service: &&Service| service.name() != "sidetrack-spare";
         self.services.iter().filter(spare).map(Service::cpu_ns).sum()
     }
@@ -224,7 +224,7 @@ impl Scene {
     ///
     /// # Errors
     /// The node is gone.
-    pub fn middle_bits(&self) -> Result<u64> {
+    pub(super) fn middle_bits(&self) -> Result<u64> {
         bits(&self.nodes[1], &self.wires[self.shape.lossy])
     }
 
@@ -232,7 +232,7 @@ impl Scene {
     ///
     /// # Errors
     /// A node does not answer, or datagrams do not pass.
-    pub fn hello_loss_percent(&self) -> Result<f64> {
+    pub(super) fn hello_loss_percent(&self) -> Result<f64> {
         let mut worst = 0.0_f64;
         for name in &self.shape.names[..=self.shape.hops] {
             let status: serde_json::Value =
@@ -246,7 +246,7 @@ impl Scene {
     }
 
     /// Returns how often a node has logged that a link was lost.
-    pub fn links_lost(&self) -> usize {
+    pub(super) fn links_lost(&self) -> usize {
         self.links_lost + self.services.iter().map(|service| lost(&service.log())).sum::<usize>()
     }
 
@@ -254,7 +254,7 @@ impl Scene {
     ///
     /// # Errors
     /// They do not within a minute.
-    pub fn wait_for_path(&self, first: &str) -> Result<()> {
+    pub(super) fn wait_for_path(&self, first: &str) -> Result<()> {
         let began = Instant::now();
         let wanted = format!("source -> {first} ");
         let mut said = String::new();
@@ -272,7 +272,7 @@ impl Scene {
     ///
     /// # Errors
     /// They do not within a minute.
-    pub fn wait_for_packets(&self) -> Result<()> {
+    pub(super) fn wait_for_packets(&self) -> Result<()> {
         let began = Instant::now();
         while began.elapsed() < PATH_WITHIN {
             let status: serde_json::Value = serde_json::from_str(&self.overlay(&["status", "--json"])?)?;
@@ -402,7 +402,7 @@ fn network_of(link: &Link) -> String {
 ///
 /// # Errors
 /// The node is gone.
-pub fn bits(node: &Node, wire: &Wire) -> Result<u64> {
+pub(super) fn bits(node: &Node, wire: &Wire) -> Result<u64> {
     let table = node.run("cat", &["/proc/thread-self/net/dev"])?;
     let name = format!("{}:", wire.link.interface);
     let line = table.lines().find_map(|line| line.trim().strip_prefix(&name)).context("no such link")?;
@@ -416,7 +416,7 @@ fn lost(log: &str) -> usize {
 }
 
 /// Makes a node's key; returns the public key.
-pub fn key(program: &std::path::Path, directory: &Scratch, name: &str) -> Result<String> {
+pub(super) fn key(program: &std::path::Path, directory: &Scratch, name: &str) -> Result<String> {
     let file = directory.path().join(format!("{name}.key"));
     let made = Command::new(program).args(["overlay", "key"]).arg(file).output()?;
     ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr).trim());

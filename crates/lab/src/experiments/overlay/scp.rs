@@ -22,7 +22,7 @@ const PRIVATE_RUN: &str = "mount -t tmpfs lab /run && mkdir -m 0755 /run/sshd &&
 
 /// The way of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Copied {
+pub(super) enum Copied {
     /// Plain TCP along the hops with this congestion control.
     Plain(&'static str),
     /// Over the overlay, its payload only.
@@ -35,7 +35,7 @@ pub enum Copied {
 
 impl Copied {
     /// Returns its name in the tables.
-    pub fn name(self) -> String {
+    pub(super) fn name(self) -> String {
         match self {
             Self::Plain(congestion) => format!("TCP {congestion}"),
             Self::Payload => "ours".to_owned(),
@@ -46,7 +46,7 @@ impl Copied {
 }
 
 /// sshd at the target and at the host behind it, and files at the source and at the host behind it.
-pub struct Copies<'s> {
+pub(super) struct Copies<'s> {
     scene: &'s Scene,
     key: PathBuf,
     /// The servers; they end with this value.
@@ -58,7 +58,7 @@ impl<'s> Copies<'s> {
     ///
     /// # Errors
     /// ssh is not installed.
-    pub fn new(scene: &'s Scene) -> Result<Self> {
+    pub(super) fn new(scene: &'s Scene) -> Result<Self> {
         let directory = scene.directory().path();
         let (key, host_key) = (directory.join("scp-key"), directory.join("scp-host-key"));
         for path in [&key, &host_key] {
@@ -76,7 +76,7 @@ impl<'s> Copies<'s> {
     ///
     /// # Errors
     /// scp fails, or the file that arrived has another length.
-    pub fn copy(&self, copied: Copied, bytes: u64) -> Result<f64> {
+    pub(super) fn copy(&self, copied: Copied, bytes: u64) -> Result<f64> {
         let (left, _, behind) = self.scene.hosts()?;
         let (from, to, port) = match copied {
             Copied::Plain(congestion) => {

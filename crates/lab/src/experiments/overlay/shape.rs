@@ -11,7 +11,7 @@ const QUEUE: Duration = Duration::from_millis(60);
 
 /// The nodes and links of a scene. The first node is the source.
 #[derive(Debug)]
-pub struct Shape {
+pub(super) struct Shape {
     /// Names of the nodes.
     pub names: &'static [&'static str],
     /// Links as indices into `names`, the dialling end first, with their one-way delay in milliseconds. The first
@@ -29,7 +29,7 @@ pub struct Shape {
 
 /// The in-lab path of Seamless Overlays, a spare path beside it, and hosts without any software of ours behind both
 /// ends.
-pub const THREE_HOPS: Shape = Shape {
+pub(super) const THREE_HOPS: Shape = Shape {
     names: &["source", "near", "far", "target", "spare"],
     links: &[(0, 1, 10), (1, 2, 10), (2, 3, 10), (0, 4, 17), (4, 3, 17)],
     hops: 3,
@@ -39,7 +39,7 @@ pub const THREE_HOPS: Shape = Shape {
 };
 
 /// One long and fast hop.
-pub const ONE_HOP: Shape = Shape {
+pub(super) const ONE_HOP: Shape = Shape {
     names: &["source", "target"],
     links: &[(0, 1, 30)],
     hops: 1,
@@ -50,12 +50,12 @@ pub const ONE_HOP: Shape = Shape {
 
 impl Shape {
     /// Returns the index of the target.
-    pub const fn target(&self) -> usize {
+    pub(super) const fn target(&self) -> usize {
         self.hops
     }
 
     /// Returns the conditions of a link.
-    pub fn conditions(&self, link: usize, loss: Loss) -> Conditions {
+    pub(super) fn conditions(&self, link: usize, loss: Loss) -> Conditions {
         let queue_bytes = self.rate / 8 * QUEUE.as_millis() as u64 / 1000;
         let rate = Some(Rate { bits_per_second: self.rate, queue_bytes });
         let delay = Duration::from_millis(self.links.get(link).map_or(0, |link| link.2));
@@ -66,7 +66,7 @@ impl Shape {
 /// Returns the number of a link's network.
 ///
 /// # Errors There are fewer links.
-pub fn subnet(link: usize) -> Result<u8> {
+pub(super) fn subnet(link: usize) -> Result<u8> {
     Ok(u8::try_from(link + 1)?)
 }
 

@@ -60,7 +60,7 @@ const WORD: [u8; 100] = [0x5a; 100];
 
 /// The measurements.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Wide {
+pub(super) struct Wide {
     /// Number of flows from one end to the other.
     pub flows: usize,
     /// Bandwidth of the busiest link while the flows are idle, in kbit/s, both directions together.
@@ -106,7 +106,7 @@ struct World {
 /// Measures.
 ///
 /// # Errors The network cannot be built, a flow breaks, or the overlay does not converge.
-pub fn run(kind: Kind, seed: u64, cuts: u32, flows: usize, progress: &Progress) -> Result<Wide> {
+pub(super) fn run(kind: Kind, seed: u64, cuts: u32, flows: usize, progress: &Progress) -> Result<Wide> {
     progress.say("twelve nodes");
     let world = World::new(kind, seed)?;
     let listener = world.nodes[ENDS[1] - 1].enter(|| Ok(TcpListener::bind((SERVER, PORT + 1))?))?;

@@ -103,7 +103,7 @@ const LIMITS: &[(&str, &str)] = &[
 
 /// The limit of a bar.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Limit {
+pub(super) struct Limit {
     /// The row of the smallest program.
     pub bare: &'static str,
     /// Its ratio to the others: no program in user space can have a better one.
@@ -114,7 +114,7 @@ pub struct Limit {
 
 /// The result of a bar in a cell.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Verdict {
+pub(super) struct Verdict {
     /// Our row.
     pub ours: &'static str,
     /// The row that counted as the best of the others.
@@ -138,7 +138,7 @@ pub struct Verdict {
 impl Verdict {
     /// Returns true if the median ratio is on the right side of the bound.
     #[must_use]
-    pub fn holds(&self) -> bool {
+    pub(super) fn holds(&self) -> bool {
         let right_side = |ratio: Spread| {
             if self.at_least { ratio.median >= self.bound } else { ratio.median <= self.bound }
         };
@@ -148,7 +148,7 @@ impl Verdict {
     /// Returns true if the run fails because of it: measured and missed, ours does not work, or everything is
     /// required.
     #[must_use]
-    pub fn is_failure(&self) -> bool {
+    pub(super) fn is_failure(&self) -> bool {
         let is_required = std::env::var_os("SIDETRACK_REQUIRE_ALL").is_some_and(|value| value == "1");
         let ours_missing = self.missing.as_ref().is_some_and(|reason| reason.starts_with(self.ours));
         if self.ratio.is_some() { !self.holds() } else { ours_missing || is_required }
@@ -156,7 +156,7 @@ impl Verdict {
 
     /// Returns `ok`, `FAIL`, or why it was not measured.
     #[must_use]
-    pub fn result(&self) -> String {
+    pub(super) fn result(&self) -> String {
         match (&self.missing, self.is_failure()) {
             (Some(reason), true) => format!("**FAIL**, not measured: {reason}"),
             (Some(reason), false) => format!("not measured: {reason}"),
@@ -168,7 +168,7 @@ impl Verdict {
 
 /// Compares every bar with every measured cell. A bar without requested rows is left out.
 #[must_use]
-pub fn judge(results: &Results) -> Vec<Verdict> {
+pub(super) fn judge(results: &Results) -> Vec<Verdict> {
     let cells = results.cells();
     let pairs = BARS.iter().flat_map(|bar| cells.iter().map(move |cell| (bar, *cell)));
     pairs

@@ -22,7 +22,7 @@ const START_MS: u64 = 1000;
 
 /// An nginx in the proxy's node, and the results of its load.
 #[derive(Debug)]
-pub struct Foreign {
+pub(crate) struct Foreign {
     _nginx: Service,
     per_second: u32,
     seen: RefCell<Vec<Report>>,
@@ -33,7 +33,7 @@ impl Foreign {
     ///
     /// # Errors
     /// It is not installed or does not start.
-    pub fn start(site: &Site, per_second: u32) -> Result<Self> {
+    pub(crate) fn start(site: &Site, per_second: u32) -> Result<Self> {
         launch::find_program("nginx").context("the foreign load needs nginx; bench/peers.sh installs it")?;
         let directory = site.directory.path().display().to_string();
         let config = format!(
@@ -61,7 +61,7 @@ http {{
     /// Takes a sample while the foreign load runs.
     ///
     /// # Errors As for the sample, or the foreign load cannot be made.
-    pub fn beside<T>(
+    pub(crate) fn beside<T>(
         &self,
         site: &Site,
         timing: Timing,
@@ -98,7 +98,7 @@ http {{
     }
 
     /// Returns the reached rates, for the report.
-    pub fn sentence(&self) -> String {
+    pub(crate) fn sentence(&self) -> String {
         let seen = self.seen.borrow();
         let median = |value: fn(&Report) -> f64| {
             Spread::of(seen.iter().map(value).collect()).map_or(0.0, |spread| spread.median)

@@ -9,7 +9,7 @@ use crate::statistics::Spread;
 
 /// Renders figures, bars and missing rows.
 #[must_use]
-pub fn render(results: &Results, peers: &[Peer], verdicts: &[Verdict]) -> String {
+pub(super) fn render(results: &Results, peers: &[Peer], verdicts: &[Verdict]) -> String {
     let mut text = heading(results);
     figures(&mut text, results, peers);
     missing(&mut text, results);

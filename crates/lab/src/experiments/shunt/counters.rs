@@ -7,7 +7,7 @@ use std::time::Instant;
 
 /// The counters of an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Frames {
+pub(super) struct Frames {
     /// Frames sent.
     pub sent: u64,
     /// Frames received.
@@ -21,7 +21,7 @@ impl Frames {
     ///
     /// # Errors
     /// `ip` fails.
-    pub fn of(host: &Node) -> Result<Self> {
+    pub(super) fn of(host: &Node) -> Result<Self> {
         let text = host.run("ip", &["-j", "-s", "link", "show", "eth0"])?;
         let value: serde_json::Value = serde_json::from_str(&text)?;
         let count =
@@ -36,7 +36,7 @@ impl Frames {
 
 /// All counters at one moment.
 #[derive(Clone, Copy, Debug)]
-pub struct Reading {
+pub(super) struct Reading {
     /// The time.
     pub at: Instant,
     /// Time that the processors were busy, in nanoseconds.
@@ -52,13 +52,13 @@ impl Reading {
     ///
     /// # Errors
     /// A counter cannot be read.
-    pub fn now(network: &Network) -> Result<Self> {
+    pub(super) fn now(network: &Network) -> Result<Self> {
         let (server, client) = (Frames::of(&network.server)?, Frames::of(&network.client)?);
         Ok(Self { at: Instant::now(), busy_ns: busy_ns()?, client, server })
     }
 
     /// Returns the frames that left one host since `before` and did not reach the other, both directions together.
-    pub fn lost_since(&self, before: &Self) -> Lost {
+    pub(super) fn lost_since(&self, before: &Self) -> Lost {
         let sent = [self.client.sent - before.client.sent, self.server.sent - before.server.sent];
         let received =
             [self.server.received - before.server.received, self.client.received - before.client.received];
@@ -69,7 +69,7 @@ impl Reading {
 
 /// Frames that did not arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Lost {
+pub(super) struct Lost {
     /// Lost frames.
     pub frames: u64,
     /// Sent frames.
@@ -78,7 +78,7 @@ pub struct Lost {
 
 impl Lost {
     /// Returns the loss in percent.
-    pub fn percent(self) -> f64 {
+    pub(super) fn percent(self) -> f64 {
         100.0 * self.frames as f64 / self.of.max(1) as f64
     }
 }

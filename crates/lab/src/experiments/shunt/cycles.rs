@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// The result.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
-pub struct Outcome {
+pub(super) struct Outcome {
     /// Entries that were installed.
     pub installs: u32,
     /// Duration in seconds.
@@ -37,7 +37,7 @@ pub struct Outcome {
 /// Makes cycles under one TCP connection of iperf3.
 ///
 /// # Errors iperf3 is missing, or the shunt refuses.
-pub fn tcp(setup: Setup, cycles: usize) -> Result<Outcome> {
+pub(super) fn tcp(setup: Setup, cycles: usize) -> Result<Outcome> {
     let network = Network::new(setup, NEVER_IDLE_MS, Duration::ZERO)?;
     let port = PORT.to_string();
     let mut command = network.server.command("iperf3");
@@ -85,7 +85,7 @@ fn busiest(network: &Network) -> Result<SocketAddr> {
 /// Makes cycles under a stream of numbered datagrams.
 ///
 /// # Errors The shunt refuses.
-pub fn small(setup: Setup, cycles: usize) -> Result<Outcome> {
+pub(super) fn small(setup: Setup, cycles: usize) -> Result<Outcome> {
     let network = Network::new(setup, NEVER_IDLE_MS, Duration::ZERO)?;
     let from = small::open(&network)?;
     let receiver = network.server.enter(|| Ok(UdpSocket::bind(SERVER)?))?;

@@ -13,30 +13,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The idle time of this part, in milliseconds: Open vSwitch only knows whole seconds.
-pub const IDLE_MS: u64 = 1000;
+pub(super) const IDLE_MS: u64 = 1000;
 /// Time limit for every awaited event.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Interval of datagrams while rules change.
 const EVERY: Duration = Duration::from_micros(200);
 
 /// The events, and after how many milliseconds each came, once per run.
-pub type Events = BTreeMap<&'static str, Vec<f64>>;
+pub(super) type Events = BTreeMap<&'static str, Vec<f64>>;
 
 /// A FIN leaves the client: the entry is gone.
-pub const FIN: &str = "FIN: entry gone";
+pub(super) const FIN: &str = "FIN: entry gone";
 /// A RST leaves the client: the entry is gone.
-pub const RST: &str = "RST: entry gone";
+pub(super) const RST: &str = "RST: entry gone";
 /// The flow pauses: the entry is gone.
-pub const IDLE: &str = "stands still for 1 s: entry gone";
+pub(super) const IDLE: &str = "stands still for 1 s: entry gone";
 /// A packet after the pause: the entry is confirmed again.
-pub const RESUME: &str = "resumes: entry confirmed";
+pub(super) const RESUME: &str = "resumes: entry confirmed";
 /// `iptables` has added a rule that denies the flow: its last packet arrives.
-pub const REVOKE: &str = "denied: last packet arrives";
+pub(super) const REVOKE: &str = "denied: last packet arrives";
 
 /// Measures each event this number of times.
 ///
 /// # Errors An event does not happen.
-pub fn measure(setup: Setup, runs: usize) -> Result<Events> {
+pub(super) fn measure(setup: Setup, runs: usize) -> Result<Events> {
     let mut events = Events::new();
     let mut note = |what, since: u64, at: Option<u64>| {
         let milliseconds = at.map_or(f64::NAN, |at| (at as f64 - since as f64) / 1e6);

@@ -28,7 +28,7 @@ const WARM_UP: usize = 3;
 
 /// The times of one flow, in milliseconds after its SYN.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
-pub struct Run {
+pub(super) struct Run {
     /// The switch delivered to the firewall the packet by which policy decides (the server's SYN-ACK); only with a
     /// switch.
     pub brought_ms: Option<f64>,
@@ -45,7 +45,7 @@ pub struct Run {
 /// Measures this number of flows, one after the other.
 ///
 /// # Errors A flow is not shunted.
-pub fn measure(setup: Setup, runs: usize) -> Result<Vec<Run>> {
+pub(super) fn measure(setup: Setup, runs: usize) -> Result<Vec<Run>> {
     let network = Network::new(setup, NEVER_IDLE_MS, Duration::ZERO)?;
     network.mark_slow_packets()?;
     let scratch = Scratch::new()?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// One run of iperf3.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
-pub struct Slice {
+pub(super) struct Slice {
     /// Payload that arrived, in Gbit/s, including the beginning.
     pub gbit_s: f64,
     /// Frames that did not arrive, in both directions, counted at both ends.
@@ -25,7 +25,7 @@ pub struct Slice {
 /// Measures this number of connections at once, on a new network.
 ///
 /// # Errors iperf3 is missing or fails.
-pub fn measure(setup: Setup, connections: usize, seconds: u64, round_trip: Duration) -> Result<Slice> {
+pub(super) fn measure(setup: Setup, connections: usize, seconds: u64, round_trip: Duration) -> Result<Slice> {
     let network = Network::new(setup, NEVER_IDLE_MS, round_trip)?;
     let port = PORT.to_string();
     let mut command = network.server.command("iperf3");

@@ -19,21 +19,21 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Flows to this port are shunted.
-pub const PORT: u16 = 5000;
+pub(super) const PORT: u16 = 5000;
 /// The server's address, for them.
-pub const SERVER: SocketAddr =
+pub(super) const SERVER: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2)), PORT);
 /// An idle time that no flow reaches.
-pub const NEVER_IDLE_MS: u64 = 600_000;
+pub(super) const NEVER_IDLE_MS: u64 = 600_000;
 /// Rate of a link with a delay, in bits per second: what the emulator can do while everything else runs.
-pub const RATE: u64 = 500_000_000;
+pub(super) const RATE: u64 = 500_000_000;
 /// Its queue, which never overflows, so that the link loses nothing.
 const QUEUE_BYTES: u64 = 1 << 30;
 /// Time limit for everything to get ready.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A running set-up.
-pub struct Network {
+pub(super) struct Network {
     /// 10.0.0.1.
     pub client: Node,
     /// 10.0.0.2.
@@ -55,7 +55,7 @@ impl Network {
     /// the client's wire.
     ///
     /// # Errors Not root, or a program is missing; the message names it.
-    pub fn new(setup: Setup, idle_timeout_ms: u64, round_trip: Duration) -> Result<Self> {
+    pub(super) fn new(setup: Setup, idle_timeout_ms: u64, round_trip: Duration) -> Result<Self> {
         let launcher = launch::launcher()?;
         let program = launch::sibling_program(&launcher, "sidetrack")
             .context("sidetrack is not built: cargo build --release --workspace")?;
@@ -88,17 +88,17 @@ impl Network {
     }
 
     /// Returns which set-up it is.
-    pub fn setup(&self) -> Setup {
+    pub(super) fn setup(&self) -> Setup {
         self.setup
     }
 
     /// Returns a folder for files.
-    pub fn folder(&self) -> &Path {
+    pub(super) fn folder(&self) -> &Path {
         self.scratch.path()
     }
 
     /// Returns the admin socket of the shunt.
-    pub fn admin(&self) -> &Path {
+    pub(super) fn admin(&self) -> &Path {
         &self.admin
     }
 
@@ -213,7 +213,7 @@ impl Network {
     ///
     /// # Errors
     /// `nft` refuses it.
-    pub fn mark_slow_packets(&self) -> Result<()> {
+    pub(super) fn mark_slow_packets(&self) -> Result<()> {
         self.firewall.nft(
             "table bridge lab { chain forward { type filter hook forward priority 0; ip dscp set cs1; }; }\n",
         )
@@ -253,7 +253,7 @@ impl Network {
     /// Returns the shunt's list of flows; empty without a shunt.
     ///
     /// # Errors It does not answer.
-    pub fn flows(&self) -> Result<Vec<FlowLine>> {
+    pub(super) fn flows(&self) -> Result<Vec<FlowLine>> {
         if self.setup.fast_path().is_none() {
             return Ok(Vec::new());
         }
@@ -265,7 +265,7 @@ impl Network {
     /// Returns the flow of a client's port, once it fits.
     ///
     /// # Errors It does not fit within [`LIMIT`].
-    pub fn wait_for(&self, port: u16, fits: impl Fn(&FlowLine) -> bool) -> Result<FlowLine> {
+    pub(super) fn wait_for(&self, port: u16, fits: impl Fn(&FlowLine) -> bool) -> Result<FlowLine> {
         let begun = Instant::now();
         loop {
             let flows = self.flows()?;
@@ -305,7 +305,7 @@ fn answered() -> Result<()> {
 
 /// The needed fields of a line of `shunt ls --json`.
 #[derive(Clone, Debug, serde::Deserialize)]
-pub struct FlowLine {
+pub(super) struct FlowLine {
     /// Who sent the first packet.
     pub client: SocketAddr,
     /// Its state.
@@ -326,7 +326,7 @@ pub struct FlowLine {
 
 /// Bytes of IP packets.
 #[derive(Clone, Copy, Debug, serde::Deserialize)]
-pub struct Bytes {
+pub(super) struct Bytes {
     /// From client to server.
     pub bytes_up: u64,
 }

@@ -20,12 +20,12 @@ const LATENCY_BARS: [(Setup, [f64; 3]); 3] =
 const REVOKE_BARS: [(Setup, f64); 3] = [(Setup::Tc, 5.0), (Setup::Xdp, 5.0), (Setup::OpenFlow, 15.0)];
 
 /// Rows of a table: the measurements of each set-up.
-pub type Rows<T> = [(Setup, Vec<T>)];
+pub(super) type Rows<T> = [(Setup, Vec<T>)];
 /// The same, owned.
-pub type Table<T> = Vec<(Setup, Vec<T>)>;
+pub(super) type Table<T> = Vec<(Setup, Vec<T>)>;
 
 /// The text of a part, and whether its bars are met.
-pub struct Section {
+pub(super) struct Section {
     /// Markdown.
     pub text: String,
     /// All of them.
@@ -67,7 +67,7 @@ impl Section {
 }
 
 /// Returns the rows with the names of tables, for JSON.
-pub fn by_name<T>(rows: &Rows<T>) -> BTreeMap<&'static str, &Vec<T>> {
+pub(super) fn by_name<T>(rows: &Rows<T>) -> BTreeMap<&'static str, &Vec<T>> {
     rows.iter().map(|(setup, row)| (setup.name(), row)).collect()
 }
 
@@ -82,7 +82,7 @@ fn ratio(above: &[f64], below: &[f64]) -> f64 {
 }
 
 /// Table II.
-pub fn latency(rows: &Rows<Vec<Run>>) -> Section {
+pub(super) fn latency(rows: &Rows<Vec<Run>>) -> Section {
     let flows = rows.iter().flat_map(|(_, runs)| runs.iter().map(Vec::len)).max().unwrap_or(0);
     let mut section = Section::new(&format!("Table II: milliseconds after the SYN, {flows} flows each"));
     section.columns(&["fast path", "", "median", "sd", "p99", "most", "bar", ""]);
@@ -143,7 +143,7 @@ fn spread(values: &[f64]) -> String {
 }
 
 /// Formats how many flows had their last slow packet in which part of a millisecond.
-pub fn histogram(rows: &Rows<Vec<Run>>) -> String {
+pub(super) fn histogram(rows: &Rows<Vec<Run>>) -> String {
     const WIDTH_MS: f64 = 0.1;
     const PLACES: u32 = 16;
     let places: Vec<String> = (0..PLACES).map(|at| format!("{:.1}", f64::from(at) * WIDTH_MS)).collect();
@@ -162,7 +162,7 @@ pub fn histogram(rows: &Rows<Vec<Run>>) -> String {
 }
 
 /// One flow at this machine's round trip.
-pub fn tcp(rows: &Rows<load::Slice>) -> Section {
+pub(super) fn tcp(rows: &Rows<load::Slice>) -> Section {
     let mut section = Section::new("One TCP flow, this machine's round trip (iperf3, cubic, MTU 1500)");
     section.columns(&["set-up", "Gbit/s", "range", "to direct", "p", "CPU s a GB", "frames lost", "fast"]);
     let direct = values(rows, Setup::Direct, |slice| slice.gbit_s);
@@ -216,7 +216,7 @@ fn fast(setup: Setup, row: &[load::Slice]) -> String {
 }
 
 /// Tables III, V and VI.
-pub fn rtt(tables: &[(u64, Table<load::Slice>)]) -> Section {
+pub(super) fn rtt(tables: &[(u64, Table<load::Slice>)]) -> Section {
     let mut section =
         Section::new("Tables III, V and VI: one TCP flow at a round trip of its own (iperf3, cubic)");
     section.columns(&[
@@ -262,7 +262,7 @@ pub fn rtt(tables: &[(u64, Table<load::Slice>)]) -> Section {
 }
 
 /// Table IV: round trip in milliseconds, connections at once, and their rates.
-pub fn flows(tables: &[(u64, usize, Table<load::Slice>)]) -> Section {
+pub(super) fn flows(tables: &[(u64, usize, Table<load::Slice>)]) -> Section {
     let mut section = Section::new("Table IV: several TCP flows at once (iperf3, cubic)");
     section.columns(&[
         "round trip",
@@ -294,7 +294,7 @@ pub fn flows(tables: &[(u64, usize, Table<load::Slice>)]) -> Section {
 }
 
 /// Rates over round trips.
-pub fn rates(tables: &[(u64, Table<load::Slice>)]) -> String {
+pub(super) fn rates(tables: &[(u64, Table<load::Slice>)]) -> String {
     let places: Vec<String> = tables.iter().map(|(ms, _)| format!("{ms} ms")).collect();
     let series: Vec<Series> = Setup::SEED
         .iter()
@@ -311,7 +311,7 @@ pub fn rates(tables: &[(u64, Table<load::Slice>)]) -> String {
 }
 
 /// Small packets.
-pub fn small(rows: &Rows<small::Slice>) -> Section {
+pub(super) fn small(rows: &Rows<small::Slice>) -> Section {
     let mut section = Section::new("Small packets: frames of 60 bytes, one flow, sent by one processor");
     section.columns(&["set-up", "packets/s", "range", "CPU ns a packet", "above direct", "shunted"]);
     let rate = |setup| values(rows, setup, |slice: &small::Slice| slice.frames_s);
@@ -355,7 +355,7 @@ pub fn small(rows: &Rows<small::Slice>) -> Section {
 }
 
 /// The events that end a flow's time on the fast path.
-pub fn events(rows: &Rows<Events>) -> Section {
+pub(super) fn events(rows: &Rows<Events>) -> Section {
     let mut section =
         Section::new("Events that end a flow's time on the fast path, or begin it again: milliseconds");
     section.columns(&["fast path", "event", "median", "most", "runs"]);
@@ -386,7 +386,7 @@ pub fn events(rows: &Rows<Events>) -> Section {
 }
 
 /// Entries that are removed and installed.
-pub fn cycles(rows: &Rows<Vec<Outcome>>) -> Section {
+pub(super) fn cycles(rows: &Rows<Vec<Outcome>>) -> Section {
     let mut section = Section::new("Entries that are removed and installed under traffic");
     section.columns(&[
         "fast path",

@@ -2,7 +2,7 @@
 
 /// What stands between the hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Setup {
+pub(super) enum Setup {
     /// Nothing: one wire.
     Direct,
     /// The stateful bridge alone.
@@ -23,7 +23,7 @@ pub enum Setup {
 
 impl Setup {
     /// All set-ups, in the order of tables.
-    pub const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::Direct,
         Self::Slow,
         Self::Tc,
@@ -34,12 +34,12 @@ impl Setup {
         Self::OpenFlow,
     ];
     /// One of each kind of fast path.
-    pub const SHUNTED: [Self; 3] = [Self::Tc, Self::Xdp, Self::OpenFlow];
+    pub(super) const SHUNTED: [Self; 3] = [Self::Tc, Self::Xdp, Self::OpenFlow];
     /// Those of NFShunt's Tables III, V and VI.
-    pub const SEED: [Self; 3] = [Self::Direct, Self::Tc, Self::Slow];
+    pub(super) const SEED: [Self; 3] = [Self::Direct, Self::Tc, Self::Slow];
 
     /// Returns its name in tables.
-    pub const fn name(self) -> &'static str {
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
             Self::Slow => "bridge, slow path only",
@@ -53,7 +53,7 @@ impl Setup {
     }
 
     /// Returns the shunt's fast path as in the configuration, if there is a shunt.
-    pub const fn fast_path(self) -> Option<&'static str> {
+    pub(super) const fn fast_path(self) -> Option<&'static str> {
         match self {
             Self::Tc | Self::RoutedTc => Some("tc"),
             Self::Xdp => Some("xdp"),
@@ -63,22 +63,22 @@ impl Setup {
     }
 
     /// Returns true if the host in the middle routes; otherwise it is a bridge.
-    pub const fn is_routed(self) -> bool {
+    pub(super) const fn is_routed(self) -> bool {
         matches!(self, Self::Routed | Self::RoutedTc)
     }
 
     /// Returns true if all wires end in a switch.
-    pub const fn has_switch(self) -> bool {
+    pub(super) const fn has_switch(self) -> bool {
         matches!(self, Self::Switch | Self::OpenFlow)
     }
 
     /// Returns true if frames must be as on a wire: XDP and packet sockets do not complete unfinished checksums.
-    pub const fn plain_frames(self) -> bool {
+    pub(super) const fn plain_frames(self) -> bool {
         matches!(self, Self::Xdp | Self::Switch | Self::OpenFlow)
     }
 
     /// Returns the `[shunt]` of a configuration.
-    pub fn configuration(self, path: &str, idle_timeout_ms: u64) -> String {
+    pub(super) fn configuration(self, path: &str, idle_timeout_ms: u64) -> String {
         let switch = match path {
             "openflow" => "[shunt.openflow]\nlisten = [\"192.168.77.1:6653\"]\nswitch = \"192.168.77.2\"\n",
             _ => "",

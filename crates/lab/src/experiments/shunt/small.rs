@@ -24,7 +24,7 @@ const WARM_UP: Duration = Duration::from_millis(300);
 
 /// The measurement of one slice.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
-pub struct Slice {
+pub(super) struct Slice {
     /// Frames that arrived, per second.
     pub frames_s: f64,
     /// Frames that did not.
@@ -38,7 +38,7 @@ pub struct Slice {
 /// Measures on a new network.
 ///
 /// # Errors The flow does not reach the expected path.
-pub fn measure(setup: Setup, seconds: u64) -> Result<Slice> {
+pub(super) fn measure(setup: Setup, seconds: u64) -> Result<Slice> {
     let network = Network::new(setup, NEVER_IDLE_MS, Duration::ZERO)?;
     let from = open(&network)?;
     network.server.nft(
@@ -67,7 +67,7 @@ pub fn measure(setup: Setup, seconds: u64) -> Result<Slice> {
 }
 
 /// Opens a flow with packets in both directions, and waits for the fast path if there is one.
-pub fn open(network: &Network) -> Result<SocketAddr> {
+pub(super) fn open(network: &Network) -> Result<SocketAddr> {
     let server = network.server.enter(|| Ok(UdpSocket::bind(SERVER)?))?;
     let client = network.client.enter(|| Ok(UdpSocket::bind("10.0.0.1:0")?))?;
     let from = client.local_addr()?;

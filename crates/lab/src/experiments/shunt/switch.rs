@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A running switch with the ports 49 and 50, where the hosts are, and 10 and 11, which lead to the firewall.
-pub struct Switch {
+pub(super) struct Switch {
     node: Node,
     folder: PathBuf,
     _daemons: [Service; 2],
@@ -22,7 +22,7 @@ impl Switch {
     ///
     /// # Errors
     /// Open vSwitch is not installed or does not start.
-    pub fn start(node: Node, folder: &Path, controlled: bool) -> Result<Self> {
+    pub(super) fn start(node: Node, folder: &Path, controlled: bool) -> Result<Self> {
         let database = folder.join("conf.db").display().to_string();
         node.run("ovsdb-tool", &["create", &database, "/usr/share/openvswitch/vswitch.ovsschema"])
             .context("package openvswitch-switch")?;

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 /// The argument that makes the program run as this process.
-pub const ARGUMENT: &str = "agreement-writer";
+pub(super) const ARGUMENT: &str = "agreement-writer";
 
 /// The name of this process in `ps` and `top`.
 const NAME: &std::ffi::CStr = c"sidetrack-write";
@@ -39,7 +39,7 @@ struct Begin {
 
 /// Our end of the connection to the process.
 #[derive(Debug)]
-pub struct Writer {
+pub(crate) struct Writer {
     path: PathBuf,
     end: Mutex<OwnedFd>,
     child: Mutex<std::process::Child>,
@@ -50,7 +50,7 @@ impl Writer {
     ///
     /// # Errors
     /// The new process cannot be started, or reports a failure.
-    pub fn start(path: &Path, user: &DataUser) -> anyhow::Result<Self> {
+    pub(crate) fn start(path: &Path, user: &DataUser) -> anyhow::Result<Self> {
         let (ours, theirs) = scm::pair()?;
         let child =
             process::respawn(ARGUMENT, theirs).context("cannot start the process for the agreement")?;
@@ -91,7 +91,7 @@ impl Drop for Writer {
 ///
 /// # Errors
 /// The failure that ends the process.
-pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
+pub(crate) fn serve(end: OwnedFd) -> anyhow::Result<()> {
     process::ignore_stop_signals();
     // An error only affects the name in `ps`.
     let _ = process::set_name(NAME);
@@ -116,7 +116,7 @@ pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The system's error; the file has its old text then.
-pub fn replace(path: &Path, text: &str, writer: Option<&Writer>) -> io::Result<()> {
+pub(super) fn replace(path: &Path, text: &str, writer: Option<&Writer>) -> io::Result<()> {
     match (rename_over(path, text), writer) {
         // The folder belongs to root, but the file was given to the data plane's user.
         (Err(error), Some(writer)) if error.kind() == ErrorKind::PermissionDenied => {

@@ -11,7 +11,7 @@ const PATHS_KEPT: usize = 4096;
 
 /// The paths of this configuration and of earlier ones, by number.
 #[derive(Default)]
-pub struct Paths {
+pub(crate) struct Paths {
     known: BTreeMap<usize, Known>,
     next: usize,
 }
@@ -25,12 +25,12 @@ struct Known {
 
 impl Paths {
     /// The number of the next configuration's first path.
-    pub const fn next(&self) -> usize {
+    pub(crate) const fn next(&self) -> usize {
         self.next
     }
 
     /// Adds the paths of a configuration that came into force at `since` or later.
-    pub fn learn(&mut self, steer: &Steer, config: &Config, since: SystemTime) {
+    pub(crate) fn learn(&mut self, steer: &Steer, config: &Config, since: SystemTime) {
         let since_ns = since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
         let since_ns = u64::try_from(since_ns).unwrap_or(u64::MAX);
         for (number, path) in steer.numbered_paths() {
@@ -48,7 +48,7 @@ impl Paths {
     }
 
     /// Returns the path and verdict of a connection with this mark and start time.
-    pub fn of(&self, mark: u32, start_ns: Option<u64>) -> Option<(&Path, &Verdict)> {
+    pub(crate) fn of(&self, mark: u32, start_ns: Option<u64>) -> Option<(&Path, &Verdict)> {
         let known = self.known.get(&Path::number_in(mark)?)?;
         let ours = start_ns.is_none_or(|start| start >= known.since_ns);
         ours.then_some((&known.path, &known.verdict))

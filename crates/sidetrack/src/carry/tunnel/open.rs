@@ -28,7 +28,7 @@ enum Refusal {
 }
 
 /// Carries a flow through the tunnel `name`.
-pub async fn carry(
+pub(crate) async fn carry(
     order: &Order<'_>,
     name: &str,
     destination: Destination,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The containers of one command; on drop all of them are removed.
-pub struct Yard(Arc<Containers>);
+pub(super) struct Yard(Arc<Containers>);
 
 impl Drop for Yard {
     fn drop(&mut self) {
@@ -25,7 +25,7 @@ impl Yard {
     ///
     /// # Errors
     /// No container engine was found, or this user may not use it.
-    pub fn open(config: &Config) -> anyhow::Result<Self> {
+    pub(super) fn open(config: &Config) -> anyhow::Result<Self> {
         let yard = Self(Containers::start(config.engine.as_deref(), DataUser::of(&config.user)?.as_ref())?);
         yard.0.run(Clock::start())?;
         Ok(yard)
@@ -35,7 +35,7 @@ impl Yard {
     ///
     /// # Errors
     /// It does not become healthy; says why.
-    pub fn start(
+    pub(super) fn start(
         &self,
         spec: &FunctionSpec,
         container: &ContainerSpec,
@@ -49,7 +49,7 @@ impl Yard {
 }
 
 /// Passes a client's bytes through a container; returns its output, and the times for connecting and for the transfer.
-pub fn led(guest: &Guest, bytes: &[u8]) -> Result<(Vec<u8>, Duration, Duration), String> {
+pub(super) fn led(guest: &Guest, bytes: &[u8]) -> Result<(Vec<u8>, Duration, Duration), String> {
     let led = lead_and_wait(guest, bytes)?;
     Ok((led.out, led.connect, led.moving))
 }
@@ -58,7 +58,7 @@ pub fn led(guest: &Guest, bytes: &[u8]) -> Result<(Vec<u8>, Duration, Duration),
 ///
 /// # Errors
 /// The container does not become healthy; says why.
-pub fn report(
+pub(super) fn report(
     yard: &Yard,
     spec: &FunctionSpec,
     container: &ContainerSpec,

@@ -16,7 +16,7 @@ const FILES: [(&str, &str); 3] = [
 ///
 /// # Errors
 /// The name is not valid, the folder exists already, or it cannot be written.
-pub fn write(name: &str, below: &Path) -> anyhow::Result<Vec<PathBuf>> {
+pub(super) fn write(name: &str, below: &Path) -> anyhow::Result<Vec<PathBuf>> {
     anyhow::ensure!(
         name.parse::<HostName>().is_ok() && !name.contains('.') && !name.contains('_'),
         "'{name}' is no name for a function and an image: use letters, digits and '-'"

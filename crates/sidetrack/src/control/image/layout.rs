@@ -19,7 +19,7 @@ const LEGACY_OF_LAYER: [&str; 3] = ["VERSION", "json", "layer.tar"];
 const LEGACY: &str = "repositories";
 
 /// The one image of an archive.
-pub struct Image {
+pub(super) struct Image {
     /// The names that the archive gives it.
     pub names: Vec<String>,
     /// File name of its configuration.
@@ -30,7 +30,7 @@ pub struct Image {
 
 /// A layer in the archive.
 #[derive(Clone, Debug)]
-pub struct Layer {
+pub(super) struct Layer {
     /// File name in the archive.
     pub name: String,
     range: Range<u64>,
@@ -52,7 +52,7 @@ impl Layer {
     ///
     /// # Errors
     /// Fails if lseek(2) does.
-    pub fn open<'a>(&self, archive: &'a mut (impl Read + Seek)) -> io::Result<Box<dyn Read + 'a>> {
+    pub(super) fn open<'a>(&self, archive: &'a mut (impl Read + Seek)) -> io::Result<Box<dyn Read + 'a>> {
         let content = open(archive, &self.range)?;
         Ok(if self.is_gzip { Box::new(MultiGzDecoder::new(content)) } else { Box::new(content) })
     }
@@ -109,7 +109,7 @@ fn is_digest(hex: &str) -> bool {
 /// # Errors
 /// Fails unless there is exactly one image, if two tables of contents differ, or if the archive has an entry
 /// that none mentions.
-pub fn read(archive: &mut (impl Read + Seek), table: &Table) -> Result<Image, ArchiveError> {
+pub(super) fn read(archive: &mut (impl Read + Seek), table: &Table) -> Result<Image, ArchiveError> {
     let described = table.contains_key("manifest.json").then(|| described(archive, table)).transpose()?;
     let indexed = table.contains_key("index.json").then(|| indexed(archive, table)).transpose()?;
     let (configuration, layers) = match (&described, indexed) {

@@ -20,7 +20,7 @@ const TELLING: [&str; 4] = ["path", "linkpath", "size", "GNU."];
 
 /// One entry of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub(super) enum Entry {
     /// A regular file, and the place of its content, which is complete.
     File(Range<u64>),
     /// A hard or symbolic link, and the name of the entry that it leads to.
@@ -30,13 +30,13 @@ pub enum Entry {
 }
 
 /// The entries by name.
-pub type Table = BTreeMap<String, Entry>;
+pub(super) type Table = BTreeMap<String, Entry>;
 
 /// Reads the table of an archive.
 ///
 /// # Errors
 /// Fails if it is not a tar archive, is truncated, or can be read in two ways.
-pub fn table(archive: &mut (impl Read + Seek)) -> Result<Table, ArchiveError> {
+pub(super) fn table(archive: &mut (impl Read + Seek)) -> Result<Table, ArchiveError> {
     let end = archive.seek(SeekFrom::End(0))?;
     let (mut at, mut table) = (0, Table::new());
     for _ in 0..=ENTRIES_MAX {

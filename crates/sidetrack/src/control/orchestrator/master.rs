@@ -21,7 +21,7 @@ pub(super) struct Master {
 impl Master {
     /// Reads the file and applies the later changes of consent. `known` is the agreement that was read before: a
     /// text that was found to be right is not checked again.
-    pub fn read(
+    pub(super) fn read(
         path: &Path,
         consent: &BTreeMap<String, Consent>,
         known: Option<&Self>,
@@ -44,39 +44,39 @@ impl Master {
 
     /// Whether the agreement in force has changed, because of its file or because of the date.
     /// A file that cannot be read counts as changed: reading it again gives the error.
-    pub fn is_outdated(&self, path: &Path, now: SystemTime) -> bool {
+    pub(super) fn is_outdated(&self, path: &Path, now: SystemTime) -> bool {
         self.book.next_change().is_some_and(|turn| turn <= now)
             || std::fs::read_to_string(path).map_or(true, |text| text != self.text)
     }
 
     /// Its facts without its agreements, for domains.
-    pub fn facts(&self) -> &str {
+    pub(super) fn facts(&self) -> &str {
         &self.facts
     }
 
     /// Returns the party that owns a data set.
-    pub fn owner(&self, data: &str) -> Option<String> {
+    pub(super) fn owner(&self, data: &str) -> Option<String> {
         let facts = self.book.agreement().facts();
         let found = facts.data().iter().find(|one| *one.name == *data)?;
         facts.nodes().get(found.node).map(|node| node.party.to_string())
     }
 
     /// Returns the parties of the client and of the data.
-    pub fn parties(&self, wanted: &Wanted) -> Option<(String, String)> {
+    pub(super) fn parties(&self, wanted: &Wanted) -> Option<(String, String)> {
         let nodes = self.book.agreement().facts().nodes();
         let client = nodes.iter().find(|node| *node.name == *wanted.client)?;
         Some((client.party.to_string(), self.owner(&wanted.data)?))
     }
 
     /// Returns the node of the client and the node of the data, by name.
-    pub fn nodes(&self, wanted: &Wanted) -> Option<(String, String)> {
+    pub(super) fn nodes(&self, wanted: &Wanted) -> Option<(String, String)> {
         let facts = self.book.agreement().facts();
         let data = facts.data().iter().find(|one| *one.name == *wanted.data)?;
         Some((wanted.client.clone(), facts.nodes().get(data.node)?.name.to_string()))
     }
 
     /// Whether the client or the data belongs to this party.
-    pub fn touches(&self, wanted: &Wanted, party: &str) -> bool {
+    pub(super) fn touches(&self, wanted: &Wanted, party: &str) -> bool {
         self.parties(wanted).is_some_and(|(client, data)| client == party || data == party)
     }
 
@@ -84,7 +84,7 @@ impl Master {
     ///
     /// # Errors
     /// Fails if the movement is not allowed; the text says why.
-    pub fn agreed(&self, application: &Application, wanted: &Wanted) -> Result<Agreed, String> {
+    pub(super) fn agreed(&self, application: &Application, wanted: &Wanted) -> Result<Agreed, String> {
         let purpose = &application.purpose;
         if !self.book.purposes().iter().any(|one| **one == **purpose) {
             return Err(unknown("purpose", purpose, self.book.purposes().iter().map(|one| &**one)));
@@ -114,7 +114,7 @@ impl Master {
     }
 
     /// Returns those movements of an application that are still allowed.
-    pub fn allowed(&self, application: &Application) -> Vec<Agreed> {
+    pub(super) fn allowed(&self, application: &Application) -> Vec<Agreed> {
         application.flows.iter().filter_map(|wanted| self.agreed(application, wanted).ok()).collect()
     }
 }

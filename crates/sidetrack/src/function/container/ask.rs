@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 /// A request to the containers' process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Ask {
+pub(super) enum Ask {
     /// Find the container engine, at this socket if one is named, and remove containers that ended processes left.
     Begin {
         /// The engine's socket.
@@ -22,7 +22,7 @@ pub enum Ask {
 
 /// The answer to [`Ask::Begin`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Begun {
+pub(super) enum Begun {
     /// It is ready.
     Ready {
         /// The engine's socket.
@@ -75,7 +75,7 @@ impl Order {
 
 /// A request about one container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Want {
+pub(super) enum Want {
     /// This number of sockets of its network, at most [`SOCKETS_MAX`].
     Sockets(u16),
     /// A listener in its network, on all of 127.0.0.0/8 except the container's own ports.
@@ -85,11 +85,11 @@ pub enum Want {
 }
 
 /// Most sockets of one answer.
-pub const SOCKETS_MAX: u16 = 48;
+pub(super) const SOCKETS_MAX: u16 = 48;
 
 /// A message about one container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Told {
+pub(super) enum Told {
     /// It runs. A descriptor that becomes readable at its end is attached, and sockets after it.
     Started {
         /// Its name at the engine.

@@ -34,7 +34,7 @@ const REST: Duration = Duration::from_millis(10);
 
 /// The listener of one worker for one container, and the flows that wait there.
 #[derive(Debug)]
-pub struct Door {
+pub(super) struct Door {
     port: u16,
     waiting: RefCell<BTreeMap<Ticket, Awaited>>,
 }
@@ -48,7 +48,7 @@ struct Awaited {
 
 /// The place of one flow at a door; dropping it removes the flow.
 #[derive(Debug)]
-pub struct Place {
+pub(super) struct Place {
     door: Rc<Door>,
     ticket: Ticket,
 }
@@ -64,7 +64,7 @@ impl Door {
     ///
     /// # Errors
     /// Fails if the container is gone.
-    pub async fn of(instance: &Instance) -> io::Result<Rc<Self>> {
+    pub(super) async fn of(instance: &Instance) -> io::Result<Rc<Self>> {
         let known = || DOORS.with_borrow(|doors| doors.get(&instance.number).cloned());
         if let Some(door) = known() {
             return Ok(door);
@@ -86,7 +86,7 @@ impl Door {
     ///
     /// # Errors
     /// Fails if too many flows wait.
-    pub fn place(self: &Rc<Self>) -> io::Result<Place> {
+    pub(super) fn place(self: &Rc<Self>) -> io::Result<Place> {
         let mut waiting = self.waiting.borrow_mut();
         if waiting.len() >= WAITING_MAX {
             return Err(io::Error::other("too many flows are on their way through the container"));
@@ -117,12 +117,12 @@ impl Door {
 
 impl Place {
     /// Returns the address to which the container must connect.
-    pub fn address(&self) -> SocketAddrV4 {
+    pub(super) fn address(&self) -> SocketAddrV4 {
         self.ticket.address(self.door.port)
     }
 
     /// Waits until the flow comes back.
-    pub async fn back(&self) -> TcpStream {
+    pub(super) async fn back(&self) -> TcpStream {
         poll_fn(|cx| {
             let mut waiting = self.door.waiting.borrow_mut();
             // The entry is ours until this place is dropped.

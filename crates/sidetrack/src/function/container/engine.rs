@@ -409,7 +409,7 @@ fn frames(log: &[u8]) -> String {
 }
 
 /// Returns the label of this process.
-pub fn own_label() -> String {
+pub(super) fn own_label() -> String {
     let pid = std::process::id();
     format!("{pid}:{}", started(pid).unwrap_or_default())
 }

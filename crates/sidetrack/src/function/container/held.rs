@@ -44,7 +44,7 @@ impl Drop for Held<'_> {
 }
 
 /// Starts the container, and holds it until the other end of `end` closes.
-pub fn hold(engine: &Engine, order: &Order, end: &OwnedFd) {
+pub(super) fn hold(engine: &Engine, order: &Order, end: &OwnedFd) {
     match start(engine, order) {
         Ok((held, name, alive)) => {
             if let Err(error) = serve(engine, &held, &name, &alive, end) {

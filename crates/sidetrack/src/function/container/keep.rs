@@ -30,7 +30,7 @@ pub(super) struct Charge {
 }
 
 impl Charge {
-    pub fn of(pool: &Arc<Pool>) -> Self {
+    pub(super) fn of(pool: &Arc<Pool>) -> Self {
         let (function, spec) = (pool.function().clone(), pool.spec().clone());
         Self { pool: Arc::downgrade(pool), open: pool.watch(), function, spec }
     }

@@ -49,7 +49,7 @@ impl Launcher {
     ///
     /// # Errors
     /// Fails if the containers' process is gone.
-    pub fn launch(&self, order: Order) -> io::Result<OwnedFd> {
+    pub(super) fn launch(&self, order: Order) -> io::Result<OwnedFd> {
         let (ours, theirs) = scm::pair()?;
         let end = lock(&self.0);
         wire::send(&*end, &Ask::Start(Box::new(order)), &[theirs.as_fd()])?;

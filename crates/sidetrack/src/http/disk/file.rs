@@ -18,11 +18,11 @@ const FIRST_READ: usize = 16 * 1024;
 
 /// The folder of a store on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Folder(PathBuf);
+pub(super) struct Folder(PathBuf);
 
 /// A file whose head was read.
 #[derive(Debug)]
-pub struct Found {
+pub(super) struct Found {
     /// The key.
     pub key: Vec<u8>,
     /// The response.
@@ -49,7 +49,7 @@ impl Folder {
     ///
     /// # Errors
     /// It cannot be made or written to.
-    pub fn make(path: &Path) -> io::Result<Self> {
+    pub(super) fn make(path: &Path) -> io::Result<Self> {
         let make = |path: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
         make(path)?;
         for number in 0..FOLDERS {
@@ -67,12 +67,12 @@ impl Folder {
     }
 
     /// The path of the file with this number.
-    pub fn path(&self, number: u64) -> PathBuf {
+    pub(super) fn path(&self, number: u64) -> PathBuf {
         self.0.join(format!("{:02x}/{number:016x}", number >> 56))
     }
 
     /// Removes a file. A missing file is ignored. After another failure, the next scan finds the file again.
-    pub fn remove(&self, number: u64) {
+    pub(super) fn remove(&self, number: u64) {
         if let Err(error) = fs::remove_file(self.path(number))
             && error.kind() != ErrorKind::NotFound
         {
@@ -84,7 +84,7 @@ impl Folder {
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub fn numbers(&self) -> io::Result<Vec<u64>> {
+    pub(super) fn numbers(&self) -> io::Result<Vec<u64>> {
         let mut found = Vec::new();
         for folder in 0..FOLDERS {
             for entry in fs::read_dir(self.0.join(format!("{folder:02x}")))? {
@@ -108,7 +108,7 @@ impl Folder {
     ///
     /// # Errors
     /// It cannot be read, or is corrupt.
-    pub fn find(&self, number: u64, rules: &Rules) -> io::Result<Found> {
+    pub(super) fn find(&self, number: u64, rules: &Rules) -> io::Result<Found> {
         let file = OpenOptions::new().read(true).open(self.path(number))?;
         let mut bytes = vec![0; FIRST_READ];
         let read = read_up_to(&file, &mut bytes, 0)?;
@@ -134,7 +134,7 @@ impl Found {
     ///
     /// # Errors
     /// They cannot be read, or are corrupt.
-    pub fn sums(&self) -> io::Result<Vec<u64>> {
+    pub(super) fn sums(&self) -> io::Result<Vec<u64>> {
         let length = usize::try_from(self.plan.sums_bytes()).map_err(io::Error::other)?;
         let mut bytes = vec![0; length];
         self.file.read_exact_at(&mut bytes, self.plan.sums_offset())?;
@@ -145,7 +145,7 @@ impl Found {
     ///
     /// # Errors
     /// It cannot be read, or is corrupt.
-    pub fn content(&self) -> io::Result<Vec<Arc<[u8]>>> {
+    pub(super) fn content(&self) -> io::Result<Vec<Arc<[u8]>>> {
         let sums = self.sums()?;
         (0..).zip(&sums).map(|(index, sum)| read_block(&self.file, &self.plan, (index, *sum))).collect()
     }
@@ -155,7 +155,7 @@ impl Found {
 ///
 /// # Errors
 /// It cannot be read, or is corrupt.
-pub fn read_block(file: &File, plan: &Plan, (index, sum): (u64, u64)) -> io::Result<Arc<[u8]>> {
+pub(super) fn read_block(file: &File, plan: &Plan, (index, sum): (u64, u64)) -> io::Result<Arc<[u8]>> {
     let mut block = room(plan.block_bytes(index));
     let bytes = Arc::get_mut(&mut block).ok_or_else(|| broken("a buffer is shared"))?;
     file.read_exact_at(bytes, plan.content_offset() + index * BLOCK as u64)?;
@@ -166,7 +166,7 @@ pub fn read_block(file: &File, plan: &Plan, (index, sum): (u64, u64)) -> io::Res
 ///
 /// # Errors
 /// As [`read_block`].
-pub fn read_block_at_hand(
+pub(super) fn read_block_at_hand(
     file: &File,
     plan: &Plan,
     (index, sum): (u64, u64),
@@ -206,7 +206,7 @@ fn read_up_to(file: &File, bytes: &mut [u8], at: u64) -> io::Result<usize> {
 ///
 /// # Errors
 /// It cannot be read or written.
-pub fn rewrite_head(folder: &Folder, number: u64, key: &[u8], stored: &Stored) -> io::Result<bool> {
+pub(super) fn rewrite_head(folder: &Folder, number: u64, key: &[u8], stored: &Stored) -> io::Result<bool> {
     // Any rules will do here: what they decide is not written to the file.
     let found = folder.find(number, &Rules::default())?;
     let sequence = found.sequence + 1;
@@ -221,7 +221,7 @@ pub fn rewrite_head(folder: &Folder, number: u64, key: &[u8], stored: &Stored) -
 
 /// A file that is being written, aside. It is removed if it is not finished.
 #[derive(Debug)]
-pub struct Writing {
+pub(super) struct Writing {
     file: File,
     number: u64,
     aside: PathBuf,
@@ -239,7 +239,13 @@ impl Writing {
     ///
     /// # Errors
     /// The file cannot be made, or the head is too long.
-    pub fn begin(folder: &Folder, number: u64, key: &[u8], stored: &Stored, length: u64) -> io::Result<Self> {
+    pub(super) fn begin(
+        folder: &Folder,
+        number: u64,
+        key: &[u8],
+        stored: &Stored,
+        length: u64,
+    ) -> io::Result<Self> {
         let head = write_head(key, stored);
         let plan = Plan::new(&head, length).ok_or_else(|| broken("its head is too long"))?;
         let aside = folder.0.join(ASIDE).join(format!("{number:016x}"));
@@ -250,17 +256,17 @@ impl Writing {
     }
 
     /// Replaces the head that it was begun with.
-    pub fn set_head(&mut self, key: &[u8], stored: &Stored) {
+    pub(super) fn set_head(&mut self, key: &[u8], stored: &Stored) {
         self.head = write_head(key, stored);
     }
 
     /// Its number.
-    pub const fn number(&self) -> u64 {
+    pub(super) const fn number(&self) -> u64 {
         self.number
     }
 
     /// Bytes of the finished file, if no more content comes than was announced or has arrived.
-    pub fn file_bytes(&self) -> u64 {
+    pub(super) fn file_bytes(&self) -> u64 {
         let length = self.plan.length.max(self.written + self.block.len() as u64);
         let mut plan = self.plan;
         plan.length = length;
@@ -271,7 +277,7 @@ impl Writing {
     ///
     /// # Errors
     /// For example, the disk is full.
-    pub fn push(&mut self, mut data: &[u8]) -> io::Result<()> {
+    pub(super) fn push(&mut self, mut data: &[u8]) -> io::Result<()> {
         while !data.is_empty() {
             let (now, later) = data.split_at(data.len().min(BLOCK - self.block.len()));
             // A whole block is written without a copy.
@@ -307,7 +313,7 @@ impl Writing {
     ///
     /// # Errors
     /// For example, the disk is full; or the content has another length than announced.
-    pub fn finish(mut self) -> io::Result<()> {
+    pub(super) fn finish(mut self) -> io::Result<()> {
         if !self.block.is_empty() {
             self.flush()?;
         }

@@ -10,7 +10,7 @@ const VARIANTS_MAX: usize = 32;
 
 /// One file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Filed {
+pub(super) struct Filed {
     /// Its number, which is its name.
     pub number: u64,
     /// Bytes on disk.
@@ -60,7 +60,7 @@ impl Which {
 
 /// The files on disk, by key.
 #[derive(Debug)]
-pub struct Index(Mutex<Inner>);
+pub(super) struct Index(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -84,7 +84,7 @@ struct Entry {
 
 impl Index {
     /// An empty index; a scan fills it.
-    pub fn new(capacity: u64) -> Self {
+    pub(super) fn new(capacity: u64) -> Self {
         Self(Mutex::new(Inner { capacity, removed: Some(Default::default()), ..Inner::default() }))
     }
 
@@ -93,14 +93,14 @@ impl Index {
     }
 
     /// Changes the capacity; returns the evicted files.
-    pub fn resize(&self, capacity: u64) -> Vec<u64> {
+    pub(super) fn resize(&self, capacity: u64) -> Vec<u64> {
         let mut inner = self.lock();
         inner.capacity = capacity;
         inner.shrink(0)
     }
 
     /// Returns the files of a key and a claim to read them, and marks the key as used; `None` if there are none.
-    pub fn find(&self, key: &[u8]) -> Option<(Vec<Filed>, Arc<Claim>)> {
+    pub(super) fn find(&self, key: &[u8]) -> Option<(Vec<Filed>, Arc<Claim>)> {
         let mut inner = self.lock();
         let files = inner.keys.get(key)?.files.clone();
         inner.touch(key);
@@ -108,24 +108,24 @@ impl Index {
     }
 
     /// Whether there is a file of this key.
-    pub fn has(&self, key: &[u8]) -> bool {
+    pub(super) fn has(&self, key: &[u8]) -> bool {
         self.lock().keys.contains_key(key)
     }
 
     /// The number of the file of this key and variant.
-    pub fn number_of(&self, key: &[u8], variant: u64) -> Option<u64> {
+    pub(super) fn number_of(&self, key: &[u8], variant: u64) -> Option<u64> {
         let inner = self.lock();
         let files = &inner.keys.get(key)?.files;
         files.iter().find(|file| file.variant == variant).map(|file| file.number)
     }
 
     /// Announces that a file will be written for this key.
-    pub fn claim(&self, key: &[u8]) -> Arc<Claim> {
+    pub(super) fn claim(&self, key: &[u8]) -> Arc<Claim> {
         self.lock().claim(key)
     }
 
     /// Makes room for a file; returns the evicted files. `None`: it is larger than the capacity.
-    pub fn reserve(&self, bytes: u64) -> Option<Vec<u64>> {
+    pub(super) fn reserve(&self, bytes: u64) -> Option<Vec<u64>> {
         let mut inner = self.lock();
         if bytes > inner.capacity {
             return None;
@@ -136,14 +136,14 @@ impl Index {
     }
 
     /// Gives back the room of a reserved file that was not written.
-    pub fn release(&self, bytes: u64) {
+    pub(super) fn release(&self, bytes: u64) {
         let mut inner = self.lock();
         inner.used = inner.used.saturating_sub(bytes);
     }
 
     /// Enters a reserved file; it replaces one of the same variant. Returns the files to remove: the file itself if the key
     /// was removed meanwhile.
-    pub fn commit(&self, claim: &Claim, file: Filed) -> Vec<u64> {
+    pub(super) fn commit(&self, claim: &Claim, file: Filed) -> Vec<u64> {
         let mut inner = self.lock();
         if claim.is_void() {
             inner.used = inner.used.saturating_sub(file.bytes);
@@ -153,7 +153,7 @@ impl Index {
     }
 
     /// Enters a file that the scan found; returns the files to remove. The scan begins with the least recently written file.
-    pub fn found(&self, key: &[u8], file: Filed) -> Vec<u64> {
+    pub(super) fn found(&self, key: &[u8], file: Filed) -> Vec<u64> {
         let mut inner = self.lock();
         let is_removed = inner
             .removed
@@ -173,17 +173,17 @@ impl Index {
     }
 
     /// The scan is over.
-    pub fn scanned(&self) {
+    pub(super) fn scanned(&self) {
         self.lock().removed = None;
     }
 
     /// Whether the scan is over.
-    pub fn is_scanned(&self) -> bool {
+    pub(super) fn is_scanned(&self) -> bool {
         self.lock().removed.is_none()
     }
 
     /// Removes keys and voids the claims on them. Returns the files to remove and the removed keys.
-    pub fn remove(&self, which: &Which) -> (Vec<u64>, Vec<Arc<[u8]>>) {
+    pub(super) fn remove(&self, which: &Which) -> (Vec<u64>, Vec<Arc<[u8]>>) {
         let mut inner = self.lock();
         if let Some((keys, more)) = &mut inner.removed {
             match which {
@@ -206,14 +206,14 @@ impl Index {
     }
 
     /// Voids what is under way for a key.
-    pub fn void(&self, key: &[u8]) {
+    pub(super) fn void(&self, key: &[u8]) {
         let inner = self.lock();
         let claims = inner.claims.get(key).into_iter().flatten();
         claims.filter_map(Weak::upgrade).for_each(|claim| claim.void());
     }
 
     /// Removes one file that turned out to be unusable.
-    pub fn remove_file(&self, key: &[u8], number: u64) {
+    pub(super) fn remove_file(&self, key: &[u8], number: u64) {
         let mut inner = self.lock();
         let Some(entry) = inner.keys.get_mut(key) else { return };
         let Some(place) = entry.files.iter().position(|file| file.number == number) else { return };
@@ -227,14 +227,14 @@ impl Index {
     }
 
     /// Evicts least recently used keys until 1/`part` of the used room is free; returns the evicted files.
-    pub fn make_room(&self, part: u64) -> Vec<u64> {
+    pub(super) fn make_room(&self, part: u64) -> Vec<u64> {
         let mut inner = self.lock();
         let aim = inner.used - inner.used / part.max(1);
         inner.shrink_to(aim)
     }
 
     /// The first `most` keys with this prefix in order, with the bytes of their files.
-    pub fn list(&self, start: &[u8], most: usize) -> Vec<(Arc<[u8]>, u64)> {
+    pub(super) fn list(&self, start: &[u8], most: usize) -> Vec<(Arc<[u8]>, u64)> {
         let inner = self.lock();
         let found = inner.keys.iter().filter(|(key, _)| key.starts_with(start));
         let mut found: Vec<_> = found
@@ -247,7 +247,7 @@ impl Index {
     }
 
     /// Keys, files, bytes and capacity.
-    pub fn counts(&self) -> (usize, usize, u64, u64) {
+    pub(super) fn counts(&self) -> (usize, usize, u64, u64) {
         let inner = self.lock();
         (inner.keys.len(), inner.files, inner.used, inner.capacity)
     }

@@ -9,7 +9,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// A few threads and their queue. On drop the threads finish the queued jobs and end.
 #[derive(Debug)]
-pub struct Io(Arc<Queue>);
+pub(super) struct Io(Arc<Queue>);
 
 struct Queue {
     jobs: Mutex<Jobs>,
@@ -55,7 +55,7 @@ impl Io {
     ///
     /// # Errors
     /// The system has no more threads.
-    pub fn start(name: &str, threads: usize) -> io::Result<Self> {
+    pub(super) fn start(name: &str, threads: usize) -> io::Result<Self> {
         let queue = Arc::new(Queue { jobs: Mutex::default(), more: Condvar::new() });
         // Made first: if a thread cannot be started, dropping it ends the others.
         let io = Self(queue);
@@ -67,13 +67,13 @@ impl Io {
     }
 
     /// Queues a job; jobs start in their order. The queue has no limit: the callers limit their jobs.
-    pub fn send(&self, job: impl FnOnce() + Send + 'static) {
+    pub(super) fn send(&self, job: impl FnOnce() + Send + 'static) {
         self.0.lock().waiting.push_back(Box::new(job));
         self.0.more.notify_one();
     }
 
     /// Queues a job and waits for its result; `None` if it panicked.
-    pub async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    pub(super) async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let (answer, answered) = oneshot::channel();
         self.send(move || {
             // The caller may have gone.

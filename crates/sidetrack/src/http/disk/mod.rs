@@ -8,7 +8,7 @@ mod fill;
 mod index;
 mod io;
 
-pub use fill::Fill;
+pub(super) use fill::Fill;
 pub use index::Which;
 
 use super::content::{Content, End};

@@ -48,7 +48,7 @@ pub(super) struct Common {
 }
 
 /// Serves a connection to its end, after the client and we have agreed on HTTP/2.
-pub async fn serve(connection: Connection, inside: Inside) {
+pub(crate) async fn serve(connection: Connection, inside: Inside) {
     let patience = Duration::from_millis(connection.worker.config().limits.handshake_timeout_ms);
     let Connection { worker, listening, proxy, peer, stream, .. } = connection;
     let common = Common { worker: worker.clone(), listening, proxy, peer, inside };

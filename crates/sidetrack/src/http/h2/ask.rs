@@ -17,13 +17,13 @@ use sidetrack_core::http::message::{Method, Request, Response, Sender};
 use std::pin::pin;
 
 /// Opens streams on a connection to a server.
-pub type Requests = SendRequest<Bytes>;
+pub(crate) type Requests = SendRequest<Bytes>;
 
 /// Starts HTTP/2 on a connection after ALPN has agreed on it.
 ///
 /// # Errors
 /// The server does not speak HTTP/2.
-pub async fn begin(stream: Stream) -> Result<Requests, Failure> {
+pub(crate) async fn begin(stream: Stream) -> Result<Requests, Failure> {
     let mut builder = h2::client::Builder::new();
     builder
         .enable_push(false)
@@ -43,7 +43,7 @@ pub async fn begin(stream: Stream) -> Result<Requests, Failure> {
 }
 
 /// Returns a connection in memory. Its requests are sent as streams, one after the other.
-pub fn connection(requests: Requests) -> Duplex {
+pub(crate) fn connection(requests: Requests) -> Duplex {
     let (ours, other) = pipe();
     reactor::spawn(serve(Duplex::from(other), requests));
     ours

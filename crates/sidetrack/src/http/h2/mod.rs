@@ -1,8 +1,8 @@
 //! HTTP/2 at both ends of intercepted connections. Each stream passes through a connection in memory that speaks HTTP/1.1.
 //! So policy, records, the cache and the strict parsers are the same for both versions.
 
-pub mod accept;
-pub mod ask;
+pub(super) mod accept;
+pub(super) mod ask;
 mod websocket;
 
 use super::buffer::Buffer;

@@ -27,7 +27,7 @@ const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 const READ_BYTES: usize = 16 * 1024;
 
 /// Serves an extended CONNECT request to its end.
-pub async fn serve(
+pub(super) async fn serve(
     common: Common,
     protocol: &str,
     parts: &Parts,
@@ -70,7 +70,7 @@ fn accept_of(key: &str) -> String {
 ///
 /// # Errors
 /// Which side stopped it before there was a response.
-pub async fn ask(
+pub(super) async fn ask(
     (from, buffer): (Duplex, Buffer),
     request: &Request,
     requests: Requests,

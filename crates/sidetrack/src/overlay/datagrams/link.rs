@@ -16,7 +16,7 @@ const PROBE_BYTES: usize = 5;
 
 /// The address of a neighbour, and the socket that reaches it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Route {
+pub(crate) struct Route {
     /// Index of the socket.
     pub socket: usize,
     /// The neighbour's address.
@@ -27,7 +27,7 @@ pub struct Route {
 
 /// Why a datagram of a link was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dropped {
+pub(crate) enum Dropped {
     /// The seal is wrong.
     Forged,
     /// It came before, or is too old to decide that.
@@ -44,7 +44,7 @@ struct Receiving {
 }
 
 /// The link's keys, route and packet sizes.
-pub struct Link {
+pub(crate) struct Link {
     /// The neighbour.
     pub neighbour: NodeId,
     /// The number of the control connection it belongs to.
@@ -68,7 +68,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Link {
     /// Returns a new link; `route` leads to the configured address of the neighbour.
-    pub fn new(
+    pub(crate) fn new(
         neighbour: NodeId,
         number: u64,
         (send, receive): (Direction, Direction),
@@ -93,27 +93,27 @@ impl Link {
     }
 
     /// Returns the link's name in the headers of received datagrams.
-    pub fn name(&self) -> u32 {
+    pub(crate) fn name(&self) -> u32 {
         self.receive.name
     }
 
     /// Returns where its datagrams go. None: the address is unknown until the neighbour has sent a datagram.
-    pub fn route(&self) -> Option<Route> {
+    pub(crate) fn route(&self) -> Option<Route> {
         *lock(&self.route)
     }
 
     /// Returns the most bytes of a datagram.
-    pub fn datagram_bytes(&self) -> usize {
+    pub(crate) fn datagram_bytes(&self) -> usize {
         self.bytes.load(Relaxed)
     }
 
     /// Returns the most bytes of a frame that travels in one datagram.
-    pub fn frame_bytes(&self) -> usize {
+    pub(crate) fn frame_bytes(&self) -> usize {
         self.datagram_bytes() - OVERHEAD_BYTES
     }
 
     /// Returns the datagrams of a frame: one, or its pieces.
-    pub fn seal(&self, frame: &Frame) -> Vec<Vec<u8>> {
+    pub(crate) fn seal(&self, frame: &Frame) -> Vec<Vec<u8>> {
         let (bytes, room) = (frame.to_datagram(), self.frame_bytes());
         if bytes.len() <= room || matches!(frame, Frame::Probe { .. }) {
             return self.seal_one(&bytes).into_iter().collect();
@@ -132,7 +132,12 @@ impl Link {
     ///
     /// # Errors
     /// Returns why the datagram is dropped.
-    pub fn open(&self, header: Header, sealed: &mut [u8], route: Route) -> Result<Option<Frame>, Dropped> {
+    pub(crate) fn open(
+        &self,
+        header: Header,
+        sealed: &mut [u8],
+        route: Route,
+    ) -> Result<Option<Frame>, Dropped> {
         if !lock(&self.receiving).window.is_new(header.sequence) {
             return Err(Dropped::Replayed);
         }
@@ -157,7 +162,7 @@ impl Link {
     }
 
     /// Gives an input to the search for the largest datagram. Returns the probes to send.
-    pub fn search(&self, now: Instant, input: mtu::Input) -> Vec<Frame> {
+    pub(crate) fn search(&self, now: Instant, input: mtu::Input) -> Vec<Frame> {
         let mut search = lock(&self.search);
         search.handle(now, input);
         self.bytes.store(search.bytes(), Relaxed);
@@ -170,7 +175,7 @@ impl Link {
     }
 
     /// Returns when the search needs a tick.
-    pub fn search_at(&self) -> Instant {
+    pub(crate) fn search_at(&self) -> Instant {
         lock(&self.search).deadline()
     }
 }

@@ -8,10 +8,10 @@ mod receive;
 mod seal;
 mod way;
 
-pub use link::Link;
-pub use receive::run;
-pub use seal::{LABEL, MATERIAL_BYTES};
-pub use way::{Paths, send};
+pub(super) use link::Link;
+pub(super) use receive::run;
+pub(super) use seal::{LABEL, MATERIAL_BYTES};
+pub(super) use way::{Paths, send};
 
 use super::control::Event;
 use crate::live::Clock;
@@ -33,7 +33,7 @@ const BUFFER_BYTES: usize = 4 << 20;
 
 /// Counts of datagrams.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub(super) struct Counters {
     /// Received and valid.
     pub received: AtomicU64,
     /// Given to the system.
@@ -64,7 +64,7 @@ struct Links {
 }
 
 /// The sockets for datagrams, and the links that use them.
-pub struct Datagrams {
+pub(super) struct Datagrams {
     own: NodeId,
     sockets: Vec<UdpSocket>,
     links: RwLock<Links>,
@@ -80,7 +80,7 @@ pub struct Datagrams {
 
 /// Binds the sockets for datagrams: one with the same port as each listener, and one of each address family for
 /// neighbours that we dial.
-pub fn bind(listeners: &[SocketAddr], dialled: impl Iterator<Item = SocketAddr>) -> Vec<UdpSocket> {
+pub(super) fn bind(listeners: &[SocketAddr], dialled: impl Iterator<Item = SocketAddr>) -> Vec<UdpSocket> {
     let mut addresses = listeners.to_vec();
     for dialled in dialled {
         let any: IpAddr =
@@ -116,7 +116,12 @@ fn bind_one(address: SocketAddr) -> io::Result<UdpSocket> {
 
 impl Datagrams {
     /// Returns the state for these sockets.
-    pub fn new(own: NodeId, sockets: Vec<UdpSocket>, control: mpsc::Sender<Event>, clock: Clock) -> Self {
+    pub(super) fn new(
+        own: NodeId,
+        sockets: Vec<UdpSocket>,
+        control: mpsc::Sender<Event>,
+        clock: Clock,
+    ) -> Self {
         Self {
             own,
             sockets,
@@ -130,7 +135,7 @@ impl Datagrams {
     }
 
     /// Adds the link of a new control connection. `material` is the secret that both ends have from its handshake.
-    pub fn enter(
+    pub(super) fn enter(
         &self,
         neighbour: NodeId,
         number: u64,
@@ -158,7 +163,7 @@ impl Datagrams {
     }
 
     /// Removes the link, because the control connection has ended.
-    pub fn leave(&self, neighbour: NodeId) {
+    pub(super) fn leave(&self, neighbour: NodeId) {
         let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(old) = links.by_node.remove(&neighbour) {
             links.by_name.remove(&old.name());
@@ -166,7 +171,7 @@ impl Datagrams {
     }
 
     /// Returns the link to this neighbour.
-    pub fn link(&self, neighbour: NodeId) -> Option<Arc<Link>> {
+    pub(super) fn link(&self, neighbour: NodeId) -> Option<Arc<Link>> {
         let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
         links.by_node.get(&neighbour).cloned()
     }
@@ -182,18 +187,18 @@ impl Datagrams {
     }
 
     /// Drops this share of what comes from the neighbour, parts per million: for tests, like `setlink` of Spines.
-    pub fn set_loss(&self, neighbour: NodeId, ppm: u32) {
+    pub(super) fn set_loss(&self, neighbour: NodeId, ppm: u32) {
         self.loss(neighbour).store(ppm.min(1_000_000), Relaxed);
     }
 
     /// Returns the share that [`Datagrams::set_loss`] has set.
-    pub fn loss(&self, neighbour: NodeId) -> Arc<AtomicU32> {
+    pub(super) fn loss(&self, neighbour: NodeId) -> Arc<AtomicU32> {
         let mut losses = self.losses.lock().unwrap_or_else(PoisonError::into_inner);
         losses.entry(neighbour).or_default().clone()
     }
 
     /// Sends a frame to a neighbour. Returns false if its address is unknown or the system did not accept all of it.
-    pub fn send(&self, to: NodeId, frame: &Frame) -> bool {
+    pub(super) fn send(&self, to: NodeId, frame: &Frame) -> bool {
         self.link(to).is_some_and(|link| self.send_on(&link, frame))
     }
 

@@ -30,7 +30,7 @@ const BURST: Duration = Duration::from_millis(50);
 const ALIVE_EVERY_NS: u64 = 15_000_000;
 
 /// Receives until `stopped`.
-pub fn run(shared: &Shared, stopped: &AtomicBool) {
+pub(crate) fn run(shared: &Shared, stopped: &AtomicBool) {
     let datagrams = &shared.datagrams;
     let mut buffer = vec![0; DATAGRAM_MAX];
     let mut dice = Dice(shared.clock.now().as_nanos());
@@ -169,7 +169,7 @@ fn pass(shared: &Shared, from: NodeId, packet: Packet) {
 }
 
 /// Forwards a packet that is at `position` to the next node. Returns false if it is dropped.
-pub fn forward(shared: &Shared, mut packet: Packet) -> bool {
+pub(super) fn forward(shared: &Shared, mut packet: Packet) -> bool {
     packet.position = packet.position.saturating_add(1);
     let next = packet.path.at(packet.position).filter(|next| shared.link(*next).is_some());
     let Some(next) = next else {

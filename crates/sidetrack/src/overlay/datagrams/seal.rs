@@ -6,16 +6,16 @@ use sidetrack_core::overlay::datagram::{HEADER_BYTES, Header, OVERHEAD_BYTES};
 
 /// Bytes that both ends export from the handshake of their control connection (RFC 8446 Sec. 7.5): for each direction a
 /// key, a first nonce and a name.
-pub const MATERIAL_BYTES: usize = 2 * DIRECTION_BYTES;
+pub(crate) const MATERIAL_BYTES: usize = 2 * DIRECTION_BYTES;
 
 /// The exporter's label.
-pub const LABEL: &[u8] = b"EXPORTER sidetrack overlay 1 datagrams";
+pub(crate) const LABEL: &[u8] = b"EXPORTER sidetrack overlay 1 datagrams";
 
 const KEY_BYTES: usize = 16;
 const DIRECTION_BYTES: usize = KEY_BYTES + NONCE_LEN + 4;
 
 /// The keys of one direction.
-pub struct Direction {
+pub(crate) struct Direction {
     key: LessSafeKey,
     first_nonce: [u8; NONCE_LEN],
     /// Its name in headers.
@@ -23,7 +23,7 @@ pub struct Direction {
 }
 
 /// Returns the directions that we send with and receive with. The lower node sends with the first half.
-pub fn directions(
+pub(super) fn directions(
     own: NodeId,
     peer: NodeId,
     material: &[u8; MATERIAL_BYTES],
@@ -50,7 +50,7 @@ impl Direction {
     }
 
     /// Returns the datagram of this frame. A sequence must not be used twice.
-    pub fn seal(&self, sequence: u64, frame: &[u8]) -> Option<Vec<u8>> {
+    pub(crate) fn seal(&self, sequence: u64, frame: &[u8]) -> Option<Vec<u8>> {
         let header = Header { link: self.name, sequence }.to_bytes();
         let mut datagram = Vec::with_capacity(frame.len() + OVERHEAD_BYTES);
         datagram.extend_from_slice(&header);
@@ -62,7 +62,7 @@ impl Direction {
     }
 
     /// Returns the frame of a datagram, if its seal is right.
-    pub fn open<'d>(&self, header: Header, sealed: &'d mut [u8]) -> Option<&'d [u8]> {
+    pub(crate) fn open<'d>(&self, header: Header, sealed: &'d mut [u8]) -> Option<&'d [u8]> {
         let aad = Aad::from(header.to_bytes());
         self.key.open_in_place(self.nonce(header.sequence), aad, sealed).ok().map(|frame| &*frame)
     }

@@ -40,7 +40,7 @@ struct Way {
 
 /// The paths to all nodes that accept packets in datagrams.
 #[derive(Default)]
-pub struct Paths {
+pub(crate) struct Paths {
     ways: Mutex<BTreeMap<NodeId, Way>>,
 }
 
@@ -50,24 +50,24 @@ impl Paths {
     }
 
     /// Allows packets to this node, under the session that it has accepted.
-    pub fn enter(&self, to: NodeId, session: SessionId) {
+    pub(crate) fn enter(&self, to: NodeId, session: SessionId) {
         self.lock().insert(to, Way { session: Some(session), ..Way::default() });
     }
 
     /// Stops packets to this node.
-    pub fn leave(&self, to: NodeId) {
+    pub(crate) fn leave(&self, to: NodeId) {
         self.lock().remove(&to);
     }
 
     /// Returns the time until an echo request is due.
-    pub fn due(&self, now: Instant) -> Duration {
+    pub(crate) fn due(&self, now: Instant) -> Duration {
         let ways = self.lock();
         let due = ways.values().map(|way| way.probe_at(now).since(now));
         due.min().unwrap_or(PROVEN)
     }
 
     /// Handles an echo that came back from this node.
-    pub fn answered(&self, from: NodeId, payload: &[u8], now: Instant) {
+    pub(crate) fn answered(&self, from: NodeId, payload: &[u8], now: Instant) {
         let number = payload.first_chunk().map(|bytes| u64::from_be_bytes(*bytes));
         if let Some(way) = self.lock().get_mut(&from)
             && number.is_some_and(|number| number <= way.number && number + 4 > way.number)
@@ -77,7 +77,7 @@ impl Paths {
     }
 
     /// True if datagrams arrive at this node.
-    pub fn is_proven(&self, to: NodeId, now: Instant) -> bool {
+    pub(crate) fn is_proven(&self, to: NodeId, now: Instant) -> bool {
         self.lock().get(&to).is_some_and(|way| way.is_proven(now))
     }
 }
@@ -104,7 +104,7 @@ impl Way {
 }
 
 /// Sends the echo requests that are due.
-pub fn probe(shared: &Shared, now: Instant) {
+pub(super) fn probe(shared: &Shared, now: Instant) {
     let mut requests = Vec::new();
     for (to, way) in &mut *shared.datagrams.paths.lock() {
         if way.probe_at(now) > now {
@@ -123,7 +123,7 @@ pub fn probe(shared: &Shared, now: Instant) {
 
 /// Sends an IP packet to a node. None: datagrams do not arrive there. False: the packet is dropped. `shrink` gets the
 /// packet and the largest size that travels in one datagram.
-pub fn send(
+pub(crate) fn send(
     shared: &Shared,
     to: NodeId,
     mut ip: Vec<u8>,

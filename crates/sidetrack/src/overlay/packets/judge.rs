@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError, Weak};
 /// The configuration that the verdicts came from. It is weak: an old configuration with its lists of hosts is freed at
 /// once, but its address is not used again.
 #[derive(Default)]
-pub struct Judged {
+pub(super) struct Judged {
     config: Weak<Config>,
     dialing: Weak<Dialing>,
 }
@@ -20,7 +20,7 @@ pub struct Judged {
 impl Interception {
     /// Discards the verdicts if a reload has changed the rules, or if our own ports changed. Then each conversation is
     /// judged again.
-    pub fn look_at_rules(&self, shared: &Shared) {
+    pub(crate) fn look_at_rules(&self, shared: &Shared) {
         let (config, dialing) = (shared.config.load(), shared.dialing.load());
         let mut judged = self.judged.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = std::ptr::eq(judged.config.as_ptr(), Arc::as_ptr(&config))
@@ -36,7 +36,7 @@ impl Interception {
 ///
 /// # Errors
 /// No entry of `[[overlay.deliver]]` allows its destination, a rule denies it, or the destination is a port of our own.
-pub fn judge(shared: &Shared, from: &str, ends: &Ends) -> Result<(), Refused> {
+pub(super) fn judge(shared: &Shared, from: &str, ends: &Ends) -> Result<(), Refused> {
     let to = ends.destination;
     if !is_allowed(&shared.deliver, from, to) {
         return Err(Refused::Destination);

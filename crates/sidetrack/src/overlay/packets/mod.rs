@@ -39,10 +39,10 @@ use tokio::time::sleep;
 use way::{BestEffort, Reliable, Way};
 
 /// The mark of delivered packets: our rules do not catch them.
-pub const DELIVERED_MARK: MarkBits = MarkBits { value: 0x5f00_0000, mask: 0xff00_0000 };
+pub(super) const DELIVERED_MARK: MarkBits = MarkBits { value: 0x5f00_0000, mask: 0xff00_0000 };
 
 /// The name of the table that catches packets.
-pub const TABLE: &str = "sidetrack-packets";
+pub(super) const TABLE: &str = "sidetrack-packets";
 
 /// The queue numbers that we may use.
 const QUEUES: std::ops::RangeInclusive<u16> = 24_000..=24_063;
@@ -61,7 +61,7 @@ const REST: Duration = Duration::from_millis(250);
 
 /// Counts of packets.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub(super) struct Counters {
     /// Caught, and sent to the node that delivers them.
     pub sent: AtomicU64,
     /// Those of the sent ones that went in datagrams.
@@ -81,7 +81,7 @@ pub struct Counters {
 }
 
 /// The state of caught packets, for all threads.
-pub struct Interception {
+pub(super) struct Interception {
     rules: Mutex<Interceptor>,
     /// The configuration that the verdicts about conversations come from.
     judged: Mutex<Judged>,
@@ -93,7 +93,7 @@ pub struct Interception {
 }
 
 /// The resources that need rights, opened while the process has them.
-pub struct Bound {
+pub(super) struct Bound {
     catches: Vec<config::Packets>,
     raw: RoutedSocket,
     queue: Option<Waiting>,
@@ -109,7 +109,7 @@ struct Waiting {
 }
 
 /// The right that is needed at the moment when a verdict is given.
-pub const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN;
+pub(super) const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN;
 
 /// What the thread waits for before it starts.
 struct Begin {
@@ -119,7 +119,7 @@ struct Begin {
 }
 
 /// The running thread that catches packets; dropping this stops it.
-pub struct Catching {
+pub(super) struct Catching {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -129,7 +129,7 @@ impl Bound {
     ///
     /// # Errors
     /// Returns the resource that is not available.
-    pub fn new(config: &config::Overlay, on_crash: OnCrash) -> anyhow::Result<Option<Self>> {
+    pub(super) fn new(config: &config::Overlay, on_crash: OnCrash) -> anyhow::Result<Option<Self>> {
         if config.packets.is_empty() {
             return Ok(None);
         }
@@ -160,7 +160,7 @@ impl Bound {
     ///
     /// # Errors
     /// Fails if the system provides no thread.
-    pub fn answer_kernel(&mut self) -> anyhow::Result<()> {
+    pub(super) fn answer_kernel(&mut self) -> anyhow::Result<()> {
         let Some(Waiting { queue, table, bypass }) = self.queue.take() else { return Ok(()) };
         let (begin, begun) = oneshot::channel();
         let thread = std::thread::Builder::new().name("overlay-packets".to_owned()).spawn(move || {
@@ -174,7 +174,7 @@ impl Bound {
     }
 
     /// Adds what the other threads of the overlay need to `shared`.
-    pub fn start(self, shared: &mut Shared) -> Start {
+    pub(super) fn start(self, shared: &mut Shared) -> Start {
         let node = |packets: &config::Packets| {
             let node = shared.identity.node_named(&packets.node)?;
             Some(Catch { node, to: packets.to.clone(), ports: packets.port.clone(), kind: packets.link })
@@ -193,7 +193,7 @@ impl Bound {
 }
 
 /// The state between [`Bound`] and [`Catching`].
-pub struct Start {
+pub(super) struct Start {
     interception: Arc<Interception>,
     /// The nodes, and whether packets go to them in datagrams.
     nodes: BTreeMap<Arc<str>, bool>,
@@ -202,7 +202,7 @@ pub struct Start {
 
 impl Start {
     /// Lets the thread start. Returns the tasks that carry the packets, for the thread of flows.
-    pub fn run(
+    pub(super) fn run(
         self,
         shared: &Arc<Shared>,
         requests: &mpsc::Sender<Request>,
@@ -289,7 +289,7 @@ impl Interception {
     }
 
     /// Delivers a packet that came in a datagram, if `from` has opened this session for packets.
-    pub fn deliver_datagram(&self, shared: &Shared, from: NodeId, session: SessionId, packet: &[u8]) {
+    pub(super) fn deliver_datagram(&self, shared: &Shared, from: NodeId, session: SessionId, packet: &[u8]) {
         if self.sessions().get(&session) != Some(&from) {
             self.counters.refused.fetch_add(1, Relaxed);
             return;
@@ -401,7 +401,7 @@ async fn pass(session: TcpStream, waiting: &mut mpsc::Receiver<Vec<u8>>) -> io::
 }
 
 /// The far end of a session of packets: delivers packets until the session ends.
-pub async fn receive(
+pub(super) async fn receive(
     shared: Arc<Shared>,
     interception: Arc<Interception>,
     from: NodeId,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::sync::mpsc;
 
 /// Sends packets to one node.
-pub trait Way: Send + Sync {
+pub(super) trait Way: Send + Sync {
     /// True if packets can be sent now.
     fn stands(&self) -> bool;
 
@@ -19,7 +19,7 @@ pub trait Way: Send + Sync {
 
 /// Sends packets in the session itself: each hop repairs losses, and all packets to one node stay in order.
 #[derive(Clone)]
-pub struct Reliable {
+pub(super) struct Reliable {
     /// To the task that writes them into the session.
     pub packets: mpsc::Sender<Vec<u8>>,
     /// True while the session is open.
@@ -38,7 +38,7 @@ impl Way for Reliable {
 
 /// Sends packets in datagrams: lost packets stay lost, and no packet waits for another. While datagrams do not arrive, it
 /// uses the session.
-pub struct BestEffort {
+pub(super) struct BestEffort {
     /// The node that delivers the packets.
     pub to: NodeId,
     /// The state with the datagrams.

@@ -10,26 +10,26 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// An open socket. Dropping it ends the connection in order, unless a reset was requested or the thread panics.
 #[derive(Debug)]
-pub struct Guarded {
+pub(super) struct Guarded {
     /// Always present until [`Guarded::into_fd`] or the drop.
     fd: Option<OwnedFd>,
     resets: bool,
 }
 
 impl Guarded {
-    pub const fn new(fd: OwnedFd) -> Self {
+    pub(super) const fn new(fd: OwnedFd) -> Self {
         Self { fd: Some(fd), resets: false }
     }
 
     /// Makes the drop send a reset, whatever option the socket has now.
-    pub fn reset_on_close(&mut self) {
+    pub(super) fn reset_on_close(&mut self) {
         self.resets = true;
         // Cannot fail on a TCP socket. If it did, the peer would see an orderly end of a cut stream.
         let _ = sockopt::reset_on_close(self.as_fd());
     }
 
     /// Returns the descriptor with its present options.
-    pub fn into_fd(mut self) -> OwnedFd {
+    pub(super) fn into_fd(mut self) -> OwnedFd {
         self.fd.take().expect("only into_fd and the drop take it")
     }
 }
