@@ -19,7 +19,22 @@ fn compile(stems: &[&str]) {
     println!("cargo::rerun-if-env-changed=CLANG");
     for stem in stems {
         let source = folder.join(format!("{stem}.bpf.c"));
-        clang(&source, "-c", &out(&format!("{stem}.bpf.o")));
+        clang(&source, &["-c"], Some(&out(&format!("{stem}.bpf.o"))));
+    }
+}
+
+/// Verifies that each header of the folder includes what it needs: clang reads it alone.
+#[allow(dead_code, reason = "one build script is enough to do it")]
+fn headers() {
+    let folder = Path::new(&variable("CARGO_MANIFEST_DIR")).join("../../bpf");
+    let entries = std::fs::read_dir(&folder)
+        .unwrap_or_else(|error| fail(&format!("cannot read {}: {error}", folder.display())));
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if path.extension().is_some_and(|extension| extension == "h") {
+            // What it defines is for the programs that include it.
+            let alone = ["-fsyntax-only", "-Wno-unused-function", "-Wno-unused-variable", "-xc"];
+            clang(&path, &alone, None);
+        }
     }
 }
 
@@ -29,7 +44,7 @@ fn compile(stems: &[&str]) {
 fn layout(stem: &str) {
     let folder = Path::new(&variable("CARGO_MANIFEST_DIR")).join("../../bpf");
     let assembler = out(&format!("{stem}.layout.s"));
-    clang(&folder.join(format!("{stem}.layout.c")), "-S", &assembler);
+    clang(&folder.join(format!("{stem}.layout.c")), &["-S"], Some(&assembler));
     let text = std::fs::read_to_string(&assembler)
         .unwrap_or_else(|error| fail(&format!("cannot read {}: {error}", assembler.display())));
     let written = std::fs::write(out(&format!("{stem}_layout.rs")), constants(&text));
@@ -64,22 +79,23 @@ fn constants(assembler: &str) -> String {
     types.iter().fold(plain, |text, (name, members)| text + &format!("pub(crate) mod {name} {{\n{members}}}\n"))
 }
 
-fn clang(source: &Path, what: &str, target_file: &Path) {
+fn clang(source: &Path, what: &[&str], target_file: Option<&Path>) {
     let clang = std::env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
     let machine = variable("CARGO_CFG_TARGET_ARCH");
     // A big-endian host has big-endian BPF.
     let target = if variable("CARGO_CFG_TARGET_ENDIAN") == "big" { "bpfeb" } else { "bpfel" };
-    let run = Command::new(&clang)
+    let mut command = Command::new(&clang);
+    command
         // Version 3 of the instructions (Linux 5.12) has atomic exchange.
         .args(["-O2", "-g0", "-target", target, "-mcpu=v3", "-Wall", "-Wextra", "-Werror"])
         // Debian and Ubuntu keep the architecture's part of the kernel's headers here (package linux-libc-dev).
         .arg(format!("-I/usr/include/{machine}-linux-gnu"))
-        .arg(what)
-        .arg(source)
-        .arg("-o")
-        .arg(target_file)
-        .status();
-    match run {
+        .args(what)
+        .arg(source);
+    if let Some(target_file) = target_file {
+        command.arg("-o").arg(target_file);
+    }
+    match command.status() {
         Ok(status) if status.success() => {}
         Ok(status) => fail(&format!(
             "{clang} could not compile {} ({status}); it needs the kernel's headers: apt-get install linux-libc-dev",

@@ -8,5 +8,6 @@ const PROGRAMS: [&str; 2] = ["shunt", "engine"];
 
 fn main() {
     compile(&PROGRAMS);
+    headers();
     PROGRAMS.iter().for_each(|stem| layout(stem));
 }

@@ -5,9 +5,8 @@ mod frames;
 mod support;
 
 use frames::{ACK, CLIENT_LINK, FIN, Frame, OWN_LINK, PASS, REDIRECT, RST, SERVER_LINK, SYN};
-use sidetrack_sys::bpf::{
-    Handshake, Numbers, OffloadMemory, OffloadPart, OffloadSide, Offloaded, Program, monotonic_ns,
-};
+use sidetrack_core::engine::{Handshake, Standing};
+use sidetrack_sys::bpf::{OffloadMemory, OffloadPart, OffloadSide, Offloaded, Program, monotonic_ns};
 use sidetrack_sys::link;
 use std::sync::Arc;
 use support::{in_namespace, is_root};
@@ -65,7 +64,7 @@ fn scene(v6: bool, memory: &Arc<OffloadMemory>) -> Scene {
         Some(local.ip()),
         source.ip(),
     );
-    let side = |remote, local, to, numbers| OffloadSide {
+    let side = |remote, local, to, standing| OffloadSide {
         remote,
         local,
         add: 0,
@@ -78,14 +77,15 @@ fn scene(v6: bool, memory: &Arc<OffloadMemory>) -> Scene {
         shift: 0,
         shown_shift: 0,
         finished: false,
-        numbers,
+        standing,
     };
-    let stands = Numbers { sent: CLIENT, acknowledged: SHOWN + 1, edge: SHOWN + 60_000, stamp: CLIENT_STAMP };
-    let asked = Numbers { acknowledged: SYN_NUMBER + 1, ..Numbers::default() };
+    let stands =
+        Standing { sent: CLIENT, acknowledged: SHOWN + 1, edge: SHOWN + 60_000, stamp: CLIENT_STAMP };
+    let syn_sent = Standing { acknowledged: SYN_NUMBER + 1, ..Standing::default() };
     let mut client = side(client, local, CLIENT_LINK, stands);
     client.add = (SYN_NUMBER + 6).wrapping_sub(CLIENT);
     client.stamp_first = CLIENT_STAMP;
-    let sides = [client, side(server, source, SERVER_LINK, asked)];
+    let sides = [client, side(server, source, SERVER_LINK, syn_sent)];
     Scene { part: memory.part(0), program, index, sides, behind_ns: monotonic_ns() - 1_000_000_000 }
 }
 
@@ -111,7 +111,6 @@ impl Scene {
         let stamps = [&[1, 1, 8, 10][..], &[0; 8]].concat();
         let frame = self.first(0, payload, if offered.stamps { &stamps } else { &[] }).bytes();
         let handshake = Handshake {
-            behind_ns: self.behind_ns,
             clock: 10,
             acknowledges: SYN_NUMBER + 1,
             shown: SHOWN,
@@ -122,7 +121,7 @@ impl Scene {
             packet: &frame[14..],
         };
         let sides = self.sides;
-        self.part.begin_handshake(&sides, &handshake)
+        self.part.begin_handshake(&sides, &handshake, self.behind_ns)
     }
 
     /// The server's answer.
@@ -150,8 +149,8 @@ impl Scene {
     }
 }
 
-/// From here on it is lent: a byte of the server's passes, and the client's answer, which was user space's before.
-fn is_lent(scene: &Scene, offloaded: Offloaded, usual: &Frame<'_>) {
+/// From here on it is offloaded: a byte of the server's passes, and the client's answer, which was user space's before.
+fn is_offloaded(scene: &Scene, offloaded: Offloaded, usual: &Frame<'_>) {
     let [client, server] = scene.sides;
     let data = Frame {
         seq: SERVER + 1,
@@ -195,7 +194,7 @@ fn the_answer_becomes_the_frame_with_the_first_bytes() {
                 for finished in [false, true] {
                     let payload = vec![0x5a; length];
                     let offloaded = scene.begin_handshake(offered, 900, &payload).expect("room");
-                    assert_eq!(scene.part.connected(offloaded), None);
+                    assert_eq!(scene.part.syn_ack(offloaded, scene.behind_ns), None);
                     // The client's are user space's as yet.
                     let [client, _] = scene.sides;
                     let usual = Frame {
@@ -213,14 +212,15 @@ fn the_answer_becomes_the_frame_with_the_first_bytes() {
                     let frame = Frame { finished, ..scene.answer(&options) };
                     let trial = scene.program.try_on(&frame.bytes(), scene.index).expect("tried");
                     assert_eq!(trial.verdict, REDIRECT, "{offered:?} {length}");
-                    let connected = scene.part.connected(offloaded).expect("taken");
-                    let clock = connected.clock;
-                    let ms = (connected.at_ns - scene.behind_ns) / 1_000_000;
+                    let behind_ns = scene.behind_ns;
+                    let syn_ack = scene.part.syn_ack(offloaded, behind_ns).expect("taken");
+                    let clock = syn_ack.clock;
+                    let ms = syn_ack.at.as_nanos() / 1_000_000;
                     // The time is a coarse one.
                     assert!(u64::from(clock) >= ms + 10 && u64::from(clock) < ms + 60);
-                    assert_eq!(connected.number, SERVER);
+                    assert_eq!(syn_ack.number, SERVER);
                     assert_eq!(
-                        (connected.mss, connected.shift, connected.stamp),
+                        (syn_ack.mss, syn_ack.shift, syn_ack.stamp),
                         (1400, if offered.scale { 9 } else { 0 }, if offered.stamps { 12_345 } else { 0 })
                     );
                     let stamps =
@@ -228,7 +228,7 @@ fn the_answer_becomes_the_frame_with_the_first_bytes() {
                     let expected =
                         scene.first(SERVER + 1, &payload, if offered.stamps { &stamps } else { &[] }).bytes();
                     assert_eq!(trial.packet, expected, "{offered:?} {length}");
-                    is_lent(&scene, offloaded, &usual);
+                    is_offloaded(&scene, offloaded, &usual);
                     scene.forget(offloaded);
                 }
             }
@@ -269,7 +269,7 @@ fn an_answer_that_is_not_as_was_asked_is_user_spaces() {
             Frame { options: &odd, ..usual },
         ] {
             assert_eq!(scene.verdict(&frame), PASS, "{frame:?}");
-            assert_eq!(scene.part.connected(offloaded), None);
+            assert_eq!(scene.part.syn_ack(offloaded, scene.behind_ns), None);
             assert!(!scene.part.is_returned(offloaded));
         }
         let mut wrong = Frame { finished: true, ..usual }.bytes();
@@ -278,13 +278,15 @@ fn an_answer_that_is_not_as_was_asked_is_user_spaces() {
         // Called back, the right one is user space's, too.
         scene.part.take_back(offloaded);
         assert_eq!(scene.verdict(&usual), PASS);
-        assert_eq!(scene.part.connected(offloaded), None);
+        assert_eq!(scene.part.syn_ack(offloaded, scene.behind_ns), None);
         scene.part.forget(offloaded);
         // Once only.
         let offloaded = scene.begin_handshake(ALL, 1000, b"hello").expect("room");
         assert_eq!(scene.verdict(&usual), REDIRECT);
         assert_eq!(scene.verdict(&usual), PASS, "the second is for whoever knows that it is one");
-        assert!(!scene.part.is_returned(offloaded) && scene.part.connected(offloaded).is_some());
+        assert!(
+            !scene.part.is_returned(offloaded) && scene.part.syn_ack(offloaded, scene.behind_ns).is_some()
+        );
     });
 }
 

@@ -5,7 +5,8 @@ mod frames;
 mod support;
 
 use frames::{ACK, CLIENT_LINK, FIN, Frame, OWN_LINK, PASS, REDIRECT, RST, SERVER_LINK, SYN};
-use sidetrack_sys::bpf::{Numbers, OffloadMemory, OffloadPart, OffloadSide, Offloaded, Program, SeenFin};
+use sidetrack_core::engine::{Fin, Standing};
+use sidetrack_sys::bpf::{OffloadMemory, OffloadPart, OffloadSide, Offloaded, Program};
 use sidetrack_sys::link;
 use std::sync::Arc;
 use support::{in_namespace, is_root};
@@ -37,7 +38,7 @@ fn scene_of(v6: bool, memory: &Arc<OffloadMemory>, worker: u32) -> Scene {
         Some(local.ip()),
         source.ip(),
     );
-    let side = |at: usize, remote, local, to, numbers| OffloadSide {
+    let side = |at: usize, remote, local, to, standing| OffloadSide {
         remote,
         local,
         add: ADD[at],
@@ -50,9 +51,9 @@ fn scene_of(v6: bool, memory: &Arc<OffloadMemory>, worker: u32) -> Scene {
         shift: 2,
         shown_shift: 2,
         finished: false,
-        numbers,
+        standing,
     };
-    let numbers = |sent: u32, acknowledged: u32| Numbers {
+    let numbers = |sent: u32, acknowledged: u32| Standing {
         sent,
         acknowledged,
         edge: acknowledged.wrapping_add(0xffff << 2),
@@ -76,8 +77,8 @@ impl Scene {
             link: (OWN_LINK, own.to),
             from: own.remote,
             to: own.local,
-            seq: own.numbers.sent.wrapping_add(before[from]),
-            ack: other.numbers.sent.wrapping_add(ADD[from ^ 1]).wrapping_add(before[from ^ 1]),
+            seq: own.standing.sent.wrapping_add(before[from]),
+            ack: other.standing.sent.wrapping_add(ADD[from ^ 1]).wrapping_add(before[from ^ 1]),
             flags,
             payload,
             ..Frame::BARE
@@ -142,14 +143,14 @@ fn a_connection_passes_from_its_first_answer_to_its_last_fin() {
             scene.passes(scene.down([5, 1403], ACK, b""));
             assert_eq!((scene.part.over(), scene.part.over()), (Some(scene.offloaded), None), "once");
             let [client, server] = scene.part.look(scene.offloaded);
-            let fin = |end: u32, is_second| Some(SeenFin { end, is_second });
+            let fin = |end: u32, is_second| Some(Fin { end, is_second });
             assert_eq!(
                 (client.fin, server.fin),
                 (fin(CLIENT.wrapping_add(5), true), fin(SERVER + 1403, false))
             );
             assert_eq!((client.sent - (1 << 32), client.packets), (u64::from(CLIENT) + 5, 3));
-            assert_eq!((server.numbers.sent, server.packets), (SERVER + 1403, 4));
-            assert_eq!(client.numbers.acknowledged, (SERVER + 1403).wrapping_add(ADD[1]));
+            assert_eq!((server.standing.sent, server.packets), (SERVER + 1403, 4));
+            assert_eq!(client.standing.acknowledged, (SERVER + 1403).wrapping_add(ADD[1]));
             assert!(!scene.part.is_returned(scene.offloaded));
             // What comes late passes until it is taken back.
             scene.passes(scene.up([4, 1403], FIN | ACK, b""));
@@ -215,7 +216,7 @@ fn a_side_is_the_programs_from_the_byte_that_user_space_has_reached() {
         assert_eq!(to_user(&scene), [(0, false), (2, false)]);
         // User space gets the first, and sends on all three.
         let [_, server] = &scene.sides;
-        let sent = Numbers { sent: SERVER + 20, ..server.numbers };
+        let sent = Standing { sent: SERVER + 20, ..server.standing };
         scene.part.advance(scene.offloaded, 1, &sent);
         scene.passes(scene.down([0, 20], ACK, b"next"));
         assert_eq!(to_user(&scene), [(0, false), (2, true)]);

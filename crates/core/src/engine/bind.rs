@@ -146,8 +146,8 @@ impl<C: Callbacks> Engine<C> {
         self.state(now, slot, SERVER, State::SynReceived);
         self.send_syn(now, slot);
         self.wheel.arm(slot as u32, now + FIRST_WAIT);
-        if self.config.answers_elsewhere {
-            self.ask_elsewhere(now, slot);
+        if self.config.offloads_handshakes {
+            self.offload_handshake(now, slot);
         }
         Ok(())
     }
@@ -165,7 +165,7 @@ impl<C: Callbacks> Engine<C> {
         if let Some(slow) = self.slow.get_mut(hot.slow as usize) {
             slow.isn[SERVER] = isn;
             slow.inspect = [target.inspect_client, target.inspect_server];
-            slow.asked = now;
+            slow.syn_sent = now;
             slow.resends = 0;
             slow.resend_after = FIRST_WAIT;
             slow.resend_at = now + FIRST_WAIT;
@@ -259,7 +259,7 @@ impl<C: Callbacks> Engine<C> {
         hot.active = now;
         hot.phase = Phase::Bound;
         cold.connected = now;
-        slow.resend_after = (now.since(slow.asked) * 3).clamp(SHORTEST_WAIT, FIRST_WAIT);
+        slow.resend_after = (now.since(slow.syn_sent) * 3).clamp(SHORTEST_WAIT, FIRST_WAIT);
         (slow.resend_at, slow.until, slow.ack_at) = (NEVER, NEVER, NEVER);
         let due = cold.expires.min(now + cold.idle);
         self.counters.bound += 1;
@@ -322,8 +322,8 @@ impl<C: Callbacks> Engine<C> {
 
     /// Ends a connection whose client is gone. A server that was sent a SYN is reset; the client gets no packet.
     fn end_silently(&mut self, now: Instant, slot: usize, reason: EndReason) {
-        let asked = self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Connecting);
-        if asked && reason == EndReason::ClientGone {
+        let is_connecting = self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Connecting);
+        if is_connecting && reason == EndReason::ClientGone {
             self.reset(now, slot, SERVER);
         }
         self.release(now, slot, Some(reason));

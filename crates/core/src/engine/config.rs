@@ -1,7 +1,7 @@
 //! The settings of the engine, and the callbacks that it calls while it runs.
 
-use super::ask::Asked;
-use super::lend::{LentTo, Progress};
+use super::handshake::Handshake;
+use super::offload::{OffloadId, Progress, Translation};
 use super::ports::Share;
 use crate::flow::{EndReason, Side};
 use crate::time::Instant;
@@ -23,8 +23,8 @@ pub struct Config {
     /// [`Engine::cookies`](super::Engine::cookies). The engine then looks for a cookie in every acknowledgement of a
     /// client. If it finds a valid one, it ends the client's earlier connection.
     pub cookies_elsewhere: bool,
-    /// The kernel may handle servers' SYN-ACKs: see [`Callbacks::ask`].
-    pub answers_elsewhere: bool,
+    /// The kernel may handle servers' SYN-ACKs: see [`Callbacks::offload_handshake`].
+    pub offloads_handshakes: bool,
     /// Largest IP packet sent, bytes, at least 1280.
     pub mtu: u16,
     /// Shift of the windows that the engine announces to clients, 0 to 14.
@@ -62,7 +62,7 @@ impl Config {
             max_connections: 65_536,
             syn_backlog: 4096,
             cookies_elsewhere: false,
-            answers_elsewhere: false,
+            offloads_handshakes: false,
             mtu: 1500,
             window_shift: 7,
             hold_bytes: 14_600,
@@ -237,26 +237,35 @@ pub trait Callbacks {
 
     /// Called before a SYN goes to the server of the connection in this slot. A program can take the connection if it can
     /// handle the SYN-ACK, send the first bytes and translate from then on. Returns the program's number of the
-    /// connection then. Only with [`Config::answers_elsewhere`].
-    fn ask(&mut self, slot: u32, asked: &Asked<'_>) -> Option<LentTo> {
-        let _ = (slot, asked);
+    /// connection then. Only with [`Config::offloads_handshakes`].
+    ///
+    /// `sides` is how the program translates then, the client first. What depends on the SYN-ACK is zero in it. For the
+    /// server, `mss` is the most that we accept; its time stamps, numbers and windows are missing. For the client,
+    /// `stamp_add` is missing.
+    fn offload_handshake(
+        &mut self,
+        slot: u32,
+        sides: &[Translation; 2],
+        handshake: &Handshake<'_>,
+    ) -> Option<OffloadId> {
+        let _ = (slot, sides, handshake);
         None
     }
 
     /// Returns what the kernel has forwarded of an offloaded connection since the last call; none if nothing.
-    fn progress(&mut self, lent: LentTo) -> Option<Progress> {
-        let _ = lent;
+    fn progress(&mut self, offloaded: OffloadId) -> Option<Progress> {
+        let _ = offloaded;
         None
     }
 
     /// Called when an offloaded connection begins to close, or when user space takes the SYN-ACK itself. From then on its
     /// packets must come to user space.
-    fn closing(&mut self, lent: LentTo) {
-        let _ = lent;
+    fn closing(&mut self, offloaded: OffloadId) {
+        let _ = offloaded;
     }
 
     /// Called when an offloaded connection has ended: the kernel must remove it.
-    fn ended(&mut self, lent: LentTo) {
-        let _ = lent;
+    fn ended(&mut self, offloaded: OffloadId) {
+        let _ = offloaded;
     }
 }

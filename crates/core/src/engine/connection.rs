@@ -4,7 +4,7 @@
 use super::checksum::Sum;
 use super::config::{ConnectionId, Hop};
 use super::edit::Edits;
-use super::lend::LentTo;
+use super::offload::OffloadId;
 use super::options::Offer;
 use super::packet::Tuple;
 use super::record::{Stamps, State};
@@ -95,7 +95,7 @@ pub(super) struct Hot {
     /// Slot of the state that only some connections need, or [`NONE`].
     pub(super) slow: u32,
     /// The kernel's number of the connection while it is offloaded.
-    pub(super) lent: Option<LentTo>,
+    pub(super) offloaded: Option<OffloadId>,
     pub(super) phase: Phase,
     /// Packets can be rewritten in place: same family, same options, no edits.
     pub(super) plain: bool,
@@ -174,7 +174,7 @@ pub(super) struct Cold {
     /// The kernel has forwarded packets of it while it was offloaded.
     pub(super) passed_elsewhere: bool,
     /// It was offloaded at least once.
-    pub(super) was_lent: bool,
+    pub(super) was_offloaded: bool,
     pub(super) stamps: Stamps,
 }
 
@@ -203,7 +203,7 @@ impl Default for Cold {
             key: 0,
             source: Source::None,
             passed_elsewhere: false,
-            was_lent: false,
+            was_offloaded: false,
             stamps: Stamps::default(),
         }
     }
@@ -239,7 +239,7 @@ pub(super) struct Slow {
     /// When the phase times out.
     pub(super) until: Instant,
     /// When the SYN was sent, for the round-trip time.
-    pub(super) asked: Instant,
+    pub(super) syn_sent: Instant,
     /// How long to wait before the next retransmission.
     pub(super) resend_after: Duration,
     /// The edits of each side's bytes; the client's also hold its bytes while there is no server.
@@ -261,7 +261,7 @@ impl Default for Slow {
             ack_at: NEVER,
             resend_at: NEVER,
             until: NEVER,
-            asked: Instant::ZERO,
+            syn_sent: Instant::ZERO,
             resend_after: Duration::ZERO,
             edits: [Edits::default(), Edits::default()],
         }

@@ -10,7 +10,7 @@ use crate::time::Instant;
 impl<C: Callbacks> Engine<C> {
     /// Handles a connection whose entry in the timing wheel is due, and arms the next one.
     pub(super) fn expire(&mut self, now: Instant, slot: usize) {
-        if self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Connecting && hot.lent.is_some()) {
+        if self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Connecting && hot.offloaded.is_some()) {
             self.recall(now, slot);
         }
         let Some(phase) = self.hot.get(slot).map(|hot| hot.phase) else { return };

@@ -90,9 +90,9 @@ impl<C: Callbacks> Engine<C> {
         if header.has(flags::FIN) && !own.has_fin && header.seq_end().after(own.next) {
             (own.has_fin, own.fin) = (true, header.seq_end());
             state = state.fin_sent();
-            if let Some(lent) = hot.lent {
+            if let Some(offloaded) = hot.offloaded {
                 // The answers must come to user space.
-                self.callbacks.closing(lent);
+                self.callbacks.closing(offloaded);
             }
         }
         self.reached(now, slot, from, state, other_state);
@@ -140,7 +140,7 @@ impl<C: Callbacks> Engine<C> {
         }
         if let Some(hot) = self.hot.get_mut(slot) {
             hot.plain = hot.same_options && hot.same_family;
-            if hot.may_be_lent() {
+            if hot.may_be_offloaded() {
                 self.callbacks.plain(slot as u32);
             }
         }

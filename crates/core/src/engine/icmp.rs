@@ -78,8 +78,8 @@ impl<C: Callbacks> Engine<C> {
         let tuple = Tuple { remote: addresses.1, local: addresses.0, ports: ports.rotate_left(16) };
         let key = hash(&self.config.seed, &tuple);
         let Some((slot, SERVER)) = self.find(key, &tuple) else { return };
-        let asked = self.slow_of(slot).is_some_and(|slow| slow.isn[SERVER] == Seq(seq));
-        if asked && self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Connecting) {
+        let is_our_syn = self.slow_of(slot).is_some_and(|slow| slow.isn[SERVER] == Seq(seq));
+        if is_our_syn && self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Connecting) {
             self.recall(now, slot);
             self.refuse(now, slot, EndReason::Unreachable);
         }
@@ -101,8 +101,8 @@ impl<C: Callbacks> Engine<C> {
         let Some(hot) = self.hot.get(slot) else { return Fate::Dropped(Drop::NoConnection) };
         match hot.phase {
             Phase::Connecting if to == SERVER => {
-                let asked = self.slow_of(slot).is_some_and(|slow| slow.isn[SERVER] == seq);
-                if asked && error == Error::Unreachable {
+                let is_our_syn = self.slow_of(slot).is_some_and(|slow| slow.isn[SERVER] == seq);
+                if is_our_syn && error == Error::Unreachable {
                     self.refuse(now, slot, EndReason::Unreachable);
                 }
                 Fate::Taken

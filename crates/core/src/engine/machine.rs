@@ -235,7 +235,7 @@ impl<C: Callbacks> Engine<C> {
         checksums: Checksums,
     ) -> Fate {
         // First copy the kernel's numbers. The packet would otherwise be checked against old ones.
-        if self.hot.get(slot).is_some_and(|hot| hot.lent.is_some()) {
+        if self.hot.get(slot).is_some_and(|hot| hot.offloaded.is_some()) {
             self.recall(now, slot);
         }
         let Some(phase) = self.hot.get(slot).map(|hot| hot.phase) else {

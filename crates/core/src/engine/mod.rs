@@ -12,7 +12,7 @@
 //!    ^ \                     |                           |                             |
 //!    |  \  ACK with a cookie |                           |                             | SYN-ACK of the server
 //!    |   +-----------------------------------------------^                             v
-//!    |                       |                           |                           Bound <---> offloaded (`lend`)
+//!    |                       |                           |                           Bound <---> offloaded (`offload`)
 //!    |  time-out, reset      |  time-out, reset, refused |   reset, time-out           |
 //!    +<----------------------+<--------------------------+<----------------------------+
 //!    |                                                                                 | both FINs acknowledged
@@ -29,8 +29,8 @@
 //! | `reply` | answers a client that waits for an answer before it says which server it wants |
 //! | `forward` | rewrites packets in place: nearly all packets |
 //! | `relay`, `edit` | builds other packets anew: changed payload, other options, resets |
-//! | `lend` | offloads connections: the kernel translates the packets of those that need only translation |
-//! | `ask` | lets the kernel send the first bytes when the server answers |
+//! | `offload` | offloads connections: the kernel translates the packets of those that need only translation |
+//! | `handshake` | offloads the handshake with a server: the kernel handles the SYN-ACK and sends the first bytes |
 //! | `ahead` | loads what a batch needs from memory in one pass |
 //! | `icmp`, `expire`, `send`, `record` | errors from the network, time-outs, own segments, session records |
 //!
@@ -39,7 +39,6 @@
 //! does.
 
 mod ahead;
-mod ask;
 mod bind;
 pub mod checksum;
 mod config;
@@ -48,9 +47,10 @@ mod cookie;
 mod edit;
 mod expire;
 mod forward;
+mod handshake;
 mod icmp;
-mod lend;
 mod machine;
+mod offload;
 mod open;
 pub mod options;
 mod outbox;
@@ -68,11 +68,11 @@ mod table;
 mod timer;
 
 pub use ahead::Ahead;
-pub use ask::{Answered, Asked};
 pub use config::{Callbacks, Config, ConnectionId, Hop, Listen, Opening, Payload, Reply, Selection, Target};
 pub use cookie::Cookies;
-pub use lend::{Fin, LentTo, Moved, Progress, Standing, Translation};
+pub use handshake::{Handshake, SynAck};
 pub use machine::{Counters, Drop, Engine, Fate};
+pub use offload::{Fin, Moved, OffloadId, Progress, Standing, Translation};
 pub use packet::Checksums;
 pub use ports::{Share, Steering};
 pub use record::{Record, Stamp, Stamps, State};

@@ -131,7 +131,7 @@ impl<C: Callbacks> Engine<C> {
         }
         (cold.id, cold.opened, cold.connected, cold.expires) = (id, now, NEVER, NEVER);
         (cold.key, cold.source) = (key, Source::None);
-        (cold.passed_elsewhere, cold.was_lent) = (false, false);
+        (cold.passed_elsewhere, cold.was_offloaded) = (false, false);
         cold.idle = Duration::from_millis(self.config.idle_timeout_ms);
         cold.stamps.clear();
         cold.stamps.push(Side::Client, State::SynSent, 0);

@@ -104,8 +104,8 @@ impl<C: Callbacks> Engine<C> {
             let entry = next?;
             let slot = entry as usize;
             let (hot, cold) = (self.hot.get(slot)?, self.cold.get(slot)?);
-            let rests = if cold.was_lent { OFFLOADED_RESTS } else { Duration::ZERO };
-            if hot.lent.is_none()
+            let rests = if cold.was_offloaded { OFFLOADED_RESTS } else { Duration::ZERO };
+            if hot.offloaded.is_none()
                 && self.fits(now, hot, cold.source, server)
                 && hot.active + rests <= now
                 && shown_stamp(hot).is_none_or(|stamp| !Seq(stamp).after(Seq(clock)))

@@ -2,11 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
-mod asked;
 mod conformance;
 mod exhaustion;
-mod lent;
+mod handshake;
 mod network;
+mod offloaded;
 mod pcap;
 mod peer;
 mod replay;

@@ -3,8 +3,8 @@
 use crate::network::{Addresses, CLIENT_HOP, SERVER_HOP, at, config};
 use crate::wire::{ACK, FIN, PSH, Packet, SYN};
 use sidetrack_core::engine::{
-    Asked, Callbacks, Checksums, Config, ConnectionId, Drop, Engine, Fate, Hop, LentTo, Opening, Payload,
-    Progress, Record, Selection, Target, Translation,
+    Callbacks, Checksums, Config, ConnectionId, Drop, Engine, Fate, Handshake, Hop, OffloadId, Opening,
+    Payload, Progress, Record, Selection, Target, Translation,
 };
 use sidetrack_core::flow::Side;
 use std::collections::VecDeque;
@@ -15,20 +15,20 @@ pub(crate) struct Fixed {
     pub selection: Selection,
     pub asked: Vec<(Vec<u8>, bool)>,
     pub payload: Payload,
-    /// Slots that may be lent, what the borrower says in turn, and what it was told to give back and to let go of.
+    /// Slots that may be offloaded, what the progress that the kernel reports in turn, and the connections that it was told to return and to remove.
     pub plain: Vec<u32>,
     pub delivering: Vec<u32>,
-    /// Whom servers that are asked are lent to, and what was to be known of them: translations, packet, and the rest.
-    pub asks: Option<LentTo>,
-    pub questions: Vec<Question>,
+    /// The number that the kernel gives to connections whose handshakes it takes, and the handshakes that it was offered.
+    pub takes_handshakes: Option<OffloadId>,
+    pub handshakes: Vec<Offered>,
     pub progress: VecDeque<Progress>,
-    pub closing: Vec<LentTo>,
-    pub ended: Vec<LentTo>,
+    pub closing: Vec<OffloadId>,
+    pub ended: Vec<OffloadId>,
 }
 
-/// As [`Asked`], to be kept.
+/// A [`Handshake`] and how its program would translate, owned.
 #[derive(Clone, Debug)]
-pub(crate) struct Question {
+pub(crate) struct Offered {
     pub sides: [Translation; 2],
     pub acknowledges: u32,
     pub shown: u32,
@@ -45,8 +45,8 @@ impl Fixed {
             payload: Payload::Keep,
             plain: Vec::new(),
             delivering: Vec::new(),
-            asks: None,
-            questions: Vec::new(),
+            takes_handshakes: None,
+            handshakes: Vec::new(),
             progress: VecDeque::new(),
             closing: Vec::new(),
             ended: Vec::new(),
@@ -76,23 +76,28 @@ impl Callbacks for Fixed {
         self.delivering.push(slot);
     }
 
-    fn ask(&mut self, slot: u32, asked: &Asked<'_>) -> Option<LentTo> {
+    fn offload_handshake(
+        &mut self,
+        slot: u32,
+        sides: &[Translation; 2],
+        handshake: &Handshake<'_>,
+    ) -> Option<OffloadId> {
         assert_eq!(slot, 0);
-        let Asked { sides, acknowledges, shown, clock, needs, packet, .. } = *asked;
-        self.questions.push(Question { sides, acknowledges, shown, clock, needs, packet: packet.to_vec() });
-        self.asks
+        let (sides, Handshake { acknowledges, shown, clock, needs, packet, .. }) = (*sides, *handshake);
+        self.handshakes.push(Offered { sides, acknowledges, shown, clock, needs, packet: packet.to_vec() });
+        self.takes_handshakes
     }
 
-    fn progress(&mut self, _: LentTo) -> Option<Progress> {
+    fn progress(&mut self, _: OffloadId) -> Option<Progress> {
         self.progress.pop_front()
     }
 
-    fn closing(&mut self, lent: LentTo) {
-        self.closing.push(lent);
+    fn closing(&mut self, offloaded: OffloadId) {
+        self.closing.push(offloaded);
     }
 
-    fn ended(&mut self, lent: LentTo) {
-        self.ended.push(lent);
+    fn ended(&mut self, offloaded: OffloadId) {
+        self.ended.push(offloaded);
     }
 }
 

@@ -4,7 +4,7 @@ use crate::network::{Addresses, CLIENT_HOP, SERVER_HOP, at};
 use crate::script::Script;
 use crate::wire::{ACK, FIN, PSH, Packet, RST, SYN};
 use proptest::prelude::*;
-use sidetrack_core::engine::{LentTo, Moved, Progress, Selection, Share, Target};
+use sidetrack_core::engine::{Moved, OffloadId, Progress, Selection, Share, Target};
 use sidetrack_core::flow::EndReason;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -100,13 +100,13 @@ fn a_port_whose_server_saw_a_later_time_stamp_is_not_taken_again() {
 }
 
 #[test]
-fn the_port_of_a_lent_connection_rests_first() {
+fn the_port_of_a_offloaded_connection_rests_first() {
     let mut script = script(1);
     script.engine.callbacks_mut().plain.clear();
     let first = ask(&mut script, 0, None).expect("a free port");
     let answer = Packet::new(first.syn.dst, first.syn.src, SYN | ACK, 77, first.syn.seq.wrapping_add(1));
     script.fate(&Packet { mss: Some(1460), ..answer }, SERVER_HOP);
-    script.engine.lend(0, LentTo(1.try_into().expect("a number")));
+    script.engine.offload(0, OffloadId(1.try_into().expect("a number")));
     script.engine.reclaim(at(script.now), 0);
     let front = script.addresses.front;
     for packet in [
@@ -130,11 +130,11 @@ fn what_the_kernel_did_for_one_connection_is_not_said_of_the_next_in_its_slot() 
         let answer = Packet::new(one.syn.dst, one.syn.src, SYN | ACK, 77, one.syn.seq.wrapping_add(1));
         script.fate(&Packet { mss: Some(1460), ..answer }, SERVER_HOP);
         if carried {
-            let borrower = LentTo(1.try_into().expect("a number"));
-            script.engine.lend(0, borrower);
-            let stands = script.engine.standing(0, borrower).expect("it is lent");
+            let kernel = OffloadId(1.try_into().expect("a number"));
+            script.engine.offload(0, kernel);
+            let stands = script.engine.standing(0, kernel).expect("it is offloaded");
             let sides = stands.map(|(standing, _)| Moved { standing, packets: 1, ..Moved::default() });
-            let progress = Progress { sides, active: None, answered: None };
+            let progress = Progress { sides, active: None, syn_ack: None };
             script.engine.callbacks_mut().progress.push_back(progress);
             script.engine.reclaim(at(script.now), 0);
         }

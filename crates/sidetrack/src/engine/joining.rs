@@ -15,7 +15,7 @@
 use super::driver::{Arrived, Mark};
 use super::offload::Offload;
 use super::strays::Stray;
-use sidetrack_core::engine::LentTo;
+use sidetrack_core::engine::OffloadId;
 use sidetrack_core::engine::packet::flags;
 use sidetrack_core::time::Instant;
 use std::collections::{BTreeSet, HashMap};
@@ -39,10 +39,10 @@ pub(super) struct Ends {
 #[derive(Debug, Default)]
 pub(super) struct Joining {
     /// The connection and the side, by both ends of the packets from that side.
-    ends: HashMap<Ends, (LentTo, usize)>,
-    flows: HashMap<LentTo, Flow>,
+    ends: HashMap<Ends, (OffloadId, usize)>,
+    flows: HashMap<OffloadId, Flow>,
     /// Connections for which something happened since their counts were stored.
-    stirred: BTreeSet<LentTo>,
+    stirred: BTreeSet<OffloadId>,
     /// The counts stored last.
     remembered: Option<Remembered>,
     /// Acknowledgements that need not wait any longer.
@@ -53,7 +53,7 @@ pub(super) struct Joining {
 #[derive(Debug)]
 struct Remembered {
     mark: Mark,
-    to_user: Vec<(LentTo, [u32; 2])>,
+    to_user: Vec<(OffloadId, [u32; 2])>,
 }
 
 #[derive(Debug)]
@@ -91,7 +91,7 @@ impl Ends {
 
 impl Joining {
     /// Adds a connection, unless it is already here. `ends` are the ends of its packets, the client's first.
-    pub(super) fn add(&mut self, to: LentTo, ends: [Ends; 2]) {
+    pub(super) fn add(&mut self, to: OffloadId, ends: [Ends; 2]) {
         if self.flows.contains_key(&to) {
             return;
         }
@@ -103,7 +103,7 @@ impl Joining {
     }
 
     /// Removes a connection that the kernel has taken over or will not take over.
-    pub(super) fn remove(&mut self, to: LentTo) {
+    pub(super) fn remove(&mut self, to: OffloadId) {
         if let Some(flow) = self.flows.remove(&to) {
             for ends in flow.ends {
                 self.ends.remove(&ends);
@@ -119,7 +119,7 @@ impl Joining {
     }
 
     /// Notes that something happened to this connection.
-    pub(super) fn stir(&mut self, to: LentTo) {
+    pub(super) fn stir(&mut self, to: OffloadId) {
         if self.flows.contains_key(&to) {
             self.stirred.insert(to);
         }
@@ -131,7 +131,7 @@ impl Joining {
     }
 
     /// Stores an acknowledgement. Returns false if it must not wait.
-    fn hold(&mut self, to: LentTo, arrived: &Arrived<'_>, now: Instant) -> bool {
+    fn hold(&mut self, to: OffloadId, arrived: &Arrived<'_>, now: Instant) -> bool {
         let Some(flow) = self.flows.get_mut(&to).filter(|flow| flow.held.len() < HELD_MAX) else {
             return false;
         };
@@ -184,7 +184,7 @@ impl Offload {
         std::mem::take(&mut self.joining.free)
     }
 
-    fn tell(&mut self, to: LentTo, to_user: [u32; 2], now: Instant) {
+    fn tell(&mut self, to: OffloadId, to_user: [u32; 2], now: Instant) {
         let Some(after) = self.told(to, to_user) else { return };
         if after.iter().all(|(_, joined)| *joined) {
             return self.has_joined(to);
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn what_was_held_is_freed_when_the_connection_leaves() {
         let mut joining = Joining::default();
-        let to = LentTo(std::num::NonZeroU32::MIN);
+        let to = OffloadId(std::num::NonZeroU32::MIN);
         let ends = Ends::of_acknowledgement(&packet(false, 0x10, 0)).unwrap();
         joining.add(to, [ends, Ends { from: ends.to, to: ends.from }]);
         let mut bytes = packet(false, 0x10, 0);

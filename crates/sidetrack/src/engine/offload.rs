@@ -1,6 +1,6 @@
 //! Offloads connections to the kernel. The engine offers those that need only translation. This module gives them to the kernel,
 //! reports their progress, takes them back when a packet comes that the kernel leaves to user space, and offloads them again
-//! after a while. `core::engine::lend` draws the states.
+//! after a while. `core::engine::offload` draws the states.
 //!
 //! How the kernel takes over without a packet being lost or overtaken is told in `joining.rs`.
 
@@ -9,9 +9,9 @@ use super::joining::{Ends, Joining};
 use super::open::Interface;
 use super::targets::Targets;
 use crate::live::Clock;
-use sidetrack_core::engine::{Answered, Asked, Fin, LentTo, Moved, Progress, Standing, Translation};
+use sidetrack_core::engine::{Handshake, Moved, OffloadId, Progress, Standing, SynAck, Translation};
 use sidetrack_core::time::Instant;
-use sidetrack_sys::bpf::{Handshake, Numbers, OffloadPart, OffloadSide, Offloaded, Seen, monotonic_ns};
+use sidetrack_sys::bpf::{OffloadPart, OffloadSide, Offloaded, Seen, monotonic_ns};
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ const WAITING_MAX: usize = 65_536;
 /// What has become of connections since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counters {
-    /// They were lent to the kernel.
+    /// They were offloaded to the kernel.
     pub offloaded: u64,
     /// There was no room.
     pub refused: u64,
@@ -42,8 +42,8 @@ pub(super) struct Counters {
     pub joined: u64,
     /// A packet came that the kernel left to us.
     pub returned: u64,
-    /// Servers' answers that the kernel took.
-    pub answered: u64,
+    /// SYN-ACKs of servers that the kernel handled.
+    pub syn_acks: u64,
 }
 
 /// The connections of one worker that the kernel has.
@@ -66,16 +66,16 @@ pub(super) struct Offload {
     look_at: Instant,
     /// Those that the kernel is taking over.
     pub(super) joining: Joining,
-    /// Slots of connections that may be lent.
+    /// Slots of connections that may be offloaded.
     waiting: VecDeque<u32>,
-    /// Slots of those that may be lent before their first bytes are there.
+    /// Slots of those that may be offloaded before their first bytes are there.
     early: Vec<u32>,
-    /// Slots of those that came back, when they may be lent again, and how often they have come back.
+    /// Slots of those that came back, when they may be offloaded again, and how often they have come back.
     again: BTreeMap<(Instant, u32), u32>,
     /// Those that came back, in this order, and since when.
-    lingering: VecDeque<(Instant, LentTo)>,
+    lingering: VecDeque<(Instant, OffloadId)>,
     /// Those of which packets came here since [`Offload::touched`].
-    touched: Vec<LentTo>,
+    touched: Vec<OffloadId>,
     counters: Counters,
 }
 
@@ -90,8 +90,8 @@ struct Known {
     /// How often it has come back before.
     returns: u32,
     back: bool,
-    /// Whether the answer of its server is waited for.
-    asked: bool,
+    /// The kernel waits for the SYN-ACK of its server.
+    awaits_syn_ack: bool,
     /// The interfaces of the client and of the server.
     via: [usize; 2],
 }
@@ -100,12 +100,11 @@ impl Known {
     /// What is new of a side.
     fn moved(&mut self, side: usize, seen: &Seen) -> Moved {
         let (line, packets) = (&mut self.lines[side], &mut self.packets[side]);
-        let Numbers { sent: number, acknowledged, edge, stamp } = seen.numbers;
         let moved = Moved {
-            standing: Standing { sent: number, acknowledged, edge, stamp },
+            standing: seen.standing,
             bytes: line.new_bytes(seen.sent, seen.fin.map(|fin| fin.end)),
             packets: seen.packets.wrapping_sub(*packets),
-            fin: seen.fin.map(|fin| Fin { end: fin.end, is_second: fin.is_second }),
+            fin: seen.fin,
         };
         *packets = seen.packets;
         moved
@@ -145,19 +144,14 @@ impl Line {
     }
 }
 
-/// The borrower's number for a connection.
-fn offloaded_to(offloaded: Offloaded) -> Option<LentTo> {
-    NonZeroU32::new(offloaded.number().wrapping_add(1)).map(LentTo)
+/// The kernel's number for a connection.
+fn offloaded_to(offloaded: Offloaded) -> Option<OffloadId> {
+    NonZeroU32::new(offloaded.number().wrapping_add(1)).map(OffloadId)
 }
 
 /// The interfaces of both sides.
 fn via(translations: &[Translation; 2]) -> [usize; 2] {
     translations.map(|side| hops::neighbour(side.hop).map_or(usize::MAX, |(interface, _)| interface))
-}
-
-const fn numbers(standing: &Standing) -> Numbers {
-    let Standing { sent, acknowledged, edge, stamp } = *standing;
-    Numbers { sent, acknowledged, edge, stamp }
 }
 
 impl Offload {
@@ -217,12 +211,12 @@ impl Offload {
         }
     }
 
-    /// The next slot of those, to be lent before what was handled is sent.
+    /// The next slot of those, to be offloaded before what was handled is sent.
     pub(super) fn next_early(&mut self) -> Option<u32> {
         self.early.pop()
     }
 
-    fn known(&mut self, to: LentTo) -> Option<&mut Known> {
+    fn known(&mut self, to: OffloadId) -> Option<&mut Known> {
         let at = (to.0.get() - 1).checked_sub(self.part.first())?;
         self.known.get_mut(at as usize)?.as_mut()
     }
@@ -237,14 +231,14 @@ impl Offload {
         Some((slot, returns))
     }
 
-    /// Lends a connection.
+    /// Gives a connection to the kernel.
     pub(super) fn offload(
         &mut self,
         slot: u32,
         returns: u32,
         translations: &[Translation; 2],
         now: Instant,
-    ) -> Option<LentTo> {
+    ) -> Option<OffloadId> {
         let via = via(translations);
         if !self.take(via) {
             // New connections of the interface are offloaded once it sends redirected frames.
@@ -263,9 +257,18 @@ impl Offload {
             return None;
         };
         // Count from where the engine stands, not from a look: the kernel may have forwarded segments already.
-        let lines = sides.map(|side| Line::from(1 << 32 | u64::from(side.numbers.sent)));
+        let lines = sides.map(|side| Line::from(1 << 32 | u64::from(side.standing.sent)));
         let slot = Some(slot);
-        self.know(Known { offloaded, slot, lines, packets: [0; 2], returns, back: false, asked: false, via });
+        self.know(Known {
+            offloaded,
+            slot,
+            lines,
+            packets: [0; 2],
+            returns,
+            back: false,
+            awaits_syn_ack: false,
+            via,
+        });
         // In XDP there is nothing to wait for until a packet comes here all the same.
         if !self.by_xdp {
             self.joins(to, offloaded);
@@ -273,26 +276,20 @@ impl Offload {
         Some(to)
     }
 
-    /// Has the kernel take the answer of a server that is about to be asked, and send it the first bytes.
-    pub(super) fn ask(&mut self, slot: u32, asked: &Asked<'_>) -> Option<LentTo> {
-        let via = via(&asked.sides);
+    /// Has the kernel handle the SYN-ACK of a server that is about to be sent a SYN, and send the first bytes then.
+    pub(super) fn offload_handshake(
+        &mut self,
+        slot: u32,
+        sides: &[Translation; 2],
+        handshake: &Handshake<'_>,
+    ) -> Option<OffloadId> {
+        let via = via(sides);
         if !self.by_xdp || !self.take(via) {
             return None;
         }
-        let handshake = Handshake {
-            behind_ns: self.monotonic,
-            clock: asked.clock,
-            acknowledges: asked.acknowledges,
-            shown: asked.shown,
-            timestamps: asked.timestamps,
-            sack: asked.sack,
-            window_scale: asked.window_scale,
-            needs: asked.needs,
-            packet: asked.packet,
-        };
         // None: the connection goes the longer way.
-        let sides = self.sides(&asked.sides)?;
-        let offloaded = self.part.begin_handshake(&sides, &handshake)?;
+        let sides = self.sides(sides)?;
+        let offloaded = self.part.begin_handshake(&sides, handshake, self.monotonic)?;
         let to = offloaded_to(offloaded)?;
         let lines = self.part.look(offloaded).map(|seen| Line::from(seen.sent));
         let slot = Some(slot);
@@ -303,13 +300,13 @@ impl Offload {
             packets: [0; 2],
             returns: 0,
             back: false,
-            asked: true,
+            awaits_syn_ack: true,
             via,
         });
         Some(to)
     }
 
-    /// A connection that was lent.
+    /// A connection that was offloaded.
     fn know(&mut self, known: Known) {
         let at = (known.offloaded.number() - self.part.first()) as usize;
         if self.known.len() <= at {
@@ -322,7 +319,7 @@ impl Offload {
         self.counters.offloaded += 1;
     }
 
-    fn joins(&mut self, to: LentTo, offloaded: Offloaded) {
+    fn joins(&mut self, to: OffloadId, offloaded: Offloaded) {
         self.joining.add(to, self.part.ends(offloaded).map(|(from, to)| Ends { from, to }));
     }
 
@@ -366,17 +363,17 @@ impl Offload {
             shift: translation.shift,
             shown_shift: translation.shown_shift,
             finished: translation.finished,
-            numbers: numbers(&translation.standing),
+            standing: translation.standing,
         })
     }
 
-    /// What the kernel has done with a connection since this was asked last. It is asked before every packet of the
-    /// connection that comes here.
-    pub(super) fn progress(&mut self, to: LentTo, now: Instant) -> Option<Progress> {
+    /// Returns what the kernel has done with a connection since the last call. The engine calls this before it handles a
+    /// packet of the connection.
+    pub(super) fn progress(&mut self, to: OffloadId, now: Instant) -> Option<Progress> {
         let offloaded = self.known(to)?.offloaded;
-        let answered = self.answered(to);
-        if self.known(to)?.asked {
-            // Of a server that has not answered there are no numbers.
+        let syn_ack = self.syn_ack(to);
+        if self.known(to)?.awaits_syn_ack {
+            // A server that has not answered has no numbers yet.
             if self.part.is_returned(offloaded) {
                 self.came_back(to, now);
             }
@@ -396,30 +393,23 @@ impl Offload {
         }
         let active = client.last_ns.max(server.last_ns);
         let active = (active > 0).then(|| Instant::from_nanos(active.saturating_sub(self.monotonic)));
-        Some(Progress { sides, active, answered })
+        Some(Progress { sides, active, syn_ack })
     }
 
-    /// The answer of its server, if that was waited for and came: once.
-    fn answered(&mut self, to: LentTo) -> Option<Answered> {
-        let offloaded = self.known(to).filter(|known| known.asked)?.offloaded;
-        let answer = self.part.connected(offloaded)?;
-        self.counters.answered += 1;
+    /// Returns the SYN-ACK of its server, once, if the kernel waited for it and has handled it.
+    fn syn_ack(&mut self, to: OffloadId) -> Option<SynAck> {
+        let offloaded = self.known(to).filter(|known| known.awaits_syn_ack)?.offloaded;
+        let syn_ack = self.part.syn_ack(offloaded, self.monotonic)?;
+        self.counters.syn_acks += 1;
         let known = self.known(to)?;
         // The line of its numbers begins here; see `Seen::sent`.
-        known.lines[1] = Line::from(1 << 32 | u64::from(answer.number.wrapping_add(1)));
-        known.asked = false;
-        Some(Answered {
-            number: answer.number,
-            mss: answer.mss,
-            shift: answer.shift,
-            stamp: answer.stamp,
-            clock: answer.clock,
-            at: Instant::from_nanos(answer.at_ns.saturating_sub(self.monotonic)),
-        })
+        known.lines[1] = Line::from(1 << 32 | u64::from(syn_ack.number.wrapping_add(1)));
+        known.awaits_syn_ack = false;
+        Some(syn_ack)
     }
 
     /// A connection has come back, or ended.
-    fn came_back(&mut self, to: LentTo, now: Instant) {
+    fn came_back(&mut self, to: OffloadId, now: Instant) {
         let Some(known) = self.known(to).filter(|known| !known.back) else { return };
         known.back = true;
         let offloaded = known.offloaded;
@@ -430,7 +420,7 @@ impl Offload {
     }
 
     /// A connection has ended.
-    pub(super) fn ended(&mut self, to: LentTo, now: Instant) {
+    pub(super) fn ended(&mut self, to: OffloadId, now: Instant) {
         self.came_back(to, now);
         if let Some(known) = self.known(to) {
             known.slot = None;
@@ -438,7 +428,7 @@ impl Offload {
     }
 
     /// The next connection both of whose sides have closed in XDP, and its slot: tell the engine that it is over.
-    pub(super) fn over(&mut self) -> Option<(LentTo, u32)> {
+    pub(super) fn over(&mut self) -> Option<(OffloadId, u32)> {
         while let Some(offloaded) = self.part.over() {
             let Some(to) = offloaded_to(offloaded) else { continue };
             if let Some(slot) = self.known(to).and_then(|known| known.slot) {
@@ -455,7 +445,7 @@ impl Offload {
 
     /// The next connection that the kernel has done with, and its slot if it is still there: reclaim it, then
     /// [`Offload::forget`] it.
-    pub(super) fn done_with(&mut self, now: Instant) -> Option<(LentTo, Option<u32>)> {
+    pub(super) fn done_with(&mut self, now: Instant) -> Option<(OffloadId, Option<u32>)> {
         let (since, to) = *self.lingering.front()?;
         if since + LINGERS > now {
             return None;
@@ -465,7 +455,7 @@ impl Offload {
     }
 
     /// Forgets a connection that the kernel has let go of. It may be offloaded again after a while.
-    pub(super) fn forget(&mut self, to: LentTo, now: Instant) {
+    pub(super) fn forget(&mut self, to: OffloadId, now: Instant) {
         let at = (to.0.get() - 1).checked_sub(self.part.first());
         let place = at.and_then(|at| self.known.get_mut(at as usize));
         let Some(known) = place.and_then(Option::take) else { return };
@@ -477,9 +467,9 @@ impl Offload {
         }
     }
 
-    /// The connections of which packets came here since this was asked last, each with its slot: tell where they stand by
-    /// [`Offload::stands`].
-    pub(super) fn touched(&mut self) -> Vec<(LentTo, u32)> {
+    /// Returns the connections of which packets came here since the last call, each with its slot. Their standing must then be
+    /// told by [`Offload::stands`].
+    pub(super) fn touched(&mut self) -> Vec<(OffloadId, u32)> {
         let mut touched = std::mem::take(&mut self.touched);
         touched.sort_unstable();
         touched.dedup();
@@ -493,11 +483,11 @@ impl Offload {
     }
 
     /// Where a connection stands by what was handled and sent here.
-    pub(super) fn stands(&mut self, to: LentTo, standing: &[(Standing, u32); 2]) {
+    pub(super) fn stands(&mut self, to: OffloadId, standing: &[(Standing, u32); 2]) {
         let Some(offloaded) = self.known(to).map(|known| known.offloaded) else { return };
         let mut sent = [0; 2];
         for (side, (standing, stamp_first)) in standing.iter().enumerate() {
-            sent[side] = self.part.advance(offloaded, side, &numbers(standing));
+            sent[side] = self.part.advance(offloaded, side, standing);
             self.part.stamp_first(offloaded, side, *stamp_first);
         }
         if let Some(known) = self.known(to) {
@@ -509,7 +499,7 @@ impl Offload {
     }
 
     /// What user space was given of a connection, and whether the kernel has its sides.
-    pub(super) fn given_to_user(&mut self, to: LentTo) -> Option<[(u32, bool); 2]> {
+    pub(super) fn given_to_user(&mut self, to: OffloadId) -> Option<[(u32, bool); 2]> {
         let offloaded = self.known(to).filter(|known| !known.back)?.offloaded;
         // In XDP a side that has sent nothing here is the kernel's from its next byte on.
         let has = |seen: Seen| (seen.to_user, seen.joined || (self.by_xdp && seen.to_user == 0));
@@ -517,7 +507,7 @@ impl Offload {
     }
 
     /// User space has sent on what it was given, as counted there; gives what it was given until now.
-    pub(super) fn told(&mut self, to: LentTo, to_user: [u32; 2]) -> Option<[(u32, bool); 2]> {
+    pub(super) fn told(&mut self, to: OffloadId, to_user: [u32; 2]) -> Option<[(u32, bool); 2]> {
         let offloaded = self.known(to)?.offloaded;
         for (side, to_user) in to_user.into_iter().enumerate() {
             self.part.user_sent(offloaded, side, to_user);
@@ -526,13 +516,13 @@ impl Offload {
     }
 
     /// The kernel has both sides.
-    pub(super) fn has_joined(&mut self, to: LentTo) {
+    pub(super) fn has_joined(&mut self, to: OffloadId) {
         self.joining.remove(to);
         self.counters.joined += 1;
     }
 
     /// User space keeps it for a while: it closes, or the kernel does not get it in time.
-    pub(super) fn take_back(&mut self, to: LentTo, now: Instant) {
+    pub(super) fn take_back(&mut self, to: OffloadId, now: Instant) {
         self.came_back(to, now);
     }
 

@@ -9,7 +9,8 @@ use crate::live::Decided;
 use arc_swap::ArcSwap;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::engine::{
-    Asked, Callbacks, ConnectionId, LentTo, Opening, Payload, Progress, Reply, Selection, Target,
+    Callbacks, ConnectionId, Handshake, OffloadId, Opening, Payload, Progress, Reply, Selection, Target,
+    Translation,
 };
 use sidetrack_core::flow::{Destination, EndReason, Flow, HostName, Process, Side};
 use sidetrack_core::function::{FunctionKind, FunctionSpec};
@@ -298,21 +299,26 @@ impl Callbacks for Select {
         }
     }
 
-    fn ask(&mut self, slot: u32, asked: &Asked<'_>) -> Option<LentTo> {
-        self.offload.as_mut()?.ask(slot, asked)
+    fn offload_handshake(
+        &mut self,
+        slot: u32,
+        sides: &[Translation; 2],
+        handshake: &Handshake<'_>,
+    ) -> Option<OffloadId> {
+        self.offload.as_mut()?.offload_handshake(slot, sides, handshake)
     }
 
-    fn progress(&mut self, offloaded: LentTo) -> Option<Progress> {
+    fn progress(&mut self, offloaded: OffloadId) -> Option<Progress> {
         self.offload.as_mut()?.progress(offloaded, self.now)
     }
 
-    fn closing(&mut self, offloaded: LentTo) {
+    fn closing(&mut self, offloaded: OffloadId) {
         if let Some(offload) = &mut self.offload {
             offload.take_back(offloaded, self.now);
         }
     }
 
-    fn ended(&mut self, offloaded: LentTo) {
+    fn ended(&mut self, offloaded: OffloadId) {
         if let Some(offload) = &mut self.offload {
             offload.ended(offloaded, self.now);
         }

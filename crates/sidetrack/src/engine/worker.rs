@@ -428,7 +428,7 @@ fn fresh(
     let mut config = engine::Config::new(listen.collect(), share.clone(), seed());
     config.max_connections = settings.connections_max;
     config.cookies_elsewhere = settings.answer_by_xdp;
-    config.answers_elsewhere = offload.as_ref().is_some_and(Offload::is_by_xdp);
+    config.offloads_handshakes = offload.as_ref().is_some_and(Offload::is_by_xdp);
     config.mtu = mtu;
     let waker = Waker::from(bell.clone());
     let flows = Flows::new(

@@ -50,8 +50,8 @@ fn serve(
     (told.recv().expect("a server"), thread)
 }
 
-/// The listener of an engine that lends so many connections to the kernel.
-fn lending(io: &str, connections_max: u32, lines: &str) -> String {
+/// The listener of an engine that offloads at most this many connections.
+fn offloading(io: &str, connections_max: u32, lines: &str) -> String {
     let io_is = format!("io = \"{io}\"");
     engine_by(io, lines).replace(&io_is, &format!("{io_is}, offload_max = {connections_max}"))
 }
@@ -84,7 +84,7 @@ fn streams_are_whole_while_the_kernel_takes_over() {
     for (io, (engine_at, ip)) in WAYS.into_iter().flat_map(|io| families.map(|family| (io, family))) {
         let mut site = Site::taking_frames();
         let (address, server) = serve(&site, ip, 4, both_ways);
-        site.start("", &lending(io, 65_536, &format!("to = \"{address}\"")));
+        site.start("", &offloading(io, 65_536, &format!("to = \"{address}\"")));
         site.be_patient();
         for _ in 0..2 {
             site.line.client.run(move || {
@@ -137,7 +137,7 @@ fn ends_are_what_they_are_without() {
 fn ends_are_what_they_are_without_by(io: &str) {
     let mut site = Site::taking_frames();
     let server = site.server("10.0.2.1");
-    site.start("", &lending(io, 65_536, &format!("to = \"{}\"", server.address)));
+    site.start("", &offloading(io, 65_536, &format!("to = \"{}\"", server.address)));
     // In order.
     let client = carried(&site);
     let down = client.greeting_bytes() + ECHOED;
@@ -196,7 +196,7 @@ fn a_server_that_resets_and_one_that_says_nothing_more_by(io: &str) {
     });
     site.start(
         "default = \"direct\"\n[limits]\nidle_timeout_ms = 1500\n",
-        &lending(io, 65_536, &format!("to = \"{address}\"")),
+        &offloading(io, 65_536, &format!("to = \"{address}\"")),
     );
     for (word, reason) in [(b'r', "server_reset"), (b's', "idle")] {
         let error = site.line.client.run(move || {
@@ -227,7 +227,7 @@ fn nothing_is_left_of_it_when_the_program_is_killed_by(io: &str) {
     let mut site = Site::taking_frames();
     let server = site.server("10.0.2.1");
     let before = site.line.router.run(crate::node::traces::Traces::now);
-    site.start("", &lending(io, 65_536, &format!("to = \"{}\"", server.address)));
+    site.start("", &offloading(io, 65_536, &format!("to = \"{}\"", server.address)));
     let mut client = carried(&site);
     let mut up = site.up.take().expect("started");
     up.signal(Signal::KILL);
@@ -249,7 +249,7 @@ fn what_the_kernel_has_no_room_for_stays_with_us() {
 fn what_the_kernel_has_no_room_for_stays_with_us_by(io: &str) {
     let mut site = Site::taking_frames();
     let server = site.server("10.0.2.1");
-    let tables = lending(io, 1, &format!("to = \"{}\"", server.address));
+    let tables = offloading(io, 1, &format!("to = \"{}\"", server.address));
     site.start("", &tables);
     let first = carried(&site);
     let second = site.line.client.run(|| {
@@ -292,7 +292,7 @@ fn ask(mut stream: TcpStream, closes_first: u8) {
 fn by_xdp(address: SocketAddr, answers: bool) -> String {
     let cookies = if answers { "syn_cookies = \"xdp\", " } else { "" };
     let choose = format!("engine = {{ {cookies}choose = [{{ prefix = \"s\", to = \"{address}\" }}],");
-    lending("xdp", 64, &format!("to = \"{address}\"")).replace("engine = {", &choose)
+    offloading("xdp", 64, &format!("to = \"{address}\"")).replace("engine = {", &choose)
 }
 
 #[test]
@@ -352,7 +352,7 @@ fn without_gro_at_the_other_end_connections_stay_in_user_space() {
     }
     let mut site = Site::new();
     let server = site.server("10.0.2.1");
-    let listen = lending("xdp", 65_536, &format!("to = \"{}\"", server.address));
+    let listen = offloading("xdp", 65_536, &format!("to = \"{}\"", server.address));
     site.start("", &listen);
     let exchange = |site: &Site| {
         site.line.client.run(|| {

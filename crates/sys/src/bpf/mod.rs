@@ -30,9 +30,7 @@ pub use flow::{Ended, FlowEntry, FlowKey, FlowState};
 pub use load::BpfError;
 pub use map::{Map, MapKind, MapShape};
 pub use object::{Object, ObjectError};
-pub use offload::{
-    Connected, Handshake, Numbers, OffloadMemory, OffloadPart, OffloadSide, Offloaded, Seen, SeenFin,
-};
+pub use offload::{OffloadMemory, OffloadPart, OffloadSide, Offloaded, Seen};
 pub use program::{Hook, Link, LoadError, Program, ProgramKind, Trial};
 pub use table::{FastPath, Forwarding, PORTS_MAX, Port, monotonic_ns};
 

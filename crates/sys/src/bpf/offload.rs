@@ -3,8 +3,6 @@
 
 mod handshake;
 
-pub use handshake::{Connected, Handshake};
-
 use super::layout::engine::{
     FIN_ACKED, FIN_SECOND, FIN_SEEN, FLOW_COMPLETING, FLOW_ENDED, FLOW_FREE, FLOW_OFFLOADED, FLOW_RETURNED,
     FLOW_SYN_SENT, PLACES, bucket, flow as flow_at, flow_side, handshake as handshake_at,
@@ -13,24 +11,12 @@ use super::layout::engine::{
 use super::memory::Shared;
 use super::{Map, MapKind, MapShape};
 use handshake::HANDSHAKES_MAX;
+use sidetrack_core::engine::{Fin, Standing};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-
-/// The sequence numbers of one side, each as that side sees them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Numbers {
-    /// The number after the last byte it sent.
-    pub sent: u32,
-    /// The highest number it acknowledged.
-    pub acknowledged: u32,
-    /// The highest number its window ever allowed.
-    pub edge: u32,
-    /// Its last time stamp.
-    pub stamp: u32,
-}
 
 /// One side of a connection to offload: the addresses of its packets, the way to it, and what is added to its
 /// numbers.
@@ -61,24 +47,15 @@ pub struct OffloadSide {
     /// True if it has sent its FIN and the FIN was acknowledged.
     pub finished: bool,
     /// Its sequence numbers so far.
-    pub numbers: Numbers,
-}
-
-/// A FIN that a program in XDP forwarded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SeenFin {
-    /// The number after it, as `Numbers::sent`.
-    pub end: u32,
-    /// True if the peer's FIN was seen first.
-    pub is_second: bool,
+    pub standing: Standing,
 }
 
 /// The state of one side of an offloaded connection, as the kernel sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Its sequence numbers so far.
-    pub numbers: Numbers,
-    /// `numbers.sent` in 64 bits: the upper half counts wraps.
+    pub standing: Standing,
+    /// `standing.sent` in 64 bits: the upper half counts wraps.
     pub sent: u64,
     /// Packets that the kernel forwarded. A GSO frame that stands for several counts once.
     pub packets: u32,
@@ -87,7 +64,7 @@ pub struct Seen {
     /// True once user space has no segment of this side left to send; the kernel forwards all that follow.
     pub joined: bool,
     /// Its FIN, if the kernel forwarded one.
-    pub fin: Option<SeenFin>,
+    pub fin: Option<Fin>,
     /// Monotonic clock at the last packet that the kernel forwarded, nanoseconds; 0: none.
     pub last_ns: u64,
 }
@@ -268,7 +245,7 @@ impl OffloadMemory {
         ] {
             double(word, value);
         }
-        double(flow_side::SENT, 1 << 32 | u64::from(own.numbers.sent));
+        double(flow_side::SENT, 1 << 32 | u64::from(own.standing.sent));
         double(flow_side::LAST_NS, 0);
         let ([a, b, c, d, e, f], [g, h, i, j, k, l]) = (own.to, own.from);
         for (number, bytes) in [[a, b, c, d], [e, f, g, h], [i, j, k, l]].into_iter().enumerate() {
@@ -278,9 +255,9 @@ impl OffloadMemory {
         for (word, value) in [
             (flow_side::PORTS, ports(own)),
             (flow_side::ADD, own.add),
-            (flow_side::ACKNOWLEDGED, own.numbers.acknowledged),
-            (flow_side::EDGE, own.numbers.edge),
-            (flow_side::STAMP, own.numbers.stamp),
+            (flow_side::ACKNOWLEDGED, own.standing.acknowledged),
+            (flow_side::EDGE, own.standing.edge),
+            (flow_side::STAMP, own.standing.stamp),
             (flow_side::PACKETS, 0),
             (flow_side::TO_USER, 0),
             (flow_side::USER_SENT, u32::MAX),
@@ -291,7 +268,7 @@ impl OffloadMemory {
             (flow_side::MSS, u32::from_ne_bytes([low, high, own.shift, own.shown_shift])),
             (flow_side::FIX, fix(own, other)),
             (flow_side::V6, u32::from(own.remote.is_ipv6())),
-            (flow_side::FIN, own.numbers.sent),
+            (flow_side::FIN, own.standing.sent),
             (flow_side::FINS, if own.finished { FIN_SEEN | FIN_ACKED } else { 0 }),
         ] {
             self.set(flow, side, word, value);
@@ -371,7 +348,7 @@ impl OffloadPart {
             // mark first.
             let (fins, sent) = (word(flow_side::FINS), double(flow_side::SENT));
             Seen {
-                numbers: Numbers {
+                standing: Standing {
                     sent: sent as u32,
                     acknowledged: word(flow_side::ACKNOWLEDGED),
                     edge: word(flow_side::EDGE),
@@ -382,7 +359,7 @@ impl OffloadPart {
                 to_user: word(flow_side::TO_USER),
                 joined: word(flow_side::JOINED) != 0,
                 fin: (fins & FIN_SEEN != 0)
-                    .then(|| SeenFin { end: word(flow_side::FIN), is_second: fins & FIN_SECOND != 0 }),
+                    .then(|| Fin { end: word(flow_side::FIN), is_second: fins & FIN_SECOND != 0 }),
                 last_ns: double(flow_side::LAST_NS),
             }
         })
@@ -411,15 +388,16 @@ impl OffloadPart {
         Some(Offloaded(flow))
     }
 
-    /// Moves the kernel's copy of a side's numbers forward to `numbers`; numbers that are ahead already stay.
-    /// Returns `numbers.sent` in 64 bits, counted like [`Seen::sent`].
-    pub fn advance(&self, offloaded: Offloaded, side: usize, numbers: &Numbers) -> u64 {
+    /// Moves the kernel's copy of a side's numbers forward to `standing`; numbers that are ahead already stay.
+    /// Returns `standing.sent` in 64 bits, counted like [`Seen::sent`].
+    pub fn advance(&self, offloaded: Offloaded, side: usize, standing: &Standing) -> u64 {
         let sent = self.whole.flows.u64(OffloadMemory::at(offloaded.0, side, flow_side::SENT));
         let ahead = |old: u64| {
-            old.wrapping_add_signed(i64::from(numbers.sent.wrapping_sub(old as u32).cast_signed()))
+            old.wrapping_add_signed(i64::from(standing.sent.wrapping_sub(old as u32).cast_signed()))
         };
         let before = sent.fetch_update(AcqRel, Acquire, |old| (ahead(old) > old).then(|| ahead(old)));
-        for (word, to) in [(flow_side::ACKNOWLEDGED, numbers.acknowledged), (flow_side::EDGE, numbers.edge)] {
+        for (word, to) in [(flow_side::ACKNOWLEDGED, standing.acknowledged), (flow_side::EDGE, standing.edge)]
+        {
             let is_after = |old: u32| to.wrapping_sub(old).cast_signed() > 0;
             let number = self.whole.flows.u32(OffloadMemory::at(offloaded.0, side, word));
             // It fails if the kernel is ahead, which is fine.

@@ -46,7 +46,7 @@ const LEAST_BY_PROCESS: &str = "limit: AF_XDP";
 const LEAST_BY_KERNEL: &str = "limit: XDP";
 /// Maximum number of offloaded connections: the open ones, and those that ended within 20 ms. A larger table works as
 /// well, but is some 5 % slower because no cache holds it.
-const LENT: u32 = 8192;
+const OFFLOAD_MAX: u32 = 8192;
 /// Maximum number of decided connections: the open ones, and ports in TIME-WAIT.
 const KERNEL_CONNECTIONS: u32 = 49_152;
 /// Time limit until the program takes packets, and until its count of flows is up to date.
@@ -167,7 +167,8 @@ impl Scene {
     fn both(&self, plane: &str, open: u32, quick: bool) -> Result<Row> {
         let choose = format!("{{ prefix = \"{REQUEST}\", to = \"10.77.{SUBNET}.1:{PORT}\" }}");
         let cookies = if plane == ANSWERED { "xdp" } else { "flood" };
-        let settings = format!("offload_max = {LENT}, syn_cookies = \"{cookies}\", choose = [{choose}]");
+        let settings =
+            format!("offload_max = {OFFLOAD_MAX}, syn_cookies = \"{cookies}\", choose = [{choose}]");
         self.after_handshake(plane, open, quick, &settings)
     }
 

@@ -48,7 +48,7 @@ impl Worker {
         let Some(translation) = self.engine.translation(slot) else { return };
         let Some(offload) = &mut self.engine.callbacks_mut().offload else { return };
         if let Some(to) = offload.offload(slot, returns, &translation, now) {
-            self.engine.lend(slot, to);
+            self.engine.offload(slot, to);
         }
     }
 

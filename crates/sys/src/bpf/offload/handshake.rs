@@ -3,6 +3,8 @@
 
 use super::super::layout::engine::{FLOW_COMPLETING, flow as flow_at, flow_side, handshake as handshake_at};
 use super::{OffloadMemory, OffloadPart, OffloadSide, Offloaded};
+use sidetrack_core::engine::{Handshake, SynAck};
+use sidetrack_core::time::Instant;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Bytes of an Ethernet header.
@@ -10,52 +12,16 @@ pub(super) const LINK_HEADER: usize = 14;
 /// At most this many handshakes at once, of all workers: 8 MiB.
 pub(super) const HANDSHAKES_MAX: u32 = 8192;
 
-/// The handshake of a server that is about to get a SYN: what its SYN-ACK has to be, and what is sent to it
-/// then.
-#[derive(Clone, Copy, Debug)]
-pub struct Handshake<'a> {
-    /// Monotonic clock minus the worker's time, nanoseconds.
-    pub behind_ns: u64,
-    /// Time stamps are the worker's time in milliseconds plus this, modulo 2^32.
-    pub clock: u32,
-    /// The number that the SYN-ACK has to acknowledge.
-    pub acknowledges: u32,
-    /// The server's initial sequence number as the client sees it.
-    pub shown: u32,
-    /// Whether the SYN-ACK has to have time stamps; if false, it must not.
-    pub timestamps: bool,
-    /// The same for SACK.
-    pub sack: bool,
-    /// The same for window scaling.
-    pub window_scale: bool,
-    /// Its MSS and its window have to be at least this, bytes.
-    pub needs: u16,
-    /// The IP packet that is sent to the server then. What depends on the SYN-ACK is zero in it and in its
-    /// checksum: the acknowledgement and, if there are time stamps (then the only option), both stamps.
-    pub packet: &'a [u8],
-}
-
-/// What the SYN-ACK said, as the program read it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connected {
-    /// Its sequence number.
-    pub number: u32,
-    /// Largest payload that the server accepts: the lesser of its MSS and what was set before, bytes.
-    pub mss: u16,
-    /// Window scale of the server's windows.
-    pub shift: u8,
-    /// Its time stamp.
-    pub stamp: u32,
-    /// Our time stamp clock at that moment; see [`Handshake::clock`].
-    pub clock: u32,
-    /// Monotonic clock at that moment, nanoseconds.
-    pub at_ns: u64,
-}
-
 impl OffloadMemory {
-    fn write_handshake(&self, number: u32, [client, server]: &[OffloadSide; 2], handshake: &Handshake<'_>) {
+    fn write_handshake(
+        &self,
+        number: u32,
+        [client, server]: &[OffloadSide; 2],
+        handshake: &Handshake<'_>,
+        behind_ns: u64,
+    ) {
         let at = |word| number as usize * handshake_at::SIZE + word;
-        let Handshake { behind_ns, clock, acknowledges, shown, needs, packet, .. } = *handshake;
+        let Handshake { clock, acknowledges, shown, needs, packet, .. } = *handshake;
         let ethertype: [u8; 2] = if server.remote.is_ipv6() { [0x86, 0xdd] } else { [8, 0] };
         let [needs_low, needs_high] = needs.to_ne_bytes();
         let [stamps, sack, scale] =
@@ -65,7 +31,7 @@ impl OffloadMemory {
             (handshake_at::CLOCK, clock),
             (handshake_at::ACKNOWLEDGES, acknowledges),
             (handshake_at::SHOWN, shown),
-            (handshake_at::STAMP, client.numbers.stamp),
+            (handshake_at::STAMP, client.standing.stamp),
             (handshake_at::LENGTH, (packet.len() + LINK_HEADER) as u32),
             (handshake_at::NEEDS, u32::from_ne_bytes([needs_low, needs_high, stamps, sack])),
             (handshake_at::SCALE, u32::from(scale)),
@@ -94,11 +60,12 @@ impl OffloadMemory {
 impl OffloadPart {
     /// Leaves the handshake of a server that is about to get a SYN to a program in XDP: it takes the SYN-ACK
     /// if that is as expected, and the connection is offloaded from then on. `None` if there is no
-    /// room.
+    /// room. `behind_ns` is the monotonic clock minus the worker's time, nanoseconds.
     pub fn begin_handshake(
         &mut self,
         sides: &[OffloadSide; 2],
         handshake: &Handshake<'_>,
+        behind_ns: u64,
     ) -> Option<Offloaded> {
         // The packet's last bytes may take one word more.
         if handshake.packet.len() > handshake_at::SIZE - handshake_at::FRAME - LINK_HEADER - 4 {
@@ -108,13 +75,13 @@ impl OffloadPart {
             return None;
         }
         let number = self.free_handshakes.pop()?;
-        self.whole.write_handshake(number, sides, handshake);
+        self.whole.write_handshake(number, sides, handshake, behind_ns);
         self.offload_as(sides, Some(number))
     }
 
     /// Returns what the SYN-ACK said, if a program has taken it and sent the first bytes. Read this before
-    /// anything else of the connection.
-    pub fn connected(&mut self, offloaded: Offloaded) -> Option<Connected> {
+    /// anything else of the connection. `behind_ns` is as in [`OffloadPart::begin_handshake`].
+    pub fn syn_ack(&mut self, offloaded: Offloaded, behind_ns: u64) -> Option<SynAck> {
         let at = offloaded.0 as usize * flow_at::SIZE;
         let flows = &self.whole.flows;
         while flows.u32(at).load(Acquire) == FLOW_COMPLETING {
@@ -130,7 +97,8 @@ impl OffloadPart {
         let [low, high, shift, _] = server(flow_side::MSS).to_ne_bytes();
         let stamp = server(flow_side::STAMP_FIRST);
         let clock = stamp.wrapping_add(server(flow_side::STAMP_ADD));
-        Some(Connected { number, mss: u16::from_ne_bytes([low, high]), shift, stamp, clock, at_ns })
+        let at = Instant::from_nanos(at_ns.saturating_sub(behind_ns));
+        Some(SynAck { number, mss: u16::from_ne_bytes([low, high]), shift, stamp, clock, at })
     }
 
     /// Frees the connection's place for a handshake, if it has one: the program has read it, or the connection was taken

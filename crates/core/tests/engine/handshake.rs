@@ -1,26 +1,25 @@
-//! Servers whose answers are taken elsewhere: what is sent there is what the engine would have sent, and it stands then where it would
-//! stand.
+//! Handshakes that are offloaded: the kernel sends what the engine would have sent, and the engine's state is the same afterwards.
 
 use crate::network::{Addresses, SERVER_HOP, at};
-use crate::script::{Bound, CLIENT_ISN, Question, SERVER_ISN, Script};
+use crate::script::{Bound, CLIENT_ISN, Offered, SERVER_ISN, Script};
 use crate::wire::{ACK, FIN, PSH, Packet, RST, SYN};
 use sidetrack_core::engine::{
-    Answered, Fin, LentTo, Moved, Payload, Progress, Record, Selection, Standing, Target, Translation,
+    Fin, Moved, OffloadId, Payload, Progress, Record, Selection, Standing, SynAck, Target, Translation,
 };
 use sidetrack_core::flow::EndReason;
 use std::num::NonZeroU32;
 
-const TO: LentTo = LentTo(NonZeroU32::new(7).unwrap());
+const TO: OffloadId = OffloadId(NonZeroU32::new(7).unwrap());
 const STAMP: u32 = 0x7000_0000;
 
 fn target() -> Target {
     Target::new(Addresses::v4().server, SERVER_HOP)
 }
 
-/// An engine whose connections are taken by somebody while their servers are asked.
+/// An engine whose handshakes with servers are offloaded.
 fn script(target: Target) -> Script {
-    let mut script = Script::with(|config| config.answers_elsewhere = true, Selection::Server(target));
-    script.engine.callbacks_mut().asks = Some(TO);
+    let mut script = Script::with(|config| config.offloads_handshakes = true, Selection::Server(target));
+    script.engine.callbacks_mut().takes_handshakes = Some(TO);
     script
 }
 
@@ -67,20 +66,20 @@ fn syn_ack(syn: &Packet) -> Packet {
     Packet { mss: Some(1400), stamps, scale, sack_permitted: syn.sack_permitted, ..packet }
 }
 
-fn question(script: &mut Script) -> Question {
-    script.engine.callbacks_mut().questions.pop().expect("somebody else was asked")
+fn handshake(script: &mut Script) -> Offered {
+    script.engine.callbacks_mut().handshakes.pop().expect("the handshake was offered")
 }
 
 /// What came elsewhere after the answer: bytes of both sides, and whether both have closed.
 fn tell(script: &mut Script, isn: u32, syn: &Packet, bytes: [u64; 2], closed: bool) {
     let clock = (at(script.now).as_nanos() / 1_000_000) as u32;
-    let question = script.engine.callbacks_mut().questions.last().expect("asked").clone();
-    let answered = Answered {
+    let handshake = script.engine.callbacks_mut().handshakes.last().expect("offered").clone();
+    let syn_ack = SynAck {
         number: SERVER_ISN,
         mss: 1400,
         shift: 9,
         stamp: STAMP + 5,
-        clock: clock.wrapping_add(question.clock),
+        clock: clock.wrapping_add(handshake.clock),
         at: at(script.now),
     };
     let fin = u32::from(closed);
@@ -101,7 +100,7 @@ fn tell(script: &mut Script, isn: u32, syn: &Packet, bytes: [u64; 2], closed: bo
         fin: closed.then_some(Fin { end: sent[side], is_second: side == 1 }),
     };
     let progress =
-        Progress { sides: [side(0), side(1)], active: Some(at(script.now)), answered: Some(answered) };
+        Progress { sides: [side(0), side(1)], active: Some(at(script.now)), syn_ack: Some(syn_ack) };
     script.engine.callbacks_mut().progress.push_back(progress);
 }
 
@@ -117,46 +116,46 @@ fn what_is_sent_elsewhere_is_what_the_engine_would_have_sent() {
     }
     for offers in here {
         let mut script = script(target());
-        script.engine.callbacks_mut().asks = None;
+        script.engine.callbacks_mut().takes_handshakes = None;
         let (isn, syn) = request(&mut script, offers, b"hello");
-        let question = question(&mut script);
+        let handshake = handshake(&mut script);
         script.now += 7;
         let answer = syn_ack(&syn);
         let sent = script.take(&answer)[0].clone();
         // What the answer brings: the acknowledgement and time stamps.
-        let clock = ((at(script.now).as_nanos() / 1_000_000) as u32).wrapping_add(question.clock);
-        let draft = Packet::decode(&question.packet);
+        let clock = ((at(script.now).as_nanos() / 1_000_000) as u32).wrapping_add(handshake.clock);
+        let draft = Packet::decode(&handshake.packet);
         assert_eq!((draft.ack, draft.stamps), (0, offers.stamps.then_some((0, 0))), "{offers:?}");
         let stamps = answer.stamps.map(|(value, _)| (clock, value));
         assert_eq!(Packet { ack: answer.seq.wrapping_add(1), stamps, ..draft }, sent, "{offers:?}");
         // And so does the translation.
         let [client, server] = script.engine.translation(0).expect("on its way");
-        let [asked_client, asked_server] = question.sides;
+        let [offered_client, offered_server] = handshake.sides;
         let stamp = answer.stamps.map_or(0, |(value, _)| value);
         let expected = Translation {
             stamp_add: clock.wrapping_sub(if offers.stamps { STAMP } else { 0 }),
-            ..asked_client
+            ..offered_client
         };
         assert_eq!(client, expected, "{offers:?}");
         let standing = Standing {
             sent: SERVER_ISN + 1,
-            acknowledged: question.acknowledges,
-            edge: question.acknowledges.wrapping_add(65_535),
+            acknowledged: handshake.acknowledges,
+            edge: handshake.acknowledges.wrapping_add(65_535),
             stamp,
         };
         let expected = Translation {
-            add: question.shown.wrapping_sub(SERVER_ISN),
+            add: handshake.shown.wrapping_sub(SERVER_ISN),
             mss: 1400,
             shift: if offers.scale.is_some() { 9 } else { 0 },
             stamp_add: if offers.stamps { clock.wrapping_sub(stamp) } else { server.stamp_add },
             stamp_first: stamp,
             standing,
-            ..asked_server
+            ..offered_server
         };
         assert_eq!(server, expected, "{offers:?}");
-        assert_eq!(asked_server.mss, 1460);
-        assert_eq!(usize::from(question.needs), 5 + if offers.stamps { 12 } else { 0 });
-        assert_eq!(question.shown, isn);
+        assert_eq!(offered_server.mss, 1460);
+        assert_eq!(usize::from(handshake.needs), 5 + if offers.stamps { 12 } else { 0 });
+        assert_eq!(handshake.shown, isn);
     }
 }
 
@@ -228,8 +227,8 @@ fn whatever_comes_first_calls_it_back() {
         let mut script = script(target());
         let (isn, syn) = request(&mut script, PLAIN, b"hello");
         if taken {
-            // Nothing has come when it is asked first; the answer crosses with the call.
-            let nothing = Progress { sides: [Moved::default(); 2], active: None, answered: None };
+            // Nothing has come at the first look; the SYN-ACK crosses with the call.
+            let nothing = Progress { sides: [Moved::default(); 2], active: None, syn_ack: None };
             script.engine.callbacks_mut().progress.push_back(nothing);
             tell(&mut script, isn, &syn, [0, 0], false);
         }
@@ -313,11 +312,11 @@ fn nobody_else_is_asked_where_there_is_more_to_do() {
         let isn = script.open();
         let data = script.client(ACK | PSH | flags, CLIENT_ISN.wrapping_add(1), isn.wrapping_add(1));
         script.take(&data.payload(b"hello"));
-        assert!(script.engine.callbacks_mut().questions.is_empty(), "{target:?} {flags}");
+        assert!(script.engine.callbacks_mut().handshakes.is_empty(), "{target:?} {flags}");
     }
     // And not unless the engine was told that somebody is there.
     let mut script = Script::new();
-    script.engine.callbacks_mut().asks = Some(TO);
+    script.engine.callbacks_mut().takes_handshakes = Some(TO);
     script.request(b"hello");
-    assert!(script.engine.callbacks_mut().questions.is_empty());
+    assert!(script.engine.callbacks_mut().handshakes.is_empty());
 }

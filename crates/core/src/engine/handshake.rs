@@ -1,4 +1,5 @@
-//! Lets an XDP program handle the server's SYN-ACK. The engine sends the SYN itself and describes the expected answer.
+//! Offloads the handshake with a server: an XDP program handles the SYN-ACK. The engine sends the SYN itself and tells the
+//! program beforehand which SYN-ACK to expect and which packet to send then ([`Handshake`]).
 //! When the SYN-ACK comes, the program sends the held first bytes, and translates packets from then on. The engine learns
 //! of it later. Its state is then the same as if the SYN-ACK had come to user space.
 //!
@@ -8,21 +9,17 @@
 use super::bind::{Answer, DELAYED_ACK};
 use super::config::Callbacks;
 use super::connection::{CLIENT, Hot, Phase, SERVER};
-use super::lend::{Standing, Translation};
 use super::machine::Engine;
+use super::offload::{Standing, Translation};
 use super::options::{Offer, Written};
 use super::outbox::Segment;
 use super::packet::flags;
 use super::seq::Seq;
 use crate::time::Instant;
 
-/// A server that was sent a SYN, and what the program does when it answers: it starts this translation, and sends the
-/// packet.
-#[derive(Debug)]
-pub struct Asked<'a> {
-    /// Both sides, the client first. What depends on the answer is zero. For the server, `mss` is the most that we
-    /// accept; its time stamps, numbers and windows are missing. For the client, `stamp_add` is missing.
-    pub sides: [Translation; 2],
+/// The SYN-ACK that is expected from a server that was sent a SYN, and the packet that the program sends then.
+#[derive(Clone, Copy, Debug)]
+pub struct Handshake<'a> {
     /// The number that the SYN-ACK must acknowledge.
     pub acknowledges: u32,
     /// `add` of the server is this minus the number of its SYN.
@@ -43,9 +40,9 @@ pub struct Asked<'a> {
     pub packet: &'a [u8],
 }
 
-/// The SYN-ACK of a server, as the kernel's program read it.
+/// The SYN-ACK of a server, as the program read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answered {
+pub struct SynAck {
     /// The number of its SYN.
     pub number: u32,
     /// Largest payload it takes, bytes.
@@ -54,14 +51,14 @@ pub struct Answered {
     pub shift: u8,
     /// Its time stamp, if it uses time stamps.
     pub stamp: u32,
-    /// Our clock at that time, see [`Asked::clock`].
+    /// Our clock at that time, see [`Handshake::clock`].
     pub clock: u32,
     /// When it came.
     pub at: Instant,
 }
 
 /// Returns how a side's packets are translated, as far as that is known before the SYN-ACK.
-fn untold(hot: &Hot, at: usize) -> Translation {
+fn before_syn_ack(hot: &Hot, at: usize) -> Translation {
     let (leg, tuple) = (&hot.leg[at], &hot.tuple[at]);
     Translation {
         remote: tuple.remote_addr(),
@@ -80,7 +77,7 @@ fn untold(hot: &Hot, at: usize) -> Translation {
 
 impl<C: Callbacks> Engine<C> {
     /// Lets the kernel handle the server's SYN-ACK, if only the first bytes are to be sent after it.
-    pub(super) fn ask_elsewhere(&mut self, now: Instant, slot: usize) {
+    pub(super) fn offload_handshake(&mut self, now: Instant, slot: usize) {
         let Some(hot) = self.hot.get(slot) else { return };
         let own_mss = self.mss(hot.tuple[SERVER].remote);
         let [.., secret] = self.config.seed;
@@ -114,11 +111,11 @@ impl<C: Callbacks> Engine<C> {
         let Some(packet) = self.outbox.draft(&segment) else { return };
         let first = client.next - held.len() as u32;
         let standing = Standing { acknowledged: number.0, ..Standing::default() };
-        let asked = Asked {
-            sides: [
-                Translation { add: number - first, ..untold(hot, CLIENT) },
-                Translation { mss: own_mss, shift: 0, shown_shift, standing, ..untold(hot, SERVER) },
-            ],
+        let sides = [
+            Translation { add: number - first, ..before_syn_ack(hot, CLIENT) },
+            Translation { mss: own_mss, shift: 0, shown_shift, standing, ..before_syn_ack(hot, SERVER) },
+        ];
+        let handshake = Handshake {
             acknowledges: number.0,
             shown: (slow.first_to_client() - 1).0,
             clock: secret as u32,
@@ -128,11 +125,11 @@ impl<C: Callbacks> Engine<C> {
             needs: needs as u16,
             packet,
         };
-        let lent = self.callbacks.ask(slot as u32, &asked);
-        if let (Some(lent), Some(hot)) = (lent, self.hot.get_mut(slot)) {
-            hot.lent = Some(lent);
+        let offloaded = self.callbacks.offload_handshake(slot as u32, &sides, &handshake);
+        if let (Some(offloaded), Some(hot)) = (offloaded, self.hot.get_mut(slot)) {
+            hot.offloaded = Some(offloaded);
             if let Some(cold) = self.cold.get_mut(slot) {
-                cold.was_lent = true;
+                cold.was_offloaded = true;
             }
             // By this time the client needs an acknowledgement, and the packet that the kernel sent may be lost.
             self.wheel.arm(slot as u32, now + DELAYED_ACK);
@@ -140,20 +137,20 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Binds the connection after the kernel handled the SYN-ACK and sent the held bytes.
-    pub(super) fn bound_elsewhere(&mut self, slot: usize, answered: &Answered) {
+    pub(super) fn bound_elsewhere(&mut self, slot: usize, syn_ack: &SynAck) {
         let Some(slow) = self.slow_of(slot) else { return };
         // The kernel's clock may be coarse: never take a time before the SYN was sent.
-        let at = answered.at.max(slow.asked);
+        let at = syn_ack.at.max(slow.syn_sent);
         let Offer { window_scale, sack, timestamps, .. } = slow.offer;
         let offer = Offer {
-            mss: Some(answered.mss),
-            window_scale: window_scale.map(|_| answered.shift),
+            mss: Some(syn_ack.mss),
+            window_scale: window_scale.map(|_| syn_ack.shift),
             sack,
-            timestamps: timestamps.map(|_| (answered.stamp, 0)),
+            timestamps: timestamps.map(|_| (syn_ack.stamp, 0)),
         };
         // The kernel reports the server's current window separately, so the window of the SYN-ACK is not needed.
-        let answer = Answer { seq: Seq(answered.number), ack: slow.isn[SERVER] + 1, window: 0, offer };
-        let Some(due) = self.agreed(at, slot, &answer, answered.clock) else { return };
+        let answer = Answer { seq: Seq(syn_ack.number), ack: slow.isn[SERVER] + 1, window: 0, offer };
+        let Some(due) = self.agreed(at, slot, &answer, syn_ack.clock) else { return };
         let Some(hot) = self.hot.get(slot) else { return };
         let next = hot.leg[CLIENT].next;
         let Some(slow) = self.slow_of(slot) else { return };
@@ -170,8 +167,8 @@ impl<C: Callbacks> Engine<C> {
     pub(super) fn recall(&mut self, now: Instant, slot: usize) {
         self.catch_up(now, slot);
         let waits = self.hot.get(slot).filter(|hot| hot.phase == Phase::Connecting);
-        if let Some(lent) = waits.and_then(|hot| hot.lent) {
-            self.callbacks.closing(lent);
+        if let Some(offloaded) = waits.and_then(|hot| hot.offloaded) {
+            self.callbacks.closing(offloaded);
             self.catch_up(now, slot);
         }
     }

@@ -1,27 +1,27 @@
-//! Connections that are lent: what the borrower passed on counts as if it had come here.
+//! Offloaded connections: what the kernel passed on counts as if it had come here.
 
 use crate::network::{SERVER_HOP, at};
 use crate::script::{Bound, CLIENT_ISN, SERVER_ISN, Script};
 use crate::wire::{ACK, FIN, PSH, Packet};
 use sidetrack_core::engine::{
-    Drop, Fin, LentTo, Moved, Payload, Progress, Record, Selection, Standing, State, Target, Translation,
+    Drop, Fin, Moved, OffloadId, Payload, Progress, Record, Selection, Standing, State, Target, Translation,
 };
 use sidetrack_core::flow::{EndReason, Side};
 use std::num::NonZeroU32;
 
-const TO: LentTo = LentTo(NonZeroU32::new(7).unwrap());
+const TO: OffloadId = OffloadId(NonZeroU32::new(7).unwrap());
 
-/// A bound connection that is lent, and how its packets are translated.
-fn lent(script: &mut Script) -> (Bound, [Translation; 2]) {
+/// A bound connection that is offloaded, and how its packets are translated.
+fn offloaded(script: &mut Script) -> (Bound, [Translation; 2]) {
     let bound = script.bind(b"hello");
     assert_eq!(script.engine.callbacks_mut().plain, [0], "it is offered once");
     let translation = script.engine.translation(0).expect("nothing but translation is left");
-    script.engine.lend(0, TO);
+    script.engine.offload(0, TO);
     assert_eq!(script.engine.translation(0), None, "not twice");
     (bound, translation)
 }
 
-/// The borrower has passed on so many bytes of each side, in one packet each, now.
+/// The kernel has passed on so many bytes of each side, in one packet each, now.
 fn pass_on(script: &mut Script, bound: &mut Bound, translation: &[Translation; 2], bytes: [u64; 2]) {
     let [up, down] = bytes;
     let move_on = |number: &mut u32, by: u64| *number = number.wrapping_add(by as u32);
@@ -38,13 +38,13 @@ fn pass_on(script: &mut Script, bound: &mut Bound, translation: &[Translation; 2
     let sides = [side(bound.client, up), side(bound.server, down)];
     assert_eq!(translation.map(|side| side.shift), [0, 0]);
     let active = Some(at(script.now));
-    script.engine.callbacks_mut().progress.push_back(Progress { sides, active, answered: None });
+    script.engine.callbacks_mut().progress.push_back(Progress { sides, active, syn_ack: None });
 }
 
 #[test]
 fn a_borrower_is_told_how_the_engine_itself_translates() {
     let mut script = Script::new();
-    let (bound, [client, server]) = lent(&mut script);
+    let (bound, [client, server]) = offloaded(&mut script);
     assert_eq!((client.remote, client.local), (script.addresses.client, script.addresses.front));
     assert_eq!(
         (server.remote, server.local, server.hop),
@@ -67,15 +67,15 @@ fn a_borrower_is_told_how_the_engine_itself_translates() {
 #[test]
 fn what_passed_elsewhere_is_counted_and_its_end_comes_here() {
     let mut script = Script::new();
-    let (mut bound, translation) = lent(&mut script);
+    let (mut bound, translation) = offloaded(&mut script);
     // More than the circle of numbers goes round, and to its edge.
     for bytes in [[1, 5_000_000_000], [10_000_000_000, 3], [0, 0]] {
         pass_on(&mut script, &mut bound, &translation, bytes);
         script.engine.refresh(at(script.now));
     }
-    let standing = script.engine.standing(0, TO).expect("lent to it").map(|(standing, _)| standing);
+    let standing = script.engine.standing(0, TO).expect("it is offloaded").map(|(standing, _)| standing);
     assert_eq!(standing.map(|side| (side.sent, side.acknowledged)), [bound.client, bound.server]);
-    // What came here is where the borrower goes on from.
+    // What came here is where the kernel goes on from.
     let packet = script.next(&bound, ACK).payload(b"late");
     assert_eq!(script.take(&packet).len(), 1);
     bound.client.0 = bound.client.0.wrapping_add(4);
@@ -88,7 +88,7 @@ fn what_passed_elsewhere_is_counted_and_its_end_comes_here() {
     let records = script.records();
     assert_eq!((records[0].reason, records[0].passed_elsewhere), (EndReason::Ok, true));
     assert_eq!((records[0].client_bytes, records[0].server_bytes), (5 + 10_000_000_001 + 4, 5_000_000_003));
-    // The borrower hears of it when its slot is needed for another.
+    // The kernel hears of it when its slot is needed for another.
     script.wait(5000);
     assert_eq!(script.engine.callbacks_mut().ended, [TO]);
 }
@@ -96,14 +96,14 @@ fn what_passed_elsewhere_is_counted_and_its_end_comes_here() {
 #[test]
 fn a_fin_may_come_before_the_borrower_has_told_of_the_bytes_before_it() {
     let mut script = Script::new();
-    let (mut bound, translation) = lent(&mut script);
+    let (mut bound, translation) = offloaded(&mut script);
     let (seq, ack) = bound.client;
     pass_on(&mut script, &mut bound, &translation, [50_000, 0]);
     let fin = script.client(FIN | ACK, seq.wrapping_add(50_000), ack);
     let out = script.take(&fin);
     assert_eq!(out.len(), 1, "it is forwarded: {out:?}");
     assert_eq!(out[0].seq, bound.server.1);
-    assert_eq!(script.engine.translation(0), None, "lent, and one side has closed");
+    assert_eq!(script.engine.translation(0), None, "offloaded, and one side has closed");
     script.engine.reclaim(at(script.now), 0);
     assert_eq!(script.engine.translation(0), None, "not before that is acknowledged");
     bound.server.1 = bound.server.1.wrapping_add(1);
@@ -118,7 +118,7 @@ fn packets_elsewhere_keep_it_from_being_idle() {
         |config| config.idle_timeout_ms = 3000,
         Selection::Server(Target::new(crate::network::Addresses::v4().server, SERVER_HOP)),
     );
-    let (mut bound, translation) = lent(&mut script);
+    let (mut bound, translation) = offloaded(&mut script);
     script.wait(2500);
     pass_on(&mut script, &mut bound, &translation, [9, 0]);
     assert_eq!(script.wait(2500), [], "the last packet passed elsewhere");
@@ -133,7 +133,7 @@ fn packets_elsewhere_keep_it_from_being_idle() {
 }
 
 #[test]
-fn one_that_is_looked_at_is_not_lent() {
+fn one_that_is_looked_at_is_not_offloaded() {
     let mut script = Script::with(
         |_| {},
         Selection::Server(Target {
@@ -146,7 +146,7 @@ fn one_that_is_looked_at_is_not_lent() {
     assert_eq!(script.engine.translation(0), None);
 }
 
-/// The borrower lets pass what it has of both sides, as their numbers in `bound` stand.
+/// The kernel lets pass what it has of both sides, as their numbers in `bound` stand.
 fn tell(script: &mut Script, bound: &Bound) {
     let side = |(sent, acknowledged): (u32, u32)| Moved {
         standing: Standing { sent, acknowledged, edge: acknowledged.wrapping_add(0xffff), stamp: 0 },
@@ -155,14 +155,14 @@ fn tell(script: &mut Script, bound: &Bound) {
         fin: None,
     };
     let sides = [side(bound.client), side(bound.server)];
-    let progress = Progress { sides, active: Some(at(script.now)), answered: None };
+    let progress = Progress { sides, active: Some(at(script.now)), syn_ack: None };
     script.engine.callbacks_mut().progress.push_back(progress);
 }
 
 #[test]
 fn fins_that_are_acknowledged_elsewhere_end_the_connection() {
     let mut script = Script::new();
-    let (mut bound, _) = lent(&mut script);
+    let (mut bound, _) = offloaded(&mut script);
     let fin = script.client(FIN | ACK, bound.client.0, bound.client.1);
     assert_eq!(script.take(&fin).len(), 1);
     assert_eq!(script.engine.callbacks_mut().closing, [TO], "what answers is to come here");
@@ -178,14 +178,14 @@ fn fins_that_are_acknowledged_elsewhere_end_the_connection() {
     assert_eq!(script.records()[0].reason, EndReason::Ok);
 }
 
-/// What a borrower has seen of the ends of both sides, the client first.
+/// What a kernel has seen of the ends of both sides, the client first.
 #[derive(Clone, Copy, Default)]
 struct Closing {
     /// Its FIN has passed, as the second.
     fin: [Option<bool>; 2],
     /// It has acknowledged the other's.
     heard: [bool; 2],
-    /// Bytes before the FIN, since the connection was lent, and those that were not told before.
+    /// Bytes before the FIN, since the connection was offloaded, and those that were not told before.
     bytes: [u64; 2],
     new: [u64; 2],
 }
@@ -205,7 +205,7 @@ impl Closing {
             }
         };
         let (sides, active) = ([side(0), side(1)], Some(at(script.now)));
-        let progress = Progress { sides, active, answered: None };
+        let progress = Progress { sides, active, syn_ack: None };
         script.engine.callbacks_mut().progress.push_back(progress);
     }
 }
@@ -241,7 +241,7 @@ fn fins_that_pass_elsewhere_are_followed_as_if_they_had_passed_here() {
         // Told of each step, of every second, and of the last one only.
         for every in [1, 2, 4] {
             let mut script = Script::new();
-            let (bound, _) = lent(&mut script);
+            let (bound, _) = offloaded(&mut script);
             for (number, step) in steps.into_iter().enumerate() {
                 let step = if server_first { mirrored(step) } else { step };
                 if (number + 1) % every == 0 {
@@ -266,7 +266,7 @@ fn fins_that_pass_elsewhere_are_followed_as_if_they_had_passed_here() {
 #[test]
 fn both_may_close_at_the_same_time_elsewhere() {
     let mut script = Script::new();
-    let (bound, _) = lent(&mut script);
+    let (bound, _) = offloaded(&mut script);
     let fin = [Some(false), Some(true)];
     Closing { fin, ..Closing::default() }.tell(&mut script, &bound);
     script.engine.over(at(script.now), 0, TO);
@@ -276,7 +276,7 @@ fn both_may_close_at_the_same_time_elsewhere() {
     script.engine.refresh(at(script.now));
     assert_eq!(script.records(), [], "one is");
     Closing { fin, heard: [true, true], ..Closing::default() }.tell(&mut script, &bound);
-    script.engine.over(at(script.now), 0, LentTo(NonZeroU32::MAX));
+    script.engine.over(at(script.now), 0, OffloadId(NonZeroU32::MAX));
     assert_eq!(script.records(), [], "another's");
     script.engine.over(at(script.now), 0, TO);
     let records = script.records();
@@ -290,7 +290,7 @@ fn after_one_side_has_closed_elsewhere_the_other_may_go_on() {
         |config| config.idle_timeout_ms = 3000,
         Selection::Server(Target::new(crate::network::Addresses::v4().server, SERVER_HOP)),
     );
-    let (bound, _) = lent(&mut script);
+    let (bound, _) = offloaded(&mut script);
     let half = Closing { fin: [Some(false), None], heard: [false, true], ..Closing::default() };
     half.tell(&mut script, &bound);
     script.engine.refresh(at(script.now));
@@ -310,7 +310,7 @@ fn after_one_side_has_closed_elsewhere_the_other_may_go_on() {
     assert_eq!((records[0].reason, records[0].server_bytes), (EndReason::Ok, 100_000));
 }
 
-/// A connection whose first bytes are on their way to the server, and lent.
+/// A connection whose first bytes are on their way to the server, and offloaded.
 fn delivering(script: &mut Script) -> Bound {
     let (isn, syn) = script.request(b"hello");
     let answer = script.syn_ack(&syn);
@@ -325,7 +325,7 @@ fn delivering(script: &mut Script) -> Bound {
         script.engine.translation(0).expect("there is nothing to do but to see them there");
     assert_eq!((client.standing.sent, client.finished), (CLIENT_ISN.wrapping_add(6), false));
     assert_eq!(server.standing.sent, SERVER_ISN + 1);
-    script.engine.lend(0, TO);
+    script.engine.offload(0, TO);
     Bound {
         source: syn.src,
         client: (CLIENT_ISN.wrapping_add(6), isn.wrapping_add(1)),
@@ -349,7 +349,7 @@ fn first_bytes_that_are_acknowledged_elsewhere_are_not_sent_again() {
 }
 
 #[test]
-fn first_bytes_that_are_lost_are_sent_again_while_it_is_lent() {
+fn first_bytes_that_are_lost_are_sent_again_while_it_is_offloaded() {
     let mut script = Script::new();
     let bound = delivering(&mut script);
     let again = script.wait(1500);

@@ -1,13 +1,13 @@
 //! Offloads connections whose packets need only translation: a program in the kernel may do that. The engine keeps the
-//! connection. Before it decides anything it asks the program what it has passed on. A packet that reaches the engine
+//! connection. Before it decides anything it reads what the program has passed on. A packet that reaches the engine
 //! all the same is handled as for any other connection.
 //!
 //! Both may translate packets of the same connection, because numbers only move forward: each copies the other's numbers when
 //! those are ahead.
 //!
 //! ```text
-//!                   plain(): only translation is left            lend()
-//!   user space only -----------------------------> may be lent ----------> offloaded
+//!                   plain(): only translation is left        offload()
+//!   user space only ------------------------> may be offloaded ------------> offloaded
 //!        ^                                                                   |  ^
 //!        |   reclaim(): the kernel has let go of it (again later)            |  | progress(): numbers, bytes, FINs
 //!        +<------------------------------------------------------------------+--+
@@ -17,12 +17,12 @@
 //!
 //!   Writers of an offloaded connection:
 //!     the kernel's program   `Moved`: numbers, bytes, packets, FINs of what it has passed on
-//!     the engine             `Translation` once, when it lends; `Standing` after each packet that came to user space
+//!     the engine             `Translation` once, when it offloads it; `Standing` after each packet that came to user space
 //! ```
 
-use super::ask::Answered;
 use super::config::{Callbacks, ConnectionId, Hop};
 use super::connection::{CLIENT, Hot, Leg, NEVER, Phase, SERVER};
+use super::handshake::SynAck;
 use super::machine::Engine;
 use super::seq::Seq;
 use crate::time::Instant;
@@ -31,7 +31,7 @@ use std::num::NonZeroU32;
 
 /// The number that the kernel's side gives to an offloaded connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LentTo(pub NonZeroU32);
+pub struct OffloadId(pub NonZeroU32);
 
 /// Where one side stands, in its own numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -102,20 +102,20 @@ pub struct Progress {
     pub sides: [Moved; 2],
     /// The time of the last packet that the kernel passed on; none if it passed on no packet.
     pub active: Option<Instant>,
-    /// The server's SYN-ACK, if the kernel waited for it ([`Callbacks::ask`]). It is told once, with the first progress.
-    pub answered: Option<Answered>,
+    /// The server's SYN-ACK, if the kernel waited for it ([`Callbacks::offload_handshake`]). It is told once, with the first progress.
+    pub syn_ack: Option<SynAck>,
 }
 
 impl Hot {
     /// Whether its packets need only translation, now and until one of the hosts closes.
-    pub(super) fn may_be_lent(&self) -> bool {
+    pub(super) fn may_be_offloaded(&self) -> bool {
         self.plain && self.is_untouched()
     }
 
     /// The same, but the engine may still have first bytes to deliver.
     fn is_untouched(&self) -> bool {
         let open = |leg: &Leg| !leg.has_fin || leg.fin_acked;
-        self.phase == Phase::Bound && !self.edited && self.lent.is_none() && self.leg.iter().all(open)
+        self.phase == Phase::Bound && !self.edited && self.offloaded.is_none() && self.leg.iter().all(open)
     }
 }
 
@@ -142,7 +142,7 @@ impl<C: Callbacks> Engine<C> {
     /// offloaded now.
     pub fn translation(&self, slot: u32) -> Option<[Translation; 2]> {
         let hot = self.hot.get(slot as usize)?;
-        (hot.may_be_lent() || self.only_delivers(slot as usize)).then(|| {
+        (hot.may_be_offloaded() || self.only_delivers(slot as usize)).then(|| {
             [CLIENT, SERVER].map(|at| {
                 let (leg, tuple) = (&hot.leg[at], &hot.tuple[at]);
                 Translation {
@@ -176,12 +176,12 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Marks the connection in this slot as offloaded.
-    pub fn lend(&mut self, slot: u32, to: LentTo) {
+    pub fn offload(&mut self, slot: u32, to: OffloadId) {
         if let Some(hot) = self.hot.get_mut(slot as usize) {
-            hot.lent = Some(to);
+            hot.offloaded = Some(to);
         }
         if let Some(cold) = self.cold.get_mut(slot as usize) {
-            cold.was_lent = true;
+            cold.was_offloaded = true;
         }
     }
 
@@ -189,13 +189,13 @@ impl<C: Callbacks> Engine<C> {
     pub fn reclaim(&mut self, now: Instant, slot: u32) {
         self.catch_up(now, slot as usize);
         if let Some(hot) = self.hot.get_mut(slot as usize) {
-            hot.lent = None;
+            hot.offloaded = None;
         }
     }
 
     /// Ends an offloaded connection whose two FINs were acknowledged in the kernel.
-    pub fn over(&mut self, now: Instant, slot: u32, to: LentTo) {
-        if self.hot.get(slot as usize).is_some_and(|hot| hot.lent == Some(to)) {
+    pub fn over(&mut self, now: Instant, slot: u32, to: OffloadId) {
+        if self.hot.get(slot as usize).is_some_and(|hot| hot.offloaded == Some(to)) {
             self.catch_up(now, slot as usize);
             if self.hot.get(slot as usize).is_some_and(|hot| hot.phase == Phase::TimeWait) {
                 self.ended(slot as usize);
@@ -205,8 +205,8 @@ impl<C: Callbacks> Engine<C> {
 
     /// Returns the numbers of both sides by what the kernel told and what came to user space, and the first time stamps that they
     /// may be shown. None if the connection is not offloaded under this number, or the SYN-ACK has not come.
-    pub fn standing(&self, slot: u32, to: LentTo) -> Option<[(Standing, u32); 2]> {
-        let is_known = |hot: &&Hot| hot.lent == Some(to) && hot.phase != Phase::Connecting;
+    pub fn standing(&self, slot: u32, to: OffloadId) -> Option<[(Standing, u32); 2]> {
+        let is_known = |hot: &&Hot| hot.offloaded == Some(to) && hot.phase != Phase::Connecting;
         let hot = self.hot.get(slot as usize).filter(is_known)?;
         Some([CLIENT, SERVER].map(|at| (hot.leg[at].standing(), hot.leg[at].stamp_first)))
     }
@@ -226,11 +226,11 @@ impl<C: Callbacks> Engine<C> {
 
     /// Copies a connection's state from the kernel.
     pub(super) fn catch_up(&mut self, now: Instant, slot: usize) {
-        let Some(lent) = self.hot.get(slot).and_then(|hot| hot.lent) else { return };
-        let Some(progress) = self.callbacks.progress(lent) else { return };
+        let Some(offloaded) = self.hot.get(slot).and_then(|hot| hot.offloaded) else { return };
+        let Some(progress) = self.callbacks.progress(offloaded) else { return };
         if self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Connecting) {
-            let Some(answered) = &progress.answered else { return };
-            self.bound_elsewhere(slot, answered);
+            let Some(syn_ack) = &progress.syn_ack else { return };
+            self.bound_elsewhere(slot, syn_ack);
         }
         let Some(hot) = self.hot.get_mut(slot) else { return };
         let before = hot.leg[SERVER].acked;
@@ -289,8 +289,8 @@ impl<C: Callbacks> Engine<C> {
 
     /// Tells the kernel's side that an offloaded connection has ended.
     pub(super) fn ended(&mut self, slot: usize) {
-        if let Some(lent) = self.hot.get_mut(slot).and_then(|hot| hot.lent.take()) {
-            self.callbacks.ended(lent);
+        if let Some(offloaded) = self.hot.get_mut(slot).and_then(|hot| hot.offloaded.take()) {
+            self.callbacks.ended(offloaded);
         }
     }
 }
