@@ -79,7 +79,8 @@ impl Kind {
         // Of another process of the same user, these would change or end something.
         let own = u64::from(std::process::id());
         let mut of_own = vec![libc::SYS_prlimit64, libc::SYS_tgkill];
-        if matches!(self, Self::Data | Self::DataWithEngine) {
+        // The thread that writes records lets all others go first.
+        if matches!(self, Self::Data | Self::DataWithEngine | Self::Run) {
             of_own.push(libc::SYS_sched_setscheduler);
         }
         for call in of_own {

@@ -99,7 +99,7 @@ fn chosen<'a>(proxies: &'a [Named], listener: Option<&str>) -> Result<Vec<(&'a s
 
 /// Returns the keys of a scope.
 fn which(cache: &Cache, scope: &CacheScope) -> Result<Vec<Which>, String> {
-    let key = |url: &str| cache.key_of(url).ok_or_else(|| format!("'{url}' is no URL of a resource"));
+    let key = |url: &str| cache.key_of(url).ok_or_else(|| format!("'{url}' is not a URL of a resource"));
     Ok(match scope {
         CacheScope::All => vec![Which::Prefix(Vec::new())],
         CacheScope::Prefix(start) => vec![Which::Prefix(key(start)?)],

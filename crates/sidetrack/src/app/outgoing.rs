@@ -127,14 +127,14 @@ pub(super) async fn serve(
 
 /// Opens a path. The answer is its port, as text.
 async fn open(State(paths): State<Arc<Paths>>, body: Bytes) -> Result<String, Refused> {
-    let wanted = serde_json::from_slice(&body).context("the request is no {\"address\", \"tls\"} in JSON");
+    let wanted = serde_json::from_slice(&body).context("the request is not {\"address\", \"tls\"} in JSON");
     paths.open(wanted.map_err(bad)?).map(|port| port.to_string())
 }
 
 async fn close(State(paths): State<Arc<Paths>>, InPath(port): InPath<u16>) -> Result<(), Refused> {
     match paths.close(port) {
         true => Ok(()),
-        false => Err(Refused(StatusCode::NOT_FOUND, anyhow::anyhow!("port {port} is no path"))),
+        false => Err(Refused(StatusCode::NOT_FOUND, anyhow::anyhow!("port {port} is not a path"))),
     }
 }
 
@@ -235,7 +235,7 @@ impl Paths {
         let fits = |c: char| c.is_alphanumeric() || "-_.".contains(c);
         anyhow::ensure!(
             !location.is_empty() && !location.starts_with('.') && location.chars().all(fits),
-            "'{location}' is no location: use letters, digits and - _ ."
+            "'{location}' is not a location: use letters, digits and - _ ."
         );
         let read = |name: &str| read(&folder.join(location).join(name));
         let identity = if tls.use_client_auth { Some(read("client-id.pem")?) } else { None };
@@ -254,7 +254,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
 fn server(address: &str) -> anyhow::Result<Destination> {
     let (scheme, rest) = address
         .split_once("://")
-        .with_context(|| format!("'{address}' is no address: write https://host:port"))?;
+        .with_context(|| format!("'{address}' is not an address: write https://host:port"))?;
     let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let port = match scheme {
         "https" => Some(443),

@@ -1,6 +1,6 @@
 //! Settings that a reload cannot change: the program reads them only at the start.
 
-use super::{Admin, AdminAt, Config, Limits, Record, RecordTo};
+use super::{Admin, AdminAt, AgreementFile, Config, Limits, Record, RecordTo};
 use std::fmt::Display;
 
 /// Returns the settings that differ between the first configuration and a new one and that need a restart. Each
@@ -14,7 +14,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         record: Record { to, recent },
         limits,
         engine,
-        // A reload changes these, or is rejected.
+        // A reload changes these, or is rejected; see `of_agreement`.
         version: _,
         user: _,
         on_crash: _,
@@ -27,7 +27,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         overlay: _,
         tunnels: _,
         outgoing: _,
-        agreement: _,
+        agreement,
         policy: _,
         // Information about the file itself.
         tests: _,
@@ -50,7 +50,19 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         .map(|(key, old, new)| {
             format!("{key}: {} stays in force, not {}; restart sidetrack to apply it", shown(old), shown(new))
         })
+        .chain(of_agreement(agreement.as_ref(), new.agreement.as_ref()))
         .collect()
+}
+
+/// Says that `policy apply` may fail: after the start, only the folder of the first agreement may be changed.
+fn of_agreement(start: Option<&AgreementFile>, new: Option<&AgreementFile>) -> Option<String> {
+    let folder = |file: &AgreementFile| Some(std::path::absolute(&file.path).ok()?.parent()?.to_owned());
+    let file = new.filter(|new| start.and_then(folder) != folder(new))?;
+    let shown = file.path.display();
+    Some(format!(
+        "[policy] agreement: {shown} is in force, but `sidetrack policy apply` may not replace it, because its folder is not that \
+         of the agreement at the start; restart sidetrack for that"
+    ))
 }
 
 fn of_limits(start: &Limits, new: &Limits) -> [(&'static str, String, String); 3] {

@@ -81,7 +81,7 @@ fn forwarding(facts: &Facts) -> Option<Check> {
         (true, true) => return Some(Check::ok("forwarding", "IPv4 and IPv6").needed_for(needed_for)),
         (true, false) => "IPv4 only",
         (false, true) => "IPv6 only",
-        (false, false) => "off: this host is no router",
+        (false, false) => "off: this host is not a router",
     };
     let fix = "on a router: sysctl net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1";
     Some(Check::warn("forwarding", found).needed_for(needed_for).fix(fix))

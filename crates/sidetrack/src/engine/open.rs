@@ -47,7 +47,7 @@ pub enum OpenError {
     },
     /// An interface has no link-layer address.
     #[error(
-        "listener '{listener}': {interface} is no Ethernet interface, and the engine speaks Ethernet only"
+        "listener '{listener}': {interface} is not an Ethernet interface, and the engine speaks Ethernet only"
     )]
     NoEthernet {
         /// The listener.

@@ -362,7 +362,7 @@ pub(super) fn broken(what: &str) -> Failure {
 
 /// The server's response is malformed.
 pub(super) fn bad(what: &str) -> Failure {
-    Failure::new(EndReason::HopFailed, format!("the server's answer is no HTTP: {what}"))
+    Failure::new(EndReason::HopFailed, format!("the server's answer is not HTTP: {what}"))
 }
 
 /// Adds the Date that every response must have (RFC 9110 Sec. 6.6.1), if it is missing.

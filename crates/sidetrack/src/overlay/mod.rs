@@ -286,7 +286,7 @@ impl OverlayEntry for Entry {
         let requests = self.requests.clone();
         Box::pin(async move {
             if Reserved::of(&order.destination).is_some() {
-                let detail = "this name stands for something inside the overlay and is no host";
+                let detail = "this name stands for something inside the overlay and is not a host";
                 return Err(Failure::new(EndReason::PolicyDenied, detail));
             }
             let internal =
@@ -375,7 +375,7 @@ async fn accept(shared: Arc<Shared>, listener: tokio::net::TcpListener) {
                         Ok((stream, neighbour, purpose)) => arrived(shared, stream, neighbour, purpose).await,
                         Err(error) => {
                             shared.counters.strangers.fetch_add(1, Relaxed);
-                            tracing::debug!(%peer, error = format!("{error:#}"), "a connection that is no neighbour's");
+                            tracing::debug!(%peer, error = format!("{error:#}"), "a connection that is not a neighbour's");
                         }
                     }
                 });

@@ -79,7 +79,7 @@ impl Tls {
     /// # Errors
     /// Fails if it is not a member.
     pub(super) fn dial(&self, to: NodeId) -> anyhow::Result<Connection> {
-        let config = self.clients.get(&to).with_context(|| format!("{to} is no member of the overlay"))?;
+        let config = self.clients.get(&to).with_context(|| format!("{to} is not a member of the overlay"))?;
         let name = ServerName::try_from("overlay.invalid").context("a name for the other end")?;
         Ok(ClientConnection::new(config.clone(), name)?.into())
     }

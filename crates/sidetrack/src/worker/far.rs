@@ -213,7 +213,7 @@ impl Worker {
 
 fn endpoint(listening: &Listening, socket: UdpSocket) -> io::Result<Endpoint> {
     let Catches::Tunnel(mutual) = &listening.catches else {
-        return Err(io::Error::other("this listener is no far side of a tunnel"));
+        return Err(io::Error::other("this listener is not a far side of a tunnel"));
     };
     let config = quic::server_config(mutual)?;
     Endpoint::new(EndpointConfig::default(), Some(config), socket, Arc::new(QuicRuntime))
@@ -232,7 +232,7 @@ async fn let_in(incoming: Incoming) -> io::Result<Connection> {
 /// Like [`let_in`], over TLS.
 async fn shake(listening: &Listening, socket: TcpStream) -> io::Result<TlsStream<TcpStream>> {
     let Catches::Tunnel(mutual) = &listening.catches else {
-        return Err(io::Error::other("this listener is no far side of a tunnel"));
+        return Err(io::Error::other("this listener is not a far side of a tunnel"));
     };
     sidetrack_sys::sockopt::set_tcp_nodelay(&socket, true)?;
     watch_over(&socket, Tunnel::KEEPALIVE_MS, 10 * Tunnel::LOST_AFTER_MS)?;

@@ -201,7 +201,7 @@ fn the_service_speaks_plain_and_the_server_gets_tls_with_a_certificate_of_ours()
         assert!(reason.is_none_or(|reason| record.text("reason") == reason), "{record:?}");
     }
     for (location, words) in
-        [("nobody", "cannot read"), ("../lucas", "is no location"), ("", "is no location")]
+        [("nobody", "cannot read"), ("../lucas", "is not a location"), ("", "is not a location")]
     {
         let (status, body) =
             scene.new_path(&wanted(location, "localhost", true)).expect_err("no such location");
@@ -217,7 +217,7 @@ fn what_is_no_request_is_refused_in_words() {
         ("", "JSON"),
         ("{}", "address"),
         ("{\"address\": 5}", "JSON"),
-        ("{\"address\": \"data.example\"}", "is no address"),
+        ("{\"address\": \"data.example\"}", "is not an address"),
         ("{\"address\": \"grpc://data.example\"}", "grpc://data.example"),
         ("{\"address\": \"https://x:1\", \"tsl\": null}", "tsl"),
     ] {

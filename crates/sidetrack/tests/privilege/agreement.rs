@@ -18,11 +18,17 @@ const NOBODY: u32 = 65_534;
 /// Rounds of killing.
 const ROUNDS: u32 = 12;
 
+/// The tables of a configuration that names this file.
+fn tables(agreement: &str) -> String {
+    format!(
+        "[policy]\nagreement = \"@/{agreement}\"\n[function.count]\nkind = \"count\"\n\
+         [[listen]]\nname = \"socks\"\nkind = \"socks\"\naddress = \"127.0.0.1:1080\"\n"
+    )
+}
+
 /// A node whose agreement has this text.
 fn up(text: &str) -> Up {
-    let tables = "[policy]\nagreement = \"@/agreement.toml\"\n[function.count]\nkind = \"count\"\n\
-                  [[listen]]\nname = \"socks\"\nkind = \"socks\"\naddress = \"127.0.0.1:1080\"\n";
-    Up::start_with(TOP, tables, |folder| {
+    Up::start_with(TOP, &tables("agreement.toml"), |folder| {
         std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).expect("mode");
         std::fs::write(file(folder), text).expect("written");
         std::fs::set_permissions(file(folder), std::fs::Permissions::from_mode(0o640)).expect("mode");
@@ -100,6 +106,49 @@ fn a_reader_sees_one_agreement_or_the_other_and_nothing_in_between() {
         // CAP_DAC_OVERRIDE.
         assert_eq!([line("CapPrm:"), line("CapBnd:")], ["0000000000000002", "0000000000000002"]);
         assert_eq!([line("NoNewPrivs:"), line("Seccomp:")], ["1", "2"]);
+        assert!(up.stop().0.success());
+    });
+}
+
+#[test]
+fn a_reload_names_another_agreement_and_policy_apply_replaces_it() {
+    in_namespace(|| {
+        let mut up = up(&text("given", 1));
+        let folder = up.folder();
+        let place = |name: &str, owner| {
+            let path = folder.join(name);
+            std::fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            std::fs::write(&path, text("given", 1)).expect("written");
+            std::os::unix::fs::chown(&path, Some(owner), None).expect("given");
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).expect("mode");
+            path
+        };
+        let [second, of_root, deeper] =
+            [("second.toml", NOBODY), ("root.toml", 0), ("deeper/third.toml", NOBODY)]
+                .map(|(name, owner)| place(name, owner));
+        let withdrawn = text("withdrawn", 1);
+        // In the same folder, which belongs to root: it is replaced without a restart.
+        up.reload(TOP, &tables("second.toml"));
+        put(&folder, &withdrawn).expect("taken");
+        assert_eq!(std::fs::read_to_string(&second).expect("the file"), withdrawn);
+        assert_eq!(
+            std::fs::read_to_string(file(&folder)).expect("the file"),
+            text("given", 1),
+            "another file"
+        );
+        let log = up.log_so_far();
+        assert!(!log.contains("policy apply"), "{log}");
+        // A file that the user may not write stays as it is.
+        up.reload(TOP, &tables("root.toml"));
+        let error = put(&folder, &withdrawn).expect_err("it belongs to root");
+        assert!(error.contains("Permission denied"), "{error}");
+        assert_eq!(std::fs::read_to_string(&of_root).expect("the file"), text("given", 1));
+        // In another folder: the reload says that it needs a restart.
+        up.reload(TOP, &tables("deeper/third.toml"));
+        up.log_line("the restart", |line| line.contains("`sidetrack policy apply` may not replace it"));
+        let error = put(&folder, &withdrawn).expect_err("another folder");
+        assert!(error.contains("cannot write"), "{error}");
+        assert_eq!(std::fs::read_to_string(&deeper).expect("the file"), text("given", 1));
         assert!(up.stop().0.success());
     });
 }

@@ -1,7 +1,7 @@
 //! Replaces the agreement's file atomically: a reader, or a start after a crash, finds the old text or the new one.
 //!
-//! If the folder belongs to root, the data plane's user cannot create a file in it. Then a process does it that knows only
-//! this path and keeps the right to write there.
+//! If the folder belongs to root, the data plane's user cannot create a file in it. Then a process does it that keeps the
+//! right to write in this folder, and replaces only files that the user may write anyway.
 
 use crate::keeper::wire;
 use crate::rights::{DataUser, TO_BECOME, become_or_stay, restrict};
@@ -12,6 +12,7 @@ use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine;
 use sidetrack_sys::landlock::{Allowed, May};
 use sidetrack_sys::{process, scm};
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::OwnedFd;
@@ -33,20 +34,28 @@ const NEEDED: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
 struct Begin {
     /// The user to become.
     user: DataUser,
-    /// The file. The process never writes another one.
-    path: PathBuf,
+    /// The folder of the agreement. The process replaces files only there.
+    folder: PathBuf,
+}
+
+/// Asks the process to replace a file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Replace {
+    /// The file's name in the folder.
+    name: OsString,
+    text: String,
 }
 
 /// Our end of the connection to the process.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    path: PathBuf,
+    folder: PathBuf,
     end: Mutex<OwnedFd>,
     child: Mutex<std::process::Child>,
 }
 
 impl Writer {
-    /// Starts the process for this file. Call it before rights are given up.
+    /// Starts the process for the folder of this file. Call it before rights are given up.
     ///
     /// # Errors
     /// The new process cannot be started, or reports a failure.
@@ -55,22 +64,30 @@ impl Writer {
         let child =
             process::respawn(ARGUMENT, theirs).context("cannot start the process for the agreement")?;
         // The process may have another working directory, so it gets an absolute path.
-        let path = std::path::absolute(path)?;
-        wire::send(&ours, &Begin { user: user.clone(), path: path.clone() }, &[])?;
+        let folder = folder_of(path)?;
+        wire::send(&ours, &Begin { user: user.clone(), folder: folder.clone() }, &[])?;
         answer(&ours).context("the process for the agreement")?;
-        Ok(Self { path, end: Mutex::new(ours), child: Mutex::new(child) })
+        Ok(Self { folder, end: Mutex::new(ours), child: Mutex::new(child) })
     }
 
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
-        if std::path::absolute(path)? != self.path {
-            return Err(io::Error::other(
-                "its folder belongs to another user, and this path is new since the start: restart sidetrack",
-            ));
-        }
+        let name = path
+            .file_name()
+            .map(OsString::from)
+            .filter(|_| folder_of(path).is_ok_and(|at| at == self.folder));
+        let name = name.ok_or_else(|| {
+            io::Error::other(
+                "its folder belongs to another user, and is not that of the agreement at the start: restart sidetrack",
+            )
+        })?;
         let end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
-        wire::send(&*end, &text, &[])?;
+        wire::send(&*end, &Replace { name, text: text.to_owned() }, &[])?;
         answer(&end)
     }
+}
+
+fn folder_of(path: &Path) -> io::Result<PathBuf> {
+    Ok(std::path::absolute(path)?.parent().unwrap_or(Path::new("/")).to_owned())
 }
 
 fn answer(end: &OwnedFd) -> io::Result<()> {
@@ -97,19 +114,31 @@ pub(crate) fn serve(end: OwnedFd) -> anyhow::Result<()> {
     let _ = process::set_name(NAME);
     let held = caps::capabilities().context("capabilities")?.permitted;
     caps::keep_only(held & (NEEDED | TO_BECOME)).context("cannot give up capabilities")?;
-    let Some((Begin { user, path }, _)) = wire::receive::<Begin>(&end)? else { return Ok(()) };
+    let Some((Begin { user, folder }, _)) = wire::receive::<Begin>(&end)? else { return Ok(()) };
     become_or_stay(Some(&user), NEEDED)?;
-    let folder = path.parent().unwrap_or(Path::new("/")).to_owned();
-    restrict(&[Allowed { path: folder, may: May::Change }]);
+    restrict(&[Allowed { path: folder.clone(), may: May::Change }]);
     if let Err(error) = confine::confine_process(confine::Kind::Control) {
         tracing::warn!("the system calls of the process for the agreement are not confined: {error}");
     }
     wire::send(&end, &Ok::<(), String>(()), &[])?;
-    while let Some((text, _)) = wire::receive::<String>(&end)? {
-        let written = rename_over(&path, &text).map_err(|error| error.to_string());
+    while let Some((Replace { name, text }, _)) = wire::receive::<Replace>(&end)? {
+        let written = written_by_user(&folder, &name).and_then(|path| rename_over(&path, &text));
+        let written = written.map_err(|error| error.to_string());
         wire::send(&end, &written, &[])?;
     }
     Ok(())
+}
+
+/// Returns the path of a file in the folder that this process's user may write without a capability.
+fn written_by_user(folder: &Path, name: &OsStr) -> io::Result<PathBuf> {
+    let is_name = Path::new(name).file_name() == Some(name);
+    let path = folder.join(name);
+    if !is_name || !fs::symlink_metadata(&path)?.is_file() {
+        return Err(io::Error::other("it is not a regular file of the agreement's folder"));
+    }
+    // Without EACCESS, the kernel asks about the real user, who is not root, and ignores capabilities.
+    accessat(CWD, &path, Access::WRITE_OK, AtFlags::empty())?;
+    Ok(path)
 }
 
 /// Replaces the text of a file that this process's user may write.

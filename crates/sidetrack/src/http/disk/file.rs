@@ -113,7 +113,7 @@ impl Folder {
         let mut bytes = vec![0; FIRST_READ];
         let read = read_up_to(&file, &mut bytes, 0)?;
         bytes.truncate(read);
-        let plan = Plan::parse(&bytes).ok_or_else(|| broken("it is no file of this cache"))?;
+        let plan = Plan::parse(&bytes).ok_or_else(|| broken("it is not a file of this cache"))?;
         let needed = usize::try_from(plan.content_offset()).map_err(io::Error::other)?;
         if bytes.len() < needed {
             bytes.resize(needed, 0);

@@ -80,7 +80,7 @@ async fn pass(
 ) -> Result<(), Stopped> {
     let gone = |error: h2::Error| Stopped::Source(error.to_string());
     let mut requests = requests.ready().await.map_err(gone)?;
-    let asked = asked(request).ok_or_else(|| Stopped::Source("it is no HTTP/2 request".to_owned()))?;
+    let asked = asked(request).ok_or_else(|| Stopped::Source("it is not an HTTP/2 request".to_owned()))?;
     let mut decoder = Decoder::new(length);
     let (answer, mut body) = requests.send_request(asked, decoder.is_done()).map_err(gone)?;
     let mut uploaded = decoder.is_done();
