@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::launch;
 use crate::load::Via;
-use crate::peers::Running;
+use crate::peers::{Absent, Running};
 use crate::site::{SMALL_FILE, Site};
 
 /// Time between two requests, in seconds. The paper waits 1 s; this does not change the figures here.
@@ -39,9 +39,8 @@ pub(super) struct Rate {
 /// # Errors
 /// It is not; the message says how to get it.
 pub(super) fn require(program: &str) -> Result<()> {
-    launch::find_program(program)
-        .map(|_| ())
-        .with_context(|| format!("{program} is not installed; bench/peers.sh installs it"))
+    let absent = || Absent(format!("{program} is not installed; bench/peers.sh installs it"));
+    launch::find_program(program).map(drop).ok_or_else(|| absent().into())
 }
 
 /// Sends `count` requests, each on a new connection, after a first one that does not count, as in the paper.

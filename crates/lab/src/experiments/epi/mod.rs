@@ -17,6 +17,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
+use crate::experiments::missing::Missing;
 use crate::launch;
 use crate::link::{Kind, Lateness, Network};
 use crate::machine::{self, Disturbance, DisturbanceMeter, Machine};
@@ -77,12 +78,14 @@ struct Results {
     /// The disturbance by other work.
     disturbance: Disturbance,
     verdicts: Vec<Verdict>,
+    /// Parts without figures.
+    missing: Missing,
 }
 
 /// Measures, prints the tables and returns whether all bars hold.
 ///
 /// # Errors
-/// The site cannot be built (root, nginx, httping and wrk are needed), or a file cannot be written.
+/// The links cannot be built (root is needed), or a file cannot be written.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let plan = plan(options);
     let rows = measure::chosen(&options.only, options.quick);
@@ -91,13 +94,16 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     progress.say(&format!("This will take about {}.", progress::time(estimate(options, &plan, &rows))));
     let machine = Machine::probe();
     let meter = DisturbanceMeter::start();
-    let mut figures = Figures::default();
+    let (mut figures, mut missing) = (Figures::default(), Missing::default());
     let has_times = options.part != Some(Part::Rates);
     if has_times {
-        measure::times(&network, &plan, &rows, &mut figures, &progress)?;
+        let done = measure::times(&network, &plan, &rows, &mut figures, &progress);
+        missing.note("Set-up times", done, &progress);
     }
     if options.part != Some(Part::Times) {
-        measure::rates(&plan, &rows, &mut figures, &Progress::new())?;
+        let progress = Progress::new();
+        let done = measure::rates(&plan, &rows, &mut figures, &progress);
+        missing.note("Rates", done, &progress);
     }
     progress.end();
     let verdicts = bars::judge(&figures, &plan);
@@ -109,15 +115,18 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         plan,
         figures,
         verdicts,
+        missing,
     };
+    let mut without = String::new();
+    results.missing.render(&mut without);
     print!(
-        "{}{}",
+        "{}{}{without}",
         heading(&results, has_times),
         report::text(&results.figures, &results.plan, &rows, &results.verdicts)
     );
     options.output.json(&results)?;
     report::files(&options.output, &results.figures, &results.plan, &rows)?;
-    let failed = results.verdicts.iter().any(Verdict::is_failure);
+    let failed = results.missing.is_failure() || results.verdicts.iter().any(Verdict::is_failure);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde::Serialize;
 
+use crate::experiments::missing::Missing;
 use crate::launch;
 use crate::link::{Conditions, Kind, Lateness, Network, netem};
 use crate::machine::{self, Machine};
@@ -74,6 +75,8 @@ struct Results {
     /// How punctual our own links were, over all checks.
     lateness: Vec<(&'static str, Lateness)>,
     checks: Vec<Done>,
+    /// Checks without a figure.
+    missing: Missing,
 }
 
 /// Checks, prints the table and returns whether all checks hold.
@@ -88,7 +91,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         Choice::Both => vec![Kind::Builtin, Kind::Netem],
     };
     let progress = Progress::new();
-    let mut results = Results { machine: Machine::probe(), lateness: Vec::new(), checks: Vec::new() };
+    let mut results = Results {
+        machine: Machine::probe(),
+        lateness: Vec::new(),
+        checks: Vec::new(),
+        missing: Missing::default(),
+    };
     let named = |check: &Check| options.only.iter().any(|part| check.name.contains(part.as_str()));
     let chosen =
         |check: &Check| (options.only.is_empty() || named(check)) && !(options.untimed && check.is_timed);
@@ -102,15 +110,21 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         for (number, check) in chosen.iter().enumerate() {
             let done = at * chosen.len() + number;
             progress.bar(done, chosen.len() * kinds.len(), &format!("{}: {}", name(*kind), check.name));
-            let made = make(check, &ends, name(network.kind()))?;
+            let made = make(check, &ends, name(network.kind()));
             progress.end();
-            print_row(&made);
-            results.checks.push(made);
+            let row = format!("{} links, {}", name(*kind), check.name);
+            if let Some(made) = results.missing.note(&row, made, &progress) {
+                print_row(&made);
+                results.checks.push(made);
+            }
         }
         results.lateness.extend(network.lateness()?.map(|lateness| (name(*kind), lateness)));
     }
     progress.end();
-    println!("\nLoad at the end: {:.1}.", machine::load_average());
+    let mut without = String::from("\n");
+    results.missing.render(&mut without);
+    print!("{without}");
+    println!("Load at the end: {:.1}.", machine::load_average());
     for (kind, lateness) in &results.lateness {
         println!(
             "{kind}: frames left {:.3} ms late in the median, {:.3} ms at most for 99 of 100; a wake-up took \
@@ -129,7 +143,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if options.links == Choice::Auto && !netem::is_available(&launcher)? {
         println!("This kernel has no netem: links are our own.");
     }
-    let holds = disagree.is_empty() && results.checks.iter().all(|done| done.holds);
+    let holds =
+        disagree.is_empty() && !results.missing.is_failure() && results.checks.iter().all(|done| done.holds);
     Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
