@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sidetrack_core::overlay::frame::LinkKind;
 use sidetrack_core::overlay::packet::{Catch, Ends, Interceptor, Refused};
+use sidetrack_core::overlay::service::{LinkKind, Service};
 use sidetrack_core::overlay::{NodeId, mss};
 
 fuzz_target!(|bytes: &[u8]| {
@@ -13,10 +13,10 @@ fuzz_target!(|bytes: &[u8]| {
     assert_eq!(Ends::of(&bytes[..bytes.len() - 1]), None, "a packet that is cut");
     let everything = ["0.0.0.0/0", "::/0"].into_iter().filter_map(|net| net.parse().ok()).collect();
     let node = NodeId(1);
-    let mut rules =
-        Interceptor::new(vec![Catch { node, to: everything, ports: None, kind: LinkKind::Reliable }]);
+    let service = Service::new(LinkKind::Reliable);
+    let mut rules = Interceptor::new(vec![Catch { node, to: everything, ports: None, service }]);
     assert!(rules.incoming(node, bytes, |_| Err(Refused::Denied)).is_err(), "no rule lets it begin");
-    assert_eq!(rules.outgoing(bytes), Some((node, LinkKind::Reliable)));
+    assert_eq!(rules.outgoing(bytes), Some((node, service)));
     let mut clamped = bytes.to_vec();
     mss::clamp(&mut clamped, 1400);
     assert_eq!(Ends::of(&clamped), Some(ends), "the same ends");

@@ -171,6 +171,11 @@ impl Disseminator {
         self.held.values().filter(|held| !held.expired).map(|held| &*held.record)
     }
 
+    /// Returns the sequence of this node's latest record.
+    pub fn own_sequence(&self) -> Option<u64> {
+        self.held.get(&self.config.own).map(|held| held.record.sequence)
+    }
+
     /// Returns how many records were dropped so far.
     pub fn drops(&self) -> Drops {
         self.drops

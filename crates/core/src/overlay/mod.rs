@@ -8,7 +8,11 @@
 //! | [`hello`] | whether a neighbour is alive, and the quality of the link to it |
 //! | [`disseminate`] | which node has which links: signed records, flooded, acknowledged, expired |
 //! | [`route`] | paths over the links that both of their ends announce |
-//! | [`node`] | the three above as one machine |
+//! | [`features`] | what each node understands beyond version 1: signed statements, flooded |
+//! | [`node`] | the four above as one machine |
+//! | [`service`] | how packets travel: the axes that a rule chooses |
+//! | [`redundancy`] | the links that the packets of a service use |
+//! | [`spread`] | packets over such links: numbered by the source, each copy but the first dropped |
 //! | [`packet`] | whole IP packets: their destination node, and which may be delivered |
 //! | [`mss`] | the MSS of their TCP connections, so that a segment fits into a datagram |
 //! | [`reserved`] | destinations inside the overlay that are not servers |
@@ -20,6 +24,7 @@
 
 pub mod datagram;
 pub mod disseminate;
+mod features;
 pub mod frame;
 pub mod hello;
 pub mod key;
@@ -27,9 +32,12 @@ pub mod mss;
 pub mod node;
 pub mod packet;
 mod recent;
+pub mod redundancy;
 pub mod reserved;
 pub mod route;
+pub mod service;
 pub mod session;
+pub mod spread;
 
 use std::fmt;
 

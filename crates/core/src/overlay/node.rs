@@ -2,7 +2,8 @@
 //! packets.
 
 use super::disseminate::{self, Disseminator, Drops};
-use super::frame::{Frame, Hello, LinkEntry, Packet, Path, Protocol};
+use super::features::{Book, Sent};
+use super::frame::{Features, Frame, Hello, LinkEntry, Packet, Path, Protocol};
 use super::hello::{self, Detector, Lane, Lanes, Quality};
 use super::route::{Graph, Route};
 use super::{Keys, NodeId};
@@ -21,12 +22,15 @@ pub struct Config {
     /// Shortest time between two announcements of changed costs. A link that comes up or goes down is announced at
     /// once. Default: 2 s.
     pub cost_interval: Duration,
+    /// What this node understands beyond version 1 ([`Features`]). 0: it behaves as version 1 did.
+    pub features: u32,
 }
 
 impl Config {
     /// Makes a configuration with the default times.
     pub fn new(disseminate: disseminate::Config) -> Self {
-        Self { hello: hello::Config::default(), disseminate, cost_interval: Duration::from_secs(2) }
+        let cost_interval = Duration::from_secs(2);
+        Self { hello: hello::Config::default(), disseminate, cost_interval, features: Features::ALL }
     }
 }
 
@@ -90,6 +94,9 @@ pub struct Node<K> {
     /// The costs that were set for links ([`Input::Cost`]).
     costs: BTreeMap<NodeId, u32>,
     state: Disseminator,
+    features: Book,
+    /// A statement about features has changed since the graph was made.
+    features_changed: bool,
     announced: BTreeMap<NodeId, u32>,
     announced_at: Instant,
     graph: Arc<Graph>,
@@ -104,6 +111,8 @@ impl<K: Keys> Node<K> {
         let mut state = Disseminator::new(config.disseminate.clone());
         state.handle(now, disseminate::Input::Links(Vec::new()), &keys);
         let mut node = Self {
+            features: Book::new(own, config.features),
+            features_changed: false,
             config,
             own,
             keys,
@@ -116,7 +125,7 @@ impl<K: Keys> Node<K> {
             drops: PacketDrops::default(),
             outputs: VecDeque::new(),
         };
-        node.settle();
+        node.settle(now);
         node
     }
 
@@ -150,6 +159,11 @@ impl<K: Keys> Node<K> {
     pub fn cost_us(&self, neighbour: NodeId) -> Option<u32> {
         let link = self.links.get(&neighbour)?;
         Some(self.costs.get(&neighbour).copied().unwrap_or_else(|| link.quality().cost_us()))
+    }
+
+    /// Returns the quality of the link to this neighbour.
+    pub fn quality(&self, neighbour: NodeId) -> Option<Quality> {
+        self.links.get(&neighbour).map(Detector::quality)
     }
 
     /// Returns the links of this node: the neighbour, whether the link is up, and its quality.
@@ -195,7 +209,7 @@ impl<K: Keys> Node<K> {
         }
         // The event may have changed links and costs: announce them first, then send what the link state answers.
         self.announce(now);
-        self.settle();
+        self.settle(now);
     }
 
     /// Returns the next output, or `None`.
@@ -225,6 +239,7 @@ impl<K: Keys> Node<K> {
 
     fn down(&mut self, now: Instant, neighbour: NodeId) {
         self.state.handle(now, disseminate::Input::NeighbourDown(neighbour), &self.keys);
+        self.features.down(neighbour);
         self.outputs.push_back(Output::LinkDown(neighbour));
     }
 
@@ -245,6 +260,9 @@ impl<K: Keys> Node<K> {
         for change in changes {
             match change {
                 hello::Output::Up => {
+                    // First what the nodes understand, then their links: a new path can be used at once.
+                    let sent = self.features.up(neighbour);
+                    self.say(sent);
                     self.state.handle(now, disseminate::Input::NeighbourUp(neighbour), &self.keys);
                     self.outputs.push_back(Output::LinkUp(neighbour));
                 }
@@ -264,9 +282,21 @@ impl<K: Keys> Node<K> {
                 self.state.handle(now, disseminate::Input::Ack { from, origin, sequence }, &self.keys);
             }
             Frame::Packet(packet) => self.packet(from, packet),
+            Frame::Features(features) => {
+                let config = &self.config.disseminate;
+                if let Some(sent) = self.features.arrived(now, from, features, config, &self.keys) {
+                    self.features_changed = true;
+                    self.say(sent);
+                }
+            }
             // No other frame is valid on the control connection.
             _ => {}
         }
+    }
+
+    fn say(&mut self, sent: Sent) {
+        let frames = sent.into_iter().map(|(to, features)| Output::Send(to, Frame::Features(features)));
+        self.outputs.extend(frames);
     }
 
     fn originate(&mut self, packet: Packet) {
@@ -338,11 +368,18 @@ impl<K: Keys> Node<K> {
     }
 
     /// Turns the outputs of the link state into frames, and updates the graph.
-    fn settle(&mut self) {
-        let mut changed = false;
+    fn settle(&mut self, now: Instant) {
+        if let Some(sequence) = self.state.own_sequence() {
+            let sent = self.features.own_record(now, sequence, &self.keys);
+            self.features_changed |= !sent.is_empty();
+            self.say(sent);
+        }
+        let mut changed = std::mem::take(&mut self.features_changed);
         while let Some(output) = self.state.poll() {
             match output {
                 disseminate::Output::Send(to, record) => {
+                    let features = self.features.beside(&record);
+                    self.outputs.extend(features.map(|features| Output::Send(to, Frame::Features(features))));
                     self.outputs.push_back(Output::Send(to, Frame::Record((*record).clone())));
                 }
                 disseminate::Output::Ack { to, origin, sequence } => {
@@ -352,7 +389,8 @@ impl<K: Keys> Node<K> {
             }
         }
         if changed {
-            let graph = Graph::new(self.state.records());
+            let features = self.features.of(self.state.records());
+            let graph = Graph::new(self.state.records()).with_features(features);
             if graph != *self.graph {
                 self.graph = Arc::new(graph);
                 self.outputs.push_back(Output::RoutesChanged);

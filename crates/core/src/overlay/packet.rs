@@ -2,8 +2,8 @@
 //! destination node, and whether they may be delivered. TCP and UDP over IPv4 and IPv6.
 
 use super::NodeId;
-use super::frame::LinkKind;
 use super::recent::Recent;
+use super::service::Service;
 use crate::net::{IpSet, PortSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -126,8 +126,8 @@ pub struct Catch {
     pub to: IpSet,
     /// The packet must have one of these ports at either end. `None`: any port.
     pub ports: Option<PortSet>,
-    /// The kind of links that the packets use.
-    pub kind: LinkKind,
+    /// How the packets travel.
+    pub service: Service,
 }
 
 impl Catch {
@@ -189,13 +189,13 @@ impl Interceptor {
         self.generation += 1;
     }
 
-    /// Returns the destination node of a packet that was caught here, and the kind of links to use. `None` if no rule
+    /// Returns the destination node of a packet that was caught here, and how it travels. `None` if no rule
     /// matches. From now on, answers to this packet are accepted.
-    pub fn outgoing(&mut self, packet: &[u8]) -> Option<(NodeId, LinkKind)> {
+    pub fn outgoing(&mut self, packet: &[u8]) -> Option<(NodeId, Service)> {
         let head = Head::of(packet)?;
         let ends = head.ends;
         let fits = |catch: &&Catch| catch.to.contains(ends.destination.ip()) && catch.has_port(&ends);
-        let Catch { node, kind, .. } = *self.catches.iter().find(fits)?;
+        let Catch { node, service, .. } = *self.catches.iter().find(fits)?;
         let answer = ends.reversed();
         // A first SYN begins a conversation here, whatever was before. UDP of a conversation that the other side was not
         // allowed to begin may be the beginning of one of ours.
@@ -209,7 +209,7 @@ impl Interceptor {
             self.theirs.remove(&answer);
             self.ours.put(answer, node);
         }
-        Some((node, kind))
+        Some((node, service))
     }
 
     /// Whether a packet that `from` has sent may be delivered. `judge` says whether our rules let that node begin the
@@ -277,9 +277,11 @@ impl Interceptor {
 
 #[cfg(test)]
 mod tests {
+    use super::super::service::LinkKind;
     use super::*;
 
     const FAR: NodeId = NodeId(7);
+    const BEST_EFFORT: Service = Service::new(LinkKind::BestEffort);
 
     /// A SYN from 10.1.0.2:40000 to 10.2.0.3:22, as Linux sends it (checksums left out).
     const SYN: [u8; 40] = [
@@ -305,7 +307,7 @@ mod tests {
 
     fn catch(to: &str, port: Option<u16>) -> Catch {
         let ports = port.map(|port| [(port, port)].into_iter().collect());
-        Catch { node: FAR, to: nets(to), ports, kind: LinkKind::BestEffort }
+        Catch { node: FAR, to: nets(to), ports, service: BEST_EFFORT }
     }
 
     #[test]
@@ -398,7 +400,7 @@ mod tests {
         assert_eq!(client.outgoing(&v6_udp(false)), None);
         let mut answer = answer_to(&SYN, SYN_ACK);
         assert_eq!(client.incoming(FAR, &answer, nothing), Err(Refused::Destination), "nobody asked");
-        assert_eq!(client.outgoing(&SYN), Some((FAR, LinkKind::BestEffort)));
+        assert_eq!(client.outgoing(&SYN), Some((FAR, BEST_EFFORT)));
         assert!(client.incoming(FAR, &answer, never).is_ok());
         // From the right port of the right host to another port of ours: this would bypass a firewall.
         answer[22..24].copy_from_slice(&[0, 25]);

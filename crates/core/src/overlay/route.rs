@@ -13,6 +13,8 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Graph {
     edges: BTreeMap<NodeId, BTreeMap<NodeId, u32>>,
+    /// What nodes understand beyond version 1 ([`super::frame::Features`]).
+    features: BTreeMap<NodeId, u32>,
 }
 
 /// A path and its cost.
@@ -42,7 +44,28 @@ impl Graph {
                 }
             }
         }
-        Self { edges }
+        Self { edges, features: BTreeMap::new() }
+    }
+
+    /// Sets what the nodes understand beyond version 1.
+    #[must_use]
+    pub fn with_features(self, features: BTreeMap<NodeId, u32>) -> Self {
+        Self { features, ..self }
+    }
+
+    /// Returns the features that this node announces.
+    pub fn features(&self, node: NodeId) -> u32 {
+        self.features.get(&node).copied().unwrap_or(0)
+    }
+
+    /// Returns the neighbours of a node.
+    pub fn neighbours(&self, node: NodeId) -> impl Iterator<Item = NodeId> {
+        self.edges.get(&node).into_iter().flat_map(|links| links.keys().copied())
+    }
+
+    /// Returns the cost of a link, µs.
+    pub fn cost_us(&self, from: NodeId, to: NodeId) -> Option<u32> {
+        self.edges.get(&from)?.get(&to).copied()
     }
 
     /// Returns all links, each once, with their costs in µs.

@@ -2,9 +2,9 @@
 
 use crate::random::Random;
 use sidetrack_core::overlay::frame::{
-    Ack, DATA_MAX, Decoder, FRAME_MAX, Frame, FrameError, Greeting, Hello, LinkEntry, LinkKind, LinkState,
-    Open, Opened, Packet, Path, Piece, Protocol, Purpose, Record, Refusal, Refused, ResetReason, Resume,
-    SessionFrame, SessionId,
+    Ack, DATA_MAX, Decoder, Dissemination, FRAME_MAX, Features, Frame, FrameError, Greeting, Hello,
+    LinkEntry, LinkKind, LinkState, Open, Opened, Packet, Path, Piece, Protocol, Purpose, Record, Refusal,
+    Refused, ResetReason, Resume, SUBGRAPH_NODES_MAX, SessionFrame, SessionId, Spread, Subgraph,
 };
 use sidetrack_core::overlay::{NodeId, PATH_MAX, Signature};
 
@@ -23,6 +23,26 @@ fn open() -> Open {
         client: "192.0.2.7:40000".parse().expect("an address"),
         host: Some("db.example.nl".parse().expect("a name")),
         signature: Signature([9; 64]),
+    }
+}
+
+/// Source 1, destination 4, relays 2 and 3: two paths.
+fn subgraph() -> Subgraph {
+    let links = [(1, 2), (2, 4), (1, 3), (3, 4)].map(|(from, to)| (NodeId(from), NodeId(to)));
+    Subgraph::new(NodeId(1), NodeId(4), links).expect("a subgraph")
+}
+
+fn spread() -> Spread {
+    Spread {
+        kind: LinkKind::BestEffort,
+        dissemination: Dissemination::Duplicate,
+        protocol: Protocol::Ip,
+        epoch: 5,
+        sequence: 6,
+        age_us: 7,
+        budget_us: 8,
+        subgraph: subgraph(),
+        payload: vec![0xAB],
     }
 }
 
@@ -78,7 +98,24 @@ fn all() -> Vec<(Frame, Option<&'static str>)> {
             Some("0000000a23000000000000000101"),
         ),
         (Frame::Session(SessionFrame::Done), Some("0000000124")),
+        (
+            Frame::Spread(Box::new(spread())),
+            Some(concat!(
+                "0000003c80010103",                   // length, type, kind, dissemination, protocol
+                "000000050000000000000006",           // epoch, sequence
+                "0000000700000008",                   // age, budget
+                "0400000000000000010000000000000004", // four nodes: source, destination,
+                "00000000000000020000000000000003",   // relays
+                "3044",                               // 1 -> 2, 1 -> 3; none from 4; 2 -> 4; 3 -> 4
+                "ab",
+            )),
+        ),
+        (Frame::Features(features()), None),
     ]
+}
+
+fn features() -> Features {
+    Features { origin: NodeId(1), sequence: 2, bits: Features::SPREAD, signature: Signature([4; 64]) }
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -202,5 +239,62 @@ fn signatures_cover_all_but_the_position() {
         Open { session: SessionId([8; 16]), ..open.clone() },
     ] {
         assert_ne!(other.signed_bytes(), open.signed_bytes());
+    }
+}
+
+#[test]
+fn a_subgraph_has_one_spelling_and_no_link_that_cannot_be() {
+    let frame = Frame::Spread(Box::new(spread())).to_datagram();
+    // The count of nodes is behind type, kind, dissemination, protocol, epoch, sequence, age and budget.
+    let count = 1 + 3 + 4 + 8 + 4 + 4;
+    let bits = count + 1 + 4 * 8;
+    assert_eq!((frame[count], frame.len()), (4, bits + 2 + 1));
+    let bad = |at: usize, value: u8| {
+        let mut frame = frame.clone();
+        frame[at] = value;
+        Frame::from_datagram(&frame)
+    };
+    const BAD: Result<Option<Frame>, FrameError> = Err(FrameError::BadValue("subgraph"));
+    // A link from each node to itself.
+    for node in 0..4 {
+        let bit = node * 5;
+        assert_eq!(bad(bits + bit / 8, frame[bits + bit / 8] | 0x80 >> (bit % 8)), BAD, "{node}");
+    }
+    assert_eq!(bad(count, 0), BAD);
+    assert_eq!(bad(count, 1), BAD);
+    assert_eq!(bad(count, SUBGRAPH_NODES_MAX as u8 + 1), BAD);
+    assert_eq!(bad(count + 8, 4), BAD, "the source is the destination");
+    assert_eq!(bad(1, 3), Err(FrameError::BadValue("kind of link")));
+    assert_eq!(bad(2, 9), Err(FrameError::BadValue("dissemination")));
+    // Three nodes have 9 bits; those behind them must be 0.
+    let links = [(NodeId(1), NodeId(2)), (NodeId(2), NodeId(3))];
+    let three = Subgraph::new(NodeId(1), NodeId(3), links).expect("a subgraph");
+    let mut frame =
+        Frame::Spread(Box::new(Spread { subgraph: three, payload: Vec::new(), ..spread() })).to_datagram();
+    for bit in 1..8 {
+        *frame.last_mut().unwrap() = 0x80 >> bit;
+        assert_eq!(Frame::from_datagram(&frame), BAD);
+    }
+    for length in 1..bits + 2 {
+        let cut = Frame::Spread(Box::new(spread())).to_datagram();
+        assert!(Frame::from_datagram(&cut[..length]).is_err(), "{length} bytes");
+    }
+    let node = |at: u64| NodeId(at + 1);
+    let chain =
+        |links: u64| Subgraph::new(node(0), node(links), (0..links).map(|at| (node(at), node(at + 1))));
+    let most = chain(SUBGRAPH_NODES_MAX as u64 - 1).expect("as many as fit");
+    assert_eq!(most.reversed().reversed(), most);
+    assert_eq!(most.links().count(), SUBGRAPH_NODES_MAX - 1);
+    assert_eq!(chain(SUBGRAPH_NODES_MAX as u64), None);
+    assert_eq!(Subgraph::new(node(0), node(1), [(node(2), node(2))]), None);
+    assert_eq!(Subgraph::new(node(0), node(0), []), None);
+}
+
+#[test]
+fn old_nodes_skip_the_new_frames() {
+    // What version 1 says about types from 0x80 on; a node of this version does it with what comes after them.
+    for (frame, _) in all() {
+        let is_new = matches!(frame, Frame::Spread(_) | Frame::Features(_));
+        assert_eq!(frame.to_bytes()[4] >= 0x80, is_new, "{frame:?}");
     }
 }

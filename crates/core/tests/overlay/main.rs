@@ -4,8 +4,11 @@
 //! instead of the few hundred of an ordinary run; `SIDETRACK_SEED=N` runs the one that failed.
 
 mod clocks;
+mod features;
 mod frames;
 mod network;
 mod random;
+mod redundancy;
 mod session;
+mod spread;
 mod world;

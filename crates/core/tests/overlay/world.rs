@@ -87,6 +87,8 @@ pub(crate) struct World {
     pub flows: Vec<Flow>,
     pub random: Random,
     pub liar: Option<NodeId>,
+    /// Nodes that run version 1.
+    pub old: BTreeSet<NodeId>,
     /// When each node last learned of other routes.
     pub changed_at: BTreeMap<NodeId, Instant>,
     /// Datagrams whose seal was broken.
@@ -122,6 +124,7 @@ impl World {
             flows: Vec::new(),
             random: Random::new(seed),
             liar: None,
+            old: BTreeSet::new(),
             changed_at: BTreeMap::new(),
             broken_seals: 0,
             carried: BTreeMap::new(),
@@ -163,7 +166,10 @@ impl World {
     /// The same, where the wall clock, and so the first sequence, is this.
     pub(crate) fn start_at(&mut self, name: NodeId, wall: u64) {
         let members = self.nodes.keys().copied().collect();
-        let config = Config::new(disseminate::Config::new(name, members, wall));
+        let mut config = Config::new(disseminate::Config::new(name, members, wall));
+        if self.old.contains(&name) {
+            config.features = 0;
+        }
         let now = self.time(name);
         let mut node = Node::new(config, SimKeys(name), now);
         let neighbours: Vec<_> = self.neighbours(name);

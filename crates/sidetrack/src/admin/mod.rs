@@ -197,6 +197,9 @@ impl AdminState {
         if let Some(packets) = self.control.overlay().and_then(|overlay| overlay.packets()) {
             self.metrics.read_packets(&packets.fates());
         }
+        if let Some(overlay) = self.control.overlay() {
+            self.metrics.read_packets(&overlay.spread().fates());
+        }
         self.metrics.text(&self.ledgers, surroundings)
     }
 }

@@ -3,7 +3,7 @@
 use super::Printed;
 use super::flows::which;
 use crate::admin::Client;
-use crate::overlay::{BenchView, DatagramsView, LinkSettingView, PingView, Status, identity};
+use crate::overlay::{BenchView, DatagramsView, LinkSettingView, PingView, SpreadView, Status, identity};
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use hyper::Method;
@@ -265,6 +265,22 @@ fn table(status: &Status) -> String {
             caught.failed
         );
     }
+    let spread = &status.spread;
+    if *spread != SpreadView::default() {
+        let delivered = spread.delivered;
+        let _ = writeln!(
+            out,
+            "redundant packets {} copies sent, {} relayed; {} delivered by duplicate, {} by flood; dropped: {} duplicates, \
+             {} late, {} off graph",
+            spread.copies,
+            spread.relayed,
+            delivered.duplicate,
+            delivered.flood,
+            spread.duplicates,
+            spread.late,
+            spread.off_graph
+        );
+    }
     let _ = writeln!(
         out,
         "\n{:<20} {:<5} {:>9} {:>9} {:>7} {:>9} {:>9} {:>5}",
@@ -293,6 +309,11 @@ fn table(status: &Status) -> String {
             let _ = writeln!(out, "{:<20} {:>9}  none", path.to, "-");
         } else {
             let _ = writeln!(out, "{:<20} {:>9.2}  {}", path.to, path.cost_ms, path.path.join(" -> "));
+        }
+        for service in &path.services {
+            let links: Vec<_> = service.links.iter().map(|[from, to]| format!("{from} -> {to}")).collect();
+            let state = if service.arrives { "" } else { " (nothing arrives; packets take one path)" };
+            let _ = writeln!(out, "{:<20} {:>9}  {}{state}", "", service.dissemination, links.join(", "));
         }
     }
     out

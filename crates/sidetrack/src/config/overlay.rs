@@ -1,8 +1,8 @@
 //! The overlay, checked.
 
 use sidetrack_core::net::{IpSet, PortSet};
-use sidetrack_core::overlay::frame::LinkKind;
 use sidetrack_core::overlay::key::{PublicKey, SecretKey};
+use sidetrack_core::overlay::service::Service;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ pub struct Packets {
     pub port: Option<PortSet>,
     /// Only packets of this host. Otherwise also packets that it forwards.
     pub local: bool,
-    /// The kind of links that carry them.
-    pub link: LinkKind,
+    /// How they travel.
+    pub service: Service,
 }
 
 /// A node of the overlay.

@@ -16,7 +16,7 @@ pub use engine::{Choice, Engine, EngineIo, Steering, SynCookies};
 pub use function::Function;
 pub use htcp::{Htcp, HtcpSibling};
 pub use outgoing::Outgoing;
-pub use overlay::{Deliver, Overlay, OverlayNode, Packets, PacketsAt, PacketsLink};
+pub use overlay::{Deliver, Overlay, OverlayNode, Packets, PacketsAt, PacketsDissemination, PacketsLink};
 pub use policy::{Access, Clause, End, Policy, PolicyMode};
 pub use run::{Run, RunDns};
 pub use shunt::{

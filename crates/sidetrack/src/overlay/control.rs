@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::yield_now;
@@ -355,6 +356,9 @@ impl Control {
     }
 
     fn hello(&mut self, to: NodeId, hello: Hello, lanes: Lanes) {
+        if let (Some(link), Some(quality)) = (self.shared.datagrams.link(to), self.node.quality(to)) {
+            link.one_way_us.store(quality.rtt_us / 2, Relaxed);
+        }
         if lanes.has(Lane::Stream) {
             self.send(to, Frame::Hello(hello));
         }

@@ -31,7 +31,7 @@ mod tls;
 pub use bench::BenchView;
 pub use control::Echo;
 pub use setting::{LinkSetting, LinkSettingView};
-pub use status::{CaughtView, DatagramsView, LinkView, PathView, PingView, Status};
+pub use status::{CaughtView, DatagramsView, LinkView, PathView, PingView, ServiceView, SpreadView, Status};
 
 use crate::carry::{Dialing, Failure, OverlayEntry, OverlayOrder};
 use crate::config::{self, OnCrash};
@@ -217,6 +217,11 @@ impl Entry {
     /// Returns the counts of whole packets. `None`: the node has no `[[overlay.packets]]`.
     pub fn packets(&self) -> Option<CaughtView> {
         self.shared.packets.as_ref().map(|packets| status::caught(&packets.counters))
+    }
+
+    /// Returns the counts of packets over subgraphs.
+    pub fn spread(&self) -> SpreadView {
+        status::spread(&self.shared.datagrams)
     }
 
     /// Returns the state of the overlay. `None`: it is stopping.

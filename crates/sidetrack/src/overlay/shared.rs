@@ -128,7 +128,10 @@ impl Shared {
         datagrams: Vec<UdpSocket>,
     ) -> anyhow::Result<Self> {
         let (identity, clock) = (Identity::new(overlay)?, Clock::start());
-        let datagrams = Datagrams::new(identity.own(), datagrams, control.clone(), clock);
+        let datagrams = {
+            let members = identity.members().map(|(node, _)| node).collect();
+            Datagrams::new(identity.own(), members, datagrams, control.clone(), clock)
+        };
         Ok(Self {
             tls: Tls::new(&identity)?,
             identity,

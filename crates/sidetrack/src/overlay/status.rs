@@ -1,14 +1,17 @@
 //! The status of the overlay, as operators see it.
 
 use super::control::names;
-use super::datagrams::Counters;
+use super::datagrams::{Counters, Datagrams};
 use super::packets;
 use super::setting::LinkSettingView;
 use super::shared::Shared;
 use serde::{Deserialize, Serialize};
-use sidetrack_core::overlay::Keys;
+use sidetrack_core::overlay::frame::Subgraph;
 use sidetrack_core::overlay::node::Node;
+use sidetrack_core::overlay::service::{Dissemination, Service};
+use sidetrack_core::overlay::{Keys, NodeId};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -49,6 +52,9 @@ pub struct Status {
     /// Datagrams.
     #[serde(default)]
     pub datagrams: DatagramsView,
+    /// Packets over subgraphs.
+    #[serde(default)]
+    pub spread: SpreadView,
     /// What operators have set for links.
     #[serde(default)]
     pub settings: Vec<LinkSettingView>,
@@ -80,6 +86,59 @@ pub struct DatagramsView {
     pub too_fast: u64,
     /// Dropped because 'overlay link set' asked for it.
     pub lost_on_purpose: u64,
+}
+
+/// Counts of packets over subgraphs (`dissemination` other than "shortest").
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpreadView {
+    /// Copies that this node has sent of its own packets, echoes included.
+    pub copies: u64,
+    /// Packets for this node, by the dissemination that their source chose: the first copy of each.
+    pub delivered: DeliveredView,
+    /// Packets of other nodes, relayed: the first copy of each.
+    pub relayed: u64,
+    /// Further copies, dropped.
+    pub duplicates: u64,
+    /// Copies that came after the deadline of their packet, dropped.
+    pub late: u64,
+    /// Copies on a link that their frame does not name, or of a node that is not a member, dropped.
+    pub off_graph: u64,
+}
+
+/// Packets by dissemination.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeliveredView {
+    /// Over the cheapest path.
+    pub shortest: u64,
+    /// Over paths that share no relay.
+    pub duplicate: u64,
+    /// Over all links on short ways.
+    pub flood: u64,
+}
+
+impl SpreadView {
+    /// Returns the metric name and the count of each result.
+    pub const fn fates(&self) -> [(&'static str, u64); 5] {
+        [
+            ("copy_sent", self.copies),
+            ("relayed", self.relayed),
+            ("duplicate", self.duplicates),
+            ("late", self.late),
+            ("off_graph", self.off_graph),
+        ]
+    }
+}
+
+/// The links that packets of one service use.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ServiceView {
+    /// The dissemination.
+    pub dissemination: String,
+    /// The links, each from one node to another. Empty: the nodes on the way do not understand such packets; they take
+    /// one path.
+    pub links: Vec<[String; 2]>,
+    /// True if packets arrive over these links.
+    pub arrives: bool,
 }
 
 /// Counts of whole packets.
@@ -158,6 +217,9 @@ pub struct PathView {
     /// True if packets to this node travel in datagrams now.
     #[serde(default)]
     pub by_datagram: bool,
+    /// The services of packets to this node that use more than one path.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<ServiceView>,
 }
 
 /// The answer to a ping.
@@ -196,8 +258,15 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
             path: names(identity, route.path.nodes()),
             cost_ms: ms(route.cost_us),
             by_datagram: shared.datagrams.paths.is_proven(to, shared.clock.now()),
+            services: services(shared, to),
         },
-        None => PathView { to: identity.name(to), path: Vec::new(), cost_ms: 0.0, by_datagram: false },
+        None => PathView {
+            to: identity.name(to),
+            path: Vec::new(),
+            cost_ms: 0.0,
+            by_datagram: false,
+            services: Vec::new(),
+        },
     });
     let caught = shared.packets.as_ref().map(|packets| caught(&packets.counters));
     let (records, packets) = node.drops();
@@ -219,6 +288,7 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         records_dropped: records.forged + records.strangers + records.too_fast,
         packets_dropped: packets.no_link + packets.off_path,
         datagrams: datagrams(&shared.datagrams.counters),
+        spread: spread(&shared.datagrams),
         settings: Vec::new(),
         caught,
     }
@@ -236,6 +306,36 @@ pub(super) fn caught(packets: &packets::Counters) -> CaughtView {
         refused: count(&packets.refused),
         denied: count(&packets.denied),
         failed: count(&packets.failed),
+    }
+}
+
+fn services(shared: &Shared, to: NodeId) -> Vec<ServiceView> {
+    let name = |node| shared.identity.name(node);
+    let view = |(service, subgraph, arrives): (Service, Option<Arc<Subgraph>>, bool)| {
+        let dissemination = match service.dissemination {
+            Dissemination::Shortest => "shortest",
+            Dissemination::Duplicate => "duplicate",
+            Dissemination::Flood => "flood",
+        };
+        let links = subgraph.iter().flat_map(|subgraph| subgraph.links());
+        let links = links.map(|(from, to)| [name(from), name(to)]).collect();
+        ServiceView { dissemination: dissemination.to_owned(), links, arrives }
+    };
+    let services = shared.datagrams.paths.subgraphs(to, shared.clock.now());
+    services.into_iter().map(view).collect()
+}
+
+/// Returns the counts of packets over subgraphs.
+pub(super) fn spread(datagrams: &Datagrams) -> SpreadView {
+    let counts = datagrams.spread_counts();
+    let [shortest, duplicate, flood] = counts.delivered;
+    SpreadView {
+        copies: datagrams.counters.copies.load(Relaxed),
+        delivered: DeliveredView { shortest, duplicate, flood },
+        relayed: counts.relayed,
+        duplicates: counts.duplicates,
+        late: counts.late,
+        off_graph: counts.off_graph,
     }
 }
 

@@ -8,6 +8,7 @@ mod hosts;
 mod node;
 
 mod deliveries;
+mod duplicate;
 mod endings;
 mod faults;
 mod liar;

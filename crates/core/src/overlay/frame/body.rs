@@ -1,10 +1,11 @@
 //! Encodes and decodes the bodies of frames, type by type.
 
+use super::spread::{FEATURES, SPREAD};
 use super::wire::{Put, Reader};
 use super::{
-    Ack, DATA_MAX, DETAIL_MAX, Frame, FrameError, Greeting, Hello, LinkEntry, LinkKind, LinkState, Open,
-    Opened, PACKET_MAX, Packet, Piece, Protocol, Purpose, Record, Refusal, Refused, ResetReason, Resume,
-    SessionFrame, SessionId,
+    Ack, DATA_MAX, DETAIL_MAX, Dissemination, Features, Frame, FrameError, Greeting, Hello, LinkEntry,
+    LinkKind, LinkState, Open, Opened, PACKET_MAX, Packet, Piece, Protocol, Purpose, Record, Refusal,
+    Refused, ResetReason, Resume, SessionFrame, SessionId, Spread,
 };
 use crate::overlay::NODES_MAX;
 
@@ -36,11 +37,11 @@ macro_rules! closed_list {
             /// All values, in the order of their codes, from 0 on.
             pub const ALL: &'static [Self] = &[$($value),+];
 
-            fn code(self) -> u8 {
+            pub(super) fn code(self) -> u8 {
                 Self::ALL.iter().position(|other| *other == self).and_then(|at| u8::try_from(at).ok()).unwrap_or(u8::MAX)
             }
 
-            fn read(reader: &mut Reader<'_>) -> Result<Self, FrameError> {
+            pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, FrameError> {
                 let code = usize::from(reader.u8()?);
                 Self::ALL.get(code).copied().ok_or(FrameError::BadValue($name))
             }
@@ -48,7 +49,8 @@ macro_rules! closed_list {
     };
 }
 
-closed_list!(LinkKind, "kind of link", Self::Reliable, Self::BestEffort);
+closed_list!(LinkKind, "kind of link", Self::Reliable, Self::BestEffort, Self::RealTime);
+closed_list!(Dissemination, "dissemination", Self::Shortest, Self::Duplicate, Self::Flood);
 closed_list!(Purpose, "purpose", Self::Control, Self::FromDialer, Self::FromAcceptor);
 closed_list!(LinkState, "link state", Self::Down, Self::Init, Self::Up);
 closed_list!(Protocol, "protocol", Self::EchoRequest, Self::EchoReply, Self::Session, Self::Ip);
@@ -126,6 +128,14 @@ impl Frame {
                 out.put(words(&refused.detail).as_bytes());
             }
             Self::Session(frame) => put_session(out, frame),
+            Self::Spread(packet) => {
+                out.put_u8(SPREAD);
+                packet.put(out);
+            }
+            Self::Features(features) => {
+                out.put_u8(FEATURES);
+                features.put(out);
+            }
         }
     }
 
@@ -156,6 +166,8 @@ impl Frame {
             }),
             REFUSED => Self::Refused(read_refused(&mut reader)?),
             DATA | ACK | FIN | RESET | DONE => Self::Session(read_session(kind, &mut reader)?),
+            SPREAD => Self::Spread(Box::new(Spread::read(&mut reader)?)),
+            FEATURES => Self::Features(Features::read(&mut reader)?),
             skipped if skipped >= MAY_BE_SKIPPED => return Ok(None),
             unknown => return Err(FrameError::UnknownType(unknown)),
         };

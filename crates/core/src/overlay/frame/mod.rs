@@ -2,14 +2,16 @@
 //! body.
 //!
 //! On a reliable link, frames follow each other in a TLS stream, which protects them. On a best-effort link, each
-//! datagram carries one sealed frame. A receiver skips unknown types from 0x80 on: they are reserved for extensions
-//! (multicast, dissemination graphs).
+//! datagram carries one sealed frame. A receiver skips unknown types from 0x80 on: they are extensions, which older
+//! nodes do not know ([`Spread`], [`Features`]).
 
 mod body;
 mod codec;
+mod spread;
 mod wire;
 
 pub use codec::{Decoder, FRAME_MAX, FrameError, HEADER_BYTES};
+pub use spread::{Features, SUBGRAPH_NODES_MAX, Spread, Subgraph};
 
 use super::{NodeId, PATH_MAX, Signature};
 use crate::flow::{Destination, HostName};
@@ -34,6 +36,19 @@ pub enum LinkKind {
     Reliable,
     /// Datagrams; lost ones are not retransmitted.
     BestEffort,
+    /// Datagrams; a lost one is recovered only while it can still arrive before its deadline. None waits for another.
+    RealTime,
+}
+
+/// How the source chooses the links that a packet uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Dissemination {
+    /// The cheapest path.
+    Shortest,
+    /// Node-disjoint paths, a copy on each; the first copy is delivered.
+    Duplicate,
+    /// All links on ways with a limited number of hops.
+    Flood,
 }
 
 /// The purpose of a connection between neighbours, as the dialling end states it.
@@ -334,6 +349,10 @@ pub enum Frame {
     Refused(Refused),
     /// A frame between the two ends of a session.
     Session(SessionFrame),
+    /// A packet over a subgraph (in datagrams only).
+    Spread(Box<Spread>),
+    /// What a node understands beyond version 1.
+    Features(Features),
 }
 
 impl Path {

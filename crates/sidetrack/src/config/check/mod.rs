@@ -14,6 +14,7 @@ mod policy;
 mod reached;
 mod relations;
 mod rules;
+mod service;
 mod shunt;
 mod tap;
 pub(super) mod tests;

@@ -4,7 +4,6 @@ use super::super::{At, Deliver, Overlay, OverlayNode, Packets, raw};
 use super::Check;
 use sidetrack_core::net::PortSet;
 use sidetrack_core::overlay::NODES_MAX;
-use sidetrack_core::overlay::frame::LinkKind;
 use sidetrack_core::overlay::key::{PublicKey, SecretKey};
 use std::sync::Arc;
 
@@ -151,9 +150,8 @@ impl Check<'_> {
         let to = self.networks(to);
         let port = packets.port.as_ref().map(|ports| self.ports(ports));
         let local = packets.at.as_deref().is_none_or(|at| *at == raw::PacketsAt::Local);
-        let is_best_effort = packets.link.as_deref() == Some(&raw::PacketsLink::BestEffort);
-        let link = if is_best_effort { LinkKind::BestEffort } else { LinkKind::Reliable };
-        Some(Packets { node, to, port, local, link })
+        let service = self.service(packets);
+        Some(Packets { node, to, port, local, service })
     }
 
     /// Returns the node that the carrier `overlay:NAME` means.

@@ -52,6 +52,18 @@ pub struct Packets {
     /// The kind of links. "reliable" recovers losses on each hop and keeps all packets in order. "best-effort"
     /// leaves both to the applications, so that one flow does not wait for another. Default "reliable".
     pub link: Option<At<PacketsLink>>,
+    /// The links that a packet uses. "shortest": the cheapest path. "duplicate": a copy on each of `paths` paths that
+    /// share no relay; the first copy is delivered. "flood": all links on ways with at most `hops` links. The last two
+    /// need `link = "best-effort"`. Default "shortest".
+    pub dissemination: Option<At<PacketsDissemination>>,
+    /// The number of paths with `dissemination = "duplicate"`, 2 to 5. If the network has fewer, packets use those.
+    /// Default 2.
+    pub paths: Option<At<u8>>,
+    /// Most links on the way of a packet with `dissemination = "flood"`, 1 to 15. Default 4.
+    pub hops: Option<At<u8>>,
+    /// Milliseconds that a packet may travel, 1 to 10000; later it is dropped. Needs "duplicate" or "flood". Default:
+    /// there is no limit.
+    pub deadline_ms: Option<At<u32>>,
 }
 
 /// The kind of links that carry packets.
@@ -62,6 +74,18 @@ pub enum PacketsLink {
     Reliable,
     /// Datagrams.
     BestEffort,
+}
+
+/// The links that a packet uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PacketsDissemination {
+    /// The cheapest path.
+    Shortest,
+    /// Paths that share no relay.
+    Duplicate,
+    /// All links on short ways.
+    Flood,
 }
 
 /// Which packets are captured.

@@ -60,6 +60,8 @@ pub(crate) struct Link {
     bytes: AtomicUsize,
     /// When the control thread was last told that something came, nanoseconds of our clock.
     pub alive_told: AtomicU64,
+    /// Half of the round trip of the link, µs.
+    pub one_way_us: AtomicU32,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -89,6 +91,7 @@ impl Link {
             search: Mutex::new(search),
             bytes,
             alive_told: AtomicU64::new(0),
+            one_way_us: AtomicU32::new(0),
         }
     }
 

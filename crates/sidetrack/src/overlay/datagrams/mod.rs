@@ -6,6 +6,7 @@
 mod link;
 mod receive;
 mod seal;
+mod spread;
 mod way;
 
 pub(super) use link::Link;
@@ -20,8 +21,9 @@ use link::{Dropped, Route};
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::datagram::mtu;
 use sidetrack_core::overlay::frame::Frame;
+use sidetrack_core::overlay::spread::{Counts, Relay, Source};
 use sidetrack_sys::{sockopt, udp};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -54,6 +56,8 @@ pub(super) struct Counters {
     pub too_fast: AtomicU64,
     /// Dropped because an operator has set a loss.
     pub lost_on_purpose: AtomicU64,
+    /// Copies that were sent of this node's own packets over subgraphs.
+    pub copies: AtomicU64,
 }
 
 /// The links by the name in their datagrams, and by neighbour.
@@ -76,6 +80,10 @@ pub(super) struct Datagrams {
     pub paths: Paths,
     /// Losses that an operator has set, by neighbour, parts per million.
     losses: Mutex<BTreeMap<NodeId, Arc<AtomicU32>>>,
+    /// Numbers this node's packets over subgraphs.
+    source: Mutex<Source>,
+    /// Relays and receives packets over subgraphs.
+    relay: Mutex<Relay>,
 }
 
 /// Binds the sockets for datagrams: one with the same port as each listener, and one of each address family for
@@ -118,10 +126,12 @@ impl Datagrams {
     /// Returns the state for these sockets.
     pub(super) fn new(
         own: NodeId,
+        members: BTreeSet<NodeId>,
         sockets: Vec<UdpSocket>,
         control: mpsc::Sender<Event>,
         clock: Clock,
     ) -> Self {
+        let epoch = u32::from_be_bytes(sidetrack_sys::random::bytes());
         Self {
             own,
             sockets,
@@ -131,7 +141,14 @@ impl Datagrams {
             counters: Counters::default(),
             paths: Paths::default(),
             losses: Mutex::default(),
+            source: Mutex::new(Source::new(epoch)),
+            relay: Mutex::new(Relay::new(own, members)),
         }
+    }
+
+    /// Returns the counts of packets over subgraphs.
+    pub(super) fn spread_counts(&self) -> Counts {
+        self.relay.lock().unwrap_or_else(PoisonError::into_inner).counts()
     }
 
     /// Adds the link of a new control connection. `material` is the secret that both ends have from its handshake.

@@ -1,7 +1,7 @@
 //! The thread that receives datagrams.
 
 use super::link::{Link, Route};
-use super::{Datagrams, way};
+use super::{Datagrams, spread, way};
 use crate::overlay::control::Event;
 use crate::overlay::shared::Shared;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -24,7 +24,7 @@ const TURN: usize = 256;
 const LOOK: Duration = Duration::from_millis(200);
 
 /// How far sending may be ahead of a link's rate, as time: datagrams do not wait, they are dropped.
-const BURST: Duration = Duration::from_millis(50);
+pub(super) const BURST: Duration = Duration::from_millis(50);
 
 /// Shortest time between two notes to the control thread that something came, nanoseconds.
 const ALIVE_EVERY_NS: u64 = 15_000_000;
@@ -133,6 +133,7 @@ fn serve(shared: &Shared, link: &Arc<Link>, frame: Frame) {
             }
         }
         Frame::Packet(packet) => pass(shared, link.neighbour, packet),
+        Frame::Spread(packet) => spread::arrived(shared, link, *packet),
         // Other frames are not allowed in a datagram.
         _ => {
             datagrams.counters.unreadable.fetch_add(1, Relaxed);
@@ -159,7 +160,7 @@ fn pass(shared: &Shared, from: NodeId, packet: Packet) {
             forward(shared, Packet { path, position: 0, protocol: Protocol::EchoReply, ..packet });
         }
         Protocol::EchoReply => {
-            datagrams.paths.answered(packet.path.first(), &packet.payload, shared.clock.now())
+            datagrams.paths.answered(packet.path.first(), &packet.payload, shared.clock.now());
         }
         Protocol::Ip => deliver(shared, packet.path.first(), &packet.payload),
         Protocol::Session => {
@@ -186,7 +187,7 @@ pub(super) fn forward(shared: &Shared, mut packet: Packet) -> bool {
 }
 
 /// Delivers an IP packet; its sender must have opened a session for it.
-fn deliver(shared: &Shared, origin: NodeId, payload: &[u8]) {
+pub(super) fn deliver(shared: &Shared, origin: NodeId, payload: &[u8]) {
     let Some((session, packet)) = payload.split_first_chunk::<16>() else { return };
     if let Some(packets) = &shared.packets {
         packets.deliver_datagram(shared, origin, SessionId(*session), packet);

@@ -1,14 +1,16 @@
-//! The paths of this node's packets in datagrams, and whether datagrams arrive: UDP may be blocked somewhere on a path,
-//! and no node on it would report that.
+//! The paths and subgraphs of this node's packets in datagrams, and whether datagrams arrive on them: UDP may be blocked
+//! somewhere on the way, and no node there would report that. Each service to a node is tried on its own.
 
 use super::receive::forward;
+use super::spread;
 use crate::overlay::shared::Shared;
 use sidetrack_core::overlay::NodeId;
-use sidetrack_core::overlay::frame::{Packet, Path, Protocol, SessionId};
+use sidetrack_core::overlay::frame::{Packet, Path, Protocol, SessionId, Spread, Subgraph};
 use sidetrack_core::overlay::node::echo_request;
 use sidetrack_core::overlay::route::Graph;
+use sidetrack_core::overlay::service::{LinkKind, Service};
 use sidetrack_core::time::Instant;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,64 +23,106 @@ const PROBE_IDLE: Duration = Duration::from_secs(2);
 /// How long an echo counts as proof for a path, and how long a packet counts as use of it.
 const PROVEN: Duration = Duration::from_secs(3);
 
+/// Echo requests whose answers count.
+const ASKED: usize = 4;
+
 /// Bytes of a packet frame without the nodes of its path and the payload: type, count, position, protocol, session.
-const FRAME_BYTES: usize = 4 + 16;
+const FRAME_BYTES: usize = 4 + SESSION_BYTES;
+const SESSION_BYTES: usize = 16;
 const NODE_BYTES: usize = 8;
 
-/// The path to one node.
+/// The links that packets use.
+#[derive(Clone)]
+enum Plan {
+    /// One path, in frames that every version understands.
+    Path(Path),
+    /// A subgraph.
+    Subgraph(Arc<Subgraph>),
+}
+
+/// The way of one service to one node.
 #[derive(Default)]
 struct Way {
     session: Option<SessionId>,
-    /// The best path in this graph.
-    route: Option<(Arc<Graph>, Option<Path>)>,
-    /// The number of the latest echo request.
-    number: u64,
+    /// The best plan in this graph.
+    plan: Option<(Arc<Graph>, Option<Plan>)>,
+    /// The numbers of the latest echo requests.
+    asked: VecDeque<u64>,
     probed: Option<Instant>,
     proven: Option<Instant>,
     used: Option<Instant>,
 }
 
-/// The paths to all nodes that accept packets in datagrams.
+/// The service that each node gets: one path, in frames that every version understands.
+const PLAIN: Service = Service::new(LinkKind::BestEffort);
+
+#[derive(Default)]
+struct Ways {
+    ways: BTreeMap<(NodeId, Service), Way>,
+    /// The number of the latest echo request.
+    number: u64,
+}
+
+/// The ways to all nodes that accept packets in datagrams.
 #[derive(Default)]
 pub(crate) struct Paths {
-    ways: Mutex<BTreeMap<NodeId, Way>>,
+    ways: Mutex<Ways>,
 }
 
 impl Paths {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeId, Way>> {
+    fn lock(&self) -> MutexGuard<'_, Ways> {
         self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Allows packets to this node, under the session that it has accepted.
-    pub(crate) fn enter(&self, to: NodeId, session: SessionId) {
-        self.lock().insert(to, Way { session: Some(session), ..Way::default() });
+    pub(crate) fn enter(&self, to: NodeId, session: SessionId, services: &BTreeSet<Service>) {
+        let mut ways = self.lock();
+        // Packets of a service that spreads take the plain way while their own way fails.
+        for service in services.iter().copied().filter(Service::spreads).chain([PLAIN]) {
+            ways.ways.insert((to, service), Way { session: Some(session), ..Way::default() });
+        }
     }
 
     /// Stops packets to this node.
     pub(crate) fn leave(&self, to: NodeId) {
-        self.lock().remove(&to);
+        self.lock().ways.retain(|(node, _), _| *node != to);
     }
 
     /// Returns the time until an echo request is due.
     pub(crate) fn due(&self, now: Instant) -> Duration {
         let ways = self.lock();
-        let due = ways.values().map(|way| way.probe_at(now).since(now));
+        let due = ways.ways.values().map(|way| way.probe_at(now).since(now));
         due.min().unwrap_or(PROVEN)
     }
 
     /// Handles an echo that came back from this node.
     pub(crate) fn answered(&self, from: NodeId, payload: &[u8], now: Instant) {
-        let number = payload.first_chunk().map(|bytes| u64::from_be_bytes(*bytes));
-        if let Some(way) = self.lock().get_mut(&from)
-            && number.is_some_and(|number| number <= way.number && number + 4 > way.number)
-        {
+        let Some(number) = payload.first_chunk().map(|bytes| u64::from_be_bytes(*bytes)) else { return };
+        let mut ways = self.lock();
+        let mut asked =
+            ways.ways.iter_mut().filter(|((to, _), way)| *to == from && way.asked.contains(&number));
+        if let Some((_, way)) = asked.next() {
             way.proven = Some(now);
         }
     }
 
-    /// True if datagrams arrive at this node.
+    /// True if datagrams arrive at this node on one path.
     pub(crate) fn is_proven(&self, to: NodeId, now: Instant) -> bool {
-        self.lock().get(&to).is_some_and(|way| way.is_proven(now))
+        self.lock().ways.get(&(to, PLAIN)).is_some_and(|way| way.is_proven(now))
+    }
+
+    /// Returns the services over subgraphs to this node, the links that their packets use, and whether they arrive.
+    pub(crate) fn subgraphs(&self, to: NodeId, now: Instant) -> Vec<(Service, Option<Arc<Subgraph>>, bool)> {
+        let ways = self.lock();
+        let ways = ways.ways.iter().filter(|((node, service), _)| *node == to && service.spreads());
+        ways.map(|((_, service), way)| {
+            let subgraph = match &way.plan {
+                Some((_, Some(Plan::Subgraph(subgraph)))) => Some(subgraph.clone()),
+                _ => None,
+            };
+            (*service, subgraph, way.is_proven(now))
+        })
+        .collect()
     }
 }
 
@@ -93,56 +137,89 @@ impl Way {
         self.probed.map_or(now, |at| at + every)
     }
 
-    fn path(&mut self, shared: &Shared, to: NodeId) -> Option<Path> {
+    fn plan(&mut self, shared: &Shared, to: NodeId, service: &Service) -> Option<Plan> {
         let graph = shared.graph.load_full();
-        if self.route.as_ref().is_none_or(|(known, _)| !Arc::ptr_eq(known, &graph)) {
-            let route = graph.route(shared.identity.own(), to, &BTreeSet::new());
-            self.route = Some((graph, route.map(|route| route.path)));
+        if self.plan.as_ref().is_none_or(|(known, _)| !Arc::ptr_eq(known, &graph)) {
+            let own = shared.identity.own();
+            let plan = if service.spreads() {
+                graph.subgraph(own, to, service).map(|subgraph| Plan::Subgraph(Arc::new(subgraph)))
+            } else {
+                graph.route(own, to, &BTreeSet::new()).map(|route| Plan::Path(route.path))
+            };
+            self.plan = Some((graph, plan));
         }
-        self.route.as_ref()?.1.clone()
+        self.plan.as_ref()?.1.clone()
     }
 }
 
 /// Sends the echo requests that are due.
 pub(super) fn probe(shared: &Shared, now: Instant) {
     let mut requests = Vec::new();
-    for (to, way) in &mut *shared.datagrams.paths.lock() {
-        if way.probe_at(now) > now {
-            continue;
-        }
-        way.probed = Some(now);
-        way.number += 1;
-        if let Some(path) = way.path(shared, *to) {
-            requests.push(echo_request(path, way.number.to_be_bytes().to_vec()));
+    {
+        let mut ways = shared.datagrams.paths.lock();
+        let Ways { ways, number } = &mut *ways;
+        for ((to, service), way) in ways {
+            if way.probe_at(now) > now {
+                continue;
+            }
+            way.probed = Some(now);
+            *number += 1;
+            way.asked.truncate(ASKED - 1);
+            way.asked.push_front(*number);
+            let payload = number.to_be_bytes().to_vec();
+            requests.extend(way.plan(shared, *to, service).map(|plan| (*service, plan, payload)));
         }
     }
-    for request in requests {
-        forward(shared, request);
+    // The lock is free again: an answer may come at once.
+    for (service, plan, payload) in requests {
+        match plan {
+            Plan::Path(path) => forward(shared, echo_request(path, payload)),
+            Plan::Subgraph(subgraph) => {
+                let subgraph = Subgraph::clone(&subgraph);
+                spread::send(shared, &service, subgraph, Protocol::EchoRequest, payload)
+            }
+        };
     }
 }
 
-/// Sends an IP packet to a node. None: datagrams do not arrive there. False: the packet is dropped. `shrink` gets the
+/// Sends an IP packet to a node. `None`: datagrams do not arrive there. False: the packet is dropped. `shrink` gets the
 /// packet and the largest size that travels in one datagram.
 pub(crate) fn send(
     shared: &Shared,
     to: NodeId,
+    service: &Service,
     mut ip: Vec<u8>,
     shrink: impl FnOnce(&mut [u8], usize),
 ) -> Option<bool> {
-    let (path, session) = {
+    let (plan, session) = {
         let mut ways = shared.datagrams.paths.lock();
-        let way = ways.get_mut(&to)?;
         let now = shared.clock.now();
-        way.used = Some(now);
-        if !way.is_proven(now) {
-            return None;
-        }
-        (way.path(shared, to)?, way.session?)
+        let mut proven = |service: &Service| {
+            let way = ways.ways.get_mut(&(to, *service))?;
+            way.used = Some(now);
+            if !way.is_proven(now) {
+                return None;
+            }
+            Some((way.plan(shared, to, service)?, way.session?))
+        };
+        let spread = if service.spreads() { proven(service) } else { None };
+        spread.or_else(|| proven(&PLAIN))?
     };
-    if let Some(link) = path.at(1).and_then(|next| shared.datagrams.link(next)) {
-        let around = FRAME_BYTES + NODE_BYTES * path.nodes().len();
-        shrink(&mut ip, link.frame_bytes().saturating_sub(around));
+    let (nexts, around): (Vec<NodeId>, _) = match &plan {
+        Plan::Path(path) => (path.at(1).into_iter().collect(), FRAME_BYTES + NODE_BYTES * path.nodes().len()),
+        Plan::Subgraph(subgraph) => {
+            (subgraph.next(shared.identity.own()).collect(), SESSION_BYTES + Spread::overhead(subgraph))
+        }
+    };
+    let links = nexts.iter().filter_map(|next| shared.datagrams.link(*next));
+    if let Some(room) = links.map(|link| link.frame_bytes()).min() {
+        shrink(&mut ip, room.saturating_sub(around));
     }
     let payload = [&session.0[..], &ip].concat();
-    Some(forward(shared, Packet { path, position: 0, protocol: Protocol::Ip, payload }))
+    Some(match plan {
+        Plan::Path(path) => forward(shared, Packet { path, position: 0, protocol: Protocol::Ip, payload }),
+        Plan::Subgraph(subgraph) => {
+            spread::send(shared, service, Subgraph::clone(&subgraph), Protocol::Ip, payload)
+        }
+    })
 }

@@ -18,14 +18,15 @@ use crate::steer::OWN_MARK;
 use anyhow::Context as _;
 use judge::Judged;
 use sidetrack_core::overlay::NodeId;
-use sidetrack_core::overlay::frame::{LinkKind, SessionId};
+use sidetrack_core::overlay::frame::SessionId;
 use sidetrack_core::overlay::packet::{Catch, Interceptor, PACKET_MAX, Refused};
 use sidetrack_core::overlay::reserved::Reserved;
+use sidetrack_core::overlay::service::{LinkKind, Service};
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::nfqueue::{Queue, Verdict};
 use sidetrack_sys::nft::{Lifetime, MarkBits, OwnedTable, PacketCatch, Packets};
 use sidetrack_sys::raw::RoutedSocket;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -114,7 +115,7 @@ pub(super) const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN;
 /// What the thread waits for before it starts.
 struct Begin {
     interception: Arc<Interception>,
-    ways: BTreeMap<(NodeId, LinkKind), Box<dyn Way>>,
+    ways: BTreeMap<(NodeId, Service), Box<dyn Way>>,
     stopped: Arc<AtomicBool>,
 }
 
@@ -177,7 +178,12 @@ impl Bound {
     pub(super) fn start(self, shared: &mut Shared) -> Start {
         let node = |packets: &config::Packets| {
             let node = shared.identity.node_named(&packets.node)?;
-            Some(Catch { node, to: packets.to.clone(), ports: packets.port.clone(), kind: packets.link })
+            Some(Catch {
+                node,
+                to: packets.to.clone(),
+                ports: packets.port.clone(),
+                service: packets.service,
+            })
         };
         let rules = Interceptor::new(self.catches.iter().filter_map(node).collect());
         let counters = Counters::default();
@@ -186,7 +192,8 @@ impl Bound {
         shared.packets = Some(interception.clone());
         let mut nodes = BTreeMap::new();
         for packets in &self.catches {
-            *nodes.entry(packets.node.clone()).or_insert(false) |= packets.link == LinkKind::BestEffort;
+            let services: &mut BTreeSet<_> = nodes.entry(packets.node.clone()).or_default();
+            services.insert(packets.service);
         }
         Start { interception, nodes, thread: self.thread }
     }
@@ -195,8 +202,8 @@ impl Bound {
 /// The state between [`Bound`] and [`Catching`].
 pub(super) struct Start {
     interception: Arc<Interception>,
-    /// The nodes, and whether packets go to them in datagrams.
-    nodes: BTreeMap<Arc<str>, bool>,
+    /// The nodes, and the services of the packets to them.
+    nodes: BTreeMap<Arc<str>, BTreeSet<Service>>,
     thread: Option<(JoinHandle<()>, oneshot::Sender<Begin>)>,
 }
 
@@ -209,23 +216,25 @@ impl Start {
     ) -> (Catching, Vec<impl Future<Output = ()> + Send + use<>>) {
         let mut ways: BTreeMap<_, Box<dyn Way>> = BTreeMap::new();
         let mut tasks = Vec::new();
-        for (name, by_datagram) in self.nodes {
+        for (name, services) in self.nodes {
             let Some(node) = shared.identity.node_named(&name) else { continue };
             let (packets, waiting) = mpsc::channel(WAITING_MAX);
             let stands = Arc::new(AtomicBool::new(false));
             let reliable = Reliable { packets, stands: stands.clone() };
-            if by_datagram {
-                let (to, reliable) = (node, reliable.clone());
-                let best_effort = BestEffort {
-                    to,
-                    shared: shared.clone(),
-                    interception: self.interception.clone(),
-                    reliable,
+            for service in services.iter().copied() {
+                let way: Box<dyn Way> = match service.kind {
+                    LinkKind::Reliable => Box::new(reliable.clone()),
+                    LinkKind::BestEffort | LinkKind::RealTime => Box::new(BestEffort {
+                        to: node,
+                        service,
+                        shared: shared.clone(),
+                        interception: self.interception.clone(),
+                        reliable: reliable.clone(),
+                    }),
                 };
-                ways.insert((node, LinkKind::BestEffort), Box::new(best_effort));
+                ways.insert((node, service), way);
             }
-            ways.insert((node, LinkKind::Reliable), Box::new(reliable));
-            let carried = Carried { node, name, by_datagram, stands, requests: requests.clone() };
+            let carried = Carried { node, name, services, stands, requests: requests.clone() };
             tasks.push(carry(shared.clone(), carried, waiting));
         }
         let stop = Arc::new(AtomicBool::new(false));
@@ -325,14 +334,15 @@ impl Interception {
 struct Carried {
     node: NodeId,
     name: Arc<str>,
-    by_datagram: bool,
+    services: BTreeSet<Service>,
     stands: Arc<AtomicBool>,
     requests: mpsc::Sender<Request>,
 }
 
 /// Keeps a session to a node open, and sends waiting packets through it, without end.
 async fn carry(shared: Arc<Shared>, carried: Carried, mut waiting: mpsc::Receiver<Vec<u8>>) {
-    let Carried { node, name, by_datagram, stands, requests } = carried;
+    let Carried { node, name, services, stands, requests } = carried;
+    let by_datagram = services.iter().any(|service| service.kind != LinkKind::Reliable);
     let mut told = String::new();
     loop {
         match open(&name, &requests).await {
@@ -340,7 +350,7 @@ async fn carry(shared: Arc<Shared>, carried: Carried, mut waiting: mpsc::Receive
                 tracing::info!(node = %name, "packets pass over the overlay");
                 told.clear();
                 if by_datagram {
-                    shared.datagrams.paths.enter(node, id);
+                    shared.datagrams.paths.enter(node, id, &services);
                 }
                 stands.store(true, Relaxed);
                 let ended = pass(session, &mut waiting).await;

@@ -3,6 +3,7 @@
 use super::Interception;
 use crate::overlay::datagrams;
 use crate::overlay::shared::Shared;
+use sidetrack_core::overlay::service::Service;
 use sidetrack_core::overlay::{NodeId, mss};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -41,6 +42,8 @@ impl Way for Reliable {
 pub(super) struct BestEffort {
     /// The node that delivers the packets.
     pub to: NodeId,
+    /// How the packets travel.
+    pub service: Service,
     /// The state with the datagrams.
     pub shared: Arc<Shared>,
     /// The state with the counters.
@@ -58,7 +61,7 @@ impl Way for BestEffort {
         let shrink = |packet: &mut [u8], most| {
             mss::clamp(packet, most);
         };
-        match datagrams::send(&self.shared, self.to, packet.to_vec(), shrink) {
+        match datagrams::send(&self.shared, self.to, &self.service, packet.to_vec(), shrink) {
             Some(sent) => {
                 self.interception.counters.by_datagram.fetch_add(u64::from(sent), Relaxed);
                 sent

@@ -1,0 +1,43 @@
+//! How packets travel: two axes that each rule chooses on its own, the kind of links and the dissemination.
+
+pub use super::frame::{Dissemination, LinkKind};
+use std::time::Duration;
+
+/// Fewest and most node-disjoint paths of [`Dissemination::Duplicate`].
+pub const PATHS: std::ops::RangeInclusive<u8> = 2..=5;
+
+/// Fewest and most links between source and destination with [`Dissemination::Flood`].
+pub const HOPS: std::ops::RangeInclusive<u8> = 1..=15;
+
+/// The service that a rule chooses for its packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Service {
+    /// How each link recovers from loss.
+    pub kind: LinkKind,
+    /// Over which links a packet travels.
+    pub dissemination: Dissemination,
+    /// The number of paths of [`Dissemination::Duplicate`], in [`PATHS`]. Fewer are used if the network has fewer.
+    pub paths: u8,
+    /// Most links on the way of a packet with [`Dissemination::Flood`], in [`HOPS`].
+    pub hops: u8,
+    /// How long a packet may travel. Later it is dropped, and no link recovers it. `None`: there is no limit.
+    pub deadline: Option<Duration>,
+}
+
+impl Service {
+    /// Returns a service with this kind of links, over the shortest path, without a deadline.
+    pub const fn new(kind: LinkKind) -> Self {
+        Self { kind, dissemination: Dissemination::Shortest, paths: 2, hops: 4, deadline: None }
+    }
+
+    /// Whether packets travel in [`super::frame::Spread`] frames. Only nodes that announce
+    /// [`super::frame::Features::SPREAD`] understand them.
+    pub fn spreads(&self) -> bool {
+        self.dissemination != Dissemination::Shortest || self.kind == LinkKind::RealTime
+    }
+
+    /// Returns the deadline as frames carry it: µs, 0 if there is no limit.
+    pub fn budget_us(&self) -> u32 {
+        self.deadline.map_or(0, |deadline| u32::try_from(deadline.as_micros()).unwrap_or(u32::MAX).max(1))
+    }
+}

@@ -1,0 +1,72 @@
+//! Checks how the packets of an `[[overlay.packets]]` travel.
+
+use super::super::{At, raw};
+use super::Check;
+use raw::{PacketsDissemination, PacketsLink};
+use sidetrack_core::overlay::service::{Dissemination, HOPS, LinkKind, PATHS, Service};
+use std::time::Duration;
+
+/// Longest deadline, milliseconds.
+const DEADLINE_MAX_MS: u32 = 10_000;
+
+impl Check<'_> {
+    /// Returns the service of these packets. Keys that say nothing together are errors.
+    pub(super) fn service(&mut self, packets: &At<raw::Packets>) -> Service {
+        let kind = match packets.link.as_deref() {
+            Some(PacketsLink::BestEffort) => LinkKind::BestEffort,
+            Some(PacketsLink::Reliable) | None => LinkKind::Reliable,
+        };
+        let mut service = Service::new(kind);
+        service.dissemination = match packets.dissemination.as_deref() {
+            Some(PacketsDissemination::Duplicate) => Dissemination::Duplicate,
+            Some(PacketsDissemination::Flood) => Dissemination::Flood,
+            Some(PacketsDissemination::Shortest) | None => Dissemination::Shortest,
+        };
+        if let Some(dissemination) = &packets.dissemination
+            && service.spreads()
+            && kind == LinkKind::Reliable
+        {
+            let help = "write `link = \"best-effort\"`; with \"reliable\", packets take one path";
+            self.error(dissemination.span(), "packets on reliable links take the shortest path only", help);
+        }
+        let is = |wanted| service.dissemination == wanted;
+        let (duplicates, floods) = (is(Dissemination::Duplicate), is(Dissemination::Flood));
+        let range = (*PATHS.start()).into()..=(*PATHS.end()).into();
+        if let Some(paths) = self.only_with(packets.paths.as_ref(), duplicates, "duplicate", "paths", range) {
+            service.paths = u8::try_from(paths).unwrap_or(service.paths);
+        }
+        let range = (*HOPS.start()).into()..=(*HOPS.end()).into();
+        if let Some(hops) = self.only_with(packets.hops.as_ref(), floods, "flood", "hops", range) {
+            service.hops = u8::try_from(hops).unwrap_or(service.hops);
+        }
+        let (spreads, range) = (service.spreads(), 1..=DEADLINE_MAX_MS);
+        let deadline =
+            self.only_with(packets.deadline_ms.as_ref(), spreads, "duplicate", "deadline_ms", range);
+        service.deadline = deadline.map(|ms| Duration::from_millis(ms.into()));
+        service
+    }
+
+    /// Returns a number that has a meaning only with this dissemination, if it is in its range.
+    fn only_with<T: Copy + Into<u32>>(
+        &mut self,
+        value: Option<&At<T>>,
+        has_meaning: bool,
+        dissemination: &str,
+        key: &str,
+        range: std::ops::RangeInclusive<u32>,
+    ) -> Option<u32> {
+        let value = value?;
+        let number: u32 = (**value).into();
+        if !has_meaning {
+            let help = format!("write `dissemination = \"{dissemination}\"`, or remove `{key}`");
+            self.error(value.span(), format!("`{key}` has no meaning with this dissemination"), help);
+            return None;
+        }
+        if !range.contains(&number) {
+            let help = format!("write a number from {} to {}", range.start(), range.end());
+            self.error(value.span(), format!("`{key}` cannot be {number}"), help);
+            return None;
+        }
+        Some(number)
+    }
+}

@@ -1,0 +1,93 @@
+//! Packets over subgraphs: sends this node's own packets, and relays and delivers those of others. The core decides
+//! ([`sidetrack_core::overlay::spread`]).
+
+use super::link::Link;
+use super::receive::{BURST, deliver};
+use crate::overlay::shared::Shared;
+use sidetrack_core::overlay::NodeId;
+use sidetrack_core::overlay::frame::{Frame, Protocol, Spread, Subgraph};
+use sidetrack_core::overlay::service::Service;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Handles a copy that a neighbour has sent.
+pub(super) fn arrived(shared: &Shared, link: &Link, mut packet: Spread) {
+    let datagrams = &shared.datagrams;
+    let one_way_us = link.one_way_us.load(Relaxed);
+    let step = {
+        let mut relay = datagrams.relay.lock().unwrap_or_else(PoisonError::into_inner);
+        relay.handle(link.neighbour, &mut packet, one_way_us)
+    };
+    // The core has counted the copy.
+    let Ok(step) = step else { return };
+    if step.deliver {
+        deliver_here(shared, &packet);
+    }
+    if !step.next.is_empty() {
+        forward(shared, packet, &step.next);
+    }
+}
+
+fn deliver_here(shared: &Shared, packet: &Spread) {
+    let datagrams = &shared.datagrams;
+    let source = packet.subgraph.source();
+    match packet.protocol {
+        Protocol::EchoRequest => {
+            let answer = {
+                let mut own = datagrams.source.lock().unwrap_or_else(PoisonError::into_inner);
+                own.echo(packet.clone())
+            };
+            send_copies(shared, answer);
+        }
+        Protocol::EchoReply => datagrams.paths.answered(source, &packet.payload, shared.clock.now()),
+        Protocol::Ip => deliver(shared, source, &packet.payload),
+        Protocol::Session => {
+            datagrams.counters.unreadable.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// Sends a packet of this node. Returns false if no copy of it could be sent.
+pub(super) fn send(
+    shared: &Shared,
+    service: &Service,
+    subgraph: Subgraph,
+    protocol: Protocol,
+    payload: Vec<u8>,
+) -> bool {
+    let packet = {
+        let mut own = shared.datagrams.source.lock().unwrap_or_else(PoisonError::into_inner);
+        own.packet(service, subgraph, protocol, payload)
+    };
+    send_copies(shared, packet)
+}
+
+fn send_copies(shared: &Shared, packet: Spread) -> bool {
+    let next: Vec<_> = packet.subgraph.next(shared.identity.own()).collect();
+    let sent = forward(shared, packet, &next);
+    shared.datagrams.counters.copies.fetch_add(sent, Relaxed);
+    sent > 0
+}
+
+/// Sends a copy to each of these nodes. Returns the number of copies that the system accepted.
+fn forward(shared: &Shared, packet: Spread, next: &[NodeId]) -> u64 {
+    let counters = &shared.datagrams.counters;
+    let bytes = packet.payload.len();
+    let frame = Frame::Spread(Box::new(packet));
+    let mut sent = 0;
+    for next in next {
+        // The subgraph may name a link that has gone, or never was.
+        if shared.link(*next).is_none() {
+            counters.no_link.fetch_add(1, Relaxed);
+            continue;
+        }
+        let shaper = shared.shapers.of(*next);
+        if !shaper.wait(BURST).is_zero() {
+            counters.too_fast.fetch_add(1, Relaxed);
+            continue;
+        }
+        shaper.spend(bytes);
+        sent += u64::from(shared.datagrams.send(*next, &frame));
+    }
+    sent
+}

@@ -1,0 +1,231 @@
+//! A copy of each packet on two paths: what a cut link or a killed relay costs.
+//!
+//! ```text
+//!          .-- 10.8.1.0/24 -- r1 -- 10.9.1.0/24 --.
+//!         a                                        b      an application on a sends numbered datagrams to one on b
+//!          '-- 10.8.2.0/24 -- r2 -- 10.9.2.0/24 --'
+//! ```
+
+use crate::hosts::{Node, is_root};
+use crate::node::{LIMIT, Up, at, eventually};
+use crate::scene::{Keys, status, wait_for};
+use serde_json::Value;
+use std::net::UdpSocket;
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Packets of one stream; the fault comes after a third of them.
+const COUNT: u32 = 900;
+
+/// Between two packets.
+const PACE: Duration = Duration::from_millis(1);
+
+/// Runs of a stream, should a busy machine take a link that nobody touched for dead.
+const RUNS: usize = 5;
+
+/// See the module.
+struct Square {
+    a: Node,
+    b: Node,
+    relays: [Node; 2],
+    up_a: Up,
+    up_b: Up,
+    ups: [Option<Up>; 2],
+}
+
+fn link(one: &Node, other: &Node, net: &str, names: [&str; 2]) {
+    let (near, far) = (names[0], names[1]);
+    one.ip(&format!("link add {near} type veth peer name {far} netns {}", other.thread_id()));
+    for (node, name, part) in [(one, near, 1), (other, far, 2)] {
+        node.ip(&format!("addr add {net}.{part}/24 dev {name}"));
+        node.ip(&format!("link set {name} up"));
+    }
+}
+
+impl Square {
+    /// Nodes whose packets travel by this service.
+    fn new(service: &str) -> Self {
+        let [a, b, r1, r2] = [(); 4].map(|()| Node::new());
+        let keys = Keys::new(&["a", "b", "r1", "r2"]);
+        let relays = [r1, r2];
+        let ups = [1, 2].map(|at| {
+            let relay = &relays[at - 1];
+            link(&a, relay, &format!("10.8.{at}"), [&format!("r{at}"), "a"]);
+            link(&b, relay, &format!("10.9.{at}"), [&format!("r{at}"), "b"]);
+            let own = format!("listen = [\"10.8.{at}.2:8100\", \"10.9.{at}.2:8100\"]\n");
+            let text = keys.section(&format!("r{at}"), &[], true).replace("listen = \"127.0.0.1:0\"\n", &own);
+            Some(relay.run(move || Up::start("", &text)))
+        });
+        let end = |node: &Node, name: &str, own: u8, far: u8, other: &str, net: u8| {
+            node.ip("link set lo up");
+            node.ip(&format!("addr add 10.{own}.0.1/32 dev lo"));
+            // Nobody has this address: what is not caught arrives nowhere.
+            node.ip(&format!("route add 10.{far}.0.0/24 via 10.{net}.1.77 src 10.{own}.0.1"));
+            let addresses =
+                [1, 2].map(|relay| format!("10.{net}.{relay}.2:8100").parse().expect("an address"));
+            let text = keys.section(name, &[("r1", addresses[0]), ("r2", addresses[1])], false);
+            let text = text
+                + &format!(
+                    "[[overlay.packets]]\nnode = \"{other}\"\nto = \"10.{far}.0.0/24\"\n{service}\
+                     [[overlay.deliver]]\nto = \"10.{own}.0.0/24\"\n"
+                );
+            node.run(move || Up::start("", &text))
+        };
+        let up_a = end(&a, "a", 1, 2, "b", 8);
+        let up_b = end(&b, "b", 2, 1, "a", 9);
+        let square = Self { a, b, relays, up_a, up_b, ups };
+        square.stands();
+        square
+    }
+
+    /// Waits until packets from a to b arrive over both paths.
+    fn stands(&self) {
+        wait_for(&self.up_a, "two paths that packets arrive over", |status| {
+            let service = &to_b(status)["services"][0];
+            service["arrives"] == true && service["links"].as_array().is_some_and(|links| links.len() == 4)
+        });
+    }
+
+    /// Sends a stream; `fault` happens within it. Gives how often each packet came.
+    fn stream(&mut self, mut fault: impl FnMut(&mut Self)) -> Vec<u32> {
+        let receiver = self.b.run(|| UdpSocket::bind(at("10.2.0.1", 0)).expect("a socket"));
+        let sender = self.a.run(|| UdpSocket::bind(at("10.1.0.1", 0)).expect("a socket"));
+        let to = receiver.local_addr().expect("an address");
+        receiver.set_read_timeout(Some(Duration::from_millis(100))).expect("a time-out");
+        let (third, is_third) = mpsc::channel();
+        let (ended, has_ended) = mpsc::channel();
+        let sending = std::thread::spawn(move || {
+            for number in 0..COUNT {
+                sender.send_to(&number.to_be_bytes(), to).expect("sent");
+                std::thread::park_timeout(PACE);
+                if number == COUNT / 3 {
+                    third.send(()).expect("the test waits");
+                }
+            }
+            ended.send(()).expect("the test waits");
+            sender
+        });
+        let receiving = std::thread::spawn(move || {
+            let mut times = vec![0; COUNT as usize];
+            let mut buffer = [0; 64];
+            // All were sent, and then nothing came for a second.
+            let (mut is_over, mut silent) = (false, 0);
+            while silent < 10 {
+                match receiver.recv(&mut buffer) {
+                    Ok(4) => {
+                        let number = u32::from_be_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]);
+                        times[number as usize] += 1;
+                        silent = 0;
+                    }
+                    Ok(length) => panic!("{length} bytes"),
+                    Err(_) => silent += u32::from(is_over),
+                }
+                is_over |= has_ended.try_recv().is_ok();
+            }
+            times
+        });
+        is_third.recv_timeout(LIMIT).expect("a third is sent");
+        fault(self);
+        sending.join().expect("no panic");
+        receiving.join().expect("no panic")
+    }
+
+    /// The links that a and b have taken for dead, by the name of the relay.
+    fn fallen(&mut self) -> Vec<String> {
+        let logs = [&mut self.up_a, &mut self.up_b].map(|up| up.log_so_far());
+        let lines = logs.iter().flat_map(|log| log.lines()).filter(|line| line.contains("overlay link down"));
+        lines.map(ToOwned::to_owned).collect()
+    }
+}
+
+fn to_b(status: &Value) -> &Value {
+    let paths = status["paths"].as_array().expect("paths");
+    paths.iter().find(|path| path["to"] == "b").expect("a member")
+}
+
+/// Runs streams until one in which no link fell but those to `relay`.
+fn without_loss(
+    square: &mut Square,
+    relay: usize,
+    mut fault: impl FnMut(&mut Square),
+    heal: impl Fn(&mut Square),
+) {
+    let other = format!("r{}", 2 - relay);
+    for run in 0..RUNS {
+        let before = square.fallen().iter().filter(|line| line.contains(&other)).count();
+        let times = square.stream(&mut fault);
+        assert!(times.iter().all(|times| *times < 2), "delivered twice");
+        let lost = times.iter().filter(|times| **times == 0).count();
+        let after = square.fallen().iter().filter(|line| line.contains(&other)).count();
+        heal(square);
+        if lost == 0 {
+            return;
+        }
+        assert!(after > before, "{lost} packets lost in run {run}: {:#}", status(&square.up_a));
+        square.stands();
+    }
+    panic!("the machine took links for dead in each of {RUNS} runs");
+}
+
+#[test]
+fn a_cut_link_and_a_killed_relay_cost_no_packet_and_none_comes_twice() {
+    if !is_root() {
+        return;
+    }
+    let mut square = Square::new("link = \"best-effort\"\ndissemination = \"duplicate\"\n");
+    // Within a stream the link from a to r1 is cut.
+    let cut = |square: &mut Square| square.a.ip("link set r1 down");
+    let heal = |square: &mut Square| {
+        square.a.ip("link set r1 up");
+        square.stands();
+    };
+    without_loss(&mut square, 0, cut, heal);
+    let copies = |square: &Square| status(&square.up_a)["spread"]["copies"].as_u64().expect("a count");
+    assert!(copies(&square) > u64::from(COUNT), "{:#}", status(&square.up_a));
+    let end = status(&square.up_b);
+    assert!(end["spread"]["duplicates"].as_u64() > Some(u64::from(COUNT / 4)), "{end:#}");
+    assert!(end["spread"]["delivered"]["duplicate"].as_u64() >= Some(u64::from(COUNT)), "{end:#}");
+    assert!(end["spread"]["off_graph"] == 0, "{end:#}");
+    // Then a relay is killed as by a power cut; a new one takes its place.
+    let kill = |square: &mut Square| {
+        let mut relay = square.ups[1].take().expect("it runs");
+        relay.signal(rustix::process::Signal::KILL);
+        relay.gone();
+    };
+    let times = square.stream(kill);
+    let lost = times.iter().filter(|times| **times == 0).count();
+    assert!(times.iter().all(|times| *times < 2), "delivered twice");
+    let is_to_first = |line: &String| line.contains("r1");
+    let fell = square.fallen().iter().filter(|line| is_to_first(line)).count();
+    // The link to r1 was cut before, and fell at both of its ends at most.
+    assert!(lost == 0 || fell > 2, "{lost} packets lost: {:#}", status(&square.up_a));
+    // One path is left, and packets go on over it.
+    wait_for(&square.up_a, "one path", |status| {
+        let service = &to_b(status)["services"][0];
+        service["arrives"] == true && service["links"].as_array().is_some_and(|links| links.len() == 2)
+    });
+    let times = square.stream(|_| {});
+    assert!(times.iter().filter(|times| **times == 1).count() > COUNT as usize / 2);
+    let metrics = crate::node::admin::show(&square.up_b, "/metrics");
+    assert!(metrics.contains("sidetrack_overlay_packets_total{fate=\"duplicate\"}"), "{metrics}");
+}
+
+#[test]
+fn a_flood_uses_all_links_within_its_hops_and_delivers_once() {
+    if !is_root() {
+        return;
+    }
+    let flood = "link = \"best-effort\"\ndissemination = \"flood\"\nhops = 2\ndeadline_ms = 5000\n";
+    let mut square = Square::new(flood);
+    let cut = |square: &mut Square| square.relays[0].ip("link set b down");
+    let heal = |square: &mut Square| {
+        square.relays[0].ip("link set b up");
+        square.stands();
+    };
+    without_loss(&mut square, 0, cut, heal);
+    eventually("the relays have passed packets", || {
+        let relays = square.ups.iter().flatten();
+        relays.map(|up| status(up)["spread"]["relayed"].as_u64()).all(|count| count > Some(100))
+    });
+    assert!(status(&square.up_b)["spread"]["delivered"]["flood"].as_u64() >= Some(u64::from(COUNT)));
+}
