@@ -296,6 +296,44 @@ fn plan_lists_what_an_overlay_does() {
 }
 
 #[test]
+fn check_says_which_services_of_packets_do_not_exist() {
+    let folder = tempfile::tempdir().unwrap();
+    let [here, far] = ["here", "far"].map(|name| program(folder.path(), &["overlay", "key", name]).1);
+    let check = |keys: &str| {
+        let text = format!(
+            "version = 1\n[overlay]\nname = 'here'\nkey_file = 'here'\nlisten = '127.0.0.1:8100'\n[overlay.node.here]\nkey = '{}'\n\
+             [overlay.node.far]\nkey = '{}'\n[[overlay.packets]]\nnode = 'far'\nto = '10.2.0.0/24'\n{keys}",
+            here.trim(),
+            far.trim()
+        );
+        let path = file(folder.path(), &text);
+        let printed = plan::report(&parsed(&["-c", path.to_str().unwrap()]), false).unwrap();
+        (printed.code, printed.err)
+    };
+    let best = "link = 'best-effort'\n";
+    for good in [
+        "dissemination = 'duplicate'\npaths = 5\n",
+        "dissemination = 'flood'\nhops = 15\ndeadline_ms = 10000\n",
+        "dissemination = 'shortest'\n",
+    ] {
+        assert_eq!(check(&format!("{best}{good}")), (0, String::new()), "{good}");
+    }
+    for (bad, said) in [
+        ("dissemination = 'duplicate'\n", "packets on reliable links take the shortest path only"),
+        ("link = 'best-effort'\ndissemination = 'duplicate'\npaths = 6\n", "`paths` cannot be 6"),
+        ("link = 'best-effort'\ndissemination = 'duplicate'\npaths = 1\n", "`paths` cannot be 1"),
+        ("link = 'best-effort'\npaths = 2\n", "`paths` has no meaning with this dissemination"),
+        ("link = 'best-effort'\ndissemination = 'flood'\nhops = 0\n", "`hops` cannot be 0"),
+        ("link = 'best-effort'\ndissemination = 'duplicate'\nhops = 2\n", "`hops` has no meaning"),
+        ("link = 'best-effort'\ndeadline_ms = 65\n", "`deadline_ms` has no meaning"),
+        ("link = 'best-effort'\ndissemination = 'broadcast'\n", "broadcast"),
+    ] {
+        let (code, err) = check(bad);
+        assert!(code != 0 && err.contains(said), "{bad}{err}");
+    }
+}
+
+#[test]
 fn plan_lists_what_engines_and_shunts_do() {
     let engine = "[[listen]]\nkind = 'engine'\naddress = '192.0.2.10:443'\ninterfaces = ['eth0']\n\
                   names = { 'a.example' = '10.0.0.5:443' }\n";

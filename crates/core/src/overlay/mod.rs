@@ -11,6 +11,7 @@
 //! | [`features`] | what each node understands beyond version 1: signed statements, flooded |
 //! | [`node`] | the four above as one machine |
 //! | [`service`] | how packets travel: the axes that a rule chooses |
+//! | [`realtime`] | the recovery of a real-time link: requests and retransmissions while a packet can still be in time |
 //! | [`redundancy`] | the links that the packets of a service use |
 //! | [`spread`] | packets over such links: numbered by the source, each copy but the first dropped |
 //! | [`packet`] | whole IP packets: their destination node, and which may be delivered |
@@ -31,6 +32,7 @@ pub mod key;
 pub mod mss;
 pub mod node;
 pub mod packet;
+pub mod realtime;
 mod recent;
 pub mod redundancy;
 pub mod reserved;

@@ -111,6 +111,8 @@ fn all() -> Vec<(Frame, Option<&'static str>)> {
             )),
         ),
         (Frame::Features(features()), None),
+        (Frame::Timed(9, Box::new(spread())), None),
+        (Frame::Strike(vec![1, 3]), Some("000000118300000000000000010000000000000003")),
     ]
 }
 
@@ -294,7 +296,8 @@ fn a_subgraph_has_one_spelling_and_no_link_that_cannot_be() {
 fn old_nodes_skip_the_new_frames() {
     // What version 1 says about types from 0x80 on; a node of this version does it with what comes after them.
     for (frame, _) in all() {
-        let is_new = matches!(frame, Frame::Spread(_) | Frame::Features(_));
+        let is_new =
+            matches!(frame, Frame::Spread(_) | Frame::Features(_) | Frame::Timed(..) | Frame::Strike(_));
         assert_eq!(frame.to_bytes()[4] >= 0x80, is_new, "{frame:?}");
     }
 }

@@ -8,6 +8,7 @@ mod features;
 mod frames;
 mod network;
 mod random;
+mod realtime;
 mod redundancy;
 mod session;
 mod spread;

@@ -3,7 +3,9 @@
 use super::Printed;
 use super::flows::which;
 use crate::admin::Client;
-use crate::overlay::{BenchView, DatagramsView, LinkSettingView, PingView, SpreadView, Status, identity};
+use crate::overlay::{
+    BenchView, DatagramsView, LinkSettingView, PathView, PingView, ServiceView, SpreadView, Status, identity,
+};
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use hyper::Method;
@@ -157,7 +159,9 @@ fn path(status: &Status, node: &str) -> anyhow::Result<String> {
     let found = status.paths.iter().find(|path| path.to == node);
     let found = found.with_context(|| format!("the overlay has no other node '{node}'"))?;
     anyhow::ensure!(!found.path.is_empty(), "there is no path to {node} now");
-    Ok(format!("{}  ({:.1} ms)\n", found.path.join(" -> "), found.cost_ms))
+    let mut out = format!("{}  ({:.1} ms)\n", found.path.join(" -> "), found.cost_ms);
+    found.services.iter().for_each(|service| out += &service_line(service));
+    Ok(out)
 }
 
 async fn bench(
@@ -230,6 +234,48 @@ async fn ping(client: &Client, node: &str, count: u32) -> anyhow::Result<ExitCod
     Ok(ExitCode::from(u8::from(failed == count)))
 }
 
+/// Returns the line about the links that packets of one service use.
+fn service_line(service: &ServiceView) -> String {
+    let links: Vec<_> = service.links.iter().map(|[from, to]| format!("{from} -> {to}")).collect();
+    let state = if service.arrives { "" } else { " (nothing arrives; packets take one path)" };
+    format!("{}: {}{state}\n", service.dissemination, links.join(", "))
+}
+
+/// Returns the line about packets on several paths, if this node has seen any.
+fn spread_line(spread: &SpreadView) -> String {
+    let mut out = String::new();
+    if *spread != SpreadView::default() {
+        let delivered = spread.delivered;
+        let _ = writeln!(
+            out,
+            "redundant packets {} copies sent, {} relayed; {} delivered by duplicate, {} by flood; dropped: {} duplicates, \
+             {} late, {} off graph",
+            spread.copies,
+            spread.relayed,
+            delivered.duplicate,
+            delivered.flood,
+            spread.duplicates,
+            spread.late,
+            spread.off_graph
+        );
+    }
+    out
+}
+
+fn paths_table(paths: &[PathView]) -> String {
+    let mut out = String::new();
+    let _ = writeln!(out, "\n{:<20} {:>9}  PATH", "NODE", "COST ms");
+    for path in paths {
+        if path.path.is_empty() {
+            let _ = writeln!(out, "{:<20} {:>9}  none", path.to, "-");
+        } else {
+            let _ = writeln!(out, "{:<20} {:>9.2}  {}", path.to, path.cost_ms, path.path.join(" -> "));
+        }
+        path.services.iter().for_each(|service| out += &format!("{:<32}{}", "", service_line(service)));
+    }
+    out
+}
+
 fn table(status: &Status) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
@@ -265,22 +311,7 @@ fn table(status: &Status) -> String {
             caught.failed
         );
     }
-    let spread = &status.spread;
-    if *spread != SpreadView::default() {
-        let delivered = spread.delivered;
-        let _ = writeln!(
-            out,
-            "redundant packets {} copies sent, {} relayed; {} delivered by duplicate, {} by flood; dropped: {} duplicates, \
-             {} late, {} off graph",
-            spread.copies,
-            spread.relayed,
-            delivered.duplicate,
-            delivered.flood,
-            spread.duplicates,
-            spread.late,
-            spread.off_graph
-        );
-    }
+    out += &spread_line(&status.spread);
     let _ = writeln!(
         out,
         "\n{:<20} {:<5} {:>9} {:>9} {:>7} {:>9} {:>9} {:>5}",
@@ -303,19 +334,7 @@ fn table(status: &Status) -> String {
     for view in &status.settings {
         let _ = writeln!(out, "by hand: {}", setting(view));
     }
-    let _ = writeln!(out, "\n{:<20} {:>9}  PATH", "NODE", "COST ms");
-    for path in &status.paths {
-        if path.path.is_empty() {
-            let _ = writeln!(out, "{:<20} {:>9}  none", path.to, "-");
-        } else {
-            let _ = writeln!(out, "{:<20} {:>9.2}  {}", path.to, path.cost_ms, path.path.join(" -> "));
-        }
-        for service in &path.services {
-            let links: Vec<_> = service.links.iter().map(|[from, to]| format!("{from} -> {to}")).collect();
-            let state = if service.arrives { "" } else { " (nothing arrives; packets take one path)" };
-            let _ = writeln!(out, "{:<20} {:>9}  {}{state}", "", service.dissemination, links.join(", "));
-        }
-    }
+    out += &paths_table(&status.paths);
     out
 }
 

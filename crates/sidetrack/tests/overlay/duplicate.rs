@@ -50,8 +50,8 @@ impl Square {
         let relays = [r1, r2];
         let ups = [1, 2].map(|at| {
             let relay = &relays[at - 1];
-            link(&a, relay, &format!("10.8.{at}"), [&format!("r{at}"), "a"]);
-            link(&b, relay, &format!("10.9.{at}"), [&format!("r{at}"), "b"]);
+            link(&a, relay, &format!("10.8.{at}"), [&format!("to-r{at}"), "to-a"]);
+            link(&b, relay, &format!("10.9.{at}"), [&format!("to-r{at}"), "to-b"]);
             let own = format!("listen = [\"10.8.{at}.2:8100\", \"10.9.{at}.2:8100\"]\n");
             let text = keys.section(&format!("r{at}"), &[], true).replace("listen = \"127.0.0.1:0\"\n", &own);
             Some(relay.run(move || Up::start("", &text)))
@@ -59,8 +59,10 @@ impl Square {
         let end = |node: &Node, name: &str, own: u8, far: u8, other: &str, net: u8| {
             node.ip("link set lo up");
             node.ip(&format!("addr add 10.{own}.0.1/32 dev lo"));
-            // Nobody has this address: what is not caught arrives nowhere.
-            node.ip(&format!("route add 10.{far}.0.0/24 via 10.{net}.1.77 src 10.{own}.0.1"));
+            // What is not caught arrives nowhere.
+            node.ip("link add nowhere type veth peer name nothing");
+            node.ip("link set nowhere up");
+            node.ip(&format!("route add 10.{far}.0.0/24 dev nowhere src 10.{own}.0.1"));
             let addresses =
                 [1, 2].map(|relay| format!("10.{net}.{relay}.2:8100").parse().expect("an address"));
             let text = keys.section(name, &[("r1", addresses[0]), ("r2", addresses[1])], false);
@@ -174,9 +176,9 @@ fn a_cut_link_and_a_killed_relay_cost_no_packet_and_none_comes_twice() {
     }
     let mut square = Square::new("link = \"best-effort\"\ndissemination = \"duplicate\"\n");
     // Within a stream the link from a to r1 is cut.
-    let cut = |square: &mut Square| square.a.ip("link set r1 down");
+    let cut = |square: &mut Square| square.a.ip("link set to-r1 down");
     let heal = |square: &mut Square| {
-        square.a.ip("link set r1 up");
+        square.a.ip("link set to-r1 up");
         square.stands();
     };
     without_loss(&mut square, 0, cut, heal);
@@ -217,9 +219,9 @@ fn a_flood_uses_all_links_within_its_hops_and_delivers_once() {
     }
     let flood = "link = \"best-effort\"\ndissemination = \"flood\"\nhops = 2\ndeadline_ms = 5000\n";
     let mut square = Square::new(flood);
-    let cut = |square: &mut Square| square.relays[0].ip("link set b down");
+    let cut = |square: &mut Square| square.relays[0].ip("link set to-b down");
     let heal = |square: &mut Square| {
-        square.relays[0].ip("link set b up");
+        square.relays[0].ip("link set to-b up");
         square.stands();
     };
     without_loss(&mut square, 0, cut, heal);

@@ -1,6 +1,6 @@
 //! Encodes and decodes the bodies of frames, type by type.
 
-use super::spread::{FEATURES, SPREAD};
+use super::spread::{self, FEATURES, SPREAD, STRIKE, TIMED};
 use super::wire::{Put, Reader};
 use super::{
     Ack, DATA_MAX, DETAIL_MAX, Dissemination, Features, Frame, FrameError, Greeting, Hello, LinkEntry,
@@ -136,6 +136,15 @@ impl Frame {
                 out.put_u8(FEATURES);
                 features.put(out);
             }
+            Self::Timed(number, packet) => {
+                out.put_u8(TIMED);
+                out.put_u64(*number);
+                packet.put(out);
+            }
+            Self::Strike(numbers) => {
+                out.put_u8(STRIKE);
+                spread::put_strike(out, numbers);
+            }
         }
     }
 
@@ -167,6 +176,8 @@ impl Frame {
             REFUSED => Self::Refused(read_refused(&mut reader)?),
             DATA | ACK | FIN | RESET | DONE => Self::Session(read_session(kind, &mut reader)?),
             SPREAD => Self::Spread(Box::new(Spread::read(&mut reader)?)),
+            TIMED => Self::Timed(reader.u64()?, Box::new(Spread::read(&mut reader)?)),
+            STRIKE => Self::Strike(spread::read_strike(&mut reader)?),
             FEATURES => Self::Features(Features::read(&mut reader)?),
             skipped if skipped >= MAY_BE_SKIPPED => return Ok(None),
             unknown => return Err(FrameError::UnknownType(unknown)),

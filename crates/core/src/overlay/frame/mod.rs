@@ -11,7 +11,7 @@ mod spread;
 mod wire;
 
 pub use codec::{Decoder, FRAME_MAX, FrameError, HEADER_BYTES};
-pub use spread::{Features, SUBGRAPH_NODES_MAX, Spread, Subgraph};
+pub use spread::{Features, STRIKE_MAX, SUBGRAPH_NODES_MAX, Spread, Subgraph};
 
 use super::{NodeId, PATH_MAX, Signature};
 use crate::flow::{Destination, HostName};
@@ -353,6 +353,10 @@ pub enum Frame {
     Spread(Box<Spread>),
     /// What a node understands beyond version 1.
     Features(Features),
+    /// A packet over a subgraph with its number on this real-time link (in datagrams only).
+    Timed(u64, Box<Spread>),
+    /// Requests packets of this real-time link by their numbers, 1 to [`STRIKE_MAX`], rising (in datagrams only).
+    Strike(Vec<u64>),
 }
 
 impl Path {

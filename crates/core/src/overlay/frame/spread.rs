@@ -11,6 +11,11 @@ use crate::overlay::{NodeId, Signature};
 
 pub(super) const SPREAD: u8 = 0x80;
 pub(super) const FEATURES: u8 = 0x81;
+pub(super) const TIMED: u8 = 0x82;
+pub(super) const STRIKE: u8 = 0x83;
+
+/// Most numbers in one request ([`super::Frame::Strike`]).
+pub const STRIKE_MAX: usize = 64;
 
 /// Most nodes of a subgraph.
 pub const SUBGRAPH_NODES_MAX: usize = 32;
@@ -243,4 +248,22 @@ impl Features {
             signature: reader.signature()?,
         })
     }
+}
+
+/// Appends the numbers of a request.
+pub(super) fn put_strike(out: &mut Vec<u8>, numbers: &[u64]) {
+    numbers.iter().for_each(|number| out.put_u64(*number));
+}
+
+/// Reads the numbers of a request: 1 to [`STRIKE_MAX`], rising.
+pub(super) fn read_strike(reader: &mut Reader<'_>) -> Result<Vec<u64>, FrameError> {
+    let mut numbers: Vec<u64> = Vec::new();
+    while !reader.0.is_empty() {
+        let number = reader.u64()?;
+        if numbers.len() >= STRIKE_MAX || numbers.last().is_some_and(|last| *last >= number) {
+            return Err(FrameError::BadValue("request"));
+        }
+        numbers.push(number);
+    }
+    if numbers.is_empty() { Err(FrameError::Truncated) } else { Ok(numbers) }
 }

@@ -98,7 +98,7 @@ impl Graph {
 impl Network {
     /// Returns the vertices that used arcs from this vertex lead to.
     fn used(&self, from: usize) -> Vec<usize> {
-        let is_used = |arc: &&usize| **arc % 2 == 0 && self.arcs[**arc].room == 0;
+        let is_used = |arc: &&usize| arc.is_multiple_of(2) && self.arcs[**arc].room == 0;
         self.out[from].iter().filter(is_used).map(|arc| self.arcs[*arc].to).collect()
     }
 
