@@ -128,6 +128,13 @@ impl Frame {
                 out.put(words(&refused.detail).as_bytes());
             }
             Self::Session(frame) => put_session(out, frame),
+            extension => extension.encode_extension(out),
+        }
+    }
+
+    /// Encodes a frame of a type that may be skipped.
+    fn encode_extension(&self, out: &mut Vec<u8>) {
+        match self {
             Self::Spread(packet) => {
                 out.put_u8(SPREAD);
                 packet.put(out);
@@ -145,6 +152,8 @@ impl Frame {
                 out.put_u8(STRIKE);
                 spread::put_strike(out, numbers);
             }
+            // `encode_body` encodes the others.
+            _ => {}
         }
     }
 
