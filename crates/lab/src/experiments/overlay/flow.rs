@@ -40,7 +40,9 @@ impl Way {
             Self::Plain(congestion) => format!("TCP {congestion}"),
             Self::Overlay => "ours".to_owned(),
             Self::Packets(LinkKind::Reliable) => "ours, packets, reliable".to_owned(),
-            Self::Packets(LinkKind::BestEffort) => "ours, packets, best effort".to_owned(),
+            Self::Packets(LinkKind::BestEffort | LinkKind::RealTime) => {
+                "ours, packets, best effort".to_owned()
+            }
         }
     }
 
@@ -57,7 +59,7 @@ impl Way {
     pub(super) const fn port(self) -> u16 {
         match self {
             Self::Packets(LinkKind::Reliable) => PACKETS_RELIABLE,
-            Self::Packets(LinkKind::BestEffort) => PACKETS_BEST_EFFORT,
+            Self::Packets(LinkKind::BestEffort | LinkKind::RealTime) => PACKETS_BEST_EFFORT,
             _ => 0,
         }
     }
