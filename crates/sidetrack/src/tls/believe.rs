@@ -41,6 +41,37 @@ fn tls12() -> rustls::Error {
     rustls::Error::General("TLS 1.2 is not spoken here".to_owned())
 }
 
+/// The methods that are the same in both of rustls' traits: signatures, their schemes, and raw keys.
+macro_rules! proofs_of_keys {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, rustls::Error> {
+            Err(tls12())
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            shown: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, rustls::Error> {
+            self.0.verify(message, shown, signature)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.0.schemes()
+        }
+
+        fn requires_raw_public_keys(&self) -> bool {
+            B::RAW_KEYS
+        }
+    };
+}
+
 impl<B: Believe> ServerCertVerifier for Believing<B> {
     fn verify_server_cert(
         &self,
@@ -53,31 +84,7 @@ impl<B: Believe> ServerCertVerifier for Believing<B> {
         self.0.check(shown).map(|()| ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(tls12())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        shown: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.0.verify(message, shown, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.schemes()
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        B::RAW_KEYS
-    }
+    proofs_of_keys!();
 }
 
 impl<B: Believe> ClientCertVerifier for Believing<B> {
@@ -94,29 +101,5 @@ impl<B: Believe> ClientCertVerifier for Believing<B> {
         self.0.check(shown).map(|()| ClientCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(tls12())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        shown: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.0.verify(message, shown, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.schemes()
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        B::RAW_KEYS
-    }
+    proofs_of_keys!();
 }

@@ -130,6 +130,33 @@ fn is_excused(why: &CertificateError) -> bool {
     }
 }
 
+/// Leaves signatures to the verifier of the authorities. The methods are the same in both of rustls' traits.
+macro_rules! signatures_of_authorities {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            self.of_authorities.verify_tls12_signature(message, certificate, signature)
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            self.of_authorities.verify_tls13_signature(message, certificate, signature)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.of_authorities.supported_verify_schemes()
+        }
+    };
+}
+
 impl ServerCertVerifier for Servers {
     fn verify_server_cert(
         &self,
@@ -149,27 +176,7 @@ impl ServerCertVerifier for Servers {
         self.of_authorities.verify_server_cert(shown, others, name, ocsp, now)
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.of_authorities.verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.of_authorities.verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.of_authorities.supported_verify_schemes()
-    }
+    signatures_of_authorities!();
 }
 
 impl ClientCertVerifier for Clients {
@@ -192,27 +199,7 @@ impl ClientCertVerifier for Clients {
         self.of_authorities.verify_client_cert(shown, others, now)
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.of_authorities.verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.of_authorities.verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.of_authorities.supported_verify_schemes()
-    }
+    signatures_of_authorities!();
 }
 
 #[cfg(test)]
