@@ -24,6 +24,9 @@ const LINGERS: Duration = Duration::from_millis(20);
 const AGAIN: Duration = Duration::from_millis(20);
 const AGAIN_MAX: Duration = Duration::from_secs(10);
 
+/// The wait until a connection is offered again whose interface drops redirected frames.
+const WHILE_OFF: Duration = Duration::from_secs(2);
+
 /// How often those that ended in XDP are looked for: after some were found, and else.
 const SOON: Duration = Duration::from_millis(2);
 const WHILE_OFFLOADED: Duration = Duration::from_millis(50);
@@ -53,8 +56,6 @@ pub(super) struct Offload {
     interfaces: Vec<Interface>,
     /// Which of them send what the programs redirect to them. None: all of them do.
     targets: Option<Arc<Targets>>,
-    /// What it said last.
-    takes: Vec<bool>,
     /// What is to be added to times of ours to have the kernel's, nanoseconds.
     monotonic: u64,
     /// The programs are XDP's: they follow FINs.
@@ -72,6 +73,8 @@ pub(super) struct Offload {
     early: Vec<u32>,
     /// Slots of those that came back, when they may be offloaded again, and how often they have come back.
     again: BTreeMap<(Instant, u32), u32>,
+    /// The time of each slot in `again`: a slot is there once, whichever connections it has had.
+    again_at: BTreeMap<u32, Instant>,
     /// Those that came back, in this order, and since when.
     lingering: VecDeque<(Instant, OffloadId)>,
     /// Those of which packets came here since [`Offload::touched`].
@@ -126,6 +129,11 @@ impl Line {
         Self { at, counted: None, has_fin: false }
     }
 
+    /// Counts from here on: the engine has counted what comes before, in packets that it handled itself.
+    const fn engine_stands_at(&mut self, sent: u64) {
+        self.at = sent;
+    }
+
     /// Bytes of payload up to `sent`. `fin` is the number after the FIN, once the program has marked one. A FIN has a number,
     /// too, and the program counts it before it sets the mark. So a look between the two takes the number for a byte, and the
     /// look that finds the mark gives it back: -1.
@@ -163,12 +171,10 @@ impl Offload {
         targets: Option<Arc<Targets>>,
     ) -> Self {
         let by_xdp = targets.is_some();
-        let takes = vec![true; interfaces.len()];
         let mut new = Self {
             part,
             interfaces,
             targets,
-            takes,
             monotonic: monotonic_ns().saturating_sub(clock.now().as_nanos()),
             by_xdp,
             known: Vec::new(),
@@ -178,6 +184,7 @@ impl Offload {
             waiting: VecDeque::new(),
             early: Vec::new(),
             again: BTreeMap::new(),
+            again_at: BTreeMap::new(),
             lingering: VecDeque::new(),
             touched: Vec::new(),
             counters: Counters::default(),
@@ -228,7 +235,19 @@ impl Offload {
         }
         let due = self.again.first_entry().filter(|entry| entry.key().0 <= now)?;
         let ((_, slot), returns) = due.remove_entry();
+        self.again_at.remove(&slot);
         Some((slot, returns))
+    }
+
+    /// Notes that the connection in this slot may be offloaded at this time. If too many wait, it stays in user space.
+    fn later(&mut self, at: Instant, slot: u32, returns: u32) {
+        if let Some(before) = self.again_at.get(&slot) {
+            self.again.remove(&(*before, slot));
+        } else if self.again.len() >= WAITING_MAX {
+            return;
+        }
+        self.again_at.insert(slot, at);
+        self.again.insert((at, slot), returns);
     }
 
     /// Gives a connection to the kernel.
@@ -241,19 +260,20 @@ impl Offload {
     ) -> Option<OffloadId> {
         let via = via(translations);
         if !self.take(via) {
-            // New connections of the interface are offloaded once it sends redirected frames.
+            // It is offloaded once the interface sends redirected frames.
+            self.later(now + WHILE_OFF, slot, returns);
             return None;
         }
         let Some(sides) = self.sides(translations) else {
             // The neighbour that leads to the server is not known yet.
-            self.again.insert((now + AGAIN_MAX, slot), returns);
+            self.later(now + AGAIN_MAX, slot, returns);
             return None;
         };
         let Some((offloaded, to)) =
             self.part.offload(&sides).and_then(|offloaded| Some((offloaded, offloaded_to(offloaded)?)))
         else {
             self.counters.refused += 1;
-            self.again.insert((now + AGAIN_MAX, slot), returns);
+            self.later(now + AGAIN_MAX, slot, returns);
             return None;
         };
         // Count from where the engine stands, not from a look: the kernel may have forwarded segments already.
@@ -325,16 +345,14 @@ impl Offload {
 
     /// Whether frames that are redirected to these interfaces are sent.
     fn take(&self, via: [usize; 2]) -> bool {
-        via.iter().all(|interface| self.takes.get(*interface).copied().unwrap_or(true))
+        self.targets.as_ref().is_none_or(|targets| via.iter().all(|interface| targets.takes(*interface)))
     }
 
     /// Takes back the connections of interfaces that send no redirected frames any more.
     fn look_at_interfaces(&mut self, now: Instant) {
         let Some(targets) = &self.targets else { return };
-        targets.look();
-        let now_take: Vec<_> = (0..self.takes.len()).map(|interface| targets.takes(interface)).collect();
-        let before = std::mem::replace(&mut self.takes, now_take);
-        if before.iter().zip(&self.takes).all(|(before, takes)| *takes || !before) {
+        targets.look(now);
+        if targets.all_take() {
             return;
         }
         let all = self.known.iter().flatten().filter(|known| !known.back && !self.take(known.via));
@@ -463,7 +481,8 @@ impl Offload {
         self.part.forget(known.offloaded);
         if let Some(slot) = known.slot {
             let after = AGAIN.saturating_mul(1 << known.returns.min(10)).min(AGAIN_MAX);
-            self.again.insert((now + after, slot), known.returns + 1);
+            let returns = known.returns + 1;
+            self.later(now + after, slot, returns);
         }
     }
 
@@ -492,7 +511,7 @@ impl Offload {
         }
         if let Some(known) = self.known(to) {
             for (line, sent) in known.lines.iter_mut().zip(sent) {
-                line.at = sent;
+                line.engine_stands_at(sent);
             }
         }
         self.joining.stir(to);
@@ -572,7 +591,7 @@ mod tests {
         // The engine handled the FIN after a look had counted the bytes before it.
         let mut line = Line::from(1);
         assert_eq!(line.new_bytes(41, None), 40);
-        line.at = 42;
+        line.engine_stands_at(42);
         assert_eq!(line.new_bytes(42, Some(42)), 0);
     }
 }

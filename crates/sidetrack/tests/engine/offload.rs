@@ -377,7 +377,16 @@ fn without_gro_at_the_other_end_connections_stay_in_user_space() {
             host.run(move || tool("ethtool", &format!("-K eth0 gro {word}")));
         }
     };
+    let mut early = site.line.client.run(|| Client::connect(to(ENGINE)).expect("greeted"));
+    early.echo(&[5; 2000]).expect("echoed");
     switch(&site, "on");
+    // So is one that began before.
+    eventually("the earlier connection is offloaded", || {
+        early.echo(&[6; 2000]).expect("echoed");
+        admin::flows(site.up.as_ref().expect("started")).first().is_some_and(|flow| flow.flag("shunted"))
+    });
+    drop(early);
+    assert_eq!(site.record().text("reason"), "ok");
     eventually("a connection is offloaded", || {
         exchange(&site);
         site.record().flag("shunted")

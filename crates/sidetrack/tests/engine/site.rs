@@ -105,7 +105,7 @@ impl Site {
         up.signal(Signal::TERM);
         let line =
             up.log_line("what it has counted", |line| line.contains("a worker of the packet engine ends"));
-        let (_, count) = line.rsplit_once("answered: ").expect("a count");
+        let (_, count) = line.rsplit_once("syn_acks: ").expect("a count");
         count.split_once(' ').and_then(|(count, _)| count.parse().ok()).expect("a number")
     }
 
