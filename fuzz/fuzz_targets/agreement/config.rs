@@ -11,7 +11,7 @@ mod problem;
 #[path = "../../../crates/sidetrack/src/config/redact.rs"]
 mod redact;
 
-pub use at::{At, List};
-pub use parse::parse;
+pub(crate) use at::{At, List};
+pub(crate) use parse::parse;
 pub(crate) use problem::nearest;
-pub use problem::{ConfigError, Problem};
+pub(crate) use problem::{ConfigError, Problem};
