@@ -57,6 +57,13 @@ impl Source {
         Self { epoch, sequence: 0 }
     }
 
+    /// Returns the number of the next packet. 2^64 packets take longer than any machine runs.
+    fn number(&mut self) -> u64 {
+        let sequence = self.sequence;
+        self.sequence = self.sequence.wrapping_add(1);
+        sequence
+    }
+
     /// Makes the next packet.
     pub fn packet(
         &mut self,
@@ -65,9 +72,7 @@ impl Source {
         protocol: Protocol,
         payload: Vec<u8>,
     ) -> Spread {
-        let sequence = self.sequence;
-        // 2^64 packets take longer than any machine runs.
-        self.sequence = self.sequence.wrapping_add(1);
+        let sequence = self.number();
         let Service { kind, dissemination, .. } = *service;
         let (epoch, budget_us) = (self.epoch, service.budget_us());
         Spread { kind, dissemination, protocol, epoch, sequence, age_us: 0, budget_us, subgraph, payload }
@@ -75,8 +80,7 @@ impl Source {
 
     /// Makes the answer to an echo request: over the same links, the other way.
     pub fn echo(&mut self, request: Spread) -> Spread {
-        let sequence = self.sequence;
-        self.sequence = self.sequence.wrapping_add(1);
+        let sequence = self.number();
         let subgraph = request.subgraph.reversed();
         Spread {
             protocol: Protocol::EchoReply,

@@ -24,7 +24,7 @@ const TURN: usize = 256;
 const LOOK: Duration = Duration::from_millis(200);
 
 /// How far sending may be ahead of a link's rate, as time: datagrams do not wait, they are dropped.
-pub(super) const BURST: Duration = Duration::from_millis(50);
+const BURST: Duration = Duration::from_millis(50);
 
 /// Shortest time between two notes to the control thread that something came, nanoseconds.
 const ALIVE_EVERY_NS: u64 = 15_000_000;
@@ -172,18 +172,25 @@ fn pass(shared: &Shared, from: NodeId, packet: Packet) {
 /// Forwards a packet that is at `position` to the next node. Returns false if it is dropped.
 pub(super) fn forward(shared: &Shared, mut packet: Packet) -> bool {
     packet.position = packet.position.saturating_add(1);
-    let next = packet.path.at(packet.position).filter(|next| shared.link(*next).is_some());
-    let Some(next) = next else {
-        shared.datagrams.counters.no_link.fetch_add(1, Relaxed);
+    let (next, bytes) = (packet.path.at(packet.position), packet.payload.len());
+    send_to(shared, next, bytes, &Frame::Packet(packet))
+}
+
+/// Sends a frame with `bytes` of payload to the next node, if there is a link to it and the rate set for that link allows it.
+/// Returns false, and counts why, if it does not.
+pub(super) fn send_to(shared: &Shared, next: Option<NodeId>, bytes: usize, frame: &Frame) -> bool {
+    let counters = &shared.datagrams.counters;
+    let Some(next) = next.filter(|next| shared.link(*next).is_some()) else {
+        counters.no_link.fetch_add(1, Relaxed);
         return false;
     };
     let shaper = shared.shapers.of(next);
     if !shaper.wait(BURST).is_zero() {
-        shared.datagrams.counters.too_fast.fetch_add(1, Relaxed);
+        counters.too_fast.fetch_add(1, Relaxed);
         return false;
     }
-    shaper.spend(packet.payload.len());
-    shared.datagrams.send(next, &Frame::Packet(packet))
+    shaper.spend(bytes);
+    shared.datagrams.send(next, frame)
 }
 
 /// Delivers an IP packet; its sender must have opened a session for it.

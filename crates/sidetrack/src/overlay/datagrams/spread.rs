@@ -2,7 +2,7 @@
 //! ([`sidetrack_core::overlay::spread`]).
 
 use super::link::Link;
-use super::receive::{BURST, deliver};
+use super::receive::{deliver, send_to};
 use crate::overlay::shared::Shared;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{Frame, Protocol, Spread, Subgraph};
@@ -71,23 +71,8 @@ fn send_copies(shared: &Shared, packet: Spread) -> bool {
 
 /// Sends a copy to each of these nodes. Returns the number of copies that the system accepted.
 fn forward(shared: &Shared, packet: Spread, next: &[NodeId]) -> u64 {
-    let counters = &shared.datagrams.counters;
     let bytes = packet.payload.len();
     let frame = Frame::Spread(Box::new(packet));
-    let mut sent = 0;
-    for next in next {
-        // The subgraph may name a link that has gone, or never was.
-        if shared.link(*next).is_none() {
-            counters.no_link.fetch_add(1, Relaxed);
-            continue;
-        }
-        let shaper = shared.shapers.of(*next);
-        if !shaper.wait(BURST).is_zero() {
-            counters.too_fast.fetch_add(1, Relaxed);
-            continue;
-        }
-        shaper.spend(bytes);
-        sent += u64::from(shared.datagrams.send(*next, &frame));
-    }
-    sent
+    // The subgraph may name a link that has gone, or never was.
+    next.iter().map(|next| u64::from(send_to(shared, Some(*next), bytes, &frame))).sum()
 }
