@@ -21,7 +21,7 @@ fn offloaded(script: &mut Script) -> (Bound, [Translation; 2]) {
     (bound, translation)
 }
 
-/// The kernel has passed on so many bytes of each side, in one packet each, now.
+/// Reports that the kernel has just forwarded `bytes` of each side, in one packet each.
 fn pass_on(script: &mut Script, bound: &mut Bound, translation: &[Translation; 2], bytes: [u64; 2]) {
     let [up, down] = bytes;
     let move_on = |number: &mut u32, by: u64| *number = number.wrapping_add(by as u32);

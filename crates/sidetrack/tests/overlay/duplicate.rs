@@ -20,10 +20,10 @@ const COUNT: u32 = 900;
 /// Between two packets.
 const PACE: Duration = Duration::from_millis(1);
 
-/// Runs of a stream, should a busy machine take a link that nobody touched for dead.
+/// Most runs of a stream: it is repeated if a busy machine declared a link dead that the test had not touched.
 const RUNS: usize = 5;
 
-/// See the module.
+/// Two ends and two relays, as drawn at the head of the file.
 struct Square {
     a: Node,
     b: Node,

@@ -146,8 +146,8 @@ pub struct Spread {
     pub epoch: u32,
     /// Rises with every packet of the source.
     pub sequence: u64,
-    /// How long the packet has travelled, µs. Each node adds half of the round trip of the link that it came on, and
-    /// the time that it kept the packet. So no two clocks have to agree.
+    /// How long the packet has travelled, µs. Each node adds half of the round trip of the link that it came on, but
+    /// not the time that it keeps the packet. So no two clocks have to agree.
     pub age_us: u32,
     /// How long it may travel, µs. 0: there is no limit.
     pub budget_us: u32,
