@@ -28,11 +28,12 @@ use crate::rights::DataUser;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::flow::Process;
 use sidetrack_sys::conntrack::Events;
+use sidetrack_sys::sync::lock;
 use sidetrack_sys::{process, scm};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// The argument that makes the program a keeper.
 pub const ARGUMENT: &str = "keeper";
@@ -129,7 +130,7 @@ impl Keeper {
         let child = process::respawn(ARGUMENT, theirs)?;
         let keeper = Self { end: Mutex::new(ours), child: Mutex::new(child) };
         if let Some(user) = user {
-            let end = keeper.end.lock().unwrap_or_else(PoisonError::into_inner);
+            let end = lock(&keeper.end);
             // This request has no answer. If it fails, the next request gets none either.
             wire::send(&*end, &Ask::Become(user.clone()), &[])?;
         }
@@ -149,7 +150,7 @@ impl Keeper {
         listeners: &[BorrowedFd<'_>],
     ) -> Result<(Vec<String>, Option<Events>), KeeperError> {
         // Hold the lock for all requests: another thread's listeners must not come in between.
-        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = lock(&self.end);
         for some in listeners.chunks(scm::MAX_FDS) {
             match exchange(&end, &Ask::Listeners, some)? {
                 (Told::Listening, _) => {}
@@ -178,12 +179,12 @@ impl Keeper {
     /// # Errors
     /// As pidfd_open(2).
     pub fn watch(&self) -> io::Result<OwnedFd> {
-        process::watch(self.child.lock().unwrap_or_else(PoisonError::into_inner).id())
+        process::watch(lock(&self.child).id())
     }
 
     /// The keeper's exit status, if it has ended.
     pub fn ended(&self) -> Option<std::process::ExitStatus> {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait().ok().flatten()
+        lock(&self.child).try_wait().ok().flatten()
     }
 
     /// The owner of a socket on this host.
@@ -198,7 +199,7 @@ impl Keeper {
     }
 
     fn ask(&self, ask: &Ask) -> Result<(Told, Vec<OwnedFd>), KeeperError> {
-        exchange(&self.end.lock().unwrap_or_else(PoisonError::into_inner), ask, &[])
+        exchange(&lock(&self.end), ask, &[])
     }
 
     /// Lets the keeper undo everything, and waits until it has ended. Requests fail from then on.
@@ -210,8 +211,8 @@ impl Keeper {
         if let Err(error) = self.ask(&Ask::Release) {
             tracing::warn!(%error, "the keeper ended before us");
         }
-        scm::close(&*self.end.lock().unwrap_or_else(PoisonError::into_inner))?;
-        self.child.lock().unwrap_or_else(PoisonError::into_inner).wait().map(|_| ())
+        scm::close(&*lock(&self.end))?;
+        lock(&self.child).wait().map(|_| ())
     }
 }
 

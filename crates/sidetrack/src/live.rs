@@ -19,10 +19,11 @@ use sidetrack_core::deadlines::Deadlines;
 use sidetrack_core::engine::Stamps;
 use sidetrack_core::flow::{EndReason, Flow, FlowId, HostName, Side};
 use sidetrack_core::policy::{Action, Verdict};
+use sidetrack_sys::sync::lock;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -171,10 +172,6 @@ pub struct LiveFlow {
     /// 0, or 1 + the index in [`EndReason::ALL`] of the reason with which another thread ends it.
     ending: AtomicU8,
     waker: Mutex<Option<Waker>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 const UNSET: u64 = u64::MAX;

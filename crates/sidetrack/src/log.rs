@@ -10,10 +10,11 @@ use serde_json::json;
 use sidetrack_core::limit::TokenBucket;
 use sidetrack_core::time::Instant as CoreInstant;
 use sidetrack_sys::process;
+use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::filter::LevelFilter;
@@ -132,7 +133,7 @@ impl Lines {
         let place = (metadata.file().unwrap_or(metadata.target()), metadata.line().unwrap_or_default());
         let nanos = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let now = CoreInstant::from_nanos(nanos);
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = lock(&self.places);
         places.entry(place).or_insert_with(|| TokenBucket::new(burst, PER_SECOND, now)).take(now)
     }
 }

@@ -17,9 +17,10 @@ use prometheus_client::registry::Registry;
 use sidetrack_core::carrier::{Carrier, HopProtocol};
 use sidetrack_core::flow::{EndReason, Intercept};
 use sidetrack_core::policy::Action;
+use sidetrack_sys::sync::lock;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The media type of [`Metrics::text`].
@@ -368,10 +369,6 @@ impl Metrics {
 /// Raises a counter to `total`; it never falls.
 fn raise(counter: &Counter, total: u64) {
     counter.inc_by(total.saturating_sub(counter.get()));
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn signed(value: u64) -> i64 {

@@ -6,9 +6,10 @@ use crate::config::{Config, waiting_for_restart};
 use arc_swap::ArcSwap;
 use notify::event::ModifyKind;
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use sidetrack_sys::sync::lock;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
@@ -77,10 +78,6 @@ struct Work {
     /// The last text that was read, valid or not. A change of the file that leaves its text the same is not a
     /// reload.
     last_text: Option<String>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ReloadHandle {

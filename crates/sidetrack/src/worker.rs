@@ -5,6 +5,7 @@ mod far;
 mod waiting;
 
 pub use far::WAITING_MAX as FAR_WAITING_MAX;
+use sidetrack_sys::sync::lock;
 use waiting::Places;
 pub use waiting::{CROWDED, Idle, Place};
 
@@ -28,7 +29,7 @@ use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -138,7 +139,7 @@ impl Shared {
 
     /// The number of pipes for `splice(2)` that are reserved for all workers together.
     pub fn pipes(&self) -> usize {
-        let pipes = self.budget.lock().unwrap_or_else(PoisonError::into_inner).pipes();
+        let pipes = lock(&self.budget).pipes();
         usize::try_from(pipes).unwrap_or(usize::MAX)
     }
 
@@ -233,7 +234,7 @@ impl Worker {
 
     /// Keeps a SOCKS6 session from expiring while one of its flows goes on.
     pub fn flow_of(&self, session: SessionId) -> FlowOfSession {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).flow_began(&session);
+        lock(&self.sessions).flow_began(&session);
         FlowOfSession { sessions: self.sessions.clone(), clock: self.clock, session }
     }
 
@@ -331,7 +332,7 @@ pub struct FlowOfSession {
 
 impl Drop for FlowOfSession {
     fn drop(&mut self) {
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = lock(&self.sessions);
         sessions.flow_ended(self.clock.now(), &self.session);
     }
 }
@@ -376,7 +377,7 @@ impl Admission {
         // Count first: a client that has used up its share must not close connections of others.
         let mut admission = Self { shared: shared.clone(), client: None, holds: Holds::Nothing };
         admission.count(client, is_own)?;
-        let budget = || shared.budget.lock().unwrap_or_else(PoisonError::into_inner);
+        let budget = || lock(&shared.budget);
         if !budget().admit() {
             let max = budget().flows().max;
             let most = budget().most();
@@ -405,7 +406,7 @@ impl Admission {
     /// Which limit is reached, in words.
     pub fn beside(shared: &Arc<Shared>, client: IpAddr) -> Result<Option<Self>, String> {
         {
-            let mut budget = shared.budget.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut budget = lock(&shared.budget);
             let most = budget.most();
             if most.is_none() && !shared.is_client_bound {
                 return Ok(None);
@@ -425,7 +426,7 @@ impl Admission {
 
     /// Counts the flow among those of its client.
     fn count(&mut self, client: IpAddr, is_own: impl FnOnce() -> bool) -> Result<(), String> {
-        if self.shared.per_client.lock().unwrap_or_else(PoisonError::into_inner).admit(client) {
+        if lock(&self.shared.per_client).admit(client) {
             self.client = Some(client);
             return Ok(());
         }
@@ -444,9 +445,9 @@ impl Admission {
 impl Drop for Admission {
     fn drop(&mut self) {
         if let Some(client) = self.client {
-            self.shared.per_client.lock().unwrap_or_else(PoisonError::into_inner).release(client);
+            lock(&self.shared.per_client).release(client);
         }
-        let mut budget = self.shared.budget.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut budget = lock(&self.shared.budget);
         match self.holds {
             Holds::Nothing => {}
             Holds::Descriptors => budget.release(),

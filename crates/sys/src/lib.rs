@@ -48,6 +48,7 @@ pub mod scm;
 pub mod sockdiag;
 pub mod sockopt;
 pub mod splice;
+pub mod sync;
 pub mod sysctl;
 pub mod tap;
 pub mod udp;

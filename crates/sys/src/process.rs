@@ -1,13 +1,14 @@
 //! Who is behind a flow: processes as /proc shows them. Best effort by nature: processes come and go.
 #![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
+use crate::sync::lock;
 use std::collections::{HashSet, VecDeque};
 use std::fs;
 use std::io::{self, BufRead as _};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// Most processes one question looks at.
 const MAX_PROCESSES: usize = 65_536;
@@ -175,7 +176,7 @@ static PASSED_ON: Mutex<Vec<(&str, String)>> = Mutex::new(Vec::new());
 
 /// Processes that [`respawn`] starts from now on find this variable in their environment.
 pub fn pass_on(variable: &'static str, value: &str) {
-    let mut passed = PASSED_ON.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut passed = lock(&PASSED_ON);
     passed.retain(|(other, _)| *other != variable);
     passed.push((variable, value.to_owned()));
 }
@@ -195,13 +196,7 @@ pub fn respawn(argument: &str, end: std::os::fd::OwnedFd) -> io::Result<std::pro
         .stdin(Stdio::from(end))
         .stdout(Stdio::null())
         .process_group(0)
-        .envs(
-            PASSED_ON
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .iter()
-                .map(|(name, value)| (*name, value)),
-        )
+        .envs(lock(&PASSED_ON).iter().map(|(name, value)| (*name, value)))
         .spawn()
 }
 

@@ -3,10 +3,11 @@
 
 use axum::serve::Listener;
 use sidetrack_core::limit::OldestFirst;
+use sidetrack_sys::sync::lock;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -25,10 +26,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// The clients of a listener. What is sent to one tells it to leave.
 type Clients = Arc<Mutex<OldestFirst<Sender<()>>>>;
-
-fn lock(clients: &Clients) -> MutexGuard<'_, OldestFirst<Sender<()>>> {
-    clients.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A listener with at most [`CLIENTS_MAX`] clients.
 pub(super) struct Capped {

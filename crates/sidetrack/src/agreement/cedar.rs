@@ -17,10 +17,11 @@ use cedar_policy::{
 };
 use serde_json::{Value, json};
 use sidetrack_core::agreement::{Facts, Obligations, Opinion, Permit, Question, Reasoner, Surplus};
+use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex};
 
 /// The types of entities and actions in conditions.
 const SCHEMA: &str = r#"
@@ -224,7 +225,7 @@ type Mistake = (String, Option<Range<usize>>);
 fn compiled(clause: &Clause, validator: &Validator) -> Result<Policy, Mistake> {
     let (text, begins) = policy(clause);
     let key = (clause.name.clone(), text);
-    let known = || COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = || lock(&COMPILED);
     if let Some(policy) = known().get(&key) {
         return Ok(policy.clone());
     }

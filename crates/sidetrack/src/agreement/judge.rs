@@ -5,8 +5,9 @@ use sidetrack_core::agreement::{Agreement, Clause, Movement, Ruling};
 use sidetrack_core::flow::Flow;
 use sidetrack_core::function::{ChainSpec, FunctionSpec, OnChange, OnDown};
 use sidetrack_core::policy::{Action, Carry, Verdict};
+use sidetrack_sys::sync::{read, write};
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::time::SystemTime;
 
 /// Most rulings in the cache. Then the cache is emptied and rulings are computed again.
@@ -67,11 +68,11 @@ impl Book {
             Err(why) => return Ruling::Deny(why.into()),
         };
         let key = (clause.clone(), movement);
-        if let Some(known) = self.rulings.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        if let Some(known) = read(&self.rulings).get(&key) {
             return known.clone();
         }
         let ruling = self.agreement.rule(&key.1, &clause.purpose, clause.access);
-        let mut rulings = self.rulings.write().unwrap_or_else(PoisonError::into_inner);
+        let mut rulings = write(&self.rulings);
         if rulings.len() >= REMEMBERED_MAX {
             rulings.clear();
         }

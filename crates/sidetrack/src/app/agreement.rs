@@ -4,7 +4,7 @@ mod file;
 
 pub(super) use file::{Writer, serve};
 
-use super::node::{Node, lock};
+use super::node::Node;
 use crate::admin::{AgreementStatus, Applied, Movements};
 use crate::agreement::{Book, InForce};
 use crate::config::Config;
@@ -14,6 +14,7 @@ use anyhow::Context;
 use sidetrack_core::agreement::End;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::policy::{Action, Verdict};
+use sidetrack_sys::sync::lock;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -1,6 +1,6 @@
 //! Replaces the configuration of a running node.
 
-use super::node::{Node, Served, addresses, bound_addresses, engine_listeners, lock};
+use super::node::{Node, Served, addresses, bound_addresses, engine_listeners};
 use super::sockets::{self, Bound};
 use super::threads::Serving;
 use super::{agreement, chains, containers};
@@ -9,6 +9,7 @@ use crate::function::Function;
 use crate::reload::Change;
 use crate::steer::{Host, Steer};
 use anyhow::Context;
+use sidetrack_sys::sync::lock;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

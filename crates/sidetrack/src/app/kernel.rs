@@ -14,8 +14,9 @@ use crate::worker::Shared;
 use sidetrack_core::flow::{EndReason, Flow, Intercept};
 use sidetrack_core::policy::Action;
 use sidetrack_sys::conntrack::{Event, Events};
+use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
@@ -41,10 +42,6 @@ struct Seen {
     slot: Slot,
     /// It was not in the last list: its event is on its way, or was lost.
     missing: bool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl KernelFlows {

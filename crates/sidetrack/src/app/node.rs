@@ -32,11 +32,12 @@ use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine::{self, Kind};
 use sidetrack_sys::conntrack::Events;
 use sidetrack_sys::nft::{Family, OwnError, OwnedTable};
+use sidetrack_sys::sync::lock;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -95,10 +96,6 @@ pub(super) struct Steered {
     pub keeper: Option<Arc<Keeper>>,
     /// The rights that the keeper was started with.
     pub may: Begin,
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Prepared {

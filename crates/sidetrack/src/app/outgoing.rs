@@ -19,10 +19,11 @@ use axum::routing::{delete, post};
 use serde::{Deserialize, Serialize};
 use sidetrack_core::flow::Destination;
 use sidetrack_core::net::IpSet;
+use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -148,7 +149,7 @@ impl Paths {
     fn open(&self, wanted: Wanted) -> Result<u16, Refused> {
         let server = server(&wanted.address).map_err(bad)?;
         let tls = wanted.tls.as_ref().map(|tls| self.to_server(tls, &server)).transpose().map_err(bad)?;
-        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = lock(&self.opened);
         let now = self.node.now();
         if let Some((port, path)) = opened.iter().find(|(_, path)| path.wanted == wanted) {
             path.outgoing.used(now);
@@ -171,7 +172,7 @@ impl Paths {
 
     /// Closes a path; its flows continue. Returns false if there is none.
     fn close(&self, port: u16) -> bool {
-        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = lock(&self.opened);
         let found = opened.remove(&port);
         self.tell_node(&opened);
         found.map(Opened::finish).is_some()

@@ -9,9 +9,10 @@ use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept};
 use sidetrack_core::policy::{Action, Verdict};
 use sidetrack_core::shunt::{ShuntAction, Transport};
 use sidetrack_sys::caps::{self, CapabilitySet};
+use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
@@ -139,7 +140,7 @@ impl ShuntFlows {
     }
 
     fn seen(&self) -> MutexGuard<'_, BTreeMap<Key, Seen>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.seen)
     }
 
     fn note(&self, node: &Node, record: &ShuntRecord, reason: Option<EndReason>) {

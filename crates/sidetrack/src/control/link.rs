@@ -16,8 +16,9 @@ use hyper_util::service::TowerToHyperService;
 use rustls::pki_types::ServerName;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sidetrack_sys::sync::lock;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -206,7 +207,7 @@ impl Link {
         let request = request.header("content-type", kind).body(body);
         let answer = sender.send_request(request.map_err(|error| self.broken(error))?).await;
         let answer = answer.map_err(|error| {
-            *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            *lock(&self.held) = None;
             self.unreachable(error)
         })?;
         let status = answer.status();
@@ -225,14 +226,14 @@ impl Link {
     }
 
     async fn sender(&self) -> Result<SendRequest<Body>, LinkError> {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let held = lock(&self.held).clone();
         if let Some(held) = held.filter(|held| !held.is_closed()) {
             return Ok(held);
         }
         let made = timeout(CONNECT, self.connect()).await;
         let sender =
             made.map_err(|_| self.unreachable("no answer"))?.map_err(|error| self.unreachable(error))?;
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender.clone());
+        *lock(&self.held) = Some(sender.clone());
         Ok(sender)
     }
 

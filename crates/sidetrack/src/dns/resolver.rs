@@ -1,8 +1,9 @@
 //! Decides how a query is answered: by the table of names alone, or by the host's resolver for names that this
 //! host resolves anyway.
 
+use sidetrack_sys::sync::lock;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use sidetrack_core::flow::HostName;
 use sidetrack_core::time::Instant;
@@ -101,7 +102,7 @@ impl Resolver {
             _ => Known::Nothing,
         };
         // A panic elsewhere cannot leave the table in an inconsistent state, so a poisoned lock is fine.
-        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = lock(&self.names);
         answer(question, transport, &mut names, now, &known)
     }
 

@@ -14,10 +14,11 @@ use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::{
     Closing, DecidedFlow, DecidedKey, DecidedMemory, DecidedReason, DecidedRoute, DecidedState, monotonic_ns,
 };
+use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Release};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::{Duration, SystemTime};
 
@@ -60,10 +61,6 @@ pub(super) struct Shared {
     rules: Mutex<Vec<Arc<Rule>>>,
     /// When each decision ends.
     decided: Mutex<BTreeMap<DecidedKey, Instant>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {

@@ -5,8 +5,9 @@
 use super::open::Interface;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::redirect::RedirectTargets;
+use sidetrack_sys::sync::lock;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// The interfaces of one listener.
@@ -50,7 +51,7 @@ impl Targets {
     /// Checks every interface, unless another worker has just done so. The log gets one line for each change.
     pub(super) fn look(&self, now: Instant) {
         let Some(watch) = &self.watch else { return };
-        let mut watch = watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watch = lock(watch);
         if now < watch.next {
             return;
         }

@@ -22,11 +22,12 @@ use sidetrack_core::engine::{self, Ahead, Engine, Fate, Listen, Share};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::Cookies;
+use sidetrack_sys::sync::lock;
 use sidetrack_sys::{pages, random};
 use std::io;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -74,7 +75,7 @@ impl Engines {
 
     /// Ends every connection with a reset to both sides, and the workers.
     pub fn stop(&self) {
-        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let threads = std::mem::take(&mut *lock(&self.threads));
         for (bell, _) in &threads {
             bell.stop();
         }

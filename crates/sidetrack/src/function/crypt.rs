@@ -3,8 +3,9 @@
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
 use sidetrack_core::function::{Cipher, Header, Key, Suite};
+use sidetrack_sys::sync::lock;
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Most difference between the clocks of both ends, milliseconds. Headers within this time are stored, so that
@@ -82,7 +83,7 @@ impl Suite for RingSuite {
     }
 
     fn accept(&self, header: &Header) -> Result<(), String> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).take(now_ms(), header)
+        lock(&self.seen).take(now_ms(), header)
     }
 
     fn cipher(&self, client: &Header, server: Option<&Header>) -> Box<dyn Cipher> {

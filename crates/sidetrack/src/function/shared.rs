@@ -3,10 +3,11 @@
 use sidetrack_core::flow::Side;
 use sidetrack_core::function::{ByteBucket, Interest, LimitSpec, Stage, Tokens};
 use sidetrack_core::time::Instant;
+use sidetrack_sys::sync::lock;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Counts of flows and bytes through a function since it was made.
 #[derive(Debug, Default)]
@@ -64,7 +65,7 @@ pub(super) struct ClientBuckets(Mutex<HashMap<IpAddr, SharedBucket>>);
 impl ClientBuckets {
     /// Returns the bandwidth of a client.
     pub(super) fn of(&self, client: IpAddr, limit: &LimitSpec, now: Instant) -> SharedBucket {
-        let mut clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clients = lock(&self.0);
         if clients.len() >= CLIENTS_MAX && !clients.contains_key(&client) {
             clients.retain(|_, bucket| Arc::strong_count(&bucket.0) > 1);
         }
@@ -81,11 +82,11 @@ impl SharedBucket {
 
 impl Tokens for SharedBucket {
     fn available(&mut self, now: Instant) -> Result<u64, Instant> {
-        let mut bucket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = lock(&self.0);
         Tokens::available(&mut *bucket, now)
     }
 
     fn take(&mut self, now: Instant, bytes: u64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take(now, bytes);
+        lock(&self.0).take(now, bytes);
     }
 }

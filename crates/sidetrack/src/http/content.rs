@@ -3,17 +3,14 @@
 
 use super::disk::OnDisk;
 use super::sheet::{Pages, Sheet};
+use sidetrack_sys::sync::lock;
 use std::fs::File;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 
 /// Memory used by content on disk, in addition to its checksums, in bytes.
 const ON_DISK_BYTES: usize = 256;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The content of a stored response.
 #[derive(Debug)]

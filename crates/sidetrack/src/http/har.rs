@@ -7,11 +7,12 @@ use serde_json::{Value, json};
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::message::{Request, Response, Version};
 use sidetrack_core::http::uri::{Scheme, Target};
+use sidetrack_sys::sync::lock;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// The text behind the last entry.
 const TAIL: &str = "\n]}}\n";
@@ -90,7 +91,7 @@ impl Har {
     pub fn add(&self, scheme: Scheme, told: &mut Told, live: &LiveFlow) {
         let Some(request) = told.request.take() else { return };
         let entry = entry(scheme, &request, told, live);
-        let mut archive = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut archive = lock(&self.0);
         if let Err(error) = archive.append(&entry) {
             tracing::warn!(%error, "cannot write the archive of requests");
         }

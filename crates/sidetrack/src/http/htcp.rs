@@ -10,10 +10,11 @@ use sidetrack_core::http::htcp::{MAX_BYTES, Message, Test, parse, write_answer, 
 use sidetrack_core::http::message::{Method, Request, Scan, Sender};
 use sidetrack_core::http::uri::{Resource, Scheme};
 use sidetrack_core::net::IpSet;
+use sidetrack_sys::sync::lock;
 use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -40,7 +41,7 @@ struct Asked<'a>(&'a Htcp, (SocketAddr, u32));
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        self.0.lock().remove(&self.1);
+        lock(&self.0.waiting).remove(&self.1);
     }
 }
 
@@ -75,10 +76,6 @@ impl Htcp {
         Ok((Arc::new(Self { socket, from, siblings, waiting }), found))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(SocketAddr, u32), oneshot::Sender<bool>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts the thread that reads the socket. It ends with the proxy.
     ///
     /// # Errors
@@ -107,7 +104,7 @@ impl Htcp {
         match parse(bytes)? {
             Message::Nop { id } => write_nop(id),
             Message::Answer { id, has } => {
-                if let Some(asker) = self.lock().remove(&(peer, id)) {
+                if let Some(asker) = lock(&self.waiting).remove(&(peer, id)) {
                     let _ = asker.send(has);
                 }
                 None
@@ -131,7 +128,7 @@ impl Htcp {
         // Register the question before sending it: the thread may receive the answer at once.
         let (sender, answered) = oneshot::channel();
         {
-            let mut waiting = self.lock();
+            let mut waiting = lock(&self.waiting);
             if waiting.len() >= WAITING_MAX || waiting.contains_key(&(to, id)) {
                 return Ok(false);
             }

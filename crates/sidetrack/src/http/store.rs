@@ -4,8 +4,9 @@
 use super::content::{Content, End};
 use super::disk::{Disk, DiskState, Fill, Which};
 use sidetrack_core::http::cache::{Extent, Rules, Stored};
+use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -19,10 +20,6 @@ const TOUCH: Duration = Duration::from_secs(1);
 const UNSHARED: Duration = Duration::from_secs(30);
 /// Most keys that it remembers this of.
 const UNSHARED_MAX: usize = 4096;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A stored response.
 #[derive(Debug)]

@@ -15,12 +15,13 @@ use rustls::{AlertDescription, CertificateError, ClientConfig, Error, ServerConf
 use sidetrack_core::flow::{Destination, EndReason, Host};
 use sidetrack_core::http::sni::ClientHello;
 use sidetrack_core::http::tap::{Learnt, Untouched};
+use sidetrack_sys::sync::lock;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Most sessions with servers that are kept for resumption.
 const SESSIONS_MAX: usize = 4096;
@@ -137,7 +138,7 @@ impl Tap {
 
     /// The TLS configuration for a server.
     fn towards(&self, host: &Host, is_alone: bool) -> Arc<Towards> {
-        let mut known = self.towards.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.towards);
         let key = (host.clone(), is_alone);
         if let Some(towards) = known.get(&key) {
             return towards.clone();
@@ -157,7 +158,7 @@ impl Tap {
     }
 
     fn learnt(&self) -> MutexGuard<'_, Learnt> {
-        self.learnt.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.learnt)
     }
 }
 

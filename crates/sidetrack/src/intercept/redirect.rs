@@ -7,9 +7,9 @@ use crate::reactor::TcpStream;
 use sidetrack_core::flow::{Destination, EndReason, Host};
 use sidetrack_core::names::NameTable;
 use sidetrack_sys::sockopt;
+use sidetrack_sys::sync::lock;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::PoisonError;
 
 /// Returns the application's destination. If the application asked our resolver for a name, returns the name.
 ///
@@ -60,7 +60,7 @@ fn named(address: SocketAddr, listening: &Listening, clock: &Clock) -> Result<De
     if address == *resolver || !NameTable::contains(ip) {
         return Ok(address.into());
     }
-    let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut names = lock(names);
     match names.name_used(ip, clock.now()) {
         Some(name) => Ok(Destination { host: Host::Name(name), port: address.port() }),
         // The address was made for a name that is forgotten by now, and leads nowhere without it.

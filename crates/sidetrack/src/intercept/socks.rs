@@ -10,8 +10,9 @@ use sidetrack_core::socks::server::{Input, Output, Reply, Request, ServerConfig}
 use sidetrack_core::socks::v6::SessionTable;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt;
+use sidetrack_sys::sync::lock;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The server's side of one handshake.
@@ -122,7 +123,7 @@ impl Handshake {
                 let now = self.clock.now();
                 let random = sidetrack_sys::random::bytes();
                 let answer = {
-                    let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut sessions = lock(&self.sessions);
                     sessions.answer(now, self.peer, &query, random)
                 };
                 self.machine.handle(now, Input::Session(answer));

@@ -46,12 +46,13 @@ use sidetrack_core::overlay::frame::Purpose;
 use sidetrack_core::overlay::reserved::Reserved;
 use sidetrack_sys::caps::CapabilitySet;
 use sidetrack_sys::sockopt;
+use sidetrack_sys::sync::lock;
 use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -198,11 +199,11 @@ impl Overlay {
     /// Ends all links and sessions: their applications see a reset.
     pub fn stop(&self) {
         // Catching stops first: packets caught from now on could no longer be carried.
-        drop(self.catching.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(lock(&self.catching).take());
         let _ = self.stop.send(true);
         self.stopped_datagrams.store(true, Relaxed);
         let until = Instant::now() + STOP_PATIENCE;
-        for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for thread in lock(&self.threads).drain(..) {
             while !thread.is_finished() && Instant::now() < until {
                 std::thread::park_timeout(Duration::from_millis(5));
             }

@@ -1,9 +1,10 @@
 //! Limits the handshakes with peers that dialled us: in total, for each source address, and for all unknown peers
 //! together, so that configured neighbours always find a free place.
 
+use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Most handshakes at a time.
 const PLACES: usize = 512;
@@ -59,7 +60,7 @@ impl Places {
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.taken)
     }
 }
 

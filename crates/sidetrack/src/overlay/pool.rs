@@ -12,10 +12,11 @@ use super::shared::Shared;
 use super::stream::Stream;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::Purpose;
+use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{pending, poll_fn};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
@@ -82,10 +83,6 @@ pub(super) struct Pool {
     /// dialled yet.
     offered: Mutex<BTreeMap<NodeId, Arc<AtomicUsize>>>,
     wanted: Mutex<BTreeMap<NodeId, usize>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Pool {

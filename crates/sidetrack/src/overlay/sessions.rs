@@ -3,9 +3,10 @@
 use super::endpoint::Path;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::SessionId;
+use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 
 /// Most ended sessions whose ids are remembered, so that a replayed opening starts nothing.
@@ -63,10 +64,6 @@ impl Drop for Counted<'_> {
 }
 
 impl Sessions {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts one more session; none if the limit is reached.
     pub(super) fn count(&self) -> Option<Counted<'_>> {
         if self.count.fetch_add(1, Relaxed) >= SESSIONS_MAX {
@@ -89,7 +86,7 @@ impl Sessions {
 
     /// Adds a session that the node `from` asked for. Returns false if this id is or was in use.
     pub(super) fn enter(&self, id: SessionId, from: NodeId, paths: mpsc::Sender<Path>) -> bool {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.inner);
         if inner.live.contains_key(&id) || inner.ended.contains_key(&id) {
             return false;
         }
@@ -99,7 +96,7 @@ impl Sessions {
 
     /// Checks an attempt of `from` to continue the session with this id over another path.
     pub(super) fn resume(&self, id: SessionId, from: NodeId, attempt: u32) -> Resumed {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.inner);
         match inner.live.get_mut(&id).filter(|live| live.from == from) {
             Some(live) if live.attempt < attempt => {
                 live.attempt = attempt;
@@ -112,7 +109,7 @@ impl Sessions {
 
     /// Removes a session, and remembers its id.
     pub(super) fn leave(&self, id: SessionId) {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.inner);
         if inner.live.remove(&id).is_some() {
             inner.ended.insert(id, ());
             inner.order.push_back(id);

@@ -1,9 +1,10 @@
 //! Limits how fast a node sends to a neighbour, if an operator has set a rate: one limit for all flows of the link.
 
 use sidetrack_core::overlay::NodeId;
+use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The bytes that were sent and not yet paid off at the rate.
@@ -29,14 +30,10 @@ impl Default for Shaper {
 }
 
 impl Shaper {
-    fn lock(&self) -> MutexGuard<'_, Debt> {
-        self.debt.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sets the limit in bits per second; none: there is no limit.
     pub(super) fn set(&self, bits_per_second: Option<u64>) {
         self.bits_per_second.store(bits_per_second.unwrap_or(0), Relaxed);
-        *self.lock() = Debt { bytes: 0.0, at: Instant::now() };
+        *lock(&self.debt) = Debt { bytes: 0.0, at: Instant::now() };
     }
 
     /// Returns the limit, bits per second.
@@ -48,7 +45,7 @@ impl Shaper {
     pub(super) fn wait(&self, burst: Duration) -> Duration {
         let Some(rate) = self.rate() else { return Duration::ZERO };
         let bytes_per_second = rate as f64 / 8.0;
-        let mut debt = self.lock();
+        let mut debt = lock(&self.debt);
         let now = Instant::now();
         let worked = now.saturating_duration_since(debt.at).as_secs_f64() * bytes_per_second;
         *debt = Debt { bytes: (debt.bytes - worked).max(0.0), at: now };
@@ -58,7 +55,7 @@ impl Shaper {
     /// Notes that this number of bytes was sent.
     pub(super) fn spend(&self, bytes: usize) {
         if self.rate().is_some() {
-            self.lock().bytes += bytes as f64;
+            lock(&self.debt).bytes += bytes as f64;
         }
     }
 }
@@ -72,7 +69,7 @@ pub(super) struct Shapers {
 impl Shapers {
     /// Returns the limit of the link to this neighbour.
     pub(super) fn of(&self, neighbour: NodeId) -> Arc<Shaper> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner).entry(neighbour).or_default().clone()
+        lock(&self.all).entry(neighbour).or_default().clone()
     }
 }
 

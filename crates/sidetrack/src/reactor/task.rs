@@ -1,6 +1,7 @@
 //! Tasks of one thread. A task is queued at most once; wakes from its own thread cost no lock.
 
 use super::{CURRENT, Loop, NOW};
+use sidetrack_sys::sync::lock;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -10,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
 /// The index of the future that was given to [`block_on`].
@@ -74,7 +75,7 @@ impl Remote {
     }
 
     fn push(&self, header: Arc<Header>) {
-        self.woken.lock().unwrap_or_else(PoisonError::into_inner).push(header);
+        lock(&self.woken).push(header);
         if !self.rung.swap(true, Ordering::AcqRel) {
             // A write to a full eventfd counter fails, but then the loop wakes up anyway.
             let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
@@ -94,7 +95,7 @@ impl Remote {
     /// Queues the tasks that other threads have woken.
     pub(super) fn take(&self, tasks: &Tasks) {
         if self.rung.swap(false, Ordering::AcqRel) {
-            let woken = std::mem::take(&mut *self.woken.lock().unwrap_or_else(PoisonError::into_inner));
+            let woken = std::mem::take(&mut *lock(&self.woken));
             tasks.ready.borrow_mut().extend(woken);
         }
     }

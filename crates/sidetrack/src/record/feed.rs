@@ -4,8 +4,9 @@ use super::FlowRecord;
 use crate::live::{Batch, Ended, LiveFlow};
 use serde::Serialize;
 use sidetrack_core::filter::Filter;
+use sidetrack_sys::sync::lock;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::mpsc;
 
 /// Most followers at a time. A further one is rejected.
@@ -86,7 +87,7 @@ impl Feed {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     /// Returns the latest ended flows for which `pick` is true, latest first, at most `most`.

@@ -8,9 +8,10 @@ use super::line::Lines;
 use super::{Feed, FlowRecord, RecordWriter};
 use crate::live::{Batch, Decided, ENDED_MAX, Ended, Ledger, Tally};
 use sidetrack_core::flow::FlowId;
+use sidetrack_sys::sync::lock;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -72,7 +73,7 @@ struct Pen {
 
 impl Sinks {
     fn writer(&self) -> Option<Arc<RecordWriter>> {
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.writer).clone()
     }
 
     /// Visits all ledgers once and takes the flows that wait now, batch by batch. Returns how many. Holds no
@@ -236,7 +237,7 @@ impl Recorder {
     async fn finish(mut self) {
         self.visit();
         self.sinks.feed.close();
-        let writer = self.sinks.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let writer = lock(&self.sinks.writer).take();
         let Some(writer) = writer else { return };
         // The disk may be slow, so this waits on another thread.
         let lost = tokio::task::spawn_blocking(move || writer.close(LAST_LINES)).await.unwrap_or(0);

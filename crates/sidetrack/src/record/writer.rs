@@ -1,5 +1,6 @@
 //! The thread that writes record lines, so that no other thread waits for a slow disk or a slow reader.
 
+use sidetrack_sys::sync::lock;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -60,7 +61,7 @@ struct State {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -12,13 +12,14 @@ use sidetrack_core::shunt::{FastPathKind, ShuntAction, Transport, Tuple};
 use sidetrack_sys::bpf::Forwarding;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine;
+use sidetrack_sys::sync::lock;
 use sidetrack_sys::undo::{Action, Guard};
 use sidetrack_sys::{process, scm};
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// The command line argument that starts this process.
@@ -147,7 +148,7 @@ impl Shunter {
     pub fn ask(&self, ask: &Ask) -> anyhow::Result<Told> {
         const GONE: &str =
             "the shunt's process is gone: every flow takes the slow path until sidetrack is restarted";
-        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = lock(&self.end);
         wire::send(&*end, ask, &[]).context(GONE)?;
         match wire::receive(&*end).context(GONE)? {
             Some((Told::Failed(why), _)) => anyhow::bail!("{why}"),
@@ -161,8 +162,8 @@ impl Shunter {
     /// # Errors
     /// Returns the error of waitpid(2).
     pub fn finish(&self) -> io::Result<()> {
-        scm::close(&*self.end.lock().unwrap_or_else(PoisonError::into_inner))?;
-        self.child.lock().unwrap_or_else(PoisonError::into_inner).wait().map(drop)
+        scm::close(&*lock(&self.end))?;
+        lock(&self.child).wait().map(drop)
     }
 }
 

@@ -16,10 +16,11 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, Trust
 use rustls::sign::CertifiedKey;
 use sidetrack_core::flow::{Host, HostName};
 use sidetrack_core::net::IpNet;
+use sidetrack_sys::sync::lock;
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long certificates of hosts are valid, in days. They are not revoked but made again.
@@ -211,14 +212,14 @@ impl Signer {
     /// Returns a certificate for a host, with its key; `None` if the authority may not sign for it.
     pub fn leaf(&self, host: &Host) -> Option<Arc<CertifiedKey>> {
         {
-            let leaves = self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
+            let leaves = lock(&self.leaves);
             if let Some((_, leaf)) = leaves.get(host).filter(|(made, _)| made.elapsed() < LEAF_KEPT) {
                 return leaf.clone();
             }
         }
         // Sign without the lock, so that handshakes for other hosts do not wait.
         let leaf = self.sign(host);
-        let mut leaves = self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leaves = lock(&self.leaves);
         if leaves.len() >= LEAVES_MAX {
             leaves.clear();
         }

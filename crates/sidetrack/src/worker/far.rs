@@ -12,10 +12,11 @@ use crate::reactor::{self, QuicRuntime, TcpStream, timeout};
 use crate::session::{self, Arrived};
 use quinn::{Connection, Endpoint, EndpointConfig, Incoming};
 use sidetrack_core::tunnel::Greeting;
+use sidetrack_sys::sync::lock;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
@@ -50,12 +51,12 @@ pub(super) struct Far {
 impl Far {
     fn forget(&self, endpoint: &Endpoint) {
         let address = endpoint.local_addr().ok();
-        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut endpoints = lock(&self.endpoints);
         endpoints.retain(|other| other.local_addr().ok() != address);
     }
 
     pub(super) async fn close(&self) {
-        let endpoints = std::mem::take(&mut *self.endpoints.lock().unwrap_or_else(PoisonError::into_inner));
+        let endpoints = std::mem::take(&mut *lock(&self.endpoints));
         for endpoint in endpoints {
             endpoint.close(quic::CLOSED, b"stopping");
             // A near side that misses the close detects it by its own timeout.
@@ -95,7 +96,7 @@ impl Worker {
                 return tracing::error!(listener = %listening.name, %error, "cannot speak QUIC");
             }
         };
-        self.far.endpoints.lock().unwrap_or_else(PoisonError::into_inner).push(endpoint.clone());
+        lock(&self.far.endpoints).push(endpoint.clone());
         let handshakes = Places::new(HANDSHAKES_MAX.min(self.shared.handshakes.most()));
         let let_in = Arc::new(AtomicUsize::new(0));
         loop {

@@ -8,10 +8,10 @@ use super::layout::engine::{
 };
 use super::memory::Shared;
 use super::{Map, MapKind, MapShape};
+use crate::sync::lock;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// At most this many decided connections: each has a source port of its own.
@@ -276,7 +276,7 @@ impl DecidedMemory {
     }
 
     fn cursor(&self) -> std::sync::MutexGuard<'_, Cursor> {
-        self.cursor.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.cursor)
     }
 
     /// Gives number `number` to the interface with this index in this thread's network namespace.

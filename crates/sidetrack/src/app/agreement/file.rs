@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine;
 use sidetrack_sys::landlock::{Allowed, May};
+use sidetrack_sys::sync::lock;
 use sidetrack_sys::{process, scm};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -18,7 +19,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// The argument that makes the program run as this process.
 pub(super) const ARGUMENT: &str = "agreement-writer";
@@ -80,7 +81,7 @@ impl Writer {
                 "its folder belongs to another user, and is not that of the agreement at the start: restart sidetrack",
             )
         })?;
-        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = lock(&self.end);
         wire::send(&*end, &Replace { name, text: text.to_owned() }, &[])?;
         answer(&end)
     }
@@ -99,8 +100,8 @@ fn answer(end: &OwnedFd) -> io::Result<()> {
 impl Drop for Writer {
     fn drop(&mut self) {
         // Closing the connection ends the process after the current request.
-        let _ = scm::close(&*self.end.lock().unwrap_or_else(PoisonError::into_inner));
-        let _ = self.child.lock().unwrap_or_else(PoisonError::into_inner).wait();
+        let _ = scm::close(&*lock(&self.end));
+        let _ = lock(&self.child).wait();
     }
 }
 

@@ -5,9 +5,10 @@ use crate::live::{Batch, Decided, Ended};
 use crate::metrics::Metrics;
 use crate::record::{FlowRecord, Observer};
 use sidetrack_core::flow::{EndReason, Host, HostName};
+use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How long repeated failures of one kind are counted before the count is reported.
@@ -193,7 +194,7 @@ impl Telling {
     }
 
     fn failures(&self) -> Option<MutexGuard<'_, Failures>> {
-        self.failures.as_ref().map(|failures| failures.lock().unwrap_or_else(PoisonError::into_inner))
+        self.failures.as_ref().map(|failures| lock(failures))
     }
 
     /// Reports that the command asked for a name that does not exist.

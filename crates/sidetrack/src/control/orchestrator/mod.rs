@@ -15,9 +15,10 @@ use super::settings::OrchestratorSettings;
 use super::store::{If, Revision, Store, StoreError};
 use hyper::Method;
 use master::Master;
+use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Notify;
 
@@ -45,10 +46,6 @@ pub struct Orchestrator {
     /// Wakes [`Orchestrator::follow`]: a domain has to be told something.
     changed: Notify,
     is_ending: AtomicBool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Orchestrator {

@@ -2,8 +2,9 @@
 
 use super::{Entry, Event, If, LeaseId, Revision, Store, StoreError, WATCH_MAX};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
+use sidetrack_sys::sync::lock;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 
@@ -60,7 +61,7 @@ impl FileStore {
         // If `change` fails, dropping the transaction rolls it back.
         let (result, events) = change(&transaction)?;
         transaction.commit().map_err(failed)?;
-        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watchers = lock(&self.watchers);
         watchers.retain(|(prefix, told)| {
             let theirs = events.iter().filter(|event| event.key.starts_with(prefix));
             theirs.into_iter().all(|event| told.try_send(event.clone()).is_ok()) && !told.is_closed()
@@ -178,7 +179,7 @@ impl Store for FileStore {
 
     fn watch(&self, prefix: &str) -> mpsc::Receiver<Event> {
         let (told, changes) = mpsc::channel(WATCH_MAX);
-        self.watchers.lock().unwrap_or_else(PoisonError::into_inner).push((prefix.to_owned(), told));
+        lock(&self.watchers).push((prefix.to_owned(), told));
         changes
     }
 }

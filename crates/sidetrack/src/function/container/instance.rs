@@ -3,10 +3,11 @@
 use super::ask::{SOCKETS_MAX, Want};
 use crate::keeper::wire;
 use sidetrack_core::function::ContainerSpec;
+use sidetrack_sys::sync::lock;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use tokio::sync::{Notify, watch};
 
 /// If fewer sockets than this are left, more are requested.
@@ -65,10 +66,6 @@ impl std::ops::Deref for Guest {
     fn deref(&self) -> &Instance {
         &self.instance
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Instance {

@@ -2,6 +2,7 @@
 
 use super::instance::{Guest, Instance};
 use sidetrack_core::function::ContainerSpec;
+use sidetrack_sys::sync::lock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,10 +29,6 @@ pub struct Pool {
 struct Trouble {
     why: Option<String>,
     falls: u64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Pool {

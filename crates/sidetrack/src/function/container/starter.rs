@@ -11,21 +11,18 @@ use crate::reactor;
 use crate::rights::DataUser;
 use anyhow::Context;
 use sidetrack_core::function::ContainerSpec;
+use sidetrack_sys::sync::lock;
 use sidetrack_sys::{process, scm};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 /// How long the removal of all containers may take when we stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Starts containers.
 #[derive(Debug)]

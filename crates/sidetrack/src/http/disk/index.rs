@@ -1,9 +1,10 @@
 //! The files on disk, by key. The index is in memory only and is rebuilt from the files when the cache starts. The
 //! least recently used key is evicted first.
 
+use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Most variants under one key.
 const VARIANTS_MAX: usize = 32;
@@ -88,20 +89,16 @@ impl Index {
         Self(Mutex::new(Inner { capacity, removed: Some(Default::default()), ..Inner::default() }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Changes the capacity; returns the evicted files.
     pub(super) fn resize(&self, capacity: u64) -> Vec<u64> {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.0);
         inner.capacity = capacity;
         inner.shrink(0)
     }
 
     /// Returns the files of a key and a claim to read them, and marks the key as used; `None` if there are none.
     pub(super) fn find(&self, key: &[u8]) -> Option<(Vec<Filed>, Arc<Claim>)> {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.0);
         let files = inner.keys.get(key)?.files.clone();
         inner.touch(key);
         Some((files, inner.claim(key)))
@@ -109,24 +106,24 @@ impl Index {
 
     /// Whether there is a file of this key.
     pub(super) fn has(&self, key: &[u8]) -> bool {
-        self.lock().keys.contains_key(key)
+        lock(&self.0).keys.contains_key(key)
     }
 
     /// The number of the file of this key and variant.
     pub(super) fn number_of(&self, key: &[u8], variant: u64) -> Option<u64> {
-        let inner = self.lock();
+        let inner = lock(&self.0);
         let files = &inner.keys.get(key)?.files;
         files.iter().find(|file| file.variant == variant).map(|file| file.number)
     }
 
     /// Announces that a file will be written for this key.
     pub(super) fn claim(&self, key: &[u8]) -> Arc<Claim> {
-        self.lock().claim(key)
+        lock(&self.0).claim(key)
     }
 
     /// Makes room for a file; returns the evicted files. `None`: it is larger than the capacity.
     pub(super) fn reserve(&self, bytes: u64) -> Option<Vec<u64>> {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.0);
         if bytes > inner.capacity {
             return None;
         }
@@ -137,14 +134,14 @@ impl Index {
 
     /// Gives back the room of a reserved file that was not written.
     pub(super) fn release(&self, bytes: u64) {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.0);
         inner.used = inner.used.saturating_sub(bytes);
     }
 
     /// Enters a reserved file; it replaces one of the same variant. Returns the files to remove: the file itself if the key
     /// was removed meanwhile.
     pub(super) fn commit(&self, claim: &Claim, file: Filed) -> Vec<u64> {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.0);
         if claim.is_void() {
             inner.used = inner.used.saturating_sub(file.bytes);
             return vec![file.number];
@@ -154,7 +151,7 @@ impl Index {
 
     /// Enters a file that the scan found; returns the files to remove. The scan begins with the least recently written file.
     pub(super) fn found(&self, key: &[u8], file: Filed) -> Vec<u64> {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.0);
         let is_removed = inner
             .removed
             .as_ref()
@@ -174,17 +171,17 @@ impl Index {
 
     /// The scan is over.
     pub(super) fn scanned(&self) {
-        self.lock().removed = None;
+        lock(&self.0).removed = None;
     }
 
     /// Whether the scan is over.
     pub(super) fn is_scanned(&self) -> bool {
-        self.lock().removed.is_none()
+        lock(&self.0).removed.is_none()
     }
 
     /// Removes keys and voids the claims on them. Returns the files to remove and the removed keys.
     pub(super) fn remove(&self, which: &Which) -> (Vec<u64>, Vec<Arc<[u8]>>) {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.0);
         if let Some((keys, more)) = &mut inner.removed {
             match which {
                 Which::Key(key) => drop(keys.insert(key.clone())),
@@ -207,14 +204,14 @@ impl Index {
 
     /// Voids what is under way for a key.
     pub(super) fn void(&self, key: &[u8]) {
-        let inner = self.lock();
+        let inner = lock(&self.0);
         let claims = inner.claims.get(key).into_iter().flatten();
         claims.filter_map(Weak::upgrade).for_each(|claim| claim.void());
     }
 
     /// Removes one file that turned out to be unusable.
     pub(super) fn remove_file(&self, key: &[u8], number: u64) {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.0);
         let Some(entry) = inner.keys.get_mut(key) else { return };
         let Some(place) = entry.files.iter().position(|file| file.number == number) else { return };
         let file = entry.files.swap_remove(place);
@@ -228,14 +225,14 @@ impl Index {
 
     /// Evicts least recently used keys until 1/`part` of the used room is free; returns the evicted files.
     pub(super) fn make_room(&self, part: u64) -> Vec<u64> {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.0);
         let aim = inner.used - inner.used / part.max(1);
         inner.shrink_to(aim)
     }
 
     /// The first `most` keys with this prefix in order, with the bytes of their files.
     pub(super) fn list(&self, start: &[u8], most: usize) -> Vec<(Arc<[u8]>, u64)> {
-        let inner = self.lock();
+        let inner = lock(&self.0);
         let found = inner.keys.iter().filter(|(key, _)| key.starts_with(start));
         let mut found: Vec<_> = found
             .map(|(key, entry)| (key.clone(), entry.files.iter().map(|file| file.bytes).sum()))
@@ -248,7 +245,7 @@ impl Index {
 
     /// Keys, files, bytes and capacity.
     pub(super) fn counts(&self) -> (usize, usize, u64, u64) {
-        let inner = self.lock();
+        let inner = lock(&self.0);
         (inner.keys.len(), inner.files, inner.used, inner.capacity)
     }
 }

@@ -1,8 +1,9 @@
 //! Threads that block on the disk, so that workers do not.
 
+use sidetrack_sys::sync::lock;
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use tokio::sync::oneshot;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -29,18 +30,14 @@ impl std::fmt::Debug for Queue {
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, Jobs> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn serve(&self) {
-        let mut jobs = self.lock();
+        let mut jobs = lock(&self.jobs);
         loop {
             if let Some(job) = jobs.waiting.pop_front() {
                 drop(jobs);
                 // A job that panics loses its own answer, and does not stop other jobs.
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
-                jobs = self.lock();
+                jobs = lock(&self.jobs);
             } else if jobs.is_closed {
                 return;
             } else {
@@ -68,7 +65,7 @@ impl Io {
 
     /// Queues a job; jobs start in their order. The queue has no limit: the callers limit their jobs.
     pub(super) fn send(&self, job: impl FnOnce() + Send + 'static) {
-        self.0.lock().waiting.push_back(Box::new(job));
+        lock(&self.0.jobs).waiting.push_back(Box::new(job));
         self.0.more.notify_one();
     }
 
@@ -85,7 +82,7 @@ impl Io {
 
 impl Drop for Io {
     fn drop(&mut self) {
-        self.0.lock().is_closed = true;
+        lock(&self.0.jobs).is_closed = true;
         self.0.more.notify_all();
     }
 }

@@ -18,11 +18,12 @@ use index::{Claim, Filed, Index};
 use io::Io;
 use sidetrack_core::http::cache::file::{BLOCK, Plan, variant_of};
 use sidetrack_core::http::cache::{Rules, Stored};
+use sidetrack_sys::sync::lock;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// Content up to this size is loaded into memory when it is found, in bytes.
@@ -42,10 +43,6 @@ const ROOM_PART: u64 = 16;
 
 /// The open stores of this process by folder, so that a listener that is set up again continues with its store.
 static OPEN: Mutex<Vec<(PathBuf, Weak<Disk>)>> = Mutex::new(Vec::new());
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The store on disk.
 #[derive(Debug)]

@@ -7,9 +7,10 @@ use sidetrack_core::overlay::datagram::pieces::{self, Joiner};
 use sidetrack_core::overlay::datagram::{Header, OVERHEAD_BYTES, SEQUENCE_MAX, Window};
 use sidetrack_core::overlay::frame::{Frame, Piece};
 use sidetrack_core::time::Instant;
+use sidetrack_sys::sync::lock;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a probe without its padding: type and number.
 const PROBE_BYTES: usize = 5;
@@ -62,10 +63,6 @@ pub(crate) struct Link {
     pub alive_told: AtomicU64,
     /// Half of the round trip of the link, µs.
     pub one_way_us: AtomicU32,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Link {

@@ -22,12 +22,13 @@ use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::datagram::mtu;
 use sidetrack_core::overlay::frame::Frame;
 use sidetrack_core::overlay::spread::{Counts, Relay, Source};
+use sidetrack_sys::sync::{lock, read, write};
 use sidetrack_sys::{sockopt, udp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use tokio::sync::mpsc;
 
 /// Wanted size of a socket's buffer, for datagrams that come while the thread is busy, bytes.
@@ -148,7 +149,7 @@ impl Datagrams {
 
     /// Returns the counts of packets over subgraphs.
     pub(super) fn spread_counts(&self) -> Counts {
-        self.relay.lock().unwrap_or_else(PoisonError::into_inner).counts()
+        lock(&self.relay).counts()
     }
 
     /// Adds the link of a new control connection. `material` is the secret that both ends have from its handshake.
@@ -162,7 +163,7 @@ impl Datagrams {
         let Some(directions) = seal::directions(self.own, neighbour, material) else { return };
         let route = address.and_then(|to| self.route_to(to));
         let link = Arc::new(Link::new(neighbour, number, directions, route, self.clock.now()));
-        let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
+        let mut links = write(&self.links);
         if let Some(old) = links.by_node.insert(neighbour, link.clone()) {
             links.by_name.remove(&old.name());
         }
@@ -181,7 +182,7 @@ impl Datagrams {
 
     /// Removes the link, because the control connection has ended.
     pub(super) fn leave(&self, neighbour: NodeId) {
-        let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
+        let mut links = write(&self.links);
         if let Some(old) = links.by_node.remove(&neighbour) {
             links.by_name.remove(&old.name());
         }
@@ -189,17 +190,17 @@ impl Datagrams {
 
     /// Returns the link to this neighbour.
     pub(super) fn link(&self, neighbour: NodeId) -> Option<Arc<Link>> {
-        let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
+        let links = read(&self.links);
         links.by_node.get(&neighbour).cloned()
     }
 
     fn named(&self, name: u32) -> Option<Arc<Link>> {
-        let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
+        let links = read(&self.links);
         links.by_name.get(&name).cloned()
     }
 
     fn all(&self) -> Vec<Arc<Link>> {
-        let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
+        let links = read(&self.links);
         links.by_node.values().cloned().collect()
     }
 
@@ -210,7 +211,7 @@ impl Datagrams {
 
     /// Returns the share that [`Datagrams::set_loss`] has set.
     pub(super) fn loss(&self, neighbour: NodeId) -> Arc<AtomicU32> {
-        let mut losses = self.losses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut losses = lock(&self.losses);
         losses.entry(neighbour).or_default().clone()
     }
 

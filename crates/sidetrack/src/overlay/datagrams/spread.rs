@@ -7,7 +7,7 @@ use crate::overlay::shared::Shared;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{Frame, Protocol, Spread, Subgraph};
 use sidetrack_core::overlay::service::Service;
-use std::sync::PoisonError;
+use sidetrack_sys::sync::lock;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Handles a copy that a neighbour has sent.
@@ -15,7 +15,7 @@ pub(super) fn arrived(shared: &Shared, link: &Link, mut packet: Spread) {
     let datagrams = &shared.datagrams;
     let one_way_us = link.one_way_us.load(Relaxed);
     let step = {
-        let mut relay = datagrams.relay.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut relay = lock(&datagrams.relay);
         relay.handle(link.neighbour, &mut packet, one_way_us)
     };
     // The core has counted the copy.
@@ -34,7 +34,7 @@ fn deliver_here(shared: &Shared, packet: &Spread) {
     match packet.protocol {
         Protocol::EchoRequest => {
             let answer = {
-                let mut own = datagrams.source.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut own = lock(&datagrams.source);
                 own.echo(packet.clone())
             };
             send_copies(shared, answer);
@@ -56,7 +56,7 @@ pub(super) fn send(
     payload: Vec<u8>,
 ) -> bool {
     let packet = {
-        let mut own = shared.datagrams.source.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = lock(&shared.datagrams.source);
         own.packet(service, subgraph, protocol, payload)
     };
     send_copies(shared, packet)

@@ -10,8 +10,9 @@ use sidetrack_core::overlay::node::echo_request;
 use sidetrack_core::overlay::route::Graph;
 use sidetrack_core::overlay::service::{LinkKind, Service};
 use sidetrack_core::time::Instant;
+use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How often a path is probed with an echo request while packets travel on it, or while no echo comes back.
@@ -70,13 +71,9 @@ pub(crate) struct Paths {
 }
 
 impl Paths {
-    fn lock(&self) -> MutexGuard<'_, Ways> {
-        self.ways.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Allows packets to this node, under the session that it has accepted.
     pub(crate) fn enter(&self, to: NodeId, session: SessionId, services: &BTreeSet<Service>) {
-        let mut ways = self.lock();
+        let mut ways = lock(&self.ways);
         // Packets of a service that spreads take the plain way while their own way fails.
         for service in services.iter().copied().filter(Service::spreads).chain([PLAIN]) {
             ways.ways.insert((to, service), Way { session: Some(session), ..Way::default() });
@@ -85,12 +82,12 @@ impl Paths {
 
     /// Stops packets to this node.
     pub(crate) fn leave(&self, to: NodeId) {
-        self.lock().ways.retain(|(node, _), _| *node != to);
+        lock(&self.ways).ways.retain(|(node, _), _| *node != to);
     }
 
     /// Returns the time until an echo request is due.
     pub(crate) fn due(&self, now: Instant) -> Duration {
-        let ways = self.lock();
+        let ways = lock(&self.ways);
         let due = ways.ways.values().map(|way| way.probe_at(now).since(now));
         due.min().unwrap_or(PROVEN)
     }
@@ -98,7 +95,7 @@ impl Paths {
     /// Handles an echo that came back from this node.
     pub(crate) fn answered(&self, from: NodeId, payload: &[u8], now: Instant) {
         let Some(number) = payload.first_chunk().map(|bytes| u64::from_be_bytes(*bytes)) else { return };
-        let mut ways = self.lock();
+        let mut ways = lock(&self.ways);
         let mut asked =
             ways.ways.iter_mut().filter(|((to, _), way)| *to == from && way.asked.contains(&number));
         if let Some((_, way)) = asked.next() {
@@ -108,12 +105,12 @@ impl Paths {
 
     /// True if datagrams arrive at this node on one path.
     pub(crate) fn is_proven(&self, to: NodeId, now: Instant) -> bool {
-        self.lock().ways.get(&(to, PLAIN)).is_some_and(|way| way.is_proven(now))
+        lock(&self.ways).ways.get(&(to, PLAIN)).is_some_and(|way| way.is_proven(now))
     }
 
     /// Returns the services over subgraphs to this node, the links that their packets use, and whether they arrive.
     pub(crate) fn subgraphs(&self, to: NodeId, now: Instant) -> Vec<(Service, Option<Arc<Subgraph>>, bool)> {
-        let ways = self.lock();
+        let ways = lock(&self.ways);
         let ways = ways.ways.iter().filter(|((node, service), _)| *node == to && service.spreads());
         ways.map(|((_, service), way)| {
             let subgraph = match &way.plan {
@@ -156,7 +153,7 @@ impl Way {
 pub(super) fn probe(shared: &Shared, now: Instant) {
     let mut requests = Vec::new();
     {
-        let mut ways = shared.datagrams.paths.lock();
+        let mut ways = lock(&shared.datagrams.paths.ways);
         let Ways { ways, number } = &mut *ways;
         for ((to, service), way) in ways {
             if way.probe_at(now) > now {
@@ -192,7 +189,7 @@ pub(crate) fn send(
     shrink: impl FnOnce(&mut [u8], usize),
 ) -> Option<bool> {
     let (plan, session) = {
-        let mut ways = shared.datagrams.paths.lock();
+        let mut ways = lock(&shared.datagrams.paths.ways);
         let now = shared.clock.now();
         let mut proven = |service: &Service| {
             let way = ways.ways.get_mut(&(to, *service))?;

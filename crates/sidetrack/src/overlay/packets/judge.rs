@@ -7,7 +7,8 @@ use crate::config::Config;
 use crate::overlay::deliver::{flow, is_allowed};
 use crate::overlay::shared::Shared;
 use sidetrack_core::overlay::packet::{Ends, Refused, Transport};
-use std::sync::{Arc, PoisonError, Weak};
+use sidetrack_sys::sync::lock;
+use std::sync::{Arc, Weak};
 
 /// The configuration that the verdicts came from. It is weak: an old configuration with its lists of hosts is freed at
 /// once, but its address is not used again.
@@ -22,7 +23,7 @@ impl Interception {
     /// judged again.
     pub(crate) fn look_at_rules(&self, shared: &Shared) {
         let (config, dialing) = (shared.config.load(), shared.dialing.load());
-        let mut judged = self.judged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut judged = lock(&self.judged);
         let is_same = std::ptr::eq(judged.config.as_ptr(), Arc::as_ptr(&config))
             && std::ptr::eq(judged.dialing.as_ptr(), Arc::as_ptr(&dialing));
         if !is_same {

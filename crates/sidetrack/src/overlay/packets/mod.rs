@@ -26,11 +26,12 @@ use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::nfqueue::{Queue, Verdict};
 use sidetrack_sys::nft::{Lifetime, MarkBits, OwnedTable, PacketCatch, Packets};
 use sidetrack_sys::raw::RoutedSocket;
+use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader, BufWriter};
@@ -290,11 +291,11 @@ impl Begin {
 
 impl Interception {
     fn rules(&self) -> std::sync::MutexGuard<'_, Interceptor> {
-        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.rules)
     }
 
     fn sessions(&self) -> std::sync::MutexGuard<'_, BTreeMap<SessionId, NodeId>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.sessions)
     }
 
     /// Delivers a packet that came in a datagram, if `from` has opened this session for packets.

@@ -7,11 +7,12 @@ use crate::reactor::task::Remote;
 use quinn::udp::{RecvMeta, Transmit, UdpSocketState};
 use quinn::{AsyncTimer, AsyncUdpSocket, Runtime, UdpPoller};
 use rustix::event::epoll::{self, EventFlags};
+use sidetrack_sys::sync::lock;
 use std::future::Future;
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Instant;
 
@@ -87,7 +88,7 @@ struct Writers(Mutex<Vec<Waker>>);
 
 impl Wake for Writers {
     fn wake(self: Arc<Self>) {
-        let waiting = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let waiting = std::mem::take(&mut *lock(&self.0));
         waiting.into_iter().for_each(Waker::wake);
     }
 }
@@ -196,7 +197,7 @@ impl UdpPoller for Room {
             if source.writable {
                 return Poll::Ready(());
             }
-            let mut waiting = socket.writers.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut waiting = lock(&socket.writers.0);
             if !waiting.iter().any(|other| other.will_wake(cx.waker())) {
                 waiting.push(cx.waker().clone());
             }

@@ -12,12 +12,13 @@ use crate::keeper::wire;
 use crate::rights::DataUser;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
+use sidetrack_sys::sync::lock;
 use sidetrack_sys::{process, scm};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::Child;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task::spawn_blocking;
@@ -100,7 +101,7 @@ impl Sockets {
 
     /// Waits until the process has ended; then the agent is of no use.
     pub async fn gone(&self) -> anyhow::Error {
-        let id = self.child.lock().unwrap_or_else(PoisonError::into_inner).id();
+        let id = lock(&self.child).id();
         #[expect(deprecated, reason = "its successor is unsafe; this descriptor is owned and stays open")]
         let watched = process::watch(id).and_then(|end| AsyncFd::with_interest(end, Interest::READABLE));
         let ended = match &watched {
