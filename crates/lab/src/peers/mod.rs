@@ -7,6 +7,7 @@ pub mod bare;
 pub mod chains;
 mod haproxy;
 mod kernel;
+mod loops;
 mod nginx;
 pub mod ours;
 mod proxies;
@@ -28,6 +29,7 @@ use crate::service::Service;
 use crate::site::{self, Forwarding, Site};
 use crate::topology::Node;
 
+pub use loops::LOOPS;
 pub use proxies::Proxy;
 pub use recorded::RECORDED;
 pub use redirectors::{Redirecting, Redirector};
@@ -166,7 +168,8 @@ impl Peer {
     /// # Errors
     /// It is absent or does not work.
     pub fn start<'s>(&self, site: &'s Site) -> Start<'s> {
-        let rows = ALL.iter().chain(EPI_ONLY).chain(chains::CHAINS).chain(ENGINE).chain(RECORDED);
+        let rows =
+            ALL.iter().chain(EPI_ONLY).chain(chains::CHAINS).chain(ENGINE).chain(RECORDED).chain(LOOPS);
         site.use_origin_of_row(rows.map(|row| row.name).position(|name| name == self.name).unwrap_or(0));
         (self.start)(site)
     }
