@@ -16,6 +16,7 @@ mod rights;
 mod run;
 mod shunt;
 mod sockets;
+mod systemd;
 mod threads;
 mod up;
 

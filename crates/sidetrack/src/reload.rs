@@ -73,6 +73,8 @@ pub struct Reloader {
 struct Work {
     handle: ReloadHandle,
     apply: Apply,
+    /// Is told when a reload begins (true) and ends (false).
+    tell: Box<dyn Fn(bool) + Send>,
     /// The configuration that the program started with.
     start: Arc<Config>,
     /// The last text that was read, valid or not. A change of the file that leaves its text the same is not a
@@ -142,8 +144,21 @@ impl Reloader {
         };
         // The text that was just read. Events for other files in the folder then cause no reload.
         let last_text = std::fs::read_to_string(path).ok();
-        let work = Arc::new(Mutex::new(Work { handle: handle.clone(), apply, start, last_text }));
+        let work = Arc::new(Mutex::new(Work {
+            handle: handle.clone(),
+            apply,
+            tell: Box::new(drop),
+            start,
+            last_text,
+        }));
         (Self { handle: handle.clone(), requests, work }, handle)
+    }
+
+    /// Calls `tell` with true when a reload begins, and with false when it has ended, successful or not.
+    #[must_use]
+    pub fn telling(self, tell: impl Fn(bool) + Send + 'static) -> Self {
+        lock(&self.work).tell = Box::new(tell);
+        self
     }
 
     /// Reloads on SIGHUP, on changes of the file and on request, until dropped. `ready` is sent once everything
@@ -197,7 +212,14 @@ impl Reloader {
     /// Runs one reload on a thread that may block, so that this task can answer other requests.
     async fn reload(&self, reason: &'static str) -> Result<u64, String> {
         let work = self.work.clone();
-        let done = tokio::task::spawn_blocking(move || lock(&work).reload(reason)).await;
+        let done = tokio::task::spawn_blocking(move || {
+            let mut work = lock(&work);
+            (work.tell)(true);
+            let result = work.reload(reason);
+            (work.tell)(false);
+            result
+        })
+        .await;
         done.unwrap_or_else(|error| Err(format!("the reload ended early: {error}")))
     }
 }

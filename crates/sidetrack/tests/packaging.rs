@@ -50,7 +50,10 @@ fn each_is_unprivileged_and_confined() {
         }
         assert_eq!(keys["AmbientCapabilities"], keys["CapabilityBoundingSet"], "{unit}");
     }
-    assert_eq!(service(UNITS[0].0)["ExecReload"], "/bin/kill -HUP $MAINPID");
+    // `sidetrack up` says when it is ready, when it reloads and that its workers run; a reload is SIGHUP.
+    let node = service(UNITS[0].0);
+    assert_eq!((&*node["Type"], &*node["ExecReload"]), ("notify", "/bin/kill -HUP $MAINPID"));
+    assert!(node.contains_key("WatchdogSec"));
 }
 
 #[test]

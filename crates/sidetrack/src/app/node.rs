@@ -263,6 +263,11 @@ impl Node {
         own.chain([self.kernel.ledger()]).cloned().collect()
     }
 
+    /// The ledgers of the workers alone.
+    pub(super) fn worker_ledgers(&self) -> &[Arc<Ledger>] {
+        &self.ledgers
+    }
+
     /// The listeners: name, kind, addresses.
     pub(super) fn listeners(&self) -> Vec<(Arc<str>, &'static str, Vec<SocketAddr>)> {
         let served = lock(&self.served);

@@ -3,6 +3,7 @@
 use super::node::{Node, Prepared};
 use super::outgoing::{self, Paths};
 use super::shunt::ShuntFlows;
+use super::systemd::Systemd;
 use crate::admin::{self, AdminSocket, AdminState};
 use crate::config::{AdminAt, Config, LogFormat, RecordTo};
 use crate::log::{self, Shape};
@@ -11,6 +12,7 @@ use crate::record::{Feed, RecordWriter, Recorder, Target};
 use crate::reload::{ReloadHandle, Reloader};
 use crate::rights::DataUser;
 use anyhow::Context;
+use arc_swap::ArcSwap;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::undo::Guard;
 use std::net::SocketAddr;
@@ -46,6 +48,7 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     // Before other processes are started, because they inherit this.
     sidetrack_sys::confine::leave_no_core().context("RLIMIT_CORE")?;
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
+    let systemd = Systemd::from_environment().map(Arc::new);
     // The order matters: use the rights, give them up, and only then bind sockets, start threads and read peers' bytes.
     let user = DataUser::of(&config.user)?;
     let config = Arc::new(config);
@@ -53,13 +56,14 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     let shunt = ShuntFlows::start(&config, &name, &text)?;
     let node_to_be = Arc::new(OnceLock::<Arc<Node>>::new());
     let (reloader, handle) = reloader(path, config, node_to_be.clone());
+    let reloader = told_to(systemd.clone(), reloader);
     let windows = Windows::open(&handle.current().load())?;
     let guard = windows.guard(user.as_ref())?;
     prepared.give_up_rights(&handle.current().load(), path, user.as_ref(), windows.admin_path())?;
     let node = Arc::new(prepared.start(handle.current().clone(), nofile)?);
     // The reloader does not run yet, so that no reload can come before this.
     let _ = node_to_be.set(node.clone());
-    control_runtime()?.block_on(run(node, reloader, handle, windows, shunt))?;
+    control_runtime()?.block_on(run(node, reloader, handle, windows, shunt, systemd))?;
     guard.map_or(Ok(()), |guard| guard.finish().context("the guard of the admin socket"))
 }
 
@@ -94,6 +98,16 @@ fn reloader(path: &Path, config: Arc<Config>, node: Arc<OnceLock<Arc<Node>>>) ->
             None => anyhow::bail!("sidetrack is still starting; try again"),
         }),
     )
+}
+
+/// Lets the service manager know about every reload.
+fn told_to(systemd: Option<Arc<Systemd>>, reloader: Reloader) -> Reloader {
+    match systemd {
+        None => reloader,
+        Some(systemd) => {
+            reloader.telling(move |begins| if begins { systemd.reloading() } else { systemd.ready() })
+        }
+    }
 }
 
 /// The sockets where users and services connect to this program itself.
@@ -168,6 +182,7 @@ async fn run(
     handle: ReloadHandle,
     windows: Windows,
     shunt: Option<Arc<ShuntFlows>>,
+    systemd: Option<Arc<Systemd>>,
 ) -> anyhow::Result<()> {
     node.set_windows(windows.addresses());
     let config = handle.current().load_full();
@@ -194,21 +209,9 @@ async fn run(
     let (ready, watching) = oneshot::channel();
     let reloads = tokio::spawn(reloader.run(ready));
     let _ = watching.await;
-    // Before "ready" is announced: until now these signals end the process at once.
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    node.announce();
-    let failure = tokio::select! {
-        _ = terminate.recv() => None,
-        _ = interrupt.recv() => None,
-        gone = node.keeper_gone(config.on_crash) => Some(gone),
-    };
+    let failure = serve_until_told(&node, &config, &current, systemd.as_deref()).await?;
     reloads.abort();
     following.abort();
-    match &failure {
-        Some(gone) => tracing::error!("{gone}; stopping"),
-        None => drain(&node, current.load().limits.drain_ms, [&mut terminate, &mut interrupt]).await,
-    }
     let _ = stop.send(true);
     tokio::task::spawn_blocking({
         let node = node.clone();
@@ -228,6 +231,50 @@ async fn run(
     match failure {
         Some(gone) => anyhow::bail!("{gone}"),
         None => node.take_back(),
+    }
+}
+
+/// Announces that the node serves, and waits for SIGTERM, SIGINT or the end of the keeper, which it returns. After a signal the
+/// flows in flight go on for `limits.drain_ms`.
+async fn serve_until_told(
+    node: &Arc<Node>,
+    config: &Config,
+    current: &ArcSwap<Config>,
+    systemd: Option<&Systemd>,
+) -> anyhow::Result<Option<String>> {
+    // Before "ready" is announced: until now these signals end the process at once.
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    node.announce();
+    let workers = node.worker_ledgers();
+    let watching = async {
+        match systemd {
+            Some(systemd) => {
+                systemd.ready();
+                systemd.watch(workers).await
+            }
+            None => std::future::pending().await,
+        }
+    };
+    let served = async {
+        let failure = tokio::select! {
+            _ = terminate.recv() => None,
+            _ = interrupt.recv() => None,
+            gone = node.keeper_gone(config.on_crash) => Some(gone),
+        };
+        match &failure {
+            Some(gone) => tracing::error!("{gone}; stopping"),
+            None => {
+                let drain_ms = current.load().limits.drain_ms;
+                systemd.iter().for_each(|systemd| systemd.stopping(node.flows_in_flight(), drain_ms));
+                drain(node, drain_ms, [&mut terminate, &mut interrupt]).await;
+            }
+        }
+        failure
+    };
+    tokio::select! {
+        failure = served => Ok(failure),
+        never = watching => match never {},
     }
 }
 

@@ -4,7 +4,7 @@ use super::waiting::{ENDED_MAX, Waiting};
 use super::{Batch, Ended, LiveFlow, Tally, UNSET, lock};
 use sidetrack_core::deadlines::Deadlines;
 use sidetrack_core::time::Instant;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 /// The flows of one worker: running flows, flows that ended recently, and counts for metrics.
@@ -17,6 +17,8 @@ pub struct Ledger {
     ended: Waiting,
     /// Whether records of single flows are not needed.
     unread: AtomicBool,
+    /// How often deadlines were checked.
+    sweeps: AtomicU64,
 }
 
 /// Connections of the packet engine that are stored between two visits while no consumer reads records: enough
@@ -135,6 +137,7 @@ impl Ledger {
 
     /// Wakes the owners of flows whose deadline has passed. Checks only flows that are due for a check.
     pub fn wake_due(&self, now: Instant) {
+        self.sweeps.fetch_add(1, Relaxed);
         loop {
             let Some(place) = lock(&self.looks).due(now) else { return };
             let flow = lock(&self.inner).slots.get(place as usize).and_then(Clone::clone);
@@ -142,6 +145,11 @@ impl Ledger {
                 lock(&self.looks).by(place, again);
             }
         }
+    }
+
+    /// How often the owner of this ledger has checked the deadlines of its flows. It grows while the worker runs.
+    pub fn sweeps(&self) -> u64 {
+        self.sweeps.load(Relaxed)
     }
 
     /// Returns the running flow with this number.

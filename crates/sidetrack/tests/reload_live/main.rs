@@ -8,6 +8,7 @@ mod node;
 
 mod endurance;
 mod log;
+mod systemd;
 mod taken;
 
 use hosts::{in_namespace, nft};
