@@ -155,6 +155,9 @@ pub enum Phase {
 pub struct ApplicationStatus {
     /// The application as it was submitted.
     pub application: Application,
+    /// The identity of this submission. A later application of the same name has another one.
+    #[serde(default)]
+    pub id: String,
     /// The member that submitted it: the name in its certificate, or its pin if peers are trusted by pins. Null:
     /// it was submitted before owners were stored, and belongs to the operators.
     #[serde(default)]
@@ -165,6 +168,30 @@ pub struct ApplicationStatus {
     pub domains: Vec<String>,
     /// The allowed movements with their functions. Empty before step 5.
     pub movements: Vec<Agreed>,
+}
+
+impl ApplicationStatus {
+    /// Returns how requests to domains name this submission.
+    pub fn submission(&self) -> Submission {
+        Submission { name: self.application.name.clone(), id: self.id.clone() }
+    }
+}
+
+/// One submission of an application. Requests to a domain's agent name it, so that a late request for an ended
+/// application does not reach a later one of the same name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Submission {
+    /// The name of the application.
+    pub name: String,
+    /// The identity of the submission.
+    pub id: String,
+}
+
+impl Submission {
+    /// Returns the path of a request about it: `end` is empty or begins with `/`.
+    pub fn path(&self, end: &str) -> String {
+        format!("/v1/applications/{}{end}?id={}", self.name, self.id)
+    }
 }
 
 /// A movement of data that is allowed for an application.
@@ -193,6 +220,9 @@ pub struct Agreed {
 pub struct AccessRequest {
     /// The application, with only those flows that touch the domain.
     pub application: Application,
+    /// The identity of the submission. Later requests about it carry it in their query.
+    #[serde(default)]
+    pub id: String,
     /// Without a sign of readiness within this number of seconds, the domain forgets it and takes back what it
     /// did.
     pub lease_seconds: u32,

@@ -1,10 +1,12 @@
 //! Names that form one segment of a request's path.
 
+use super::api::Submission;
 use super::link::No;
-use axum::extract::{FromRequestParts, Path};
+use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::IntoResponse;
+use serde::Deserialize;
 use std::fmt::Write as _;
 
 /// Longest name of an application, bytes.
@@ -55,6 +57,37 @@ pub fn segment(text: &str) -> Result<String, String> {
 /// The name of an application in a request's path. A request with another text there is rejected.
 #[derive(Clone, Debug)]
 pub struct Name(pub String);
+
+/// The identity in the query of a request about a submission. Missing: a submission from before there were
+/// identities.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    #[serde(default)]
+    id: String,
+}
+
+impl Identity {
+    /// Returns the submission with this name.
+    ///
+    /// # Errors
+    /// Fails if it is no name of an application.
+    pub fn of(self, name: String) -> Result<Submission, No> {
+        check(&name).map_err(refused)?;
+        Ok(Submission { name, id: self.id })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Submission {
+    type Rejection = axum::response::Response;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
+        let Name(name) = Name::from_request_parts(parts, state).await?;
+        let identity = Query::<Identity>::from_request_parts(parts, state).await;
+        let Query(identity) = identity.map_err(IntoResponse::into_response)?;
+        identity.of(name).map_err(IntoResponse::into_response)
+    }
+}
 
 /// Rejects a name with status 400.
 pub fn refused(error: String) -> No {

@@ -13,6 +13,8 @@ struct Operation {
     method: &'static str,
     id: &'static str,
     summary: &'static str,
+    /// A parameter of the query, with its description.
+    query: Option<(&'static str, &'static str)>,
     takes: Option<Value>,
     takes_media: &'static str,
     gives: Value,
@@ -50,6 +52,7 @@ impl Document {
             method,
             id,
             summary,
+            query: None,
             takes,
             takes_media: "application/json",
             gives,
@@ -79,12 +82,15 @@ impl Document {
 }
 
 fn described(operation: &Operation, refusal: &Value) -> Value {
-    let parameters: Vec<_> = operation
+    let mut parameters: Vec<_> = operation
         .path
         .split('/')
         .filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
         .map(|name| json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } }))
         .collect();
+    parameters.extend(operation.query.map(|(name, about)| {
+        json!({ "name": name, "in": "query", "description": about, "schema": { "type": "string" } })
+    }));
     let mut described = json!({
         "operationId": operation.id,
         "summary": operation.summary,
@@ -173,5 +179,10 @@ pub fn domain() -> Value {
     document.add("delete", "/v1/applications/{name}", "end", about, None, configured.clone());
     let about = "An operator says whether consent holds; flows without it end";
     document.add("put", "/v1/consent/{data}", "consent", about, Some(consent), configured);
+    for operation in document.operations.iter_mut().filter(|operation| operation.path.contains("{name}")) {
+        let about =
+            "The identity of the submission, as it asked for access; the request reaches no other one";
+        operation.query = Some(("id", about));
+    }
     document.finish("sidetrack domain")
 }

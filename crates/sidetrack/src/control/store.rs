@@ -25,7 +25,7 @@ pub struct Entry {
     pub lease: Option<LeaseId>,
 }
 
-/// The condition of a put.
+/// The condition of a put or of a deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum If {
     /// No condition.
@@ -34,6 +34,17 @@ pub enum If {
     Absent,
     /// The revision of the last change is this one.
     Revision(Revision),
+}
+
+impl If {
+    /// Whether the condition holds for a key that was last changed at `revision`. `None`: it does not exist.
+    fn holds(self, revision: Option<Revision>) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Absent => revision.is_none(),
+            Self::Revision(expected) => revision == Some(expected),
+        }
+    }
 }
 
 /// A change of a key.
@@ -48,7 +59,7 @@ pub struct Event {
 /// Why a store did not do something.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The condition of a put does not hold: another caller was faster.
+    /// The condition does not hold: another caller was faster.
     #[error("'{0}' was changed by another request meanwhile; try again")]
     Conflict(String),
     /// The lease has expired, or never existed.
@@ -79,8 +90,8 @@ pub trait Store: Send + Sync {
     /// Deletes a key. Returns false if it did not exist.
     ///
     /// # Errors
-    /// The store fails.
-    fn delete(&self, key: &str) -> Result<bool, StoreError>;
+    /// Fails if the condition does not hold, or the store fails.
+    fn delete(&self, key: &str, when: If) -> Result<bool, StoreError>;
     /// Creates a lease that expires `ttl` after `now`.
     ///
     /// # Errors

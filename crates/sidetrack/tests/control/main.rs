@@ -10,5 +10,6 @@ mod faults;
 mod members;
 mod outgoing;
 mod plane;
+mod races;
 mod steps;
 mod user;

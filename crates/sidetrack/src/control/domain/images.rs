@@ -4,7 +4,7 @@
 
 use super::{Domain, DomainError};
 use crate::admin::FunctionCounts;
-use crate::control::api::WantedImage;
+use crate::control::api::{Submission, WantedImage};
 use crate::control::image::stream;
 use crate::control::store::LeaseId;
 use axum::body::Body;
@@ -67,8 +67,8 @@ impl Domain {
     /// # Errors
     /// Fails if the application was not granted, the image is not needed, the archive is wrong, or the engine
     /// rejects it. Then nothing of the image is left.
-    pub async fn receive(&self, application: &str, id: &str, archive: Body) -> Result<(), DomainError> {
-        let lease = self.find(application)?.lease;
+    pub async fn receive(&self, submission: &Submission, id: &str, archive: Body) -> Result<(), DomainError> {
+        let lease = self.find(submission)?.1.lease;
         let images = &self.settings.images;
         let named = images.taken.iter().find(|(_, taken)| *taken == id);
         let (Some((name, _)), Some(_)) = (named, &images.engine) else {
@@ -81,7 +81,7 @@ impl Domain {
             taken = work => taken?,
             never = self.keep_alive(lease) => match never {},
         }
-        tracing::info!(image = %name, %id, application, "taken");
+        tracing::info!(image = %name, %id, application = %submission.name, "taken");
         self.start(name).await
     }
 

@@ -10,12 +10,13 @@ pub use routes::router;
 
 use super::api::{
     AccessRequest, Agreed, Application, Configuration, Configured, Consent, ConsentChange, Offer, Shipped,
+    Submission,
 };
 use super::facts;
 use super::link::{Link, LinkError};
 use super::name;
 use super::settings::DomainSettings;
-use super::store::{If, LeaseId, Store, StoreError};
+use super::store::{If, LeaseId, Revision, Store, StoreError};
 use crate::admin::FunctionCounts;
 use hyper::Method;
 use serde::{Deserialize, Serialize};
@@ -44,6 +45,9 @@ const UNTOLD: &str = "untold/";
 pub struct Held {
     /// What was granted.
     pub application: Application,
+    /// The identity of the submission that it was granted to.
+    #[serde(default)]
+    pub id: String,
     /// Its lease, until it is ready.
     pub lease: Option<LeaseId>,
     /// What the proxies let through for it.
@@ -120,31 +124,37 @@ impl Domain {
         self.store.list(APPLICATIONS)?.into_iter().map(|(_, entry)| parse(&entry.value)).collect()
     }
 
-    fn find(&self, name: &str) -> Result<Held, DomainError> {
-        let entry = self.store.get(&format!("{APPLICATIONS}{name}"))?;
-        entry
-            .map(|entry| parse(&entry.value))
-            .transpose()?
-            .ok_or_else(|| DomainError::NotGranted(name.to_owned()))
+    /// Returns what was granted to this submission, with its revision. To a later submission of the same name
+    /// other things may have been granted: those are not returned.
+    fn find(&self, submission: &Submission) -> Result<(Revision, Held), DomainError> {
+        let not_granted = || DomainError::NotGranted(submission.name.clone());
+        let entry = self.store.get(&key(&submission.name))?.ok_or_else(not_granted)?;
+        let held: Held = parse(&entry.value)?;
+        if held.id == submission.id { Ok((entry.revision, held)) } else { Err(not_granted()) }
     }
 
-    fn keep(&self, held: &Held) -> Result<(), StoreError> {
+    fn keep(&self, held: &Held, when: If) -> Result<Revision, StoreError> {
         let value = serde_json::to_vec(held).map_err(|error| StoreError::Failed(error.to_string()))?;
-        let key = format!("{APPLICATIONS}{}", held.application.name);
-        self.store.put(&key, &value, If::Always, held.lease).map(drop)
+        self.store.put(&key(&held.application.name), &value, when, held.lease)
     }
 
     /// Step 3: grants access or refuses it.
     ///
     /// # Errors
-    /// Fails if the authoriser refuses; the text says why.
+    /// Fails if the authoriser refuses; the text says why. Fails if another request for the same name was decided
+    /// meanwhile.
     pub async fn grant(&self, request: AccessRequest) -> Result<(), DomainError> {
-        request.application.check().map_err(DomainError::Refused)?;
-        authoriser::decide(&self.settings, &request.application).await.map_err(DomainError::Refused)?;
-        let ttl = Duration::from_secs(request.lease_seconds.into());
+        let AccessRequest { application, id, lease_seconds } = request;
+        application.check().map_err(DomainError::Refused)?;
+        // The authoriser may take longer than the orchestrator waits. Then a grant that comes late must not
+        // replace one that a later submission has by now.
+        let before = self.store.get(&key(&application.name))?;
+        let when = before.map_or(If::Absent, |before| If::Revision(before.revision));
+        authoriser::decide(&self.settings, &application).await.map_err(DomainError::Refused)?;
+        let ttl = Duration::from_secs(lease_seconds.into());
         let lease = self.store.grant(ttl, SystemTime::now())?;
-        tracing::info!(application = %request.application.name, purpose = %request.application.purpose, "granted");
-        self.keep(&Held { application: request.application, lease: Some(lease), configuration: None })?;
+        tracing::info!(application = %application.name, purpose = %application.purpose, "granted");
+        self.keep(&Held { application, id, lease: Some(lease), configuration: None }, when)?;
         Ok(())
     }
 
@@ -174,8 +184,8 @@ impl Domain {
     ///
     /// # Errors
     /// Says which function does not work, and why.
-    pub async fn ship(&self, name: &str, functions: &[String]) -> Result<Shipped, DomainError> {
-        self.find(name)?;
+    pub async fn ship(&self, submission: &Submission, functions: &[String]) -> Result<Shipped, DomainError> {
+        self.find(submission)?;
         let wanted = self.wanted(functions).await?;
         if !wanted.is_empty() {
             return Ok(Shipped { wanted });
@@ -219,10 +229,10 @@ impl Domain {
     /// Fails if a movement was not granted, or if a proxy rejects the agreement.
     pub async fn configure(
         &self,
-        name: &str,
+        submission: &Submission,
         configuration: Configuration,
     ) -> Result<Configured, DomainError> {
-        let held = self.find(name)?;
+        let (revision, held) = self.find(submission)?;
         let granted = |agreed: &Agreed| held.application.flows.contains(&agreed.wanted);
         if let Some(stray) = configuration.movements.iter().find(|agreed| !granted(agreed)) {
             let Agreed { wanted, .. } = stray;
@@ -232,13 +242,16 @@ impl Domain {
             )));
         }
         let before = held.clone();
-        self.keep(&Held { configuration: Some(configuration), ..held })?;
+        let revision =
+            self.keep(&Held { configuration: Some(configuration), ..held }, If::Revision(revision))?;
         match self.apply().await {
             Ok(configured) => Ok(configured),
             Err(error) if before.lease.is_some() => {
-                // During the set-up: forget what the proxies rejected.
-                self.keep(&before)?;
-                Err(error)
+                // During the set-up: forget what the proxies rejected, unless it was ended meanwhile.
+                match self.keep(&before, If::Revision(revision)) {
+                    Err(failed @ StoreError::Failed(_)) => Err(failed.into()),
+                    Ok(_) | Err(_) => Err(error),
+                }
             }
             // A ready application: the proxies must get the change, now or later.
             Err(error) => Err(error),
@@ -249,25 +262,42 @@ impl Domain {
     ///
     /// # Errors
     /// Fails if it was not granted, or if its lease has expired.
-    pub fn ready(&self, name: &str) -> Result<(), DomainError> {
-        let held = self.find(name)?;
-        self.keep(&Held { lease: None, ..held })?;
-        tracing::info!(application = name, "ready");
+    pub fn ready(&self, submission: &Submission) -> Result<(), DomainError> {
+        let (revision, held) = self.find(submission)?;
+        self.keep(&Held { lease: None, ..held }, If::Revision(revision))?;
+        tracing::info!(application = %submission.name, "ready");
         Ok(())
     }
 
-    /// Takes back everything that was done for an application. Does nothing if it is not known.
+    /// Takes back everything that was done for a submission. Does nothing if it is not known, and leaves a later
+    /// submission of the same name alone.
     ///
     /// # Errors
     /// Fails if a proxy cannot be reached; it is tried again later.
-    pub async fn end(&self, name: &str) -> Result<Configured, DomainError> {
-        let key = format!("{APPLICATIONS}{name}");
-        let configured = self.find(name).is_ok_and(|held| held.configuration.is_some());
-        if self.store.delete(&key)? {
-            tracing::info!(application = name, "ended");
-        }
+    pub async fn end(&self, submission: &Submission) -> Result<Configured, DomainError> {
+        let configured = self.forget(submission)?;
         // `behind`: an earlier call may have deleted the entry here and then failed.
         if configured || self.behind.load(Relaxed) { self.apply().await } else { Ok(Configured::default()) }
+    }
+
+    /// Deletes a submission from the store. Returns whether the proxies were configured for it.
+    fn forget(&self, submission: &Submission) -> Result<bool, DomainError> {
+        loop {
+            let (revision, held) = match self.find(submission) {
+                Ok(found) => found,
+                Err(DomainError::NotGranted(_)) => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            match self.store.delete(&key(&submission.name), If::Revision(revision)) {
+                Ok(_) => {
+                    tracing::info!(application = %submission.name, "ended");
+                    return Ok(held.configuration.is_some());
+                }
+                // It was configured, or granted again, between the two calls: look again.
+                Err(StoreError::Conflict(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Stores a change of consent. Flows that need withdrawn consent end now.
@@ -295,10 +325,11 @@ impl Domain {
             let told =
                 self.orchestrator.ask::<()>(Method::PUT, &path, &ConsentChange { consent }, PATIENCE).await;
             match told {
-                Ok(()) => drop(self.store.delete(&key)),
+                // A change that came meanwhile stays, and is told next.
+                Ok(()) => drop(self.store.delete(&key, If::Revision(entry.revision))),
                 Err(LinkError::Refused { error, .. }) => {
                     tracing::warn!(data, %error, "the orchestrator rejects the change of consent");
-                    drop(self.store.delete(&key));
+                    drop(self.store.delete(&key, If::Revision(entry.revision)));
                 }
                 Err(error) => {
                     tracing::warn!(data, %error, "cannot send the change of consent; trying again")
@@ -369,6 +400,11 @@ impl Domain {
             tokio::time::sleep(AGAIN).await;
         }
     }
+}
+
+/// The key of an application in the store.
+fn key(name: &str) -> String {
+    format!("{APPLICATIONS}{name}")
 }
 
 fn parse<T: serde::de::DeserializeOwned>(value: &[u8]) -> Result<T, StoreError> {

@@ -2,13 +2,14 @@
 
 use super::{Domain, DomainError, Held};
 use crate::control::api::{
-    AccessRequest, Configuration, Configured, ConsentChange, Offer, Shipment, Shipped,
+    AccessRequest, Configuration, Configured, ConsentChange, Offer, Shipment, Shipped, Submission,
 };
 use crate::control::link::{BODY_MAX, No, Peer};
-use crate::control::name::{self, Name};
+use crate::control::name::Identity;
 use crate::control::openapi;
+use crate::control::store::StoreError;
 use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::StatusCode;
 use axum::routing::{delete, get, post, put};
 use axum::{Extension, Json, Router};
@@ -52,6 +53,9 @@ impl From<DomainError> for No {
             DomainError::Proxy(_) => {
                 (StatusCode::BAD_GATEWAY, "see the log of the domain's agent and of its proxies")
             }
+            DomainError::Store(StoreError::Conflict(_)) => {
+                (StatusCode::CONFLICT, "another request for this application came first")
+            }
             DomainError::Store(_) => (StatusCode::INTERNAL_SERVER_ERROR, "see the log of the domain's agent"),
         };
         Self::new(status, error, help)
@@ -94,46 +98,50 @@ async fn nodes(State(domain): State<Shared>, Extension(peer): Extension<Peer>) -
 async fn ship(
     State(domain): State<Shared>,
     Extension(peer): Extension<Peer>,
-    Name(name): Name,
+    submission: Submission,
     Json(shipment): Json<Shipment>,
 ) -> Said<Shipped> {
     is_orchestrator(&domain, &peer)?;
-    Ok(Json(domain.ship(&name, &shipment.functions).await?))
+    Ok(Json(domain.ship(&submission, &shipment.functions).await?))
 }
 
 async fn receive(
     State(domain): State<Shared>,
     Extension(peer): Extension<Peer>,
     Path((name, id)): Path<(String, String)>,
+    Query(identity): Query<Identity>,
     archive: Body,
 ) -> Said<()> {
     is_orchestrator(&domain, &peer)?;
-    name::check(&name).map_err(name::refused)?;
-    Ok(Json(domain.receive(&name, &id, archive).await?))
+    Ok(Json(domain.receive(&identity.of(name)?, &id, archive).await?))
 }
 
 async fn configure(
     State(domain): State<Shared>,
     Extension(peer): Extension<Peer>,
-    Name(name): Name,
+    submission: Submission,
     Json(configuration): Json<Configuration>,
 ) -> Said<Configured> {
     is_orchestrator(&domain, &peer)?;
-    Ok(Json(domain.configure(&name, configuration).await?))
+    Ok(Json(domain.configure(&submission, configuration).await?))
 }
 
-async fn ready(State(domain): State<Shared>, Extension(peer): Extension<Peer>, Name(name): Name) -> Said<()> {
+async fn ready(
+    State(domain): State<Shared>,
+    Extension(peer): Extension<Peer>,
+    submission: Submission,
+) -> Said<()> {
     is_orchestrator(&domain, &peer)?;
-    Ok(Json(domain.ready(&name)?))
+    Ok(Json(domain.ready(&submission)?))
 }
 
 async fn end(
     State(domain): State<Shared>,
     Extension(peer): Extension<Peer>,
-    Name(name): Name,
+    submission: Submission,
 ) -> Said<Configured> {
     is_orchestrator(&domain, &peer)?;
-    Ok(Json(domain.end(&name).await?))
+    Ok(Json(domain.end(&submission).await?))
 }
 
 async fn consent(

@@ -1,7 +1,7 @@
 //! Images that an orchestrator ships: each is read from its archive for every domain that needs it, and sent
 //! unchanged.
 
-use crate::control::api::{Progress, Step, WantedImage};
+use crate::control::api::{Progress, Step, Submission, WantedImage};
 use crate::control::image::{self, stream};
 use crate::control::link::{Link, LinkError};
 use hyper::Method;
@@ -32,7 +32,7 @@ const TRIES: u32 = 2;
 /// Fails if the archive is not that image, or if the domain rejects it. The text says why.
 pub(super) async fn send(
     link: &Link,
-    (domain, application): (&str, &str),
+    (domain, submission): (&str, &Submission),
     image: &WantedImage,
     archive: &Path,
     told: &mpsc::Sender<Progress>,
@@ -42,7 +42,7 @@ pub(super) async fn send(
     let (file, WantedImage { name, id }) = (open()?, image.clone());
     let checked = spawn_blocking(move || image::check(&file, &name, &id)).await;
     drop(checked.map_err(|error| wrong(&error))?.map_err(|error| wrong(&error))?);
-    let path = format!("/v1/applications/{application}/images/{}", image.id);
+    let path = submission.path(&format!("/images/{}", image.id));
     for _ in 1..TRIES {
         match try_once(link, domain, &path, image, open()?, told).await {
             Err(LinkError::Unreachable(whom, why)) => {

@@ -9,7 +9,7 @@ mod setup;
 
 pub use routes::router;
 
-use super::api::{Agreed, Application, ApplicationStatus, Configuration, Configured, Consent, Phase};
+use super::api::{Agreed, ApplicationStatus, Configuration, Configured, Consent, Phase};
 use super::link::{Link, LinkError};
 use super::settings::OrchestratorSettings;
 use super::store::{If, Revision, Store, StoreError};
@@ -39,6 +39,8 @@ pub struct Orchestrator {
     store: Arc<dyn Store>,
     links: BTreeMap<String, Link>,
     master: Mutex<Arc<Master>>,
+    /// Held while the agreement is read, so that an older reading does not replace a newer one.
+    reading: Mutex<()>,
     /// Ready applications and the domains that do not yet have the latest agreement for them.
     untold: Mutex<BTreeSet<(String, String)>>,
     /// Domains to which a change is being sent now.
@@ -66,17 +68,19 @@ impl Orchestrator {
             store,
             links,
             master: Mutex::new(master),
+            reading: Mutex::default(),
             untold: Mutex::default(),
             busy: Mutex::default(),
             changed: Notify::new(),
             is_ending: AtomicBool::new(false),
         };
-        for (_, status) in orchestrator.applications()? {
+        for (revision, status) in orchestrator.applications()? {
             match status.phase {
                 // The set-up was interrupted by a restart, and its client is disconnected. Take back what was
                 // done.
                 Phase::Preparing => {
-                    orchestrator.set(&ApplicationStatus { phase: Phase::Ending, ..status })?
+                    let status = ApplicationStatus { phase: Phase::Ending, ..status };
+                    orchestrator.put(&status, If::Revision(revision))?;
                 }
                 Phase::Ready => orchestrator.tell_later(&status),
                 Phase::Ending => {}
@@ -96,23 +100,20 @@ impl Orchestrator {
     }
 
     /// The applications with the revisions of their state, by name.
-    fn applications(&self) -> Result<Vec<(u64, ApplicationStatus)>, StoreError> {
+    fn applications(&self) -> Result<Vec<(Revision, ApplicationStatus)>, StoreError> {
         let list = self.store.list(APPLICATIONS)?;
         list.into_iter().map(|(_, entry)| Ok((entry.revision, parse(&entry.value)?))).collect()
     }
 
-    fn application(&self, name: &str) -> Result<Option<ApplicationStatus>, StoreError> {
-        let entry = self.store.get(&format!("{APPLICATIONS}{name}"))?;
-        entry.map(|entry| parse(&entry.value)).transpose()
-    }
-
-    fn set(&self, status: &ApplicationStatus) -> Result<(), StoreError> {
-        self.put(status, If::Always).map(drop)
+    /// An application with the revision of its state.
+    fn application(&self, name: &str) -> Result<Option<(Revision, ApplicationStatus)>, StoreError> {
+        let entry = self.store.get(&key(name))?;
+        entry.map(|entry| Ok((entry.revision, parse(&entry.value)?))).transpose()
     }
 
     fn put(&self, status: &ApplicationStatus, when: If) -> Result<Revision, StoreError> {
         let value = serde_json::to_vec(status).map_err(|error| StoreError::Failed(error.to_string()))?;
-        self.store.put(&format!("{APPLICATIONS}{}", status.application.name), &value, when, None)
+        self.store.put(&key(&status.application.name), &value, when, None)
     }
 
     fn link(&self, party: &str) -> Result<&Link, LinkError> {
@@ -129,22 +130,34 @@ impl Orchestrator {
     pub async fn end(
         &self,
         name: &str,
-        may_end: impl FnOnce(&ApplicationStatus) -> bool,
+        may_end: impl Fn(&ApplicationStatus) -> bool,
     ) -> Result<bool, StoreError> {
-        let Some(status) = self.application(name)?.filter(may_end) else { return Ok(false) };
-        self.set(&ApplicationStatus { phase: Phase::Ending, ..status.clone() })?;
-        self.take_back(status).await?;
-        Ok(true)
+        loop {
+            let found = self.application(name)?.filter(|(_, status)| may_end(status));
+            let Some((revision, status)) = found else { return Ok(false) };
+            let is_ending = status.phase == Phase::Ending;
+            let status = ApplicationStatus { phase: Phase::Ending, ..status };
+            let stored = if is_ending { Ok(revision) } else { self.put(&status, If::Revision(revision)) };
+            match stored {
+                Ok(revision) => {
+                    self.take_back(revision, status).await?;
+                    return Ok(true);
+                }
+                // Its state was changed between the two calls: look again.
+                Err(StoreError::Conflict(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
-    async fn take_back(&self, mut status: ApplicationStatus) -> Result<(), StoreError> {
-        let name = status.application.name.clone();
+    /// Takes back what was done for an application whose state has this revision. If the state changes meanwhile,
+    /// the caller that changed it goes on with it: nothing is stored or deleted here.
+    async fn take_back(&self, revision: Revision, mut status: ApplicationStatus) -> Result<(), StoreError> {
+        let (name, path) = (status.application.name.clone(), status.submission().path(""));
         let mut left = Vec::new();
         for party in &status.domains {
             let asked: Result<Configured, LinkError> = match self.link(party) {
-                Ok(link) => {
-                    link.ask(Method::DELETE, &format!("/v1/applications/{name}"), &(), PATIENCE).await
-                }
+                Ok(link) => link.ask(Method::DELETE, &path, &(), PATIENCE).await,
                 // The domain was removed from the settings, so it cannot be asked.
                 Err(_) => Ok(Configured::default()),
             };
@@ -153,13 +166,19 @@ impl Orchestrator {
                 left.push(party.clone());
             }
         }
-        if left.is_empty() {
-            self.store.delete(&format!("{APPLICATIONS}{name}"))?;
-            tracing::info!(application = %name, "ended; everything is taken back");
-            return Ok(());
+        let when = If::Revision(revision);
+        let stored = if left.is_empty() {
+            self.store.delete(&key(&name), when).map(|_| {
+                tracing::info!(application = %name, "ended; everything is taken back");
+            })
+        } else {
+            status.domains = left;
+            self.put(&status, when).map(drop)
+        };
+        match stored {
+            Err(StoreError::Conflict(_)) => Ok(()),
+            stored => stored,
         }
-        (status.domains, status.phase) = (left, Phase::Ending);
-        self.set(&status)
     }
 
     fn tell_later(&self, status: &ApplicationStatus) {
@@ -173,22 +192,39 @@ impl Orchestrator {
     /// # Errors
     /// Says what is wrong with the agreement. Then nothing changes.
     pub fn reconsider(&self) -> anyhow::Result<()> {
+        let _one_at_a_time = lock(&self.reading);
         let known = self.master();
         let consent = withdrawn(&*self.store)?;
         let master = Arc::new(Master::read(&self.settings.agreement, &consent, Some(&known))?);
-        *lock(&self.master) = master.clone();
-        for (_, status) in self.applications()?.into_iter().filter(|(_, status)| status.phase == Phase::Ready)
-        {
-            let movements = master.allowed(&status.application);
-            if movements != status.movements {
-                let (before, now) = (status.movements.len(), movements.len());
-                tracing::info!(application = %status.application.name, before, now, "movements changed");
-            }
-            let status = ApplicationStatus { movements, ..status };
-            self.set(&status)?;
-            self.tell_later(&status);
+        *lock(&self.master) = master;
+        for (_, status) in self.applications()? {
+            self.update(&status.application.name)?;
         }
         Ok(())
+    }
+
+    /// Stores what the agreement in force allows for an application, and has its domains told. Does nothing if it
+    /// is not ready.
+    fn update(&self, name: &str) -> Result<(), StoreError> {
+        loop {
+            let found = self.application(name)?.filter(|(_, status)| status.phase == Phase::Ready);
+            let Some((revision, status)) = found else { return Ok(()) };
+            let movements = self.master().allowed(&status.application);
+            if movements != status.movements {
+                let (before, now) = (status.movements.len(), movements.len());
+                tracing::info!(application = %name, before, now, "movements changed");
+            }
+            let status = ApplicationStatus { movements, ..status };
+            match self.put(&status, If::Revision(revision)) {
+                Ok(_) => {
+                    self.tell_later(&status);
+                    return Ok(());
+                }
+                // It was ended or updated between the two calls: look again.
+                Err(StoreError::Conflict(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Stores a change of consent that a domain reports.
@@ -213,14 +249,10 @@ impl Orchestrator {
         Configuration { facts: master.facts().to_owned(), movements: movements.collect() }
     }
 
-    async fn tell(
-        &self,
-        application: &Application,
-        movements: &[Agreed],
-        party: &str,
-    ) -> Result<Configured, LinkError> {
-        let path = format!("/v1/applications/{}/policy", application.name);
-        self.link(party)?.ask(Method::PUT, &path, &self.configuration(movements, party), PATIENCE).await
+    async fn tell(&self, status: &ApplicationStatus, party: &str) -> Result<Configured, LinkError> {
+        let (path, told) =
+            (status.submission().path("/policy"), self.configuration(&status.movements, party));
+        self.link(party)?.ask(Method::PUT, &path, &told, PATIENCE).await
     }
 
     /// Sends each domain the changes that it does not have yet, to all at the same time, so that a slow one
@@ -248,11 +280,11 @@ impl Orchestrator {
     async fn tell_all(&self, party: &str, names: Vec<String>) {
         let mut failed = false;
         for name in names {
-            let Ok(Some(status)) = self.application(&name) else { continue };
+            let Ok(Some((_, status))) = self.application(&name) else { continue };
             if status.phase != Phase::Ready {
                 continue;
             }
-            if let Err(error) = self.tell(&status.application, &status.movements, party).await {
+            if let Err(error) = self.tell(&status, party).await {
                 tracing::warn!(application = %name, domain = %party, %error, "cannot send the change; trying again");
                 lock(&self.untold).insert((name, party.to_owned()));
                 failed = true;
@@ -273,8 +305,8 @@ impl Orchestrator {
         let orchestrator = self.clone();
         tokio::spawn(async move {
             let all = orchestrator.applications().unwrap_or_default();
-            for (_, status) in all.into_iter().filter(|(_, status)| status.phase == Phase::Ending) {
-                if let Err(error) = orchestrator.take_back(status).await {
+            for (revision, status) in all.into_iter().filter(|(_, status)| status.phase == Phase::Ending) {
+                if let Err(error) = orchestrator.take_back(revision, status).await {
                     tracing::error!(%error, "cannot end an application");
                 }
             }
@@ -302,6 +334,11 @@ impl Orchestrator {
             }
         }
     }
+}
+
+/// The key of an application in the store.
+fn key(name: &str) -> String {
+    format!("{APPLICATIONS}{name}")
 }
 
 fn parse<T: serde::de::DeserializeOwned>(value: &[u8]) -> Result<T, StoreError> {

@@ -124,8 +124,8 @@ async fn show(
 ) -> Result<Json<ApplicationStatus>, No> {
     let reach = Reach::of(&orchestrator, &peer)?;
     // The same answer for another member's application and for an unknown name, so that names do not leak.
-    let found = orchestrator.application(&name).map_err(failed)?.filter(|status| reach.covers(status));
-    found.map(Json).ok_or_else(|| none(&name))
+    let found = orchestrator.application(&name).map_err(failed)?.filter(|(_, status)| reach.covers(status));
+    found.map(|(_, status)| Json(status)).ok_or_else(|| none(&name))
 }
 
 async fn end(

@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -75,9 +76,11 @@ impl Orchestrator {
         told: mpsc::Sender<Progress>,
     ) -> bool {
         let name = application.name.clone();
+        let id = format!("{:016x}", u64::from_be_bytes(sidetrack_sys::random::bytes()));
         let status = ApplicationStatus {
             application,
-            owner: Some(owner.clone()),
+            id: id.clone(),
+            owner: Some(owner),
             phase: Phase::Preparing,
             domains: Vec::new(),
             movements: Vec::new(),
@@ -108,8 +111,8 @@ impl Orchestrator {
             return true;
         };
         tracing::warn!(application = %name, %step, ?domain, %error, "not set up");
-        // If the owner has ended it meanwhile, another member may use the name by now.
-        let is_ours = |status: &ApplicationStatus| status.owner.as_ref() == Some(&owner);
+        // If the owner has ended it meanwhile, a later submission may use the name by now.
+        let is_ours = |status: &ApplicationStatus| status.id == id;
         if entered && let Err(error) = self.end(&name, is_ours).await {
             tracing::error!(%error, "cannot take back what was done; trying again at the next start");
         }
@@ -162,7 +165,8 @@ impl Setup<'_> {
             let master = self.orchestrator.master();
             let mut application = self.status.application.clone();
             application.flows.retain(|wanted| master.touches(wanted, party));
-            let request = AccessRequest { application, lease_seconds: LEASE_SECONDS };
+            let request =
+                AccessRequest { application, id: self.status.id.clone(), lease_seconds: LEASE_SECONDS };
             let link = self.orchestrator.link(party).map_err(|error| at(party, error))?;
             match link.ask::<Value>(Method::POST, "/v1/applications", &request, PATIENCE).await {
                 Ok(_) => {}
@@ -273,8 +277,8 @@ impl Setup<'_> {
             let help = format!("the orchestrator's file has no [image.\"{name}\"]");
             return Err(at(party, format!("it lacks the image '{name}' ({id}), and {help}")));
         };
-        let to = (party, self.status.application.name.as_str());
-        let sent = images::send(link, to, image, archive, self.told).await;
+        let submission = self.status.submission();
+        let sent = images::send(link, (party, &submission), image, archive, self.told).await;
         sent.map_err(|error| at(party, format!("the image '{name}' was not shipped: {error}")))
     }
 
@@ -288,7 +292,7 @@ impl Setup<'_> {
         };
         let (data, clients): (Vec<_>, Vec<_>) = self.status.domains.iter().partition(has_data);
         for party in data.iter().chain(&clients) {
-            let told = self.orchestrator.tell(&self.status.application, &self.status.movements, party).await;
+            let told = self.orchestrator.tell(&self.status, party).await;
             told.map_err(|error| at(party, error))?;
         }
         Ok(format!("configured {}", self.status.domains.join(", ")))
@@ -299,12 +303,14 @@ impl Setup<'_> {
             self.ask::<Value>(party, Method::POST, &self.path("/ready"), &()).await?;
         }
         // The agreement may have changed since the plan. Store what it allows now.
-        let movements = self.orchestrator.master().allowed(&self.status.application);
+        let master = self.orchestrator.master();
+        let movements = master.allowed(&self.status.application);
         let changed = movements != self.status.movements;
         (self.status.phase, self.status.movements) = (Phase::Ready, movements);
         self.note()?;
-        if changed {
-            self.orchestrator.tell_later(&self.status);
+        // An agreement that came between the two lines above passed over this application: it was not ready.
+        if changed || !Arc::ptr_eq(&master, &self.orchestrator.master()) {
+            self.orchestrator.update(&self.status.application.name)?;
         }
         Ok("the application may begin".to_owned())
     }
@@ -315,7 +321,7 @@ impl Setup<'_> {
     }
 
     fn path(&self, end: &str) -> String {
-        format!("/v1/applications/{}{end}", self.status.application.name)
+        self.status.submission().path(end)
     }
 
     async fn ask<T: DeserializeOwned>(

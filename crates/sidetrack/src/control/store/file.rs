@@ -99,12 +99,7 @@ impl Store for FileStore {
             let revision = next(transaction, "revision")?;
             let mut entries = transaction.open_table(ENTRIES).map_err(failed)?;
             let old = entries.get(key).map_err(failed)?.map(|old| old.value().0);
-            let holds = match when {
-                If::Always => true,
-                If::Absent => old.is_none(),
-                If::Revision(expected) => old == Some(expected),
-            };
-            if !holds {
+            if !when.holds(old) {
                 return Err(StoreError::Conflict(key.to_owned()));
             }
             entries.insert(key, (revision, lease.unwrap_or(0), value)).map_err(failed)?;
@@ -113,10 +108,15 @@ impl Store for FileStore {
         })
     }
 
-    fn delete(&self, key: &str) -> Result<bool, StoreError> {
+    fn delete(&self, key: &str, when: If) -> Result<bool, StoreError> {
         self.change(|transaction| {
             let mut entries = transaction.open_table(ENTRIES).map_err(failed)?;
-            let there = entries.remove(key).map_err(failed)?.is_some();
+            let old = entries.remove(key).map_err(failed)?.map(|old| old.value().0);
+            // An error rolls the removal back.
+            if !when.holds(old) {
+                return Err(StoreError::Conflict(key.to_owned()));
+            }
+            let there = old.is_some();
             let event = Event { key: key.to_owned(), entry: None };
             Ok((there, if there { vec![event] } else { Vec::new() }))
         })
@@ -225,7 +225,8 @@ mod tests {
             store.list("a/").expect("a list").into_iter().map(|(key, _)| key).collect::<Vec<_>>()
         };
         assert_eq!(keys(&store), ["a/1", "a/2"]);
-        assert!(store.delete("a/2").expect("deleted") && !store.delete("a/2").expect("nothing"));
+        let delete = |when| store.delete("a/2", when);
+        assert!(delete(If::Always).expect("deleted") && !delete(If::Always).expect("nothing"));
         drop(store);
         let again = FileStore::open(&folder.path().join("state.redb")).expect("the same");
         assert_eq!(
@@ -233,6 +234,27 @@ mod tests {
             Some((b"two".to_vec(), second))
         );
         assert!(FileStore::open(&folder.path().join("state.redb")).is_err(), "one at a time");
+    }
+
+    #[test]
+    fn a_value_that_was_changed_is_not_deleted_by_its_old_revision() {
+        let (_folder, store) = store();
+        let mut watch = store.watch("");
+        let first = store.put("a", b"one", If::Absent, None).expect("put");
+        let second = store.put("a", b"two", If::Always, None).expect("put");
+        for when in [If::Revision(first), If::Absent] {
+            assert!(matches!(store.delete("a", when), Err(StoreError::Conflict(_))), "{when:?}");
+        }
+        assert_eq!(store.get("a").expect("read").map(|entry| entry.revision), Some(second));
+        assert!(store.delete("a", If::Revision(second)).expect("deleted"));
+        assert!(
+            matches!(store.delete("a", If::Revision(second)), Err(StoreError::Conflict(_))),
+            "it is gone"
+        );
+        // The refused deletions told the watcher nothing.
+        let told: Vec<_> =
+            std::iter::from_fn(|| watch.try_recv().ok()).map(|event| event.entry.is_some()).collect();
+        assert_eq!(told, [true, true, false]);
     }
 
     #[test]
