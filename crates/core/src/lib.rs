@@ -7,6 +7,7 @@
 
 pub mod agreement;
 pub mod area;
+pub mod association;
 pub mod carrier;
 pub mod chain;
 pub mod deadlines;
