@@ -284,7 +284,7 @@ fn the_rule_that_decides_says_by_which_fast_path() {
 #[test]
 fn a_mark_that_names_another_fast_path_moves_the_flow() {
     let mut actions = MarkActions::default();
-    assert!(actions.set_path(4, FastPathKind::Xdp));
+    assert!(actions.set(4, FastPathKind::Xdp));
     let mut shunt = started(Config { actions, ..config() });
     let [by_default, by_xdp] = [1, 4].map(|number| Mark(0x7120_0000 | number << 16));
     let flow = connection(5000, by_default, 10);
@@ -307,7 +307,7 @@ fn a_mark_that_names_another_fast_path_moves_the_flow() {
 #[test]
 fn who_pins_a_flow_leaves_its_fast_path_to_policy() {
     let mut actions = MarkActions::default();
-    assert!(actions.set_path(4, FastPathKind::Xdp));
+    assert!(actions.set(4, FastPathKind::Xdp));
     for (number, path) in [(4, FastPathKind::Xdp), (0, FastPathKind::Tc)] {
         let mut shunt = started(Config { actions, ..config() });
         let flow = connection(5000, Mark(0x7120_0000 | number << 16), 10);

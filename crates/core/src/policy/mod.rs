@@ -123,7 +123,8 @@ pub struct ShuntAfter {
     pub fast_path: Option<FastPathKind>,
 }
 
-/// A kind of fast path. A configuration has at most one of each kind.
+/// A kind of fast path: its word is the same in the configuration, in records and in commands. A configuration has at
+/// most one of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FastPathKind {
@@ -143,12 +144,16 @@ pub enum FastPathKind {
 }
 
 impl FastPathKind {
+    /// All kinds.
+    pub const ALL: [Self; 6] =
+        [Self::Tc, Self::Xdp, Self::XdpGeneric, Self::OpenFlow, Self::Flowtable, Self::None];
+
     /// Whether conntrack's counters include the traffic of the fast path.
     pub const fn is_counted_by_conntrack(self) -> bool {
         matches!(self, Self::Flowtable)
     }
 
-    /// Returns the word of configuration and listings.
+    /// Returns its word, which serde uses too.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tc => "tc",

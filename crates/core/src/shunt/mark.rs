@@ -8,6 +8,7 @@
 //! | `0x80000000` | a flow table of the kernel may forward the flow; only the shunt sets it, if that is the fast path |
 //! | `0x0000ffff` | reserved for the administrator, never changed |
 
+use super::Meaning;
 use crate::policy::FastPathKind;
 use std::fmt;
 
@@ -67,16 +68,9 @@ impl ShuntAction {
     }
 }
 
-/// The meanings of the numbers in a mark: an action, a fast path, or our own rules.
+/// The meanings of the numbers in a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkActions([Option<Meaning>; 16]);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Meaning {
-    Action(ShuntAction),
-    Path(FastPathKind),
-    Rules,
-}
 
 impl Default for MarkActions {
     /// 0 ignore, 1 shunt, 2 block, 3 our own rules.
@@ -96,25 +90,11 @@ impl MarkActions {
         Self([None; 16])
     }
 
-    /// Assigns an action to a number below 16. Returns false if the number is larger.
-    pub fn set(&mut self, number: u8, action: ShuntAction) -> bool {
-        self.give(number, Meaning::Action(action))
-    }
-
-    /// Assigns [`ShuntAction::Shunt`] by this fast path to a number below 16. Returns false if the number is larger.
-    pub fn set_path(&mut self, number: u8, path: FastPathKind) -> bool {
-        self.give(number, Meaning::Path(path))
-    }
-
-    /// Makes a number below 16 leave flows to our own rules. Returns false if the number is larger.
-    pub fn set_rules(&mut self, number: u8) -> bool {
-        self.give(number, Meaning::Rules)
-    }
-
-    fn give(&mut self, number: u8, meaning: Meaning) -> bool {
+    /// Gives a number below 16 a meaning. Returns false if the number is larger.
+    pub fn set(&mut self, number: u8, meaning: impl Into<Meaning>) -> bool {
         match self.0.get_mut(usize::from(number)) {
             Some(slot) => {
-                *slot = Some(meaning);
+                *slot = Some(meaning.into());
                 true
             }
             None => false,
@@ -232,7 +212,7 @@ mod tests {
         let mut own = MarkActions::none();
         assert!(own.set(9, ShuntAction::Shunt) && !own.set(16, ShuntAction::Block));
         assert_eq!((own.action(9), own.number(ShuntAction::Ignore)), (Some(ShuntAction::Shunt), None));
-        assert!(own.set_path(4, FastPathKind::OpenFlow) && !own.set_path(16, FastPathKind::Tc));
+        assert!(own.set(4, FastPathKind::OpenFlow) && !own.set(16, FastPathKind::Tc));
         assert_eq!((own.action(4), own.path(4)), (Some(ShuntAction::Shunt), Some(FastPathKind::OpenFlow)));
         assert_eq!((own.path(9), own.number(ShuntAction::Shunt)), (None, Some(9)), "9 names none");
         assert_eq!(own.paths().collect::<Vec<_>>(), [(4, FastPathKind::OpenFlow)]);

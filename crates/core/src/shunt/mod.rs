@@ -23,6 +23,7 @@
 mod forward;
 mod machine;
 mod mark;
+mod meaning;
 mod rules;
 mod tracked;
 mod wish;
@@ -31,6 +32,7 @@ pub use crate::policy::FastPathKind;
 pub use forward::ForwardLine;
 pub use machine::{Config, Shunt};
 pub use mark::{Mark, MarkActions, PortNumber, ShuntAction};
+pub use meaning::Meaning;
 pub use rules::RuleSet;
 pub use tracked::{Flow, Standing};
 pub use wish::{Want, Wish};

@@ -5,6 +5,7 @@ use super::at::{At, List};
 use super::raw::{Login, Number, UserEntry};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use sidetrack_core::shunt::{FastPathKind, Meaning, ShuntAction};
 use std::borrow::Cow;
 use std::fmt;
 
@@ -39,6 +40,56 @@ impl<T: JsonSchema> JsonSchema for List<T> {
         let one = generator.subschema_for::<T>();
         json_schema!({ "anyOf": [one, { "type": "array", "items": one }] })
     }
+}
+
+/// The schema of [`FastPathKind`].
+pub(super) struct FastPathWord;
+
+impl JsonSchema for FastPathWord {
+    fn schema_name() -> Cow<'static, str> {
+        "FastPath".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        words("The fast path.", FastPathKind::ALL.map(|kind| (kind.as_str(), about_path(kind))))
+    }
+}
+
+/// The schema of [`Meaning`].
+pub(super) struct MeaningWord;
+
+impl JsonSchema for MeaningWord {
+    fn schema_name() -> Cow<'static, str> {
+        "ShuntAction".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let about = |meaning| match meaning {
+            Meaning::Action(ShuntAction::Ignore) => "The slow path.",
+            Meaning::Action(ShuntAction::Shunt) => "The first fast path.",
+            Meaning::Action(ShuntAction::Block) => "Dropped on the fast path.",
+            Meaning::Rules => "The rules decide.",
+            Meaning::Path(kind) => about_path(kind),
+        };
+        words("The meaning of a number in a mark.", Meaning::ALL.map(|one| (one.as_str(), about(one))))
+    }
+}
+
+const fn about_path(kind: FastPathKind) -> &'static str {
+    match kind {
+        FastPathKind::Tc => "BPF between driver and stack.",
+        FastPathKind::Xdp => "BPF in the driver.",
+        FastPathKind::XdpGeneric => "BPF behind the driver, without its help.",
+        FastPathKind::OpenFlow => "A switch.",
+        FastPathKind::Flowtable => "A flow table of nftables.",
+        FastPathKind::None => "None: only shows what would be shunted.",
+    }
+}
+
+fn words<const N: usize>(about: &str, words: [(&str, &str); N]) -> Schema {
+    let one =
+        |(word, about): (&str, &str)| json_schema!({ "description": about, "type": "string", "const": word });
+    json_schema!({ "description": about, "oneOf": words.map(one).as_slice() })
 }
 
 // By hand, not with `untagged`, which would lose the place of an error.

@@ -76,7 +76,7 @@ fn a_switch_and_a_program_of_this_host_stand_side_by_side() {
     let (network, switch) = network();
     let mut settings = network.settings(path(&Version::ALL), Duration::from_secs(600));
     settings.paths.insert(0, PathKind::Tc.into());
-    assert!(settings.core.actions.set_path(4, FastPathKind::OpenFlow));
+    assert!(settings.core.actions.set(4, FastPathKind::OpenFlow));
     network.tool(
         "iptables",
         "-t mangle -A SHUNT_POLICY -p tcp --dport 5004 -m conntrack --ctstate RELATED,ESTABLISHED -j MARK --set-xmark \

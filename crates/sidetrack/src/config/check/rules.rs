@@ -112,33 +112,21 @@ impl Check<'_> {
 
     /// Reports keys about carrying a flow in a rule that denies.
     fn deny_takes_no_options(&mut self, rule: &raw::Rule) {
-        fn at<T>(at: &Option<At<T>>) -> Option<std::ops::Range<usize>> {
-            at.as_ref().map(At::span)
+        // The pattern has no `..`: a new key of a rule does not compile until it stands in one of the two lists.
+        macro_rules! keys {
+            (allowed: $($allowed:ident),*; refused: $($key:ident),* $(,)?) => {{
+                let raw::Rule { $($allowed: _,)* $($key),* } = rule;
+                [$((stringify!($key), $key.as_ref().map(|at| at.span()))),*]
+            }};
         }
-        let options = [
-            ("credentials_file", at(&rule.credentials_file)),
-            ("to", at(&rule.to)),
-            ("dial", at(&rule.dial)),
-            ("resolve", at(&rule.resolve)),
-            ("keep_client_address", at(&rule.keep_client_address)),
-            ("proxy_protocol", at(&rule.proxy_protocol)),
-            ("idle_timeout_ms", at(&rule.idle_timeout_ms)),
-            ("lifetime_ms", at(&rule.lifetime_ms)),
-            ("connect_timeout_ms", at(&rule.connect_timeout_ms)),
-            ("initial_data_wait_ms", at(&rule.initial_data_wait_ms)),
-            ("tfo", at(&rule.tfo)),
-            ("mptcp", at(&rule.mptcp)),
-            ("warm", at(&rule.warm)),
-            ("warm_idle_ms", at(&rule.warm_idle_ms)),
-            ("kernel", at(&rule.kernel)),
-            ("metadata", at(&rule.metadata)),
-            ("on_chain_change", at(&rule.on_chain_change)),
-            ("on_function_down", at(&rule.on_function_down)),
-            ("agreement", at(&rule.agreement)),
-            ("shunt", at(&rule.shunt)),
-            ("chain", rule.chain.as_ref().map(List::span)),
-        ];
-        for (key, span) in options {
+        // `carrier` beside `action` is an error of its own.
+        let refused = keys!(
+            allowed: name, matcher, action, carrier;
+            refused: credentials_file, to, dial, resolve, keep_client_address, proxy_protocol, idle_timeout_ms,
+            lifetime_ms, connect_timeout_ms, initial_data_wait_ms, tfo, mptcp, warm, warm_idle_ms, kernel, metadata,
+            on_chain_change, on_function_down, agreement, shunt, chain,
+        );
+        for (key, span) in refused {
             if let Some(span) = span {
                 let help = "take it out, or write `carrier = …` instead of `action = \"deny\"`";
                 self.error(span, format!("`{key}` means nothing in a rule that denies"), help);

@@ -4,7 +4,7 @@ use super::super::{At, List, Shunt, ShuntPath, ShuntSwitch, raw};
 use super::Check;
 use sidetrack_core::openflow::{SwitchPorts, Version};
 use sidetrack_core::policy::{Policy, ShuntAfter};
-use sidetrack_core::shunt::{FastPathKind, MarkActions, PortNumber, ShuntAction};
+use sidetrack_core::shunt::{FastPathKind, MarkActions, Meaning, PortNumber};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -38,7 +38,7 @@ impl Check<'_> {
             keep_when_stalled: self.keep_when_stalled(at),
             rules: None,
             // A switch as the only fast path needs no interfaces here.
-            ports: self.shunt_ports(&at.port, words == [raw::FastPath::OpenFlow]),
+            ports: self.shunt_ports(&at.port, words == [FastPathKind::OpenFlow]),
         };
         if at.forwarding.is_none() {
             self.error(
@@ -54,7 +54,7 @@ impl Check<'_> {
         Some(shunt)
     }
 
-    fn fast_paths(&mut self, at: &At<raw::Shunt>, words: &[raw::FastPath]) -> Option<Vec<ShuntPath>> {
+    fn fast_paths(&mut self, at: &At<raw::Shunt>, words: &[FastPathKind]) -> Option<Vec<ShuntPath>> {
         let span = at.fast_path.as_ref().map_or_else(|| at.span(), List::span);
         if words.is_empty() {
             self.error(span.clone(), "there is no fast path in this list", "write fast_path = \"tc\"");
@@ -63,16 +63,16 @@ impl Check<'_> {
         if (0..words.len()).any(twice) {
             self.error(span.clone(), "a fast path is named twice", "name each once");
         }
-        if words.contains(&raw::FastPath::Xdp) && words.contains(&raw::FastPath::XdpGeneric) {
+        if words.contains(&FastPathKind::Xdp) && words.contains(&FastPathKind::XdpGeneric) {
             let help = "take one of them out";
             self.error(span, "an interface has XDP in its driver or behind it, not both", help);
         }
         let bridged = at.forwarding.as_ref().filter(|word| ***word == raw::Forwarding::Bridged);
-        if let Some(bridged) = bridged.filter(|_| words.contains(&raw::FastPath::Flowtable)) {
+        if let Some(bridged) = bridged.filter(|_| words.contains(&FastPathKind::Flowtable)) {
             let help = "use fast_path = \"tc\" or \"xdp\", or write `forwarding = \"routed\"`";
             self.error(bridged.span(), "a flow table routes: it does not pass frames of a bridge", help);
         }
-        if !words.contains(&raw::FastPath::OpenFlow) {
+        if !words.contains(&FastPathKind::OpenFlow) {
             let of_switch = |port: &At<raw::ShuntPort>| port.fast_port.is_some() || port.slow_port.is_some();
             let stray = at.port.iter().find(|port| of_switch(port)).map(At::span);
             if let Some(span) = at.openflow.as_ref().map(At::span).or(stray) {
@@ -80,13 +80,13 @@ impl Check<'_> {
                 self.error(span, "this is about a switch, and the fast path is none", help);
             }
         }
-        let path = |word: &raw::FastPath| match word {
-            raw::FastPath::Tc => Some(ShuntPath::Tc),
-            raw::FastPath::Xdp => Some(ShuntPath::Xdp),
-            raw::FastPath::XdpGeneric => Some(ShuntPath::XdpGeneric),
-            raw::FastPath::OpenFlow => self.switch(at).map(ShuntPath::OpenFlow),
-            raw::FastPath::Flowtable => Some(ShuntPath::Flowtable),
-            raw::FastPath::None => Some(ShuntPath::None),
+        let path = |word: &FastPathKind| match word {
+            FastPathKind::Tc => Some(ShuntPath::Tc),
+            FastPathKind::Xdp => Some(ShuntPath::Xdp),
+            FastPathKind::XdpGeneric => Some(ShuntPath::XdpGeneric),
+            FastPathKind::OpenFlow => self.switch(at).map(ShuntPath::OpenFlow),
+            FastPathKind::Flowtable => Some(ShuntPath::Flowtable),
+            FastPathKind::None => Some(ShuntPath::None),
         };
         words.iter().map(path).collect()
     }
@@ -104,7 +104,7 @@ impl Check<'_> {
 
     fn keep_when_stalled(&mut self, at: &At<raw::Shunt>) -> bool {
         let Some(wish) = &at.on_stall else { return false };
-        let of_switch = words(at).contains(&raw::FastPath::OpenFlow);
+        let of_switch = words(at).contains(&FastPathKind::OpenFlow);
         if of_switch && **wish == raw::OnStall::SlowPath {
             let help = "a switch that hears nothing keeps its entries until they stand still: lower `idle_timeout_ms`";
             self.error(wish.span(), "a switch cannot be told to do that", help);
@@ -132,7 +132,7 @@ impl Check<'_> {
                 help,
             );
         }
-        Some(ShuntAfter { bytes, ms, fast_path: at.fast_path.as_deref().copied().map(kind) })
+        Some(ShuntAfter { bytes, ms, fast_path: at.fast_path.as_deref().copied() })
     }
 
     /// Gives the shunt the rules that apply to forwarded flows.
@@ -152,7 +152,7 @@ impl Check<'_> {
         shunt.rules = Shunt::rules_of(policy);
         let configured: Vec<_> = shunt.fast_paths.iter().map(ShuntPath::kind).collect();
         for path in rules.iter().filter_map(|rule| rule.shunt.as_ref()?.fast_path.as_ref()) {
-            self.is_configured(path.span(), kind(**path), &configured);
+            self.is_configured(path.span(), **path, &configured);
         }
         let at = rules.iter().find_map(|rule| rule.shunt.as_ref());
         if shunt.actions.rules_number().is_some() {
@@ -267,27 +267,18 @@ impl Check<'_> {
 
     fn mark_actions(
         &mut self,
-        at: Option<&At<BTreeMap<String, At<raw::ShuntAction>>>>,
-        words: &[raw::FastPath],
+        at: Option<&At<BTreeMap<String, At<Meaning>>>>,
+        words: &[FastPathKind],
     ) -> MarkActions {
-        let configured: Vec<_> = words.iter().copied().map(kind).collect();
         let Some(at) = at else { return MarkActions::default() };
         let mut actions = MarkActions::none();
-        for (number, action) in at.iter() {
-            let path = path_of(**action);
-            if let Some(path) = path {
-                self.is_configured(action.span(), path, &configured);
+        for (number, meaning) in at.iter() {
+            if let Meaning::Path(path) = **meaning {
+                self.is_configured(meaning.span(), path, words);
             }
-            let give = |number: u8| match **action {
-                raw::ShuntAction::Ignore => actions.set(number, ShuntAction::Ignore),
-                raw::ShuntAction::Shunt => actions.set(number, ShuntAction::Shunt),
-                raw::ShuntAction::Block => actions.set(number, ShuntAction::Block),
-                raw::ShuntAction::Rules => actions.set_rules(number),
-                _ => path.is_some_and(|path| actions.set_path(number, path)),
-            };
-            if !number.parse().is_ok_and(give) {
+            if !number.parse().is_ok_and(|number| actions.set(number, **meaning)) {
                 let help = "marks have four bits for the number of an action: 0 to 15";
-                self.error(action.span(), format!("'{number}' is not the number of an action"), help);
+                self.error(meaning.span(), format!("'{number}' is not the number of an action"), help);
             }
         }
         actions
@@ -328,36 +319,9 @@ impl Check<'_> {
 }
 
 /// The configured fast paths, in their order. Default: tc.
-fn words(at: &At<raw::Shunt>) -> Vec<raw::FastPath> {
+fn words(at: &At<raw::Shunt>) -> Vec<FastPathKind> {
     let named = at.fast_path.as_ref().map(|list| list.items().iter().map(|word| **word).collect());
-    named.unwrap_or_else(|| vec![raw::FastPath::Tc])
-}
-
-const fn kind(word: raw::FastPath) -> FastPathKind {
-    match word {
-        raw::FastPath::Tc => FastPathKind::Tc,
-        raw::FastPath::Xdp => FastPathKind::Xdp,
-        raw::FastPath::XdpGeneric => FastPathKind::XdpGeneric,
-        raw::FastPath::OpenFlow => FastPathKind::OpenFlow,
-        raw::FastPath::Flowtable => FastPathKind::Flowtable,
-        raw::FastPath::None => FastPathKind::None,
-    }
-}
-
-/// Returns the fast path that an action names, if it names one.
-const fn path_of(action: raw::ShuntAction) -> Option<FastPathKind> {
-    match action {
-        raw::ShuntAction::Ignore
-        | raw::ShuntAction::Shunt
-        | raw::ShuntAction::Block
-        | raw::ShuntAction::Rules => None,
-        raw::ShuntAction::Tc => Some(FastPathKind::Tc),
-        raw::ShuntAction::Xdp => Some(FastPathKind::Xdp),
-        raw::ShuntAction::XdpGeneric => Some(FastPathKind::XdpGeneric),
-        raw::ShuntAction::OpenFlow => Some(FastPathKind::OpenFlow),
-        raw::ShuntAction::Flowtable => Some(FastPathKind::Flowtable),
-        raw::ShuntAction::None => Some(FastPathKind::None),
-    }
+    named.unwrap_or_else(|| vec![FastPathKind::Tc])
 }
 
 fn versions(openflow: &raw::OpenFlow) -> BTreeSet<Version> {

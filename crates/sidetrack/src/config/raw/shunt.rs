@@ -1,8 +1,10 @@
 //! `[shunt]` as it is written.
 
+use crate::config::shape::{FastPathWord, MeaningWord};
 use crate::config::{At, List};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use sidetrack_core::shunt::{FastPathKind, Meaning};
 use std::collections::BTreeMap;
 
 /// The shunt. A reload does not change it.
@@ -13,7 +15,8 @@ pub struct Shunt {
     /// "openflow" (a switch), "flowtable" (the kernel's own, of nftables; between the ports of a router) or
     /// "none" (only shows what would be shunted). A list has several side by side: a rule or an action names
     /// one, the first is for all other flows. Default "tc".
-    pub fast_path: Option<List<FastPath>>,
+    #[schemars(with = "Option<List<FastPathWord>>")]
+    pub fast_path: Option<List<FastPathKind>>,
     /// How this host forwards between the ports.
     #[schemars(required)]
     pub forwarding: Option<At<Forwarding>>,
@@ -34,7 +37,8 @@ pub struct Shunt {
     pub redirect_peer: Option<At<bool>>,
     /// The meaning of the numbers in marks, 0 to 15: "ignore", "shunt", "block", "rules", or one of `fast_path`,
     /// which shunts by that path. Default { 0 = "ignore", 1 = "shunt", 2 = "block", 3 = "rules" }.
-    pub actions: Option<At<BTreeMap<String, At<ShuntAction>>>>,
+    #[schemars(with = "Option<At<BTreeMap<String, At<MeaningWord>>>>")]
+    pub actions: Option<At<BTreeMap<String, At<Meaning>>>>,
     /// What happens to shunted flows while the shunt hangs. "slow_path": after three seconds the program in the
     /// kernel ignores all entries. "keep": they continue until they are idle. A switch always keeps its entries.
     /// Default "slow_path".
@@ -95,25 +99,6 @@ pub enum OpenFlowVersion {
     V1_3,
 }
 
-/// The fast path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum FastPath {
-    /// BPF between driver and stack.
-    Tc,
-    /// BPF in the driver.
-    Xdp,
-    /// BPF behind the driver, without its help.
-    XdpGeneric,
-    /// A switch.
-    #[serde(rename = "openflow")]
-    OpenFlow,
-    /// A flow table of nftables.
-    Flowtable,
-    /// None: only shows what would be shunted.
-    None,
-}
-
 /// What happens to shunted flows while the shunt hangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -134,7 +119,8 @@ pub struct RuleShunt {
     /// After this time since the shunt first saw the flow, milliseconds, 0 to 86400000. Default 0.
     pub after_ms: Option<At<u64>>,
     /// The fast path that it takes, one of [shunt]'s. Default: the first.
-    pub fast_path: Option<At<FastPath>>,
+    #[schemars(with = "Option<At<FastPathWord>>")]
+    pub fast_path: Option<At<FastPathKind>>,
 }
 
 /// How this host forwards between the ports of the shunt.
@@ -145,31 +131,4 @@ pub enum Forwarding {
     Bridged,
     /// It is a router.
     Routed,
-}
-
-/// The meaning of a number in a mark.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ShuntAction {
-    /// The slow path.
-    Ignore,
-    /// The fast path.
-    Shunt,
-    /// Dropped on the fast path.
-    Block,
-    /// The rules decide.
-    Rules,
-    /// The fast path by tc.
-    Tc,
-    /// The fast path by XDP in the driver.
-    Xdp,
-    /// The fast path by XDP behind the driver.
-    XdpGeneric,
-    /// The fast path by a switch.
-    #[serde(rename = "openflow")]
-    OpenFlow,
-    /// The fast path by a flow table.
-    Flowtable,
-    /// Shown, but left on the slow path.
-    None,
 }
