@@ -24,10 +24,10 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo '
 # What is measured is what is installed.
 BUILD_DIST := $(CARGO) build --profile dist --locked --workspace
 
-.PHONY: help run test dist lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test test-seed003 dist lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 need-cargo:
 	@command -v $(CARGO) >/dev/null || { \
@@ -64,6 +64,9 @@ test: deps-test ## Formatting, clippy, rustdoc, every test tier with the namespa
 	$(MAKE) --no-print-directory fuzz-replay
 	@if command -v cargo-deny >/dev/null; then $(MAKE) --no-print-directory deny; \
 	else echo "deny: skipped: cargo-deny is not installed (cargo install --locked cargo-deny)"; fi
+
+test-seed003: deps-test ## The 18 tests of "Heigh performance proxy", Sec. 3.1, with its tables
+	@$(AS_ROOT) $(CARGO) test --locked --package sidetrack --test http seed003:: | awk -f .ci/seed003.awk
 
 lab: deps-bench ## The real programs across namespaces; a skip is a failure
 	$(CARGO) build --locked --workspace

@@ -20,7 +20,7 @@ mod node;
 mod origin;
 mod programs;
 mod proxy;
-mod seed;
+mod seed003;
 mod self_signed;
 mod sibling;
 mod tap;
