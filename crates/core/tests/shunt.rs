@@ -3,7 +3,7 @@
 
 use sidetrack_core::shunt::{
     Both, Cause, Config, Connection, Entry, EntryId, FastPathKind, Identity, Input, Mark, MarkActions,
-    Obstacle, Output, Phase, PortNumber, Shunt, ShuntAction, Standing, Traffic, Transport, Tuple,
+    Obstacle, Output, Phase, PortNumber, Shunt, ShuntAction, Standing, Traffic, Transport, Tuple, WhenFull,
 };
 use sidetrack_core::time::Instant;
 use std::collections::{BTreeMap, VecDeque};
@@ -25,6 +25,7 @@ fn config(fast_path: FastPathKind) -> Config {
         rules: None,
         entries_max: 20,
         entries_max_per_client: 4,
+        when_full: WhenFull::default(),
         shunt_idle: Duration::from_secs(10),
         block_idle: Duration::from_secs(10),
         keep_every: Duration::from_secs(100),

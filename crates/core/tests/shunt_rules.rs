@@ -4,7 +4,7 @@ use sidetrack_core::flow::Process;
 use sidetrack_core::policy::{Action, Carry, Condition, Match, Policy, Rule, ShuntAfter};
 use sidetrack_core::shunt::{
     Both, Cause, Config, Connection, EntryId, FastPathKind, Identity, Input, Mark, MarkActions, Obstacle,
-    Output, Phase, PortNumber, Shunt, ShuntAction, Traffic, Transport, Tuple,
+    Output, Phase, PortNumber, Shunt, ShuntAction, Traffic, Transport, Tuple, WhenFull,
 };
 use sidetrack_core::time::Instant;
 use std::sync::Arc;
@@ -37,6 +37,7 @@ fn config() -> Config {
         rules: None,
         entries_max: 20,
         entries_max_per_client: 20,
+        when_full: WhenFull::default(),
         shunt_idle: Duration::from_secs(10),
         block_idle: Duration::from_secs(10),
         keep_every: Duration::from_secs(100),
@@ -355,4 +356,71 @@ fn a_rule_that_asks_for_the_process_waits_until_somebody_says_whose_it_is() {
         shunt.handle(at(0), Input::Connection(other));
         assert_eq!(outputs(&mut shunt), [], "no process decides about {}", other.tuple);
     }
+}
+
+/// A shunt with two entries, both in use, and a flow that waits for one.
+fn scarce(when_full: WhenFull) -> (Shunt, [Connection; 3]) {
+    let mut shunt = started(Config { entries_max: 2, when_full, ..config() });
+    let flows = [1, 2, 3].map(|port| connection(port, Mark(0x7121_0000), 0));
+    for flow in flows {
+        shunt.handle(at(0), Input::Connection(flow));
+        let installed = installs(&outputs(&mut shunt));
+        installed.iter().for_each(|(id, _)| shunt.handle(at(0), Input::Installed(*id)));
+    }
+    let waits = shunt.flow(&flows[2].tuple).expect("kept");
+    assert_eq!((shunt.obstacle(waits), shunt.waiting()), (Some(Obstacle::Full), 1));
+    let _ = outputs(&mut shunt);
+    (shunt, flows)
+}
+
+#[test]
+fn the_fastest_flow_that_waits_takes_the_entry_of_the_slowest() {
+    let (mut shunt, flows) = scarce(WhenFull::Fastest);
+    for (ms, bytes) in [(500, [0, 100, 0]), (2500, [10, 9100, 40_000])] {
+        shunt.handle(at(ms), Input::Tick);
+        assert_eq!(outputs(&mut shunt), [Output::CountSlow]);
+        shunt.handle(at(ms), Input::Counted(EntryId(1), both(bytes[0])));
+        shunt.handle(at(ms), Input::Counted(EntryId(2), both(bytes[1])));
+        shunt.handle(at(ms), Input::SlowCounted(flows[2].tuple, flows[2].identity, both(bytes[2])));
+        assert_eq!(outputs(&mut shunt), []);
+        shunt.handle(at(ms + 500), Input::Tick);
+    }
+    assert_eq!(outputs(&mut shunt), [Output::Remove(EntryId(1), Cause::Evicted)]);
+    let rates = flows.map(|flow| shunt.flow(&flow.tuple).and_then(|flow| flow.bytes_per_s()));
+    assert_eq!(rates, [Some(5), Some(4500), Some(20_000)]);
+    // Nobody comes between: the place is for the flow that it was taken for.
+    shunt.handle(at(3001), Input::Gone(EntryId(1), Cause::Evicted, both(10)));
+    let done = outputs(&mut shunt);
+    assert_eq!(installs(&done), [(EntryId(3), false)]);
+    assert!(done.contains(&Output::Ask(flows[0].tuple, flows[0].identity)), "{done:?}");
+    assert_eq!((shunt.evicted(), shunt.waiting(), shunt.entries()), (1, 0, 2));
+    assert_eq!(shunt.flow(&flows[0].tuple).and_then(|flow| flow.cause), Some(Cause::Evicted));
+}
+
+#[test]
+fn flows_wait_where_the_configuration_says_so() {
+    let (mut shunt, _) = scarce(WhenFull::Wait);
+    for ms in [500, 1000, 2500, 3000] {
+        shunt.handle(at(ms), Input::Tick);
+        assert_eq!(outputs(&mut shunt), []);
+    }
+}
+
+#[test]
+fn a_pinned_flow_keeps_its_entry() {
+    let (mut shunt, flows) = scarce(WhenFull::Fastest);
+    flows[..2].iter().for_each(|flow| shunt.handle(at(1), Input::Pinned(*flow, ShuntAction::Shunt)));
+    for (ms, bytes) in [(500, 0), (2500, 40_000)] {
+        shunt.handle(at(ms), Input::Tick);
+        shunt.handle(at(ms), Input::SlowCounted(flows[2].tuple, flows[2].identity, both(bytes)));
+        shunt.handle(at(ms + 500), Input::Tick);
+    }
+    assert!(!outputs(&mut shunt).iter().any(|output| matches!(output, Output::Remove(..))));
+}
+
+/// The flow and its rows in the maps of the machine: 100,000 flows take at most 64 MB.
+#[test]
+fn a_flow_takes_at_most_640_bytes() {
+    let rows = size_of::<(Tuple, sidetrack_core::shunt::Flow)>() + size_of::<(EntryId, Tuple)>();
+    assert!(rows <= 640, "{rows}");
 }

@@ -7,6 +7,7 @@ mod buckets;
 
 use crate::live::{Batch, Decided, Ended, Ledger, Tally, Transport};
 use crate::record::Observer;
+use crate::shunt::Capacity;
 use buckets::{Buckets, Seen};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
@@ -134,6 +135,11 @@ struct FateLabel {
     fate: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EntriesLabel {
+    entries: &'static str,
+}
+
 /// How a flow's bytes are carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Path {
@@ -167,6 +173,8 @@ pub struct Metrics {
     function_flows: Family<FunctionLabel, Counter>,
     function_bytes: Family<FunctionBytesLabels, Counter>,
     overlay_packets: Family<FateLabel, Counter>,
+    shunt_entries: Family<EntriesLabel, Gauge>,
+    shunt_evicted: Family<ReasonLabel, Counter>,
     connect: Buckets,
     duration: Buckets,
     sniff_wait: Buckets,
@@ -212,6 +220,8 @@ impl Metrics {
             function_flows: Family::default(),
             function_bytes: Family::default(),
             overlay_packets: Family::default(),
+            shunt_entries: Family::default(),
+            shunt_evicted: Family::default(),
             connect: Buckets::new(&CONNECT_BUCKETS),
             duration: Buckets::new(&DURATION_BUCKETS),
             sniff_wait: Buckets::new(&SNIFF_BUCKETS),
@@ -250,6 +260,16 @@ impl Metrics {
             "overlay_packets",
             "Whole packets of the overlay, by their fate",
             self.overlay_packets.clone(),
+        );
+        to.register(
+            "shunt_entries",
+            "Entries of the shunt's fast path: in use, at most, and wanted by flows that wait",
+            self.shunt_entries.clone(),
+        );
+        to.register(
+            "shunt_evicted",
+            "Entries that flows have lost to faster ones",
+            self.shunt_evicted.clone(),
         );
         to.register(
             "connect_seconds",
@@ -322,6 +342,16 @@ impl Metrics {
         for &(fate, total) in fates {
             raise(&self.overlay_packets.get_or_create_owned(&FateLabel { fate }), total);
         }
+    }
+
+    /// Takes over how full the shunt's fast path is.
+    pub fn read_shunt(&self, capacity: &Capacity) {
+        let values =
+            [("used", capacity.entries), ("max", capacity.entries_max), ("wanted", capacity.waiting)];
+        for (entries, value) in values {
+            self.shunt_entries.get_or_create_owned(&EntriesLabel { entries }).set(signed(value));
+        }
+        raise(&self.shunt_evicted.get_or_create_owned(&ReasonLabel { reason: "faster" }), capacity.evicted);
     }
 
     /// Returns all metrics as OpenMetrics text. `ledgers` are those of all workers.

@@ -5,6 +5,7 @@ mod support;
 use sidetrack::live::{Ledger, LiveFlow, Taken, Transport};
 use sidetrack::metrics::{ClosedForOthers, Metrics, Surroundings};
 use sidetrack::record::Observer;
+use sidetrack::shunt::Capacity;
 use sidetrack_core::flow::{EndReason, FlowId, Intercept};
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,6 +58,7 @@ fn everything_at_a_glance() {
     metrics.lost(3);
     metrics.read_closed(ClosedForOthers { handshakes: 4, idle: 5 });
     metrics.closed_scraper();
+    metrics.read_shunt(&Capacity { entries: 7, entries_max: 65_536, waiting: 2, evicted: 3 });
     let ledger = Arc::new(Ledger::default());
     enter(&ledger, &full(6));
     enter(&ledger, &Arc::new(LiveFlow::new(FlowId(7))));

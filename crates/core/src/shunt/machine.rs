@@ -1,10 +1,11 @@
 //! The state machine of all flows. The module above has the state diagram of a flow.
 
 mod block;
+mod look;
 
 use super::{
     Both, Cause, Connection, Entry, EntryId, FastPathKind, Flow, Identity, Input, MarkActions, Obstacle,
-    Output, Phase, PortNumber, ShuntAction, Standing, Transport, Tuple, Wish,
+    Output, Phase, PortNumber, ShuntAction, Standing, Transport, Tuple, WhenFull, Wish,
 };
 use crate::flow::Process;
 use crate::policy::Policy;
@@ -38,6 +39,8 @@ pub struct Config {
     pub entries_max: usize,
     /// Most entries of one client address at a time.
     pub entries_max_per_client: usize,
+    /// What happens to a flow for which there is no entry.
+    pub when_full: WhenFull,
     /// A shunted flow returns to the slow path after this time without a packet.
     pub shunt_idle: Duration,
     /// If the table is full, a blocked flow without a packet for this time makes room for another. The entry of a
@@ -58,6 +61,12 @@ pub struct Shunt {
     entries: BTreeMap<EntryId, Tuple>,
     clients: BTreeMap<IpAddr, usize>,
     last_entry: u64,
+    /// The flow that gets the place of an entry when it is gone.
+    successors: BTreeMap<EntryId, Tuple>,
+    survey: look::Survey,
+    evicted: u64,
+    /// When a blocked flow was last sought that could make room.
+    room_sought: Option<Instant>,
     listing: bool,
     stopping: bool,
     look_at: Instant,
@@ -74,6 +83,10 @@ impl Shunt {
             entries: BTreeMap::new(),
             clients: BTreeMap::new(),
             last_entry: 0,
+            successors: BTreeMap::new(),
+            survey: look::Survey::default(),
+            evicted: 0,
+            room_sought: None,
             listing: true,
             stopping: false,
             look_at: now + LOOK,
@@ -100,6 +113,11 @@ impl Shunt {
     /// Returns the number of entries that the fast path has or may have.
     pub fn entries(&self) -> usize {
         self.entries.len()
+    }
+
+    /// Returns the largest number of entries.
+    pub const fn entries_max(&self) -> usize {
+        self.config.entries_max
     }
 
     /// Whether all entries were removed after [`Input::Shutdown`].
@@ -160,7 +178,10 @@ impl Shunt {
             Input::Installed(entry) => self.installed(now, entry),
             Input::Failed(entry, why) => self.failed(now, entry, why),
             Input::Counted(entry, traffic) => self.counted(now, entry, traffic),
-            Input::Gone(entry, cause, traffic) => self.gone(now, entry, cause, traffic),
+            Input::Gone(entry, cause, traffic) => {
+                self.gone(now, entry, cause, traffic);
+                self.succeed(now, entry);
+            }
             Input::PathBack => self.path_back(now),
             Input::RulesChanged => self.remove_all(Cause::RulesChanged),
             Input::Withdraw(tuple) => self.withdraw(now, &tuple),
@@ -541,47 +562,5 @@ impl Shunt {
             }
         }
         again.iter().for_each(|tuple| self.decide(now, tuple));
-    }
-
-    /// Checks all flows: entries without confirmation, refused entries to retry, connections that conntrack must keep.
-    fn look(&mut self, now: Instant) {
-        if now < self.look_at {
-            return;
-        }
-        self.look_at = now + LOOK;
-        let mut late = Vec::new();
-        let mut again = Vec::new();
-        let mut keep = Vec::new();
-        let mut unripe = false;
-        for flow in self.flows.values_mut() {
-            match flow.standing {
-                Standing::Slow if flow.is_unripe() => {
-                    flow.ripen(now);
-                    match flow.is_unripe() {
-                        true => unripe = true,
-                        false => again.push(flow.tuple),
-                    }
-                }
-                Standing::Requested if flow.times.requested.is_some_and(|at| now - at >= CONFIRM) => {
-                    late.push(flow.tuple)
-                }
-                Standing::Failed { until, .. } if now >= until => again.push(flow.tuple),
-                // A blocked flow that has stopped sending is left to conntrack. When conntrack forgets it, its entry
-                // is removed.
-                Standing::Installed
-                    if now - flow.kept >= self.config.keep_every
-                        && (flow.action == ShuntAction::Shunt || flow.moved > flow.kept) =>
-                {
-                    keep.push(flow.tuple);
-                }
-                _ => {}
-            }
-        }
-        keep.iter().for_each(|tuple| self.keep(now, tuple));
-        late.iter().for_each(|tuple| self.remove(tuple, Cause::Unconfirmed));
-        again.iter().for_each(|tuple| self.decide(now, tuple));
-        if unripe {
-            self.outputs.push_back(Output::CountSlow);
-        }
     }
 }

@@ -20,6 +20,7 @@
 //! In ASKING the policy bit of the mark is cleared, so that the rules decide again at the next packet on the slow
 //! path. Until conntrack has reported the cleared mark, an older event cannot bring the flow back.
 
+mod capacity;
 mod forward;
 mod machine;
 mod mark;
@@ -29,6 +30,7 @@ mod tracked;
 mod wish;
 
 pub use crate::policy::FastPathKind;
+pub use capacity::WhenFull;
 pub use forward::ForwardLine;
 pub use machine::{Config, Shunt};
 pub use mark::{Mark, MarkActions, PortNumber, ShuntAction};

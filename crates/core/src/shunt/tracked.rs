@@ -1,5 +1,6 @@
 //! The state of one flow.
 
+use super::capacity::Rate;
 use super::{
     Both, Cause, Connection, EntryId, Identity, Mark, Obstacle, Phase, ShuntAction, Times, Transport, Tuple,
     Wish,
@@ -102,6 +103,7 @@ pub struct Flow {
     pub(super) kept: Instant,
     /// When its entry was last seen to count a packet.
     pub(super) moved: Instant,
+    pub(super) rate: Rate,
 }
 
 impl Flow {
@@ -135,6 +137,7 @@ impl Flow {
             inspected: false,
             kept: Instant::ZERO,
             moved: seen,
+            rate: Rate::default(),
         };
         flow.learn(connection);
         flow
@@ -165,6 +168,11 @@ impl Flow {
             fast += self.now;
         }
         self.tracked.less(fast)
+    }
+
+    /// Returns its bytes per second on both paths, as last measured. Rates are measured while entries are scarce.
+    pub const fn bytes_per_s(&self) -> Option<u64> {
+        self.rate.bytes_per_s()
     }
 
     /// Whether it was on the fast path, even if its removal was requested before the confirmation.

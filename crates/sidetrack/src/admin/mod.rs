@@ -115,6 +115,10 @@ pub trait Control: Send + Sync + 'static {
     fn shunt(&self, _ask: &crate::shunt::Ask) -> Result<crate::shunt::Told, String> {
         Err("the configuration has no [shunt]".to_owned())
     }
+    /// How full the shunt's fast path is. `None` without a shunt.
+    fn shunt_capacity(&self) -> Option<crate::shunt::Capacity> {
+        None
+    }
     /// The caches.
     fn caches(&self) -> Vec<CacheStatus> {
         Vec::new()
@@ -199,6 +203,9 @@ impl AdminState {
         }
         if let Some(overlay) = self.control.overlay() {
             self.metrics.read_packets(&overlay.spread().fates());
+        }
+        if let Some(capacity) = self.control.shunt_capacity() {
+            self.metrics.read_shunt(&capacity);
         }
         self.metrics.text(&self.ledgers, surroundings)
     }

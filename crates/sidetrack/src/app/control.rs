@@ -11,7 +11,7 @@ use crate::function::Function;
 use crate::metrics::{ClosedForOthers, ContainersHealth, FunctionCounts};
 use crate::overlay;
 use crate::reload::ReloadHandle;
-use crate::shunt::{Ask, Told};
+use crate::shunt::{Ask, Capacity, Told};
 use arc_swap::ArcSwap;
 use sidetrack_core::policy::Policy;
 use std::path::PathBuf;
@@ -121,6 +121,10 @@ impl Control for ControlOf {
     fn shunt(&self, ask: &Ask) -> Result<Told, String> {
         let shunt = self.shunt.as_ref().ok_or("the configuration has no [shunt]")?;
         shunt.ask(ask).map_err(|error| format!("{error:#}"))
+    }
+
+    fn shunt_capacity(&self) -> Option<Capacity> {
+        self.shunt.as_ref().map(|shunt| shunt.capacity())
     }
 
     fn reload(&self) -> Result<(), String> {

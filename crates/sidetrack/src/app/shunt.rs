@@ -3,7 +3,7 @@
 use super::node::Node;
 use crate::config::Config;
 use crate::live::{Decided, Ended, Ledger, LiveFlow, Slot};
-use crate::shunt::{Ask, FlowView, ShuntRecord, Shunter, Told};
+use crate::shunt::{Ask, Capacity, FlowView, ShuntRecord, Shunter, Told};
 use anyhow::Context;
 use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept};
 use sidetrack_core::policy::{Action, Verdict};
@@ -28,6 +28,8 @@ pub(super) struct ShuntFlows {
     ledger: Arc<Ledger>,
     /// Running flows that were listed, until their record comes.
     seen: Mutex<BTreeMap<Key, Seen>>,
+    /// As last fetched.
+    capacity: Mutex<Capacity>,
 }
 
 /// The addresses and the protocol of a flow.
@@ -58,12 +60,22 @@ impl ShuntFlows {
             "[shunt] needs root (CAP_NET_ADMIN and CAP_BPF): start with sudo"
         );
         let shunter = Shunter::start(name, text).context("[shunt]")?;
-        Ok(Some(Arc::new(Self { shunter, ledger: Arc::default(), seen: Mutex::default() })))
+        Ok(Some(Arc::new(Self {
+            shunter,
+            ledger: Arc::default(),
+            seen: Mutex::default(),
+            capacity: Mutex::default(),
+        })))
     }
 
     /// The flows, for the recorder.
     pub(super) const fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
+    }
+
+    /// Returns how full the fast path is, at most a second ago.
+    pub(super) fn capacity(&self) -> Capacity {
+        *self.capacity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends a request to the shunt. Blocks until it answers: microseconds, or milliseconds if it must list
@@ -99,7 +111,8 @@ impl ShuntFlows {
     }
 
     fn fetch(&self, node: &Node, last: bool) -> anyhow::Result<()> {
-        if let Told::Records(records) = self.ask(&Ask::Records)? {
+        if let Told::Records(records, capacity) = self.ask(&Ask::Records)? {
+            *self.capacity.lock().unwrap_or_else(PoisonError::into_inner) = capacity;
             records.iter().for_each(|record| self.note(node, record, None));
         }
         if last {

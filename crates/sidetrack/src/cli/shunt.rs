@@ -6,7 +6,7 @@ use crate::shunt::{Counts, FlowView};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use hyper::Method;
-use sidetrack_core::shunt::{FastPathKind, Mark, ShuntAction, Transport};
+use sidetrack_core::shunt::{FastPathKind, Mark, Obstacle, ShuntAction, Transport};
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -151,7 +151,7 @@ fn lines(flows: &[FlowView]) -> anyhow::Result<String> {
 
 fn table(flows: &[FlowView]) -> String {
     let mut text = format!(
-        "{:<10} {:<7} {:<11} {:<5} {:<48} {:>14} {:>14} {:>14} {:>5}  {}\n",
+        "{:<10} {:<7} {:<11} {:<5} {:<48} {:>14} {:>14} {:>14} {:>12} {:>5}  {}\n",
         "STATE",
         "ACTION",
         "PATH",
@@ -160,6 +160,7 @@ fn table(flows: &[FlowView]) -> String {
         "FAST BYTES",
         "SLOW BYTES",
         "DROPPED",
+        "BYTES/S",
         "TIMES",
         "LAST LEFT"
     );
@@ -167,7 +168,7 @@ fn table(flows: &[FlowView]) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "{:<10} {:<7} {:<11} {:<5} {:<48} {:>14} {:>14} {:>14} {:>5}  {}",
+            "{:<10} {:<7} {:<11} {:<5} {:<48} {:>14} {:>14} {:>14} {:>12} {:>5}  {}",
             flow.state,
             flow.action.as_str(),
             flow.fast_path.map_or("-", FastPathKind::as_str),
@@ -176,6 +177,7 @@ fn table(flows: &[FlowView]) -> String {
             sum(flow.fast),
             sum(flow.slow),
             sum(flow.dropped),
+            flow.bytes_per_s.map_or_else(|| "-".to_owned(), |rate| rate.to_string()),
             flow.installs,
             flow.cause.map_or("-", sidetrack_core::shunt::Cause::as_str)
         );
@@ -220,11 +222,21 @@ fn why(flow: &FlowView) -> String {
         line("rule", format!("'{rule}', to which the mark leaves it"));
     }
     line("bytes", format!("{} fast, {} slow, {} dropped", sum(flow.fast), sum(flow.slow), sum(flow.dropped)));
+    if let Some(rate) = flow.bytes_per_s {
+        line("rate", format!("{rate} bytes per second on both paths"));
+    }
     if let Some(path) = flow.fast_path {
         line("fast path", path.as_str().to_owned());
     }
     if let Some(obstacle) = flow.obstacle {
         line("obstacle", obstacle.as_str().to_owned());
+        if obstacle == Obstacle::Full {
+            line(
+                "next",
+                "with when_full = \"fastest\" it gets the entry of a flow that is less than half as fast"
+                    .into(),
+            );
+        }
     }
     if let Some(cause) = flow.cause {
         line("last left", format!("{}, {:.1} s ago", cause.as_str(), flow.gone_seconds.unwrap_or(0.0)));

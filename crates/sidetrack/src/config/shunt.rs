@@ -4,7 +4,7 @@ use sidetrack_core::flow::Process;
 use sidetrack_core::openflow::{SwitchPorts, Version};
 use sidetrack_core::policy::{Action, Carry, Policy, Rule};
 use sidetrack_core::shunt::{
-    FastPathKind, ForwardLine, MarkActions, PortNumber, RuleSet, Transport, Tuple, Wish,
+    FastPathKind, ForwardLine, MarkActions, PortNumber, RuleSet, Transport, Tuple, WhenFull, Wish,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -75,6 +75,8 @@ pub struct Shunt {
     pub entries_max: usize,
     /// Most flows of one client on the fast path.
     pub entries_max_per_client: usize,
+    /// What happens to a flow for which there is no entry.
+    pub when_full: WhenFull,
     /// The meaning of the numbers in marks.
     pub actions: MarkActions,
     /// The interfaces, by their number in marks. With a switch, not every port has one.

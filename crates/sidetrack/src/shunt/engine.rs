@@ -5,7 +5,7 @@ use super::conntrack::{WITH_PORTS, ask_again, connection, keep, keep_blocked, ma
 use super::flowtable::FlowtableError;
 use super::owners::OwnerSearch;
 use super::paths::Paths;
-use super::record::{FlowView, ShuntRecord};
+use super::record::{Capacity, FlowView, ShuntRecord};
 use super::{Path, Settings};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_core::shunt::{Connection, FastPathKind, Identity, Input, Output, Shunt, ShuntAction, Tuple};
@@ -102,6 +102,17 @@ impl Engine {
             FlowView::new(flow, self.shunt.rule(flow), state, now, wall)
         };
         self.shunt.flows().map(view).collect()
+    }
+
+    /// Returns how full the fast path is.
+    pub fn capacity(&self) -> Capacity {
+        let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+        Capacity {
+            entries: count(self.shunt.entries()),
+            entries_max: count(self.shunt.entries_max()),
+            waiting: count(self.shunt.waiting()),
+            evicted: self.shunt.evicted(),
+        }
     }
 
     /// Updates the counts from conntrack and the fast path, for the next call of [`Engine::flows`].

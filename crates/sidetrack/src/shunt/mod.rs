@@ -33,7 +33,7 @@ pub use chaos::ChaosPath;
 pub use engine::{Engine, EngineError};
 pub use openflow::SwitchPath;
 pub use process::{ARGUMENT, Ask, Shunter, Told, Which, serve};
-pub use record::{Counts, FlowView, ShuntRecord};
+pub use record::{Capacity, Counts, FlowView, ShuntRecord};
 
 use crate::config::ShuntSwitch;
 use none::NoPath;

@@ -2,7 +2,7 @@
 //! byte of any peer. `sidetrack up` starts it and sends it requests over a socket pair. When the socket closes, the
 //! process ends.
 
-use super::{Engine, FlowView, Settings, ShuntRecord};
+use super::{Capacity, Engine, FlowView, Settings, ShuntRecord};
 use crate::config::{self, Config};
 use crate::keeper::wire;
 use crate::rights::{DataUser, TO_BECOME, become_or_stay};
@@ -83,8 +83,8 @@ pub enum Told {
     Flows(Vec<FlowView>),
     /// True if there is such a flow.
     Found(bool),
-    /// The records.
-    Records(Vec<ShuntRecord>),
+    /// The records, and how full the fast path is.
+    Records(Vec<ShuntRecord>, Capacity),
     /// The request failed.
     Failed(String),
 }
@@ -113,6 +113,7 @@ impl Settings {
                 rules: config.rules.clone(),
                 entries_max: config.entries_max,
                 entries_max_per_client: config.entries_max_per_client,
+                when_full: config.when_full,
                 shunt_idle: Duration::from_millis(config.idle_timeout_ms),
                 block_idle: Duration::from_millis(config.block_idle_timeout_ms),
                 keep_every: super::KEEP_EVERY,
@@ -252,6 +253,6 @@ fn answer(engine: &mut Engine, ask: Ask, records: &mut Vec<ShuntRecord>) -> anyh
         }
         Ask::Pin(which, action) => Told::Found(engine.pin(&which.into(), action)?),
         Ask::Withdraw(which) => Told::Found(engine.withdraw(&which.into())?),
-        Ask::Records => Told::Records(std::mem::take(records)),
+        Ask::Records => Told::Records(std::mem::take(records), engine.capacity()),
     })
 }

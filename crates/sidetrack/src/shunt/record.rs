@@ -30,6 +30,19 @@ impl From<Both> for Counts {
     }
 }
 
+/// How full the fast path is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capacity {
+    /// Entries now.
+    pub entries: u64,
+    /// Most entries, `entries_max`.
+    pub entries_max: u64,
+    /// Flows on the slow path for which there is no entry.
+    pub waiting: u64,
+    /// Entries that flows have lost to faster ones since the start.
+    pub evicted: u64,
+}
+
 /// A flow that ended and was on the fast path at least once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShuntRecord {
@@ -113,6 +126,9 @@ pub struct FlowView {
     pub obstacle: Option<Obstacle>,
     /// Why it last left the fast path.
     pub cause: Option<Cause>,
+    /// Bytes per second of both directions and both paths, as last measured. Rates are measured while entries are scarce.
+    #[serde(default)]
+    pub bytes_per_s: Option<u64>,
     /// How often it was put on the fast path.
     pub installs: u32,
     /// When its entry was requested, nanoseconds since 1970.
@@ -168,6 +184,7 @@ impl FlowView {
             rule: rule.map(str::to_owned),
             obstacle,
             cause: flow.cause,
+            bytes_per_s: flow.bytes_per_s(),
             installs: flow.installs,
             requested_ns: date(flow.times.requested),
             installed_ns: date(flow.times.installed),

@@ -5,7 +5,7 @@
 use crate::hosts::{LIMIT, Line, Node};
 use sidetrack::shunt::{Engine, FlowView, Path, PathKind, Settings, ShuntRecord};
 use sidetrack_core::shunt::{
-    Config, FastPathKind, MarkActions, PortNumber, RuleSet, ShuntAction, Transport, Tuple,
+    Config, FastPathKind, MarkActions, PortNumber, RuleSet, ShuntAction, Transport, Tuple, WhenFull,
 };
 use sidetrack_sys::bpf::Forwarding;
 use sidetrack_sys::sysctl;
@@ -159,6 +159,7 @@ impl Network {
                 rules: None,
                 entries_max: 1024,
                 entries_max_per_client: 1024,
+                when_full: WhenFull::default(),
                 shunt_idle: idle,
                 block_idle: idle,
                 keep_every: Duration::from_secs(1),

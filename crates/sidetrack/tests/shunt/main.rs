@@ -21,4 +21,5 @@ mod nfshunt;
 mod openflow;
 mod own_rules;
 mod rules;
+mod scarce;
 mod switch;

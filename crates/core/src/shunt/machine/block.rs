@@ -3,6 +3,10 @@
 use super::Shunt;
 use crate::shunt::{Cause, Flow, Output, ShuntAction, Standing, Tuple, Want};
 use crate::time::Instant;
+use std::time::Duration;
+
+/// The time between two searches for a blocked flow that can make room: each goes through all flows.
+const ROOM: Duration = Duration::from_millis(100);
 
 impl Shunt {
     /// Returns the number to set in the mark of a flow that our own rules deny, so that the packet filter drops it.
@@ -17,6 +21,10 @@ impl Shunt {
     /// Removes the entry of the blocked flow that was idle for longest, if it was idle for long enough. The packet
     /// filter still drops packets with its mark.
     pub(super) fn make_room(&mut self, now: Instant) {
+        if self.room_sought.is_some_and(|at| now - at < ROOM) {
+            return;
+        }
+        self.room_sought = Some(now);
         let silent = |flow: &&Flow| {
             flow.standing == Standing::Installed
                 && flow.action == ShuntAction::Block

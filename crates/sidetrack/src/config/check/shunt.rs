@@ -4,7 +4,7 @@ use super::super::{At, List, Shunt, ShuntPath, ShuntSwitch, raw};
 use super::Check;
 use sidetrack_core::openflow::{SwitchPorts, Version};
 use sidetrack_core::policy::{Policy, ShuntAfter};
-use sidetrack_core::shunt::{FastPathKind, MarkActions, Meaning, PortNumber};
+use sidetrack_core::shunt::{FastPathKind, MarkActions, Meaning, PortNumber, WhenFull};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -33,6 +33,10 @@ impl Check<'_> {
                 1..=1_048_576,
                 entries_max,
             ),
+            when_full: match at.when_full.as_deref() {
+                Some(raw::WhenFull::Wait) => WhenFull::Wait,
+                Some(raw::WhenFull::Fastest) | None => WhenFull::Fastest,
+            },
             actions: self.mark_actions(at.actions.as_ref(), &words),
             redirect_peer: at.redirect_peer.as_deref().copied().unwrap_or(true),
             keep_when_stalled: self.keep_when_stalled(at),

@@ -31,6 +31,10 @@ pub struct Shunt {
     pub entries_max: Option<At<u32>>,
     /// Most of these flows of one client address. Default: same as `entries_max`.
     pub entries_max_per_client: Option<At<u32>>,
+    /// What happens to a flow when there is no entry for it. "fastest": rates are measured every two seconds, and
+    /// a flow takes the entry of one that is less than half as fast; that one goes on on the slow path. "wait": it
+    /// waits until an entry is free. Default "fastest".
+    pub when_full: Option<At<WhenFull>>,
     /// With "tc", if the other end of a veth or netkit pair is in another network namespace, packets are moved
     /// there directly (bpf_redirect_peer). Filters, counters and captures at the egress of this end, and an XDP
     /// program at the other end, do not see them. Default true.
@@ -107,6 +111,16 @@ pub enum OnStall {
     SlowPath,
     /// They continue.
     Keep,
+}
+
+/// What happens to a flow when there is no entry for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum WhenFull {
+    /// It takes the entry of a much slower flow.
+    Fastest,
+    /// It waits.
+    Wait,
 }
 
 /// When forwarded flows of a rule move to the fast path. All given conditions must hold.
