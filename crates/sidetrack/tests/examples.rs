@@ -10,8 +10,11 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
-const TESTED: [&str; 10] = [
+const TESTED: [&str; 15] = [
     "chain-of-three",
+    "cooperative-cache",
+    "engine-ldap",
+    "filter-and-limit",
     "hospital",
     "http-cache",
     "main-job",
@@ -20,11 +23,13 @@ const TESTED: [&str; 10] = [
     "router-tproxy",
     "run-one-command",
     "shunt",
+    "socks-with-users",
+    "tls-intercept",
     "tunnel",
 ];
 
-/// The examples that load BPF programs, which the kernel lets only root do.
-const NEED_ROOT: [&str; 1] = ["shunt"];
+/// The examples that load BPF programs or start Squid, which only root may.
+const NEED_ROOT: [&str; 3] = ["cooperative-cache", "engine-ldap", "shunt"];
 
 /// Longest time for one example, in seconds; they take two or three.
 const LIMIT_S: &str = "300";
@@ -158,6 +163,31 @@ fn overlay() {
 #[test]
 fn shunt() {
     passes("shunt");
+}
+
+#[test]
+fn socks_with_users() {
+    passes("socks-with-users");
+}
+
+#[test]
+fn filter_and_limit() {
+    passes("filter-and-limit");
+}
+
+#[test]
+fn tls_intercept() {
+    passes("tls-intercept");
+}
+
+#[test]
+fn cooperative_cache() {
+    passes("cooperative-cache");
+}
+
+#[test]
+fn engine_ldap() {
+    passes("engine-ldap");
 }
 
 #[test]
