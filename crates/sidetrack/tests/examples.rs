@@ -202,10 +202,10 @@ fn every_example_has_its_test() {
     assert_eq!(found, TESTED);
 }
 
-/// This machine, with keys for the files that `run.sh` of an example makes.
-struct WithKeys(System);
+/// This machine, with keys for the files that `run.sh` of an example makes, and the folder that has its authority.
+struct WithKeys<'f>(System, &'f Path);
 
-impl Surroundings for WithKeys {
+impl Surroundings for WithKeys<'_> {
     fn uid_of(&self, name: &str) -> Option<u32> {
         self.0.uid_of(name)
     }
@@ -233,13 +233,22 @@ impl Surroundings for WithKeys {
     }
 
     fn resolve(&self, path: &str) -> PathBuf {
-        self.0.resolve(path)
+        match path.strip_prefix("/run/example/") {
+            Some(rest) => self.1.join(rest),
+            None => self.0.resolve(path),
+        }
     }
 }
 
 #[test]
 fn every_example_of_the_repository_is_right() {
     let entries = |folder: &Path| fs::read_dir(folder).expect("a folder can be listed");
+    let made = tempfile::tempdir().expect("a temporary folder");
+    let mut authority = Command::new(env!("CARGO_BIN_EXE_sidetrack"));
+    let authority =
+        authority.args(["ca", "init", "--name", "example", "--dir"]).arg(made.path().join("ca")).output();
+    assert!(authority.expect("the binary").status.success());
+    fs::copy(made.path().join("ca/root.pem"), made.path().join("server.pem")).expect("a certificate");
     let mut loaded = 0;
     for folder in entries(&examples()) {
         let folder = folder.expect("a folder can be listed").path();
@@ -247,7 +256,8 @@ fn every_example_of_the_repository_is_right() {
             let path = file.expect("a folder can be listed").path();
             if path.extension().is_some_and(|extension| extension == "toml") {
                 let text = fs::read_to_string(&path).expect("a file can be read");
-                let config = Config::from_text_in("example", &text, &WithKeys(System::new(&folder)));
+                let config =
+                    Config::from_text_in("example", &text, &WithKeys(System::new(&folder), made.path()));
                 let config = config.unwrap_or_else(|error| panic!("{}", error.render(false)));
                 assert_eq!(config.warnings, [], "{}", path.display());
                 loaded += 1;
