@@ -75,7 +75,7 @@ impl ShuntFlows {
 
     /// Returns how full the fast path is, at most a second ago.
     pub(super) fn capacity(&self) -> Capacity {
-        *self.capacity.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.capacity)
     }
 
     /// Sends a request to the shunt. Blocks until it answers: microseconds, or milliseconds if it must list
@@ -112,7 +112,7 @@ impl ShuntFlows {
 
     fn fetch(&self, node: &Node, last: bool) -> anyhow::Result<()> {
         if let Told::Records(records, capacity) = self.ask(&Ask::Records)? {
-            *self.capacity.lock().unwrap_or_else(PoisonError::into_inner) = capacity;
+            *lock(&self.capacity) = capacity;
             records.iter().for_each(|record| self.note(node, record, None));
         }
         if last {
