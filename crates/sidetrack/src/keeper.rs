@@ -14,7 +14,6 @@ mod flow;
 mod kernel;
 mod order;
 mod serve;
-pub(crate) mod wire;
 
 pub use derive::{Proved, Work};
 pub use flow::{KernelFlow, KernelFlowKey};
@@ -25,6 +24,7 @@ pub use order::{
 pub use serve::{REQUEST_MAX, keep};
 
 use crate::rights::DataUser;
+use crate::wire;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::flow::Process;
 use sidetrack_sys::conntrack::Events;

@@ -8,8 +8,6 @@ pub mod carry;
 pub mod cleanup;
 pub mod cli;
 pub mod config;
-#[cfg(feature = "control")]
-pub mod control;
 pub mod dns;
 pub mod doctor;
 pub mod engine;
@@ -27,9 +25,11 @@ pub mod process;
 pub mod reactor;
 pub mod record;
 pub mod reload;
-pub mod rights;
 pub mod session;
 pub mod shunt;
 pub mod steer;
-pub mod tls;
 pub mod worker;
+
+pub use sidetrack_common::{rights, tls, wire};
+#[cfg(feature = "control")]
+pub use sidetrack_control as control;

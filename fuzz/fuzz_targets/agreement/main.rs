@@ -4,7 +4,9 @@
 #![no_main]
 #![allow(dead_code, unused_imports, reason = "modules of the program, of which this uses a part")]
 
-mod config;
+extern crate self as sidetrack_common;
+
+mod file;
 mod reader;
 
 use libfuzzer_sys::fuzz_target;

@@ -1,15 +1,15 @@
 //! The reader of agreements but for the policy engine.
 
-#[path = "../../../crates/sidetrack/src/agreement/check.rs"]
+#[path = "../../../crates/control/src/agreement/check.rs"]
 mod check;
-#[path = "../../../crates/sidetrack/src/agreement/clause.rs"]
+#[path = "../../../crates/control/src/agreement/clause.rs"]
 mod clause;
-#[path = "../../../crates/sidetrack/src/agreement/condition.rs"]
+#[path = "../../../crates/control/src/agreement/condition.rs"]
 mod condition;
-#[path = "../../../crates/sidetrack/src/agreement/raw.rs"]
+#[path = "../../../crates/control/src/agreement/raw.rs"]
 mod raw;
 
-use crate::config::{ConfigError, parse};
+use crate::file::{ConfigError, parse};
 use check::{Check, Checked};
 use sidetrack_core::agreement::{Access, Agreement, Opinion, Permit, Question, Reasoner, Surplus};
 use std::sync::Arc;

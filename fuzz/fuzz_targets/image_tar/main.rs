@@ -2,7 +2,7 @@
 //! else in it, under a name that leads nowhere else.
 #![no_main]
 
-#[path = "../../../crates/sidetrack/src/control/image/tar.rs"]
+#[path = "../../../crates/control/src/image/tar.rs"]
 mod tar;
 
 use libfuzzer_sys::fuzz_target;

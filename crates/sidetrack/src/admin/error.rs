@@ -3,16 +3,7 @@
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
-
-/// The body of an error.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ErrorBody {
-    /// What is wrong.
-    pub(super) error: String,
-    /// What to do about it.
-    pub(super) help: String,
-}
+use sidetrack_common::admin::ErrorBody;
 
 /// The status and the body of an error.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! Routes for flows.
 
 use super::AdminState;
-use super::client::Killed;
+use super::Killed;
 use super::error::ApiError;
 use crate::live::LiveFlow;
 use crate::record::{FlowRecord, Follow};

@@ -33,7 +33,6 @@
 
 mod cache;
 mod capped;
-mod client;
 mod error;
 mod flows;
 mod overlay;
@@ -47,14 +46,12 @@ mod status;
 pub use cache::{
     CacheScope, CacheStatus, CachedResource, CachedResources, Caches, DiskStatus, MemoryStatus, Purged,
 };
-pub use client::{Client, ClientError, Killed, Lines};
 pub use places::{SYSTEM_SOCKET, default_socket, directory, forget_dead_runs, run_socket, run_sockets, runs};
 pub use policy::{AgreementStatus, Applied, Movement, Movements, Way};
 pub use shunt::{Done, ShuntFlows};
+pub use sidetrack_common::admin::{Client, ClientError, FunctionCounts, Functions, Killed, Lines};
 pub use socket::{AdminSocket, BindError};
-pub use status::{ActionView, ConfigStatus, Functions, ListenerStatus, RuleView, Status};
-
-pub use crate::metrics::FunctionCounts;
+pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
 
 use crate::live::Ledger;
 use crate::metrics::{CONTENT_TYPE, ClosedForOthers, Metrics, Surroundings};

@@ -2,11 +2,11 @@
 
 use super::AdminState;
 use super::error::ApiError;
-use crate::metrics::FunctionCounts;
 use crate::record::Timestamp;
 use axum::Json;
 use axum::extract::{Path, State};
 use serde::{Deserialize, Serialize};
+use sidetrack_common::admin::Functions;
 use sidetrack_core::policy::{Action, Policy};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -121,13 +121,6 @@ pub(super) struct Rules {
 pub(super) async fn rules(State(state): State<AdminState>) -> Json<Rules> {
     let generation = state.control.config().generation;
     Json(Rules { generation, rules: RuleView::all(&state.control.policy()) })
-}
-
-/// The answer of `GET /v1/functions`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Functions {
-    /// The functions, by name.
-    pub functions: Vec<FunctionCounts>,
 }
 
 pub(super) async fn functions(State(state): State<AdminState>) -> Json<Functions> {

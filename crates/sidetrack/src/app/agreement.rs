@@ -43,7 +43,7 @@ pub(super) fn read(config: &Config, current: &InForce) -> anyhow::Result<Arc<InF
 }
 
 fn book(path: &Path, text: &str, now: SystemTime) -> anyhow::Result<Book> {
-    let book = Book::read(&path.display().to_string(), text, now);
+    let book = crate::agreement::read(&path.display().to_string(), text, now);
     book.map_err(|error| crate::config::BadConfiguration::from(error).into())
 }
 

@@ -14,7 +14,7 @@ const DESCRIPTORS_PER_CONTAINER: u64 = 2;
 
 /// Starts the process that starts containers, if the configuration needs it. Call it before rights are given up.
 pub(super) fn start(config: &Config, user: Option<&DataUser>) -> anyhow::Result<Option<Arc<Containers>>> {
-    config.wants_containers().then(|| Containers::start(config.engine.as_deref(), user)).transpose()
+    config.wants_containers().then(|| Containers::start(config.container_engine.as_deref(), user)).transpose()
 }
 
 /// Starts the functions of a new node and waits for their containers. If one does not become healthy, it is down, and the

@@ -8,11 +8,12 @@ use crate::admin::{
 };
 use crate::config::Config;
 use crate::function::Function;
-use crate::metrics::{ClosedForOthers, ContainersHealth, FunctionCounts};
+use crate::metrics::ClosedForOthers;
 use crate::overlay;
 use crate::reload::ReloadHandle;
 use crate::shunt::{Ask, Capacity, Told};
 use arc_swap::ArcSwap;
+use sidetrack_common::admin::{ContainersHealth, FunctionCounts};
 use sidetrack_core::policy::Policy;
 use std::path::PathBuf;
 use std::sync::Arc;

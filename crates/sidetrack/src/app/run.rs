@@ -208,7 +208,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             tap: None,
             listeners: Vec::new(),
             functions: Vec::new(),
-            engine: None,
+            container_engine: None,
             overlay: None,
             tunnels: Vec::new(),
             outgoing: None,

@@ -134,7 +134,7 @@ fn orchestrator(to: &To) -> anyhow::Result<Link> {
 
 async fn submit(file: &Path, to: &To, json: bool) -> anyhow::Result<ExitCode> {
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let application: Application = toml::from_str(&text).with_context(|| file.display().to_string())?;
+    let application = Application::from_toml(&text).with_context(|| file.display().to_string())?;
     let body = serde_json::to_vec(&application)?;
     let answer = orchestrator(to)?.send(Method::POST, "/v1/applications", body).await?;
     let mut lines = Lines { body: answer.into_body(), held: Vec::new() };

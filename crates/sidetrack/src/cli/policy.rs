@@ -2,7 +2,7 @@
 
 use super::Printed;
 use crate::admin::{AgreementStatus, Applied, Client, Movement, Movements, Way, default_socket};
-use crate::agreement::Book;
+use crate::agreement;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use hyper::Method;
@@ -100,7 +100,7 @@ pub fn run(args: &PolicyArgs) -> anyhow::Result<ExitCode> {
 /// # Errors
 /// None in practice: the output is a text in memory.
 pub fn plan(args: &PlanArgs, colours: bool) -> anyhow::Result<Printed> {
-    let book = match Book::load(&args.file, SystemTime::now()) {
+    let book = match agreement::load(&args.file, SystemTime::now()) {
         Ok(book) => book,
         Err(error) => return Ok(Printed { err: error.render(colours), code: 2, ..Printed::default() }),
     };

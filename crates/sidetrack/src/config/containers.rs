@@ -8,7 +8,7 @@ use std::sync::Arc;
 impl Config {
     /// Whether the process that starts containers is needed.
     pub fn wants_containers(&self) -> bool {
-        self.engine.is_some() || self.functions.iter().any(|function| function.kind.is_container())
+        self.container_engine.is_some() || self.functions.iter().any(|function| function.kind.is_container())
     }
 
     /// The most containers that a flow of one rule passes through. A rule that asks the agreement counts all

@@ -13,7 +13,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         admin: Admin { socket, metrics, metrics_hosts },
         record: Record { to, recent },
         limits,
-        engine,
+        container_engine,
         // A reload changes these, or is rejected; see `of_agreement`.
         version: _,
         user: _,
@@ -41,7 +41,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         ("[admin] metrics_hosts", metrics_hosts.join(", "), new.admin.metrics_hosts.join(", ")),
         ("[record] to", target(to), target(&new.record.to)),
         ("[record] recent", recent.to_string(), new.record.recent.to_string()),
-        ("[containers] engine", path(engine.as_deref()), path(new.engine.as_deref())),
+        ("[containers] engine", path(container_engine.as_deref()), path(new.container_engine.as_deref())),
     ];
     let pairs = pairs.into_iter().chain(of_limits(limits, &new.limits));
     let changed = pairs.filter(|(_, old, new)| old != new);

@@ -1,19 +1,15 @@
 //! Configuration in two stages: [`raw`] is the file as it is written, [`Config`] is what the rest of the program
 //! sees: checked, resolved, immutable. Every error and warning names the exact place in the file.
 
-mod at;
 mod cache;
 mod check;
 mod containers;
 mod engine;
 mod fixed;
-mod lines;
 mod nfshunt;
 mod outgoing;
 mod overlay;
-mod parse;
 mod policy;
-mod problem;
 mod question;
 #[allow(
     rustdoc::broken_intra_doc_links,
@@ -21,35 +17,29 @@ mod question;
     reason = "these comments are texts of the reference: [name] is a table of the configuration there"
 )]
 pub mod raw;
-mod redact;
-mod run_as;
 mod shape;
 mod shunt;
 mod surroundings;
 pub mod tap;
 
-pub use at::{At, List};
 pub use cache::{CacheSettings, DiskSettings, HtcpSettings, HtcpSibling};
-pub use check::tests::{DecisionTest, Expectation};
+pub use check::decision_tests::{DecisionTest, Expectation};
 pub use engine::{Choice, EngineIo, EngineListener, Pattern};
 pub use fixed::waiting_for_restart;
 pub use outgoing::Outgoing;
 pub use overlay::{Deliver, Overlay, OverlayNode, Packets};
-#[cfg(feature = "control")]
-pub(crate) use parse::parse;
 pub use policy::{AgreementFile, PolicyMode};
-#[cfg(feature = "control")]
-pub(crate) use problem::nearest;
-pub use problem::{BadConfiguration, ConfigError, Problem};
 pub use question::Question;
 pub use raw::RunDns;
-pub use run_as::RunAs;
 pub use shape::Secret;
 pub use shunt::{Shunt, ShuntPath, ShuntSwitch};
+pub use sidetrack_common::file::{At, BadConfiguration, ConfigError, List, Problem};
+pub use sidetrack_common::rights::RunAs;
 pub use surroundings::{SecretFile, Surroundings, System};
 pub use tap::Tap;
 
 use crate::tls::Mutual;
+use sidetrack_common::file::{nearest, parse_all};
 use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::{Destination, HostName, Intercept};
 use sidetrack_core::function::FunctionSpec;
@@ -89,7 +79,7 @@ pub struct Config {
     /// The functions that rules may send flows through, by name.
     pub functions: Vec<Arc<FunctionSpec>>,
     /// The container engine's socket, if the file names one.
-    pub engine: Option<PathBuf>,
+    pub container_engine: Option<PathBuf>,
     /// The overlay this node is part of.
     pub overlay: Option<Overlay>,
     /// Long-lived connections to far sides that carry flows, by name.
@@ -567,7 +557,7 @@ impl Config {
                 nfshunt::translated(text).map_err(|problems| ConfigError::new(name, text, problems))?;
             return Self::from_text_in(&format!("{name} (as TOML)"), &ours, surroundings);
         }
-        let mut parsed = parse::parse_all::<raw::File>(text, "`sidetrack schema`");
+        let mut parsed = parse_all::<raw::File>(text, "`sidetrack schema`");
         let shape = std::mem::take(&mut parsed.problems);
         let mut problems = shape.clone();
         let noting = surroundings::Noting::new(surroundings);

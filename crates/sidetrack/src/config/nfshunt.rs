@@ -1,6 +1,6 @@
 //! Reads NFShunt's configuration file (JSON) without changes to it.
 
-use super::problem::Problem;
+use super::Problem;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

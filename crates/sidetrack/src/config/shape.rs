@@ -1,46 +1,12 @@
-//! Implementations that cannot be derived: schemas of values with places, entries that are written in several
-//! ways, and a text that is never logged.
+//! Implementations that cannot be derived: schemas of words of core, entries that are written in several ways, and a text that
+//! is never logged.
 
-use super::at::{At, List};
 use super::raw::{Login, Number, UserEntry};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use sidetrack_core::shunt::{FastPathKind, Meaning, ShuntAction};
 use std::borrow::Cow;
 use std::fmt;
-
-impl<T: JsonSchema> JsonSchema for At<T> {
-    fn inline_schema() -> bool {
-        T::inline_schema()
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        T::schema_name()
-    }
-
-    fn schema_id() -> Cow<'static, str> {
-        T::schema_id()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        T::json_schema(generator)
-    }
-}
-
-impl<T: JsonSchema> JsonSchema for List<T> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        format!("{}_or_list", T::schema_name()).into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let one = generator.subschema_for::<T>();
-        json_schema!({ "anyOf": [one, { "type": "array", "items": one }] })
-    }
-}
 
 /// The schema of [`FastPathKind`].
 pub(super) struct FastPathWord;

@@ -2,9 +2,10 @@
 
 use super::derive::Proved;
 use super::kernel::Kernel;
-use super::{Ask, Begin, LISTENERS_MAX, Order, Told, wire};
+use super::{Ask, Begin, LISTENERS_MAX, Order, Told};
 use crate::process;
 use crate::rights::TO_BECOME;
+use crate::wire;
 use anyhow::Context;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine;

@@ -4,8 +4,8 @@
 
 use super::{Capacity, Engine, FlowView, Settings, ShuntRecord};
 use crate::config::{self, Config};
-use crate::keeper::wire;
 use crate::rights::{DataUser, TO_BECOME, become_or_stay};
+use crate::wire;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::shunt::{FastPathKind, ShuntAction, Transport, Tuple};

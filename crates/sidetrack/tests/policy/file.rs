@@ -1,7 +1,7 @@
 //! Files: mistakes with their places, and what is planned.
 
 use crate::node::Dice;
-use sidetrack::agreement::Book;
+use sidetrack::agreement;
 use sidetrack::cli::policy::{PlanArgs, plan};
 use sidetrack_core::agreement::Access;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -20,7 +20,7 @@ fn now() -> SystemTime {
 fn mistake(old: &str, new: &str) -> String {
     assert!(HOSPITALS.contains(old), "{old}");
     let text = HOSPITALS.replacen(old, new, 1);
-    match Book::read("agreement.toml", &text, now()) {
+    match agreement::read("agreement.toml", &text, now()) {
         Ok(_) => panic!("no mistake: {new}"),
         Err(error) => error.render(false),
     }
@@ -143,8 +143,8 @@ fn data_moves_to_a_node_that_has_less_only_where_an_agreement_allows_it() {
 fn agreements_begin_and_end() {
     let text = HOSPITALS.replacen("2099-01-01T00:00:00Z", "2026-06-01T00:00:00Z", 1);
     let held = |seconds: u64| {
-        let book =
-            Book::read("agreement.toml", &text, UNIX_EPOCH + Duration::from_secs(seconds)).expect("right");
+        let book = agreement::read("agreement.toml", &text, UNIX_EPOCH + Duration::from_secs(seconds))
+            .expect("right");
         let turns =
             book.next_change().map(|turn| turn.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs());
         (book.agreements().iter().any(|name| **name == *"trial-17"), turns)
@@ -162,7 +162,7 @@ fn constraints_that_go_in_a_circle_are_named() {
         |(name, applies, next)| format!("[function.{name}]\napplies = \"{applies}\"\nbefore = \"{next}\"\n");
     let functions: String = circle.map(function).concat();
     let text = format!("version = 1\nattributes = [\"counted\", \"audited\", \"masked\"]\n{functions}");
-    let error = Book::read("agreement.toml", &text, now()).expect_err("no order is right").render(false);
+    let error = agreement::read("agreement.toml", &text, now()).expect_err("no order is right").render(false);
     for name in ["count", "audit", "mask"] {
         assert!(error.contains(name), "{name} is not in\n{error}");
     }
@@ -180,7 +180,7 @@ fn no_text_breaks_the_reader() {
             spoil(&mut text, &mut dice);
         }
         let text = String::from_utf8_lossy(&text).into_owned();
-        match Book::read("agreement.toml", &text, now()) {
+        match agreement::read("agreement.toml", &text, now()) {
             Ok(book) => {
                 book.purposes();
                 right += 1;
@@ -236,7 +236,7 @@ fn conditions_at_their_bounds_break_nothing() {
         for condition in conditions {
             let text = HOSPITALS.replacen(&format!("'{CONDITION}'"), &format!("'''{condition}'''"), 1);
             assert_ne!(text, HOSPITALS);
-            match Book::read("agreement.toml", &text, now()) {
+            match agreement::read("agreement.toml", &text, now()) {
                 Ok(book) => drop(book.agreement().plans("research", Access::Read).collect::<Vec<_>>()),
                 Err(error) => assert!(error.render(false).contains("condition"), "{}", error.render(false)),
             }
@@ -253,7 +253,7 @@ fn seeds_of_the_fuzz_target_are_read_with_the_engine() {
     let mut read = 0;
     for entry in std::fs::read_dir(folder).expect("the seeds") {
         let text = std::fs::read(entry.expect("an entry").path()).expect("a seed");
-        if let Err(error) = Book::read("agreement.toml", &String::from_utf8_lossy(&text), now()) {
+        if let Err(error) = agreement::read("agreement.toml", &String::from_utf8_lossy(&text), now()) {
             assert!(error.render(false).contains("agreement.toml"));
         }
         read += 1;

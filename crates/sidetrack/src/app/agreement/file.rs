@@ -3,8 +3,8 @@
 //! If the folder belongs to root, the data plane's user cannot create a file in it. Then a process does it that keeps the
 //! right to write in this folder, and replaces only files that the user may write anyway.
 
-use crate::keeper::wire;
 use crate::rights::{DataUser, TO_BECOME, become_or_stay, restrict};
+use crate::wire;
 use anyhow::Context;
 use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat};
 use serde::{Deserialize, Serialize};

@@ -26,7 +26,10 @@ impl Yard {
     /// # Errors
     /// No container engine was found, or this user may not use it.
     pub(super) fn open(config: &Config) -> anyhow::Result<Self> {
-        let yard = Self(Containers::start(config.engine.as_deref(), DataUser::of(&config.user)?.as_ref())?);
+        let yard = Self(Containers::start(
+            config.container_engine.as_deref(),
+            DataUser::of(&config.user)?.as_ref(),
+        )?);
         yard.0.run(Clock::start())?;
         Ok(yard)
     }

@@ -1,6 +1,6 @@
 //! `[function.NAME]`, and `chain` of rules.
 
-use super::super::problem::nearest;
+use super::super::nearest;
 use super::super::raw::function::{Direction, Kind, Share as RawShare};
 use super::super::{At, List, raw};
 use super::Check;

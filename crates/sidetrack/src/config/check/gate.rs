@@ -1,6 +1,6 @@
 //! Addresses that are not dialled, and rules that cannot see which addresses a name resolves to.
 
-use super::super::problem::Problem;
+use super::super::Problem;
 use super::super::{At, List, raw};
 use super::Check;
 use sidetrack_core::net::{IpNet, IpSet};

@@ -1,6 +1,6 @@
 //! `[[listen]]`.
 
-use super::super::problem::nearest;
+use super::super::nearest;
 use super::super::{
     At, DialectSetting, List, Listener, ListenerKind, Redirect, ReverseTarget, SocksListener, Tproxy, raw,
 };

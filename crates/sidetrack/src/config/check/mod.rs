@@ -2,6 +2,7 @@
 //! that one run reports all errors.
 
 mod containers;
+pub(super) mod decision_tests;
 mod engine;
 mod functions;
 mod gate;
@@ -17,13 +18,12 @@ mod rules;
 mod service;
 mod shunt;
 mod tap;
-pub(super) mod tests;
 mod tunnel;
 mod values;
 
-use super::problem::{Problem, nearest};
 use super::surroundings::Surroundings;
 use super::{Admin, AdminAt, At, Config, Limits, LogFormat, OnCrash, Record, RecordTo, Tap, raw};
+use super::{Problem, nearest};
 use sidetrack_core::flow::HostName;
 use sidetrack_core::function::FunctionSpec;
 use sidetrack_core::net::IpSet;
@@ -114,7 +114,7 @@ pub(super) fn check(
     // Sets, functions and nodes come first: listeners, tunnels and rules refer to them by name.
     check.read_networks(file);
     check.read_functions(&file.function);
-    let engine = check.container_engine(&file.containers);
+    let container_engine = check.container_engine(&file.containers);
     let admin = check.admin(&file.admin);
     let record = check.record(&file.record);
     let limits = check.limits(&file.limits);
@@ -162,7 +162,7 @@ pub(super) fn check(
         agreement,
         policy: Arc::new(policy),
         functions: check.functions.into_values().flatten().collect(),
-        engine,
+        container_engine,
         tests,
         warnings: Vec::new(),
         named: Vec::new(),

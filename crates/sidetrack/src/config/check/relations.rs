@@ -1,6 +1,6 @@
 //! Problems between listeners and rules: addresses taken twice, rules never reached, loops.
 
-use super::super::problem::Problem;
+use super::super::Problem;
 use super::super::{At, EngineIo, List, Listener, ListenerKind, ReverseTarget, raw};
 use super::Check;
 use super::reached::covered;

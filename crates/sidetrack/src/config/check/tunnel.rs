@@ -1,6 +1,6 @@
 //! `[[tunnel]]`, and the keys that a tunnel listener shares with it.
 
-use super::super::problem::nearest;
+use super::super::nearest;
 use super::super::{At, List, Listener, Transport, Tunnel, raw};
 use super::Check;
 use crate::tls::{Mutual, Pin, Trust};

@@ -1,7 +1,7 @@
 //! Single values: networks, ports, users, addresses, destinations, names.
 
-use super::super::problem::{Problem, nearest};
 use super::super::{At, List, RunAs, raw};
+use super::super::{Problem, nearest};
 use super::Check;
 use sidetrack_core::flow::{Destination, Host, HostNameError};
 use sidetrack_core::net::{IpNet, IpNetError, IpSet, PortSet};

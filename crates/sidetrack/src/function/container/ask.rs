@@ -2,8 +2,7 @@
 
 use crate::rights::DataUser;
 use serde::{Deserialize, Serialize};
-use sidetrack_core::function::ContainerSpec;
-use std::collections::BTreeMap;
+use sidetrack_common::containers::Order;
 use std::path::PathBuf;
 
 /// A request to the containers' process.
@@ -34,43 +33,6 @@ pub(super) enum Begun {
     },
     /// It cannot work, for this reason.
     Failed(String),
-}
-
-/// A container to start.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Order {
-    /// The function's name.
-    pub function: String,
-    /// The image.
-    pub image: String,
-    /// Replaces the image's command; if empty, the image's own is used.
-    pub command: Vec<String>,
-    /// Environment variables.
-    pub environment: BTreeMap<String, String>,
-    /// The user and group that its processes run as: `UID:GID`.
-    pub user: String,
-    /// Most memory, bytes.
-    pub memory_bytes: u64,
-    /// Most CPU time, per cent of one core.
-    pub cpu_percent: u32,
-    /// Most processes and threads.
-    pub pids: u32,
-}
-
-impl Order {
-    /// Returns the order for a container of this function.
-    pub fn new(function: &str, spec: &ContainerSpec) -> Self {
-        Self {
-            function: function.to_owned(),
-            image: spec.image.to_string(),
-            command: spec.command.clone(),
-            environment: spec.environment.clone(),
-            user: spec.user.to_string(),
-            memory_bytes: spec.resources.memory_bytes,
-            cpu_percent: spec.resources.cpu_percent,
-            pids: spec.resources.pids,
-        }
-    }
 }
 
 /// A request about one container.

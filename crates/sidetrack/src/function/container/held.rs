@@ -1,9 +1,9 @@
 //! One container, in a thread of the containers' process: started, held until the other end closes, and removed.
 
-use super::ask::{Order, SOCKETS_MAX, Told, Want};
-use super::engine::{Engine, own_label};
-use crate::keeper::wire;
+use super::ask::{SOCKETS_MAX, Told, Want};
+use crate::wire;
 use anyhow::Context;
+use sidetrack_common::containers::{Engine, Order, own_label};
 use sidetrack_sys::netns::NetNs;
 use sidetrack_sys::sockopt::{self, ListenOptions};
 use sidetrack_sys::{process, scm, sysctl};

@@ -1,7 +1,7 @@
 //! One container as flows see it.
 
 use super::ask::{SOCKETS_MAX, Want};
-use crate::keeper::wire;
+use crate::wire;
 use sidetrack_core::function::ContainerSpec;
 use sidetrack_sys::sync::lock;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};

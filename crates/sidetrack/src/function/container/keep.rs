@@ -1,14 +1,15 @@
 //! Keeps one container of a function running: drives `core::function::supervise`. Each container has a task on the
 //! containers' thread.
 
-use super::ask::{Order, Told};
+use super::ask::Told;
 use super::instance::Instance;
 use super::pool::Pool;
 use super::probe::probe;
 use super::starter::Launcher;
-use crate::keeper::wire;
 use crate::live::Clock;
 use crate::reactor::{TcpStream, sleep};
+use crate::wire;
+use sidetrack_common::containers::Order;
 use sidetrack_core::function::supervise::{Failed, Input, Output, Pace, Supervisor};
 use sidetrack_core::function::{ContainerSpec, Probe};
 use sidetrack_sys::scm;

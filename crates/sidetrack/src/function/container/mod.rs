@@ -7,7 +7,7 @@
 //!
 //! | file | does | where |
 //! |---|---|---|
-//! | `engine.rs` | speaks to the container engine | the containers' process |
+//! | `crates/common/src/containers.rs` | speaks to the container engine | the containers' process |
 //! | `ask.rs` | the messages between the two processes | |
 //! | `process.rs`, `held.rs` | a separate process with the rights to use the engine and enter networks: one thread for each container | |
 //! | `starter.rs` | our end of the connection to it | `up` |
@@ -19,7 +19,6 @@
 
 mod ask;
 mod door;
-mod engine;
 mod held;
 mod instance;
 mod keep;
@@ -30,11 +29,11 @@ mod process;
 mod starter;
 mod trial;
 
-pub use engine::{Engine, EngineError, Leftover};
 pub use instance::{Guest, Instance};
 pub use passage::{Intro, Passed, Trouble, pass};
 pub use pool::Pool;
 pub use probe::Probed;
 pub use process::{ARGUMENT, serve};
+pub use sidetrack_common::containers::{Engine, EngineError, Leftover};
 pub use starter::Containers;
 pub use trial::{Led, lead_and_wait, probe_and_wait};

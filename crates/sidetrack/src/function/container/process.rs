@@ -3,11 +3,11 @@
 //! and ends.
 
 use super::ask::{Ask, Begun};
-use super::engine::Engine;
 use super::held;
-use crate::keeper::wire;
 use crate::rights::{TO_BECOME, become_or_stay};
+use crate::wire;
 use anyhow::Context;
+use sidetrack_common::containers::Engine;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine;
 use sidetrack_sys::{process, scm};

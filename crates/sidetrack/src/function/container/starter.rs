@@ -1,15 +1,16 @@
 //! Our end of the connection to the containers' process, and the thread that keeps the containers of all functions
 //! running.
 
-use super::ask::{Ask, Begun, Order};
+use super::ask::{Ask, Begun};
 use super::keep;
 use super::pool::Pool;
 use super::process::ARGUMENT;
-use crate::keeper::wire;
 use crate::live::Clock;
 use crate::reactor;
 use crate::rights::DataUser;
+use crate::wire;
 use anyhow::Context;
+use sidetrack_common::containers::Order;
 use sidetrack_core::function::ContainerSpec;
 use sidetrack_sys::sync::lock;
 use sidetrack_sys::{process, scm};

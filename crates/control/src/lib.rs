@@ -1,0 +1,104 @@
+//! The control plane (EPI framework, Sec. II): `sidetrack orchestrate` and `sidetrack domain`, and the protocol
+//! between them.
+//!
+//! An application is set up in the eight steps of Fig. 1 ([`api::Step`]). The orchestrator asks the agent of
+//! each domain it touches for access and nodes. It plans by the agreement which functions run where, and tells
+//! the agents what their proxies may let through. An agent makes the agreement of its proxies only from what it
+//! has granted itself.
+//!
+//! Nothing here is on the data path. Proxies store their last agreement in a file, and continue with it if an
+//! agent or the orchestrator is down. If a decision cannot be made, the answer is no.
+
+#![forbid(unsafe_code)]
+
+pub mod agreement;
+pub mod api;
+mod confined;
+pub mod domain;
+mod facts;
+pub mod image;
+pub mod link;
+pub mod name;
+pub mod openapi;
+pub mod orchestrator;
+pub mod settings;
+pub mod store;
+
+use anyhow::Context;
+use confined::confine;
+use domain::Domain;
+use domain::sockets::Sockets;
+use link::serve;
+use orchestrator::Orchestrator;
+use settings::{DomainSettings, OrchestratorSettings};
+use sidetrack_common::rights::DataUser;
+use std::path::Path;
+use std::sync::Arc;
+use store::FileStore;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+/// Runs an orchestrator until SIGTERM or SIGINT.
+///
+/// # Errors
+/// Says what is wrong with its file, its agreement or its state, or that its address is taken.
+pub async fn orchestrate(file: &Path) -> anyhow::Result<()> {
+    let settings =
+        OrchestratorSettings::load(file).map_err(sidetrack_common::file::BadConfiguration::from)?;
+    // Root's files first: the state stays open.
+    let store = Arc::new(FileStore::open(&settings.state)?);
+    let again: Vec<_> = settings.images.values().chain([&settings.agreement]).map(|path| &**path).collect();
+    let user = DataUser::of(&settings.user)?;
+    let bound = confine(&settings.listen, user.as_ref(), &again)?;
+    let mutual = settings.mutual.clone();
+    let orchestrator = Arc::new(Orchestrator::new(settings, store)?);
+    let work = tokio::spawn(orchestrator.clone().follow());
+    until_told(bound, mutual, orchestrator::router(orchestrator), "orchestrator").await?;
+    work.abort();
+    Ok(())
+}
+
+/// Runs a domain's agent until SIGTERM or SIGINT.
+///
+/// # Errors
+/// Says what is wrong with its file or its state, that its address is taken, or that the process for its sockets has ended.
+pub async fn domain(file: &Path) -> anyhow::Result<()> {
+    let settings = DomainSettings::load(file).map_err(sidetrack_common::file::BadConfiguration::from)?;
+    let user = DataUser::of(&settings.user)?;
+    let sockets = Arc::new(Sockets::start(&settings, user.as_ref())?);
+    // Root's files first: the state stays open.
+    let store = Arc::new(FileStore::open(&settings.state)?);
+    let bound = confine(&settings.listen, user.as_ref(), &[])?;
+    let mutual = settings.mutual.clone();
+    let domain = Arc::new(Domain::new(settings, store, sockets.clone()));
+    let work = tokio::spawn(domain.clone().follow());
+    let served = tokio::select! {
+        served = until_told(bound, mutual, domain::router(domain), "domain") => served,
+        gone = sockets.gone() => Err(gone),
+    };
+    work.abort();
+    served
+}
+
+async fn until_told(
+    bound: std::net::TcpListener,
+    mutual: sidetrack_common::tls::Mutual,
+    router: axum::Router,
+    kind: &str,
+) -> anyhow::Result<()> {
+    let listener = TcpListener::from_std(bound).context("the listener")?;
+    let address = listener.local_addr()?;
+    let (stop, stopped) = watch::channel(false);
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let serving = tokio::spawn(serve(listener, mutual, router, stopped));
+    tracing::info!(kind, %address, "listening");
+    tracing::info!("ready");
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    let _ = stop.send(true);
+    Ok(serving.await??)
+}

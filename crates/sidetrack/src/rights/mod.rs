@@ -1,7 +1,0 @@
-//! What a process gives up before it reads peers' data: root's user id, capabilities, and files that it does not need.
-
-mod files;
-mod user;
-
-pub use files::{allow, restrict, system};
-pub use user::{DataUser, TO_BECOME, become_or_stay, is_refused};
