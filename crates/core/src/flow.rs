@@ -104,14 +104,14 @@ impl fmt::Display for Host {
     }
 }
 
-/// The destination of a flow, or of one hop: a host and a TCP port.
+/// The destination of a flow, or of one hop: a host and a port.
 ///
 /// Written `192.0.2.1:80`, `[2001:db8::1]:80` or `db.example.nl:5432`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Destination {
     /// The host.
     pub host: Host,
-    /// The TCP port.
+    /// The port.
     pub port: u16,
 }
 
@@ -170,6 +170,49 @@ impl FromStr for Destination {
         let host = Host::from_bytes(host.as_bytes())
             .map_err(|error| DestinationError::BadHost(host.to_owned(), error))?;
         Ok(Self { host, port })
+    }
+}
+
+/// The transport protocol of a flow. The words are those of rules and of records.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// A TCP connection.
+    #[default]
+    Tcp,
+    /// A UDP association: the datagrams between one client endpoint and one destination.
+    Udp,
+}
+
+impl Protocol {
+    /// All values, in the order of the documents.
+    pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
+
+    /// Returns the protocol with this IP protocol number.
+    pub const fn of_number(number: u8) -> Option<Self> {
+        match number {
+            6 => Some(Self::Tcp),
+            17 => Some(Self::Udp),
+            _ => None,
+        }
+    }
+
+    /// Returns the IP protocol number.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+        }
+    }
+
+    /// Returns the word of configuration and records.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
     }
 }
 
@@ -238,9 +281,11 @@ pub struct Process {
     pub uid: Option<u32>,
 }
 
-/// One intercepted connection, as policy and records see it.
+/// One intercepted connection or UDP association, as policy and records see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
+    /// Its transport protocol.
+    pub protocol: Protocol,
     /// How it was caught.
     pub intercept: Intercept,
     /// Name of the listener that caught it (`[[listen]] name`, or its kind).

@@ -8,7 +8,7 @@ use sidetrack_core::agreement::{
     Reasoner, Ruling, Steps, Surplus,
 };
 use sidetrack_core::area::{AttributeSet, BridgingFunction, Catalogue, Position};
-use sidetrack_core::flow::{Flow, Intercept};
+use sidetrack_core::flow::{Flow, Intercept, Protocol};
 use sidetrack_core::net::IpNet;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -74,6 +74,7 @@ fn agreement_with(nodes: Vec<Node>, data: Vec<DataSet>, obligations: &[&str], su
 
 fn flow(client: &str, destination: &str) -> Flow {
     Flow {
+        protocol: Protocol::Tcp,
         intercept: Intercept::Socks,
         listener: "in".into(),
         client: format!("{client}:40000").parse().unwrap(),

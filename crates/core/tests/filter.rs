@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use sidetrack_core::filter::{Filter, FlowFacts};
-use sidetrack_core::flow::{Destination, EndReason, Intercept};
+use sidetrack_core::flow::{Destination, EndReason, Intercept, Protocol};
 use std::time::Duration;
 
 fn curl(dst: &Destination) -> FlowFacts<'_> {
@@ -17,9 +17,12 @@ fn curl(dst: &Destination) -> FlowFacts<'_> {
         carrier: Some("socks6://gw:1080"),
         listener: Some("out"),
         intercept: Some(Intercept::Redirect),
+        protocol: Some(Protocol::Tcp),
         reason: Some(EndReason::Refused),
         bytes_up: 1024,
         bytes_down: 1 << 20,
+        packets_up: 3,
+        packets_down: 4,
         age: Duration::from_secs(12),
         connect: Some(Duration::from_millis(41)),
         first_byte: None,
@@ -97,6 +100,21 @@ fn every_field_and_operator_does_what_it_says() {
     ] {
         assert!(!says(no, &flow), "{no}");
     }
+}
+
+#[test]
+fn the_transport_protocol_and_its_datagrams_are_matched() {
+    let dst: Destination = "9.9.9.9:53".parse().unwrap();
+    let flow = FlowFacts { protocol: Some(Protocol::Udp), ..curl(&dst) };
+    for yes in ["protocol == udp", "packets == 7", "packets_up <= 3 and packets_down > 3", "packets in [7-9]"]
+    {
+        assert!(says(yes, &flow), "{yes}");
+    }
+    for no in ["protocol == tcp", "protocol != udp", "packets_down > 4"] {
+        assert!(!says(no, &flow), "{no}");
+    }
+    let error = Filter::parse("protocol == udb").unwrap_err().to_string();
+    assert!(error.contains("did you mean 'udp'"), "{error}");
 }
 
 #[test]
@@ -262,12 +280,12 @@ fn the_manual_tells_the_truth() {
         assert!(Filter::parse(example).is_ok(), "{example}");
     }
     let rows: Vec<_> = manual.lines().filter(|line| line.starts_with("| `")).collect();
-    assert_eq!(rows.len(), 20, "a row a field");
+    assert_eq!(rows.len(), 22, "a row a field");
     for row in rows {
         let cells: Vec<_> = row.split('|').map(str::trim).collect();
         let field = cells[1].trim_matches('`');
         for op in ["==", "!=", "~", "!~", "<", "<=", ">", ">=", "in"] {
-            let fits = ["1", "1s", "ok", "run", "live"]
+            let fits = ["1", "1s", "ok", "run", "live", "udp"]
                 .iter()
                 .any(|value| Filter::parse(&format!("{field} {op} {value}")).is_ok());
             assert_eq!(fits, cells[3].contains(&format!("`{op}`")), "{field} {op}");

@@ -1,7 +1,7 @@
 //! Which addresses may be dialled for a flow that policy has accepted.
 
 use proptest::prelude::*;
-use sidetrack_core::flow::{Destination, Flow, Host, HostName, Intercept, Process};
+use sidetrack_core::flow::{Destination, Flow, Host, HostName, Intercept, Process, Protocol};
 use sidetrack_core::net::{IpSet, embedded_v4};
 use sidetrack_core::policy::{
     Action, Carry, Condition, Decision, Denied, Dialled, HostPattern, Match, NEVER_DIAL, Policy, Rule, Seen,
@@ -28,6 +28,7 @@ fn flow(destination: &str) -> Flow {
         Host::Ip(_) => None,
     };
     Flow {
+        protocol: Protocol::Tcp,
         intercept: Intercept::Socks,
         listener: "in".into(),
         client: "192.0.2.7:4000".parse().expect("an address"),

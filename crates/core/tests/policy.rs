@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use sidetrack_core::carrier::Carrier;
-use sidetrack_core::flow::{Flow, HostName, Intercept, Process};
+use sidetrack_core::flow::{Flow, HostName, Intercept, Process, Protocol};
 use sidetrack_core::http::message::Method;
 use sidetrack_core::http::uri::Resource;
 use sidetrack_core::net::{IpNet, IpSet, PortSet};
@@ -39,6 +39,7 @@ fn hop(text: &str) -> Action {
 
 fn flow(client: &str, dst: &str) -> Flow {
     Flow {
+        protocol: Protocol::Tcp,
         intercept: Intercept::Redirect,
         listener: "lan".into(),
         client: client.parse().unwrap(),
@@ -135,6 +136,7 @@ fn every_condition_holds_and_fails() {
         (Condition::Port(ports(&[(1, 2), (400, 443)])), Condition::Port(ports(&[(444, 500)]))),
         (Condition::Listener(vec!["x".into(), "lan".into()]), Condition::Listener(vec!["x".into()])),
         (Condition::Intercept(vec![Intercept::Redirect]), Condition::Intercept(vec![Intercept::Socks])),
+        (Condition::Protocol(Protocol::Tcp), Condition::Protocol(Protocol::Udp)),
         (Condition::SocksUser(vec!["ann".into()]), Condition::SocksUser(vec!["Ann".into()])),
         (Condition::Process(vec!["curl".into()]), Condition::Process(vec!["cur".into()])),
         (Condition::Uid(vec![0, 1000]), Condition::Uid(vec![0])),
@@ -323,6 +325,14 @@ fn lines(rules: &[KernelRule]) -> Vec<String> {
 }
 
 #[test]
+fn rules_for_udp_change_nothing_of_what_the_kernel_does_with_connections() {
+    let rules = |protocol| vec![rule("r", vec![Condition::Protocol(protocol)], Action::Deny)];
+    let path = |rules| lines(&Policy::new(rules, Action::default()).kernel_path(&lan(Intercept::Redirect)));
+    assert_eq!(path(rules(Protocol::Udp)), path(vec![]));
+    assert!(path(rules(Protocol::Tcp)).is_empty(), "all connections are denied");
+}
+
+#[test]
 fn the_kernel_path_respects_earlier_rules() {
     let rules = vec![
         rule("names", vec![Condition::Port(ports(&[(443, 443)])), hosts(&["*.example"])], hop("socks5://gw")),
@@ -430,6 +440,7 @@ fn any_condition() -> impl Strategy<Value = Condition> {
             .prop_map(|name| Condition::Listener(vec![name.into()])),
         prop_oneof![Just(Intercept::Redirect), Just(Intercept::Reverse)]
             .prop_map(|kind| Condition::Intercept(vec![kind])),
+        prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp)].prop_map(Condition::Protocol),
         Just(Condition::SocksUser(vec!["ann".into()])),
         Just(Condition::Process(vec!["curl".into()])),
         Just(Condition::Uid(vec![0])),

@@ -2,11 +2,11 @@
 
 use crate::config::{Config, ListenerKind, Question};
 use serde::Serialize;
-use sidetrack_core::flow::{Flow, Host};
+use sidetrack_core::flow::{Flow, Host, Protocol};
 use sidetrack_core::policy::{
     Action, Carry, Denied, Dial, Dialled, Explanation, KernelAction, ProxyVersion, Resolve, Seen,
 };
-use sidetrack_core::shunt::{Transport, Tuple, Want};
+use sidetrack_core::shunt::{Tuple, Want};
 use sidetrack_core::{carrier::Carrier, flow::Intercept};
 use sidetrack_sys::sockopt;
 use std::fmt;
@@ -95,6 +95,8 @@ pub struct AskedFlow {
     pub listener: String,
     /// How it was captured.
     pub intercept: Intercept,
+    /// Its transport protocol.
+    pub protocol: Protocol,
     /// The host name in its first bytes.
     pub host: Option<String>,
 }
@@ -171,6 +173,7 @@ pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
             orig_dst: flow.orig_dst.to_string(),
             listener: flow.listener.to_string(),
             intercept: flow.intercept,
+            protocol: flow.protocol,
             host: question.host.as_ref().map(ToString::to_string),
         },
     })
@@ -224,7 +227,7 @@ fn carried(config: &Config, carry: &Carry) -> Carried {
 /// Returns the decision of the shunt's rules. They see addresses, ports and the process.
 fn forwarded(config: &Config, question: &Question<'_>, flow: &Flow) -> Option<Forwarded> {
     let (shunt, server) = (config.shunt.as_ref()?, flow.orig_dst.socket_addr()?);
-    let tuple = Tuple { client: flow.client, server, transport: Transport::Tcp, zone: 0 };
+    let tuple = Tuple { client: flow.client, server, transport: flow.protocol, zone: 0 };
     let wish = shunt.forwarded(&tuple, &question.process);
     let name = wish.and_then(|wish| config.policy.rules().get(wish.rule?)).map(|rule| rule.name.to_string());
     let plain = Forwarded {
@@ -257,11 +260,14 @@ fn kernel_path(config: &Config, question: &Question<'_>, flow: &Flow) -> bool {
 
 impl fmt::Display for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AskedFlow { client, orig_dst, listener, intercept, host } = &self.flow;
+        let AskedFlow { client, orig_dst, listener, intercept, protocol, host } = &self.flow;
         write!(f, "flow     {} -> {orig_dst}, ", client.ip())?;
         match listener.as_str() {
             "none" => write!(f, "caught by {}", intercept.as_str())?,
             name => write!(f, "caught by '{name}' ({})", intercept.as_str())?,
+        }
+        if *protocol == Protocol::Udp {
+            write!(f, ", udp")?;
         }
         match host {
             Some(host) => writeln!(f, ", host {host}")?,

@@ -146,6 +146,8 @@ pub struct LiveFlow {
     decided: Mutex<Option<Arc<Decided>>>,
     bytes_up: AtomicU64,
     bytes_down: AtomicU64,
+    packets_up: AtomicU64,
+    packets_down: AtomicU64,
     /// Bytes of our own that go to the server before the client's. They are not payload and not counted.
     preface: AtomicU64,
     connect_us: AtomicU64,
@@ -203,6 +205,8 @@ impl LiveFlow {
             decided: Mutex::new(None),
             bytes_up: AtomicU64::new(0),
             bytes_down: AtomicU64::new(0),
+            packets_up: AtomicU64::new(0),
+            packets_down: AtomicU64::new(0),
             preface: AtomicU64::new(0),
             connect_us: AtomicU64::new(UNSET),
             first_byte_us: AtomicU64::new(UNSET),
@@ -266,6 +270,17 @@ impl LiveFlow {
     /// Bytes from client to server, and from server to client, so far.
     pub fn bytes(&self) -> (u64, u64) {
         (self.bytes_up.load(Relaxed), self.bytes_down.load(Relaxed))
+    }
+
+    /// Sets the numbers of datagrams from client to server, and from server to client.
+    pub fn set_packets(&self, up: u64, down: u64) {
+        self.packets_up.store(up, Relaxed);
+        self.packets_down.store(down, Relaxed);
+    }
+
+    /// Datagrams from client to server, and from server to client, so far.
+    pub fn packets(&self) -> (u64, u64) {
+        (self.packets_up.load(Relaxed), self.packets_down.load(Relaxed))
     }
 
     /// Notes that bytes moved `after` the capture.

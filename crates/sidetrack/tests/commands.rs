@@ -163,6 +163,19 @@ fn explain_tells_what_the_rule_asks_of_the_way() {
 }
 
 #[test]
+fn explain_is_asked_about_udp() {
+    let config = "version = 1\ndefault = \"deny\"\n[[rule]]\nname = \"dns\"\nmatch = { protocol = \"udp\", port = 53 }\n\
+                  carrier = \"direct\"\n[[test]]\nflow = { dst = \"9.9.9.9:53\", protocol = \"udp\" }\nexpect = { rule = \"dns\" }\n\
+                  [[test]]\nflow = { dst = \"9.9.9.9:53\" }\nexpect = { rule = \"default\" }\n";
+    let say = |words: &[&str]| explained_by(config, &[&["10.0.0.5", "9.9.9.9:53"], words].concat());
+    let udp = say(&["--protocol", "udp"]).unwrap().out;
+    assert!(udp.contains(", udp\n") && udp.contains("verdict  carry: rule 'dns'"), "{udp}");
+    let tcp = say(&[]).unwrap().out;
+    assert!(tcp.contains("verdict  deny"), "{tcp}");
+    assert!(say(&["--protocol", "sctp"]).unwrap_err().to_string().contains("neither tcp nor udp"));
+}
+
+#[test]
 fn explain_speaks_json() {
     let words = ["10.0.0.5", "203.0.113.10:443", "--host", "www.example", "--listener", "lan", "--json"];
     let json: serde_json::Value = serde_json::from_str(&explained(&words).unwrap().out).unwrap();

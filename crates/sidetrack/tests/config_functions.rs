@@ -112,6 +112,7 @@ fn a_rule_with_a_chain_is_never_left_to_the_kernel_and_says_so() {
     let chained = Config::from_text("test.toml", &text).expect("a right configuration");
     assert!(chained.kernel_paths(&chained.listeners[0]).is_empty());
     let flow = sidetrack_core::flow::Flow {
+        protocol: sidetrack_core::flow::Protocol::Tcp,
         intercept: sidetrack_core::flow::Intercept::Reverse,
         listener: "in".into(),
         client: "192.0.2.9:1".parse().expect("an address"),

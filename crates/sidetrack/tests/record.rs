@@ -8,7 +8,7 @@ use sidetrack::record::{
     FOLLOWERS_MAX, Feed, FlowRecord, Observer, RecordWriter, Recorder, Target, write_lines,
 };
 use sidetrack_core::filter::Filter;
-use sidetrack_core::flow::{EndReason, FlowId, Intercept, Process};
+use sidetrack_core::flow::{EndReason, FlowId, Intercept, Process, Protocol};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -52,7 +52,12 @@ fn lines_look_like_this() {
     by_kernel.intercept = Intercept::Kernel;
     by_kernel.process = Some(Process { pid: Some(9), name: None, uid: Some(0) });
     let by_kernel = ended(&live(9, by_kernel, carried(Some("fast"), &[])), EndReason::KernelClosed);
-    let lines: String = [refused, unknown, by_kernel].iter().map(line).collect();
+    let mut datagrams = flow("9.9.9.9:53");
+    datagrams.protocol = Protocol::Udp;
+    let datagrams = live(10, datagrams, carried(Some("dns"), &[]));
+    datagrams.set_packets(3, 2);
+    let datagrams = ended(&datagrams, EndReason::Idle);
+    let lines: String = [refused, unknown, by_kernel, datagrams].iter().map(line).collect();
     assert!(!lines.contains("secret"));
     insta::assert_snapshot!(lines);
 }
@@ -91,6 +96,7 @@ fn all_sorts() -> Vec<Ended> {
         known.host = (at % 4 != 1).then(|| ["db.example", "bücher.example"][at % 2].parse().expect("a name"));
         known.client = ["192.0.2.200:9", "[fe80::1%7]:65535", "[::1]:1"][at % 3].parse().expect("an address");
         known.intercept = Intercept::ALL[at % Intercept::ALL.len()];
+        known.protocol = Protocol::ALL[at % 2];
         known.user = (at % 5 == 0).then(|| text.to_owned());
         let program = (at % 3 != 2).then(|| text.to_owned());
         let process =
@@ -103,6 +109,7 @@ fn all_sorts() -> Vec<Ended> {
         let agreement = (at % 3 == 1).then(|| text.into());
         let flow = live(id, known, sidetrack_core::policy::Verdict { agreement, ..verdict });
         flow.count(id * 1000, u64::MAX / id);
+        flow.set_packets(id, u64::MAX - id);
         let us = Duration::from_micros([0, 1, 1_000_000, 3_600_000_123][at % 4]);
         if at % 2 == 0 {
             flow.connected(us);

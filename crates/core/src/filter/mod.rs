@@ -7,10 +7,10 @@
 //! ```
 //!
 //! * `and`, `or`, `not` (also `&&`, `||`, `!`) and parentheses; `and` binds tighter than `or`.
-//! * Words: `proc`, `user`, `rule`, `carrier`, `listener`, `intercept`, `reason`, `state` (`live` or `ended`) and `host`
-//!   take `==`, `!=`, `in [a, b]` and, with `*` and `?`, `~` and `!~`.
+//! * Words: `proc`, `user`, `rule`, `carrier`, `listener`, `intercept`, `protocol`, `reason`, `state` (`live` or
+//!   `ended`) and `host` take `==`, `!=`, `in [a, b]` and, with `*` and `?`, `~` and `!~`.
 //! * Addresses: `src` and `dst` take `==` and `!=` (address or name), `in` (a network, or a list) and `~` (a pattern).
-//! * Numbers: `id`, `port`, `sport`; sizes: `bytes`, `up`, `down` (`1500`, `64KiB`, `1.5MB`); times: `age`, `connect`,
+//! * Numbers: `id`, `port`, `sport`, `packets`, `packets_up`, `packets_down`; sizes: `bytes`, `up`, `down` (`1500`, `64KiB`, `1.5MB`); times: `age`, `connect`,
 //!   `first_byte` (`250ms`, `10s`, `5m`, `1h`): `==`, `!=`, `<`, `<=`, `>`, `>=`, `in`.
 //! * An unknown property matches nothing. For a flow without a host name, both `host == a` and `host != a` are false,
 //!   and `not host == a` is true.
@@ -25,7 +25,7 @@ mod value;
 pub use error::FilterError;
 pub(crate) use glob::fits;
 
-use crate::flow::{Destination, EndReason, Intercept};
+use crate::flow::{Destination, EndReason, Intercept, Protocol};
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -55,12 +55,18 @@ pub struct FlowFacts<'a> {
     pub listener: Option<&'a str>,
     /// `intercept`: how the flow was caught.
     pub intercept: Option<Intercept>,
+    /// `protocol`: its transport protocol.
+    pub protocol: Option<Protocol>,
     /// `reason`: how the flow ended. `None` for a live flow (`state == live`).
     pub reason: Option<EndReason>,
     /// `up`: bytes from client to server (`bytes` is the sum of both).
     pub bytes_up: u64,
     /// `down`: bytes from server to client.
     pub bytes_down: u64,
+    /// `packets_up`: datagrams from client to server (`packets` is the sum of both). 0 for TCP.
+    pub packets_up: u64,
+    /// `packets_down`: datagrams from server to client.
+    pub packets_down: u64,
     /// `age`: the time from the interception until now, or until the end.
     pub age: Duration,
     /// `connect`: the time until the path to the server was established.

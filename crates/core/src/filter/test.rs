@@ -3,7 +3,7 @@
 use super::error::{FilterError, nearest};
 use super::value;
 use super::{FlowFacts, glob};
-use crate::flow::{EndReason, Host, Intercept};
+use crate::flow::{EndReason, Host, Intercept, Protocol};
 use crate::net::{IpNet, IpNetError};
 use std::net::IpAddr;
 use std::ops::{Range, RangeInclusive};
@@ -31,6 +31,7 @@ pub(super) enum Word {
     Carrier,
     Listener,
     Intercept,
+    Protocol,
     Reason,
     State,
     Host,
@@ -50,6 +51,9 @@ pub(super) enum Number {
     Bytes,
     Up,
     Down,
+    Packets,
+    PacketsUp,
+    PacketsDown,
     Age,
     Connect,
     FirstByte,
@@ -63,7 +67,7 @@ pub(super) enum Field {
 }
 
 /// The names of the fields, with the alternative names that records use.
-const FIELDS: [(&str, Field); 27] = [
+const FIELDS: [(&str, Field); 31] = [
     ("proc", Field::Word(Word::Process)),
     ("process", Field::Word(Word::Process)),
     ("user", Field::Word(Word::User)),
@@ -71,6 +75,7 @@ const FIELDS: [(&str, Field); 27] = [
     ("carrier", Field::Word(Word::Carrier)),
     ("listener", Field::Word(Word::Listener)),
     ("intercept", Field::Word(Word::Intercept)),
+    ("protocol", Field::Word(Word::Protocol)),
     ("reason", Field::Word(Word::Reason)),
     ("state", Field::Word(Word::State)),
     ("host", Field::Word(Word::Host)),
@@ -88,6 +93,9 @@ const FIELDS: [(&str, Field); 27] = [
     ("bytes_up", Field::Number(Number::Up)),
     ("down", Field::Number(Number::Down)),
     ("bytes_down", Field::Number(Number::Down)),
+    ("packets", Field::Number(Number::Packets)),
+    ("packets_up", Field::Number(Number::PacketsUp)),
+    ("packets_down", Field::Number(Number::PacketsDown)),
     ("age", Field::Number(Number::Age)),
     ("connect", Field::Number(Number::Connect)),
     ("first_byte", Field::Number(Number::FirstByte)),
@@ -171,8 +179,8 @@ fn unknown_field(name: &str, at: Range<usize>) -> FilterError {
     let message = match nearest(name, FIELDS.iter().map(|(known, _)| *known)) {
         Some(near) => format!("there is no field '{name}': did you mean '{near}'?"),
         None => format!(
-            "there is no field '{name}': there are proc, user, rule, carrier, listener, intercept, reason, state, \
-             host, src, dst, id, port, sport, bytes, up, down, age, connect and first_byte"
+            "there is no field '{name}': there are proc, user, rule, carrier, listener, intercept, protocol, \
+             reason, state, host, src, dst, id, port, sport, bytes, up, down, packets, age, connect and first_byte"
         ),
     };
     FilterError::new(at, message)
@@ -188,6 +196,7 @@ fn words(word: Word, values: &[Spanned<String>]) -> Result<Vec<String>, FilterEr
     let closed: Vec<&str> = match word {
         Word::Reason => EndReason::ALL.iter().map(|reason| reason.as_str()).collect(),
         Word::Intercept => Intercept::ALL.iter().map(|kind| kind.as_str()).collect(),
+        Word::Protocol => Protocol::ALL.iter().map(|protocol| protocol.as_str()).collect(),
         Word::State => vec!["live", "ended"],
         _ => return Ok(values.iter().map(|(text, _)| folded(word, text)).collect()),
     };
@@ -238,8 +247,8 @@ fn ranges(
         let range = match number {
             Number::Bytes | Number::Up | Number::Down => value::size(text).map(|size| size..=size),
             Number::Age | Number::Connect | Number::FirstByte => value::time_us(text).map(|time| time..=time),
-            Number::Id | Number::Port | Number::ClientPort if op == Op::In => value::number_or_range(text),
-            Number::Id | Number::Port | Number::ClientPort => text.parse().ok().map(|number| number..=number),
+            _ if op == Op::In => value::number_or_range(text),
+            _ => text.parse().ok().map(|number| number..=number),
         };
         let range = range.ok_or_else(|| FilterError::new(at.clone(), number.expected(text)))?;
         Ok(compared(op, range))
@@ -271,6 +280,7 @@ impl Word {
             Self::Carrier => flow.carrier,
             Self::Listener => flow.listener,
             Self::Intercept => flow.intercept.map(Intercept::as_str),
+            Self::Protocol => flow.protocol.map(Protocol::as_str),
             Self::Reason => flow.reason.map(EndReason::as_str),
             Self::State => Some(if flow.reason.is_some() { "ended" } else { "live" }),
             // As in policy, a destination that is a name is a known host name.
@@ -324,6 +334,9 @@ impl Number {
             Self::Bytes => Some(flow.bytes_up.saturating_add(flow.bytes_down)),
             Self::Up => Some(flow.bytes_up),
             Self::Down => Some(flow.bytes_down),
+            Self::Packets => Some(flow.packets_up.saturating_add(flow.packets_down)),
+            Self::PacketsUp => Some(flow.packets_up),
+            Self::PacketsDown => Some(flow.packets_down),
             Self::Age => Some(micros(flow.age)),
             Self::Connect => flow.connect.map(micros),
             Self::FirstByte => flow.first_byte.map(micros),
@@ -332,7 +345,12 @@ impl Number {
 
     fn expected(self, text: &str) -> String {
         match self {
-            Self::Id | Self::Port | Self::ClientPort => {
+            Self::Id
+            | Self::Port
+            | Self::ClientPort
+            | Self::Packets
+            | Self::PacketsUp
+            | Self::PacketsDown => {
                 format!("'{text}' is not a number: write 443, or with 'in' also 8000-8100")
             }
             Self::Bytes | Self::Up | Self::Down => {

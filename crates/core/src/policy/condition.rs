@@ -3,7 +3,7 @@
 use super::decide::Seen;
 use super::host_list::HostList;
 use super::url::UrlPattern;
-use crate::flow::{Flow, Host, HostName, HostNameError, Intercept};
+use crate::flow::{Flow, Host, HostName, HostNameError, Intercept, Protocol};
 use crate::net::{IpSet, PortSet};
 use std::fmt;
 use std::str::FromStr;
@@ -28,6 +28,8 @@ pub enum Condition {
     Listener(Vec<Arc<str>>),
     /// The flow was caught in one of these ways.
     Intercept(Vec<Intercept>),
+    /// The flow has this transport protocol.
+    Protocol(Protocol),
     /// One of these users authenticated at our SOCKS listener.
     SocksUser(Vec<Box<str>>),
     /// The base name of the executable is one of these; local flows only.
@@ -87,6 +89,7 @@ impl Condition {
             Self::Port(_) => "port",
             Self::Listener(_) => "listener",
             Self::Intercept(_) => "intercept",
+            Self::Protocol(_) => "protocol",
             Self::SocksUser(_) => "socks_user",
             Self::Process(_) => "process",
             Self::Uid(_) => "user",
@@ -101,7 +104,7 @@ impl Condition {
     /// need the first bytes, come last.
     const fn cost(&self) -> u8 {
         match self {
-            Self::Listener(_) | Self::Intercept(_) => 0,
+            Self::Listener(_) | Self::Intercept(_) | Self::Protocol(_) => 0,
             Self::Port(_) => 1,
             Self::From(_) | Self::To(_) => 2,
             Self::SocksUser(_) => 3,
@@ -123,6 +126,7 @@ impl Condition {
             (Self::Port(outer), Self::Port(inner)) => outer.covers(inner),
             (Self::Listener(outer), Self::Listener(inner)) => within(outer, inner),
             (Self::Intercept(outer), Self::Intercept(inner)) => within(outer, inner),
+            (Self::Protocol(outer), Self::Protocol(inner)) => outer == inner,
             (Self::SocksUser(outer), Self::SocksUser(inner))
             | (Self::Process(outer), Self::Process(inner)) => within(outer, inner),
             (Self::Uid(outer), Self::Uid(inner)) => within(outer, inner),
@@ -145,6 +149,7 @@ impl Condition {
             Self::Port(set) => set.contains(flow.orig_dst.port),
             Self::Listener(names) => names.contains(&flow.listener),
             Self::Intercept(kinds) => kinds.contains(&flow.intercept),
+            Self::Protocol(protocol) => *protocol == flow.protocol,
             Self::SocksUser(users) => {
                 flow.user.as_deref().is_some_and(|user| users.iter().any(|one| **one == *user))
             }
@@ -315,6 +320,7 @@ impl fmt::Display for Condition {
             Self::Port(set) => set.to_string(),
             Self::Listener(names) => list(names, ToString::to_string),
             Self::Intercept(kinds) => list(kinds, |kind| kind.as_str().to_owned()),
+            Self::Protocol(protocol) => protocol.as_str().to_owned(),
             Self::SocksUser(names) | Self::Process(names) => list(names, ToString::to_string),
             Self::Uid(uids) => list(uids, ToString::to_string),
             Self::Host(patterns) => list(patterns, ToString::to_string),

@@ -6,7 +6,7 @@
 
 use super::{Action, Carry, Condition, Dial, KernelPath, Match, Policy};
 use crate::carrier::Carrier;
-use crate::flow::{Destination, Intercept};
+use crate::flow::{Destination, Intercept, Protocol};
 use crate::net::{IpNet, IpSet, PortSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -186,7 +186,9 @@ impl Traffic {
             match condition {
                 Condition::Listener(names) if !names.contains(listener) => return None,
                 Condition::Intercept(kinds) if !kinds.contains(&self.intercept()) => return None,
-                Condition::Listener(_) | Condition::Intercept(_) => {}
+                // The packet filter takes TCP connections only.
+                Condition::Protocol(Protocol::Udp) => return None,
+                Condition::Listener(_) | Condition::Intercept(_) | Condition::Protocol(Protocol::Tcp) => {}
                 // Only SOCKS flows have users.
                 Condition::SocksUser(_) => return None,
                 Condition::Process(_)

@@ -49,7 +49,7 @@ fn addresses(matcher: &Match) -> Option<(KernelMatch, bool)> {
             Condition::From(set) => KernelMatch { from: Some(set.clone()), ..KernelMatch::default() },
             Condition::To(set) => KernelMatch { to: Some(set.clone()), ..KernelMatch::default() },
             Condition::Port(set) => KernelMatch { port: Some(set.clone()), ..KernelMatch::default() },
-            Condition::Process(_) | Condition::Uid(_) => {
+            Condition::Process(_) | Condition::Uid(_) | Condition::Protocol(_) => {
                 decided = false;
                 continue;
             }

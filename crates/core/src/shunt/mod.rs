@@ -40,47 +40,11 @@ pub use tracked::{Flow, Standing};
 pub use wish::{Want, Wish};
 
 use crate::flow::Process;
+pub use crate::flow::Protocol as Transport;
 use crate::time::Instant;
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
-
-/// Transport protocols that have flows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Transport {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-}
-
-impl Transport {
-    /// Returns the protocol with this IP protocol number.
-    pub const fn of_number(number: u8) -> Option<Self> {
-        match number {
-            6 => Some(Self::Tcp),
-            17 => Some(Self::Udp),
-            _ => None,
-        }
-    }
-
-    /// Returns the IP protocol number.
-    pub const fn number(self) -> u8 {
-        match self {
-            Self::Tcp => 6,
-            Self::Udp => 17,
-        }
-    }
-
-    /// Returns the name for configuration and listings.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-        }
-    }
-}
 
 /// Identifies a connection at one moment: the addresses of its first packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

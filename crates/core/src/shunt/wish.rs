@@ -40,6 +40,7 @@ impl Wish {
     /// `None`. Pass [`Process::default`] if the process is unknown.
     pub fn of(policy: &Policy, tuple: &Tuple, process: Option<&Process>) -> Option<Self> {
         let flow = flow::Flow {
+            protocol: tuple.transport,
             intercept: Intercept::Kernel,
             listener: "".into(),
             client: tuple.client,

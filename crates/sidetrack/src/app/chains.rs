@@ -52,6 +52,7 @@ mod tests {
     fn cut(old: &str, new: &str) -> bool {
         let live = Arc::new(LiveFlow::new(FlowId(1)));
         let flow = sidetrack_core::flow::Flow {
+            protocol: sidetrack_core::flow::Protocol::Tcp,
             intercept: sidetrack_core::flow::Intercept::Socks,
             listener: "in".into(),
             client: "127.0.0.1:1".parse().expect("an address"),

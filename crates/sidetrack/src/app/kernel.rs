@@ -11,7 +11,7 @@ pub(super) use paths::Paths;
 use crate::keeper::{Keeper, KernelFlow, KernelFlowKey};
 use crate::live::{Decided, Ended, Ledger, LiveFlow, Slot};
 use crate::worker::Shared;
-use sidetrack_core::flow::{EndReason, Flow, Intercept};
+use sidetrack_core::flow::{EndReason, Flow, Intercept, Protocol};
 use sidetrack_core::policy::Action;
 use sidetrack_sys::conntrack::{Event, Events};
 use sidetrack_sys::sync::lock;
@@ -153,6 +153,7 @@ impl KernelFlows {
             _ => entry.destination,
         };
         let flow = Flow {
+            protocol: Protocol::Tcp,
             intercept: Intercept::Kernel,
             listener: path.listener.clone(),
             client: entry.client,

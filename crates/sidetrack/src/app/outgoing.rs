@@ -17,7 +17,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, post};
 use serde::{Deserialize, Serialize};
-use sidetrack_core::flow::Destination;
+use sidetrack_core::flow::{Destination, Protocol};
 use sidetrack_core::net::IpSet;
 use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
@@ -218,6 +218,7 @@ impl Paths {
             addresses: vec![SocketAddr::new(self.settings.address, port)],
             accept_proxy_protocol: IpSet::default(),
             mptcp: false,
+            protocol: Protocol::Tcp,
         };
         let mut bound = sockets::bind(&listener, &self.config.load(), self.node.workers(), &[])?;
         for bound in &mut bound {

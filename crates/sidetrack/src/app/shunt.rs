@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::live::{Decided, Ended, Ledger, LiveFlow, Slot};
 use crate::shunt::{Ask, Capacity, FlowView, ShuntRecord, Shunter, Told};
 use anyhow::Context;
-use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept};
+use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept, Protocol};
 use sidetrack_core::policy::{Action, Verdict};
 use sidetrack_core::shunt::{ShuntAction, Transport};
 use sidetrack_sys::caps::{self, CapabilitySet};
@@ -196,19 +196,24 @@ fn live(id: FlowId, record: &ShuntRecord) -> Arc<LiveFlow> {
 
 fn decided(record: &ShuntRecord) -> Decided {
     let verdict = verdict(record.rule.as_deref(), record.blocked);
-    Decided { flow: flow(record.client, record.server), verdict: Some(verdict) }
+    Decided { flow: flow(record.transport, record.client, record.server), verdict: Some(verdict) }
 }
 
-/// Sets the counts to the bytes of both paths, which never shrink. Dropped bytes do not count.
+/// Sets the counts to those of both paths, which never shrink. Dropped bytes do not count.
 fn count(flow: &LiveFlow, record: &ShuntRecord) {
     let (up, down) = flow.bytes();
     let (now_up, now_down) =
         (record.slow.bytes_up + record.fast.bytes_up, record.slow.bytes_down + record.fast.bytes_down);
     flow.count(now_up.saturating_sub(up), now_down.saturating_sub(down));
+    flow.set_packets(
+        record.slow.packets_up + record.fast.packets_up,
+        record.slow.packets_down + record.fast.packets_down,
+    );
 }
 
-fn flow(client: SocketAddr, server: SocketAddr) -> Flow {
+fn flow(protocol: Protocol, client: SocketAddr, server: SocketAddr) -> Flow {
     Flow {
+        protocol,
         intercept: Intercept::Kernel,
         listener: LISTENER.into(),
         client,

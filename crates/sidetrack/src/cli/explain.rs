@@ -7,7 +7,7 @@ use crate::explain::{Answer, FunctionHealth, Health, explain};
 use anyhow::{Context, bail};
 use hyper::Method;
 use sidetrack_common::admin::ContainersHealth;
-use sidetrack_core::flow::{Destination, HostName, Intercept, Process};
+use sidetrack_core::flow::{Destination, HostName, Intercept, Process, Protocol};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -36,6 +36,9 @@ pub struct ExplainArgs {
     /// How it is caught, without a listener: run, redirect, tproxy, socks or reverse.
     #[arg(long)]
     pub intercept: Option<String>,
+    /// Its transport protocol, tcp or udp, if no listener says so. Default: tcp.
+    #[arg(long)]
+    pub protocol: Option<String>,
     /// Base name of the client's executable.
     #[arg(long)]
     pub process: Option<String>,
@@ -130,6 +133,7 @@ fn question<'a>(args: &ExplainArgs, config: &'a Config) -> anyhow::Result<Questi
     Ok(Question {
         listener: listener(args.listener.as_deref(), config)?,
         intercept: args.intercept.as_deref().map(intercept).transpose()?,
+        protocol: args.protocol.as_deref().map(protocol).transpose()?,
         client: source(&src)?,
         orig_dst: dst.map(|dst| dst.parse::<Destination>()).transpose()?,
         host: args.host.as_deref().map(str::parse::<HostName>).transpose().context("--host")?,
@@ -175,6 +179,11 @@ fn listener<'a>(name: Option<&str>, config: &'a Config) -> anyhow::Result<Option
     Ok(Some(
         found.with_context(|| format!("--listener: there is no '{name}'; the listeners are: {}", names()))?,
     ))
+}
+
+fn protocol(word: &str) -> anyhow::Result<Protocol> {
+    let found = Protocol::ALL.into_iter().find(|protocol| protocol.as_str() == word);
+    found.with_context(|| format!("--protocol: '{word}' is neither tcp nor udp"))
 }
 
 fn intercept(word: &str) -> anyhow::Result<Intercept> {

@@ -6,6 +6,7 @@ mod check;
 mod containers;
 mod engine;
 mod fixed;
+mod listener;
 mod nfshunt;
 mod outgoing;
 mod overlay;
@@ -41,10 +42,10 @@ pub use tap::Tap;
 use crate::tls::Mutual;
 use sidetrack_common::file::{nearest, parse_all};
 use sidetrack_core::carrier::Credentials;
-use sidetrack_core::flow::{Destination, HostName, Intercept};
+use sidetrack_core::flow::{Destination, HostName, Protocol};
 use sidetrack_core::function::FunctionSpec;
 use sidetrack_core::net::{IpSet, PortSet};
-use sidetrack_core::policy::{Capture, HostPattern, KernelRule, Policy, Traffic};
+use sidetrack_core::policy::{Capture, HostPattern, KernelRule, Policy};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -243,6 +244,8 @@ pub struct Listener {
     pub accept_proxy_protocol: IpSet,
     /// Whether it accepts Multipath TCP, if the kernel has it.
     pub mptcp: bool,
+    /// The transport protocol of its flows.
+    pub protocol: Protocol,
 }
 
 /// How a listener catches flows.
@@ -262,23 +265,6 @@ pub enum ListenerKind {
     Tunnel(Mutual),
     /// The packet engine, with its own TCP.
     Engine(EngineListener),
-}
-
-impl ListenerKind {
-    /// The settings for HTTP requests, if this kind serves them.
-    pub const fn http(&self) -> Option<&HttpListener> {
-        match self {
-            Self::Http(http) => Some(http),
-            Self::Redirect(redirect) => redirect.http.as_ref(),
-            Self::Tproxy(tproxy) => tproxy.http.as_ref(),
-            Self::Socks(_) | Self::Reverse(_) | Self::Tunnel(_) | Self::Engine(_) => None,
-        }
-    }
-
-    /// The UDP address on which its cache answers HTCP, if it does.
-    pub fn htcp_address(&self) -> Option<SocketAddr> {
-        Some(self.http()?.cache.as_ref()?.htcp.as_ref()?.address)
-    }
 }
 
 /// A SOCKS listener.
@@ -434,64 +420,6 @@ impl Tunnel {
     /// Returns the name that the far side's certificate must have, for this path.
     pub fn server_name(&self, path: &Destination) -> String {
         self.server_name.as_ref().map_or_else(|| path.host.to_string(), HostName::to_string)
-    }
-}
-
-impl Listener {
-    /// Returns the traffic that the kernel could forward without us, one capture per address. Empty if bytes
-    /// must be read first.
-    pub fn captures(&self) -> Vec<Capture> {
-        if !self.accept_proxy_protocol.is_empty() {
-            return Vec::new();
-        }
-        let anywhere = |forwarded, src: &Option<IpSet>, dst: &Option<IpSet>, ports: &Option<PortSet>| {
-            let (src, dst, ports) = (src.clone(), dst.clone(), ports.clone());
-            let traffic = Traffic::Anywhere { intercept: self.kind.intercept(), forwarded, src, dst, ports };
-            vec![Capture { listener: self.name.clone(), traffic }]
-        };
-        match &self.kind {
-            ListenerKind::Reverse(ReverseTarget::Fixed(server)) => {
-                let capture = |address: &SocketAddr| Capture::reverse(self.name.clone(), *address, server);
-                self.addresses.iter().filter_map(capture).collect()
-            }
-            ListenerKind::Redirect(redirect) if redirect.http.is_none() => {
-                anywhere(redirect.forwarded, &redirect.src, &redirect.dst, &redirect.ports)
-            }
-            ListenerKind::Tproxy(tproxy) if tproxy.http.is_none() => {
-                anywhere(true, &tproxy.src, &tproxy.dst, &tproxy.ports)
-            }
-            ListenerKind::Socks(_)
-            | ListenerKind::Http(_)
-            | ListenerKind::Redirect(_)
-            | ListenerKind::Tproxy(_)
-            | ListenerKind::Tunnel(_)
-            | ListenerKind::Engine(_)
-            | ListenerKind::Reverse(ReverseTarget::ByName { .. }) => Vec::new(),
-        }
-    }
-}
-
-impl ListenerKind {
-    /// The word in the configuration, in records and in `match.intercept`.
-    pub const fn intercept(&self) -> Intercept {
-        match self {
-            Self::Socks(_) => Intercept::Socks,
-            Self::Http(_) => Intercept::Http,
-            Self::Reverse(_) => Intercept::Reverse,
-            Self::Redirect(_) => Intercept::Redirect,
-            Self::Tproxy(_) => Intercept::Tproxy,
-            Self::Tunnel(_) => Intercept::Tunnel,
-            Self::Engine(_) => Intercept::Engine,
-        }
-    }
-
-    /// The servers it stands for. `None` if the client names its destination.
-    pub const fn servers(&self) -> Option<&ReverseTarget> {
-        match self {
-            Self::Reverse(target) => Some(target),
-            Self::Engine(engine) => Some(&engine.target),
-            _ => None,
-        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! A flow described by a decision test or on the command line.
 
 use super::Listener;
-use sidetrack_core::flow::{Destination, Flow, HostName, Intercept, Process};
+use sidetrack_core::flow::{Destination, Flow, HostName, Intercept, Process, Protocol};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -12,6 +12,8 @@ pub struct Question<'a> {
     pub listener: Option<&'a Listener>,
     /// How it was captured, if no listener says so. Default: redirect.
     pub intercept: Option<Intercept>,
+    /// Its transport protocol, if no listener says so. Default: TCP.
+    pub protocol: Option<Protocol>,
     /// The client's address.
     pub client: SocketAddr,
     /// Its destination. Default for a reverse listener: its server.
@@ -30,7 +32,9 @@ impl Question<'_> {
         let server = self.listener.and_then(|listener| listener.kind.servers());
         let server = server.and_then(|target| target.server_for(self.host.as_ref()));
         let kind = self.listener.map(|listener| listener.kind.intercept()).or(self.intercept);
+        let protocol = self.listener.and_then(Listener::protocol).or(self.protocol);
         Some(Flow {
+            protocol: protocol.unwrap_or_default(),
             intercept: kind.unwrap_or(Intercept::Redirect),
             listener: self.listener.map_or_else(|| Arc::from("none"), |listener| listener.name.clone()),
             client: self.client,

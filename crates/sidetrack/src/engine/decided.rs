@@ -8,7 +8,7 @@ use super::reset;
 use crate::config::Config;
 use crate::live::{Clock, Decided, Ended, Ledger, LiveFlow, Slot, Tally};
 use sidetrack_core::engine::{Hop, Target};
-use sidetrack_core::flow::{Destination, EndReason, Flow, FlowId, Intercept};
+use sidetrack_core::flow::{Destination, EndReason, Flow, FlowId, Intercept, Protocol};
 use sidetrack_core::policy::Verdict;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::{
@@ -445,6 +445,7 @@ impl Shared {
 impl Rule {
     fn decided(&self, client: SocketAddr) -> Decided {
         let flow = Flow {
+            protocol: Protocol::Tcp,
             intercept: Intercept::Engine,
             listener: self.listener.clone(),
             client,

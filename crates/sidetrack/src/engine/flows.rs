@@ -3,7 +3,7 @@
 use crate::live::{Clock, Decided, Ended, Ledger, LiveFlow, Slot};
 use sidetrack_core::chain::{Chain, Offered};
 use sidetrack_core::engine::{ConnectionId, Opening, Payload, Record, Stamps};
-use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept, Side};
+use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept, Protocol, Side};
 use sidetrack_core::function::{ChainSpec, OnDown, Stop};
 use sidetrack_core::ldap::BindAnswer;
 use sidetrack_core::policy::{Action, Verdict};
@@ -136,6 +136,7 @@ impl Flows {
     /// Returns the flow as it is before policy is asked.
     pub(super) fn flow(&self, opening: &Opening<'_>) -> Flow {
         Flow {
+            protocol: Protocol::Tcp,
             intercept: Intercept::Engine,
             listener: self.listener.clone(),
             client: opening.client,
@@ -238,6 +239,7 @@ impl Flows {
         let known = self.known.remove(&record.id).unwrap_or_else(|| {
             // The client left before policy could be asked.
             let flow = Flow {
+                protocol: Protocol::Tcp,
                 intercept: Intercept::Engine,
                 listener: self.listener.clone(),
                 client: record.client(),

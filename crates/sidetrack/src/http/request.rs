@@ -11,7 +11,7 @@ use crate::carry::Failure;
 use crate::intercept::Listening;
 use crate::live::LiveFlow;
 use crate::worker::Worker;
-use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName};
+use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Protocol};
 use sidetrack_core::http::basic::credentials;
 use sidetrack_core::http::forward::{self, RequestHop, Stop, Via};
 use sidetrack_core::http::framing::{Length, request_length};
@@ -285,6 +285,7 @@ impl Desk<'_> {
     /// A flow to a server whose host name is not known otherwise.
     pub(super) fn flow_to(&self, orig_dst: Destination, user: Option<String>) -> Flow {
         Flow {
+            protocol: Protocol::Tcp,
             intercept: self.listening.catches.intercept(),
             listener: self.listening.name.clone(),
             client: self.peer,

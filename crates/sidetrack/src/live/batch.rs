@@ -52,7 +52,7 @@ mod has {
 }
 
 /// Numbers of 8 bytes at the start of each flow.
-const NUMBERS: usize = 8;
+const NUMBERS: usize = 10;
 /// Offset of the kind's index (4 bytes). After it come the bits (2 bytes), the reason and the transport (1 byte
 /// each).
 const KIND_AT: usize = NUMBERS * 8;
@@ -83,6 +83,7 @@ fn is_same_kind(one: &Decided, other: &Decided) -> bool {
     let (a, b) = (&one.flow, &other.flow);
     same_verdict
         && a.intercept == b.intercept
+        && a.protocol == b.protocol
         && (Arc::ptr_eq(&a.listener, &b.listener) || a.listener == b.listener)
 }
 
@@ -194,6 +195,7 @@ impl Batch {
         let start = self.bytes.len();
         let since = flow.since.duration_since(UNIX_EPOCH).unwrap_or_default();
         let (up, down) = flow.bytes();
+        let (packets_up, packets_down) = flow.packets();
         let numbers: [u64; NUMBERS] = [
             flow.id.0,
             micros(Some(since)),
@@ -203,6 +205,8 @@ impl Batch {
             micros(flow.connect_time()),
             micros(flow.first_byte_time()),
             micros(flow.sniff_wait()),
+            packets_up,
+            packets_down,
         ];
         let mut fixed = [0; FIXED];
         for (place, number) in fixed.chunks_exact_mut(8).zip(numbers) {
@@ -407,6 +411,11 @@ impl<'a> Past<'a> {
         (self.number(3), self.number(4))
     }
 
+    /// Datagrams from client to server, and from server to client.
+    pub fn packets(&self) -> (u64, u64) {
+        (self.number(8), self.number(9))
+    }
+
     /// Time from the capture until the path to the server was set up.
     pub fn connect_time(&self) -> Option<Duration> {
         self.time(5)
@@ -501,6 +510,8 @@ impl<'a> Past<'a> {
         }
         let (up, down) = self.bytes();
         flow.count(up, down);
+        let (up, down) = self.packets();
+        flow.set_packets(up, down);
         self.connect_time().into_iter().for_each(|time| flow.connected(time));
         self.first_byte_time().into_iter().for_each(|time| flow.first_byte(time));
         self.sniff_wait().into_iter().for_each(|time| flow.sniffed(time));
@@ -526,6 +537,7 @@ fn flow_of(kind: &Flow, texts: &Texts<'_>) -> Flow {
         (None, None) => kind.orig_dst.host.clone(),
     };
     Flow {
+        protocol: kind.protocol,
         intercept: kind.intercept,
         listener: kind.listener.clone(),
         client: texts.client.unwrap_or(kind.client),

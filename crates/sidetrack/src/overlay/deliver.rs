@@ -13,7 +13,7 @@ use super::shared::Shared;
 use super::stream::Stream;
 use crate::carry::{Admitted, Failure, gate, resolve};
 use crate::config::Deliver;
-use sidetrack_core::flow::{Destination, EndReason, Flow, Intercept, Process};
+use sidetrack_core::flow::{Destination, EndReason, Flow, Intercept, Process, Protocol};
 use sidetrack_core::overlay::frame::{Open, Refusal, Resume};
 use sidetrack_core::overlay::reserved::Reserved;
 use sidetrack_core::overlay::{Keys, NodeId};
@@ -177,6 +177,7 @@ fn admitted(
 /// Returns a flow of another node in the form that rules see.
 pub(super) fn flow(from: &str, client: SocketAddr, to: Destination) -> Flow {
     Flow {
+        protocol: Protocol::Tcp,
         intercept: Intercept::Tunnel,
         listener: LISTENER.into(),
         client,

@@ -3,7 +3,7 @@
 
 use super::{Reached, Timestamp, carrier, chain};
 use crate::live::{Batch, Decided, Past, Texts};
-use sidetrack_core::flow::{EndReason, Intercept};
+use sidetrack_core::flow::{EndReason, Intercept, Protocol};
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, UNIX_EPOCH};
@@ -244,7 +244,9 @@ impl Lines {
             }
             string(out, side);
         }
-        out.extend_from_slice(b"]}\n");
+        out.push(b']');
+        packets(out, decided.map(|decided| decided.flow.protocol), past.packets());
+        out.extend_from_slice(b"}\n");
     }
 
     /// Appends a time: RFC 3339, UTC, milliseconds.
@@ -259,6 +261,19 @@ impl Lines {
         out.extend_from_slice(self.text.get(..SECOND).unwrap_or_default());
         let digit = |place: u64| b'0' + (millis / place % 10) as u8;
         out.extend_from_slice(&[digit(100), digit(10), digit(1), b'Z']);
+    }
+}
+
+/// Appends the transport protocol, and the numbers of datagrams.
+fn packets(out: &mut Vec<u8>, protocol: Option<Protocol>, (up, down): (u64, u64)) {
+    out.extend_from_slice(b",\"protocol\":");
+    optional(out, protocol.map(Protocol::as_str));
+    for (name, packets) in [(&b",\"packets_up\":"[..], up), (b",\"packets_down\":", down)] {
+        out.extend_from_slice(name);
+        match protocol {
+            Some(Protocol::Udp) => number(out, packets),
+            _ => null(out),
+        }
     }
 }
 

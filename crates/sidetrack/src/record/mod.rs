@@ -20,7 +20,7 @@ use crate::live::{Batch, Decided, Ended, LiveFlow};
 use serde::{Deserialize, Serialize};
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::filter::FlowFacts;
-use sidetrack_core::flow::{Destination, EndReason, Flow, Host, Intercept, Process};
+use sidetrack_core::flow::{Destination, EndReason, Flow, Host, Intercept, Process, Protocol};
 use sidetrack_core::policy::Action;
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -94,6 +94,15 @@ pub struct FlowRecord<'a> {
     /// The sides, `client` and `server`, that used Multipath TCP. The others used plain TCP.
     #[serde(default)]
     pub mptcp: Vec<Cow<'a, str>>,
+    /// The transport protocol.
+    #[serde(default)]
+    pub protocol: Option<Protocol>,
+    /// Datagrams from client to server. `null` for TCP.
+    #[serde(default)]
+    pub packets_up: Option<u64>,
+    /// Datagrams from server to client. `null` for TCP.
+    #[serde(default)]
+    pub packets_down: Option<u64>,
 }
 
 /// Returns seconds, exact to the microsecond, with no more digits than that.
@@ -116,6 +125,7 @@ impl<'a> FlowRecord<'a> {
     fn after(flow: &LiveFlow, decided: Option<&'a Decided>, duration: Duration) -> Self {
         let (bytes_up, bytes_down) = flow.bytes();
         let known = decided.map(|decided| &decided.flow);
+        let packets = known.filter(|known| known.protocol == Protocol::Udp).map(|_| flow.packets());
         let process = known.and_then(|known| known.process.as_ref());
         Self {
             ts: Timestamp::from(flow.since),
@@ -145,6 +155,9 @@ impl<'a> FlowRecord<'a> {
             tls_name: flow.tls_name().map(|name| Cow::Owned(name.to_string())),
             path: flow.taken().map(|taken| Cow::Owned(taken.to_string())),
             mptcp: flow.multipath().names().map(Cow::Borrowed).collect(),
+            protocol: known.map(|known| known.protocol),
+            packets_up: packets.map(|(up, _)| up),
+            packets_down: packets.map(|(_, down)| down),
             states: flow.states().map(|states| states.iter().map(Reached::from).collect()),
         }
     }
@@ -182,9 +195,12 @@ impl<'a> FlowRecord<'a> {
             carrier: self.carrier.as_deref(),
             listener: self.listener.as_deref(),
             intercept: self.intercept,
+            protocol: self.protocol,
             reason: self.reason,
             bytes_up: self.bytes_up,
             bytes_down: self.bytes_down,
+            packets_up: self.packets_up.unwrap_or(0),
+            packets_down: self.packets_down.unwrap_or(0),
             age: duration(self.duration_seconds),
             connect: self.connect_seconds.map(duration),
             first_byte: self.first_byte_seconds.map(duration),

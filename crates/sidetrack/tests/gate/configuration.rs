@@ -19,6 +19,7 @@ fn asked(config: &Config, to: &str) -> Answer {
     let question = Question {
         listener: config.listeners.first(),
         intercept: None,
+        protocol: None,
         client: "192.0.2.9:1".parse().unwrap(),
         orig_dst: Some(to.parse().unwrap()),
         host: None,

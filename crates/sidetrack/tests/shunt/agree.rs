@@ -106,6 +106,7 @@ fn answers(text: &str, client: SocketAddr, server: SocketAddr) {
     let question = Question {
         listener: None,
         intercept: None,
+        protocol: None,
         client,
         orig_dst: Some(server.into()),
         host: None,

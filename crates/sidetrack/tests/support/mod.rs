@@ -3,7 +3,7 @@
 
 use sidetrack::live::{Decided, Ended, Ledger, LiveFlow, Slot};
 use sidetrack_core::carrier::Carrier;
-use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept, Process};
+use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept, Process, Protocol};
 use sidetrack_core::policy::{Action, Carry, Verdict};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -11,6 +11,7 @@ use std::time::{Duration, UNIX_EPOCH};
 /// A flow from 10.1.0.5 to `dst`, as the listener `out` redirected it.
 pub(crate) fn flow(dst: &str) -> Flow {
     Flow {
+        protocol: Protocol::Tcp,
         intercept: Intercept::Redirect,
         listener: "out".into(),
         client: ([10, 1, 0, 5], 40_000).into(),

@@ -10,7 +10,7 @@ use crate::function::Library;
 use crate::live::Clock;
 use containers::Yard;
 use sidetrack_core::chain::{Chain, OFFER_MAX, Offered};
-use sidetrack_core::flow::{Flow, HostName, Intercept, Side};
+use sidetrack_core::flow::{Flow, HostName, Intercept, Protocol, Side};
 use sidetrack_core::function::{ContainerSpec, FunctionKind, FunctionSpec, Stop};
 use sidetrack_core::policy::Action;
 use sidetrack_core::time::Instant;
@@ -318,6 +318,7 @@ impl Trial {
     fn new(host: Option<HostName>) -> Self {
         let clock = Clock::start();
         let flow = Flow {
+            protocol: Protocol::Tcp,
             intercept: Intercept::Reverse,
             listener: "trial".into(),
             client: (Ipv4Addr::LOCALHOST, 0).into(),

@@ -127,6 +127,7 @@ impl Check<'_> {
         let question = Question {
             listener,
             intercept: raw.intercept.as_deref().map(|kind| rules::intercept(*kind)),
+            protocol: raw.protocol.as_deref().copied().map(rules::protocol),
             client: self.source(raw.src.as_ref())?,
             orig_dst,
             host,

@@ -95,6 +95,7 @@ fn are_disjoint(one: &Rule, other: &Rule) -> bool {
         others().any(|other| match (condition, other) {
             (Condition::From(one), Condition::From(other)) => !one.overlaps(other),
             (Condition::Port(one), Condition::Port(other)) => !one.overlaps(other),
+            (Condition::Protocol(one), Condition::Protocol(other)) => one != other,
             (Condition::Listener(one), Condition::Listener(other)) => {
                 !one.iter().any(|name| other.contains(name))
             }

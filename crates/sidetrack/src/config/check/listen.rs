@@ -7,6 +7,7 @@ use super::super::{
 use super::Check;
 use raw::ListenKind as Kind;
 use sidetrack_core::carrier::Credentials;
+use sidetrack_core::flow::Protocol;
 use sidetrack_core::net::IpSet;
 use sidetrack_core::policy::HostPattern;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -117,7 +118,15 @@ impl Check<'_> {
         let accept = listen.accept_proxy_protocol.as_ref();
         let accept_proxy_protocol = accept.map(|nets| self.networks(nets)).unwrap_or_default();
         let mptcp = self.accepts_multipath(listen, checked.as_ref());
-        Some(Listener { name: name.into(), addresses, kind: checked?, accept_proxy_protocol, mptcp })
+        let protocol = Protocol::Tcp;
+        Some(Listener {
+            name: name.into(),
+            addresses,
+            kind: checked?,
+            accept_proxy_protocol,
+            mptcp,
+            protocol,
+        })
     }
 
     /// Whether the listener accepts Multipath TCP. Reports an error if its kind cannot.

@@ -107,6 +107,7 @@ fn exact(condition: &Condition) -> Vec<String> {
     match condition {
         Condition::Listener(names) => names.iter().map(|name| format!("{key} {name}")).collect(),
         Condition::Intercept(kinds) => kinds.iter().map(|kind| format!("{key} {}", kind.as_str())).collect(),
+        Condition::Protocol(protocol) => vec![format!("{key} {}", protocol.as_str())],
         Condition::SocksUser(list) | Condition::Process(list) => words(list),
         Condition::Uid(uids) => uids.iter().map(|uid| format!("{key} {uid}")).collect(),
         Condition::HostFile(files) => files.iter().map(|file| format!("{key} {}", file.path)).collect(),

@@ -233,13 +233,15 @@ fn catches(rule: &Rule, listener: &Listener, before: &[&Rule]) -> bool {
     let excludes = |condition: &Condition| match condition {
         Condition::Listener(names) => !names.contains(&listener.name),
         Condition::Intercept(kinds) => !kinds.contains(&listener.kind.intercept()),
+        Condition::Protocol(protocol) => listener.protocol().is_some_and(|own| own != *protocol),
         _ => false,
     };
     let own = [
         Condition::Listener(vec![listener.name.clone()]),
         Condition::Intercept(vec![listener.kind.intercept()]),
     ];
-    let own = Match::new(own.into());
+    let protocol = listener.protocol().map(Condition::Protocol);
+    let own = Match::new(own.into_iter().chain(protocol).collect());
     !rule.matcher.conditions().iter().any(excludes) && !before.iter().any(|other| other.matcher.covers(&own))
 }
 

@@ -3,7 +3,7 @@
 use super::super::{At, List, Listener, raw};
 use super::Check;
 use sidetrack_core::carrier::{Carrier, Credentials, Hop, HopError, HopProtocol};
-use sidetrack_core::flow::Intercept;
+use sidetrack_core::flow::{Intercept, Protocol};
 use sidetrack_core::policy::{
     Action, Carry, Condition, Dial, KernelPath, Match, ProxyVersion, Resolve, Rule, Warm,
 };
@@ -91,6 +91,7 @@ impl Check<'_> {
             self.not_empty(kinds);
             all.push(Condition::Intercept(kinds.items().iter().map(|kind| intercept(**kind)).collect()));
         }
+        all.extend(raw.protocol.as_deref().map(|word| Condition::Protocol(protocol(*word))));
         all.extend(raw.process.as_ref().map(|names| Condition::Process(self.process_names(names))));
         all.extend(raw.user.as_ref().map(|users| Condition::Uid(self.uids(users))));
         if let Some(users) = &raw.socks_user {
@@ -389,5 +390,13 @@ pub(super) const fn intercept(kind: raw::InterceptKind) -> Intercept {
         raw::InterceptKind::Reverse => Intercept::Reverse,
         raw::InterceptKind::Tunnel => Intercept::Tunnel,
         raw::InterceptKind::Engine => Intercept::Engine,
+    }
+}
+
+/// The core's word for a transport protocol.
+pub(super) const fn protocol(protocol: raw::Protocol) -> Protocol {
+    match protocol {
+        raw::Protocol::Tcp => Protocol::Tcp,
+        raw::Protocol::Udp => Protocol::Udp,
     }
 }
