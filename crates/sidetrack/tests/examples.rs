@@ -10,16 +10,19 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
-const TESTED: [&str; 15] = [
+const TESTED: [&str; 18] = [
     "chain-of-three",
     "cooperative-cache",
     "engine-ldap",
+    "engine-tls",
     "filter-and-limit",
     "hospital",
     "http-cache",
     "main-job",
+    "outgoing",
     "overlay",
     "reverse-proxy",
+    "reverse-through-a-chain",
     "router-tproxy",
     "run-one-command",
     "shunt",
@@ -29,7 +32,7 @@ const TESTED: [&str; 15] = [
 ];
 
 /// The examples that load BPF programs or start Squid, which only root may.
-const NEED_ROOT: [&str; 3] = ["cooperative-cache", "engine-ldap", "shunt"];
+const NEED_ROOT: [&str; 4] = ["cooperative-cache", "engine-ldap", "engine-tls", "shunt"];
 
 /// Longest time for one example, in seconds; they take two or three.
 const LIMIT_S: &str = "300";
@@ -188,6 +191,21 @@ fn cooperative_cache() {
 #[test]
 fn engine_ldap() {
     passes("engine-ldap");
+}
+
+#[test]
+fn engine_tls() {
+    passes("engine-tls");
+}
+
+#[test]
+fn outgoing() {
+    passes("outgoing");
+}
+
+#[test]
+fn reverse_through_a_chain() {
+    passes("reverse-through-a-chain");
 }
 
 #[test]
