@@ -331,6 +331,10 @@ fn check_says_which_services_of_packets_do_not_exist() {
     ] {
         assert_eq!(check(&format!("{best}{good}")), (0, String::new()), "{good}");
     }
+    let real_time = "link = 'real-time'\ndeadline_ms = 65\n";
+    for more in ["", "dissemination = 'duplicate'\npaths = 3\n"] {
+        assert_eq!(check(&format!("{real_time}{more}")), (0, String::new()), "{more}");
+    }
     for (bad, said) in [
         ("dissemination = 'duplicate'\n", "packets on reliable links take the shortest path only"),
         ("link = 'best-effort'\ndissemination = 'duplicate'\npaths = 6\n", "`paths` cannot be 6"),
@@ -340,6 +344,8 @@ fn check_says_which_services_of_packets_do_not_exist() {
         ("link = 'best-effort'\ndissemination = 'duplicate'\nhops = 2\n", "`hops` has no meaning"),
         ("link = 'best-effort'\ndeadline_ms = 65\n", "`deadline_ms` has no meaning"),
         ("link = 'best-effort'\ndissemination = 'broadcast'\n", "broadcast"),
+        ("link = 'real-time'\n", "packets on real-time links need a `deadline_ms`"),
+        ("link = 'real-time'\ndeadline_ms = 0\n", "`deadline_ms` cannot be 0"),
     ] {
         let (code, err) = check(bad);
         assert!(code != 0 && err.contains(said), "{bad}{err}");

@@ -1,31 +1,35 @@
-//! The recovery of one real-time link: a lost packet is sent again only while it can still arrive in time (NM-strikes of
-//! Spines: N requests, M retransmissions, both spaced so that a burst of losses does not hit all of them).
+//! The recovery of one real-time link: a lost packet is sent again only while it can still arrive in time. Every repetition
+//! is the answer to evidence of a loss; there is no schedule of requests or of repetitions (ADR 17).
 //!
 //! ```text
-//! receiving end, for each missing number:            sending end, for each packet in the buffer:
+//! receiving end, for each missing transmission:        sending end, for each packet in the buffer:
 //!
-//!   a later number came, time is left                   sent ------------------ its time is over ---> forgotten
-//!          |                                              |
-//!       MISSING --- request 1, 2 .. N, spaced --->  first request
-//!        |    |                                           |
-//!  it came    its time is over                     retransmission 1, 2 .. M, spaced, while in time
-//!        |    |                                           |
-//!   recovered  given up                             further requests are ignored
+//!   a later number came, time is left                     sent ----------------- its time is over ---> forgotten
+//!          |                                                |
+//!     REQUESTED <---- again, only if a later frame       requested
+//!      |     |        shows, after a full round trip,       |
+//!  it came   |        that the request was not heard     sent again, once, under a new number; the loss
+//!      |     |                                           of this repetition leaves a gap of its own
+//!  recovered its time is over ---> given up
 //! ```
 //!
-//! No packet waits for another: the driver passes each one on when it comes. The end of a stream reveals no gap, so its last
-//! packets are not recovered. All memory is bounded by [`KEPT_MAX`] and [`MISSING_MAX`].
+//! No packet waits for another: the driver passes each one on when it comes. A loss shows when a later transmission comes.
+//! So after [`QUIET`] without a packet, the sending end says which transmission was the newest one. All memory is bounded
+//! by [`KEPT_MAX`] and [`MISSING_MAX`], and the copies of a packet by [`REPETITIONS_MAX`].
 
-use super::frame::{STRIKE_MAX, Spread};
+use super::frame::{Frame, Mark, Newest, RESEND_MAX, Repeats, Resend, Spread, Timed};
 use crate::time::Instant;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Requests for a missing packet.
-pub const REQUESTS: u32 = 3;
+/// After this time without a packet, the other end learns the number of the newest one.
+pub const QUIET: Duration = Duration::from_millis(5);
 
-/// Retransmissions after the first request for a packet.
-pub const RETRANSMISSIONS: u32 = 2;
+/// How often it learns the number then, [`QUIET`] apart: a burst of losses may outlast the first time.
+pub const NOTES: u8 = 2;
+
+/// How often a packet is sent again at most, whatever the other end requests.
+pub const REPETITIONS_MAX: u8 = 4;
 
 /// Most packets in the buffer of the sending end.
 pub const KEPT_MAX: usize = 1024;
@@ -33,60 +37,57 @@ pub const KEPT_MAX: usize = 1024;
 /// Most missing numbers at the receiving end. If more are missing, the link is down rather than lossy.
 pub const MISSING_MAX: usize = 512;
 
+/// A request counts as lost after this part of the round trip, in quarters, and not before [`HEARD_AFTER`].
+const HEARD_QUARTERS: u32 = 5;
+const HEARD_AFTER: Duration = Duration::from_millis(1);
+
 /// An event that the driver reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// Send this packet. It still has this long until it must be at the other end of the link.
+    /// Send this packet. It is of use for this long.
     Send(Box<Spread>, Duration),
-    /// A packet with this number came. It still had this long until it had to be here.
-    Came(u64, Duration),
-    /// The other end requests these numbers.
-    Requested(Vec<u64>),
+    /// A packet came. It is of use for this long.
+    Came(Mark, Duration),
+    /// The other end says which transmission was its newest one.
+    Newest(Newest),
+    /// The other end requests transmissions.
+    Requested(Resend),
     /// The round trip of the link, as measured.
     RoundTrip(Duration),
     /// The deadline may have passed.
     Tick,
 }
 
-/// What the driver has to send.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Output {
-    /// A packet with its number on this link.
-    Data(u64, Box<Spread>),
-    /// A request for these numbers.
-    Request(Vec<u64>),
-}
-
 /// Counts of one link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Numbers that were requested.
+    /// Packets that were sent for the first time.
+    pub sent: u64,
+    /// Repetitions that were sent.
+    pub repeated: u64,
+    /// Numbers that were requested, each time they were.
     pub requested: u64,
-    /// Retransmissions that were sent.
-    pub retransmitted: u64,
-    /// Missing packets that came in time.
+    /// Missing packets that came in time by a repetition.
     pub recovered: u64,
     /// Missing packets that did not come in time, or could not have.
     pub given_up: u64,
 }
 
-/// A packet at the sending end.
+/// A packet at the sending end, under the number of its latest transmission.
 #[derive(Clone, Debug)]
 struct Kept {
     packet: Box<Spread>,
-    sent: Instant,
+    /// Its first transmission, and when that was.
+    first: (u64, Instant),
     until: Instant,
-    /// Retransmissions that are left, the time of the next one, and the time between two. `None`: not requested yet.
-    strikes: Option<(u32, Instant, Duration)>,
+    repetitions: u8,
 }
 
 /// A missing number at the receiving end.
 #[derive(Clone, Copy, Debug)]
 struct Missing {
-    /// Requests that are left.
-    left: u32,
-    next: Instant,
-    spacing: Duration,
+    /// The latest request for it, and when that was.
+    request: (u32, Instant),
     until: Instant,
 }
 
@@ -94,138 +95,159 @@ struct Missing {
 #[derive(Clone, Debug, Default)]
 pub struct Recovery {
     round_trip: Duration,
-    next_number: u64,
+    /// The number of the next transmission.
+    next: u64,
     kept: BTreeMap<u64, Kept>,
-    /// The packets of which retransmissions are left.
-    struck: BTreeSet<u64>,
-    newest: Option<u64>,
+    /// When to tell the newest number, and how often this was done. `None`: often enough.
+    tell: Option<(Instant, u8)>,
+    /// The highest request of the other end.
+    heard: u32,
+    /// The number that is expected next.
+    expected: u64,
     missing: BTreeMap<u64, Missing>,
+    /// How long the latest packet was of use when it came.
+    left: Duration,
+    /// The latest request of this end.
+    request: u32,
     counts: Counts,
-    outputs: VecDeque<Output>,
+    outputs: VecDeque<Frame>,
 }
 
 impl Recovery {
-    /// Returns the counts so far.
-    pub fn counts(&self) -> Counts {
-        self.counts
+    /// Returns the counts since the last call.
+    pub fn take_counts(&mut self) -> Counts {
+        std::mem::take(&mut self.counts)
     }
 
     /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: Input) {
         match input {
             Input::Send(packet, left) => self.send(now, packet, left),
-            Input::Came(number, left) => self.came(now, number, left),
-            Input::Requested(numbers) => self.requested(now, &numbers),
+            Input::Came(mark, left) => self.came(now, mark, left),
+            Input::Newest(newest) => {
+                let from = self.expected;
+                self.reached(newest.number.saturating_add(1));
+                self.look(now, from..self.expected, newest.heard, self.left);
+            }
+            Input::Requested(resend) => self.requested(now, &resend),
             Input::RoundTrip(time) => self.round_trip = time,
             Input::Tick => {}
         }
-        self.strike(now);
-        self.request(now);
+        if let Some((_, told)) = self.tell.filter(|(at, _)| *at <= now) {
+            self.tell = (told + 1 < NOTES).then_some((now + QUIET, told + 1));
+            // A packet was sent, so there is a newest number.
+            let newest = Newest { number: self.next.saturating_sub(1), heard: self.heard };
+            self.outputs.push_back(Frame::Newest(newest));
+        }
     }
 
-    /// Returns the next output, or `None`.
-    pub fn poll(&mut self) -> Option<Output> {
+    /// Returns the next frame to send to the other end, or `None`.
+    pub fn poll(&mut self) -> Option<Frame> {
         self.outputs.pop_front()
     }
 
-    /// Returns when to call `handle(now, Input::Tick)`. Packets that only have to be forgotten can wait.
+    /// Returns when to call `handle(now, Input::Tick)`. What only has to be forgotten waits for another event.
     pub fn deadline(&self) -> Option<Instant> {
-        let strikes = self.struck.iter().filter_map(|number| self.kept.get(number)?.strikes);
-        let missing = self.missing.values();
-        let requests = missing.map(|missing| if missing.left > 0 { missing.next } else { missing.until });
-        strikes.map(|(_, next, _)| next).chain(requests).min()
+        self.tell.map(|(at, _)| at)
     }
 
     fn send(&mut self, now: Instant, packet: Box<Spread>, left: Duration) {
-        let number = self.next_number;
-        self.next_number = self.next_number.saturating_add(1);
-        // Packets leave the buffer in order, so those whose time is over are at its front, or soon will be.
+        // Most packets leave the buffer in order, so those whose time is over are at its front, or soon will be.
         while let Some(first) = self.kept.first_entry()
             && (first.get().until <= now || self.kept.len() >= KEPT_MAX)
         {
-            let gone = self.kept.pop_first();
-            gone.map(|(number, _)| self.struck.remove(&number));
+            self.kept.pop_first();
         }
-        let kept = Kept { packet: packet.clone(), sent: now, until: now + left, strikes: None };
-        self.kept.insert(number, kept);
-        self.outputs.push_back(Output::Data(number, packet));
+        self.counts.sent += 1;
+        let kept = Kept { packet, first: (self.next, now), until: now + left, repetitions: 0 };
+        self.transmit(now, kept, None);
     }
 
-    fn came(&mut self, now: Instant, number: u64, left: Duration) {
-        if self.missing.remove(&number).is_some() {
-            self.counts.recovered += 1;
-        }
-        let Some(newest) = self.newest else {
-            self.newest = Some(number);
-            return;
-        };
-        if number <= newest {
-            return;
-        }
-        self.newest = Some(number);
-        let lost = number - newest - 1;
-        // What is missing was sent a little before this packet, and has about the same time left. A request and its answer
-        // take a round trip. The requests share the time until the last answer would be late.
-        let window = left.checked_sub(self.round_trip);
-        let room = (MISSING_MAX - self.missing.len()) as u64;
-        let Some(window) = window.filter(|_| lost <= room) else {
-            self.counts.given_up = self.counts.given_up.saturating_add(lost);
-            return;
-        };
-        let spacing = window / REQUESTS;
-        let missing = Missing { left: REQUESTS, next: now, spacing, until: now + left };
-        self.missing.extend((newest + 1..number).map(|number| (number, missing)));
+    /// Sends a packet under the next number, and keeps it under that number.
+    fn transmit(&mut self, now: Instant, kept: Kept, repeats: Option<Repeats>) {
+        let mut packet = kept.packet.clone();
+        let waited = now.since(kept.first.1).as_micros();
+        packet.grow_older(u32::try_from(waited).unwrap_or(u32::MAX));
+        let mark = Mark { number: self.next, heard: self.heard, repeats };
+        self.kept.insert(self.next, kept);
+        // No machine sends 2^64 packets.
+        self.next = self.next.saturating_add(1);
+        self.tell = Some((now + QUIET, 0));
+        self.outputs.push_back(Frame::Timed(Timed { mark, packet }));
     }
 
-    fn requested(&mut self, now: Instant, numbers: &[u64]) {
-        for number in numbers {
-            let Some(kept) = self.kept.get_mut(number).filter(|kept| kept.strikes.is_none()) else {
+    fn requested(&mut self, now: Instant, resend: &Resend) {
+        self.heard = self.heard.max(resend.request);
+        for lost in &resend.numbers {
+            // A number is answered once: the packet moves to the number of its repetition.
+            let Some(mut kept) = self.kept.remove(lost) else { continue };
+            if now + self.round_trip / 2 > kept.until || kept.repetitions >= REPETITIONS_MAX {
                 continue;
-            };
-            let window = kept.until.since(now).saturating_sub(self.round_trip / 2);
-            kept.strikes = Some((RETRANSMISSIONS, now, window / RETRANSMISSIONS));
-            self.struck.insert(*number);
+            }
+            kept.repetitions += 1;
+            self.counts.repeated += 1;
+            let repeats = Repeats { first: kept.first.0, lost: *lost };
+            self.transmit(now, kept, Some(repeats));
         }
     }
 
-    /// Sends the retransmissions that are due and can still arrive in time.
-    fn strike(&mut self, now: Instant) {
-        let one_way = self.round_trip / 2;
-        let (kept, counts, outputs) = (&mut self.kept, &mut self.counts, &mut self.outputs);
-        self.struck.retain(|number| {
-            let Some(kept) = kept.get_mut(number) else { return false };
-            let Some((left, next, spacing)) = &mut kept.strikes else { return false };
-            if *next > now {
-                return true;
+    fn came(&mut self, now: Instant, mark: Mark, left: Duration) {
+        let Mark { number, heard, repeats } = mark;
+        // A number that came late was not lost.
+        self.missing.remove(&number);
+        if let Some(Repeats { first, lost }) = repeats {
+            let found = [first, lost].map(|number| self.missing.remove(&number));
+            if let Some(missing) = found.into_iter().flatten().next() {
+                let in_time = missing.until >= now;
+                let count = if in_time { &mut self.counts.recovered } else { &mut self.counts.given_up };
+                *count += 1;
             }
-            if now + one_way > kept.until {
-                return false;
-            }
-            *left -= 1;
-            // After a pause of this process, the others must not leave at once: they would meet the same loss.
-            *next = (*next + *spacing).max(now + Duration::from_micros(1));
-            let mut packet = kept.packet.clone();
-            packet.grow_older(u32::try_from(now.since(kept.sent).as_micros()).unwrap_or(u32::MAX));
-            counts.retransmitted += 1;
-            outputs.push_back(Output::Data(*number, packet));
-            *left > 0
-        });
+        }
+        let from = self.expected;
+        self.reached(number);
+        let gap = from..self.expected;
+        if number >= self.expected {
+            self.reached(number.saturating_add(1));
+        }
+        // What is missing was sent a little before this packet, and has about the same time left. A packet with a much
+        // shorter deadline than the one before it says nothing about that one.
+        let longest = left.max(self.left);
+        self.left = left;
+        self.look(now, gap, heard, longest);
     }
 
-    /// Sends the requests that are due, and gives up what would be late.
-    fn request(&mut self, now: Instant) {
+    /// The transmissions before this number were sent.
+    fn reached(&mut self, number: u64) {
+        self.expected = self.expected.max(number);
+    }
+
+    /// Looks for evidence of losses: the numbers that are missing now, and requests that the other end has not heard.
+    fn look(&mut self, now: Instant, gap: std::ops::Range<u64>, heard: u32, left: Duration) {
         let before = self.missing.len();
         self.missing.retain(|_, missing| missing.until > now);
         self.counts.given_up += (before - self.missing.len()) as u64;
-        let mut due = Vec::new();
-        for (number, missing) in self.missing.iter_mut().filter(|(_, one)| one.left > 0 && one.next <= now) {
-            missing.left -= 1;
-            missing.next = (missing.next + missing.spacing).max(now + Duration::from_micros(1));
-            if now + self.round_trip <= missing.until {
-                due.push(*number);
-            }
+        let patience = (self.round_trip * HEARD_QUARTERS / 4).max(HEARD_AFTER);
+        let is_unheard = |missing: &Missing| missing.request.0 > heard && missing.request.1 + patience <= now;
+        let in_time = |missing: &Missing| now + self.round_trip <= missing.until;
+        let again = self.missing.iter().filter(|(_, missing)| is_unheard(missing) && in_time(missing));
+        let mut wanted: Vec<(u64, Instant)> =
+            again.map(|(number, missing)| (*number, missing.until)).collect();
+        let count = gap.end.saturating_sub(gap.start);
+        let room = (MISSING_MAX - self.missing.len()) as u64;
+        // A request and its answer take a round trip.
+        if left < self.round_trip || count > room {
+            self.counts.given_up = self.counts.given_up.saturating_add(count);
+        } else {
+            wanted.extend(gap.map(|number| (number, now + left)));
         }
-        self.counts.requested += due.len() as u64;
-        self.outputs.extend(due.chunks(STRIKE_MAX).map(|numbers| Output::Request(numbers.to_vec())));
+        for numbers in wanted.chunks(RESEND_MAX) {
+            self.request = self.request.saturating_add(1);
+            self.counts.requested += numbers.len() as u64;
+            let request = (self.request, now);
+            let missing = numbers.iter().map(|(number, until)| (*number, Missing { request, until: *until }));
+            self.missing.extend(missing);
+            let numbers = numbers.iter().map(|(number, _)| *number).collect();
+            self.outputs.push_back(Frame::Resend(Resend { request: self.request, numbers }));
+        }
     }
 }

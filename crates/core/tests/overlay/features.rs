@@ -52,6 +52,8 @@ fn packets_over_subgraphs_avoid_nodes_that_do_not_understand_them() {
     }
     assert_eq!((known(&world, 1, 5), known(&world, 1, 6)), (0, 0));
     let graph = world.node(NodeId(1)).graph().clone();
+    let recovers = |one, other| graph.recovers(NodeId(one), NodeId(other));
+    assert!(recovers(1, 2) && !recovers(1, 5) && !recovers(5, 4), "old nodes do not recover packets");
     let subgraph = graph.subgraph(NodeId(1), NodeId(4), &DUPLICATE).expect("two paths");
     assert_eq!(subgraph.nodes(), [1, 4, 2, 3].map(NodeId));
     assert_eq!(graph.subgraph(NodeId(1), NodeId(6), &DUPLICATE), None, "one path, as version 1 does it");

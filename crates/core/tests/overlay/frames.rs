@@ -3,8 +3,9 @@
 use crate::random::Random;
 use sidetrack_core::overlay::frame::{
     Ack, DATA_MAX, Decoder, Dissemination, FRAME_MAX, Features, Frame, FrameError, Greeting, Hello,
-    LinkEntry, LinkKind, LinkState, Open, Opened, Packet, Path, Piece, Protocol, Purpose, Record, Refusal,
-    Refused, ResetReason, Resume, SUBGRAPH_NODES_MAX, SessionFrame, SessionId, Spread, Subgraph,
+    LinkEntry, LinkKind, LinkState, Mark, Newest, Open, Opened, Packet, Path, Piece, Protocol, Purpose,
+    RESEND_MAX, Record, Refusal, Refused, Repeats, Resend, ResetReason, Resume, SUBGRAPH_NODES_MAX,
+    SessionFrame, SessionId, Spread, Subgraph, Timed,
 };
 use sidetrack_core::overlay::{NodeId, PATH_MAX, Signature};
 
@@ -98,6 +99,15 @@ fn all() -> Vec<(Frame, Option<&'static str>)> {
             Some("0000000a23000000000000000101"),
         ),
         (Frame::Session(SessionFrame::Done), Some("0000000124")),
+    ]
+    .into_iter()
+    .chain(extensions())
+    .collect()
+}
+
+/// The frames that older nodes skip.
+fn extensions() -> Vec<(Frame, Option<&'static str>)> {
+    vec![
         (
             Frame::Spread(Box::new(spread())),
             Some(concat!(
@@ -111,9 +121,18 @@ fn all() -> Vec<(Frame, Option<&'static str>)> {
             )),
         ),
         (Frame::Features(features()), None),
-        (Frame::Timed(9, Box::new(spread())), None),
-        (Frame::Strike(vec![1, 3]), Some("000000118300000000000000010000000000000003")),
+        (timed(None), None),
+        (timed(Some(Repeats { first: 3, lost: 7 })), None),
+        (
+            Frame::Resend(Resend { request: 2, numbers: vec![1, 3] }),
+            Some("00000015830000000200000000000000010000000000000003"),
+        ),
+        (Frame::Newest(Newest { number: 5, heard: 2 }), Some("0000000d84000000000000000500000002")),
     ]
+}
+
+fn timed(repeats: Option<Repeats>) -> Frame {
+    Frame::Timed(Timed { mark: Mark { number: 9, heard: 4, repeats }, packet: Box::new(spread()) })
 }
 
 fn features() -> Features {
@@ -293,11 +312,43 @@ fn a_subgraph_has_one_spelling_and_no_link_that_cannot_be() {
 }
 
 #[test]
+fn frames_of_real_time_links_say_what_they_repeat_and_request() {
+    let hexed = |frame: &Frame| hex(&frame.to_datagram()[..21]);
+    assert_eq!(hexed(&timed(None)), "820000000000000009000000040000000000000000");
+    // Distances: 9 - 3 and 9 - 7.
+    let repeated = timed(Some(Repeats { first: 3, lost: 7 }));
+    assert_eq!(hexed(&repeated), "820000000000000009000000040000000600000002");
+    let bad = |first: u32, lost: u32| {
+        let mut bytes = repeated.to_datagram();
+        bytes[13..17].copy_from_slice(&first.to_be_bytes());
+        bytes[17..21].copy_from_slice(&lost.to_be_bytes());
+        Frame::from_datagram(&bytes)
+    };
+    assert_eq!(bad(6, 2), Ok(Some(repeated.clone())));
+    assert_eq!(bad(9, 9), Ok(Some(timed(Some(Repeats { first: 0, lost: 0 })))));
+    for (first, lost) in [(10, 2), (6, 0), (0, 2), (2, 6), (6, 10)] {
+        assert_eq!(bad(first, lost), Err(FrameError::BadValue("repetition")), "{first} {lost}");
+    }
+    let request = |numbers: &[u64]| {
+        let frame = Frame::Resend(Resend { request: 1, numbers: numbers.to_vec() });
+        Frame::from_datagram(&frame.to_datagram())
+    };
+    let most: Vec<_> = (0..RESEND_MAX as u64).collect();
+    assert!(matches!(request(&most), Ok(Some(Frame::Resend(_)))));
+    assert_eq!(request(&(0..=RESEND_MAX as u64).collect::<Vec<_>>()), Err(FrameError::BadValue("request")));
+    assert_eq!(request(&[]), Err(FrameError::Truncated));
+    assert_eq!(request(&[2, 2]), Err(FrameError::BadValue("request")));
+    assert_eq!(request(&[3, 2]), Err(FrameError::BadValue("request")));
+}
+
+#[test]
 fn old_nodes_skip_the_new_frames() {
     // What version 1 says about types from 0x80 on; a node of this version does it with what comes after them.
     for (frame, _) in all() {
-        let is_new =
-            matches!(frame, Frame::Spread(_) | Frame::Features(_) | Frame::Timed(..) | Frame::Strike(_));
+        let is_new = matches!(
+            frame,
+            Frame::Spread(_) | Frame::Features(_) | Frame::Timed(_) | Frame::Resend(_) | Frame::Newest(_)
+        );
         assert_eq!(frame.to_bytes()[4] >= 0x80, is_new, "{frame:?}");
     }
 }

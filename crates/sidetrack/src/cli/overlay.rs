@@ -4,7 +4,8 @@ use super::Printed;
 use super::flows::which;
 use crate::admin::Client;
 use crate::overlay::{
-    BenchView, DatagramsView, LinkSettingView, PathView, PingView, ServiceView, SpreadView, Status, identity,
+    BenchView, DatagramsView, LinkSettingView, PathView, PingView, RealTimeView, ServiceView, SpreadView,
+    Status, identity,
 };
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
@@ -238,7 +239,13 @@ async fn ping(client: &Client, node: &str, count: u32) -> anyhow::Result<ExitCod
 fn service_line(service: &ServiceView) -> String {
     let links: Vec<_> = service.links.iter().map(|[from, to]| format!("{from} -> {to}")).collect();
     let state = if service.arrives { "" } else { " (nothing arrives; packets take one path)" };
-    format!("{}: {}{state}\n", service.dissemination, links.join(", "))
+    let best_effort: Vec<_> =
+        service.unrecovered.iter().map(|[from, to]| format!("{from} -> {to}")).collect();
+    let best_effort = match &best_effort[..] {
+        [] => String::new(),
+        links => format!(" (best effort on {}: an old node does not recover losses)", links.join(", ")),
+    };
+    format!("{}, {}: {}{best_effort}{state}\n", service.kind, service.dissemination, links.join(", "))
 }
 
 /// Returns the line about packets on several paths, if this node has seen any.
@@ -248,15 +255,24 @@ fn spread_line(spread: &SpreadView) -> String {
         let delivered = spread.delivered;
         let _ = writeln!(
             out,
-            "redundant packets {} copies sent, {} relayed; {} delivered by duplicate, {} by flood; dropped: {} duplicates, \
-             {} late, {} off graph",
+            "spread packets {} copies sent, {} relayed; delivered: {} over one path, {} by duplicate, {} by flood; dropped: {} \
+             duplicates, {} late, {} off graph",
             spread.copies,
             spread.relayed,
+            delivered.shortest,
             delivered.duplicate,
             delivered.flood,
             spread.duplicates,
             spread.late,
             spread.off_graph
+        );
+    }
+    let RealTimeView { sent, repeated, requested, recovered, given_up } = spread.real_time;
+    if spread.real_time != RealTimeView::default() {
+        let _ = writeln!(
+            out,
+            "real-time links {sent} sent, {repeated} sent again; {requested} requested, {recovered} recovered, {given_up} \
+             given up"
         );
     }
     out

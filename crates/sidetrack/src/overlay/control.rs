@@ -1,7 +1,7 @@
 //! The control thread: hellos, link state and paths. It shares no connection, queue or thread with flows, so that load
 //! does not make a link look dead.
 
-use super::datagrams::LABEL;
+use super::datagrams::{LABEL, recover};
 use super::identity::Identity;
 use super::setting::{LinkSetting, LinkSettingView};
 use super::shared::Shared;
@@ -11,7 +11,7 @@ use sidetrack_core::overlay::frame::{Frame, Hello, Packet, Purpose};
 use sidetrack_core::overlay::hello::{self, Lane, Lanes};
 use sidetrack_core::overlay::node::{self, Input, Node, Output, echo_request};
 use sidetrack_core::overlay::route::Graph;
-use sidetrack_core::overlay::{Keys, NodeId, Signature, disseminate};
+use sidetrack_core::overlay::{Keys, NodeId, Signature, disseminate, realtime};
 use sidetrack_sys::sockopt;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -358,6 +358,8 @@ impl Control {
     fn hello(&mut self, to: NodeId, hello: Hello, lanes: Lanes) {
         if let (Some(link), Some(quality)) = (self.shared.datagrams.link(to), self.node.quality(to)) {
             link.one_way_us.store(quality.rtt_us / 2, Relaxed);
+            let round_trip = Duration::from_micros(quality.rtt_us.into());
+            recover(&self.shared, &link, realtime::Input::RoundTrip(round_trip));
         }
         if lanes.has(Lane::Stream) {
             self.send(to, Frame::Hello(hello));

@@ -31,7 +31,9 @@ mod tls;
 pub use bench::BenchView;
 pub use control::Echo;
 pub use setting::{LinkSetting, LinkSettingView};
-pub use status::{CaughtView, DatagramsView, LinkView, PathView, PingView, ServiceView, SpreadView, Status};
+pub use status::{
+    CaughtView, DatagramsView, LinkView, PathView, PingView, RealTimeView, ServiceView, SpreadView, Status,
+};
 
 use crate::carry::{Dialing, Failure, OverlayEntry, OverlayOrder};
 use crate::config::{self, OnCrash};

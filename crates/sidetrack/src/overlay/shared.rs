@@ -130,7 +130,7 @@ impl Shared {
         let (identity, clock) = (Identity::new(overlay)?, Clock::start());
         let datagrams = {
             let members = identity.members().map(|(node, _)| node).collect();
-            Datagrams::new(identity.own(), members, datagrams, control.clone(), clock)
+            Datagrams::new(identity.own(), members, datagrams, control.clone(), clock)?
         };
         Ok(Self {
             tls: Tls::new(&identity)?,

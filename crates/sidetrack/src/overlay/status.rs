@@ -1,14 +1,14 @@
 //! The status of the overlay, as operators see it.
 
 use super::control::names;
-use super::datagrams::{Counters, Datagrams};
+use super::datagrams::{Counters, Datagrams, Totals};
 use super::packets;
 use super::setting::LinkSettingView;
 use super::shared::Shared;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::overlay::frame::Subgraph;
 use sidetrack_core::overlay::node::Node;
-use sidetrack_core::overlay::service::{Dissemination, Service};
+use sidetrack_core::overlay::service::{Dissemination, LinkKind, Service};
 use sidetrack_core::overlay::{Keys, NodeId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -103,6 +103,24 @@ pub struct SpreadView {
     pub late: u64,
     /// Copies on a link that their frame does not name, or of a node that is not a member, dropped.
     pub off_graph: u64,
+    /// Packets on real-time links, and their recovery.
+    #[serde(default)]
+    pub real_time: RealTimeView,
+}
+
+/// Counts of real-time links: the recovery between this node and its neighbours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RealTimeView {
+    /// Copies that this node has sent to a neighbour for the first time.
+    pub sent: u64,
+    /// Copies that it has sent again.
+    pub repeated: u64,
+    /// Copies that it has requested from a neighbour.
+    pub requested: u64,
+    /// Requested copies that came in time.
+    pub recovered: u64,
+    /// Missing copies that did not come in time.
+    pub given_up: u64,
 }
 
 /// Packets by dissemination.
@@ -118,8 +136,12 @@ pub struct DeliveredView {
 
 impl SpreadView {
     /// Returns the metric name and the count of each result.
-    pub const fn fates(&self) -> [(&'static str, u64); 5] {
+    pub const fn fates(&self) -> [(&'static str, u64); 9] {
         [
+            ("repeated", self.real_time.repeated),
+            ("requested", self.real_time.requested),
+            ("recovered", self.real_time.recovered),
+            ("given_up", self.real_time.given_up),
             ("copy_sent", self.copies),
             ("relayed", self.relayed),
             ("duplicate", self.duplicates),
@@ -132,11 +154,17 @@ impl SpreadView {
 /// The links that packets of one service use.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServiceView {
+    /// The kind of links.
+    #[serde(default)]
+    pub kind: String,
     /// The dissemination.
     pub dissemination: String,
     /// The links, each from one node to another. Empty: the nodes on the way do not understand such packets; they take
     /// one path.
     pub links: Vec<[String; 2]>,
+    /// The ones of these links that do not recover losses, although the kind is real time: one end does not know how.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unrecovered: Vec<[String; 2]>,
     /// True if packets arrive over these links.
     pub arrives: bool,
 }
@@ -201,6 +229,9 @@ pub struct LinkView {
     /// Most bytes of a datagram.
     #[serde(default)]
     pub datagram_bytes: usize,
+    /// True if the neighbour recovers packets of real-time services. Otherwise they are sent as best effort.
+    #[serde(default)]
+    pub real_time: bool,
     /// Connections that wait for flows.
     pub idle_connections: usize,
 }
@@ -240,6 +271,7 @@ fn ms(us: impl Into<u64>) -> f64 {
 pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> Status {
     let count = |counter: &AtomicU64| counter.load(Relaxed);
     let identity = &shared.identity;
+    let graph = shared.graph.load();
     let links = node.links().map(|(neighbour, up, quality)| LinkView {
         neighbour: identity.name(neighbour),
         up,
@@ -249,6 +281,7 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         cost_ms: ms(node.cost_us(neighbour).unwrap_or_default()),
         datagrams: node.reaches_by_datagram(neighbour, shared.clock.now()),
         datagram_bytes: shared.datagrams.link(neighbour).map_or(0, |link| link.datagram_bytes()),
+        real_time: graph.recovers(identity.own(), neighbour),
         idle_connections: shared.pool.idle(neighbour),
     });
     let others = identity.members().filter(|(other, _)| *other != identity.own());
@@ -310,16 +343,29 @@ pub(super) fn caught(packets: &packets::Counters) -> CaughtView {
 }
 
 fn services(shared: &Shared, to: NodeId) -> Vec<ServiceView> {
-    let name = |node| shared.identity.name(node);
+    let graph = shared.graph.load();
+    let named = |(from, to)| [from, to].map(|node| shared.identity.name(node));
     let view = |(service, subgraph, arrives): (Service, Option<Arc<Subgraph>>, bool)| {
+        let kind = match service.kind {
+            LinkKind::Reliable => "reliable",
+            LinkKind::BestEffort => "best effort",
+            LinkKind::RealTime => "real time",
+        };
+        let is_unrecovered =
+            |link: &(NodeId, NodeId)| service.kind == LinkKind::RealTime && !graph.recovers(link.0, link.1);
         let dissemination = match service.dissemination {
             Dissemination::Shortest => "shortest",
             Dissemination::Duplicate => "duplicate",
             Dissemination::Flood => "flood",
         };
-        let links = subgraph.iter().flat_map(|subgraph| subgraph.links());
-        let links = links.map(|(from, to)| [name(from), name(to)]).collect();
-        ServiceView { dissemination: dissemination.to_owned(), links, arrives }
+        let links: Vec<_> = subgraph.iter().flat_map(|subgraph| subgraph.links()).collect();
+        ServiceView {
+            kind: kind.to_owned(),
+            dissemination: dissemination.to_owned(),
+            unrecovered: links.iter().copied().filter(is_unrecovered).map(named).collect(),
+            links: links.into_iter().map(named).collect(),
+            arrives,
+        }
     };
     let services = shared.datagrams.paths.subgraphs(to, shared.clock.now());
     services.into_iter().map(view).collect()
@@ -336,6 +382,18 @@ pub(super) fn spread(datagrams: &Datagrams) -> SpreadView {
         duplicates: counts.duplicates,
         late: counts.late,
         off_graph: counts.off_graph,
+        real_time: real_time(&datagrams.real_time),
+    }
+}
+
+fn real_time(totals: &Totals) -> RealTimeView {
+    let count = |counter: &AtomicU64| counter.load(Relaxed);
+    RealTimeView {
+        sent: count(&totals.sent),
+        repeated: count(&totals.repeated),
+        requested: count(&totals.requested),
+        recovered: count(&totals.recovered),
+        given_up: count(&totals.given_up),
     }
 }
 

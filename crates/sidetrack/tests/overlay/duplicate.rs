@@ -7,11 +7,10 @@
 //! ```
 
 use crate::hosts::{Node, is_root};
-use crate::node::{LIMIT, Up, at, eventually};
+use crate::node::{Up, at, eventually};
 use crate::scene::{Keys, status, wait_for};
-use serde_json::Value;
-use std::net::UdpSocket;
-use std::sync::mpsc;
+use crate::streams::{arrives, end, link, sockets, stream};
+use crate::tools::run;
 use std::time::Duration;
 
 /// Packets of one stream; the fault comes after a third of them.
@@ -33,15 +32,6 @@ struct Square {
     ups: [Option<Up>; 2],
 }
 
-fn link(one: &Node, other: &Node, net: &str, names: [&str; 2]) {
-    let (near, far) = (names[0], names[1]);
-    one.ip(&format!("link add {near} type veth peer name {far} netns {}", other.thread_id()));
-    for (node, name, part) in [(one, near, 1), (other, far, 2)] {
-        node.ip(&format!("addr add {net}.{part}/24 dev {name}"));
-        node.ip(&format!("link set {name} up"));
-    }
-}
-
 impl Square {
     /// Nodes whose packets travel by this service.
     fn new(service: &str) -> Self {
@@ -56,25 +46,11 @@ impl Square {
             let text = keys.section(&format!("r{at}"), &[], true).replace("listen = \"127.0.0.1:0\"\n", &own);
             Some(relay.run(move || Up::start("", &text)))
         });
-        let end = |node: &Node, name: &str, own: u8, far: u8, other: &str, net: u8| {
-            node.ip("link set lo up");
-            node.ip(&format!("addr add 10.{own}.0.1/32 dev lo"));
-            // What is not caught arrives nowhere.
-            node.ip("link add nowhere type veth peer name nothing");
-            node.ip("link set nowhere up");
-            node.ip(&format!("route add 10.{far}.0.0/24 dev nowhere src 10.{own}.0.1"));
-            let addresses =
-                [1, 2].map(|relay| format!("10.{net}.{relay}.2:8100").parse().expect("an address"));
-            let text = keys.section(name, &[("r1", addresses[0]), ("r2", addresses[1])], false);
-            let text = text
-                + &format!(
-                    "[[overlay.packets]]\nnode = \"{other}\"\nto = \"10.{far}.0.0/24\"\n{service}\
-                     [[overlay.deliver]]\nto = \"10.{own}.0.0/24\"\n"
-                );
-            node.run(move || Up::start("", &text))
+        let dials = |net: u8| {
+            [("r1", 1), ("r2", 2)].map(|(name, relay)| (name, at(&format!("10.{net}.{relay}.2"), 8100)))
         };
-        let up_a = end(&a, "a", 1, 2, "b", 8);
-        let up_b = end(&b, "b", 2, 1, "a", 9);
+        let up_a = end(&a, (&keys, "a", "b"), (1, 2), &dials(8), service);
+        let up_b = end(&b, (&keys, "b", "a"), (2, 1), &dials(9), service);
         let square = Self { a, b, relays, up_a, up_b, ups };
         square.stands();
         square
@@ -82,54 +58,12 @@ impl Square {
 
     /// Waits until packets from a to b arrive over both paths.
     fn stands(&self) {
-        wait_for(&self.up_a, "two paths that packets arrive over", |status| {
-            let service = &to_b(status)["services"][0];
-            service["arrives"] == true && service["links"].as_array().is_some_and(|links| links.len() == 4)
-        });
+        wait_for(&self.up_a, "two paths that packets arrive over", |status| arrives(status, 4));
     }
 
     /// Sends a stream; `fault` happens within it. Gives how often each packet came.
-    fn stream(&mut self, mut fault: impl FnMut(&mut Self)) -> Vec<u32> {
-        let receiver = self.b.run(|| UdpSocket::bind(at("10.2.0.1", 0)).expect("a socket"));
-        let sender = self.a.run(|| UdpSocket::bind(at("10.1.0.1", 0)).expect("a socket"));
-        let to = receiver.local_addr().expect("an address");
-        receiver.set_read_timeout(Some(Duration::from_millis(100))).expect("a time-out");
-        let (third, is_third) = mpsc::channel();
-        let (ended, has_ended) = mpsc::channel();
-        let sending = std::thread::spawn(move || {
-            for number in 0..COUNT {
-                sender.send_to(&number.to_be_bytes(), to).expect("sent");
-                std::thread::park_timeout(PACE);
-                if number == COUNT / 3 {
-                    third.send(()).expect("the test waits");
-                }
-            }
-            ended.send(()).expect("the test waits");
-            sender
-        });
-        let receiving = std::thread::spawn(move || {
-            let mut times = vec![0; COUNT as usize];
-            let mut buffer = [0; 64];
-            // All were sent, and then nothing came for a second.
-            let (mut is_over, mut silent) = (false, 0);
-            while silent < 10 {
-                match receiver.recv(&mut buffer) {
-                    Ok(4) => {
-                        let number = u32::from_be_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]);
-                        times[number as usize] += 1;
-                        silent = 0;
-                    }
-                    Ok(length) => panic!("{length} bytes"),
-                    Err(_) => silent += u32::from(is_over),
-                }
-                is_over |= has_ended.try_recv().is_ok();
-            }
-            times
-        });
-        is_third.recv_timeout(LIMIT).expect("a third is sent");
-        fault(self);
-        sending.join().expect("no panic");
-        receiving.join().expect("no panic")
+    fn stream(&mut self, fault: impl FnOnce(&mut Self)) -> Vec<u32> {
+        stream(sockets(&self.a, &self.b), (COUNT, PACE), || fault(self))
     }
 
     /// The links that a and b have taken for dead, by the name of the relay.
@@ -138,11 +72,6 @@ impl Square {
         let lines = logs.iter().flat_map(|log| log.lines()).filter(|line| line.contains("overlay link down"));
         lines.map(ToOwned::to_owned).collect()
     }
-}
-
-fn to_b(status: &Value) -> &Value {
-    let paths = status["paths"].as_array().expect("paths");
-    paths.iter().find(|path| path["to"] == "b").expect("a member")
 }
 
 /// Runs streams until one in which no link fell but those to `relay`.
@@ -202,10 +131,7 @@ fn a_cut_link_and_a_killed_relay_cost_no_packet_and_none_comes_twice() {
     // The link to r1 was cut before, and fell at both of its ends at most.
     assert!(lost == 0 || fell > 2, "{lost} packets lost: {:#}", status(&square.up_a));
     // One path is left, and packets go on over it.
-    wait_for(&square.up_a, "one path", |status| {
-        let service = &to_b(status)["services"][0];
-        service["arrives"] == true && service["links"].as_array().is_some_and(|links| links.len() == 2)
-    });
+    wait_for(&square.up_a, "one path", |status| arrives(status, 2));
     let times = square.stream(|_| {});
     assert!(times.iter().filter(|times| **times == 1).count() > COUNT as usize / 2);
     let metrics = crate::node::admin::show(&square.up_b, "/metrics");
@@ -230,4 +156,37 @@ fn a_flood_uses_all_links_within_its_hops_and_delivers_once() {
         relays.map(|up| status(up)["spread"]["relayed"].as_u64()).all(|count| count > Some(100))
     });
     assert!(status(&square.up_b)["spread"]["delivered"]["flood"].as_u64() >= Some(u64::from(COUNT)));
+}
+
+#[test]
+fn copies_on_two_real_time_paths_survive_losses_on_both() {
+    if !is_root() {
+        return;
+    }
+    let mut square = Square::new("link = \"real-time\"\ndissemination = \"duplicate\"\ndeadline_ms = 5000\n");
+    // Without recovery, both copies of about nine in a thousand packets would be lost.
+    for relay in ["r1", "r2"] {
+        run(&square.up_a, &["link", "set", relay, "--loss", "5"]);
+        run(&square.up_b, &["link", "set", relay, "--loss", "5"]);
+    }
+    for up in square.ups.iter().flatten() {
+        run(up, &["link", "set", "a", "--loss", "5"]);
+        run(up, &["link", "set", "b", "--loss", "5"]);
+    }
+    for _ in 0..RUNS {
+        square.stands();
+        let before = square.fallen().len();
+        let times = square.stream(|_| {});
+        assert!(times.iter().all(|times| *times < 2), "delivered twice");
+        if square.fallen().len() > before {
+            continue;
+        }
+        let lost = times.iter().filter(|times| **times == 0).count();
+        assert_eq!(lost, 0, "{:#}", status(&square.up_b));
+        let end = status(&square.up_b);
+        assert!(end["spread"]["real_time"]["recovered"].as_u64() > Some(10), "{end:#}");
+        assert!(end["spread"]["duplicates"].as_u64() > Some(u64::from(COUNT / 2)), "{end:#}");
+        return;
+    }
+    panic!("the machine took links for dead in each of {RUNS} runs");
 }

@@ -1,11 +1,12 @@
 //! Encodes and decodes the bodies of frames, type by type.
 
-use super::spread::{self, FEATURES, SPREAD, STRIKE, TIMED};
+use super::spread::{FEATURES, SPREAD};
+use super::timed::{NEWEST, RESEND, TIMED};
 use super::wire::{Put, Reader};
 use super::{
     Ack, DATA_MAX, DETAIL_MAX, Dissemination, Features, Frame, FrameError, Greeting, Hello, LinkEntry,
-    LinkKind, LinkState, Open, Opened, PACKET_MAX, Packet, Piece, Protocol, Purpose, Record, Refusal,
-    Refused, ResetReason, Resume, SessionFrame, SessionId, Spread,
+    LinkKind, LinkState, Newest, Open, Opened, PACKET_MAX, Packet, Piece, Protocol, Purpose, Record, Refusal,
+    Refused, Resend, ResetReason, Resume, SessionFrame, SessionId, Spread, Timed,
 };
 use crate::overlay::NODES_MAX;
 
@@ -143,14 +144,17 @@ impl Frame {
                 out.put_u8(FEATURES);
                 features.put(out);
             }
-            Self::Timed(number, packet) => {
+            Self::Timed(timed) => {
                 out.put_u8(TIMED);
-                out.put_u64(*number);
-                packet.put(out);
+                timed.put(out);
             }
-            Self::Strike(numbers) => {
-                out.put_u8(STRIKE);
-                spread::put_strike(out, numbers);
+            Self::Resend(request) => {
+                out.put_u8(RESEND);
+                request.put(out);
+            }
+            Self::Newest(newest) => {
+                out.put_u8(NEWEST);
+                newest.put(out);
             }
             // `encode_body` encodes the others.
             _ => {}
@@ -185,8 +189,9 @@ impl Frame {
             REFUSED => Self::Refused(read_refused(&mut reader)?),
             DATA | ACK | FIN | RESET | DONE => Self::Session(read_session(kind, &mut reader)?),
             SPREAD => Self::Spread(Box::new(Spread::read(&mut reader)?)),
-            TIMED => Self::Timed(reader.u64()?, Box::new(Spread::read(&mut reader)?)),
-            STRIKE => Self::Strike(spread::read_strike(&mut reader)?),
+            TIMED => Self::Timed(Timed::read(&mut reader)?),
+            RESEND => Self::Resend(Resend::read(&mut reader)?),
+            NEWEST => Self::Newest(Newest::read(&mut reader)?),
             FEATURES => Self::Features(Features::read(&mut reader)?),
             skipped if skipped >= MAY_BE_SKIPPED => return Ok(None),
             unknown => return Err(FrameError::UnknownType(unknown)),

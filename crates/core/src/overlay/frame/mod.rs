@@ -8,10 +8,12 @@
 mod body;
 mod codec;
 mod spread;
+mod timed;
 mod wire;
 
 pub use codec::{Decoder, FRAME_MAX, FrameError, HEADER_BYTES};
-pub use spread::{Features, STRIKE_MAX, SUBGRAPH_NODES_MAX, Spread, Subgraph};
+pub use spread::{Features, SUBGRAPH_NODES_MAX, Spread, Subgraph};
+pub use timed::{Mark, Newest, RESEND_MAX, Repeats, Resend, Timed};
 
 use super::{NodeId, PATH_MAX, Signature};
 use crate::flow::{Destination, HostName};
@@ -354,9 +356,11 @@ pub enum Frame {
     /// What a node understands beyond version 1.
     Features(Features),
     /// A packet over a subgraph with its number on this real-time link (in datagrams only).
-    Timed(u64, Box<Spread>),
-    /// Requests packets of this real-time link by their numbers, 1 to [`STRIKE_MAX`], rising (in datagrams only).
-    Strike(Vec<u64>),
+    Timed(Timed),
+    /// Requests packets of this real-time link (in datagrams only).
+    Resend(Resend),
+    /// Says which transmission on this real-time link was the newest one (in datagrams only).
+    Newest(Newest),
 }
 
 impl Path {

@@ -8,14 +8,10 @@
 use super::wire::{Put, Reader};
 use super::{Dissemination, FrameError, LinkKind, PACKET_MAX, Protocol};
 use crate::overlay::{NodeId, Signature};
+use std::time::Duration;
 
 pub(super) const SPREAD: u8 = 0x80;
 pub(super) const FEATURES: u8 = 0x81;
-pub(super) const TIMED: u8 = 0x82;
-pub(super) const STRIKE: u8 = 0x83;
-
-/// Most numbers in one request ([`super::Frame::Strike`]).
-pub const STRIKE_MAX: usize = 64;
 
 /// Most nodes of a subgraph.
 pub const SUBGRAPH_NODES_MAX: usize = 32;
@@ -168,6 +164,12 @@ impl Spread {
         self.budget_us != 0 && self.age_us > self.budget_us
     }
 
+    /// Returns how long the packet may still travel. `None`: there is no limit.
+    pub fn left(&self) -> Option<Duration> {
+        let left = self.budget_us.saturating_sub(self.age_us);
+        (self.budget_us != 0).then(|| Duration::from_micros(left.into()))
+    }
+
     /// Adds to the age of the packet.
     pub fn grow_older(&mut self, by_us: u32) {
         self.age_us = self.age_us.saturating_add(by_us);
@@ -220,7 +222,7 @@ impl Features {
     pub const REAL_TIME: u32 = 2;
 
     /// The features of this program.
-    pub const ALL: u32 = Self::SPREAD;
+    pub const ALL: u32 = Self::SPREAD | Self::REAL_TIME;
 
     /// Returns the bytes that the origin signs.
     pub fn signed_bytes(&self) -> Vec<u8> {
@@ -248,22 +250,4 @@ impl Features {
             signature: reader.signature()?,
         })
     }
-}
-
-/// Appends the numbers of a request.
-pub(super) fn put_strike(out: &mut Vec<u8>, numbers: &[u64]) {
-    numbers.iter().for_each(|number| out.put_u64(*number));
-}
-
-/// Reads the numbers of a request: 1 to [`STRIKE_MAX`], rising.
-pub(super) fn read_strike(reader: &mut Reader<'_>) -> Result<Vec<u64>, FrameError> {
-    let mut numbers: Vec<u64> = Vec::new();
-    while !reader.0.is_empty() {
-        let number = reader.u64()?;
-        if numbers.len() >= STRIKE_MAX || numbers.last().is_some_and(|last| *last >= number) {
-            return Err(FrameError::BadValue("request"));
-        }
-        numbers.push(number);
-    }
-    if numbers.is_empty() { Err(FrameError::Truncated) } else { Ok(numbers) }
 }

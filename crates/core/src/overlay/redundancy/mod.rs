@@ -41,6 +41,11 @@ impl Graph {
         self.features(node) & Features::SPREAD != 0
     }
 
+    /// Whether the link between two nodes is a real-time link: both ends recover its losses.
+    pub fn recovers(&self, one: NodeId, other: NodeId) -> bool {
+        [one, other].iter().all(|node| self.features(*node) & Features::REAL_TIME != 0)
+    }
+
     /// Returns the links on all ways from one node to another with at most `hops` links, none into the source and none out
     /// of the destination.
     pub fn flood(&self, from: NodeId, to: NodeId, hops: u8) -> BTreeSet<Link> {

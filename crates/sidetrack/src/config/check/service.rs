@@ -14,6 +14,7 @@ impl Check<'_> {
     pub(super) fn service(&mut self, packets: &At<raw::Packets>) -> Service {
         let kind = match packets.link.as_deref() {
             Some(PacketsLink::BestEffort) => LinkKind::BestEffort,
+            Some(PacketsLink::RealTime) => LinkKind::RealTime,
             Some(PacketsLink::Reliable) | None => LinkKind::Reliable,
         };
         let mut service = Service::new(kind);
@@ -23,10 +24,11 @@ impl Check<'_> {
             Some(PacketsDissemination::Shortest) | None => Dissemination::Shortest,
         };
         if let Some(dissemination) = &packets.dissemination
-            && service.spreads()
+            && service.dissemination != Dissemination::Shortest
             && kind == LinkKind::Reliable
         {
-            let help = "write `link = \"best-effort\"`; with \"reliable\", packets take one path";
+            let help =
+                "write `link = \"best-effort\"` or \"real-time\"; with \"reliable\", packets take one path";
             self.error(dissemination.span(), "packets on reliable links take the shortest path only", help);
         }
         let is = |wanted| service.dissemination == wanted;
@@ -43,6 +45,10 @@ impl Check<'_> {
         let deadline =
             self.only_with(packets.deadline_ms.as_ref(), spreads, "duplicate", "deadline_ms", range);
         service.deadline = deadline.map(|ms| Duration::from_millis(ms.into()));
+        if let (Some(link), None, LinkKind::RealTime) = (&packets.link, &packets.deadline_ms, kind) {
+            let help = "write for how long a packet is of use, for example `deadline_ms = 65`";
+            self.error(link.span(), "packets on real-time links need a `deadline_ms`", help);
+        }
         service
     }
 

@@ -50,19 +50,20 @@ pub struct Packets {
     /// including forwarded ones. Default "local".
     pub at: Option<At<PacketsAt>>,
     /// The kind of links. "reliable" recovers losses on each hop and keeps all packets in order. "best-effort"
-    /// leaves both to the applications, so that one flow does not wait for another. Default "reliable".
+    /// leaves both to the applications, so that one flow does not wait for another. "real-time" recovers a loss on its
+    /// hop while the packet can still be in time, and no packet waits for another. Default "reliable".
     pub link: Option<At<PacketsLink>>,
     /// The links that a packet uses. "shortest": the cheapest path. "duplicate": a copy on each of `paths` paths that
     /// share no relay; the first copy is delivered. "flood": all links on ways with at most `hops` links. The last two
-    /// need `link = "best-effort"`. Default "shortest".
+    /// need `link = "best-effort"` or "real-time". Default "shortest".
     pub dissemination: Option<At<PacketsDissemination>>,
     /// The number of paths with `dissemination = "duplicate"`, 2 to 5. If the network has fewer, packets use those.
     /// Default 2.
     pub paths: Option<At<u8>>,
     /// Most links on the way of a packet with `dissemination = "flood"`, 1 to 15. Default 4.
     pub hops: Option<At<u8>>,
-    /// Milliseconds that a packet may travel, 1 to 10000; later it is dropped. Needs "duplicate" or "flood". Default:
-    /// there is no limit.
+    /// Milliseconds that a packet may travel, 1 to 10000; later it is dropped. Required with `link = "real-time"`.
+    /// With "best-effort" it needs `dissemination` "duplicate" or "flood", and the default is: there is no limit.
     pub deadline_ms: Option<At<u32>>,
 }
 
@@ -74,6 +75,8 @@ pub enum PacketsLink {
     Reliable,
     /// Datagrams.
     BestEffort,
+    /// Datagrams; a lost packet is sent again on its hop while it can be in time.
+    RealTime,
 }
 
 /// The links that a packet uses.

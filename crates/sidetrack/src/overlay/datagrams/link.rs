@@ -6,11 +6,12 @@ use sidetrack_core::overlay::datagram::mtu::{self, Search};
 use sidetrack_core::overlay::datagram::pieces::{self, Joiner};
 use sidetrack_core::overlay::datagram::{Header, OVERHEAD_BYTES, SEQUENCE_MAX, Window};
 use sidetrack_core::overlay::frame::{Frame, Piece};
+use sidetrack_core::overlay::realtime::Recovery;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sync::lock;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard};
 
 /// Bytes of a probe without its padding: type and number.
 const PROBE_BYTES: usize = 5;
@@ -57,6 +58,7 @@ pub(crate) struct Link {
     receiving: Mutex<Receiving>,
     route: Mutex<Option<Route>>,
     search: Mutex<Search>,
+    recovery: Mutex<Recovery>,
     /// Most bytes of a datagram.
     bytes: AtomicUsize,
     /// When the control thread was last told that something came, nanoseconds of our clock.
@@ -86,6 +88,7 @@ impl Link {
             receiving: Mutex::default(),
             route: Mutex::new(route),
             search: Mutex::new(search),
+            recovery: Mutex::default(),
             bytes,
             alive_told: AtomicU64::new(0),
             one_way_us: AtomicU32::new(0),
@@ -100,6 +103,11 @@ impl Link {
     /// Returns where its datagrams go. None: the address is unknown until the neighbour has sent a datagram.
     pub(crate) fn route(&self) -> Option<Route> {
         *lock(&self.route)
+    }
+
+    /// Returns the recovery of packets of real-time services, both directions.
+    pub(crate) fn recovery(&self) -> MutexGuard<'_, Recovery> {
+        lock(&self.recovery)
     }
 
     /// Returns the most bytes of a datagram.

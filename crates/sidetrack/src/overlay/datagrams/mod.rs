@@ -4,12 +4,14 @@
 //! One thread receives.
 
 mod link;
+mod realtime;
 mod receive;
 mod seal;
 mod spread;
 mod way;
 
 pub(super) use link::Link;
+pub(super) use realtime::{Totals, recover};
 pub(super) use receive::run;
 pub(super) use seal::{LABEL, MATERIAL_BYTES};
 pub(super) use way::{Paths, send};
@@ -18,6 +20,7 @@ use super::control::Event;
 use crate::live::Clock;
 use crate::steer::OWN_MARK;
 use link::{Dropped, Route};
+use realtime::Bell;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::datagram::mtu;
 use sidetrack_core::overlay::frame::Frame;
@@ -79,6 +82,9 @@ pub(super) struct Datagrams {
     pub counters: Counters,
     /// Paths of this node's own packets.
     pub paths: Paths,
+    /// Counts of real-time links.
+    pub real_time: Totals,
+    bell: Bell,
     /// Losses that an operator has set, by neighbour, parts per million.
     losses: Mutex<BTreeMap<NodeId, Arc<AtomicU32>>>,
     /// Numbers this node's packets over subgraphs.
@@ -125,15 +131,18 @@ fn bind_one(address: SocketAddr) -> io::Result<UdpSocket> {
 
 impl Datagrams {
     /// Returns the state for these sockets.
+    ///
+    /// # Errors
+    /// Fails if the system provides no descriptor.
     pub(super) fn new(
         own: NodeId,
         members: BTreeSet<NodeId>,
         sockets: Vec<UdpSocket>,
         control: mpsc::Sender<Event>,
         clock: Clock,
-    ) -> Self {
+    ) -> io::Result<Self> {
         let epoch = u32::from_be_bytes(sidetrack_sys::random::bytes());
-        Self {
+        Ok(Self {
             own,
             sockets,
             links: RwLock::default(),
@@ -144,7 +153,9 @@ impl Datagrams {
             losses: Mutex::default(),
             source: Mutex::new(Source::new(epoch)),
             relay: Mutex::new(Relay::new(own, members)),
-        }
+            real_time: Totals::default(),
+            bell: Bell::new()?,
+        })
     }
 
     /// Returns the counts of packets over subgraphs.

@@ -1,13 +1,14 @@
 //! The thread that receives datagrams.
 
 use super::link::{Link, Route};
-use super::{Datagrams, spread, way};
+use super::{Datagrams, realtime, spread, way};
 use crate::overlay::control::Event;
 use crate::overlay::shared::Shared;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::datagram::{Header, mtu};
 use sidetrack_core::overlay::frame::{Frame, Packet, Protocol, SessionId};
+use sidetrack_core::overlay::realtime::Input;
 use sidetrack_sys::udp;
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -56,17 +57,25 @@ pub(crate) fn run(shared: &Shared, stopped: &AtomicBool) {
 /// Waits until a datagram came or a time-out is due. Returns the sockets to read.
 fn wait(datagrams: &Datagrams, shared: &Shared) -> Vec<usize> {
     let now = shared.clock.now();
-    let due = datagrams.all().iter().map(|link| link.search_at().since(now)).min();
+    let links = datagrams.all();
+    let tasks = links.iter().flat_map(|link| [Some(link.search_at()), link.recovery().deadline()]);
+    let due = tasks.flatten().map(|at| at.since(now)).min();
     let due = due.unwrap_or(LOOK).min(datagrams.paths.due(now)).min(LOOK);
     let limit = Timespec { tv_sec: 0, tv_nsec: due.subsec_nanos().max(1_000_000).into() };
     let mut sockets: Vec<_> =
         datagrams.sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
+    let count = sockets.len();
     if sockets.is_empty() {
         std::thread::park_timeout(due);
         return Vec::new();
     }
+    sockets.push(PollFd::new(&datagrams.bell.0, PollFlags::IN));
     // A signal needs no reaction.
     let _ = poll(&mut sockets, Some(&limit));
+    if !sockets[count].revents().is_empty() {
+        datagrams.bell.heard();
+    }
+    sockets.truncate(count);
     let is_ready = |(at, socket): (usize, &PollFd<'_>)| (!socket.revents().is_empty()).then_some(at);
     sockets.iter().enumerate().filter_map(is_ready).collect()
 }
@@ -78,6 +87,7 @@ fn tick(shared: &Shared) {
             datagrams.send_on(&link, &probe);
         }
     }
+    realtime::tick(shared, datagrams);
     way::probe(shared, now);
 }
 
@@ -134,6 +144,13 @@ fn serve(shared: &Shared, link: &Arc<Link>, frame: Frame) {
         }
         Frame::Packet(packet) => pass(shared, link.neighbour, packet),
         Frame::Spread(packet) => spread::arrived(shared, link, *packet),
+        Frame::Timed(timed) => realtime::came(shared, link, timed),
+        Frame::Resend(resend) => {
+            realtime::recover(shared, link, Input::Requested(resend));
+        }
+        Frame::Newest(newest) => {
+            realtime::recover(shared, link, Input::Newest(newest));
+        }
         // Other frames are not allowed in a datagram.
         _ => {
             datagrams.counters.unreadable.fetch_add(1, Relaxed);
@@ -172,25 +189,35 @@ fn pass(shared: &Shared, from: NodeId, packet: Packet) {
 /// Forwards a packet that is at `position` to the next node. Returns false if it is dropped.
 pub(super) fn forward(shared: &Shared, mut packet: Packet) -> bool {
     packet.position = packet.position.saturating_add(1);
-    let (next, bytes) = (packet.path.at(packet.position), packet.payload.len());
-    send_to(shared, next, bytes, &Frame::Packet(packet))
-}
-
-/// Sends a frame with `bytes` of payload to the next node, if there is a link to it and the rate set for that link allows it.
-/// Returns false, and counts why, if it does not.
-pub(super) fn send_to(shared: &Shared, next: Option<NodeId>, bytes: usize, frame: &Frame) -> bool {
-    let counters = &shared.datagrams.counters;
-    let Some(next) = next.filter(|next| shared.link(*next).is_some()) else {
-        counters.no_link.fetch_add(1, Relaxed);
+    let Some(link) = link_to(shared, packet.path.at(packet.position), packet.payload.len()) else {
         return false;
     };
+    shared.datagrams.send_on(&link, &Frame::Packet(packet))
+}
+
+/// Returns the link to the next node for a frame with `bytes` of payload. `None`, and counts why, if the link is down or the
+/// rate set for it does not allow the frame.
+pub(super) fn link_to(shared: &Shared, next: Option<NodeId>, bytes: usize) -> Option<Arc<Link>> {
+    let Some(next) = next.filter(|next| shared.link(*next).is_some()) else {
+        shared.datagrams.counters.no_link.fetch_add(1, Relaxed);
+        return None;
+    };
+    if !may_send(shared, next, bytes) {
+        return None;
+    }
+    shared.datagrams.link(next)
+}
+
+/// Returns false, and counts it, if the rate set for the link to this node does not allow another frame now.
+pub(super) fn may_send(shared: &Shared, next: NodeId, bytes: usize) -> bool {
+    let counters = &shared.datagrams.counters;
     let shaper = shared.shapers.of(next);
     if !shaper.wait(BURST).is_zero() {
         counters.too_fast.fetch_add(1, Relaxed);
         return false;
     }
     shaper.spend(bytes);
-    shared.datagrams.send(next, frame)
+    true
 }
 
 /// Delivers an IP packet; its sender must have opened a session for it.

@@ -2,11 +2,12 @@
 //! ([`sidetrack_core::overlay::spread`]).
 
 use super::link::Link;
-use super::receive::{deliver, send_to};
+use super::realtime;
+use super::receive::{deliver, link_to};
 use crate::overlay::shared::Shared;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{Frame, Protocol, Spread, Subgraph};
-use sidetrack_core::overlay::service::Service;
+use sidetrack_core::overlay::service::{LinkKind, Service};
 use sidetrack_sys::sync::lock;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -71,8 +72,18 @@ fn send_copies(shared: &Shared, packet: Spread) -> bool {
 
 /// Sends a copy to each of these nodes. Returns the number of copies that the system accepted.
 fn forward(shared: &Shared, packet: Spread, next: &[NodeId]) -> u64 {
-    let bytes = packet.payload.len();
+    let (bytes, graph) = (packet.payload.len(), shared.graph.load());
+    let is_real_time = packet.kind == LinkKind::RealTime;
     let frame = Frame::Spread(Box::new(packet));
-    // The subgraph may name a link that has gone, or never was.
-    next.iter().map(|next| u64::from(send_to(shared, Some(*next), bytes, &frame))).sum()
+    let send = |next: NodeId| {
+        // The subgraph may name a link that has gone, or never was.
+        let Some(link) = link_to(shared, Some(next), bytes) else { return false };
+        match &frame {
+            Frame::Spread(packet) if is_real_time && graph.recovers(shared.identity.own(), next) => {
+                realtime::send(shared, &link, packet.clone())
+            }
+            frame => shared.datagrams.send_on(&link, frame),
+        }
+    };
+    next.iter().map(|next| u64::from(send(*next))).sum()
 }

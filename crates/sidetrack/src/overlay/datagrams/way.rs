@@ -5,7 +5,7 @@ use super::receive::forward;
 use super::spread;
 use crate::overlay::shared::Shared;
 use sidetrack_core::overlay::NodeId;
-use sidetrack_core::overlay::frame::{Packet, Path, Protocol, SessionId, Spread, Subgraph};
+use sidetrack_core::overlay::frame::{Packet, Path, Protocol, SessionId, Spread, Subgraph, Timed};
 use sidetrack_core::overlay::node::echo_request;
 use sidetrack_core::overlay::route::Graph;
 use sidetrack_core::overlay::service::{LinkKind, Service};
@@ -205,7 +205,9 @@ pub(crate) fn send(
     let (nexts, around): (Vec<NodeId>, _) = match &plan {
         Plan::Path(path) => (path.at(1).into_iter().collect(), FRAME_BYTES + NODE_BYTES * path.nodes().len()),
         Plan::Subgraph(subgraph) => {
-            (subgraph.next(shared.identity.own()).collect(), SESSION_BYTES + Spread::overhead(subgraph))
+            let numbers = if service.kind == LinkKind::RealTime { Timed::OVERHEAD_BYTES } else { 0 };
+            let around = SESSION_BYTES + Spread::overhead(subgraph) + numbers;
+            (subgraph.next(shared.identity.own()).collect(), around)
         }
     };
     let links = nexts.iter().filter_map(|next| shared.datagrams.link(*next));

@@ -38,7 +38,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader, BufWriter};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep;
-use way::{BestEffort, Reliable, Way};
+use way::{ByDatagram, Reliable, Way};
 
 /// The mark of delivered packets: our rules do not catch them.
 pub(super) const DELIVERED_MARK: MarkBits = MarkBits { value: 0x5f00_0000, mask: 0xff00_0000 };
@@ -225,7 +225,7 @@ impl Start {
             for service in services.iter().copied() {
                 let way: Box<dyn Way> = match service.kind {
                     LinkKind::Reliable => Box::new(reliable.clone()),
-                    LinkKind::BestEffort | LinkKind::RealTime => Box::new(BestEffort {
+                    LinkKind::BestEffort | LinkKind::RealTime => Box::new(ByDatagram {
                         to: node,
                         service,
                         shared: shared.clone(),

@@ -37,9 +37,9 @@ impl Way for Reliable {
     }
 }
 
-/// Sends packets in datagrams: lost packets stay lost, and no packet waits for another. While datagrams do not arrive, it
-/// uses the session.
-pub(super) struct BestEffort {
+/// Sends packets in datagrams, and no packet waits for another: best effort, or real time. While datagrams do not arrive,
+/// it uses the session.
+pub(super) struct ByDatagram {
     /// The node that delivers the packets.
     pub to: NodeId,
     /// How the packets travel.
@@ -52,7 +52,7 @@ pub(super) struct BestEffort {
     pub reliable: Reliable,
 }
 
-impl Way for BestEffort {
+impl Way for ByDatagram {
     fn stands(&self) -> bool {
         self.reliable.stands()
     }
