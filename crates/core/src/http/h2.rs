@@ -1,32 +1,52 @@
 //! Translates HTTP/2 messages to and from HTTP/1.1 (RFC 9113 Sec. 8.2 to 8.3), so that the same strict parser checks
 //! both. The caller has already decoded and checked frames and field compression. This module checks the message.
 
-use super::fields::{Fields, trim};
-use super::message::{Method, Request, Version};
+use super::fields::{Fields, is_token_byte, trim};
+use super::head::Authority;
+use super::message::{Method, Request, Sender, Version};
 
 /// Fields of one connection: not allowed in HTTP/2 (RFC 9113 Sec. 8.2.2).
 const OF_CONNECTIONS: [&str; 6] =
     ["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "http2-settings"];
 
-/// Why an HTTP/2 request cannot be translated to HTTP/1.1: a stream error, nothing of it is forwarded.
+/// The port of HTTPS, if an authority names none.
+const PORT: u16 = 443;
+
+/// How an HTTP/2 message is malformed (RFC 9113 Sec. 8.1.1): a stream error, nothing of it is forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// The method is not a token.
     #[error("the method is not a token")]
     Method,
-    /// The path is neither `*` nor starts with a slash, or it has a fragment, white space or control bytes.
+    /// The path does not start with a slash and is not the `*` of OPTIONS; or it has a fragment, white space, control
+    /// bytes or bytes beyond ASCII.
     #[error("the path is malformed")]
     Path,
     /// The scheme is not that of the connection.
     #[error("the scheme is another than that of the connection")]
     Scheme,
-    /// There is no authority, or Host contradicts it.
-    #[error("the authority is missing, or Host contradicts it")]
+    /// There is no authority, it has user information, or Host is repeated or contradicts it.
+    #[error("the authority is missing or malformed, or Host contradicts it")]
     Authority,
-    /// A field of a connection, TE other than trailers, or a value with control bytes or with white space at its
-    /// ends.
+    /// A field of a connection, TE other than trailers, a name that is not a token in lower case, or a value with control
+    /// bytes or with white space at its ends.
     #[error("a field is malformed or belongs to a connection")]
     Field,
+    /// A pseudo-header field is missing, repeated, unknown, behind other fields, or in a message that must not have it.
+    #[error("a pseudo-header field is missing, repeated, unknown or in the wrong place")]
+    Pseudo,
+    /// The status is not a number of three digits that HTTP/2 allows.
+    #[error("the status is malformed")]
+    Status,
+    /// Trailers do not end their stream.
+    #[error("the trailers do not end the stream")]
+    Trailers,
+    /// The fields are larger than we accept.
+    #[error("the fields are too large")]
+    TooLong,
+    /// The header block was not read, because something before it broke the connection.
+    #[error("the connection is broken before this message")]
+    Unread,
 }
 
 /// The pseudo-header fields of a request.
@@ -53,29 +73,25 @@ pub fn request<'a>(
     has_body: bool,
 ) -> Result<Request, Malformed> {
     let method = Method::parse(pseudo.method).map_err(|_| Malformed::Method)?;
-    if pseudo.scheme.is_some_and(|scheme| !scheme.eq_ignore_ascii_case(b"https")) {
-        return Err(Malformed::Scheme);
-    }
-    // A fragment is never sent (RFC 9113 Sec. 8.3.1).
-    let is_clean = pseudo.path.iter().all(|byte| !matches!(byte, 0..=b' ' | b'#' | 0x7f));
-    if method == Method::Connect || !is_clean || !(pseudo.path.first() == Some(&b'/') || pseudo.path == b"*")
-    {
+    if method == Method::Connect {
         return Err(Malformed::Path);
     }
+    check_pseudo(&pseudo)?;
     let mut others = Fields::new();
-    let (mut host, mut cookies) = (pseudo.authority.map(<[u8]>::to_vec), Vec::new());
+    let (mut host, mut cookies) = (None, Vec::new());
     for (name, value) in fields {
-        check(name, value)?;
+        check_field(name, value, Sender::Client)?;
         match name {
-            b"host" if host.as_deref().is_some_and(|host| host != value) => return Err(Malformed::Authority),
-            b"host" => host = Some(value.to_vec()),
+            b"host" if host.is_some() => return Err(Malformed::Authority),
+            b"host" => host = Some(value),
             // A client may split Cookie for better compression (RFC 9113 Sec. 8.2.3).
             b"cookie" => cookies.push(value.to_vec()),
             _ => others.push(name, value),
         }
     }
+    check_server(pseudo.authority, host)?;
     let mut head = Fields::new();
-    head.push("Host", host.ok_or(Malformed::Authority)?);
+    head.push("Host", pseudo.authority.or(host).ok_or(Malformed::Authority)?);
     for (name, value) in others.iter() {
         head.push(name, value);
     }
@@ -110,13 +126,39 @@ pub fn websocket<'a>(
     Ok(request)
 }
 
-fn check(name: &[u8], value: &[u8]) -> Result<(), Malformed> {
+/// Checks the scheme and the path of a request that is not a plain CONNECT (RFC 9113 Sec. 8.3.1).
+pub(super) fn check_pseudo(pseudo: &Pseudo<'_>) -> Result<(), Malformed> {
+    if pseudo.scheme.is_some_and(|scheme| !scheme.eq_ignore_ascii_case(b"https")) {
+        return Err(Malformed::Scheme);
+    }
+    // A fragment is never sent.
+    let is_clean = pseudo.path.iter().all(|byte| byte.is_ascii_graphic() && *byte != b'#');
+    let fits = pseudo.path.first() == Some(&b'/') || (pseudo.path == b"*" && pseudo.method == b"OPTIONS");
+    if is_clean && fits { Ok(()) } else { Err(Malformed::Path) }
+}
+
+/// Checks that `:authority` and Host name one server (RFC 9113 Sec. 8.3.1).
+pub(super) fn check_server(authority: Option<&[u8]>, host: Option<&[u8]>) -> Result<(), Malformed> {
+    let agree = authority.zip(host).is_none_or(|(one, other)| is_same_server(one, other));
+    let named = authority.or(host).unwrap_or_default();
+    if agree && !named.is_empty() && !named.contains(&b'@') { Ok(()) } else { Err(Malformed::Authority) }
+}
+
+/// Whether two authorities differ in spelling only: in case, or in a default port that is not written.
+fn is_same_server(one: &[u8], other: &[u8]) -> bool {
+    let parse = |text| Authority::parse(text).ok().map(|read| (read.host, read.port.unwrap_or(PORT)));
+    one == other || parse(one).is_some_and(|one| parse(other) == Some(one))
+}
+
+/// Checks a field that is not a pseudo-header field (RFC 9113 Sec. 8.2.1 and 8.2.2). White space around the value is
+/// malformed, but servers send it, and it does no harm there.
+pub(super) fn check_field(name: &[u8], value: &[u8], sender: Sender) -> Result<(), Malformed> {
     let of_connection = OF_CONNECTIONS.iter().any(|other| name == other.as_bytes());
     let other_te = name == b"te" && value != b"trailers";
-    let bad_name =
-        name.is_empty() || name.iter().any(|byte| matches!(byte, 0..=b' ' | b'A'..=b'Z' | b':' | 0x7f..));
-    let bad_value =
-        value.iter().any(|byte| matches!(byte, 0 | b'\r' | b'\n')) || trim(value).len() != value.len();
+    let is_name = |byte: &u8| is_token_byte(*byte) && !byte.is_ascii_uppercase();
+    let bad_name = name.is_empty() || !name.iter().all(is_name);
+    let bad_value = value.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t')
+        || (sender == Sender::Client && trim(value).len() != value.len());
     if of_connection || other_te || bad_name || bad_value { Err(Malformed::Field) } else { Ok(()) }
 }
 
@@ -165,19 +207,41 @@ mod tests {
         assert!(
             body.starts_with("GET / HTTP/1.1\r\nHost: h\r\n") && body.contains("Transfer-Encoding: chunked")
         );
+        for host in ["h", "H", "h:443", "h:", "h."] {
+            let both = pass("/", Some("h"), &[("host", host)], false).unwrap();
+            assert_eq!(both, "GET / HTTP/1.1\r\nHost: h\r\n\r\n", "{host}");
+        }
         let known = pass("/", Some("h"), &[("host", "h"), ("content-length", "3")], true).unwrap();
         assert_eq!(known, "GET / HTTP/1.1\r\nHost: h\r\ncontent-length: 3\r\n\r\n");
     }
 
     #[test]
     fn what_would_be_read_differently_is_malformed() {
-        for path in
-            ["", "x", "http://h/", "/ HTTP/1.1\r\nX: ", "/\0", "/a b", "/\x7f", "/a#b", "/#", "#", "/?a#b"]
-        {
+        for path in [
+            "",
+            "x",
+            "*",
+            "http://h/",
+            "/ HTTP/1.1\r\nX: ",
+            "/\0",
+            "/a b",
+            "/\x7f",
+            "/ä",
+            "/a#b",
+            "/#",
+            "#",
+            "/?a#b",
+        ] {
             assert_eq!(pass(path, Some("h"), &[], false), Err(Malformed::Path), "{path:?}");
         }
         assert_eq!(pass("/", None, &[], false), Err(Malformed::Authority));
-        assert_eq!(pass("/", Some("h"), &[("host", "other")], false), Err(Malformed::Authority));
+        for host in ["other", "h:80", "", "h:443:443", "h/"] {
+            assert_eq!(pass("/", Some("h"), &[("host", host)], false), Err(Malformed::Authority), "{host:?}");
+        }
+        assert_eq!(pass("/", None, &[("host", "h"), ("host", "h")], false), Err(Malformed::Authority));
+        for authority in ["", "user@h"] {
+            assert_eq!(pass("/", Some(authority), &[], false), Err(Malformed::Authority), "{authority:?}");
+        }
         for field in [
             ("connection", "close"),
             ("transfer-encoding", "chunked"),
@@ -192,6 +256,8 @@ mod tests {
             ("x", " a"),
             ("x", "a\t"),
             ("x", "\0"),
+            ("x", "\x7f"),
+            ("a(b", "1"),
         ] {
             assert_eq!(pass("/", Some("h"), &[field], false), Err(Malformed::Field), "{field:?}");
         }

@@ -144,7 +144,7 @@ impl Route {
     }
 
     /// Returns the requests handle of an open HTTP/2 connection, if there is one.
-    pub fn shared(&self, admits: impl Fn(SocketAddr) -> bool) -> Option<Requests> {
+    pub(crate) fn shared(&self, admits: impl Fn(SocketAddr) -> bool) -> Option<Requests> {
         if !self.is_shared() {
             return None;
         }
@@ -160,14 +160,14 @@ impl Route {
 
     /// Like [`Self::shared`], for a WebSocket as a stream of a shared connection, if the server has announced support
     /// (RFC 8441 Sec. 3).
-    pub fn shared_for_websocket(&self, admits: impl Fn(SocketAddr) -> bool) -> Option<Requests> {
+    pub(crate) fn shared_for_websocket(&self, admits: impl Fn(SocketAddr) -> bool) -> Option<Requests> {
         let secure = self.secure.clone().map(|secure| Secure { is_alone: false, ..secure });
         let others = Self { secure, ..self.clone() };
         others.shared(admits).filter(Requests::is_extended_connect_protocol_enabled)
     }
 
     /// Keeps a connection that serves any number of requests; `None` forgets the known one.
-    pub fn put_shared(&self, requests: Option<(Requests, Option<SocketAddr>)>) {
+    pub(crate) fn put_shared(&self, requests: Option<(Requests, Option<SocketAddr>)>) {
         POOL.with_borrow_mut(|pool| match requests {
             Some((requests, address)) if self.is_shared() && pool.shared.len() < IDLE_MAX => {
                 let (used, carry) = (Instant::now(), self.carry.clone());

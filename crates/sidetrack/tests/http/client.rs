@@ -68,6 +68,12 @@ impl Client {
         self.reader.get_mut().flush().unwrap();
     }
 
+    /// Reads as many bytes as they are; `None` if the connection ends before.
+    pub(crate) fn read(&mut self, count: usize) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; count];
+        self.reader.read_exact(&mut bytes).ok().map(|()| bytes)
+    }
+
     /// Asks for a URL with more field lines (separated by `|`).
     pub(crate) fn ask(&mut self, method: &str, url: &str, fields: &str) -> Response {
         let host = url.split('/').nth(2).unwrap_or_default();

@@ -12,6 +12,7 @@ mod disk_crash;
 mod faults;
 mod filter;
 mod h2;
+mod h2_malformed;
 mod htcp;
 mod limit;
 #[path = "../datapath/node.rs"]

@@ -6,11 +6,11 @@ use super::super::connection::Connection;
 use super::super::duplex::Duplex;
 use super::super::open::Inside;
 use super::super::relay::{Outgoing, Stopped};
+use super::follow::{Followed, Watch};
 use super::{
     CONNECTION_WINDOW, STREAM_WINDOW, STREAMS_MAX, drain, head, header_list_max, headers, pipe, pour,
     websocket,
 };
-use crate::carry::Stream;
 use crate::intercept::Listening;
 use crate::reactor::{self, timeout};
 use crate::session::Client;
@@ -59,9 +59,9 @@ pub(crate) async fn serve(connection: Connection, inside: Inside) {
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .enable_connect_protocol();
-    let (stream, _) = stream.into_stream();
+    let (stream, watch) = Followed::new(stream.into_stream().0, Sender::Client);
     let place = Place::enter(&worker);
-    let shaking = timeout(patience, builder.handshake::<Stream, Bytes>(stream));
+    let shaking = timeout(patience, builder.handshake::<Followed, Bytes>(stream));
     let Some(Ok(Ok(mut connection))) = Place::while_kept(Some(&place), shaking).await else { return };
     drop(place);
     // Its count of references is the number of active streams plus one.
@@ -72,8 +72,9 @@ pub(crate) async fn serve(connection: Connection, inside: Inside) {
         match Place::while_idle(is_idle.then_some(&*worker), wait, connection.accept()).await {
             Idle::Over(Some(Ok((request, respond)))) => {
                 let (common, at_work) = (common.clone(), at_work.clone());
+                let watch = watch.of(respond.stream_id());
                 reactor::spawn(async move {
-                    serve_stream(common, request, respond).await;
+                    serve_stream(common, request, respond, watch).await;
                     drop(at_work);
                 });
             }
@@ -94,7 +95,16 @@ pub(crate) async fn serve(connection: Connection, inside: Inside) {
 }
 
 /// Serves one stream.
-async fn serve_stream(common: Common, asked: http::Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+async fn serve_stream(
+    common: Common,
+    asked: http::Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    watch: Watch,
+) {
+    if let Err(malformed) = watch.take() {
+        tracing::debug!(%malformed, "a malformed HTTP/2 request was reset");
+        return respond.send_reset(Reason::PROTOCOL_ERROR);
+    }
     let (parts, body) = asked.into_parts();
     if let Some(protocol) = parts.extensions.get::<Protocol>() {
         return websocket::serve(common, protocol.as_str(), &parts, (body, respond)).await;
@@ -113,7 +123,7 @@ async fn serve_stream(common: Common, asked: http::Request<RecvStream>, mut resp
     let reason = {
         let mut upload = pin!(async {
             let mut out = Outgoing::new(&pipe, bytes, length);
-            drain(body, &mut out).await
+            drain(body, &mut out, &watch).await
         });
         let mut buffer = Buffer::default();
         let mut download = pin!(answer((&pipe, &mut buffer), &request.method, None, &mut respond));
@@ -124,6 +134,7 @@ async fn serve_stream(common: Common, asked: http::Request<RecvStream>, mut resp
                 sent = &mut upload, if !uploaded => match sent {
                     // A response may arrive before the whole body was read.
                     Ok(()) | Err(Stopped::Sink(_)) => uploaded = true,
+                    Err(_) if watch.is_malformed() => break Some(Reason::PROTOCOL_ERROR),
                     Err(Stopped::Source(_) | Stopped::Ended(_) | Stopped::Broken(_)) => break Some(Reason::CANCEL),
                 },
                 answered = &mut download => break match answered {

@@ -3,12 +3,13 @@
 use super::super::buffer::Buffer;
 use super::super::duplex::Duplex;
 use super::super::relay::{Outgoing, Stopped};
+use super::follow::{Followed, Follows, Watch};
 use super::{CONNECTION_WINDOW, STREAM_WINDOW, drain, head, header_list_max, headers, pipe, pour, websocket};
 use crate::carry::{Failure, Stream};
 use crate::reactor;
 use bytes::Bytes;
-use h2::client::SendRequest;
-use h2::{RecvStream, SendStream};
+use h2::client::{ResponseFuture, SendRequest};
+use h2::{Reason, RecvStream, SendStream};
 use http::{Method as H2Method, Uri, Version as H2Version};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::http::fields::Fields;
@@ -17,7 +18,51 @@ use sidetrack_core::http::message::{Method, Request, Response, Sender};
 use std::pin::pin;
 
 /// Opens streams on a connection to a server.
-pub(crate) type Requests = SendRequest<Bytes>;
+#[derive(Clone)]
+pub(crate) struct Requests {
+    sending: SendRequest<Bytes>,
+    follows: Follows,
+}
+
+impl Requests {
+    /// Waits until the server allows another stream.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub(crate) async fn ready(self) -> Result<Self, h2::Error> {
+        Ok(Self { sending: self.sending.ready().await?, ..self })
+    }
+
+    /// Whether the server accepts WebSockets as streams (RFC 8441 Sec. 3).
+    pub(crate) fn is_extended_connect_protocol_enabled(&self) -> bool {
+        self.sending.is_extended_connect_protocol_enabled()
+    }
+
+    /// Sends a request. Returns its response, the way for its content, and what watches the stream.
+    pub(super) fn send(
+        &mut self,
+        asked: http::Request<()>,
+        ends: bool,
+    ) -> Result<(ResponseFuture, SendStream<Bytes>, Watch), h2::Error> {
+        let (answer, to) = self.sending.send_request(asked, ends)?;
+        // Nothing was sent yet: the connection has a task of its own on this thread.
+        let watch = self.follows.open(answer.stream_id());
+        Ok((answer, to, watch))
+    }
+}
+
+/// Waits for the response on a stream.
+///
+/// # Errors
+/// There is none, or it is malformed: nothing of it is used.
+pub(super) async fn answered(
+    answer: ResponseFuture,
+    watch: &Watch,
+) -> Result<http::Response<RecvStream>, Stopped> {
+    let answer = answer.await.map_err(|error| Stopped::Source(error.to_string()))?;
+    watch.check().map_err(|malformed| Stopped::Source(malformed.to_string()))?;
+    Ok(answer)
+}
 
 /// Starts HTTP/2 on a connection after ALPN has agreed on it.
 ///
@@ -30,8 +75,9 @@ pub(crate) async fn begin(stream: Stream) -> Result<Requests, Failure> {
         .max_header_list_size(header_list_max())
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW);
-    let begun = builder.handshake::<Stream, Bytes>(stream).await;
-    let (requests, connection) =
+    let (stream, follows) = Followed::new(stream, Sender::Server);
+    let begun = builder.handshake::<Followed, Bytes>(stream).await;
+    let (sending, connection) =
         begun.map_err(|error| Failure::new(EndReason::HopFailed, format!("HTTP/2: {error}")))?;
     reactor::spawn(async move {
         // Requests under way learn about the end from their streams.
@@ -39,7 +85,7 @@ pub(crate) async fn begin(stream: Stream) -> Result<Requests, Failure> {
             tracing::debug!(%error, "an HTTP/2 connection to a server ended");
         }
     });
-    Ok(requests)
+    Ok(Requests { sending, follows })
 }
 
 /// Returns a connection in memory. Its requests are sent as streams, one after the other.
@@ -82,13 +128,27 @@ async fn pass(
     let mut requests = requests.ready().await.map_err(gone)?;
     let asked = asked(request).ok_or_else(|| Stopped::Source("it is not an HTTP/2 request".to_owned()))?;
     let mut decoder = Decoder::new(length);
-    let (answer, mut body) = requests.send_request(asked, decoder.is_done()).map_err(gone)?;
+    let (answer, mut body, watch) = requests.send(asked, decoder.is_done()).map_err(gone)?;
+    let answer = async {
+        let answer = answered(answer, &watch).await?;
+        download(answer, &request.method, from, &watch).await
+    };
+    let passed = exchange((from, buffer), (&mut decoder, &mut body), answer).await;
+    if watch.is_malformed() {
+        body.send_reset(Reason::PROTOCOL_ERROR);
+    }
+    passed
+}
+
+/// Forwards the body of a request, and its response, at the same time.
+async fn exchange(
+    from: (&Duplex, &mut Buffer),
+    (decoder, body): (&mut Decoder, &mut SendStream<Bytes>),
+    download: impl Future<Output = Result<(), Stopped>>,
+) -> Result<(), Stopped> {
     let mut uploaded = decoder.is_done();
-    let mut upload = pin!(upload((from, buffer), &mut decoder, &mut body));
-    let mut download = pin!(async {
-        let answer = answer.await.map_err(gone)?;
-        download(answer, &request.method, from).await
-    });
+    let mut upload = pin!(upload(from, decoder, body));
+    let mut download = pin!(download);
     loop {
         tokio::select! {
             biased;
@@ -132,6 +192,7 @@ pub(super) async fn download(
     answer: http::Response<RecvStream>,
     method: &Method,
     to: &Duplex,
+    watch: &Watch,
 ) -> Result<(), Stopped> {
     let (parts, body) = answer.into_parts();
     let mut fields = Fields::new();
@@ -149,5 +210,5 @@ pub(super) async fn download(
         response_length(method, &response).map_err(|error| Stopped::Source(error.to_string()))?.length;
     let mut bytes = Vec::with_capacity(512);
     response.write_to(&mut bytes);
-    drain(body, &mut Outgoing::new(to, bytes, length)).await
+    drain(body, &mut Outgoing::new(to, bytes, length), watch).await
 }

@@ -3,6 +3,7 @@
 
 pub(super) mod accept;
 pub(super) mod ask;
+mod follow;
 mod websocket;
 
 use super::buffer::Buffer;
@@ -10,6 +11,7 @@ use super::duplex::Duplex;
 use super::relay::{Outgoing, Stopped};
 use crate::carry::Stream;
 use bytes::Bytes;
+use follow::Watch;
 use h2::{RecvStream, SendStream};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use sidetrack_core::http::fields::Fields;
@@ -74,8 +76,8 @@ fn trailers(headers: Option<HeaderMap>) -> Fields {
     fields
 }
 
-/// Copies content from a stream to a connection in memory.
-async fn drain(mut body: RecvStream, out: &mut Outgoing<'_>) -> Result<(), Stopped> {
+/// Copies content from a stream to a connection in memory. The content ends well only if its trailers are well-formed.
+async fn drain(mut body: RecvStream, out: &mut Outgoing<'_>, watch: &Watch) -> Result<(), Stopped> {
     let gone = |error: h2::Error| Stopped::Source(error.to_string());
     out.flush().await.map_err(Stopped::Sink)?;
     while let Some(data) = body.data().await {
@@ -86,6 +88,7 @@ async fn drain(mut body: RecvStream, out: &mut Outgoing<'_>) -> Result<(), Stopp
         let _ = body.flow_control().release_capacity(data.len());
     }
     let end = trailers(body.trailers().await.map_err(gone)?);
+    watch.check().map_err(|malformed| Stopped::Source(malformed.to_string()))?;
     out.finish(&end).await.map_err(Stopped::Sink)
 }
 

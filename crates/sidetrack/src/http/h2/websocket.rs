@@ -5,7 +5,7 @@ use super::super::buffer::Buffer;
 use super::super::duplex::Duplex;
 use super::super::relay::{Stopped, write_all};
 use super::accept::{Common, answer, fields_of, pseudo};
-use super::ask::{Requests, asked, download};
+use super::ask::{Requests, answered, asked, download};
 use super::send;
 use bytes::{Bytes, BytesMut};
 use data_encoding::BASE64;
@@ -83,12 +83,16 @@ pub(super) async fn ask(
     asked.headers_mut().remove("sec-websocket-key");
     asked.extensions_mut().insert(Protocol::from_static("websocket"));
     let mut requests = requests.ready().await.map_err(gone)?;
-    let (answer, mut to) = requests.send_request(asked, false).map_err(gone)?;
-    let answer = answer.await.map_err(gone)?;
+    let (answer, mut to, watch) = requests.send(asked, false).map_err(gone)?;
+    let answer = answered(answer, &watch).await;
+    if watch.is_malformed() {
+        to.send_reset(Reason::PROTOCOL_ERROR);
+    }
+    let answer = answer?;
     if !answer.status().is_success() {
         // The server has rejected it: an error here does not matter.
         let _ = to.send_data(Bytes::new(), true);
-        return download(answer, &Method::Get, &from).await;
+        return download(answer, &Method::Get, &from, &watch).await;
     }
     let (parts, body) = answer.into_parts();
     let mut fields = Fields::from([("Connection", "Upgrade"), ("Upgrade", "websocket")]);
