@@ -3,7 +3,6 @@
 //! [`setup::Setup`] asks interceptor, policy and carrier in turn; then the [`pump::Pump`] moves the bytes.
 
 mod carrying;
-mod client;
 mod containers;
 mod farewell;
 mod hello;
@@ -16,17 +15,15 @@ mod setup;
 mod watch;
 
 pub use carrying::{Carrying, Passage, carry_on};
-pub use client::{Client, Sniffed};
 pub use lane::{Lane, allow_pipes};
-pub use setup::{Connect, ESTABLISHED, undecided};
+pub use setup::{Connect, ESTABLISHED, Refusals, undecided};
 pub use watch::Watched;
 
-use crate::carry::Stream;
-use crate::http;
-use crate::intercept::{Catches, Listening};
+use crate::carry::{Client, Stream};
+use crate::intercept::Listening;
 use crate::live::{Ended, LiveFlow, Slot};
 use crate::reactor;
-use crate::worker::{Admission, Worker};
+use crate::worker::{Admission, Arrived, Worker};
 use carrying::Moving;
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::policy::Carry;
@@ -80,39 +77,9 @@ impl Drop for Entry {
     }
 }
 
-/// A client that has just connected.
-#[derive(Debug)]
-pub struct Arrived {
-    /// The connection to the client.
-    pub stream: Stream,
-    /// The address of the peer.
-    pub peer: SocketAddr,
-    /// Bytes that were already read from it.
-    pub held: Vec<u8>,
-}
-
 /// Serves one client until its end, in a task of its own.
 pub fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived) {
-    let Arrived { stream, peer, held } = arrived;
-    let is_own = || {
-        let is_here = |address: SocketAddr| address.ip().to_canonical().is_loopback();
-        // A connection that the kernel redirects on this host comes to the loopback address, whatever its source
-        // is.
-        is_here(peer) || listening.proxy_from.contains(peer.ip()) || stream.local_address().is_ok_and(is_here)
-    };
-    let admission = match Admission::ask(&worker, peer.ip(), is_own) {
-        Ok(admission) => admission,
-        Err(detail) => return shed(&worker, &listening, stream, peer, detail),
-    };
-    let mut client = Client::new(stream);
-    client.put_first(held);
-    if let Catches::Http(proxy) = &listening.catches {
-        let proxy = proxy.clone();
-        return reactor::spawn(http::serve(worker, listening, proxy, client, peer, admission));
-    }
-    if let Some(proxy) = listening.http.clone() {
-        return reactor::spawn(http::intercepted(worker, listening, proxy, client, peer, admission));
-    }
+    let Some(Admitted { client, peer, admission }) = admit(&worker, &listening, arrived) else { return };
     let entry = Entry::new(&worker);
     if listening.mptcp {
         entry.live.speaks_multipath(Side::Client, client.stream.speaks_multipath());
@@ -123,6 +90,38 @@ pub fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived) {
         (&mut carrying).await;
         drop(admission);
     });
+}
+
+/// A client that no limit turns away.
+#[derive(Debug)]
+pub struct Admitted {
+    /// The client.
+    pub client: Client,
+    /// The address of the peer.
+    pub peer: SocketAddr,
+    /// Its place among the flows, for as long as it is kept.
+    pub admission: Admission,
+}
+
+/// Admits a client that has just connected. `None`: a limit turned it away, which has its record.
+pub fn admit(worker: &Arc<Worker>, listening: &Listening, arrived: Arrived) -> Option<Admitted> {
+    let Arrived { stream, peer, held } = arrived;
+    let is_own = || {
+        let is_here = |address: SocketAddr| address.ip().to_canonical().is_loopback();
+        // A connection that the kernel redirects on this host comes to the loopback address, whatever its source
+        // is.
+        is_here(peer) || listening.proxy_from.contains(peer.ip()) || stream.local_address().is_ok_and(is_here)
+    };
+    let admission = match Admission::ask(worker, peer.ip(), is_own) {
+        Ok(admission) => admission,
+        Err(detail) => {
+            shed(worker, listening, stream, peer, detail);
+            return None;
+        }
+    };
+    let mut client = Client::new(stream);
+    client.put_first(held);
+    Some(Admitted { client, peer, admission })
 }
 
 /// Moves the bytes of a connection after its protocol was upgraded.

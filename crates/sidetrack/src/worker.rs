@@ -19,7 +19,6 @@ use crate::intercept::{Catches, Listening};
 use crate::live::{Clock, Decided, Ledger, LiveFlow};
 use crate::process::Owners;
 use crate::reactor::{self, TcpListener, TcpStream};
-use crate::session;
 use arc_swap::ArcSwap;
 use sidetrack_core::flow::{Flow, FlowId};
 use sidetrack_core::limit::{Budget, SourceLimit};
@@ -160,6 +159,34 @@ impl Shared {
     }
 }
 
+/// A client that has just connected.
+#[derive(Debug)]
+pub struct Arrived {
+    /// The connection to the client.
+    pub stream: Stream,
+    /// The address of the peer.
+    pub peer: SocketAddr,
+    /// Bytes that were already read from it.
+    pub held: Vec<u8>,
+}
+
+/// Serves one client of a listener until its end, in a task of its own.
+pub type Serve = Box<dyn Fn(Arc<Worker>, Arc<Listening>, Arrived) + Send + Sync>;
+
+/// A listener, and the stage that serves its clients: it uses workers, so `app` gives it to them.
+pub struct Service {
+    /// The state that the listener's connections share.
+    pub listening: Arc<Listening>,
+    /// Serves each client.
+    pub serve: Serve,
+}
+
+impl Service {
+    fn take(&self, worker: &Arc<Worker>, arrived: Arrived) {
+        (self.serve)(worker.clone(), self.listening.clone(), arrived);
+    }
+}
+
 /// One worker.
 #[derive(Debug)]
 pub struct Worker {
@@ -238,14 +265,15 @@ impl Worker {
         FlowOfSession { sessions: self.sessions.clone(), clock: self.clock, session }
     }
 
-    /// Wakes overdue flows, and updates tunnels and warm connections after a change of the configuration. Does not return.
-    pub async fn sweep(self: Arc<Self>) {
+    /// Wakes overdue flows, and updates tunnels and warm connections after a change of the configuration. `tend` is called each
+    /// time, for what other stages keep on this thread. Does not return.
+    pub async fn sweep(self: Arc<Self>, tend: fn()) {
         let mut config = self.config();
         self.hold(&config);
         loop {
             reactor::sleep(SWEEP).await;
             self.ledger.wake_due(self.clock.now());
-            crate::http::tend();
+            tend();
             if !Arc::ptr_eq(&config, &self.shared.config.load()) {
                 config = self.config();
                 self.hold(&config);
@@ -262,7 +290,7 @@ impl Worker {
     /// Accepts connections until `stop` becomes true or its sender is dropped. Connections in the queue are still served.
     pub async fn accept(
         self: Arc<Self>,
-        listening: Arc<Listening>,
+        service: Arc<Service>,
         listener: TcpListener,
         mut stop: watch::Receiver<bool>,
     ) {
@@ -278,10 +306,10 @@ impl Worker {
                 },
             };
             match accepted {
-                Ok((stream, peer)) => self.serve(&listening, stream, peer, &stop),
+                Ok((stream, peer)) => self.serve(&service, stream, peer, &stop),
                 Err(error) if is_about_the_connection(&error) => {}
                 Err(error) => {
-                    tracing::warn!(listener = %listening.name, %error, "cannot accept; resting");
+                    tracing::warn!(listener = %service.listening.name, %error, "cannot accept; resting");
                     reactor::sleep(ACCEPT_REST).await;
                 }
             }
@@ -289,7 +317,7 @@ impl Worker {
         // The kernel has already answered these clients, and would reset them when the socket closes.
         for _ in 0..WAITING_MAX {
             match poll_fn(|cx| Poll::Ready(listener.poll_accept(cx))).await {
-                Poll::Ready(Ok((stream, peer))) => self.serve(&listening, stream, peer, &stop),
+                Poll::Ready(Ok((stream, peer))) => self.serve(&service, stream, peer, &stop),
                 Poll::Ready(Err(_)) | Poll::Pending => break,
             }
         }
@@ -300,17 +328,17 @@ impl Worker {
 
     fn serve(
         self: &Arc<Self>,
-        listening: &Arc<Listening>,
+        service: &Arc<Service>,
         stream: TcpStream,
         peer: SocketAddr,
         stop: &watch::Receiver<bool>,
     ) {
-        let peer = listening.client(sidetrack_sys::sockopt::canonical(peer));
-        if let Catches::Tunnel(_) = listening.catches {
-            reactor::spawn(self.clone().accept_tls(listening.clone(), stream, peer, stop.clone()));
+        let peer = service.listening.client(sidetrack_sys::sockopt::canonical(peer));
+        if let Catches::Tunnel(_) = service.listening.catches {
+            reactor::spawn(self.clone().accept_tls(service.clone(), stream, peer, stop.clone()));
         } else {
-            let arrived = session::Arrived { stream: Stream::Tcp(stream), peer, held: Vec::new() };
-            session::serve(self.clone(), listening.clone(), arrived);
+            let arrived = Arrived { stream: Stream::Tcp(stream), peer, held: Vec::new() };
+            service.take(self, arrived);
         }
     }
 

@@ -26,33 +26,27 @@ const MAY_USE: [(&str, &[&str]); 28] = [
     ("shunt", &["config", "keeper", "process", "rights", "wire"]),
     // Flows without sockets: packets in, packets out; asks policy itself.
     ("engine", &["config", "live"]),
-    // The data path: catching, deciding, carrying, moving. An interceptor's protocol runs inside the session's
-    // task, and both run in a worker: these three know each other, and nobody else knows them.
+    // The data path: catching, deciding, carrying, moving. Each of the next six uses those above it, and none below: a test
+    // holds that. `carry` has both ends of a flow, the connection to a server and the client that is still being served.
     ("carry", &["config", "live", "reactor", "tls"]),
     // What a flow passes between its two sides; the session leads the bytes through. Containers are proxies that are dialled
     // as hops are, and kept by a process of their own.
     ("function", &["carry", "live", "reactor", "rights", "wire"]),
-    ("intercept", &["carry", "config", "dns", "http", "live", "reactor", "session", "tls"]),
-    ("http", &["carry", "config", "intercept", "live", "reactor", "session", "tls", "worker"]),
-    (
-        "session",
-        &["carry", "config", "dns", "function", "http", "intercept", "live", "process", "reactor", "worker"],
-    ),
+    // Reads the client's protocol up to the destination; `run` answers the command's DNS questions.
+    ("intercept", &["carry", "config", "dns", "live", "reactor", "tls"]),
+    // Accepts for listeners, and hands each client to what `app` has given it: it knows no session and no request.
     (
         "worker",
-        &[
-            "agreement",
-            "carry",
-            "config",
-            "function",
-            "http",
-            "intercept",
-            "live",
-            "process",
-            "reactor",
-            "session",
-        ],
+        &["agreement", "carry", "config", "function", "intercept", "live", "process", "reactor"],
     ),
+    // A flow's task on its worker: asks the interceptor for the destination, then policy, carrier and functions; a DNS question
+    // of a command is a flow that ends here.
+    (
+        "session",
+        &["carry", "config", "dns", "function", "intercept", "live", "process", "reactor", "worker"],
+    ),
+    // Requests of one client, each a flow; a CONNECT, an upgrade and what is no HTTP go on as a session.
+    ("http", &["carry", "config", "intercept", "live", "reactor", "session", "tls", "worker"]),
     // Threads of their own: links, relayed flows and both ends of sessions. Workers reach them through a trait of `carry`.
     // Packets that it catches know the mark of our own connections.
     ("overlay", &["carry", "config", "live", "steer", "tls"]),
@@ -177,6 +171,29 @@ fn stages_know_only_their_neighbours() {
         "stages that know each other (crates/core/tests/walls/layering.rs):\n{}",
         found.join("\n")
     );
+}
+
+/// The stages that reach a circle of stages: what is left when all that use none of the rest are taken away, again and again.
+fn in_circles(table: &[(&'static str, &[&'static str])]) -> Vec<&'static str> {
+    let mut left: BTreeMap<_, _> = table.iter().copied().collect();
+    loop {
+        let free: Vec<_> = left
+            .iter()
+            .filter(|(_, uses)| uses.iter().all(|name| !left.contains_key(name)))
+            .map(|(stage, _)| *stage)
+            .collect();
+        if free.is_empty() {
+            return left.into_keys().collect();
+        }
+        left.retain(|stage, _| !free.contains(stage));
+    }
+}
+
+#[test]
+fn stages_form_no_circle() {
+    let circles = in_circles(&MAY_USE);
+    assert!(circles.is_empty(), "these stages use each other, or stages that do: {circles:?}");
+    assert_eq!(in_circles(&[("a", &["b"]), ("b", &["c"]), ("c", &["b"]), ("d", &[])]), ["a", "b", "c"]);
 }
 
 #[test]

@@ -284,7 +284,7 @@ impl Node {
     /// The proxies of all listeners that serve single requests.
     pub(super) fn proxies(&self) -> Vec<super::caches::Named> {
         let served = lock(&self.served);
-        let first = |served: &Served| served.serving.first().and_then(|one| one.listening.proxy().cloned());
+        let first = |served: &Served| served.serving.first().and_then(|one| one.proxy.clone());
         served.iter().filter_map(|served| Some((served.listener.name.clone(), first(served)?))).collect()
     }
 

@@ -353,11 +353,11 @@ fn catch(
                 address: socket.local_addr()?,
                 proxy_from: IpSet::default(),
                 mptcp: false,
-                http: http.clone(),
                 outgoing: None,
             };
             Ok(fleet.serve(Bound {
                 listening: Arc::new(listening),
+                proxy: http.clone(),
                 sockets: vec![socket],
                 datagrams: Vec::new(),
             }))

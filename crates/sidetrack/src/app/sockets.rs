@@ -32,6 +32,8 @@ const FASTOPEN_QUEUE: u32 = 1024;
 pub struct Bound {
     /// The state that its connections share.
     pub listening: Arc<Listening>,
+    /// Handles its requests, if requests are handled one by one. `None`: its connections are carried as they are.
+    pub proxy: Option<Arc<Proxy>>,
     /// A socket for each worker.
     pub sockets: Vec<TcpListener>,
     /// A UDP socket on the same port for each worker. Empty if the listener needs none.
@@ -59,9 +61,9 @@ pub fn bind(
     // One proxy for all addresses, so that they share its cache.
     let proxy = requests(&listener.kind).map(|http| proxy(http, &listener.name)).transpose()?;
     let bind = |address: &SocketAddr| {
-        let catches = catches(&listener.kind, config, proxy.as_ref())?;
+        let catches = catches(&listener.kind, config)?;
         let own = own.iter().any(|own| overlap(*own, *address));
-        Some(bind_one(listener, (*address, own), catches, proxy.as_ref(), workers))
+        Some(bind_one(listener, (*address, own), catches, proxy.clone(), workers))
     };
     listener.addresses.iter().filter_map(bind).collect()
 }
@@ -77,7 +79,7 @@ fn bind_one(
     listener: &Listener,
     (mut address, own): (SocketAddr, bool),
     catches: Catches,
-    proxy: Option<&Arc<Proxy>>,
+    proxy: Option<Arc<Proxy>>,
     workers: usize,
 ) -> anyhow::Result<Bound> {
     let options = ListenOptions {
@@ -117,17 +119,15 @@ fn bind_one(
         }
         _ => Vec::new(),
     };
-    let http = proxy.filter(|_| !matches!(catches, Catches::Http(_))).cloned();
     let listening = Listening {
         name: listener.name.clone(),
         catches,
-        http,
         address,
         proxy_from: listener.accept_proxy_protocol.clone(),
         mptcp: listener.mptcp,
         outgoing: None,
     };
-    Ok(Bound { listening: Arc::new(listening), sockets, datagrams })
+    Ok(Bound { listening: Arc::new(listening), proxy, sockets, datagrams })
 }
 
 fn bind_datagrams(listener: &Listener, address: SocketAddr, shares: bool) -> anyhow::Result<UdpSocket> {
@@ -156,13 +156,13 @@ fn requests(kind: &ListenerKind) -> Option<&HttpListener> {
 }
 
 /// Returns how the listener finds destinations. `None` for the packet engine, which has no sockets.
-fn catches(kind: &ListenerKind, config: &Config, proxy: Option<&Arc<Proxy>>) -> Option<Catches> {
+fn catches(kind: &ListenerKind, config: &Config) -> Option<Catches> {
     Some(match kind {
         ListenerKind::Engine(_) => return None,
         ListenerKind::Redirect(_) => Catches::Redirect,
         ListenerKind::Tproxy(_) => Catches::Tproxy,
         ListenerKind::Reverse(target) => Catches::Reverse(target.clone()),
-        ListenerKind::Http(_) => Catches::Http(proxy?.clone()),
+        ListenerKind::Http(_) => Catches::Http,
         ListenerKind::Tunnel(mutual) => Catches::Tunnel(mutual.clone()),
         ListenerKind::Socks(socks) => Catches::Socks(Arc::new(ServerConfig {
             v5: socks.v5,

@@ -1,11 +1,12 @@
 //! The worker threads, and how listeners are started and stopped on them.
 
 use super::sockets::Bound;
+use crate::http::{self, Proxy};
 use crate::intercept::Listening;
 use crate::live::Ledger;
 use crate::reactor;
 use crate::session;
-use crate::worker::{Shared, Worker};
+use crate::worker::{Serve, Service, Shared, Worker};
 use anyhow::Context;
 use sidetrack_core::flow::EndReason;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -16,9 +17,9 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// A listener's sockets for one worker, and the state that its connections share.
+/// A listener's sockets for one worker, and what serves its connections.
 struct Start {
-    listening: Arc<Listening>,
+    service: Arc<Service>,
     socket: TcpListener,
     datagrams: Option<UdpSocket>,
     stop: watch::Receiver<bool>,
@@ -35,6 +36,8 @@ const LET_GO_PATIENCE: Duration = Duration::from_millis(100);
 pub struct Serving {
     /// The state that its connections share.
     pub listening: Arc<Listening>,
+    /// Handles its requests, if requests are handled one by one.
+    pub proxy: Option<Arc<Proxy>>,
     /// A copy of the first worker's socket, which proves to the keeper that we listen. It is closed first:
     /// connections that the kernel gives to a socket without an accepting worker are lost.
     proof: Option<OwnedFd>,
@@ -139,13 +142,20 @@ impl Fleet {
         let (stop, stopped) = watch::channel(false);
         // Without a copy (no free descriptor) the keeper's next order reports what is missing.
         let proof = bound.sockets.first().and_then(|socket| socket.as_fd().try_clone_to_owned().ok());
+        let serve: Serve = match bound.proxy.clone() {
+            Some(proxy) => Box::new(move |worker, listening, arrived| {
+                proxy.clone().serve(worker, listening, arrived);
+            }),
+            None => Box::new(session::serve),
+        };
+        let service = Arc::new(Service { listening: bound.listening.clone(), serve });
         let mut datagrams = bound.datagrams.into_iter();
         for (thread, socket) in self.threads.iter().zip(bound.sockets) {
-            let (listening, datagrams) = (bound.listening.clone(), datagrams.next());
+            let (service, datagrams) = (service.clone(), datagrams.next());
             // Cannot fail: a worker that ended has ended the process too (see `thread`).
-            let _ = thread.starts.send(Start { listening, socket, datagrams, stop: stopped.clone() });
+            let _ = thread.starts.send(Start { service, socket, datagrams, stop: stopped.clone() });
         }
-        Serving { listening: bound.listening, proof, stop }
+        Serving { listening: bound.listening, proxy: bound.proxy, proof, stop }
     }
 
     /// Ends all flows with `shutdown`, and stops the workers.
@@ -191,7 +201,7 @@ async fn work(
     mut inbox: mpsc::UnboundedReceiver<Start>,
     mut stopped: watch::Receiver<bool>,
 ) {
-    reactor::spawn(worker.clone().sweep());
+    reactor::spawn(worker.clone().sweep(http::tend));
     loop {
         tokio::select! {
             start = inbox.recv() => match start {
@@ -212,14 +222,16 @@ async fn work(
 }
 
 fn accept_on(worker: &Arc<Worker>, start: Start) {
-    let Start { listening, socket, datagrams, stop } = start;
+    let Start { service, socket, datagrams, stop } = start;
     if let Some(socket) = datagrams {
-        reactor::spawn(worker.clone().accept_quic(listening.clone(), socket, stop.clone()));
+        reactor::spawn(worker.clone().accept_quic(service.clone(), socket, stop.clone()));
     }
     match reactor::TcpListener::new(socket) {
         Ok(listener) => {
-            reactor::spawn(worker.clone().accept(listening, listener, stop));
+            reactor::spawn(worker.clone().accept(service, listener, stop));
         }
-        Err(error) => tracing::error!(listener = %listening.name, %error, "cannot watch the listener"),
+        Err(error) => {
+            tracing::error!(listener = %service.listening.name, %error, "cannot watch the listener")
+        }
     }
 }

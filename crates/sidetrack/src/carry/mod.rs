@@ -1,5 +1,6 @@
 //! Carriers: how bytes get to the destination. Directly, or through hops, each reached through the one before.
 
+mod client;
 mod direct;
 pub mod gate;
 pub mod hops;
@@ -11,6 +12,7 @@ pub mod tls;
 pub mod tunnel;
 pub mod warm;
 
+pub use client::{Client, HELD_MAX, Incoming, Presence, Sniffed};
 pub use direct::Dialing;
 pub use gate::{Admitted, Gate};
 pub use overlay::{OverlayEntry, OverlayOrder};

@@ -3,7 +3,8 @@
 
 use super::Proxy;
 use crate::carry::Failure;
-use sidetrack_core::flow::EndReason;
+use crate::session::Refusals;
+use sidetrack_core::flow::{Destination, EndReason};
 use sidetrack_core::http::cache::format_date;
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::message::{MessageError, Method, Request, Response, reason_phrase};
@@ -143,18 +144,20 @@ impl Answer {
     }
 }
 
-/// The answer to a CONNECT that failed, ready to be written; the connection is closed after it.
-pub fn refusal(proxy: &Proxy, what: &str, failure: &Failure) -> Vec<u8> {
-    let mut answer = match failure.reason {
-        EndReason::PolicyDenied => Answer::denied(proxy, what, &failure.detail),
-        _ => Answer::failed(proxy, what, failure),
-    };
-    answer.head.fields.push("Content-Length", answer.content.len().to_string());
-    answer.head.fields.push("Connection", "close");
-    let mut out = Vec::new();
-    answer.head.write_to(&mut out);
-    out.extend_from_slice(&answer.content);
-    out
+impl Refusals for Proxy {
+    fn page(&self, destination: &Destination, failure: &Failure) -> Vec<u8> {
+        let what = destination.to_string();
+        let mut answer = match failure.reason {
+            EndReason::PolicyDenied => Answer::denied(self, &what, &failure.detail),
+            _ => Answer::failed(self, &what, failure),
+        };
+        answer.head.fields.push("Content-Length", answer.content.len().to_string());
+        answer.head.fields.push("Connection", "close");
+        let mut out = Vec::new();
+        answer.head.write_to(&mut out);
+        out.extend_from_slice(&answer.content);
+        out
+    }
 }
 
 /// Maps an end reason to a status and a Proxy-Status error (RFC 9209 Sec. 2.3).

@@ -10,11 +10,11 @@ use super::open::Inside;
 use super::relay::write_all;
 use super::request::{Desk, Wish};
 use super::{Proxy, cached, h2};
-use crate::carry::Wire;
+use crate::carry::{Client, Wire};
 use crate::intercept::{Listening, proxy_header};
 use crate::reactor::{now, timeout, timeout_at};
-use crate::session::{Client, Entry, Watched, undecided, upgraded};
-use crate::worker::{Admission, CROWDED, Idle, Place, Worker};
+use crate::session::{Admitted, Entry, Watched, undecided, upgraded};
+use crate::worker::{CROWDED, Idle, Place, Worker};
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::forward;
@@ -83,13 +83,11 @@ struct Asker {
 }
 
 /// Serves one accepted connection to its end.
-pub async fn serve(
+pub(super) async fn serve(
     worker: Arc<Worker>,
     listening: Arc<Listening>,
     proxy: Arc<Proxy>,
-    client: Client,
-    peer: SocketAddr,
-    admission: Admission,
+    Admitted { client, peer, admission }: Admitted,
 ) {
     if let Some(connection) = open(worker, listening, proxy, client, peer).await {
         connection.serve_all().await;

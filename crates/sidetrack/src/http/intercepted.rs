@@ -4,10 +4,11 @@
 use super::Proxy;
 use super::connection::Connection;
 use super::open::{Inside, Opened};
+use crate::carry::Client;
 use crate::intercept::{Catches, Listening, redirect};
 use crate::reactor::timeout_at;
-use crate::session::{Client, Entry, Passage, carry_on};
-use crate::worker::{Admission, CROWDED, Place, Worker};
+use crate::session::{Admitted, Entry, Passage, carry_on};
+use crate::worker::{CROWDED, Place, Worker};
 use sidetrack_core::flow::{Destination, EndReason};
 use sidetrack_core::http::head::{Head, request_head};
 use std::net::SocketAddr;
@@ -18,13 +19,11 @@ use std::time::{Duration, Instant};
 const HTTP_PORT: u16 = 80;
 
 /// Serves one accepted connection to its end.
-pub async fn intercepted(
+pub(super) async fn intercepted(
     worker: Arc<Worker>,
     listening: Arc<Listening>,
     proxy: Arc<Proxy>,
-    client: Client,
-    peer: SocketAddr,
-    admission: Admission,
+    Admitted { client, peer, admission }: Admitted,
 ) {
     let passage = Passage { worker: worker.clone(), listening: listening.clone(), peer, connect: None };
     let untouched = match destination(&worker, &listening, &client, peer) {

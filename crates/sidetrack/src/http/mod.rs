@@ -33,16 +33,17 @@ mod sibling;
 mod store;
 mod tap;
 
-pub use answer::refusal;
-pub use connection::serve;
 pub use content::Content;
 pub use disk::{DiskState, Which};
-pub use intercepted::intercepted;
 pub use pool::tend;
 pub use store::{Listed, Object, Store};
 pub use tap::Tap;
 
 use crate::config::{CacheSettings, DiskSettings, HttpListener};
+use crate::intercept::{Catches, Listening};
+use crate::reactor;
+use crate::session;
+use crate::worker::{Arrived, Worker};
 use anyhow::Context;
 use disk::Disk;
 use htcp::Htcp;
@@ -106,6 +107,17 @@ impl Proxy {
             htcp.start(Arc::downgrade(&proxy))?;
         }
         Ok(proxy)
+    }
+}
+
+impl Proxy {
+    /// Serves one client of a listener whose requests this proxy handles, until its end, in a task of its own.
+    pub fn serve(self: Arc<Self>, worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived) {
+        let Some(admitted) = session::admit(&worker, &listening, arrived) else { return };
+        match listening.catches {
+            Catches::Http => reactor::spawn(connection::serve(worker, listening, self, admitted)),
+            _ => reactor::spawn(intercepted::intercepted(worker, listening, self, admitted)),
+        }
     }
 }
 

@@ -11,7 +11,6 @@ pub mod tunnel;
 
 use crate::config::ReverseTarget;
 use crate::dns::Resolver;
-use crate::http::Proxy;
 use crate::tls::Mutual;
 use sidetrack_core::flow::Intercept;
 use sidetrack_core::names::NameTable;
@@ -33,9 +32,6 @@ pub struct Listening {
     pub proxy_from: IpSet,
     /// Whether clients may use Multipath TCP.
     pub mptcp: bool,
-    /// Handles requests in connections that the kernel hands over. `None`: such connections are carried without
-    /// reading requests.
-    pub http: Option<Arc<Proxy>>,
     /// The path that a service asked for, if this listener belongs to one.
     pub outgoing: Option<Arc<outgoing::Outgoing>>,
 }
@@ -52,7 +48,7 @@ pub enum Catches {
     /// The SOCKS request of the client.
     Socks(Arc<ServerConfig>),
     /// The HTTP requests of the client, one by one.
-    Http(Arc<Proxy>),
+    Http,
     /// A configured server, or several by name.
     Reverse(ReverseTarget),
     /// The request of the near side of a tunnel. Holds our identity and the accepted peers.
@@ -93,14 +89,6 @@ impl Listening {
         matches!(self.catches, Catches::Run(_))
     }
 
-    /// Handles its requests, if requests are handled one by one.
-    pub const fn proxy(&self) -> Option<&Arc<Proxy>> {
-        match &self.catches {
-            Catches::Http(proxy) => Some(proxy),
-            _ => self.http.as_ref(),
-        }
-    }
-
     /// Whether the client must send bytes before the policy can be asked.
     pub fn speaks_first(&self) -> bool {
         !self.proxy_from.is_empty()
@@ -119,7 +107,7 @@ impl Catches {
             Self::Redirect => Intercept::Redirect,
             Self::Tproxy => Intercept::Tproxy,
             Self::Socks(_) => Intercept::Socks,
-            Self::Http(_) => Intercept::Http,
+            Self::Http => Intercept::Http,
             Self::Reverse(_) => Intercept::Reverse,
             Self::Tunnel(_) => Intercept::Tunnel,
         }

@@ -1,8 +1,7 @@
 //! The PROXY protocol header at the start of a connection. It comes from a peer that is trusted to report the
 //! client's address.
 
-use crate::carry::Failure;
-use crate::session::Client;
+use crate::carry::{Client, Failure};
 use sidetrack_core::flow::{EndReason, Flow, FlowId};
 use sidetrack_core::policy::ProxyVersion;
 use sidetrack_core::proxy_protocol::{self, Addresses, Parsed, Tlv};

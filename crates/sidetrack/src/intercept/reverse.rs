@@ -1,9 +1,8 @@
 //! `reverse`: one of our ports is for a server, or for several by SNI or HTTP Host (EPI framework, Sec. IV-A,
 //! the redirection table).
 
-use crate::carry::Failure;
+use crate::carry::{Client, Failure, Sniffed};
 use crate::config::ReverseTarget;
-use crate::session::{Client, Sniffed};
 use sidetrack_core::flow::{Destination, EndReason, HostName};
 use std::time::Duration;
 

@@ -1,9 +1,8 @@
 //! `socks`: the client sends its destination, with SOCKS version 5 or 6.
 
-use crate::carry::Failure;
+use crate::carry::{Client, Failure};
 use crate::live::Clock;
 use crate::reactor::timeout;
-use crate::session::Client;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::socks::Server;
 use sidetrack_core::socks::server::{Input, Output, Reply, Request, ServerConfig};

@@ -1,8 +1,7 @@
 //! `tunnel`: the far side of a tunnel. The near side sends the destination at the beginning of the flow's
 //! stream.
 
-use crate::carry::Failure;
-use crate::session::Client;
+use crate::carry::{Client, Failure};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::tunnel::{Parsed, Reply, Request};
 use std::net::SocketAddr;

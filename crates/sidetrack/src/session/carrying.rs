@@ -1,12 +1,12 @@
 //! The task of one flow: its path is set up, then its bytes are moved. Written as a state machine by hand: an
 //! `async fn` reserves room for all its stages side by side, and ten thousand idle flows need only the last one.
 
+use super::Entry;
 use super::containers::Joint;
 use super::pump::{Ending, Pump};
 use super::relay::Relay;
 use super::setup::{Connect, Ready, Setup, SetupEnd, undecided};
-use super::{Client, Entry};
-use crate::carry::Stream;
+use crate::carry::{Client, Stream};
 use crate::intercept::Listening;
 use crate::live::{Clock, LiveFlow};
 use crate::reactor::TcpStream;

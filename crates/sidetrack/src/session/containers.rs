@@ -1,9 +1,9 @@
 //! Functions in containers during the set-up of a path: the flow enters each container and comes back before the
 //! next step dials.
 
+use super::hello;
 use super::setup::{Setup, gone, offered, stopped};
-use super::{Client, hello};
-use crate::carry::{Failure, Order};
+use crate::carry::{Client, Failure, Order};
 use crate::function::Leg;
 use crate::function::container::{Guest, Intro, Passed, Trouble, pass};
 use crate::reactor::TcpStream;

@@ -8,10 +8,9 @@
 //! A flow without functions waits before its bytes move ([`Guard`]). On a flow that passes functions the bytes have to move
 //! first, so two more stages of its chain check them: before the first function, and after the last ([`put_around`]).
 
-use super::client::{Client, HELD_MAX, Incoming};
 use super::containers::Way;
 use super::setup::{gone, stopped};
-use crate::carry::{Carried, Failure, FirstBytes, Stream, Wire};
+use crate::carry::{Carried, Client, Failure, FirstBytes, HELD_MAX, Incoming, Stream, Wire};
 use crate::function::Leg;
 use crate::live::LiveFlow;
 use sidetrack_core::chain::Chain;

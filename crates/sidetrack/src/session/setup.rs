@@ -1,12 +1,11 @@
 //! The set-up of a path: interceptor, policy and carrier in this order, then the answer to the client.
 
 use super::containers::Way;
+use super::hello;
 use super::watch::Watched;
-use super::{Client, hello};
-use crate::carry::{Carried, Failure, Gate, Order, Stream, Wire, stack};
+use crate::carry::{Carried, Client, Failure, Gate, Order, Stream, Wire, stack};
 use crate::config::{Config, Limits};
 use crate::dns;
-use crate::http;
 use crate::intercept::socks::{Asked, Handshake, Refused};
 use crate::intercept::{Catches, Listening, RunCatch, proxy_header, redirect, reverse, tunnel};
 use crate::live::{Decided, LiveFlow};
@@ -86,6 +85,12 @@ pub(super) struct Setup<'a> {
     connect: Option<Connect>,
 }
 
+/// Writes answers to CONNECT requests that fail: the stage that read the request.
+pub trait Refusals: Send + Sync {
+    /// Returns the whole answer for a destination that cannot be reached. The connection is closed after it.
+    fn page(&self, destination: &Destination, failure: &Failure) -> Vec<u8>;
+}
+
 /// An HTTP CONNECT request of the client; its head was read before.
 #[derive(Clone)]
 pub struct Connect {
@@ -93,8 +98,8 @@ pub struct Connect {
     pub destination: Destination,
     /// The authenticated user, if authentication is required.
     pub user: Option<String>,
-    /// The listener, for the text of a refusal.
-    pub proxy: Arc<http::Proxy>,
+    /// Writes the answer if the path cannot be set up.
+    pub refusals: Arc<dyn Refusals>,
     /// The client already got the answer that the tunnel is established.
     pub is_established: bool,
 }
@@ -305,7 +310,7 @@ impl<'a> Setup<'a> {
                 caught.sniffed = target.needs_first_bytes().then(|| name.clone());
                 caught.flow.host = name;
             }
-            Catches::Http(_) => {
+            Catches::Http => {
                 if let Some(connect) = &self.connect {
                     caught.flow.orig_dst = connect.destination.clone();
                     caught.flow.user.clone_from(&connect.user);
@@ -563,7 +568,7 @@ async fn refuse(asker: Asker, client: &mut Client, failure: Failure) -> Stop {
             let _ = handshake.reply(client, Reply::failed(code)).await;
         }
         Asker::Connect(connect) => {
-            let page = http::refusal(&connect.proxy, &connect.destination.to_string(), &failure);
+            let page = connect.refusals.page(&connect.destination, &failure);
             let _ = client.answer(&page).await;
         }
         Asker::Tunnel(_) => tunnel::refused(client, &failure).await,

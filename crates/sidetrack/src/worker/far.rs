@@ -1,7 +1,7 @@
 //! The far side of tunnels: connections without a flow yet, and the flows that arrive on them.
 
 use super::waiting::Places;
-use super::{Place, Worker};
+use super::{Arrived, Place, Service, Worker};
 use crate::carry::Stream;
 use crate::carry::tunnel::path::quic_peer;
 use crate::carry::tunnel::pool::{tls_peer, watch as watch_over};
@@ -9,7 +9,6 @@ use crate::carry::tunnel::{self, quic};
 use crate::config::Tunnel;
 use crate::intercept::{Catches, Listening};
 use crate::reactor::{self, QuicRuntime, TcpStream, timeout};
-use crate::session::{self, Arrived};
 use quinn::{Connection, Endpoint, EndpointConfig, Incoming};
 use sidetrack_core::tunnel::Greeting;
 use sidetrack_sys::sync::lock;
@@ -86,14 +85,14 @@ impl Worker {
     /// the connections end, too.
     pub async fn accept_quic(
         self: Arc<Self>,
-        listening: Arc<Listening>,
+        service: Arc<Service>,
         socket: UdpSocket,
         mut stop: watch::Receiver<bool>,
     ) {
-        let endpoint = match endpoint(&listening, socket) {
+        let endpoint = match endpoint(&service.listening, socket) {
             Ok(endpoint) => endpoint,
             Err(error) => {
-                return tracing::error!(listener = %listening.name, %error, "cannot speak QUIC");
+                return tracing::error!(listener = %service.listening.name, %error, "cannot speak QUIC");
             }
         };
         lock(&self.far.endpoints).push(endpoint.clone());
@@ -119,7 +118,7 @@ impl Worker {
                 let _ = incoming.retry();
             } else {
                 let place = Place::enter_quic(&handshakes, &self);
-                reactor::spawn(self.clone().hold_quic(listening.clone(), incoming, place, let_in.clone()));
+                reactor::spawn(self.clone().hold_quic(service.clone(), incoming, place, let_in.clone()));
             }
         }
         self.far.forget(&endpoint);
@@ -129,7 +128,7 @@ impl Worker {
 
     async fn hold_quic(
         self: Arc<Self>,
-        listening: Arc<Listening>,
+        service: Arc<Service>,
         incoming: Incoming,
         place: Place,
         counted: Arc<AtomicUsize>,
@@ -141,7 +140,7 @@ impl Worker {
         let connection = match shaken {
             Some(Ok(Ok(connection))) => connection,
             Some(Ok(Err(error))) => {
-                return tracing::warn!(listener = %listening.name, %from, %error, "tunnel: not let in");
+                return tracing::warn!(listener = %service.listening.name, %from, %error, "tunnel: not let in");
             }
             Some(Err(_)) | None => return,
         };
@@ -149,36 +148,30 @@ impl Worker {
             return connection.close(quic::CLOSED, b"too many connections");
         };
         let peer = quic_peer(&connection);
-        tracing::info!(listener = %listening.name, %from, %peer, transport = "quic", "tunnel: let in");
+        tracing::info!(listener = %service.listening.name, %from, %peer, transport = "quic", "tunnel: let in");
         let why = loop {
             match connection.accept_bi().await {
                 Ok(streams) => {
                     let stream = tunnel::Stream::quic(streams, peer.clone());
                     // The client's address may change during the connection (RFC 9000 Sec. 9).
-                    self.flow(&listening, stream, connection.remote_address(), Vec::new());
+                    self.flow(&service, stream, connection.remote_address(), Vec::new());
                 }
                 Err(error) => break error,
             }
         };
-        tracing::info!(listener = %listening.name, %from, %peer, %why, "tunnel: gone");
+        tracing::info!(listener = %service.listening.name, %from, %peer, %why, "tunnel: gone");
     }
 
-    fn flow(
-        self: &Arc<Self>,
-        listening: &Arc<Listening>,
-        stream: tunnel::Stream,
-        peer: SocketAddr,
-        held: Vec<u8>,
-    ) {
+    fn flow(self: &Arc<Self>, service: &Service, stream: tunnel::Stream, peer: SocketAddr, held: Vec<u8>) {
         let peer = sidetrack_sys::sockopt::canonical(peer);
         let arrived = Arrived { stream: Stream::Tunnel(Box::new(stream)), peer, held };
-        session::serve(self.clone(), listening.clone(), arrived);
+        service.take(self, arrived);
     }
 
     /// Serves one TLS connection: the handshake, the wait for a flow, and the flow.
     pub(super) async fn accept_tls(
         self: Arc<Self>,
-        listening: Arc<Listening>,
+        service: Arc<Service>,
         socket: TcpStream,
         from: SocketAddr,
         mut stop: watch::Receiver<bool>,
@@ -186,17 +179,18 @@ impl Worker {
         let patience = Duration::from_millis(self.config().limits.handshake_timeout_ms);
         // Unauthenticated clients have their own places, so that they take none from authenticated ones.
         let place = Place::enter(&self);
-        let shaken = Place::while_kept(Some(&place), timeout(patience, shake(&listening, socket))).await;
+        let shaken =
+            Place::while_kept(Some(&place), timeout(patience, shake(&service.listening, socket))).await;
         drop(place);
         let mut stream = match shaken {
             Some(Ok(Ok(stream))) => stream,
             Some(Ok(Err(error))) => {
-                return tracing::warn!(listener = %listening.name, %from, %error, "tunnel: not let in");
+                return tracing::warn!(listener = %service.listening.name, %from, %error, "tunnel: not let in");
             }
             Some(Err(_)) | None => return,
         };
         let Some(waiting) = Counted::enter(&self.far.waiting, WAITING_MAX) else {
-            return tracing::warn!(listener = %listening.name, %from, "tunnel: {WAITING_MAX} TLS connections wait already");
+            return tracing::warn!(listener = %service.listening.name, %from, "tunnel: {WAITING_MAX} TLS connections wait already");
         };
         let mut held = Vec::with_capacity(2048);
         let read = tokio::select! {
@@ -207,7 +201,7 @@ impl Worker {
         // No bytes: the near side needs fewer connections and has closed this one.
         if matches!(read, Ok(n) if n > 0) {
             let peer = tls_peer(stream.get_ref().1.peer_certificates());
-            self.flow(&listening, tunnel::Stream::tls(stream, peer), from, held);
+            self.flow(&service, tunnel::Stream::tls(stream, peer), from, held);
         }
     }
 }

@@ -11,9 +11,9 @@ use super::{
     CONNECTION_WINDOW, STREAM_WINDOW, STREAMS_MAX, drain, head, header_list_max, headers, pipe, pour,
     websocket,
 };
+use crate::carry::Client;
 use crate::intercept::Listening;
 use crate::reactor::{self, timeout};
-use crate::session::Client;
 use crate::worker::{Idle, Place, Worker};
 use bytes::Bytes;
 use h2::ext::Protocol;

@@ -1,6 +1,6 @@
 //! The client's side while the path is being set up: its socket and the bytes it has sent so far.
 
-use crate::carry::{FirstBytes, Stream, Wire};
+use super::{FirstBytes, Stream, Wire};
 use crate::reactor::{TcpStream, timeout_at};
 use sidetrack_core::flow::HostName;
 use sidetrack_core::http::{Sniff, sniff};
@@ -15,7 +15,7 @@ use tokio::io::AsyncWriteExt;
 
 /// Most bytes buffered from a client whose path is not set up yet. A ClientHello or request head has at most 16
 /// KiB; further bytes wait in the kernel.
-pub(super) const HELD_MAX: usize = 16 * 1024;
+pub const HELD_MAX: usize = 16 * 1024;
 
 /// Most bytes of one read.
 const READ_MAX: usize = 4096;
