@@ -8,9 +8,9 @@ mod farewell;
 mod hello;
 mod lane;
 mod outgoing;
+mod parts;
 mod probe;
 pub mod pump;
-mod relay;
 mod setup;
 mod watch;
 

@@ -37,7 +37,7 @@ impl<C: Callbacks> Engine<C> {
             return Fate::Dropped(Drop::Expired);
         }
         if !hot.passes(from, header, checksums) {
-            return self.relay(now, slot, from, header, packet, checksums);
+            return self.rebuild(now, slot, from, header, packet, checksums);
         }
         let located = match Located::parse(header.options(packet)) {
             Ok(located) => located,

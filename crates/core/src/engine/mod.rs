@@ -28,7 +28,7 @@
 //! | `bind`, `owned` | holds the first bytes, asks for a server, connects to it, delivers the held bytes |
 //! | `reply` | answers a client that waits for an answer before it says which server it wants |
 //! | `forward` | rewrites packets in place: nearly all packets |
-//! | `relay`, `edit` | builds other packets anew: changed payload, other options, resets |
+//! | `rebuild`, `edit` | builds other packets anew: changed payload, other options, resets |
 //! | `offload` | offloads connections: the kernel translates the packets of those that need only translation |
 //! | `handshake` | offloads the handshake with a server: the kernel handles the SYN-ACK and sends the first bytes |
 //! | `ahead` | loads what a batch needs from memory in one pass |
@@ -57,8 +57,8 @@ mod outbox;
 mod owned;
 pub mod packet;
 mod ports;
+mod rebuild;
 mod record;
-mod relay;
 mod reply;
 mod send;
 pub mod seq;

@@ -35,16 +35,10 @@ const MAY_USE: [(&str, &[&str]); 28] = [
     // Reads the client's protocol up to the destination; `run` answers the command's DNS questions.
     ("intercept", &["carry", "config", "dns", "live", "reactor", "tls"]),
     // Accepts for listeners, and hands each client to what `app` has given it: it knows no session and no request.
-    (
-        "worker",
-        &["agreement", "carry", "config", "function", "intercept", "live", "process", "reactor"],
-    ),
+    ("worker", &["agreement", "carry", "config", "function", "intercept", "live", "process", "reactor"]),
     // A flow's task on its worker: asks the interceptor for the destination, then policy, carrier and functions; a DNS question
     // of a command is a flow that ends here.
-    (
-        "session",
-        &["carry", "config", "dns", "function", "intercept", "live", "process", "reactor", "worker"],
-    ),
+    ("session", &["carry", "config", "dns", "function", "intercept", "live", "process", "reactor", "worker"]),
     // Requests of one client, each a flow; a CONNECT, an upgrade and what is no HTTP go on as a session.
     ("http", &["carry", "config", "intercept", "live", "reactor", "session", "tls", "worker"]),
     // Threads of their own: links, relayed flows and both ends of sessions. Workers reach them through a trait of `carry`.

@@ -3,12 +3,12 @@
 use super::Cache;
 use super::answer::Answer;
 use super::content::Content;
+use super::copy::{Outgoing, Spill, Stopped, Tee};
 use super::disk::Which;
 use super::exchange::{HEAD_ROOM, Next, Outcome, Turn, finish};
 use super::fetch::{Fetched, Interim, add_date, knows_interim};
 use super::filling::Filling;
 use super::pool::Server;
-use super::relay::{Outgoing, Spill, Stopped, Tee};
 use super::request::name_of;
 use super::sending::send_content;
 use super::sibling::Question;

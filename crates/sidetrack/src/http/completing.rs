@@ -3,11 +3,11 @@
 use super::answer::Answer;
 use super::cached::{Cached, forwarded};
 use super::content::{Content, End};
+use super::copy::{Outgoing, Progress, Spill, Stopped, Tee, copy_body};
 use super::exchange::Outcome;
 use super::fetch::Fetched;
 use super::filling::Filling;
 use super::pool::Server;
-use super::relay::{Outgoing, Progress, Spill, Stopped, Tee, relay};
 use super::store::{Fetching, Object};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::http::cache::{Body, ContentRange, Forward, Missing, Stored, Trouble, missing, reply};
@@ -221,7 +221,7 @@ async fn send_parts(
     send_part(parts.before(), out, tee, progress).await?;
     let Server { stream, buffer, .. } = server;
     let mut decoder = Decoder::new(fetched.length.length);
-    relay((stream, buffer), &mut decoder, out, Some(tee), progress).await?;
+    copy_body((stream, buffer), &mut decoder, out, Some(tee), progress).await?;
     send_part(parts.behind(), out, tee, progress).await?;
     out.flush().await.map_err(Stopped::Sink)
 }

@@ -3,11 +3,11 @@
 use super::answer::Answer;
 use super::bound::Bound;
 use super::buffer::Buffer;
+use super::copy::write_all;
 use super::duplex::Duplex;
 use super::exchange::{Next, Outcome, Turn, finish};
 use super::har::{Har, Told};
 use super::open::Inside;
-use super::relay::write_all;
 use super::request::{Desk, Wish};
 use super::{Proxy, cached, h2};
 use crate::carry::{Client, Wire};

@@ -4,11 +4,11 @@ use super::Proxy;
 use super::answer::Answer;
 use super::bound::Bound;
 use super::buffer::Buffer;
+use super::copy::{Outgoing, Progress, Stopped, Tee, copy_body};
 use super::duplex::Duplex;
 use super::fetch::{Fetched, Interim, Reuse, Way, add_date, bad, knows_interim};
 use super::har::Told;
 use super::pool::Server;
-use super::relay::{Outgoing, Progress, Stopped, Tee, relay};
 use super::request::{Asked, name_of};
 use crate::carry::Failure;
 use crate::live::LiveFlow;
@@ -310,7 +310,7 @@ async fn both(
         let mut decoder = Decoder::new(asked.length);
         let out = Outgoing::new(stream, head, asked.length).counted(progress.live, Side::Client);
         let mut out = out.metered(asked.meter.as_deref(), Side::Client, progress.clock);
-        relay((client, held), &mut decoder, &mut out, None, progress).await
+        copy_body((client, held), &mut decoder, &mut out, None, progress).await
     });
     let mut download = pin!(async {
         let interim = Interim { client: knows_interim(asked.version).then_some(client) };
@@ -362,7 +362,7 @@ async fn deliver(
     let out = Outgoing::new(to, bytes, length).counted(progress.live, Side::Server);
     let mut out = out.metered(asked.meter.as_deref(), Side::Server, progress.clock);
     let mut decoder = Decoder::new(fetched.length.length);
-    let stopped = relay(from, &mut decoder, &mut out, tee, progress).await.err();
+    let stopped = copy_body(from, &mut decoder, &mut out, tee, progress).await.err();
     let written = out.written;
     Sent { stopped, again, until_close: length == Length::UntilClose, status, written }
 }

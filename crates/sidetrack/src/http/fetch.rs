@@ -2,10 +2,10 @@
 
 use super::bound::Bound;
 use super::buffer::Buffer;
+use super::copy::{Progress, write_all};
 use super::duplex::Duplex;
 use super::h2::ask::{self, Requests};
 use super::pool::{Route, Server};
-use super::relay::{Progress, write_all};
 use crate::carry::{self, Failure, FirstBytes, Gate, Order, Stream};
 use crate::intercept::proxy_header;
 use crate::worker::Worker;

@@ -2,8 +2,8 @@
 
 use super::Cache;
 use super::content::{Content, End};
+use super::copy::Progress;
 use super::pool::Server;
-use super::relay::Progress;
 use super::store::{Object, Store};
 use sidetrack_core::http::cache::{ContentRange, Extent, Rules, Stored, combine};
 use sidetrack_core::http::framing::{Decoder, Length};

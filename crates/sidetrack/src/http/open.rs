@@ -2,8 +2,8 @@
 //! A connection that is not intercepted is forwarded unchanged, with the bytes that were read.
 
 use super::connection::Connection;
+use super::copy::write_all;
 use super::duplex::Duplex;
-use super::relay::write_all;
 use super::request::Desk;
 use super::tap::{Secure, Tap};
 use crate::carry::tls::Tls;

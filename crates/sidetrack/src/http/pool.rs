@@ -2,9 +2,9 @@
 //! loop.
 
 use super::buffer::Buffer;
+use super::copy::STALL;
 use super::duplex::Duplex;
 use super::h2::ask::Requests;
-use super::relay::STALL;
 use super::tap::Secure;
 use crate::reactor::now;
 use sidetrack_core::flow::{Destination, Host};

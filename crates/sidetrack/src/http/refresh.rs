@@ -2,11 +2,11 @@
 
 use super::Cache;
 use super::content::Content;
+use super::copy::{Outgoing, Progress, Tee, copy_body};
 use super::exchange::Turn;
 use super::fetch::{Fetched, Interim, Way, add_date};
 use super::filling::Filling;
 use super::pool::Server;
-use super::relay::{Outgoing, Progress, Tee, relay};
 use super::request::{Asked, name_of};
 use super::store::{Claim, Object};
 use crate::live::Decided;
@@ -112,7 +112,7 @@ async fn read_all(
     let mut tee = Tee::new(max, None);
     let mut decoder = Decoder::new(fetched.length.length);
     let from = (&server.stream, &mut server.buffer);
-    let read = relay(from, &mut decoder, &mut Outgoing::nowhere(), Some(&mut tee), way.progress).await;
+    let read = copy_body(from, &mut decoder, &mut Outgoing::nowhere(), Some(&mut tee), way.progress).await;
     read.map_err(|stopped| (EndReason::ServerReset, format!("{stopped:?}")))?;
     if fetched.keeps_alive && fetched.length.length == Length::Chunked {
         way.route.put(server);

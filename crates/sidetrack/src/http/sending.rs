@@ -1,7 +1,7 @@
 //! Sends stored content to a client: all of it, one range, or several.
 
 use super::content::{Content, End};
-use super::relay::{Outgoing, Progress, Stopped};
+use super::copy::{Outgoing, Progress, Stopped};
 use super::store::Object;
 use sidetrack_core::http::cache::{Body, Extent};
 use sidetrack_core::http::fields::Fields;

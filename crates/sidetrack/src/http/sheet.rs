@@ -159,8 +159,8 @@ impl Sheet {
 mod tests {
     use super::*;
     use crate::carry::Stream;
+    use crate::http::copy::{Outgoing, Progress, STALL};
     use crate::http::duplex::Duplex;
-    use crate::http::relay::{Outgoing, Progress, STALL};
     use crate::live::{Clock, LiveFlow};
     use crate::reactor::block_on;
     use crate::session::allow_pipes;

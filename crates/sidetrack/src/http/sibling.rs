@@ -2,11 +2,11 @@
 //! sibling delays a request by at most [`Patience::MAX`].
 
 use super::buffer::Buffer;
+use super::copy::write_all;
 use super::duplex::Duplex;
 use super::fetch::{Fetched, NoBytes};
 use super::htcp::{self, Htcp};
 use super::pool::{Route, Server};
-use super::relay::write_all;
 use crate::carry::{self, Order};
 use crate::reactor::timeout;
 use crate::worker::Worker;

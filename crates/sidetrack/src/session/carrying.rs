@@ -3,8 +3,8 @@
 
 use super::Entry;
 use super::containers::Joint;
+use super::parts::Parts;
 use super::pump::{Ending, Pump};
-use super::relay::Relay;
 use super::setup::{Connect, Ready, Setup, SetupEnd, undecided};
 use crate::carry::{Client, Stream};
 use crate::intercept::Listening;
@@ -153,7 +153,7 @@ impl Moving {
         live: &Arc<LiveFlow>,
         clock: Clock,
     ) -> Motion {
-        Motion::Any(Box::pin(Relay::new(sides, self, joints, live.clone(), clock)))
+        Motion::Any(Box::pin(Parts::new(sides, self, joints, live.clone(), clock)))
     }
 }
 

@@ -3,9 +3,9 @@
 use super::super::Proxy;
 use super::super::buffer::Buffer;
 use super::super::connection::Connection;
+use super::super::copy::{Outgoing, Stopped};
 use super::super::duplex::Duplex;
 use super::super::open::Inside;
-use super::super::relay::{Outgoing, Stopped};
 use super::follow::{Followed, Watch};
 use super::{
     CONNECTION_WINDOW, STREAM_WINDOW, STREAMS_MAX, drain, head, header_list_max, headers, pipe, pour,

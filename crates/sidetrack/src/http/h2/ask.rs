@@ -1,8 +1,8 @@
 //! HTTP/2 with servers: requests share a connection. Each uses a connection in memory of its own.
 
 use super::super::buffer::Buffer;
+use super::super::copy::{Outgoing, Stopped};
 use super::super::duplex::Duplex;
-use super::super::relay::{Outgoing, Stopped};
 use super::follow::{Followed, Follows, Watch};
 use super::{CONNECTION_WINDOW, STREAM_WINDOW, drain, head, header_list_max, headers, pipe, pour, websocket};
 use crate::carry::{Failure, Stream};

@@ -7,8 +7,8 @@ mod follow;
 mod websocket;
 
 use super::buffer::Buffer;
+use super::copy::{Outgoing, Stopped};
 use super::duplex::Duplex;
-use super::relay::{Outgoing, Stopped};
 use crate::carry::Stream;
 use bytes::Bytes;
 use follow::Watch;

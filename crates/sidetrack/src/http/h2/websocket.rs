@@ -2,8 +2,8 @@
 //! upgrades of HTTP/1.1. So each end may use its own HTTP version.
 
 use super::super::buffer::Buffer;
+use super::super::copy::{Stopped, write_all};
 use super::super::duplex::Duplex;
-use super::super::relay::{Stopped, write_all};
 use super::accept::{Common, answer, fields_of, pseudo};
 use super::ask::{Requests, answered, asked, download};
 use super::send;

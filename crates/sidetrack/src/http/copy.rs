@@ -329,7 +329,7 @@ impl Tee {
 ///
 /// # Errors
 /// Which side stopped it.
-pub(super) async fn relay(
+pub(super) async fn copy_body(
     (from, buffer): (&Duplex, &mut Buffer),
     decoder: &mut Decoder,
     out: &mut Outgoing<'_>,

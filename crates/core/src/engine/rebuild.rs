@@ -53,7 +53,7 @@ enum Change {
 }
 
 impl<C: Callbacks> Engine<C> {
-    pub(super) fn relay(
+    pub(super) fn rebuild(
         &mut self,
         now: Instant,
         slot: usize,
@@ -74,7 +74,7 @@ impl<C: Callbacks> Engine<C> {
             return Fate::Dropped(why);
         }
         if header.has(flags::RST) {
-            return self.relay_reset(now, slot, from, header);
+            return self.rebuild_reset(now, slot, from, header);
         }
         self.acknowledged(now, slot, from, header);
         if self.slow_of(slot).is_some() {
@@ -132,7 +132,7 @@ impl<C: Callbacks> Engine<C> {
 
     /// Handles a reset. It ends the connection if it has exactly the number that the receiver expects. Otherwise the
     /// receiver may send a challenge ACK (RFC 5961, section 3.2), and the answer comes through here again.
-    fn relay_reset(&mut self, now: Instant, slot: usize, from: usize, header: &Header) -> Fate {
+    fn rebuild_reset(&mut self, now: Instant, slot: usize, from: usize, header: &Header) -> Fate {
         let Some(hot) = self.hot.get(slot) else { return Fate::Dropped(Drop::NoConnection) };
         let other = &hot.leg[from ^ 1];
         let seq = match self.slow.get(hot.slow as usize) {

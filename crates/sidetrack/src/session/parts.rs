@@ -31,7 +31,7 @@ struct Part {
 }
 
 /// The parts of a flow with containers. Resolves when all parts have ended.
-pub(super) struct Relay {
+pub(super) struct Parts {
     parts: Vec<Part>,
     live: Arc<LiveFlow>,
     /// Bytes from the client and from the server that were already added to the flow's counts.
@@ -48,7 +48,7 @@ struct Piece {
     client: Option<Arc<str>>,
 }
 
-impl Relay {
+impl Parts {
     /// Connects a client and a server through these containers; at least one.
     pub(super) fn new(
         (client, server): (Stream, Stream),
@@ -149,7 +149,7 @@ impl Part {
     }
 }
 
-impl Future for Relay {
+impl Future for Parts {
     type Output = Ending;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ending> {
