@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
 mod conformance;
+mod example;
 mod exhaustion;
 mod handshake;
 mod network;

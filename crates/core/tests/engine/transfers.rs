@@ -63,11 +63,11 @@ impl Callbacks for Choice {
     }
 }
 
-fn stream(random: &mut u64, len: usize) -> Vec<u8> {
+pub(crate) fn stream(random: &mut u64, len: usize) -> Vec<u8> {
     (0..len).map(|_| (roll(random) >> 7) as u8).collect()
 }
 
-fn habits(random: &mut u64) -> Habits {
+pub(crate) fn habits(random: &mut u64) -> Habits {
     Habits {
         mss: [536, 1200, 1400, 1460][(roll(random) % 4) as usize],
         stamps: !roll(random).is_multiple_of(3),
@@ -146,7 +146,7 @@ fn one(seed: u64, addresses: &Addresses, change: [Change; 2], faults: Faults) {
     }
 }
 
-const BAD: Faults = Faults { lost: 30, repeated: 20, delayed: 100 };
+pub(crate) const BAD: Faults = Faults { lost: 30, repeated: 20, delayed: 100 };
 
 /// How many seeds a test runs through: more by `ENGINE_SEEDS=10` (ten times as many).
 fn seeds(usual: u64) -> u64 {
