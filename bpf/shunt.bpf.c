@@ -4,8 +4,8 @@
  * the interface it leaves by. Every other packet goes on to the bridge or the router and to netfilter (the
  * slow path).
  *
- * These always take the slow path: fragments, IP options and extension headers, VLAN tags, protocols other
- * than TCP and UDP, SYN, a FIN or RST that fits the connection, packets larger than the egress takes, a TTL
+ * These always take the slow path: fragments, IP options and extension headers, VLAN tags that are stacked or
+ * that the bridge or router adds, removes or changes, protocols other than TCP and UDP, SYN, a FIN or RST that fits the connection, packets larger than the egress takes, a TTL
  * that would run out, flows that were idle for too long, entries installed under older rules, and
  * everything once user space is gone.
  */
@@ -46,12 +46,22 @@ extern char flows4, flows6, settings, devices;
  */
 #define SETTLED_NS 30000000ULL
 
+#define VLAN_ID 0x0fff
+
+/* A VLAN tag in a frame, behind the Ethernet header. */
+struct vlan {
+	__u16 id;   /* with priority bits above VLAN_ID */
+	__u16 type; /* of what follows */
+};
+
 /* A packet, as far as the program reads it. */
 struct packet {
 	void *data;
 	void *end;
 	__u32 ingress;
 	__u32 length;   /* of the whole frame, which may stand for several packets (GSO) */
+	__u32 link_header; /* bytes before the IP header */
+	__u32 vlan;        /* VLAN_* */
 	__u32 gso_size; /* payload of each segment of a GSO frame; 0: one packet */
 	__u8 *network;
 	__u8 *transport;
@@ -213,6 +223,28 @@ ALWAYS_INLINE int same_link(const struct packet *p, struct flow *flow)
 	return 1;
 }
 
+/*
+ * Whether the packet is in the VLAN of its flow. A tagged packet may be forwarded as it is only if the
+ * packets of the opposite direction have the same tag: otherwise the bridge adds, removes or changes tags. So
+ * the first tagged packet of a connection takes the slow path.
+ */
+ALWAYS_INLINE int same_vlan(const struct packet *p, struct flow *flow, const void *key)
+{
+	struct flow *other;
+
+	if (flow->known || flow->vlan == VLAN_MIXED)
+		return flow->vlan == p->vlan;
+	flow->vlan = p->vlan;
+	other = opposite(p, flow, key);
+	if (!other || other->vlan == VLAN_UNKNOWN)
+		return p->vlan == VLAN_UNTAGGED;
+	if (other->vlan == p->vlan)
+		return 1;
+	other->vlan = VLAN_MIXED;
+	flow->vlan = VLAN_MIXED;
+	return 0;
+}
+
 ALWAYS_INLINE __u32 length_of_each(const struct packet *p)
 {
 	__u32 header = p->ip_header;
@@ -241,12 +273,13 @@ ALWAYS_INLINE enum verdict judge(const struct packet *p, struct flow *flow, cons
 		flow->ended |= ENDED_IDLE;
 		return SLOW;
 	}
+	/* Entries do not say to which VLAN they belong. */
 	if (flow->action == ACTION_DROP)
-		return DROP;
+		return routed || p->vlan == VLAN_UNTAGGED ? DROP : SLOW;
 	/* Larger than the egress takes: the slow path answers with an ICMP error or fragments it. */
 	if (p->each > flow->mtu)
 		return SLOW;
-	if (!routed && !same_link(p, flow))
+	if (!routed && (!same_vlan(p, flow, key) || !same_link(p, flow)))
 		return SLOW;
 	if (p->protocol == IPPROTO_TCP && !judge_tcp(p, flow, key))
 		return SLOW;
@@ -256,7 +289,7 @@ ALWAYS_INLINE enum verdict judge(const struct packet *p, struct flow *flow, cons
 ALWAYS_INLINE void count(const struct packet *p, struct flow *flow)
 {
 	/* A GSO frame counts as one packet and with all its bytes, as in conntrack. */
-	__u64 bytes = p->gso_size ? p->length - sizeof(struct ethhdr) : p->ip_length;
+	__u64 bytes = p->gso_size ? p->length - p->link_header : p->ip_length;
 
 	__sync_fetch_and_add(&flow->packets, 1);
 	__sync_fetch_and_add(&flow->bytes, bytes);
@@ -271,24 +304,37 @@ ALWAYS_INLINE void count(const struct packet *p, struct flow *flow)
 }
 
 /*
- * Looks up the entry of a packet. Returns 0 if there is none, or if the packet is of a kind that always
- * takes the slow path.
+ * Looks up the entry of a packet. Returns 0 if there is none, if a router's packet has a tag, or if the
+ * packet is of a kind that always takes the slow path.
  */
-ALWAYS_INLINE struct flow *find(struct packet *p, struct key4 *key4, struct key6 *key6)
+ALWAYS_INLINE struct flow *find(struct packet *p, struct key4 *key4, struct key6 *key6, const int routed)
 {
 	struct ethhdr *frame = p->data;
+	__u16 type;
 
-	if (!fits(p, frame + 1))
+	if (!fits(p, frame + 1) || p->vlan == VLAN_STACKED)
 		return 0;
 	p->network = (__u8 *)(frame + 1);
-	if (frame->h_proto == htons(ETH_P_IP)) {
+	p->link_header = sizeof(*frame);
+	type = frame->h_proto;
+	if (!routed && type == htons(ETH_P_8021Q) && p->vlan == VLAN_UNTAGGED) {
+		const struct vlan *tag = (void *)p->network;
+
+		if (!fits(p, tag + 1))
+			return 0;
+		p->vlan = VLAN_TAGGED | (htons(tag->id) & VLAN_ID);
+		p->network = (__u8 *)(tag + 1);
+		p->link_header = sizeof(*frame) + sizeof(*tag);
+		type = tag->type;
+	}
+	if (type == htons(ETH_P_IP)) {
 		if (!read_ipv4(p, key4) || !read_ports(p, &key4->source_port, &key4->destination_port))
 			return 0;
 		key4->ingress = p->ingress;
 		key4->protocol = p->protocol;
 		return map_lookup(&flows4, key4);
 	}
-	if (frame->h_proto == htons(ETH_P_IPV6)) {
+	if (type == htons(ETH_P_IPV6)) {
 		p->v6 = 1;
 		if (!read_ipv6(p, key6) || !read_ports(p, &key6->source_port, &key6->destination_port))
 			return 0;
@@ -299,17 +345,32 @@ ALWAYS_INLINE struct flow *find(struct packet *p, struct key4 *key4, struct key6
 	return 0;
 }
 
+/*
+ * Keeps the ends of two branches apart: merged, they would read a packet at an offset in a register, which takes
+ * CAP_PERFMON.
+ */
+#define APART __asm__ volatile("" ::: "memory")
+
 ALWAYS_INLINE int hops_left(const struct packet *p)
 {
+	__u8 hops;
+
 	if (p->v6) {
 		struct ipv6hdr *ip = (void *)p->network;
 
-		return fits(p, ip + 1) && ip->hop_limit > 1;
+		if (!fits(p, ip + 1))
+			return 0;
+		hops = ip->hop_limit;
+		APART;
 	} else {
 		struct iphdr *ip = (void *)p->network;
 
-		return fits(p, ip + 1) && ip->ttl > 1;
+		if (!fits(p, ip + 1))
+			return 0;
+		hops = ip->ttl;
+		APART;
 	}
+	return hops > 1;
 }
 
 /*
@@ -377,6 +438,7 @@ ALWAYS_INLINE void one_hop(struct packet *p)
 
 		if (fits(p, ip + 1))
 			ip->hop_limit--;
+		APART;
 	} else {
 		struct iphdr *ip = (void *)p->network;
 		__u32 sum;
@@ -407,7 +469,7 @@ ALWAYS_INLINE enum verdict run(void *ctx, struct packet *p, struct flow **entry,
 {
 	struct key4 key4 = {};
 	struct key6 key6 = {};
-	struct flow *flow = find(p, &key4, &key6);
+	struct flow *flow = find(p, &key4, &key6, routed);
 	enum verdict verdict;
 
 	if (!flow)
@@ -431,11 +493,16 @@ ALWAYS_INLINE int tc(struct __sk_buff *skb, int routed)
 		.ingress = skb->ifindex,
 		.length = skb->len,
 		.gso_size = skb->gso_size,
+		.vlan = VLAN_UNTAGGED,
 	};
 	struct flow *flow = 0;
 
-	if (skb->vlan_present)
+	/* A router's tagged packets are for another interface. */
+	if (skb->vlan_present && routed)
 		return TC_ACT_UNSPEC;
+	if (skb->vlan_present)
+		p.vlan = skb->vlan_proto == htons(ETH_P_8021Q) ? VLAN_TAGGED | (skb->vlan_tci & VLAN_ID)
+							       : VLAN_STACKED;
 	switch (run(skb, &p, &flow, routed)) {
 	case SEND:
 		if (flow->pair == PAIR_ACROSS)
@@ -454,6 +521,7 @@ ALWAYS_INLINE int xdp(struct xdp_md *ctx, int routed)
 		.data = (void *)(long)ctx->data,
 		.end = (void *)(long)ctx->data_end,
 		.ingress = ctx->ingress_ifindex,
+		.vlan = VLAN_UNTAGGED,
 	};
 	struct flow *flow = 0;
 

@@ -66,7 +66,16 @@ struct flow {
 	__u64 installed_as;  /* user space's number for the entry */
 	__u64 way_ns;        /* routed: when the next hop was looked up last */
 	__u32 way_mtu;       /* routed: the largest IP packet the route is known to take; 0: no route known */
-	__u32 zero;
+	__u32 vlan;          /* bridged: VLAN_* of its packets */
+};
+
+/* flow.vlan: the tag of the packets of a direction. The low 12 bits of a tagged one are the VLAN's number. */
+enum {
+	VLAN_UNKNOWN = 0,        /* no packet was seen yet */
+	VLAN_TAGGED = 0x10000,
+	VLAN_UNTAGGED = 0x20000,
+	VLAN_MIXED = 0x40000,    /* the two directions have different tags: the bridge changes them */
+	VLAN_STACKED = 0x80000,  /* several tags, or one of 802.1ad */
 };
 
 /*

@@ -276,11 +276,79 @@ fn fragments_options_tags_and_broken_headers_take_the_slow_path() {
         assert_eq!(change(20, 0x40), TC_SEND, "don't fragment");
         assert_eq!(change(14, 0x46), TC_SLOW, "IP options");
         assert_eq!(change(14, 0x65), TC_SLOW, "another version");
-        let mut tagged = packet.frame();
-        tagged.splice(12..12, [0x81, 0, 0, 5]);
-        assert_eq!(bench.verdict_on(&tagged, bench.ports[0]), TC_SLOW, "a VLAN tag");
+        assert_eq!(bench.verdict_on(&tagged(&packet, VLAN_5), bench.ports[0]), TC_SLOW, "a VLAN tag");
         for end in 34..54 {
             assert_eq!(bench.verdict_on(&packet.frame()[..end], bench.ports[0]), TC_SLOW, "cut at {end}");
+        }
+    });
+}
+
+/// The frame with tags (of 802.1Q unless they say otherwise) in front of its type.
+fn tagged(packet: &Packet, tags: &[u8]) -> Vec<u8> {
+    let mut frame = packet.frame();
+    frame.splice(12..12, tags.iter().copied());
+    frame
+}
+
+const VLAN_5: &[u8] = &[0x81, 0, 0, 5];
+/// The same, with a priority.
+const VLAN_5_FIRST: &[u8] = &[0x81, 0, 0xe0, 5];
+const VLAN_6: &[u8] = &[0x81, 0, 0, 6];
+
+#[test]
+fn frames_of_one_vlan_both_ways_are_sent_with_their_tags() {
+    between_ports(|| {
+        for (kind, sent) in [(ProgramKind::Tc, TC_SEND), (ProgramKind::Xdp, XDP_SEND)] {
+            for (source, destination) in [V4, V6] {
+                let packet = Packet::segment(source, destination);
+                let mut bench = Bench::new(kind, &packet);
+                if kind == ProgramKind::Xdp {
+                    // So that the ports are in its map of devices.
+                    bench.ports.iter().for_each(|port| bench.path.attach(*port, Hook::XdpGeneric).unwrap());
+                }
+                let to = |tags: &[u8]| bench.verdict_on(&tagged(&packet, tags), bench.ports[0]);
+                assert_eq!(to(VLAN_5), bench.slow(), "the other direction's tag is unknown");
+                let answer = tagged(&packet.answer(5000, 1100), VLAN_5);
+                assert_eq!(bench.verdict_on(&answer, bench.ports[1]), sent);
+                let frame = tagged(&packet, VLAN_5_FIRST);
+                let trial = bench.path.program().try_on(&frame, bench.ports[0]).unwrap();
+                assert_eq!((trial.verdict, &trial.packet), (sent, &frame), "sent as it came");
+                assert_eq!(bench.state(&bench.to).bytes, u64::try_from(packet.frame().len() - 14).unwrap());
+                assert_eq!(to(VLAN_6), bench.slow(), "another VLAN");
+                assert_eq!(to(&[]), bench.slow(), "none");
+                assert_eq!(to(&[0x88, 0xa8, 0, 5]), bench.slow(), "802.1ad");
+                assert_eq!(to(&[VLAN_5, VLAN_6].concat()), bench.slow(), "two tags");
+                assert_eq!(to(VLAN_5), sent);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_flow_whose_tags_a_bridge_changes_takes_the_slow_path() {
+    for_each(&[V4, V6], |bench, packet| {
+        let answer = packet.answer(5000, 1100);
+        assert_eq!(bench.to(&packet), TC_SEND, "untagged, and nothing says otherwise");
+        assert_eq!(bench.verdict_on(&tagged(&answer, VLAN_5), bench.ports[1]), TC_SLOW);
+        for _ in 0..2 {
+            assert_eq!(bench.to(&packet), TC_SLOW, "the tag has to be added");
+            assert_eq!(bench.verdict_on(&tagged(&answer, VLAN_5), bench.ports[1]), TC_SLOW, "and removed");
+        }
+    });
+}
+
+#[test]
+fn tags_of_blocked_flows_and_on_routers_take_the_slow_path() {
+    for_each(&[V4, V6], |bench, packet| {
+        bench.path.take(&bench.to).unwrap();
+        bench.path.install(&bench.to, entry()).unwrap();
+        assert_eq!(bench.verdict_on(&tagged(&packet, VLAN_5), bench.ports[0]), TC_SLOW);
+        assert_eq!(bench.to(&packet), TC_DROP);
+        let router = Bench::forwarding(ProgramKind::Tc, Forwarding::Routed, &packet);
+        for _ in 0..2 {
+            let answer = tagged(&packet.answer(5000, 1100), VLAN_5);
+            assert_eq!(router.verdict_on(&tagged(&packet, VLAN_5), router.ports[0]), TC_SLOW);
+            assert_eq!(router.verdict_on(&answer, router.ports[1]), TC_SLOW);
         }
     });
 }
