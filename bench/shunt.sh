@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Repeats the measurements of the NFShunt paper and writes them to bench/SHUNT.md, with the figures as JSON and SVG in bench/shunt.
-# Needs root. Arguments are parts of `sidetrack-lab shunt` (latency tcp small rtt flows events cycles; default all), each measured by
+# Needs root. Arguments are parts of `sidetrack-lab shunt` (validate latency tcp small rtt flows events cycles; default all), each measured by
 # itself; parts that are not named stay as they were measured last. --quick: all of it once, within 90 seconds, nothing is
 # written. Ends with an error when a bar is missed; the tables are written all the same.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/table.sh"
 [ "${1:-}" != --quick ] || exec "$lab" shunt --quick
 
-all=(latency tcp small rtt flows events cycles)
+all=(validate latency tcp small rtt flows events cycles)
 parts=("$@")
 [ $# -gt 0 ] || parts=("${all[@]}")
 folder=$repository/bench/shunt

@@ -1,12 +1,31 @@
-//! Who owns a local TCP socket (sock_diag(7), linux/inet_diag.h): one exact question, no scan of /proc/net/tcp.
+//! Who owns a local TCP socket, and what TCP knows about the connections of a port (sock_diag(7), linux/inet_diag.h): no
+//! scan of /proc/net/tcp.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::netlink::{Error, Message, Protocol, Requests, Socket};
+use crate::netlink::{Error, Message, Protocol, Requests, Socket, attributes, flag};
+use crate::sockopt::TcpInfo;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// Bytes of `struct inet_diag_msg`.
 const ANSWER: usize = 72;
+
+/// `INET_DIAG_INFO`: the attribute with `struct tcp_info`, and the bit that asks for it.
+const INFO: u16 = 2;
+const WITH_INFO: u8 = 1 << (INFO - 1);
+/// Sockets in these states have a connection: all but closed ones and listeners.
+const CONNECTED: u32 = !(1 << 7 | 1 << 10);
+
+/// A TCP connection of this network namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// The address of this end.
+    pub local: SocketAddr,
+    /// The address of the other end.
+    pub remote: SocketAddr,
+    /// What this end knows.
+    pub info: TcpInfo,
+}
 
 /// The owner of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +67,28 @@ impl SockDiag {
             other => other,
         }
     }
+
+    /// Returns the TCP connections of this network namespace of which one end has this port, with their state.
+    ///
+    /// # Errors
+    /// If netlink fails.
+    pub fn connections(&mut self, port: u16) -> Result<Vec<Connection>, Error> {
+        let mut found = Vec::new();
+        for family in [2, 10] {
+            let mut bytes = vec![family, 6, WITH_INFO, 0];
+            bytes.extend_from_slice(&CONNECTED.to_ne_bytes());
+            bytes.resize(REQUEST, 0);
+            let mut request = Requests::new();
+            request.push("list TCP connections", SOCK_DIAG_BY_FAMILY, flag::DUMP, &bytes, |_| {});
+            found.extend(self.socket.dump(&request, |message| connection(message.payload))?);
+        }
+        found.retain(|one| one.local.port() == port || one.remote.port() == port);
+        Ok(found)
+    }
 }
+
+/// Bytes of `struct inet_diag_req_v2`.
+const REQUEST: usize = 56;
 
 /// `struct inet_diag_req_v2`.
 fn question(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
@@ -74,15 +114,25 @@ fn address(ip: IpAddr) -> [u8; 16] {
     }
 }
 
+/// Reads the two ends out of `struct inet_diag_msg`.
+fn ends(payload: &[u8; ANSWER]) -> Option<(SocketAddr, SocketAddr)> {
+    let v4 = *payload.first()? == 2;
+    let remote = SocketAddr::new(read_address(payload.get(24..40)?, v4)?, read_port(payload.get(6..8)?)?);
+    let local = SocketAddr::new(read_address(payload.get(8..24)?, v4)?, read_port(payload.get(4..6)?)?);
+    Some((local, remote))
+}
+
+fn connection(payload: &[u8]) -> Option<Connection> {
+    let (local, remote) = ends(payload.first_chunk()?)?;
+    let info = attributes(payload.get(ANSWER..)?).first(INFO)?;
+    Some(Connection { local, remote, info: TcpInfo::of_bytes(info.payload) })
+}
+
 /// Reads `struct inet_diag_msg`. The kernel falls back to a listener of the local port: that is not the socket asked for.
 fn answer(payload: &[u8], local: SocketAddr, remote: SocketAddr) -> Option<SocketOwner> {
     let payload: &[u8; ANSWER] = payload.first_chunk()?;
     let word = |at: usize| payload.get(at..at + 4)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
-    let v4 = *payload.first()? == 2;
-    let found_remote =
-        SocketAddr::new(read_address(payload.get(24..40)?, v4)?, read_port(payload.get(6..8)?)?);
-    let found_local = SocketAddr::new(read_address(payload.get(8..24)?, v4)?, read_port(payload.get(4..6)?)?);
-    let asked = found_local == local && found_remote == remote;
+    let asked = ends(payload)? == (local, remote);
     asked.then_some(SocketOwner { uid: word(64)?, inode: word(68)?.into() })
 }
 
@@ -145,10 +195,28 @@ mod tests {
     }
 
     #[test]
+    fn both_ends_of_a_connection_are_listed_with_what_they_know() {
+        use std::io::{Read as _, Write as _};
+        let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+        let server = listener.local_addr().expect("address");
+        let mut client = TcpStream::connect(server).expect("connect");
+        let (mut accepted, from) = listener.accept().expect("accept");
+        client.write_all(&[7; 1000]).expect("sent");
+        accepted.read_exact(&mut [0; 1000]).expect("received");
+        let found = SockDiag::open().expect("sock_diag").connections(server.port()).expect("a list");
+        let end = |local| found.iter().find(|one| one.local == local).expect("listed");
+        assert_eq!((found.len(), end(server).remote, end(from).remote), (2, from, server));
+        assert_eq!(end(server).info.received_bytes, 1000);
+        let own = crate::sockopt::tcp_info(&client).expect("TCP_INFO");
+        assert_eq!(end(from).info.send_mss_bytes, own.send_mss_bytes);
+    }
+
+    #[test]
     fn short_answers_are_no_answer() {
         let any = "127.0.0.1:1".parse().expect("address");
         for length in 0..ANSWER {
             assert_eq!(answer(&vec![2; length], any, any), None);
+            assert_eq!(connection(&vec![2; length]), None);
         }
     }
 }

@@ -58,6 +58,13 @@ pub fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
 }
 
 impl TcpInfo {
+    /// Decodes `struct tcp_info` of any kernel: what it does not have is zero.
+    pub(crate) fn of_bytes(bytes: &[u8]) -> Self {
+        let mut raw = [0; LEN];
+        raw.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+        Self::from_raw(&raw)
+    }
+
     fn from_raw(raw: &[u8; LEN]) -> Self {
         let micros = |at| Duration::from_micros(u64::from(word(raw, at)));
         Self {

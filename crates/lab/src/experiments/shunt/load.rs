@@ -2,13 +2,14 @@
 
 use super::counters::{Lost, Reading};
 use super::network::{NEVER_IDLE_MS, Network, PORT};
+use super::samples::{self, Samples};
 use super::setup::Setup;
 use crate::service::Service;
 use anyhow::{Context, Result};
 use std::time::Duration;
 
 /// One run of iperf3.
-#[derive(Clone, Copy, Debug, serde::Serialize)]
+#[derive(Clone, Debug, serde::Serialize)]
 pub(super) struct Slice {
     /// Payload that arrived, in Gbit/s, including the beginning.
     pub gbit_s: f64,
@@ -20,6 +21,21 @@ pub(super) struct Slice {
     pub gigabyte_s: f64,
     /// Share of the bytes that took the fast path, 0 to 1; 0 without a shunt.
     pub fast: f64,
+    /// What TCP knew at both ends, every 100 ms.
+    pub samples: Samples,
+}
+
+/// What iperf3 does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    /// Connections at once.
+    pub connections: usize,
+    /// How long it measures, in seconds.
+    pub seconds: u64,
+    /// How long it runs before, in seconds.
+    pub skipped: u64,
+    /// The round trip of the network.
+    pub round_trip: Duration,
 }
 
 /// Measures this number of connections at once, on a new network.
@@ -27,19 +43,31 @@ pub(super) struct Slice {
 /// # Errors iperf3 is missing or fails.
 pub(super) fn measure(setup: Setup, connections: usize, seconds: u64, round_trip: Duration) -> Result<Slice> {
     let network = Network::new(setup, NEVER_IDLE_MS, round_trip)?;
+    on(&network, Run { connections, seconds, skipped: 0, round_trip })
+}
+
+/// The same on a network that exists.
+///
+/// # Errors iperf3 is missing or fails.
+pub(super) fn on(network: &Network, run: Run) -> Result<Slice> {
     let port = PORT.to_string();
     let mut command = network.server.command("iperf3");
     command.args(["-s", "-p", &port]);
     let mut server = Service::start_muted("iperf3", command, network.folder())?;
     server.wait_listening(&network.server, PORT)?;
-    let before = Reading::now(&network)?;
-    let (time, connections) = (seconds.to_string(), connections.to_string());
+    let before = Reading::now(network)?;
+    let [time, skipped] = [run.seconds, run.skipped].map(|seconds| seconds.to_string());
+    let connections = run.connections.to_string();
     // The congestion control of the paper's kernels; named, so that tables of two machines can be compared.
-    let arguments = ["-c", "10.0.0.2", "-p", &port, "-t", &time, "-P", &connections, "-C", "cubic", "-J"];
-    let report = network.client.run("iperf3", &arguments)?;
+    let mut arguments =
+        vec!["-c", "10.0.0.2", "-p", &port, "-t", &time, "-P", &connections, "-C", "cubic", "-J"];
+    if run.skipped > 0 {
+        arguments.extend(["-O", &skipped]);
+    }
+    let (report, samples) = samples::during(network, || network.client.run("iperf3", &arguments))?;
     // Waits until the packets on their way arrive.
-    std::thread::sleep(round_trip + Duration::from_millis(50));
-    let after = Reading::now(&network)?;
+    std::thread::sleep(run.round_trip + Duration::from_millis(50));
+    let after = Reading::now(network)?;
     let report: serde_json::Value = serde_json::from_str(&report).context("iperf3's report")?;
     let end = &report["end"];
     let rate = end["sum_received"]["bits_per_second"].as_f64().context("iperf3 reports no rate")?;
@@ -49,7 +77,8 @@ pub(super) fn measure(setup: Setup, connections: usize, seconds: u64, round_trip
         lost: after.lost_since(&before),
         retransmits: end["sum_sent"]["retransmits"].as_u64().unwrap_or(0),
         gigabyte_s: (after.busy_ns - before.busy_ns) as f64 / bytes.max(1.0),
-        fast: fast_part(&network)?,
+        fast: fast_part(network)?,
+        samples,
     })
 }
 

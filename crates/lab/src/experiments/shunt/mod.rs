@@ -8,9 +8,11 @@ mod latency;
 mod load;
 mod network;
 mod report;
+mod samples;
 mod setup;
 mod small;
 mod switch;
+mod validate;
 
 use super::missing::Missing;
 use crate::machine::{DisturbanceMeter, Machine};
@@ -29,7 +31,7 @@ pub struct Options {
     #[arg(long)]
     pub quick: bool,
     /// Only these parts; may be given several times.
-    #[arg(long, value_enum, value_name = "PART")]
+    #[arg(long, visible_alias = "part", value_enum, value_name = "PART")]
     pub only: Vec<Part>,
     /// Where the results go.
     #[command(flatten)]
@@ -39,6 +41,8 @@ pub struct Options {
 /// A part of the experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
+    /// Sec. IV-A: the hosts' tuning of Table I, and the rate of one flow without a firewall at 0 to 400 ms.
+    Validate,
     /// Table II: from SYN to mark seen, entry confirmed, last packet on the slow path.
     Latency,
     /// One TCP flow at this machine's own round trip, through each set-up.
@@ -56,11 +60,20 @@ pub enum Part {
 }
 
 impl Part {
-    const ALL: [Self; 7] =
-        [Self::Latency, Self::Tcp, Self::Small, Self::Rtt, Self::Flows, Self::Events, Self::Cycles];
+    const ALL: [Self; 8] = [
+        Self::Validate,
+        Self::Latency,
+        Self::Tcp,
+        Self::Small,
+        Self::Rtt,
+        Self::Flows,
+        Self::Events,
+        Self::Cycles,
+    ];
 
     const fn name(self) -> &'static str {
         match self {
+            Self::Validate => "validate",
             Self::Latency => "latency",
             Self::Tcp => "tcp",
             Self::Small => "small",
@@ -148,6 +161,12 @@ fn measure(part: Part, plan: &Plan, options: &Options, missing: &mut Missing) ->
     let (output, progress) = (&options.output, Progress::new());
     let mut turns = Turns { part, progress: &progress, missing };
     let section = match part {
+        Part::Validate => {
+            let found: Vec<_> =
+                plan.round_trips_ms.iter().filter_map(|ms| turns.validated(*ms, plan)).collect();
+            output.json_named(part.name(), &found)?;
+            report::validate(&found)
+        }
         Part::Latency => {
             let rows = turns.each(&Setup::SHUNTED, 1, "", |setup| latency::measure(setup, plan.flows));
             output.json_named(part.name(), &report::by_name(&rows))?;
@@ -171,6 +190,7 @@ fn measure(part: Part, plan: &Plan, options: &Options, missing: &mut Missing) ->
             let named: Vec<_> = tables.iter().map(|(ms, rows)| (ms, report::by_name(rows))).collect();
             output.json_named(part.name(), &named)?;
             output.svg("shunt-rtt", || report::rates(&tables))?;
+            output.svg("shunt-tcp", || report::windows(&tables))?;
             report::rtt(&tables)
         }
         Part::Flows => {
@@ -226,6 +246,14 @@ struct Turns<'a> {
 }
 
 impl Turns<'_> {
+    /// Tunes the hosts and measures at one round trip. `None` if that fails, which is noted.
+    fn validated(&mut self, ms: u64, plan: &Plan) -> Option<validate::Validated> {
+        let name = format!("{}, {ms} ms", self.part.name());
+        self.progress.now(&name);
+        let seconds = if ms == 0 { plan.seconds } else { plan.long_seconds };
+        self.missing.note(&name, validate::measure(ms, seconds), self.progress)
+    }
+
     /// Runs every set-up once per round, so that a disturbance of the machine affects all. Returns one row of results of
     /// `run` for each. A set-up that fails is noted and has no further turn: ratios are those of one round.
     fn each<T>(
