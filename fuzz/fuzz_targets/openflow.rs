@@ -28,6 +28,9 @@ fn answers(parts: &[&[u8]]) -> Vec<ControllerOutput> {
         ports: std::collections::BTreeMap::new(),
         run: 1,
         clear: false,
+        master: None,
+        shared: false,
+        table: 0,
         pairs: true,
     };
     let mut controller = Controller::new(config, Instant::ZERO);

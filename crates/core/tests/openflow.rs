@@ -52,6 +52,7 @@ fn entry(pattern: Pattern) -> FlowMod {
         priority: 33_000,
         idle_timeout_s: 10,
         output: Some(50),
+        table: None,
     }
 }
 
@@ -105,6 +106,8 @@ fn removals() {
     let golden = "040e0040 0000000b 0000000000000000 0000000000000000 ff 04 0000 0000 80e8 ffffffff ffffffff ffffffff \
                   0000 0000 0001 000c 80000004 00000031 00000000";
     same(&written(Version::V1_3, 11, &Request::FlowMod(gone)), golden);
+    let golden = golden.replacen("ff 04", "05 04", 1);
+    same(&written(Version::V1_3, 11, &Request::FlowMod(FlowMod { table: Some(5), ..gone })), &golden);
 }
 
 #[test]
@@ -116,6 +119,8 @@ fn the_rest_of_what_we_say() {
     same(&written(Version::V1_0, 2, &Request::FeaturesRequest), "01050008 00000002");
     same(&written(Version::V1_0, 3, &Request::Barrier), "01120008 00000003");
     same(&written(Version::V1_3, 3, &Request::Barrier), "04140008 00000003");
+    let master = Request::BecomeMaster { generation: 0x0102 };
+    same(&written(Version::V1_3, 9, &master), "04180018 00000009 00000002 00000000 0000000000000102");
     let config = Request::SetConfig { flags: 0, miss_send_len: 0 };
     same(&written(Version::V1_3, 4, &config), "0409000c 00000004 0000 0000");
     same(&written(Version::V1_3, 5, &Request::EchoReply(vec![1, 2])), "0403000a 00000005 0102");
@@ -135,6 +140,7 @@ fn what_1_0_cannot_say() {
     let v6 = ("::1".parse().expect("v6"), "::2".parse().expect("v6"));
     assert!(refused(Pattern { addresses: Some(v6), ..pattern() }));
     assert!(!refused(pattern()));
+    assert!(write(Version::V1_0, 1, &Request::BecomeMaster { generation: 1 }).is_err());
 }
 
 /// Decodes the only message in these bytes.

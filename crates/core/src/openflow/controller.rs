@@ -63,6 +63,13 @@ pub struct ControllerConfig {
     pub clear: bool,
     /// Install the entries that forward between fast and slow ports (`default_no_shunting`).
     pub pairs: bool,
+    /// Become the switch's master at each connection (1.3). The number is the generation at the start of the program,
+    /// in milliseconds since 1970; it grows with the time.
+    pub master: Option<u64>,
+    /// Other controllers have entries on the switch: remove only our own, and only from our table.
+    pub shared: bool,
+    /// The table of our entries (1.3).
+    pub table: u8,
 }
 
 /// An event for a controller.
@@ -152,6 +159,7 @@ pub struct Controller {
     echo: Option<Instant>,
     /// When the switch connected.
     since: Instant,
+    started: Instant,
     pub(super) outputs: VecDeque<ControllerOutput>,
 }
 
@@ -176,6 +184,7 @@ impl Controller {
             heard: now,
             echo: None,
             since: now,
+            started: now,
             outputs: VecDeque::new(),
         }
     }
@@ -262,7 +271,14 @@ impl Controller {
         xid
     }
 
-    fn close(&mut self, why: String) {
+    /// Changes the flow table.
+    pub(super) fn change(&mut self, change: FlowMod) -> u32 {
+        let in_ours = change.command == Command::Add || self.config.shared;
+        let table = in_ours.then_some(self.config.table);
+        self.send(&Request::FlowMod(FlowMod { table, ..change }))
+    }
+
+    pub(super) fn close(&mut self, why: String) {
         self.disconnected();
         self.outputs.push_back(ControllerOutput::Close(why));
     }
@@ -337,6 +353,10 @@ impl Controller {
     fn featured(&mut self, now: Instant, features: Features) {
         self.features = features;
         self.stage = Stage::Listing;
+        if let (Some(base), Version::V1_3) = (self.config.master, self.version) {
+            let passed = u64::try_from((now - self.started).as_millis()).unwrap_or(0);
+            self.send(&Request::BecomeMaster { generation: base.saturating_add(passed) });
+        }
         // Only at the first connection: later the switch has entries of this run, which are still in use.
         if self.config.clear && !self.cleared {
             self.clear();
@@ -346,8 +366,19 @@ impl Controller {
     }
 
     fn clear(&mut self) {
-        if self.stage != Stage::Down {
-            self.send(&Request::FlowMod(delete(Command::Delete, Pattern::default(), 0)));
+        if self.stage == Stage::Down {
+            return;
+        }
+        let all = delete(Command::Delete, Pattern::default(), 0);
+        if !self.config.shared {
+            self.change(all);
+            return;
+        }
+        // 1.0 would remove the entries of the other controllers, too.
+        if self.version == Version::V1_3 {
+            for (cookie, cookie_mask) in [Cookie::any(), Cookie::pairs()] {
+                self.change(FlowMod { cookie, cookie_mask, ..all });
+            }
         }
     }
 
@@ -439,7 +470,7 @@ impl Controller {
         }
         let ports: Vec<_> = self.config.ports.values().copied().collect();
         for (from, to) in ports.iter().flat_map(|port| [(port.fast, port.slow), (port.slow, port.fast)]) {
-            self.send(&Request::FlowMod(FlowMod {
+            self.change(FlowMod {
                 command: Command::Add,
                 pattern: Pattern { in_port: Some(from), ..Pattern::default() },
                 cookie: Cookie::PAIR,
@@ -447,7 +478,8 @@ impl Controller {
                 priority: PRIORITY_PAIR,
                 idle_timeout_s: 0,
                 output: Some(to),
-            }));
+                table: None,
+            });
         }
     }
 
@@ -456,7 +488,7 @@ impl Controller {
         if self.stage == Stage::Ready && self.version == Version::V1_3 {
             let (cookie, cookie_mask) = Cookie::any_of(self.config.run);
             let all = delete(Command::Delete, Pattern::default(), 0);
-            self.send(&Request::FlowMod(FlowMod { cookie, cookie_mask, ..all }));
+            self.change(FlowMod { cookie, cookie_mask, ..all });
         }
     }
 

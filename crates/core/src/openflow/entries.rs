@@ -40,6 +40,11 @@ impl Cookie {
         (Self::OURS, Self::OURS_MASK)
     }
 
+    /// Returns the bits and the mask of the entries that forward from port to port.
+    pub(super) const fn pairs() -> (u64, u64) {
+        (Self::PAIR, u64::MAX)
+    }
+
     /// Returns the bits and the mask of all entries of flows of one run.
     pub(super) const fn any_of(run: u16) -> (u64, u64) {
         (Self::OURS | (run as u64) << 32, Self::OURS_MASK | Self::RUN_MASK)

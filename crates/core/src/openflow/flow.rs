@@ -60,6 +60,8 @@ pub struct FlowMod {
     pub idle_timeout_s: u16,
     /// The port that packets are sent out of. `None`: they are dropped.
     pub output: Option<u32>,
+    /// The table. `None`: the first one when adding, all when removing. 1.0 has one table only.
+    pub table: Option<u8>,
 }
 
 /// Why an entry was removed.
@@ -160,7 +162,8 @@ impl FlowMod {
         let mut bytes = self.cookie.to_be_bytes().to_vec();
         let adding = self.command == Command::Add;
         bytes.extend(if adding { 0 } else { self.cookie_mask }.to_be_bytes());
-        bytes.extend([if adding { TABLE } else { TABLE_ALL }, self.command.number()]);
+        let table = self.table.unwrap_or(if adding { TABLE } else { TABLE_ALL });
+        bytes.extend([table, self.command.number()]);
         bytes.extend(self.idle_timeout_s.to_be_bytes());
         bytes.extend([0, 0]);
         bytes.extend(self.priority.to_be_bytes());

@@ -12,6 +12,13 @@ use crate::time::Instant;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+/// `OFPBRC_IS_SLAVE` of `OFPET_BAD_REQUEST`.
+const IS_SLAVE: (u16, u16) = (1, 10);
+/// `OFPRRFC_STALE` of `OFPET_ROLE_REQUEST_FAILED`.
+const STALE: (u16, u16) = (11, 0);
+const DISPLACED: &str = "another controller made itself the master of the switch; this one claims it again when the \
+                         switch connects";
+
 impl Controller {
     pub(super) fn install(&mut self, now: Instant, entry: &Entry) {
         let id = entry.id;
@@ -47,7 +54,7 @@ impl Controller {
 
     /// Sends two changes and a barrier. Returns their transaction ids; the last one is that of the barrier.
     fn transact(&mut self, id: EntryId, mods: [FlowMod; 2]) -> Vec<u32> {
-        let mut xids: Vec<_> = mods.iter().map(|change| self.send(&Request::FlowMod(*change))).collect();
+        let mut xids: Vec<_> = mods.iter().map(|change| self.change(*change)).collect();
         xids.push(self.send(&Request::Barrier));
         self.xids.extend(xids.iter().map(|xid| (*xid, id)));
         xids
@@ -115,6 +122,21 @@ impl Controller {
     }
 
     pub(super) fn error(&mut self, xid: u32, kind: u16, code: u16) {
+        if self.version == Version::V1_3 && self.config.master.is_some() {
+            match (kind, code) {
+                // The list that follows the next connection shows what the switch has.
+                IS_SLAVE => {
+                    return self.close(DISPLACED.into());
+                }
+                STALE => {
+                    return self.outputs.push_back(ControllerOutput::Note(
+                        "the switch does not make this controller its master: that of another is newer"
+                            .into(),
+                    ));
+                }
+                _ => {}
+            }
+        }
         let id = self.xids.get(&xid);
         let Some(row) = id.and_then(|id| self.rows.get_mut(id)) else {
             return self.outputs.push_back(ControllerOutput::Note(format!(
@@ -166,7 +188,7 @@ impl Controller {
                     ..delete(Command::Delete, Pattern::default(), 0)
                 },
             };
-            self.send(&Request::FlowMod(change));
+            self.change(change);
         }
     }
 
@@ -212,6 +234,7 @@ impl Controller {
                     priority: PRIORITY_FLOW,
                     idle_timeout_s: idle_seconds(entry.idle),
                     output: Some(out.fast).filter(|_| !entry.block),
+                    table: None,
                 }
             };
         Ok([row(Way::ToServer, client, server, from, to), row(Way::ToClient, server, client, to, from)])
@@ -220,7 +243,16 @@ impl Controller {
 
 /// Makes a change that removes entries.
 pub(super) const fn delete(command: Command, pattern: Pattern, priority: u16) -> FlowMod {
-    FlowMod { command, pattern, cookie: 0, cookie_mask: 0, priority, idle_timeout_s: 0, output: None }
+    FlowMod {
+        command,
+        pattern,
+        cookie: 0,
+        cookie_mask: 0,
+        priority,
+        idle_timeout_s: 0,
+        output: None,
+        table: None,
+    }
 }
 
 /// Whether an error is `OFPFMFC_ALL_TABLES_FULL` or `OFPFMFC_TABLE_FULL`.

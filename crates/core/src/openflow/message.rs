@@ -19,12 +19,15 @@ mod kind {
     pub(super) const BARRIER_1_0: [u8; 2] = [18, 19];
     pub(super) const MULTIPART_1_3: [u8; 2] = [18, 19];
     pub(super) const BARRIER_1_3: [u8; 2] = [20, 21];
+    pub(super) const ROLE_REQUEST: u8 = 24;
 }
 
 /// The kind of statistics that lists entries.
 const STATS_FLOW: u16 = 1;
 /// Flag of an answer: more parts follow.
 const MORE: u16 = 1;
+/// `OFPCR_ROLE_MASTER`.
+const MASTER: u32 = 2;
 /// `OFPHET_VERSIONBITMAP`.
 const VERSION_BITMAP: u16 = 1;
 
@@ -106,6 +109,12 @@ pub enum Request {
     FlowMod(FlowMod),
     /// Requests an answer when all earlier requests are done.
     Barrier,
+    /// Makes this controller the switch's only one that changes entries (1.3). Others become slaves. A request with an older
+    /// generation than that of the present master is refused.
+    BecomeMaster {
+        /// `generation_id`.
+        generation: u64,
+    },
     /// Requests the entries whose cookie has these bits (1.0: all entries).
     FlowStats {
         /// The bits.
@@ -196,7 +205,7 @@ fn flow_stats(version: Version, kind: u8, reader: &mut Reader<'_>) -> Result<Mes
 /// Encodes a request with this transaction id.
 ///
 /// # Errors
-/// Fails if the version cannot express the request: IPv6 and TCP flags in 1.0.
+/// Fails if the version cannot express the request: IPv6, TCP flags and roles in 1.0.
 pub fn write(version: Version, xid: u32, request: &Request) -> Result<Vec<u8>, Unsayable> {
     let [barrier_request, _] = barrier(version);
     let [stats_request, _] = stats(version);
@@ -214,6 +223,11 @@ pub fn write(version: Version, xid: u32, request: &Request) -> Result<Vec<u8>, U
         }
         Request::FlowMod(change) => (kind::FLOW_MOD, change.write(version)?),
         Request::Barrier => (barrier_request, Vec::new()),
+        Request::BecomeMaster { .. } if version == Version::V1_0 => return Err(Unsayable::role()),
+        Request::BecomeMaster { generation } => {
+            let body = [&MASTER.to_be_bytes()[..], &[0; 4], &generation.to_be_bytes()].concat();
+            (kind::ROLE_REQUEST, body)
+        }
         Request::FlowStats { cookie, mask } => {
             (stats_request, write_flow_stats_request(version, *cookie, *mask)?)
         }

@@ -97,6 +97,10 @@ impl Unsayable {
     pub(super) const fn port() -> Self {
         Self("port numbers above 65535")
     }
+
+    pub(super) const fn role() -> Self {
+        Self("roles of controllers")
+    }
 }
 
 impl Pattern {

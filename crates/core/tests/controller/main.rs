@@ -3,9 +3,9 @@
 
 mod model;
 
-use model::{Manners, World, entry};
+use model::{Held, Manners, World, config, entry};
 use proptest::prelude::*;
-use sidetrack_core::openflow::{ControllerInput, ControllerOutput, PRIORITY_FLOW, Version};
+use sidetrack_core::openflow::{ControllerConfig, ControllerInput, ControllerOutput, PRIORITY_FLOW, Version};
 use sidetrack_core::shunt::{Both, Cause, EntryId, Obstacle, Transport};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -354,5 +354,56 @@ proptest! {
         prop_assert!(there.is_empty(), "without an end: {:?}", there);
         prop_assert_eq!((world.controller.entries(), world.switch.flows().count()), (0, 0));
         prop_assert_eq!(world.switch.table.len(), 4);
+    }
+}
+
+#[test]
+fn a_master_that_another_controller_displaced_claims_the_switch_again() {
+    let config = ControllerConfig { master: Some(1000), ..config(Version::V1_3, 1) };
+    let mut world = World::with(config, Version::V1_3);
+    world.connect();
+    assert_eq!(world.switch.masters, [1000]);
+    world.install(&entry(1, 4000));
+    assert_eq!(world.told_of_entries(), [ControllerOutput::Installed(EntryId(1))]);
+    world.switch.manners.serves_another = true;
+    world.remove(1);
+    let told = world.take();
+    assert!(
+        matches!(&told[..], [ControllerOutput::Close(why)] if why.contains("claims it again")),
+        "{told:?}"
+    );
+    world.now = world.now + Duration::from_millis(500);
+    world.connect();
+    assert_eq!(world.switch.masters, [1000, 1500], "a newer generation");
+    let gone = ControllerOutput::Gone(EntryId(1), Cause::Withdrawn, Both::default());
+    assert_eq!(world.told_of_entries(), [gone]);
+    assert_eq!(world.switch.flows().count(), 0, "what the slave could not remove is gone");
+}
+
+#[test]
+fn a_controller_of_1_0_or_without_the_wish_asks_for_no_role() {
+    for (version, master) in [(Version::V1_0, Some(1)), (Version::V1_3, None)] {
+        let mut world = World::with(ControllerConfig { master, ..config(version, 1) }, version);
+        world.connect();
+        world.install(&entry(1, 4000));
+        assert_eq!(world.told_of_entries(), [ControllerOutput::Installed(EntryId(1))]);
+        assert!(world.switch.masters.is_empty());
+    }
+}
+
+#[test]
+fn entries_of_others_stay_on_a_shared_switch() {
+    for (shared, left) in [(true, 1), (false, 0)] {
+        let config = ControllerConfig { shared, clear: true, ..config(Version::V1_3, 1) };
+        let mut world = World::with(config, Version::V1_3);
+        let other =
+            Held { cookie: 0x99, priority: 40_000, pattern: vec![0, 1, 0, 4, 0, 0, 0, 0], packets: 0 };
+        world.switch.table.push(other.clone());
+        world.connect();
+        world.install(&entry(1, 4000));
+        assert_eq!(world.switch.table.iter().filter(|held| held.cookie == 0x99).count(), left);
+        world.tell(ControllerInput::Clear);
+        world.settle();
+        assert_eq!(world.switch.table.len(), left, "shared: {shared}");
     }
 }

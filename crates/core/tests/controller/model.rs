@@ -15,7 +15,7 @@ fn number(number: u8) -> PortNumber {
     PortNumber::new(number).expect("a number")
 }
 
-fn config(version: Version, run: u16) -> ControllerConfig {
+pub(crate) fn config(version: Version, run: u16) -> ControllerConfig {
     ControllerConfig {
         versions: BTreeSet::from([version]),
         ports: BTreeMap::from([
@@ -25,6 +25,9 @@ fn config(version: Version, run: u16) -> ControllerConfig {
         run,
         clear: false,
         pairs: true,
+        master: None,
+        shared: false,
+        table: 0,
     }
 }
 
@@ -65,6 +68,8 @@ pub(crate) struct Manners {
     pub stalls: bool,
     /// Refuses Nicira's match.
     pub plain: bool,
+    /// Another controller is its master.
+    pub serves_another: bool,
 }
 
 /// A switch that speaks one version.
@@ -74,6 +79,8 @@ pub(crate) struct Switch {
     pub table: Vec<Held>,
     pub answers: Vec<u8>,
     pub heard: Vec<u8>,
+    /// The generations of the controllers that became its master.
+    pub masters: Vec<u64>,
 }
 
 fn header(version: Version, kind: u8, xid: u32, body: &[u8]) -> Vec<u8> {
@@ -93,6 +100,7 @@ impl Switch {
             table: Vec::new(),
             answers: Vec::new(),
             heard: Vec::new(),
+            masters: Vec::new(),
         }
     }
 
@@ -123,7 +131,13 @@ impl Switch {
             }
             2 => self.answer(3, xid, body),
             5 => self.answer(6, xid, &[0; 24]),
+            14 if self.manners.serves_another => self.answer(1, xid, &[0, 1, 0, 10]),
             14 => self.change(xid, body),
+            24 => {
+                self.masters.push(be(body, 8, 8));
+                self.manners.serves_another = false;
+                self.answer(25, xid, body);
+            }
             kind if kind == barrier && !self.manners.stalls => self.answer(barrier + 1, xid, &[]),
             kind if kind == stats => {
                 let list = self.list();
@@ -228,9 +242,13 @@ impl World {
     }
 
     pub(crate) fn alone(version: Version, run: u16) -> Self {
+        Self::with(config(version, run), version)
+    }
+
+    pub(crate) fn with(config: ControllerConfig, version: Version) -> Self {
         let now = Instant::from_millis(1000);
         Self {
-            controller: Controller::new(config(version, run), now),
+            controller: Controller::new(config, now),
             switch: Switch::new(version),
             now,
             connected: false,

@@ -21,7 +21,9 @@ pub use outgoing::Outgoing;
 pub use overlay::{Deliver, Overlay, OverlayNode, Packets, PacketsAt, PacketsDissemination, PacketsLink};
 pub use policy::{Access, Clause, End, Policy, PolicyMode};
 pub use run::{Run, RunDns};
-pub use shunt::{Forwarding, OnStall, OpenFlow, OpenFlowVersion, RuleShunt, Shunt, ShuntPort, WhenFull};
+pub use shunt::{
+    Forwarding, OnStall, OpenFlow, OpenFlowVersion, Role, RuleShunt, Shunt, ShuntPort, WhenFull,
+};
 pub use tap::Tap;
 pub use tunnel::{Transport, Tunnel};
 

@@ -58,6 +58,12 @@ pub struct ShuntSwitch {
     pub clear_at_end: bool,
     /// Whether we install the entries that connect fast and slow ports.
     pub pairs: bool,
+    /// Whether we become its master.
+    pub master: bool,
+    /// Whether other controllers have entries there.
+    pub shared: bool,
+    /// The table of our entries.
+    pub table: u8,
 }
 
 /// The shunt.
@@ -196,6 +202,11 @@ mod tests {
             ("fast_path = []", "", "no fast path in this list"),
             ("fast_path = \"flowtable\"", "", "it does not pass frames of a bridge"),
             ("fast_path = [\"tc\", \"openflow\"]", "", "where the switch connects to"),
+            (
+                "fast_path = \"openflow\"\nopenflow = { listen = [\"192.0.2.1:1\"], versions = [\"1.0\"], role = \"master\" }",
+                "",
+                "has no roles",
+            ),
         ] {
             let error = read(shunt, rule).expect_err(word);
             assert!(error.contains(word), "{error}");

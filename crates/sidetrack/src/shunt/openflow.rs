@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Most bytes read at once.
 const READ_MAX: usize = 64 << 10;
@@ -57,6 +57,9 @@ impl SwitchPath {
             run: run_number(),
             clear: switch.clear_at_start,
             pairs: switch.pairs,
+            master: switch.master.then(generation),
+            shared: switch.shared,
+            table: switch.table,
         };
         Ok(Self {
             listeners: listeners?,
@@ -188,6 +191,12 @@ impl Connection {
         }
         Ok(())
     }
+}
+
+/// Returns a generation of masters that is newer than those of earlier runs: milliseconds since 1970.
+fn generation() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn listen(address: &SocketAddr) -> io::Result<TcpListener> {

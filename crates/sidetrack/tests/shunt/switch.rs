@@ -84,6 +84,9 @@ pub(crate) fn settings(versions: &[Version], port: u16) -> ShuntSwitch {
         clear_at_start: false,
         clear_at_end: false,
         pairs: true,
+        master: false,
+        shared: false,
+        table: 0,
     }
 }
 

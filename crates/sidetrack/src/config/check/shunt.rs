@@ -224,7 +224,23 @@ impl Check<'_> {
             clear_at_start: flag(&openflow.delete_flows_on_startup, false),
             clear_at_end: flag(&openflow.delete_flows_on_shutdown, false),
             pairs: flag(&openflow.install_pairs, true),
+            master: openflow.role.as_deref() == Some(&raw::Role::Master),
+            shared: flag(&openflow.shared, false),
+            table: self.table(openflow),
         })
+    }
+
+    /// Returns the table of our entries. Roles and tables need OpenFlow 1.3.
+    fn table(&mut self, openflow: &At<raw::OpenFlow>) -> u8 {
+        let newer = versions(openflow).contains(&Version::V1_3);
+        let master = openflow.role.as_ref().filter(|role| ***role == raw::Role::Master).map(At::span);
+        let table = openflow.table.as_ref().filter(|table| ***table != 0).map(At::span);
+        if let Some(span) = master.or(table).filter(|_| !newer) {
+            let help = "add \"1.3\" to `versions`, or take this out";
+            self.error(span, "OpenFlow 1.0 has no roles, and one table only", help);
+        }
+        let number = self.number(openflow.table.as_ref(), 0..=254, "").unwrap_or(0);
+        u8::try_from(number).unwrap_or(0)
     }
 
     fn switch_ports(&mut self, list: &[At<raw::ShuntPort>]) -> BTreeMap<PortNumber, SwitchPorts> {

@@ -90,6 +90,26 @@ pub struct OpenFlow {
     pub delete_flows_on_shutdown: Option<At<bool>>,
     /// Whether to install the entries that connect each fast port with its slow port. Default true.
     pub install_pairs: Option<At<bool>>,
+    /// Beside another controller, with OpenFlow 1.3. "equal": each of them changes entries. "master": this one does, and
+    /// the switch makes the others slaves; if another one becomes master, this one claims the switch again at its next
+    /// connection. Default "equal".
+    pub role: Option<At<Role>>,
+    /// Whether other controllers have entries on the switch: only our own are removed then, also by the keys above;
+    /// with OpenFlow 1.0 those of others cannot be told apart, and none are. Default false.
+    pub shared: Option<At<bool>>,
+    /// The table of the switch for our entries, 0 to 254, with OpenFlow 1.3. Something has to lead packets there.
+    /// Default 0, where packets begin.
+    pub table: Option<At<u32>>,
+}
+
+/// The role of this controller beside others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Each changes entries.
+    Equal,
+    /// Only this one does.
+    Master,
 }
 
 /// A version of OpenFlow.
