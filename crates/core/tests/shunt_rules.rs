@@ -388,7 +388,7 @@ fn the_fastest_flow_that_waits_takes_the_entry_of_the_slowest() {
     assert_eq!(outputs(&mut shunt), [Output::Remove(EntryId(1), Cause::Evicted)]);
     let rates = flows.map(|flow| shunt.flow(&flow.tuple).and_then(|flow| flow.bytes_per_s()));
     assert_eq!(rates, [Some(5), Some(4500), Some(20_000)]);
-    // Nobody comes between: the place is for the flow that it was taken for.
+    // No other flow comes between: the place is for the flow that it was taken for.
     shunt.handle(at(3001), Input::Gone(EntryId(1), Cause::Evicted, both(10)));
     let done = outputs(&mut shunt);
     assert_eq!(installs(&done), [(EntryId(3), false)]);

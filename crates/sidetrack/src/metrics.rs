@@ -7,7 +7,6 @@ mod buckets;
 
 use crate::live::{Batch, Decided, Ended, Ledger, Tally, Transport};
 use crate::record::Observer;
-use crate::shunt::Capacity;
 use buckets::{Buckets, Seen};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
@@ -311,13 +310,11 @@ impl Metrics {
     }
 
     /// Takes over how full the shunt's fast path is.
-    pub fn read_shunt(&self, capacity: &Capacity) {
-        let values =
-            [("used", capacity.entries), ("max", capacity.entries_max), ("wanted", capacity.waiting)];
-        for (entries, value) in values {
+    pub fn read_shunt(&self, values: &[(&'static str, u64)], evicted: u64) {
+        for &(entries, value) in values {
             self.shunt_entries.get_or_create_owned(&EntriesLabel { entries }).set(signed(value));
         }
-        raise(&self.shunt_evicted.get_or_create_owned(&ReasonLabel { reason: "faster" }), capacity.evicted);
+        raise(&self.shunt_evicted.get_or_create_owned(&ReasonLabel { reason: "faster" }), evicted);
     }
 
     /// Returns all metrics as OpenMetrics text. `ledgers` are those of all workers.

@@ -58,7 +58,8 @@ fn everything_at_a_glance() {
     metrics.lost(3);
     metrics.read_closed(ClosedForOthers { handshakes: 4, idle: 5 });
     metrics.closed_scraper();
-    metrics.read_shunt(&Capacity { entries: 7, entries_max: 65_536, waiting: 2, evicted: 3 });
+    let capacity = Capacity { entries: 7, entries_max: 65_536, waiting: 2, evicted: 3 };
+    metrics.read_shunt(&capacity.entries(), capacity.evicted);
     let ledger = Arc::new(Ledger::default());
     enter(&ledger, &full(6));
     enter(&ledger, &Arc::new(LiveFlow::new(FlowId(7))));

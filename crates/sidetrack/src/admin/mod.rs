@@ -202,7 +202,7 @@ impl AdminState {
             self.metrics.read_packets(&overlay.spread().fates());
         }
         if let Some(capacity) = self.control.shunt_capacity() {
-            self.metrics.read_shunt(&capacity);
+            self.metrics.read_shunt(&capacity.entries(), capacity.evicted);
         }
         self.metrics.text(&self.ledgers, surroundings)
     }

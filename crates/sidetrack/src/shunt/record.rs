@@ -43,6 +43,13 @@ pub struct Capacity {
     pub evicted: u64,
 }
 
+impl Capacity {
+    /// Returns the numbers of entries, by the words of the metric.
+    pub const fn entries(&self) -> [(&'static str, u64); 3] {
+        [("used", self.entries), ("max", self.entries_max), ("wanted", self.waiting)]
+    }
+}
+
 /// A flow that ended and was on the fast path at least once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShuntRecord {
