@@ -3,7 +3,7 @@
 use crate::host_name;
 pub use crate::host_name::{HostName, HostNameError};
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -106,34 +106,49 @@ impl fmt::Display for Host {
 
 /// The destination of a flow, or of one hop: a host and a port.
 ///
-/// Written `192.0.2.1:80`, `[2001:db8::1]:80` or `db.example.nl:5432`.
+/// Written `192.0.2.1:80`, `[2001:db8::1]:80`, `[fe80::1%2]:80` or `db.example.nl:5432`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Destination {
     /// The host.
     pub host: Host,
     /// The port.
     pub port: u16,
+    /// The zone of a link-local IPv6 address (RFC 4007): the number of an interface of this host. 0: it has none.
+    /// Another host must not be told it.
+    pub zone: u32,
 }
 
 impl Destination {
     /// Returns the socket address, if the host is an IP address.
-    pub fn socket_addr(&self) -> Option<SocketAddr> {
+    pub const fn socket_addr(&self) -> Option<SocketAddr> {
         match self.host {
+            Host::Ip(IpAddr::V6(ip)) => Some(SocketAddr::V6(SocketAddrV6::new(ip, self.port, 0, self.zone))),
             Host::Ip(ip) => Some(SocketAddr::new(ip, self.port)),
             Host::Name(_) => None,
         }
+    }
+
+    /// Returns the socket address, if the host is an IP address without a zone. A packet filter cannot translate to
+    /// an address with one.
+    pub const fn unzoned_addr(&self) -> Option<SocketAddr> {
+        if self.zone == 0 { self.socket_addr() } else { None }
     }
 }
 
 impl From<SocketAddr> for Destination {
     fn from(address: SocketAddr) -> Self {
-        Self { host: address.ip().into(), port: address.port() }
+        let zone = match address {
+            SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => v6.scope_id(),
+            _ => 0,
+        };
+        Self { host: address.ip().into(), port: address.port(), zone }
     }
 }
 
 impl fmt::Display for Destination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.host {
+            Host::Ip(IpAddr::V6(ip)) if self.zone != 0 => write!(f, "[{ip}%{}]:{}", self.zone, self.port),
             Host::Ip(IpAddr::V6(ip)) => write!(f, "[{ip}]:{}", self.port),
             host => write!(f, "{host}:{}", self.port),
         }
@@ -157,6 +172,7 @@ pub enum DestinationError {
 impl FromStr for Destination {
     type Err = DestinationError;
 
+    /// Parses the form in which destinations are written. A zone is the number of an interface.
     fn from_str(text: &str) -> Result<Self, DestinationError> {
         let (host, port) = text.rsplit_once(':').ok_or_else(|| DestinationError::NoPort(text.to_owned()))?;
         let port = port
@@ -167,9 +183,15 @@ impl FromStr for Destination {
         if !host.starts_with('[') && host.contains(':') {
             return Err(DestinationError::NoPort(text.to_owned()));
         }
-        let host = Host::from_bytes(host.as_bytes())
-            .map_err(|error| DestinationError::BadHost(host.to_owned(), error))?;
-        Ok(Self { host, port })
+        let bad = |error| DestinationError::BadHost(host.to_owned(), error);
+        if let Some((ip, zone)) = zoned(host) {
+            // Only a link-local address is not the same host on every link.
+            let zone = zone.parse().ok().filter(|zone| *zone != 0 && ip.is_unicast_link_local());
+            let zone = zone.ok_or(HostNameError::Zone).map_err(bad)?;
+            return Ok(Self { host: Host::Ip(ip.into()), port, zone });
+        }
+        let host = Host::from_bytes(host.as_bytes()).map_err(bad)?;
+        Ok(Self { host, port, zone: 0 })
     }
 }
 
@@ -214,6 +236,12 @@ impl Protocol {
             Self::Udp => "udp",
         }
     }
+}
+
+/// Returns the address and the zone of `[ADDRESS%ZONE]`.
+fn zoned(host: &str) -> Option<(Ipv6Addr, &str)> {
+    let (ip, zone) = host.strip_prefix('[')?.strip_suffix(']')?.split_once('%')?;
+    Some((ip.parse().ok()?, zone))
 }
 
 /// How a flow was caught. The words are those of `kind` in `[[listen]]`, of rules and of records.
@@ -463,6 +491,25 @@ mod tests {
         for bad in ["", "a", "a:", "a:0", "a:65536", "2001:db8::1:80", ":80", "a b:1", "[a]:1", "127.1:80"] {
             assert!(bad.parse::<Destination>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_link_local_address_has_the_zone_of_its_interface() {
+        let destination: Destination = "[fe80::1%7]:80".parse().unwrap();
+        assert_eq!(destination.to_string(), "[fe80::1%7]:80");
+        assert_eq!(destination.host, Host::Ip("fe80::1".parse().unwrap()), "rules match the address");
+        let address = destination.socket_addr().unwrap();
+        assert!(matches!(address, SocketAddr::V6(v6) if v6.scope_id() == 7), "{address}");
+        assert_eq!((Destination::from(address), destination.unzoned_addr()), (destination, None));
+        assert_eq!("[fe80::1]:80".parse::<Destination>().unwrap().to_string(), "[fe80::1]:80");
+        for bad in
+            ["[fe80::1%eth0]:80", "[fe80::1%]:80", "[fe80::1%0]:80", "[2001:db8::1%7]:80", "[::1%1]:80"]
+        {
+            let error = bad.parse::<Destination>().unwrap_err();
+            assert!(matches!(error, DestinationError::BadHost(_, HostNameError::Zone)), "{bad}: {error}");
+        }
+        let global = SocketAddr::V6(SocketAddrV6::new("2001:db8::1".parse().unwrap(), 80, 0, 7));
+        assert_eq!(Destination::from(global), "[2001:db8::1]:80".parse().unwrap());
     }
 
     #[test]

@@ -238,7 +238,7 @@ fn tree() -> impl Strategy<Value = Tree> {
 proptest! {
     #[test]
     fn a_written_tree_means_what_it_meant(tree in tree(), port in 1..5_u16, process in prop::option::of("[ab\"\\\\ ]{1,2}")) {
-        let dst = Destination { host: "h".parse().map(sidetrack_core::flow::Host::Name).unwrap(), port };
+        let dst = Destination { host: "h".parse().map(sidetrack_core::flow::Host::Name).unwrap(), port, zone: 0 };
         let flow = FlowFacts { dst: Some(&dst), process: process.as_deref(), ..FlowFacts::default() };
         let text = tree.text();
         let filter = Filter::parse(&text).map_err(|error| TestCaseError::fail(error.caret(&text)))?;

@@ -321,7 +321,7 @@ impl Steer {
         server: &Destination,
         host: &Host<'_>,
     ) {
-        let Some(server) = server.socket_addr().filter(|_| may_be_left_to_the_kernel(config, listener))
+        let Some(server) = server.unzoned_addr().filter(|_| may_be_left_to_the_kernel(config, listener))
         else {
             return;
         };

@@ -99,7 +99,8 @@ impl<F: DeserializeOwned> Parsed<F> {
             };
             let span = error.span().unwrap_or(0..0);
             let mut spans = Vec::new();
-            let within = remove(document.get_mut(), &span, &mut spans);
+            // An error without a place is about the whole file, whatever stands at its beginning.
+            let within = if span.is_empty() { None } else { remove(document.get_mut(), &span, &mut spans) };
             self.problems.push(shape_problem(error.message(), span, within.as_deref(), keys));
             let path = within.ok_or(GivenUp)?;
             let top = path.is_empty().then(|| spans.pop().map(|(key, _)| key)).flatten();
@@ -126,23 +127,19 @@ impl<F: DeserializeOwned> Parsed<F> {
         let frame_read = self.mend(document, keys);
         // A list under a key that is not known was taken out with its key.
         lists.retain(|(key, ..)| document.get_ref().get(key.get_ref().as_ref()).is_some());
-        if frame_read.is_err() {
-            if self.problems.len() == ERRORS_MAX {
-                return Err(GivenUp);
-            }
-            // Something at the top has no remedy, such as a missing version, and no part can be read without it: all is read at
-            // once, which finds it again.
-            self.problems.pop();
-            for (key, span, items) in lists {
-                document.get_mut().insert(key, Spanned::new(span, DeValue::Array(items)));
-            }
-            return Ok(());
-        }
+        // Something at the top may have no remedy, such as a missing version. Then each part fails by the same error, once
+        // it has no other; the last reading of the whole reports it.
+        let lacking = match frame_read {
+            Ok(_) => None,
+            Err(GivenUp) if self.problems.len() == ERRORS_MAX => return Err(GivenUp),
+            Err(GivenUp) => self.problems.pop(),
+        };
         // What a part is read with: the least that is a file.
         let plain = document.get_ref().iter().filter(|(_, value)| is_plain(value.get_ref()));
         let plain = plain.map(|(key, value)| (key.clone(), value.clone())).collect();
         let plain = Spanned::new(document.span(), plain);
-        let frame = if self.read::<F>(&plain).is_ok() { plain } else { document.clone() };
+        let frame =
+            if lacking.is_none() && self.read::<F>(&plain).is_ok() { plain } else { document.clone() };
         for (key, span, items) in lists {
             let mut mended = Vec::new();
             let mut items = items.into_iter().peekable();
@@ -150,7 +147,12 @@ impl<F: DeserializeOwned> Parsed<F> {
                 let next: DeArray<'_> = items.by_ref().take(part).collect();
                 let mut one = frame.clone();
                 one.get_mut().insert(key.clone(), Spanned::new(span.clone(), DeValue::Array(next)));
-                self.mend(&mut one, keys)?;
+                if self.mend(&mut one, keys).is_err() {
+                    if lacking.is_none() || self.problems.last() != lacking.as_ref() {
+                        return Err(GivenUp);
+                    }
+                    self.problems.pop();
+                }
                 if let Some(DeValue::Array(next)) =
                     one.get_mut().remove(key.get_ref().as_ref()).map(Spanned::into_inner)
                 {
@@ -407,6 +409,30 @@ mod tests {
         assert_eq!(parsed.file.map(|file| file.rule.len()), Some(50_000));
         // The first pass, the parts, the last pass; and each error its part.
         assert!(parsed.read <= 3 * 50_000 + 46 * PART, "{} tables read", parsed.read);
+    }
+
+    #[test]
+    fn nor_is_it_read_again_for_each_error_where_the_top_cannot_be_mended() {
+        for top in ["", "version = 'one'\n", "versoin = 1\nlimits = { flow = 1 }\n"] {
+            let mut text = top.to_owned();
+            for number in 0..50_000 {
+                let wrong = if number % 1_100 == 0 { "prot" } else { "port" };
+                writeln!(text, "[[rule]]\nname = 'r{number}'\n{wrong} = 1").expect("a text");
+            }
+            let parsed = parse_all::<File>(&text, "keys");
+            // 46 rules, what is wrong at the top, and the version that is missing.
+            let at_the_top = top.matches('=').count().min(2);
+            assert_eq!(parsed.problems.len(), 46 + at_the_top + 1, "{top}");
+            assert!(parsed.read <= 3 * 50_000 + 46 * PART, "{top}{} tables read", parsed.read);
+        }
+    }
+
+    #[test]
+    fn many_errors_end_the_reading_also_where_the_top_cannot_be_mended() {
+        let text = "[[rule]]\nname = 'a'\nprot = 1\n".repeat(50_000);
+        let parsed = parse_all::<File>(&text, "keys");
+        assert_eq!((parsed.problems.len(), parsed.file), (ERRORS_MAX, None));
+        assert!(parsed.read <= 50_000 + ERRORS_MAX * PART, "{} tables read", parsed.read);
     }
 
     proptest! {

@@ -83,7 +83,7 @@ impl Target {
         if request.method == Method::Connect {
             let authority = Authority::parse(target).map_err(|error| MessageError::BadTarget.or(error))?;
             let port = authority.port.ok_or(MessageError::BadTarget)?;
-            return Ok((Self::Tunnel(Destination { host: authority.host, port }), Form::Absolute));
+            return Ok((Self::Tunnel(Destination { host: authority.host, port, zone: 0 }), Form::Absolute));
         }
         if target.contains(&b'#') {
             return Err(MessageError::BadTarget);
@@ -138,7 +138,7 @@ impl Resource {
     fn new(scheme: Scheme, authority: &[u8], path: Vec<u8>) -> Result<Self, MessageError> {
         let Authority { host, port } =
             Authority::parse(authority).map_err(|error| MessageError::BadHost.or(error))?;
-        let server = Destination { host, port: port.unwrap_or(scheme.default_port()) };
+        let server = Destination { host, port: port.unwrap_or(scheme.default_port()), zone: 0 };
         Ok(Self { scheme, server, path })
     }
 

@@ -26,7 +26,7 @@ impl Reserved {
     /// Returns the destination that a request carries.
     pub fn destination(self) -> Option<Destination> {
         let name = HostName::from_bytes(self.name().as_bytes()).ok()?;
-        Some(Destination { host: Host::Name(name), port: 1 })
+        Some(Destination { host: Host::Name(name), port: 1, zone: 0 })
     }
 
     /// Returns the reserved destination that this is. `None`: an ordinary destination.

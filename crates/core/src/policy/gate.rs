@@ -295,7 +295,7 @@ impl Policy {
 
 /// Returns the flow's destination with the address that its name resolved to.
 fn at(flow: &Flow, ip: IpAddr) -> Destination {
-    Destination { host: ip.into(), port: flow.orig_dst.port }
+    Destination { host: ip.into(), port: flow.orig_dst.port, zone: 0 }
 }
 
 impl Carry {

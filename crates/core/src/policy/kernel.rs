@@ -243,7 +243,7 @@ impl Traffic {
             return None;
         }
         let to = match &carry.to {
-            Some(to) => Some(to.socket_addr()?),
+            Some(to) => Some(to.unzoned_addr()?),
             None => None,
         };
         match self {
@@ -427,7 +427,7 @@ fn without_idle_lines(lines: Vec<KernelRule>) -> Vec<KernelRule> {
 impl Capture {
     /// Returns the traffic of a reverse listener for one server, if the server's address is known.
     pub fn reverse(listener: Arc<str>, address: SocketAddr, server: &Destination) -> Option<Self> {
-        let traffic = Traffic::Reverse { address, server: server.socket_addr()? };
+        let traffic = Traffic::Reverse { address, server: server.unzoned_addr()? };
         Some(Self { listener, traffic })
     }
 }

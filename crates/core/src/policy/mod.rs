@@ -105,7 +105,7 @@ impl Carry {
         match (&self.to, self.dial, &flow.host) {
             (Some(to), _, _) => to.clone(),
             (None, Dial::Name, Some(name)) => {
-                Destination { host: Host::Name(name.clone()), port: flow.orig_dst.port }
+                Destination { host: Host::Name(name.clone()), port: flow.orig_dst.port, zone: 0 }
             }
             _ => flow.orig_dst.clone(),
         }

@@ -44,7 +44,7 @@ impl Wish {
             intercept: Intercept::Kernel,
             listener: "".into(),
             client: tuple.client,
-            orig_dst: Destination { host: tuple.server.ip().into(), port: tuple.server.port() },
+            orig_dst: Destination { host: tuple.server.ip().into(), port: tuple.server.port(), zone: 0 },
             host: None,
             process: process.cloned(),
             // The user is unknown for forwarded packets, and no rule waits for it.

@@ -26,7 +26,7 @@ pub enum AddressError {
 
 /// `0.0.0.0:0`, which is sent if an address has no meaning.
 pub const UNSPECIFIED: Destination =
-    Destination { host: Host::Ip(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), port: 0 };
+    Destination { host: Host::Ip(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), port: 0, zone: 0 };
 
 /// Whether this is an address type.
 pub(crate) const fn is_atyp(byte: u8) -> bool {

@@ -126,7 +126,7 @@ pub(super) fn destination(field: u8, value: &[u8]) -> Result<Destination, Messag
         NAME => Host::from_bytes(host).map_err(|_| bad)?,
         _ => return Err(bad),
     };
-    Ok(Destination { host, port: u16::from_be_bytes([high, low]) })
+    Ok(Destination { host, port: u16::from_be_bytes([high, low]), zone: 0 })
 }
 
 /// Parses a text.

@@ -208,7 +208,7 @@ fn pieces(bytes: &[u8]) -> Vec<&[u8]> {
 }
 
 fn destination() -> Destination {
-    Destination { host: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)).into(), port: 443 }
+    Destination { host: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)).into(), port: 443, zone: 0 }
 }
 
 /// Any bytes, from a client to every server: no panic, and the same result in one piece as in many.

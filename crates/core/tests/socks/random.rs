@@ -25,7 +25,7 @@ fn destination() -> impl Strategy<Value = Destination> {
     let name = "[a-z0-9][a-z0-9.-]{0,253}[a-z]"
         .prop_filter_map("a host name", |text| text.parse::<HostName>().ok().map(Host::Name));
     let host = prop_oneof![ip().prop_map(Host::from), name];
-    (host, any::<u16>()).prop_map(|(host, port)| Destination { host, port })
+    (host, any::<u16>()).prop_map(|(host, port)| Destination { host, port, zone: 0 })
 }
 
 fn dialect() -> impl Strategy<Value = Socks6Dialect> {

@@ -172,6 +172,10 @@ impl Order<'_> {
 /// address is known, so it is checked here.
 async fn resolved(order: &Order<'_>) -> Result<Destination, Failure> {
     let to = &order.destination;
+    if to.zone != 0 {
+        let why = format!("{to} is an address of a link of this host: no other host can dial it");
+        return Err(Failure::new(EndReason::Unreachable, why));
+    }
     match &to.host {
         Host::Name(_) if order.carry.resolve == Resolve::Local => {
             let admitted = order.admit(resolve(to).await?)?;

@@ -13,8 +13,11 @@ const ADDRESSES_MAX: usize = 16;
 /// # Errors
 /// Fails with `dns` if the name has no address.
 pub async fn resolve(destination: &Destination) -> Result<Vec<SocketAddr>, Failure> {
+    if let Some(address) = destination.socket_addr() {
+        return Ok(vec![address]);
+    }
     let name = match &destination.host {
-        Host::Ip(ip) => return Ok(vec![SocketAddr::new(*ip, destination.port)]),
+        Host::Ip(_) => return Ok(Vec::new()),
         // No DNS server is asked: it could answer with an address of another host (RFC 6761 Sec. 6.3).
         Host::Name(name) if name.is_localhost() => {
             let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];

@@ -2,7 +2,7 @@
 
 use super::Printed;
 use crate::admin::{Client, Functions, default_socket};
-use crate::config::{AdminAt, Config, Listener, Question, Surroundings, System};
+use crate::config::{AdminAt, Config, Listener, Question, Surroundings, System, numbered};
 use crate::explain::{Answer, FunctionHealth, Health, explain};
 use anyhow::{Context, bail};
 use hyper::Method;
@@ -135,7 +135,7 @@ fn question<'a>(args: &ExplainArgs, config: &'a Config) -> anyhow::Result<Questi
         intercept: args.intercept.as_deref().map(intercept).transpose()?,
         protocol: args.protocol.as_deref().map(protocol).transpose()?,
         client: source(&src)?,
-        orig_dst: dst.map(|dst| dst.parse::<Destination>()).transpose()?,
+        orig_dst: dst.map(|dst| anyhow::Ok(numbered(&dst)?.parse::<Destination>()?)).transpose()?,
         host: args.host.as_deref().map(str::parse::<HostName>).transpose().context("--host")?,
         process: Process {
             pid: None,
@@ -162,6 +162,7 @@ fn ends(flow: &[String]) -> anyhow::Result<(String, Option<String>)> {
 }
 
 fn source(text: &str) -> anyhow::Result<SocketAddr> {
+    let text = &*numbered(text)?;
     let address = text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, 0)));
     address
         .with_context(|| format!("'{text}' is no address of a client: write 10.0.0.5, or [2001:db8::1]:4711"))

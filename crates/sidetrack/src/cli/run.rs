@@ -2,8 +2,8 @@
 
 use super::ca;
 use crate::app::{self, RunCommand, TapCommand};
-use crate::config::RunDns;
 use crate::config::tap::exact_host;
+use crate::config::{RunDns, numbered};
 use crate::intercept::run::{Mode, RunOptions};
 use crate::tls::certificates_in;
 use anyhow::Context;
@@ -23,7 +23,7 @@ pub const OWN_FAILURE: u8 = 125;
 pub struct RunArgs {
     /// A hop: socks5://host:port, socks6://…, http://…; several times: one behind the other [env: SIDETRACK_VIA, hops
     /// with spaces between]
-    #[arg(long, value_name = "HOP")]
+    #[arg(long, value_name = "HOP", value_parser = hop)]
     pub via: Vec<Hop>,
     /// A file with one hop a line, which other users cannot read with `ps`
     #[arg(long, value_name = "FILE", conflicts_with = "via")]
@@ -189,15 +189,20 @@ fn hops_of_file(text: &str) -> anyhow::Result<Vec<Hop>> {
 
 /// Parses hops. Errors give the number of a hop, not its text, which may contain a password.
 fn hops_of_words<'a>(words: impl Iterator<Item = &'a str>) -> anyhow::Result<Vec<Hop>> {
-    let hop = |(index, word): (usize, &str)| {
-        word.parse().map_err(|_| {
+    let numbered = |(index, word): (usize, &str)| {
+        hop(word).map_err(|_| {
             anyhow::anyhow!(
                 "hop {} is not valid: write socks5://user:password@host:port, or socks6:// or http://",
                 index + 1
             )
         })
     };
-    words.enumerate().map(hop).collect()
+    words.enumerate().map(numbered).collect()
+}
+
+/// Parses a hop. The zone of its address may be the name of an interface.
+fn hop(text: &str) -> anyhow::Result<Hop> {
+    Ok(numbered(text)?.parse()?)
 }
 
 fn started(args: &RunArgs) -> anyhow::Result<u8> {

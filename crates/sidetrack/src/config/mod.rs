@@ -22,6 +22,7 @@ mod shape;
 mod shunt;
 mod surroundings;
 pub mod tap;
+mod zone;
 
 pub use cache::{CacheSettings, DiskSettings, HtcpSettings, HtcpSibling};
 pub use check::decision_tests::{DecisionTest, Expectation};
@@ -36,7 +37,7 @@ pub use shape::Secret;
 pub use shunt::{Shunt, ShuntPath, ShuntSwitch};
 pub use sidetrack_common::file::{At, BadConfiguration, ConfigError, List, Problem};
 pub use sidetrack_common::rights::RunAs;
-pub use surroundings::{SecretFile, Surroundings, System};
+pub use surroundings::{SecretFile, Surroundings, System, numbered};
 pub use tap::Tap;
 
 use crate::tls::Mutual;

@@ -1,5 +1,7 @@
 //! Things outside a configuration that it refers to: users of this machine, and files.
 
+use super::zone;
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::io;
 use std::io::Read;
@@ -73,6 +75,15 @@ impl Surroundings for System {
     fn resolve(&self, path: &str) -> PathBuf {
         self.folder.join(path)
     }
+}
+
+/// Returns a text with the zone of its address, if it has one, as the number of an interface of this machine.
+///
+/// # Errors
+/// Fails if the address has no zones, or if there is no such interface.
+pub fn numbered(text: &str) -> anyhow::Result<Cow<'_, str>> {
+    let index_of = |name: &str| System::new(Path::new("")).interface_index(name);
+    zone::numbered(text, index_of).map_err(|error| anyhow::anyhow!("{error}; {}", error.help()))
 }
 
 /// Wraps surroundings and remembers which paths a configuration names.

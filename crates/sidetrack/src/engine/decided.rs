@@ -5,6 +5,7 @@ use super::driver::Driver;
 use super::hops;
 use super::open::Interface;
 use super::reset;
+use super::targets::Targets;
 use crate::config::Config;
 use crate::live::{Clock, Decided, Ended, Ledger, LiveFlow, Slot, Tally};
 use sidetrack_core::engine::{Hop, Target};
@@ -56,6 +57,8 @@ pub(super) struct Rule {
 pub(super) struct Shared {
     memory: Arc<DecidedMemory>,
     interfaces: Vec<Interface>,
+    /// Which interfaces send the frames that the program redirects to them.
+    targets: Arc<Targets>,
     sources: Vec<IpAddr>,
     generation: AtomicU32,
     rules: Mutex<Vec<Arc<Rule>>>,
@@ -65,9 +68,16 @@ pub(super) struct Shared {
 
 impl Shared {
     /// Returns the state for these interfaces, with these source addresses towards servers.
-    pub(super) fn new(memory: Arc<DecidedMemory>, interfaces: Vec<Interface>, sources: Vec<IpAddr>) -> Self {
+    pub(super) fn new(
+        memory: Arc<DecidedMemory>,
+        interfaces: Vec<Interface>,
+        targets: Arc<Targets>,
+        sources: Vec<IpAddr>,
+    ) -> Self {
+        // The first decision needs an answer.
+        targets.look(Instant::ZERO);
         let (rules, decided) = (Mutex::default(), Mutex::default());
-        Self { memory, interfaces, sources, generation: AtomicU32::new(1), rules, decided }
+        Self { memory, interfaces, targets, sources, generation: AtomicU32::new(1), rules, decided }
     }
 
     /// Returns the maps that the programs use.
@@ -91,6 +101,10 @@ impl Shared {
         target: &Target,
         verdict: &Verdict,
     ) {
+        // The program sends to the server's interface and to the client's, which may be any of them.
+        if !self.targets.all_take() {
+            return;
+        }
         let (client, server) = (flow.client.ip(), target.address);
         let source = self.sources.iter().find(|source| source.is_ipv4() == server.is_ipv4());
         let (Some((egress, to)), Some(source)) = (hops::neighbour(target.hop), source) else { return };
@@ -141,6 +155,14 @@ impl Shared {
         found.and_then(|number| u32::try_from(number).ok())
     }
 
+    /// Invalidates all decisions.
+    fn renew(&self) {
+        let generation = self.generation() + 1;
+        // The programs get the new number first. They ignore decisions of a worker that still reads the old one.
+        self.memory.renew(generation);
+        self.generation.store(generation, Release);
+    }
+
     fn rule(&self, number: u32) -> Option<Arc<Rule>> {
         lock(&self.rules).get(number as usize).cloned()
     }
@@ -167,6 +189,8 @@ pub(super) struct Carried {
     next_id: super::flows::NextId,
     waker: Waker,
     config: Arc<Config>,
+    /// Whether all interfaces sent redirected frames at the last check.
+    all_take: bool,
     /// Offset from our time to the kernel's, nanoseconds.
     monotonic: u64,
     known: BTreeMap<u32, Known>,
@@ -208,6 +232,7 @@ impl Carried {
         clock: Clock,
     ) -> Self {
         Self {
+            all_take: shared.targets.all_take(),
             shared,
             ledger,
             next_id,
@@ -238,6 +263,7 @@ impl Carried {
         self.rest(now);
         if now >= self.looked + LOOK_EVERY {
             self.looked = now;
+            self.look_at_interfaces(now);
             self.shared.forget_old(now);
             self.look(now, driver);
         }
@@ -255,10 +281,17 @@ impl Carried {
     fn heed(&mut self, config: &Arc<Config>) {
         if !Arc::ptr_eq(&self.config, config) {
             self.config = config.clone();
-            let generation = self.shared.generation() + 1;
-            // The programs get the new number first. They ignore decisions of a worker that still reads the old one.
-            self.shared.memory().renew(generation);
-            self.shared.generation.store(generation, Release);
+            self.shared.renew();
+        }
+    }
+
+    /// Invalidates all decisions when an interface begins to drop redirected frames: user space handles the next
+    /// connections. Those that the program has already wait until the interface sends them again.
+    fn look_at_interfaces(&mut self, now: Instant) {
+        self.shared.targets.look(now);
+        let before = std::mem::replace(&mut self.all_take, self.shared.targets.all_take());
+        if before && !self.all_take {
+            self.shared.renew();
         }
     }
 

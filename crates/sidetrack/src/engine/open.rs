@@ -225,13 +225,16 @@ impl Opened {
         let own = own.map_err(|error| OpenError::Own { listener: name.clone(), error })?;
         let mtu = interfaces.iter().map(|interface| interface.mtu).min().unwrap_or(1500);
         let mut opening = Opening { listener, interfaces, own, offload: None, cookies: None, mark };
-        let (mut decided, targets) = (None, opening.targets(engine));
+        let (mut decided, mut targets) = (None, None);
         opening.offload(engine, workers);
         opening.answer_by_cookies(engine, workers);
         let drivers = match engine.io {
             EngineIo::Packet => opening.packet(workers, &mut self.kept)?,
             EngineIo::Xdp => {
-                decided = opening.decide(whole, engine);
+                // XDP redirects frames to the interfaces.
+                let watched = Arc::new(Targets::new(&listener.name, &opening.interfaces));
+                decided = opening.decide(whole, engine, &watched);
+                targets = Some(watched);
                 opening.xdp(workers, &mut self.kept)?
             }
         };
@@ -290,11 +293,6 @@ impl Opening<'_> {
         RoutedSocket::open(self.mark).map_err(|error| self.socket_error("any interface", error))
     }
 
-    /// Watches the interfaces to which XDP redirects frames.
-    fn targets(&self, engine: &EngineListener) -> Option<Arc<Targets>> {
-        (engine.io == EngineIo::Xdp).then(|| Arc::new(Targets::new(&self.listener.name, &self.interfaces)))
-    }
-
     /// Creates the maps for offloaded connections. If that fails, user space handles all connections.
     fn offload(&mut self, engine: &EngineListener, workers: usize) {
         if engine.offload_max == 0 {
@@ -339,7 +337,12 @@ impl Opening<'_> {
 
     /// Creates the maps for connections that the kernel handles completely. They use the ports of `whole` that `rest`
     /// does not have. If that fails, user space handles all connections.
-    fn decide(&mut self, whole: &EngineListener, rest: &EngineListener) -> Option<Arc<decided::Shared>> {
+    fn decide(
+        &mut self,
+        whole: &EngineListener,
+        rest: &EngineListener,
+        targets: &Arc<Targets>,
+    ) -> Option<Arc<decided::Shared>> {
         let count = whole.source_ports.end() - rest.source_ports.end();
         if count == 0 {
             return None;
@@ -358,7 +361,10 @@ impl Opening<'_> {
             self.own.try_decided(&decided).map(|()| decided)
         });
         match tried {
-            Ok(decided) => Some(Arc::new(decided::Shared::new(decided, self.interfaces.clone(), sources))),
+            Ok(decided) => {
+                let (interfaces, targets) = (self.interfaces.clone(), targets.clone());
+                Some(Arc::new(decided::Shared::new(decided, interfaces, targets, sources)))
+            }
             Err(error) => {
                 tracing::warn!(listener = %self.listener.name, %error, "the kernel carries no connections of the packet engine");
                 None

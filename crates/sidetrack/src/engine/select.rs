@@ -163,7 +163,8 @@ impl Select {
             return Err(unsupported(what));
         }
         let destination = carry.to.as_ref().unwrap_or(&flow.orig_dst);
-        let address = destination.socket_addr().ok_or_else(|| unsupported("destination but an address"))?;
+        let address = destination.unzoned_addr();
+        let address = address.ok_or_else(|| unsupported("destination but an address without a zone"))?;
         if self.is_own(address) {
             let detail = format!("{address} is the engine itself");
             return Err(Refusal { reason: EndReason::Loop, detail });

@@ -62,7 +62,7 @@ fn named(address: SocketAddr, listening: &Listening, clock: &Clock) -> Result<De
     }
     let mut names = lock(names);
     match names.name_used(ip, clock.now()) {
-        Some(name) => Ok(Destination { host: Host::Name(name), port: address.port() }),
+        Some(name) => Ok(Destination { host: Host::Name(name), port: address.port(), zone: 0 }),
         // The address was made for a name that is forgotten by now, and leads nowhere without it.
         None => {
             Err(Failure::new(EndReason::Dns, format!("{ip} stood for a name that was not used for long")))

@@ -120,7 +120,12 @@ fn put_flow(out: &mut Vec<u8>, flow: &Flow) -> u16 {
     put_address(out, flow.client);
     out.extend_from_slice(&flow.orig_dst.port.to_le_bytes());
     match &flow.orig_dst.host {
-        Host::Ip(ip) => put_ip(out, *ip),
+        Host::Ip(ip) => {
+            put_ip(out, *ip);
+            if ip.is_ipv6() {
+                out.extend_from_slice(&flow.orig_dst.zone.to_le_bytes());
+            }
+        }
         Host::Name(name) => {
             there |= has::NAME;
             put_text(out, name.as_str());
@@ -319,6 +324,8 @@ pub struct Texts<'a> {
     pub dst_name: Option<&'a str>,
     /// The destination's port.
     pub dst_port: u16,
+    /// The zone of the destination's address, or 0.
+    pub dst_zone: u32,
     /// The host name, if one is known besides the destination.
     pub host: Option<&'a str>,
     /// The local program, if it was looked up.
@@ -475,7 +482,11 @@ impl<'a> Past<'a> {
             texts.dst_port = u16::from_le_bytes(from.array());
             match is(has::NAME) {
                 true => texts.dst_name = Some(from.text()),
-                false => texts.dst_ip = Some(from.ip()),
+                false => {
+                    let ip = from.ip();
+                    texts.dst_ip = Some(ip);
+                    texts.dst_zone = if ip.is_ipv6() { from.u32() } else { 0 };
+                }
             }
             if is(has::HOST) {
                 texts.host = if is(has::SAME_HOST) { texts.dst_name } else { Some(from.text()) };
@@ -541,7 +552,7 @@ fn flow_of(kind: &Flow, texts: &Texts<'_>) -> Flow {
         intercept: kind.intercept,
         listener: kind.listener.clone(),
         client: texts.client.unwrap_or(kind.client),
-        orig_dst: Destination { host, port: texts.dst_port },
+        orig_dst: Destination { host, port: texts.dst_port, zone: texts.dst_zone },
         host: texts.host.and_then(name),
         process: texts.process.map(|(name, pid, uid)| Process { pid, name: name.map(str::to_owned), uid }),
         user: texts.user.map(str::to_owned),

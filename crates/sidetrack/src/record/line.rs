@@ -149,9 +149,12 @@ fn parties(out: &mut Vec<u8>, texts: &Texts<'_>) {
     out.extend_from_slice(b",\"orig_dst\":");
     match (texts.dst_ip, texts.dst_name) {
         (Some(host), _) => {
+            let mut to = SocketAddr::new(host, texts.dst_port);
+            if let SocketAddr::V6(v6) = &mut to {
+                v6.set_scope_id(texts.dst_zone);
+            }
             out.push(b'"');
-            ip(out, host);
-            port(out, texts.dst_port);
+            address(out, to);
             out.push(b'"');
         }
         (None, Some(name)) => {

@@ -78,7 +78,7 @@ fn ask(policy: &Policy, flow: &Flow, name: &HostName) -> Result<(), String> {
         Host::Name(_) => Host::Name(name.clone()),
         Host::Ip(ip) => Host::Ip(*ip),
     };
-    let orig_dst = Destination { host, port: flow.orig_dst.port };
+    let orig_dst = Destination { host, ..flow.orig_dst };
     let flow = Flow { host: Some(name.clone()), orig_dst, ..flow.clone() };
     match policy.decide(&flow, Seen::FirstBytes(Some(name))) {
         Decision::Verdict(verdict) if matches!(verdict.action, Action::Carry(_)) => Ok(()),

@@ -4,6 +4,7 @@ use crate::hosts::{LIMIT, eventually, is_root};
 use crate::node::peers::{Client, visit};
 use crate::node::{Dice, Record, admin};
 use crate::site::{ENGINE, ENGINE6, Site, engine_by};
+use crate::tools::tool;
 use rustix::process::Signal;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -178,6 +179,40 @@ fn other_rules_hold_for_the_next_flow_and_limits_keep_flows_in_user_space() {
         site.line.client.run(|| visit(to(ENGINE), b"counted"));
         assert!(!site.record().flag("shunted"));
     }
+}
+
+#[test]
+fn without_gro_at_the_other_end_flows_stay_in_user_space() {
+    if !is_root() {
+        return;
+    }
+    let mut site = Site::new();
+    let server = site.server("10.0.2.1");
+    site.start("", &carrying(64, &format!("to = \"{}\"", server.address)));
+    let stay = |site: &mut Site| {
+        for _ in 0..8 {
+            site.line.client.run(|| visit(to(ENGINE), b"teaches"));
+            let record = site.record();
+            assert_eq!((record.text("reason"), record.flag("shunted")), ("ok", false), "{record:?}");
+        }
+    };
+    stay(&mut site);
+    // It was looked at before the node was ready.
+    let log = site.up.as_mut().expect("started").log_so_far();
+    assert_eq!(log.matches("offload is off for interface").count(), 2, "{log}");
+    let switch = |site: &Site, word: &'static str| {
+        for host in [&site.line.client, &site.line.server] {
+            host.run(move || tool("ethtool", &format!("-K eth0 gro {word}")));
+        }
+    };
+    switch(&site, "on");
+    until_carried(&mut site, ENGINE);
+    switch(&site, "off");
+    eventually("it is noticed", || {
+        let log = site.up.as_mut().expect("started").log_so_far();
+        log.matches("offload is off for interface").count() == 4
+    });
+    stay(&mut site);
 }
 
 #[test]

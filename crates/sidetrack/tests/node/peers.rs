@@ -17,7 +17,12 @@ pub(crate) struct Server {
 impl Server {
     /// On a port of the kernel's choice.
     pub(crate) fn start(ip: &str) -> Self {
-        let listener = TcpListener::bind(super::at(ip, 0)).expect("bound");
+        Self::bound(super::at(ip, 0))
+    }
+
+    /// At this address.
+    pub(crate) fn bound(at: SocketAddr) -> Self {
+        let listener = TcpListener::bind(at).expect("bound");
         let address = listener.local_addr().expect("an address");
         let accepting = listener.try_clone().expect("a copy");
         let serve_all = move || {

@@ -10,6 +10,7 @@ mod endurance;
 mod log;
 mod systemd;
 mod taken;
+mod zones;
 
 use hosts::{in_namespace, nft};
 use node::peers::{Client, Server, visit};

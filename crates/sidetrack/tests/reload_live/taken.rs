@@ -4,6 +4,7 @@ use crate::free;
 use crate::hosts::in_namespace;
 use crate::node::Up;
 use crate::node::peers::{Server, visit};
+use crate::zones::link;
 use crate::{TOP, reverse, rule};
 use sidetrack::tls::{Pin, self_signed};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -53,15 +54,7 @@ fn a_second_node_on_an_address_does_not_start() {
 fn a_listener_has_a_link_local_address_with_its_zone() {
     in_namespace(|| {
         let server = Server::start("127.0.0.1");
-        for arguments in [
-            "link add veth0 type veth peer name veth1",
-            "link set veth0 up",
-            "link set veth1 up",
-            "-6 addr add fe80::5/64 dev veth0 nodad",
-        ] {
-            let done = std::process::Command::new("ip").args(arguments.split(' ')).status();
-            assert!(done.expect("ip").success(), "{arguments}");
-        }
+        link();
         let top = format!("workers = 2\n{TOP}");
         let mut up = Up::start(&top, &(reverse("in", "[fe80::5%veth0]:0", server.address) + &rule("all")));
         let to = up.addresses("in")[0];

@@ -6,6 +6,7 @@ mod hosts;
 #[path = "../node/mod.rs"]
 mod node;
 
+mod crowd;
 mod drain;
 mod forwarded;
 mod kernel_path;

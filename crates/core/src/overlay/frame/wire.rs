@@ -99,7 +99,7 @@ impl<'a> Reader<'a> {
         };
         match self.u16()? {
             0 => Err(FrameError::BadValue("port")),
-            port => Ok(Destination { host, port }),
+            port => Ok(Destination { host, port, zone: 0 }),
         }
     }
 }

@@ -239,7 +239,7 @@ impl Client {
         reader.u8()?;
         let atyp = reader.u8()?;
         let host = address::read_bound(reader, atyp, NameLayout::Bare)?;
-        let bound = Destination { host, port: reader.u16()? };
+        let bound = Destination { host, port: reader.u16()?, zone: 0 };
         let rest = std::mem::take(&mut self.config.initial_data);
         self.handshake.send_with(Vec::new(), &rest);
         self.handshake.connected(Connected {

@@ -205,7 +205,7 @@ impl Server {
         reader.u8()?;
         let atyp = reader.u8()?;
         let host = address::read_host(reader, atyp, NameLayout::Bare)?;
-        let destination = Destination { host, port: reader.u16()? };
+        let destination = Destination { host, port: reader.u16()?, zone: 0 };
         if command != CONNECT {
             let name = match command {
                 2 => "BIND",

@@ -184,13 +184,13 @@ impl Request {
                 reader.u8()?;
                 let atyp = reader.u8()?;
                 let host = address::read_host(reader, atyp, NameLayout::Padded)?;
-                (Destination { host, port }, options_len)
+                (Destination { host, port, zone: 0 }, options_len)
             } else {
                 let atyp = reader.u8()?;
                 let host = address::read_host(reader, atyp, NameLayout::Bare)?;
                 let port = reader.u16()?;
                 reader.u8()?;
-                (Destination { host, port }, read_options_len(reader)?)
+                (Destination { host, port, zone: 0 }, read_options_len(reader)?)
             };
             let options = read_options(reader, options_len, Place::Request, dialect)?;
             Ok(Self { command, destination, options })
@@ -260,7 +260,7 @@ impl OperationReply {
                 reader.u8()?;
                 let atyp = reader.u8()?;
                 let host = address::read_bound(reader, atyp, NameLayout::Padded)?;
-                (Destination { host, port }, options_len)
+                (Destination { host, port, zone: 0 }, options_len)
             } else {
                 (read_socksx_bound(reader)?, read_options_len(reader)?)
             };
@@ -282,11 +282,11 @@ fn read_socksx_bound(reader: &mut Reader<'_>) -> Result<Destination, Halt> {
     let (byte_2, byte_3) = (reader.u8()?, reader.u8()?);
     if super::dialect::of_socksx_reply(byte_2, byte_3) == Socks6Dialect::Socksx {
         let host = address::read_bound(reader, byte_3, NameLayout::Bare)?;
-        Ok(Destination { host, port: reader.u16()? })
+        Ok(Destination { host, port: reader.u16()?, zone: 0 })
     } else {
         reader.u8()?;
         let atyp = reader.u8()?;
         let host = address::read_bound(reader, atyp, NameLayout::Bare)?;
-        Ok(Destination { host, port: u16::from_be_bytes([byte_2, byte_3]) })
+        Ok(Destination { host, port: u16::from_be_bytes([byte_2, byte_3]), zone: 0 })
     }
 }

@@ -175,7 +175,7 @@ impl UdpMessage {
                 let port = reader.u16()?;
                 let host = address::read_host(reader, atyp, NameLayout::Counted)?;
                 let payload = reader.take(reader.rest().len())?.to_vec();
-                Self::Datagram { id, remote: Destination { host, port }, payload }
+                Self::Datagram { id, remote: Destination { host, port, zone: 0 }, payload }
             }
             ERROR => {
                 let atyp = reader.u8()?;

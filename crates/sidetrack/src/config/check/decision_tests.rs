@@ -155,7 +155,7 @@ impl Check<'_> {
 
     fn source(&mut self, at: Option<&At<String>>) -> Option<SocketAddr> {
         let Some(at) = at else { return Some((Ipv4Addr::LOCALHOST, 0).into()) };
-        let address = at.parse::<SocketAddr>().ok();
+        let address = self.numbered(at)?.parse::<SocketAddr>().ok();
         let address = address.or_else(|| at.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, 0)));
         if address.is_none() {
             let help = "such as \"192.0.2.1\" or \"[2001:db8::1]:4711\"";
@@ -188,7 +188,7 @@ impl Check<'_> {
                     let hop = if text.as_str() == "direct" || text.starts_with("tunnel:") {
                         Ok(text.to_string())
                     } else {
-                        text.parse::<Hop>().map(|hop| hop.to_string())
+                        self.numbered(text)?.parse::<Hop>().map(|hop| hop.to_string())
                     };
                     match hop {
                         Ok(hop) => hops.push(hop),

@@ -98,8 +98,9 @@ impl Check<'_> {
             self.error(choice.span(), "this choice leads nowhere", "write `to = \"192.0.2.1:389\"`");
             return None;
         };
-        let Ok(to) = to.parse::<SocketAddr>() else {
-            let help = "such as \"192.0.2.1:389\": the engine has no time to resolve names";
+        let Some(to) = to.parse().ok().filter(|_| !to.contains('%')) else {
+            let help =
+                "such as \"192.0.2.1:389\": the engine has no time to resolve names, and knows no zones";
             self.error(to.span(), format!("'{}' is not an address with a port", to.as_str()), help);
             return None;
         };
@@ -129,6 +130,10 @@ impl Check<'_> {
             if let Host::Name(name) = &server.host {
                 let help = "write its address: the engine has no time to resolve names";
                 self.error(listen.span(), format!("'{name}' is not an address"), help);
+            }
+            if server.zone != 0 {
+                let help = "write an address that this host has a route to";
+                self.error(listen.span(), format!("'{server}' has a zone, and the engine knows none"), help);
             }
         }
     }

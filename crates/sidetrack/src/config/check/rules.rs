@@ -7,7 +7,7 @@ use sidetrack_core::flow::{Intercept, Protocol};
 use sidetrack_core::policy::{
     Action, Carry, Condition, Dial, KernelPath, Match, ProxyVersion, Resolve, Rule, Warm,
 };
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 /// Longest wait for the client's first bytes, milliseconds. The same as for the host name.
@@ -142,8 +142,15 @@ impl Check<'_> {
         let flag = |at: &Option<At<bool>>| at.as_deref().copied().unwrap_or(false);
         let wait =
             self.number(rule.initial_data_wait_ms.as_ref(), 0..=INITIAL_DATA_WAIT_MAX_MS, " milliseconds");
+        let to = rule.to.as_ref().and_then(|to| self.destination(to));
+        if let (Some(at), Some(to), Some(carrier)) = (&rule.to, &to, &carrier)
+            && to.zone != 0
+            && *carrier != Carrier::Direct
+        {
+            self.zone_of_another(at.span());
+        }
         let carry = Carry {
-            to: rule.to.as_ref().and_then(|to| self.destination(to)),
+            to,
             dial: match rule.dial.as_deref() {
                 None | Some(raw::Dial::Original) => Dial::Original,
                 Some(raw::Dial::Name) => Dial::Name,
@@ -257,6 +264,9 @@ impl Check<'_> {
             self.hop_credentials(file, &mut hops);
         }
         for (hop, text) in hops.iter().zip(texts.items()).skip(1) {
+            if hop.address.zone != 0 {
+                self.zone_of_another(text.span());
+            }
             if hop.tfo || hop.mptcp {
                 let help = "only the first hop is dialled by us: set it there";
                 self.error(text.span(), "`tfo` and `mptcp` of a later hop have no effect", help);
@@ -265,8 +275,18 @@ impl Check<'_> {
         Some(Carrier::Hops(hops))
     }
 
+    /// An address with a zone that another host would dial.
+    fn zone_of_another(&mut self, span: Range<usize>) {
+        let help = "leave the zone out, or dial the address from here";
+        self.error(
+            span,
+            "the zone of this address is an interface of this host: another host dials it",
+            help,
+        );
+    }
+
     fn hop(&mut self, text: &At<String>) -> Option<Hop> {
-        let error = match text.parse::<Hop>() {
+        let error = match self.numbered(text)?.parse::<Hop>() {
             Ok(hop) => return Some(hop),
             Err(error) => error,
         };

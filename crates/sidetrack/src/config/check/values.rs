@@ -1,12 +1,13 @@
 //! Single values: networks, ports, users, addresses, destinations, names.
 
-use super::super::{At, List, RunAs, raw};
+use super::super::{At, List, RunAs, raw, zone};
 use super::super::{Problem, nearest};
 use super::Check;
 use sidetrack_core::flow::{Destination, Host, HostNameError};
 use sidetrack_core::net::{IpNet, IpNetError, IpSet, PortSet};
 use sidetrack_core::policy::{HostPattern, HostPatternError};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::borrow::Cow;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 
 impl Check<'_> {
@@ -59,6 +60,9 @@ impl Check<'_> {
         let help = match &error {
             IpNetError::BadAddress(text) if self.sets.contains_key(text) => {
                 format!("did you mean the set \"@{text}\"?")
+            }
+            IpNetError::BadAddress(text) if text.contains('%') => {
+                "rules match an address on every link: leave out the % and what follows it".to_owned()
             }
             IpNetError::BadAddress(text) if looks_like_a_name(text) => {
                 "networks only; a host name goes into `match = { host = … }`".to_owned()
@@ -150,32 +154,22 @@ impl Check<'_> {
 
     /// Parses an address and port to listen on.
     pub(super) fn address(&mut self, at: &At<String>) -> Option<SocketAddr> {
-        if let Some((address, zone)) = zoned(at) {
-            return self.with_zone(at, address, zone).map(SocketAddr::V6);
-        }
-        if let Ok(address) = at.parse::<SocketAddr>() {
+        if let Ok(address) = self.numbered(at)?.parse::<SocketAddr>() {
             return Some(canonical(address));
         }
         self.bad_address(at);
         None
     }
 
-    /// Returns an address with a zone (RFC 4007 Sec. 11): the name of an interface, or its number.
-    fn with_zone(&mut self, at: &At<String>, address: SocketAddrV6, zone: &str) -> Option<SocketAddrV6> {
-        if !address.ip().is_unicast_link_local() {
-            let help = "only link-local addresses (fe80::/10) have one: leave out the % and what follows it";
-            self.error(at.span(), format!("'{}' has a zone that means nothing", at.as_str()), help);
-            return None;
+    /// Returns a text with the zone of its address, if it has one, as the number of the interface.
+    pub(super) fn numbered<'t>(&mut self, at: &'t At<String>) -> Option<Cow<'t, str>> {
+        match zone::numbered(at, |name| self.surroundings.interface_index(name)) {
+            Ok(text) => Some(text),
+            Err(error) => {
+                self.error(at.span(), error.to_string(), error.help());
+                None
+            }
         }
-        let number = zone.parse().ok().filter(|number| *number != 0);
-        // In a URL the % is written as %25 (RFC 6874).
-        let in_url = || zone.strip_prefix("25").and_then(|zone| self.surroundings.interface_index(zone));
-        let Some(index) = self.surroundings.interface_index(zone).or_else(in_url).or(number) else {
-            let help = "`ip link` lists the interfaces of this machine";
-            self.error(at.span(), format!("there is no interface '{zone}' on this machine"), help);
-            return None;
-        };
-        Some(SocketAddrV6::new(*address.ip(), address.port(), 0, index))
     }
 
     /// Parses addresses to listen on. `*:port` means both unspecified addresses, `localhost:port` both loopback
@@ -210,7 +204,7 @@ impl Check<'_> {
 
     /// Parses a destination: an address or a name, with a port.
     pub(super) fn destination(&mut self, at: &At<String>) -> Option<Destination> {
-        match at.parse::<Destination>() {
+        match self.numbered(at)?.parse::<Destination>() {
             Ok(destination) => Some(destination),
             Err(error) => {
                 self.error(
@@ -284,13 +278,6 @@ fn canonical(address: SocketAddr) -> SocketAddr {
         ip if ip.is_ipv4() => SocketAddr::new(ip, address.port()),
         _ => address,
     }
-}
-
-/// The address and the zone of `[ADDRESS%ZONE]:PORT`.
-fn zoned(text: &str) -> Option<(SocketAddrV6, &str)> {
-    let (inner, port) = text.strip_prefix('[')?.rsplit_once("]:")?;
-    let (ip, zone) = inner.split_once('%')?;
-    Some((SocketAddrV6::new(ip.parse().ok()?, port.parse().ok()?, 0, 0), zone))
 }
 
 fn looks_like_a_name(text: &str) -> bool {

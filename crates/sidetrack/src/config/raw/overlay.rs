@@ -44,7 +44,7 @@ pub struct Packets {
     /// Destination networks or "@set"s.
     #[schemars(required)]
     pub to: Option<List<String>>,
-    /// Ports at either end, numbers or "first-last". Default: any.
+    /// Ports at either end, of TCP and UDP alike, numbers or "first-last". Default: any.
     pub port: Option<List<Number>>,
     /// Which packets are captured: "local" for those of this host, "router" for all packets that leave it,
     /// including forwarded ones. Default "local".
