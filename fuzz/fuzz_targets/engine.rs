@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use sidetrack_core::engine::packet::{Header, Ip};
 use sidetrack_core::engine::{
-    Callbacks, Checksums, Config, ConnectionId, Engine, Fate, Hop, Listen, Opening, Payload, Reply,
+    Callbacks, Checksums, Config, ConnectionId, Crowd, Engine, Fate, Hop, Listen, Opening, Payload, Reply,
     Selection, Share, Target,
 };
 use sidetrack_core::flow::{EndReason, Side};
@@ -22,6 +22,7 @@ impl Callbacks for Any {
                     .map_or(Selection::Refuse(EndReason::Internal), Selection::Reply)
             }
             1 if self.0 & 64 == 0 => Selection::Refuse(EndReason::PolicyDenied),
+            2 if self.0 & 64 != 0 && opening.crowd != Crowd::HasLeft => Selection::Crowded,
             _ => Selection::Server(Target {
                 inspect_client: self.0 & 16 != 0,
                 inspect_server: self.0 & 32 != 0,

@@ -71,7 +71,7 @@ impl Identity {
     /// Returns the submission with this name.
     ///
     /// # Errors
-    /// Fails if it is no name of an application.
+    /// Fails if an application cannot have this name.
     pub fn of(self, name: String) -> Result<Submission, No> {
         check(&name).map_err(refused)?;
         Ok(Submission { name, id: self.id })

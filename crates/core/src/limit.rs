@@ -127,6 +127,12 @@ impl Budget {
         admitted
     }
 
+    /// Counts one more flow without descriptors although the bound is reached, since another one was told to leave for
+    /// it. Must be released once. There are more flows than the bound until the other one has left.
+    pub fn admit_beside_for_one_that_leaves(&mut self) {
+        self.beside += 1;
+    }
+
     /// Notes that a flow without descriptors has ended.
     pub fn release_beside(&mut self) {
         debug_assert!(self.beside > 0, "released more than was admitted");
@@ -152,6 +158,15 @@ impl Budget {
     pub const fn pipes(&self) -> u64 {
         self.pipes
     }
+}
+
+/// Why one more flow is not allowed, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lack {
+    /// There is no room. It is allowed if another flow leaves.
+    Room(String),
+    /// The client has its share.
+    Share(String),
 }
 
 /// A token bucket: bursts of at most `burst`, and `per_second` on average. It computes with whole tokens times

@@ -21,7 +21,7 @@ use crate::process::Owners;
 use crate::reactor::{self, TcpListener, TcpStream};
 use arc_swap::ArcSwap;
 use sidetrack_core::flow::{Flow, FlowId};
-use sidetrack_core::limit::{Budget, SourceLimit};
+use sidetrack_core::limit::{Budget, Lack, SourceLimit};
 use sidetrack_core::policy::Verdict;
 use sidetrack_core::socks::v6::{SessionId, SessionLimits, SessionTable};
 use std::future::poll_fn;
@@ -429,26 +429,35 @@ impl Admission {
     }
 
     /// Asks for one more flow of this client that needs no descriptors; `None` if there is no limit for such flows.
+    /// `for_one_that_leaves`: another such flow ends for it, so there is room.
     ///
     /// # Errors
-    /// Which limit is reached, in words.
-    pub fn beside(shared: &Arc<Shared>, client: IpAddr) -> Result<Option<Self>, String> {
-        {
-            let mut budget = lock(&shared.budget);
-            let most = budget.most();
-            if most.is_none() && !shared.is_client_bound {
-                return Ok(None);
-            }
-            if !budget.admit_beside() {
-                let most = most.unwrap_or_default();
-                return Err(format!("{most} flows are the most that limits.max_flows allows"));
-            }
+    /// Which limit is reached.
+    pub fn beside(
+        shared: &Arc<Shared>,
+        client: IpAddr,
+        for_one_that_leaves: bool,
+    ) -> Result<Option<Self>, Lack> {
+        let most = lock(&shared.budget).most();
+        if most.is_none() && !shared.is_client_bound {
+            return Ok(None);
         }
-        let mut admission = Self { shared: shared.clone(), client: None, holds: Holds::Beside };
-        // Such a flow takes no descriptors from others, so a share applies only if it is configured.
+        // Count first: no flow of others may leave for a client that has its share. A flow takes no descriptors from
+        // others here, so a share applies only if it is configured.
+        let mut admission = Self { shared: shared.clone(), client: None, holds: Holds::Nothing };
         if shared.is_client_bound {
-            admission.count(client, || false)?;
+            admission.count(client, || false).map_err(Lack::Share)?;
         }
+        let mut budget = lock(&shared.budget);
+        if for_one_that_leaves {
+            budget.admit_beside_for_one_that_leaves();
+        } else if !budget.admit_beside() {
+            let most = most.unwrap_or_default();
+            drop(budget);
+            return Err(Lack::Room(format!("{most} flows are the most that limits.max_flows allows")));
+        }
+        drop(budget);
+        admission.holds = Holds::Beside;
         Ok(Some(admission))
     }
 

@@ -1,7 +1,7 @@
 //! Delayed binding: the engine holds and acknowledges the client's first bytes, asks for a server, and makes the
 //! handshake with it. From then on the engine delivers the held bytes: see `owned.rs`.
 
-use super::config::{Callbacks, Hop, Opening, Payload, Selection, Target};
+use super::config::{Callbacks, Crowd, Hop, Opening, Payload, Selection, Target};
 use super::connection::{CLIENT, Hot, NEVER, Phase, SERVER, Slow, Source, side};
 use super::machine::{Drop, Engine, Fate};
 use super::open::FIRST_WAIT;
@@ -9,6 +9,7 @@ use super::options::{Located, Offer, Written};
 use super::outbox::Segment;
 use super::packet::{Address, Header, Tuple, flags, u32_at};
 use super::record::State;
+use super::room::Full;
 use super::seq::Seq;
 use super::source::Chosen;
 use super::table::hash;
@@ -82,20 +83,18 @@ impl<C: Callbacks> Engine<C> {
 
     /// Asks the callback for a server.
     pub(super) fn decide(&mut self, now: Instant, slot: usize, last: bool) {
-        let (Some(hot), Some(cold)) = (self.hot.get(slot), self.cold.get(slot)) else { return };
+        let Some(mut selection) = self.select(slot, last, Crowd::Unknown) else { return };
+        if selection == Selection::Crowded {
+            let client = self.hot.get(slot).map(|hot| hot.tuple[CLIENT].remote_addr().ip());
+            let has_left = client.is_some_and(|client| self.make_room(now, client, Full::Flows));
+            let crowd = if has_left { Crowd::HasLeft } else { Crowd::Full };
+            let Some(again) = self.select(slot, last, crowd) else { return };
+            selection = again;
+        }
+        let Some(hot) = self.hot.get(slot) else { return };
         let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
-        let tuple = &hot.tuple[CLIENT];
-        let opening = Opening {
-            id: cold.id,
-            client: tuple.remote_addr(),
-            local: tuple.local_addr(),
-            opened: cold.opened,
-            first: slow.held(),
-            last,
-            replied: slow.replied > 0,
-        };
-        match self.callbacks.select(&opening) {
-            Selection::Reply(_) if last || opening.replied => self.end(now, slot, EndReason::Internal),
+        match selection {
+            Selection::Reply(_) if last || slow.replied > 0 => self.end(now, slot, EndReason::Internal),
             Selection::Reply(ref reply) => self.reply(now, slot, reply),
             Selection::Wait { .. } if last => self.end(now, slot, EndReason::HandshakeTimeout),
             Selection::Wait { wait_ms } => {
@@ -114,7 +113,25 @@ impl<C: Callbacks> Engine<C> {
                 }
             }
             Selection::Refuse(reason) => self.end(now, slot, reason),
+            Selection::Crowded => self.end(now, slot, EndReason::Limit),
         }
+    }
+
+    fn select(&mut self, slot: usize, last: bool, crowd: Crowd) -> Option<Selection> {
+        let (hot, cold) = (self.hot.get(slot)?, self.cold.get(slot)?);
+        let slow = self.slow.get(hot.slow as usize)?;
+        let tuple = &hot.tuple[CLIENT];
+        let opening = Opening {
+            id: cold.id,
+            client: tuple.remote_addr(),
+            local: tuple.local_addr(),
+            opened: cold.opened,
+            first: slow.held(),
+            last,
+            replied: slow.replied > 0,
+            crowd,
+        };
+        Some(self.callbacks.select(&opening))
     }
 
     /// Takes a source, and sends the first SYN.

@@ -115,6 +115,19 @@ pub struct Opening<'a> {
     pub last: bool,
     /// The client has received the bytes of [`Selection::Reply`].
     pub replied: bool,
+    /// Whether there is room, if the answer to the last question was [`Selection::Crowded`].
+    pub crowd: Crowd,
+}
+
+/// What the engine knows about room for a client that asks for a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crowd {
+    /// It was not asked to make room.
+    Unknown,
+    /// A connection of the client with the most has left for this one.
+    HasLeft,
+    /// No connection may leave for this client.
+    Full,
 }
 
 /// Bytes that the engine sends to a client before there is a server.
@@ -159,6 +172,10 @@ pub enum Selection {
     Server(Target),
     /// Reset the client, and write this reason into the record.
     Refuse(EndReason),
+    /// There is no room for one more connection with a server. The engine ends one of the client with the most, if this
+    /// client has fewer, and asks again at once with the result ([`Opening::crowd`]). The same answer again ends the
+    /// connection with reason `limit`.
+    Crowded,
 }
 
 /// A server, and how to connect to it.
@@ -216,6 +233,11 @@ pub enum Payload {
 pub trait Callbacks {
     /// Chooses the server. The engine asks when the client's handshake is done, with no bytes, and again as bytes come.
     fn select(&mut self, opening: &Opening<'_>) -> Selection;
+
+    /// Called before a connection ends to make room for one of another client.
+    fn leaving(&mut self, id: ConnectionId) {
+        let _ = id;
+    }
 
     /// Inspects payload of the directions that the [`Target`] names. Each byte comes once and in order.
     fn payload(&mut self, id: ConnectionId, from: Side, bytes: &[u8]) -> Payload {

@@ -6,6 +6,7 @@ use super::outbox::Outbox;
 use super::packet::{Address, Checksums, Header, ICMP, ICMPV6, Ip, Malformed, TCP, Tuple};
 use super::ports::Ports;
 use super::record::{Record, State};
+use super::room::Room;
 use super::table::{Index, hash};
 use super::timer::Wheel;
 use crate::flow::EndReason;
@@ -73,6 +74,8 @@ pub struct Counters {
     pub shed: u64,
     /// Connections in TIME-WAIT that ended early for new ones.
     pub time_wait_cut: u64,
+    /// Connections that ended to make room for those of clients with fewer.
+    pub left_for_others: u64,
     /// Records that were not taken in time.
     pub records_lost: u64,
     /// Packets dropped.
@@ -106,6 +109,8 @@ pub struct Engine<C> {
     records: VecDeque<Record>,
     pub(super) counters: Counters,
     pub(super) half_open: u32,
+    /// For what is full: see [`Full`](super::room::Full).
+    pub(super) rooms: [Room; 2],
     pub(super) held_total: usize,
     pub(super) cookies_until: Instant,
     pub(super) challenge_second: (u64, u32),
@@ -137,6 +142,7 @@ impl<C: Callbacks> Engine<C> {
             records: VecDeque::new(),
             counters: Counters::default(),
             half_open: 0,
+            rooms: Default::default(),
             held_total: 0,
             cookies_until: Instant::ZERO,
             challenge_second: (0, 0),

@@ -31,6 +31,7 @@
 //! | `rebuild`, `edit` | builds other packets anew: changed payload, other options, resets |
 //! | `offload` | offloads connections: the kernel translates the packets of those that need only translation |
 //! | `handshake` | offloads the handshake with a server: the kernel handles the SYN-ACK and sends the first bytes |
+//! | `room` | chooses the connection that leaves when a client with fewer connections finds no room |
 //! | `ahead` | loads what a batch needs from memory in one pass |
 //! | `icmp`, `expire`, `send`, `record` | errors from the network, time-outs, own segments, session records |
 //!
@@ -60,6 +61,7 @@ mod ports;
 mod rebuild;
 mod record;
 mod reply;
+mod room;
 mod send;
 pub mod seq;
 pub mod siphash;
@@ -68,7 +70,9 @@ mod table;
 mod timer;
 
 pub use ahead::Ahead;
-pub use config::{Callbacks, Config, ConnectionId, Hop, Listen, Opening, Payload, Reply, Selection, Target};
+pub use config::{
+    Callbacks, Config, ConnectionId, Crowd, Hop, Listen, Opening, Payload, Reply, Selection, Target,
+};
 pub use cookie::Cookies;
 pub use handshake::{Handshake, SynAck};
 pub use machine::{Counters, Drop, Engine, Fate};

@@ -8,6 +8,7 @@ use super::options::{Located, Offer, Written};
 use super::outbox::Segment;
 use super::packet::{Address, Header, Tuple, flags, u32_at};
 use super::record::State;
+use super::room::Full;
 use super::seq::Seq;
 use crate::flow::{EndReason, Side};
 use crate::time::Instant;
@@ -254,7 +255,12 @@ impl<C: Callbacks> Engine<C> {
         let Some(offer) = self.cookie(now, header, packet) else {
             return self.reset_stranger(now, header, hop);
         };
-        let Some(slot) = self.allocate(now) else {
+        let mut slot = self.allocate(now);
+        // Only here, not at the SYN: a cookie proves that the client has its address.
+        if slot.is_none() && self.make_room(now, header.tuple.remote_addr().ip(), Full::Table) {
+            slot = self.allocate(now);
+        }
+        let Some(slot) = slot else {
             self.counters.shed += 1;
             return self.reset_stranger(now, header, hop);
         };

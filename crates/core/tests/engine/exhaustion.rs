@@ -104,6 +104,72 @@ fn a_full_table_makes_room_of_time_wait_first_and_then_sheds() {
     assert_eq!(script.engine.counters().shed, 1);
 }
 
+/// Connections of clients with these addresses (10.0.3.n), each bound to its server; their answers.
+fn bound_from(script: &mut Script, clients: &[u8]) {
+    for (n, client) in (1_u16..).zip(clients) {
+        let syn_to_server = request_from(script, ([10, 0, 3, *client], 2000 + n).into()).remove(0);
+        assert_eq!(syn_to_server.flags, SYN);
+        let answer = script.syn_ack(&syn_to_server);
+        script.fate(&answer, SERVER_HOP);
+    }
+}
+
+fn request_from(script: &mut Script, client: SocketAddr) -> Vec<Packet> {
+    let front = script.addresses.front;
+    let syn = Packet { mss: Some(1460), ..Packet::new(client, front, SYN, 0, 0) };
+    let isn = script.fate(&syn, CLIENT_HOP).1[0].seq;
+    let data = Packet::new(client, front, ACK | PSH, 1, isn.wrapping_add(1)).payload(b"x");
+    script.fate(&data, CLIENT_HOP).1
+}
+
+#[test]
+fn in_a_full_table_the_oldest_idle_connection_of_the_client_with_the_most_leaves_for_another() {
+    let mut script = Script::with(|config| config.max_connections = 4, server());
+    bound_from(&mut script, &[2, 1, 1, 1]);
+    let newcomer: SocketAddr = "10.0.3.9:1".parse().unwrap();
+    // All are busy: nothing may leave.
+    let out = request_from(&mut script, newcomer);
+    assert!(out[0].is(RST) && out[0].dst == newcomer, "{out:?}");
+    assert_eq!(script.engine.counters().shed, 1);
+    script.wait(2000);
+    script.records();
+    // A SYN alone moves nothing: anybody can send it under any address.
+    let front = script.addresses.front;
+    let syn = Packet { mss: Some(1460), ..Packet::new(newcomer, front, SYN, 0, 0) };
+    assert!(script.fate(&syn, CLIENT_HOP).1[0].is(SYN | ACK));
+    assert_eq!(script.engine.counters().left_for_others, 0);
+    let out = request_from(&mut script, newcomer);
+    let resets: Vec<_> = out.iter().filter(|packet| packet.is(RST)).map(|packet| packet.dst).collect();
+    assert_eq!(resets, ["10.0.3.1:2002".parse().unwrap(), Addresses::v4().server], "{out:?}");
+    assert!(out.iter().any(|packet| packet.flags == SYN), "its server is asked: {out:?}");
+    let records = script.records();
+    assert_eq!((records.len(), records[0].reason), (1, EndReason::Limit));
+    assert_eq!(records[0].client(), "10.0.3.1:2002".parse().unwrap());
+    assert_eq!((script.engine.connections(), script.engine.counters().left_for_others), (4, 1));
+    // Now 1 has two, 2 and the newcomer have one each: another one of these gets none.
+    let out = request_from(&mut script, "10.0.3.9:2".parse().unwrap());
+    assert!(out[0].is(RST), "{out:?}");
+}
+
+#[test]
+fn without_room_for_flows_the_selection_is_asked_again_with_what_became_of_it() {
+    let mut script = Script::with(|_| {}, server());
+    bound_from(&mut script, &[1, 1, 1]);
+    script.wait(2000);
+    script.records();
+    script.engine.callbacks_mut().crowded = true;
+    let out = request_from(&mut script, "10.0.3.2:1".parse().unwrap());
+    assert!(out.iter().any(|packet| packet.flags == SYN), "{out:?}");
+    let records = script.records();
+    assert_eq!((records.len(), records[0].reason), (1, EndReason::Limit));
+    assert_eq!(records[0].client(), "10.0.3.1:2001".parse().unwrap(), "the oldest");
+    // One of the client with the most leaves for none of its own.
+    let out = request_from(&mut script, "10.0.3.1:9".parse().unwrap());
+    assert!(out[0].is(RST), "{out:?}");
+    assert_eq!(script.records()[0].reason, EndReason::Limit);
+    assert_eq!(script.engine.counters().left_for_others, 1);
+}
+
 #[test]
 fn held_bytes_are_bounded_one_by_one_and_together() {
     let waits = Selection::Wait { wait_ms: 60_000 };

@@ -3,10 +3,10 @@
 use crate::network::{Addresses, CLIENT_HOP, SERVER_HOP, at, config};
 use crate::wire::{ACK, FIN, PSH, Packet, SYN};
 use sidetrack_core::engine::{
-    Callbacks, Checksums, Config, ConnectionId, Drop, Engine, Fate, Handshake, Hop, OffloadId, Opening,
-    Payload, Progress, Record, Selection, Target, Translation,
+    Callbacks, Checksums, Config, ConnectionId, Crowd, Drop, Engine, Fate, Handshake, Hop, OffloadId,
+    Opening, Payload, Progress, Record, Selection, Target, Translation,
 };
-use sidetrack_core::flow::Side;
+use sidetrack_core::flow::{EndReason, Side};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
@@ -14,6 +14,8 @@ use std::net::SocketAddr;
 pub(crate) struct Fixed {
     pub selection: Selection,
     pub asked: Vec<(Vec<u8>, bool)>,
+    /// There is no room for one more connection with a server.
+    pub crowded: bool,
     pub payload: Payload,
     /// Slots that may be offloaded, what the progress that the kernel reports in turn, and the connections that it was told to return and to remove.
     pub plain: Vec<u32>,
@@ -42,6 +44,7 @@ impl Fixed {
         Self {
             selection,
             asked: Vec::new(),
+            crowded: false,
             payload: Payload::Keep,
             plain: Vec::new(),
             delivering: Vec::new(),
@@ -61,7 +64,11 @@ impl Callbacks for Fixed {
         if opening.first.is_empty() && !opening.last {
             return Selection::Wait { wait_ms: 500 };
         }
-        self.selection
+        match opening.crowd {
+            Crowd::Unknown if self.crowded => Selection::Crowded,
+            Crowd::Full => Selection::Refuse(EndReason::Limit),
+            Crowd::Unknown | Crowd::HasLeft => self.selection,
+        }
     }
 
     fn payload(&mut self, _: ConnectionId, _: Side, _: &[u8]) -> Payload {

@@ -493,8 +493,8 @@ fn engines(opened: engine::Opened, shared: &Arc<Shared>) -> anyhow::Result<engin
         clock: shared.clock(),
         next_id: Arc::new(move || numbers.next_flow_id()),
         chains: Arc::new(move |spec, flow| functions.functions.chain(spec, flow)),
-        admit: Arc::new(move |client| {
-            Admission::beside(&bounds, client)
+        admit: Arc::new(move |client, for_one_that_leaves| {
+            Admission::beside(&bounds, client, for_one_that_leaves)
                 .map(|leave| leave.map(|leave| Box::new(leave) as engine::Leave))
         }),
     };

@@ -281,7 +281,8 @@ pub struct Rule {
     pub carrier: Option<List<String>>,
     /// A file with one line "user:password" for each hop of `carrier`, in order; "-" for a hop without.
     pub credentials_file: Option<At<String>>,
-    /// A destination "host:port" instead of the client's. Default: the client's.
+    /// A destination "host:port" instead of the client's. A link-local address needs its interface: "[fe80::1%eth0]:80".
+    /// Default: the client's.
     pub to: Option<At<String>>,
     /// Which is dialled if both are known: "original" (the client's destination address) or "name". Default "original".
     pub dial: Option<At<Dial>>,

@@ -6,6 +6,7 @@ use sidetrack_core::engine::{ConnectionId, Opening, Payload, Record, Stamps};
 use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept, Protocol, Side};
 use sidetrack_core::function::{ChainSpec, OnDown, Stop};
 use sidetrack_core::ldap::BindAnswer;
+use sidetrack_core::limit::Lack;
 use sidetrack_core::policy::{Action, Verdict};
 use sidetrack_core::time::Instant;
 use std::any::Any;
@@ -24,8 +25,11 @@ pub(super) type Chains = Arc<dyn Fn(&ChainSpec, &Flow) -> Result<Chain, Stop> + 
 /// A permit for one flow. It is counted as long as it is held.
 pub type Leave = Box<dyn Any + Send>;
 
-/// Decides whether one more flow of this client is allowed; if not, says why in words.
-pub(super) type Admit = Arc<dyn Fn(IpAddr) -> Result<Option<Leave>, String> + Send + Sync>;
+/// Decides whether one more flow of this client is allowed; true: another flow leaves for it.
+pub(super) type Admit = Arc<dyn Fn(IpAddr, bool) -> Result<Option<Leave>, Lack> + Send + Sync>;
+
+/// The detail of a flow that left.
+const LEFT: &str = "its client has the most flows of the engine, and another client found no room";
 
 /// How far the time is advanced for functions that delay bytes: with packets, delayed bytes could not be sent later.
 const AT_ONCE: Duration = Duration::from_secs(3600);
@@ -125,12 +129,20 @@ impl Flows {
         self.wall = SystemTime::now();
     }
 
-    /// Returns a permit for one more flow of this client, to be held as long as the flow lives.
+    /// Returns a permit for one more flow of this client, to be held as long as the flow lives. `for_one_that_leaves`:
+    /// another flow of the engine ends for it.
     ///
     /// # Errors
-    /// Returns the limit that is reached, in words.
-    pub(super) fn leave(&self, client: IpAddr) -> Result<Option<Leave>, String> {
-        (self.admit)(client)
+    /// Returns the limit that is reached.
+    pub(super) fn leave(&self, client: IpAddr, for_one_that_leaves: bool) -> Result<Option<Leave>, Lack> {
+        (self.admit)(client, for_one_that_leaves)
+    }
+
+    /// Notes that a flow is about to end for one of another client.
+    pub(super) fn leaving(&mut self, id: ConnectionId) {
+        if let Some(known) = self.known.get_mut(&id) {
+            known.detail.get_or_insert_with(|| LEFT.into());
+        }
     }
 
     /// Returns the flow as it is before policy is asked.
@@ -359,7 +371,7 @@ mod tests {
             Arc::default(),
             Arc::new(|| FlowId(1)),
             Arc::new(nothing),
-            Arc::new(|_| Ok(None)),
+            Arc::new(|_, _| Ok(None)),
             Waker::noop().clone(),
             Clock::start(),
         )

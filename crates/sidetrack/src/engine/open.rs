@@ -225,16 +225,13 @@ impl Opened {
         let own = own.map_err(|error| OpenError::Own { listener: name.clone(), error })?;
         let mtu = interfaces.iter().map(|interface| interface.mtu).min().unwrap_or(1500);
         let mut opening = Opening { listener, interfaces, own, offload: None, cookies: None, mark };
-        let (mut decided, mut targets) = (None, None);
+        let (mut decided, targets) = (None, opening.targets(engine));
         opening.offload(engine, workers);
         opening.answer_by_cookies(engine, workers);
         let drivers = match engine.io {
             EngineIo::Packet => opening.packet(workers, &mut self.kept)?,
             EngineIo::Xdp => {
-                // XDP redirects frames to the interfaces.
-                let watched = Arc::new(Targets::new(&listener.name, &opening.interfaces));
-                decided = opening.decide(whole, engine, &watched);
-                targets = Some(watched);
+                decided = opening.decide(whole, engine, targets.as_ref());
                 opening.xdp(workers, &mut self.kept)?
             }
         };
@@ -293,6 +290,11 @@ impl Opening<'_> {
         RoutedSocket::open(self.mark).map_err(|error| self.socket_error("any interface", error))
     }
 
+    /// Watches the interfaces to which XDP redirects frames.
+    fn targets(&self, engine: &EngineListener) -> Option<Arc<Targets>> {
+        (engine.io == EngineIo::Xdp).then(|| Arc::new(Targets::new(&self.listener.name, &self.interfaces)))
+    }
+
     /// Creates the maps for offloaded connections. If that fails, user space handles all connections.
     fn offload(&mut self, engine: &EngineListener, workers: usize) {
         if engine.offload_max == 0 {
@@ -341,9 +343,9 @@ impl Opening<'_> {
         &mut self,
         whole: &EngineListener,
         rest: &EngineListener,
-        targets: &Arc<Targets>,
+        targets: Option<&Arc<Targets>>,
     ) -> Option<Arc<decided::Shared>> {
-        let count = whole.source_ports.end() - rest.source_ports.end();
+        let (count, targets) = (whole.source_ports.end() - rest.source_ports.end(), targets?);
         if count == 0 {
             return None;
         }

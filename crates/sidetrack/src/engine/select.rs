@@ -9,13 +9,14 @@ use crate::live::Decided;
 use arc_swap::ArcSwap;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::engine::{
-    Callbacks, ConnectionId, Handshake, OffloadId, Opening, Payload, Progress, Reply, Selection, Target,
-    Translation,
+    Callbacks, ConnectionId, Crowd, Handshake, OffloadId, Opening, Payload, Progress, Reply, Selection,
+    Target, Translation,
 };
 use sidetrack_core::flow::{Destination, EndReason, Flow, HostName, Process, Side};
 use sidetrack_core::function::{FunctionKind, FunctionSpec};
 use sidetrack_core::http::{Sniff, sniff};
 use sidetrack_core::ldap;
+use sidetrack_core::limit::Lack;
 use sidetrack_core::policy::{Action, Carry, Decision, Dial, Seen, Verdict};
 use sidetrack_core::time::Instant;
 use std::net::SocketAddr;
@@ -265,11 +266,17 @@ impl Callbacks for Select {
             Ok(_) => target,
             Err(stop) => Err(Refusal { reason: stop.reason, detail: stop.detail.clone() }),
         };
-        let admitted = target.and_then(|target| {
-            let leave = self.flows.leave(opening.client.ip());
-            let leave = leave.map_err(|detail| Refusal { reason: EndReason::Limit, detail })?;
-            Ok((target, leave))
-        });
+        let has_left = opening.crowd == Crowd::HasLeft;
+        let admitted = match target {
+            Ok(target) => match self.flows.leave(opening.client.ip(), has_left) {
+                Ok(leave) => Ok((target, leave)),
+                Err(Lack::Room(_)) if opening.crowd == Crowd::Unknown => return Selection::Crowded,
+                Err(Lack::Room(detail) | Lack::Share(detail)) => {
+                    Err(Refusal { reason: EndReason::Limit, detail })
+                }
+            },
+            Err(refusal) => Err(refusal),
+        };
         let decided = Decided { flow, verdict };
         match admitted {
             Ok((target, leave)) => {
@@ -282,6 +289,10 @@ impl Callbacks for Select {
                 Selection::Refuse(refusal.reason)
             }
         }
+    }
+
+    fn leaving(&mut self, id: ConnectionId) {
+        self.flows.leaving(id);
     }
 
     fn payload(&mut self, id: ConnectionId, from: Side, bytes: &[u8]) -> Payload {

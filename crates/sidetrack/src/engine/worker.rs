@@ -548,7 +548,7 @@ mod tests {
             clock: Clock::start(),
             next_id: Arc::new(|| FlowId(1)),
             chains: Arc::new(|_, _| sidetrack_core::chain::Chain::new(Vec::new(), Instant::ZERO)),
-            admit: Arc::new(|_| Ok(None)),
+            admit: Arc::new(|_, _| Ok(None)),
         };
         let worker = Worker::new(part, &surroundings, ledger.clone(), bell.clone()).unwrap();
         (worker, ledger, bell)

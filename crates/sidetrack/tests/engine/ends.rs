@@ -2,7 +2,7 @@
 
 use crate::hosts::{LIMIT, eventually, is_root};
 use crate::node::peers::{Client, visit};
-use crate::node::{Dice, admin, ended_by};
+use crate::node::{Dice, Record, admin, ended_by};
 use crate::site::{ENGINE, Site, WAYS, engine, engine_by};
 use rustix::process::Signal;
 use std::io::{self, Read, Write};
@@ -225,6 +225,44 @@ fn limits_count_its_flows() {
         first.close().expect("closed in order");
         assert_eq!(site.record().text("reason"), "ok");
         site.line.client.run(|| visit(to(ENGINE), b"room again"));
+    }
+}
+
+#[test]
+fn an_idle_flow_of_the_client_with_the_most_leaves_for_another_client() {
+    if !is_root() {
+        return;
+    }
+    let mut site = Site::new();
+    site.line.client.ip("addr add 10.0.1.2/24 dev eth0");
+    let server = site.server("10.0.2.1");
+    site.start(
+        "default = \"direct\"\nworkers = 1\n[limits]\nmax_flows = 3\n",
+        &engine(&format!("to = \"{}\"", server.address)),
+    );
+    let connect = || Client::connect(to(ENGINE)).expect("greeted");
+    let mut held: Vec<_> = (0..3).map(|_| site.line.client.run(connect)).collect();
+    let from_another_address = || {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+        socket.bind(&to("10.0.1.2:0").into())?;
+        socket.connect_timeout(&to(ENGINE).into(), LIMIT)?;
+        Client::over(socket.into())
+    };
+    // None of the three is idle at once.
+    let mut other = None;
+    eventually("another client has room", || {
+        other = site.line.client.run(from_another_address).ok();
+        other.is_some()
+    });
+    other.expect("connected").echo(b"room").expect("echoed");
+    let first = held[0].address;
+    let is_of_first = |record: &Record| record.address("client").ip() == first.ip();
+    let record = std::iter::repeat_with(|| site.record()).find(is_of_first).expect("a record");
+    assert_eq!((record.text("reason"), record.address("client")), ("limit", first), "the oldest");
+    assert!(record.text("detail").contains("its client has the most flows"), "{record:?}");
+    assert!(held[0].echo(b"x").is_err(), "reset");
+    for client in &mut held[1..] {
+        client.echo(b"goes on").expect("echoed");
     }
 }
 
