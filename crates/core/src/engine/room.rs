@@ -40,7 +40,7 @@ pub(super) struct Room {
     /// The connections of each client at the last look, and those that have left or come since.
     counts: BTreeMap<IpAddr, u32>,
     biggest: Option<IpAddr>,
-    /// The connections of the client with the second most.
+    /// The most connections of any other client.
     second: u32,
     /// Connections of the client with the most that may leave, the oldest first.
     chosen: VecDeque<(u32, ConnectionId)>,
@@ -93,7 +93,10 @@ impl Room {
         if let Some(count) = self.biggest.and_then(|biggest| self.counts.get_mut(&biggest)) {
             *count = count.saturating_sub(1);
         }
-        *self.counts.entry(source_key(client)).or_default() += 1;
+        let count = self.counts.entry(source_key(client)).or_default();
+        *count += 1;
+        // The newcomers of one look may come to have more than the client that makes room for them.
+        self.second = self.second.max(*count);
     }
 }
 
@@ -245,8 +248,8 @@ mod tests {
                 prop_assert_ne!(loser, ip(newcomer));
                 // The loser still has at least as many as the newcomer.
                 prop_assert!(count(&room.counts, loser) >= count(&room.counts, ip(newcomer)));
-                // No client had clearly more than the loser.
-                prop_assert!(before.values().all(|many| *many <= count(&before, loser) + 1));
+                // No client had more than the loser.
+                prop_assert!(before.values().all(|many| *many <= count(&before, loser)));
             }
         }
     }
