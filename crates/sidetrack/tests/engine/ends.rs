@@ -237,7 +237,7 @@ fn an_idle_flow_of_the_client_with_the_most_leaves_for_another_client() {
     site.line.client.ip("addr add 10.0.1.2/24 dev eth0");
     let server = site.server("10.0.2.1");
     site.start(
-        "default = \"direct\"\nworkers = 1\n[limits]\nmax_flows = 3\n",
+        "default = \"direct\"\n[limits]\nmax_flows = 3\n",
         &engine(&format!("to = \"{}\"", server.address)),
     );
     let connect = || Client::connect(to(ENGINE)).expect("greeted");

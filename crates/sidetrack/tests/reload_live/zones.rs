@@ -61,7 +61,8 @@ fn a_server_is_reached_by_the_interface_of_its_zone() {
             by_name(server.address)
         );
         let listeners = to("in", &by_name(server.address)) + &reverse("led", "127.0.0.1:0", other.address);
-        up.reload(TOP, &(listeners + &rules));
+        assert!(up.stop().0.success());
+        let mut up = Up::start(TOP, &(listeners + &rules));
         let (_, seen_as, _) = visit(up.addresses("led")[0], b"word");
         assert!(matches!(seen_as, SocketAddr::V6(v6) if v6.ip().is_unicast_link_local()), "{seen_as}");
         assert_eq!((up.record().text("rule"), up.addresses("in").len()), ("led", 1));

@@ -32,8 +32,7 @@ fn scene(limits: &str) -> (Line, Up) {
             }
         });
     });
-    let top =
-        format!("default = \"deny\"\nworkers = 1\nlimits = {{ handshake_timeout_ms = 3600000, {limits} }}\n");
+    let top = format!("default = \"deny\"\nlimits = {{ handshake_timeout_ms = 3600000, {limits} }}\n");
     let up = line.router.run(move || Up::start(&top, TABLES));
     (line, up)
 }
