@@ -238,6 +238,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_programs_own_crates_are_selected_together() {
+        let log = tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::new(DEFAULT_FILTER))
+            .with_writer(Page::default())
+            .finish();
+        tracing::subscriber::with_default(log, || {
+            assert!(tracing::enabled!(target: "sidetrack::worker", Level::INFO));
+            assert!(tracing::enabled!(target: "sidetrack_common::rights", Level::INFO));
+            assert!(tracing::enabled!(target: "sidetrack_control::domain", Level::INFO));
+            assert!(!tracing::enabled!(target: "sidetrack_control::domain", Level::DEBUG));
+            assert!(!tracing::enabled!(target: "h2", Level::INFO));
+        });
+    }
+
     fn stranger(number: u32) {
         tracing::warn!(number, "a stranger came");
     }
