@@ -253,3 +253,13 @@ pub(crate) fn any_bytes_to_clients_v6(bytes: &[u8]) {
         assert_eq!(UdpMessage::decode_datagram(&written), Some(message));
     }
 }
+
+/// Any bytes as a datagram of version 5: no panic, and what is accepted comes back as it was.
+pub(crate) fn any_datagram_v5(bytes: &[u8]) {
+    use sidetrack_core::socks::v5::udp::{Datagram, put_header};
+    let Ok(datagram) = Datagram::parse(bytes) else { return };
+    let mut again = Vec::new();
+    put_header(&mut again, &datagram.remote);
+    again.extend_from_slice(datagram.payload);
+    assert_eq!(Datagram::parse(&again).as_ref(), Ok(&datagram));
+}

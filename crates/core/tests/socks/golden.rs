@@ -4,6 +4,8 @@
 use crate::{hex, to};
 use sidetrack_core::carrier::Socks6Dialect::{self, Draft, Socksx, Socksx010};
 use sidetrack_core::socks::ReplyCode;
+use sidetrack_core::socks::address::AddressError;
+use sidetrack_core::socks::v5::udp::{Datagram, HeaderError, put_header};
 use sidetrack_core::socks::v6::{
     AuthData, AuthMethods, AuthReply, Command, Metadata, OperationReply, Options, Request, SessionId,
     SocksxChain, StackOption, TokenWindow, UdpError, UdpMessage,
@@ -145,6 +147,30 @@ fn v4_udp() {
         assert_eq!(UdpMessage::decode_stream(&padded), Ok(Some((message.clone(), bytes.len()))));
         assert_eq!(UdpMessage::decode_datagram(&padded), Some(message));
     }
+}
+
+#[test]
+fn version_5_datagrams() {
+    let datagrams = [
+        ("0000 00 01 c0000235 0035 6869", "192.0.2.53:53", &b"hi"[..]),
+        ("0000 00 01 c0000235 0035", "192.0.2.53:53", b""),
+        ("0000 00 04 20010db8000000000000000000000007 0035 6869", "[2001:db8::7]:53", b"hi"),
+        ("0000 00 03 0b 646e732e6578616d706c65 0035 6869", "dns.example:53", b"hi"),
+    ];
+    for (bytes, remote, payload) in datagrams {
+        let bytes = hex(bytes);
+        let mut header = Vec::new();
+        put_header(&mut header, &to(remote));
+        assert_eq!([&header[..], payload].concat(), bytes);
+        assert_eq!(Datagram::parse(&bytes), Ok(Datagram { remote: to(remote), payload }));
+        for end in 0..header.len() {
+            assert_eq!(Datagram::parse(&bytes[..end]), Err(HeaderError::Short), "{end} of {remote}");
+        }
+    }
+    let error = |bytes| Datagram::parse(&hex(bytes)).map(|_| ()).unwrap_err();
+    assert_eq!(error("0000 81 01 c0000235 0035 6869"), HeaderError::Fragment(0x81));
+    assert_eq!(error("0000 00 02 c0000235 0035 6869"), HeaderError::Address(AddressError::Type(2)));
+    assert!(matches!(error("0000 00 03 02 2e2e 0035 6869"), HeaderError::Address(AddressError::Name(_))));
 }
 
 #[test]

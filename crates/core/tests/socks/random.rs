@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use sidetrack_core::carrier::Socks6Dialect;
 use sidetrack_core::flow::{Destination, Host, HostName};
 use sidetrack_core::socks::ReplyCode;
+use sidetrack_core::socks::v5::udp::{Datagram, HEADER_MAX, put_header};
 use sidetrack_core::socks::v6::{
     AuthData, AuthMethods, AuthReply, Command, Leg, Metadata, OperationReply, Options, Parity, Request,
     SessionId, StackOption, TokenWindow, UdpError, UdpMessage,
@@ -195,12 +196,22 @@ proptest! {
     }
 
     #[test]
+    fn version_5_datagrams_come_back(remote in destination(), payload in vec(any::<u8>(), 0..50)) {
+        let mut bytes = Vec::new();
+        put_header(&mut bytes, &remote);
+        prop_assert!(bytes.len() <= HEADER_MAX);
+        bytes.extend_from_slice(&payload);
+        prop_assert_eq!(Datagram::parse(&bytes), Ok(Datagram { remote, payload: &payload }));
+    }
+
+    #[test]
     fn any_bytes_are_survived(bytes in vec(any::<u8>(), 0..300)) {
         drive::any_bytes_to_servers(&bytes);
         drive::any_bytes_to_servers_v5(&bytes);
         drive::any_bytes_to_servers_v6(&bytes);
         drive::any_bytes_to_clients_v5(&bytes);
         drive::any_bytes_to_clients_v6(&bytes);
+        drive::any_datagram_v5(&bytes);
     }
 
     #[test]
@@ -231,6 +242,10 @@ fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("socks5_server/udp", "01 00 05 03 00 04 20010db8000000000000000000000007 0050"),
         ("socks5_client/connected", "0500 05 00 00 01 c6336407 9c40 68656c6c6f"),
         ("socks5_client/password_name", "0502 0100 05 00 00 03 05 70726f7879 0438"),
+        ("socks5_udp/v4", "0000 00 01 c0000235 0035 6869"),
+        ("socks5_udp/name", "0000 00 03 0b 646e732e6578616d706c65 0035 6869"),
+        ("socks5_udp/v6", "0000 00 04 20010db8000000000000000000000007 0035"),
+        ("socks5_udp/fragment", "0000 81 01 c0000235 0035 6869"),
         ("socks6_server/v1", "010008 01bb0001 c0000201 00020008 00050000 68656c6c 6f"),
         (
             "socks6_server/v2",

@@ -1,7 +1,8 @@
-//! SOCKS version 5 (RFC 1928) with user name and password (RFC 1929): CONNECT, both ends.
+//! SOCKS version 5 (RFC 1928) with user name and password (RFC 1929): CONNECT, both ends, and the header of datagrams.
 
 mod client;
 mod server;
+pub mod udp;
 
 pub use client::{Client, ClientConfig};
 pub use server::Server;
