@@ -155,11 +155,14 @@ pub enum Dropped {
     Waiting,
     /// It came to a mapping that is over.
     Unknown,
+    /// A socket buffer had no room for it, or the system refused to send it. The driver counts these.
+    Unsent,
 }
 
 impl Dropped {
     /// All values, in the order of their declaration.
-    pub const ALL: [Self; 5] = [Self::Full, Self::Filtered, Self::Refused, Self::Waiting, Self::Unknown];
+    pub const ALL: [Self; 6] =
+        [Self::Full, Self::Filtered, Self::Refused, Self::Waiting, Self::Unknown, Self::Unsent];
 
     /// Returns the word of metrics.
     pub const fn as_str(self) -> &'static str {
@@ -169,6 +172,7 @@ impl Dropped {
             Self::Refused => "refused",
             Self::Waiting => "waiting",
             Self::Unknown => "unknown",
+            Self::Unsent => "unsent",
         }
     }
 }

@@ -152,7 +152,10 @@ pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
     if let Action::Carry(action) = &verdict.action {
         match refusal(config, question, &flow, action) {
             Some(denied) => why = denied.to_string(),
-            None => carry = Some(carried(config, action)),
+            None => match action.udp_obstacle().filter(|_| flow.protocol == Protocol::Udp) {
+                Some(obstacle) => why = format!("{why}, but {obstacle}"),
+                None => carry = Some(carried(config, action, flow.protocol)),
+            },
         }
         let is_name = matches!(action.destination(&flow).host, Host::Name(_));
         again = carry.is_some() && is_name && action.to.is_none() && !action.passes_names_on();
@@ -195,8 +198,12 @@ fn refusal(config: &Config, question: &Question<'_>, flow: &Flow, carry: &Carry)
     config.policy.admits(&dialled, || client.is_loopback() || sockopt::is_of_this_host(client)).err()
 }
 
-fn carried(config: &Config, carry: &Carry) -> Carried {
+fn carried(config: &Config, carry: &Carry, protocol: Protocol) -> Carried {
     let limits = &config.limits;
+    let idle_timeout_ms = match protocol {
+        Protocol::Tcp => limits.idle_timeout_ms,
+        Protocol::Udp => limits.udp_idle_timeout_ms,
+    };
     Carried {
         carrier: carry.carrier.to_string(),
         to: carry.to.as_ref().map(ToString::to_string),
@@ -213,7 +220,7 @@ fn carried(config: &Config, carry: &Carry) -> Carried {
             ProxyVersion::V1 => 1,
             ProxyVersion::V2 => 2,
         }),
-        idle_timeout_ms: carry.idle_timeout_ms.unwrap_or(limits.idle_timeout_ms),
+        idle_timeout_ms: carry.idle_timeout_ms.unwrap_or(idle_timeout_ms),
         lifetime_ms: carry.lifetime_ms.or(limits.lifetime_ms),
         connect_timeout_ms: carry.connect_timeout_ms.unwrap_or(limits.connect_timeout_ms),
         initial_data_wait_ms: carry.initial_data_wait_ms,

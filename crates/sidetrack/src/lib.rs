@@ -8,6 +8,7 @@ pub mod carry;
 pub mod cleanup;
 pub mod cli;
 pub mod config;
+pub mod datagram;
 pub mod dns;
 pub mod doctor;
 pub mod engine;

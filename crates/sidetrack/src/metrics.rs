@@ -46,6 +46,11 @@ struct BytesLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DirectionLabel {
+    direction: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabel {
     reason: &'static str,
 }
@@ -145,6 +150,8 @@ pub struct Metrics {
     sniff_wait: Buckets,
     shed: Family<ReasonLabel, Counter>,
     closed_for_others: Family<WaitedLabel, Counter>,
+    datagrams: Family<DirectionLabel, Counter>,
+    datagrams_dropped: Family<ReasonLabel, Counter>,
     records_dropped: Counter,
     fds_in_use: Gauge,
     fds_limit: Gauge,
@@ -192,6 +199,8 @@ impl Metrics {
             sniff_wait: Buckets::new(&SNIFF_BUCKETS),
             shed: Family::default(),
             closed_for_others: Family::default(),
+            datagrams: Family::default(),
+            datagrams_dropped: Family::default(),
             records_dropped: Counter::default(),
             fds_in_use: Gauge::default(),
             fds_limit: Gauge::default(),
@@ -253,6 +262,16 @@ impl Metrics {
             "Connections closed to make room for others, by what they waited for",
             self.closed_for_others.clone(),
         );
+        to.register(
+            "datagrams",
+            "Datagrams of UDP flows that have ended, by direction",
+            self.datagrams.clone(),
+        );
+        to.register(
+            "datagrams_dropped",
+            "Datagrams that were not passed on, by the reason",
+            self.datagrams_dropped.clone(),
+        );
     }
 
     fn register_process(&mut self) {
@@ -277,6 +296,14 @@ impl Metrics {
     pub fn read_closed(&self, closed: ClosedForOthers) {
         for (waited_for, total) in [("handshake", closed.handshakes), ("request", closed.idle)] {
             let counter = self.closed_for_others.get_or_create_owned(&WaitedLabel { waited_for });
+            counter.inc_by(total.saturating_sub(counter.get()));
+        }
+    }
+
+    /// Takes over how many datagrams were not passed on.
+    pub fn read_dropped(&self, dropped: &[(&'static str, u64)]) {
+        for (reason, total) in dropped {
+            let counter = self.datagrams_dropped.get_or_create_owned(&ReasonLabel { reason });
             counter.inc_by(total.saturating_sub(counter.get()));
         }
     }
@@ -447,6 +474,7 @@ impl Observer for Metrics {
         let mut all: Vec<Alike> = Vec::new();
         let (mut connect, mut duration, mut sniff) =
             (Seen::of(&self.connect), Seen::of(&self.duration), Seen::of(&self.sniff_wait));
+        let mut datagrams = (0, 0);
         for past in batch.iter() {
             let key = (past.kind(), past.reason(), past.transport());
             let at = all.iter().position(|one| (one.kind, one.reason, one.transport) == key);
@@ -460,9 +488,14 @@ impl Observer for Metrics {
                 alike.flows += 1;
                 alike.bytes = (alike.bytes.0 + up, alike.bytes.1 + down);
             }
+            let (up, down) = past.packets();
+            datagrams = (datagrams.0 + up, datagrams.1 + down);
             past.connect_time().into_iter().for_each(|time| connect.add(time));
             past.sniff_wait().into_iter().for_each(|time| sniff.add(time));
             duration.add(past.duration());
+        }
+        for (direction, packets) in [("up", datagrams.0), ("down", datagrams.1)] {
+            self.datagrams.get_or_create(&DirectionLabel { direction }).inc_by(packets);
         }
         for alike in &all {
             let decided = alike.kind.and_then(|at| batch.kinds().get(at));

@@ -8,6 +8,7 @@ pub use user::{Beside, DataPlane, data_capabilities};
 use crate::config::{Config, EngineIo, EngineListener, ListenerKind, OnCrash, Overlay, Shunt, ShuntPath};
 use crate::steer::{Host, OWN_MARK, Steer, SteerError, TABLE};
 use serde::Serialize;
+use sidetrack_core::flow::Protocol;
 use sidetrack_core::policy::Action;
 use sidetrack_sys::nft::Lifetime;
 use sidetrack_sys::route::{IpVersion, MarkRule};
@@ -94,6 +95,7 @@ fn listening(config: &Config) -> Vec<Step> {
         for address in &listener.addresses {
             let tproxy = matches!(listener.kind, ListenerKind::Tproxy(_));
             let whose = format!("'{}'{}", listener.name, if tproxy { " with IP_TRANSPARENT" } else { "" });
+            let whose = if listener.protocol == Protocol::Udp { format!("{whose}, UDP") } else { whose };
             let listen = listen(*address, &whose);
             steps.push(Step { needs: if tproxy { Some("CAP_NET_RAW") } else { listen.needs }, ..listen });
         }

@@ -11,7 +11,7 @@ mod net;
 mod task;
 mod timer;
 
-pub use net::{QuicRuntime, TcpListener, TcpStream};
+pub use net::{QuicRuntime, TcpListener, TcpStream, UdpSocket};
 pub use task::{block_on, spawn, yield_now};
 pub use timer::{Elapsed, Sleep, sleep, timeout, timeout_at};
 

@@ -2,7 +2,7 @@
 //! forwards without us. No I/O here: `plan` prints the result, the keeper installs it.
 
 use crate::config::{Config, Listener, ListenerKind, OnCrash, ReverseTarget};
-use sidetrack_core::flow::{Destination, Intercept};
+use sidetrack_core::flow::{Destination, Intercept, Protocol};
 use sidetrack_core::net::IpSet;
 use sidetrack_core::policy::{
     Action, Capture, KernelAction, KernelMatch, KernelRule, Traffic, without_user_space,
@@ -219,6 +219,8 @@ impl Steer {
             | ListenerKind::Http(_)
             | ListenerKind::Tunnel(_)
             | ListenerKind::Engine(_) => {}
+            // The packet filter takes TCP connections only.
+            ListenerKind::Reverse(_) if listener.protocol == Protocol::Udp => {}
             ListenerKind::Reverse(ReverseTarget::Fixed(server)) => {
                 for address in addresses {
                     self.add_reverse(config, listener, *address, server, host);

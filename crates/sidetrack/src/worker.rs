@@ -20,6 +20,7 @@ use crate::live::{Clock, Decided, Ledger, LiveFlow};
 use crate::process::Owners;
 use crate::reactor::{self, TcpListener, TcpStream};
 use arc_swap::ArcSwap;
+use sidetrack_core::association::Dropped;
 use sidetrack_core::flow::{Flow, FlowId};
 use sidetrack_core::limit::{Budget, Lack, SourceLimit};
 use sidetrack_core::policy::Verdict;
@@ -78,6 +79,8 @@ pub struct Shared {
     idle: Arc<Places>,
     /// QUIC handshakes that were ended to make room for others.
     quic_left: AtomicU64,
+    /// Datagrams that were not passed on, in the order of [`Dropped::ALL`].
+    dropped: [AtomicU64; Dropped::ALL.len()],
     next_flow: AtomicU64,
     warm_room: Arc<Room>,
     /// Sessions and tokens of SOCKS6 clients.
@@ -119,6 +122,7 @@ impl Shared {
             // Unlimited: idle connections are closed when others need the room.
             idle: Places::new(usize::MAX),
             quic_left: AtomicU64::new(0),
+            dropped: Default::default(),
             next_flow: AtomicU64::new(1),
             warm_room: Arc::new(Room::new(WARM_MIN)),
             sessions: Arc::new(Mutex::new(SessionTable::new(
@@ -151,6 +155,11 @@ impl Shared {
     /// first request, and while idle between requests.
     pub fn closed_for_others(&self) -> (u64, u64) {
         (self.handshakes.left() + self.quic_left.load(Relaxed), self.idle.left())
+    }
+
+    /// Returns how many datagrams were not passed on since the start, by the reason.
+    pub fn datagrams_dropped(&self) -> impl Iterator<Item = (Dropped, u64)> {
+        Dropped::ALL.into_iter().zip(&self.dropped).map(|(why, count)| (why, count.load(Relaxed)))
     }
 
     /// The number of the next flow.
@@ -257,6 +266,13 @@ impl Worker {
     /// The number of the next flow.
     pub fn next_flow_id(&self) -> FlowId {
         self.shared.next_flow_id()
+    }
+
+    /// Adds datagrams that were not passed on, in the order of [`Dropped::ALL`].
+    pub fn drop_datagrams(&self, counts: [u64; Dropped::ALL.len()]) {
+        for (total, count) in self.shared.dropped.iter().zip(counts) {
+            total.fetch_add(count, Relaxed);
+        }
     }
 
     /// Keeps a SOCKS6 session from expiring while one of its flows goes on.

@@ -3,6 +3,8 @@
 //! answer from an address of its own choice, and the asker would drop it.
 #![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
+pub mod batch;
+
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -49,10 +51,8 @@ fn bind_telling(address: SocketAddr, only_v6: bool) -> io::Result<UdpSocket> {
         socket.set_only_v6(only_v6)?;
         // An address that is local by its route only (AnyIP) cannot be a source for IPv6 otherwise.
         socket.set_freebind_v6(true)?;
-        set_int(&socket, libc::SOL_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
-    } else {
-        set_int(&socket, libc::SOL_IP, libc::IP_PKTINFO, 1)?;
     }
+    tell_destinations(&socket, address)?;
     socket.bind(&address.into())?;
     Ok(socket.into())
 }
@@ -78,6 +78,26 @@ pub fn bind_first(address: SocketAddr) -> io::Result<UdpSocket> {
     socket.bind(&address.into())?;
     socket.set_reuse_port(true)?;
     Ok(socket.into())
+}
+
+/// Makes a socket on `address` tell the destination address of each datagram.
+///
+/// # Errors
+/// What setsockopt(2) says.
+pub fn tell_destinations(socket: impl AsFd, address: SocketAddr) -> io::Result<()> {
+    let (level, name) = match address {
+        SocketAddr::V4(_) => (libc::SOL_IP, libc::IP_PKTINFO),
+        SocketAddr::V6(_) => (libc::SOL_IPV6, libc::IPV6_RECVPKTINFO),
+    };
+    set_int(socket, level, name, 1)
+}
+
+/// A non-blocking UDP socket for the family of `address`, bound to nothing.
+///
+/// # Errors
+/// What socket(2) says.
+pub fn unbound(address: SocketAddr) -> io::Result<Socket> {
+    of_family(address)
 }
 
 fn of_family(address: SocketAddr) -> io::Result<Socket> {
@@ -130,7 +150,7 @@ pub fn send(socket: impl AsFd, bytes: &[u8], to: SocketAddr, from: IpAddr) -> io
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = size_of::<[u64; CONTROL_WORDS]>() as _;
+    message.msg_controllen = 0;
     match (from, to) {
         (IpAddr::V4(ip), SocketAddr::V4(_)) => put(&mut message, libc::SOL_IP, libc::IP_PKTINFO, info_v4(ip)),
         (ip, SocketAddr::V6(_)) => {
@@ -162,14 +182,16 @@ fn info_v6(ip: Ipv6Addr) -> libc::in6_pktinfo {
     libc::in6_pktinfo { ipi6_addr: libc::in6_addr { s6_addr: ip.octets() }, ipi6_ifindex: 0 }
 }
 
-/// Writes one control message, the only one, and sets the length of the control buffer to it.
+/// Appends one control message behind those of `msg_controllen`, and adds its length. The control buffer must have room.
 fn put<T>(message: &mut libc::msghdr, level: libc::c_int, kind: libc::c_int, value: T) {
     let size = u32::try_from(size_of::<T>()).unwrap_or(u32::MAX);
-    // SAFETY: CMSG_SPACE and CMSG_LEN only compute. The control buffer has CONTROL_WORDS * 8 = 64 bytes, more
-    // than CMSG_SPACE of either struct (28 and 40), so CMSG_FIRSTHDR is not null and CMSG_DATA has room for T.
+    let before = message.msg_controllen as usize;
+    // SAFETY: CMSG_SPACE and CMSG_LEN only compute. The control buffer has at least CONTROL_WORDS * 8 = 64 bytes, more
+    // than CMSG_SPACE of either struct of addresses (28 and 40). Only a batch appends a second message, of 24 bytes, to a
+    // buffer of 96 bytes. CMSG_SPACE keeps `before` aligned as `cmsghdr` wants it.
     unsafe {
-        message.msg_controllen = libc::CMSG_SPACE(size) as _;
-        let header = libc::CMSG_FIRSTHDR(message);
+        message.msg_controllen = (before + libc::CMSG_SPACE(size) as usize) as _;
+        let header = message.msg_control.cast::<u8>().add(before).cast::<libc::cmsghdr>();
         (*header).cmsg_level = level;
         (*header).cmsg_type = kind;
         (*header).cmsg_len = libc::CMSG_LEN(size) as _;

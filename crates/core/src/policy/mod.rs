@@ -100,6 +100,20 @@ pub struct Carry {
 }
 
 impl Carry {
+    /// Says why this way to carry flows cannot carry UDP. `None`: it can.
+    pub fn udp_obstacle(&self) -> Option<&'static str> {
+        if self.carrier != Carrier::Direct {
+            return Some("only the carrier \"direct\" carries UDP");
+        }
+        if self.chain.is_some() {
+            return Some("the functions of `chain` work on TCP only");
+        }
+        if self.proxy_protocol.is_some() {
+            return Some("`proxy_protocol` is for TCP only");
+        }
+        self.keep_client_address.then_some("`keep_client_address` is for TCP only")
+    }
+
     /// Returns the destination of a flow, after all rewriting.
     pub fn destination(&self, flow: &Flow) -> Destination {
         match (&self.to, self.dial, &flow.host) {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 ///
 /// `app` and `lib` are not rows: the first knows all, the second declares modules. `control`, `rights`, `tls` and `wire` are no
 /// rows either: crates of their own hold them, which know nothing of this one.
-const MAY_USE: [(&str, &[&str]); 28] = [
+const MAY_USE: [(&str, &[&str]); 29] = [
     // Values every stage may read: they use nothing of ours in this crate.
     ("live", &["reactor"]),
     // Formats lines of the log; what writes them knows only `tracing`.
@@ -41,6 +41,8 @@ const MAY_USE: [(&str, &[&str]); 28] = [
     ("session", &["carry", "config", "dns", "function", "intercept", "live", "process", "reactor", "worker"]),
     // Requests of one client, each a flow; a CONNECT, an upgrade and what is no HTTP go on as a session.
     ("http", &["carry", "config", "intercept", "live", "reactor", "session", "tls", "worker"]),
+    // Flows of UDP: the task of a listening socket, beside the session that each connection has.
+    ("datagram", &["carry", "intercept", "live", "reactor", "session", "worker"]),
     // Threads of their own: links, relayed flows and both ends of sessions. Workers reach them through a trait of `carry`.
     // Packets that it catches know the mark of our own connections.
     ("overlay", &["carry", "config", "live", "steer", "tls"]),

@@ -143,6 +143,10 @@ pub trait Control: Send + Sync + 'static {
     fn closed_for_others(&self) -> ClosedForOthers {
         ClosedForOthers::default()
     }
+    /// How many datagrams were not passed on, by the word of the reason.
+    fn datagrams_dropped(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
     /// Reloads the configuration.
     ///
     /// # Errors
@@ -194,6 +198,7 @@ impl AdminState {
             config_last_reload_success: config.last_error.is_none(),
         };
         self.metrics.read_closed(self.control.closed_for_others());
+        self.metrics.read_dropped(&self.control.datagrams_dropped());
         self.metrics.read_functions(&self.control.functions());
         if let Some(packets) = self.control.overlay().and_then(|overlay| overlay.packets()) {
             self.metrics.read_packets(&packets.fates());

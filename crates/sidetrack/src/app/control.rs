@@ -112,6 +112,10 @@ impl Control for ControlOf {
         ClosedForOthers { handshakes, idle }
     }
 
+    fn datagrams_dropped(&self) -> Vec<(&'static str, u64)> {
+        self.node.shared.datagrams_dropped().map(|(why, count)| (why.as_str(), count)).collect()
+    }
+
     fn look_at_kernel_flows(&self) {
         self.node.look_at_kernel_flows();
         if let Some(shunt) = &self.shunt {

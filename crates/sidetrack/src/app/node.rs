@@ -25,7 +25,7 @@ use crate::steer::{Host, OWN_MARK, Steer, TABLE};
 use crate::worker::{Admission, FAR_WAITING_MAX, Shared};
 use anyhow::Context;
 use arc_swap::ArcSwap;
-use sidetrack_core::flow::{FlowId, Process};
+use sidetrack_core::flow::{FlowId, Process, Protocol};
 use sidetrack_core::limit::Budget;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::caps::{self, CapabilitySet};
@@ -212,11 +212,8 @@ impl Prepared {
         };
         let owners = self.steered.keeper.clone().map_or(Owners::Ourselves, ask_keeper);
         // Tunnels of workers may dial before all listeners are known.
-        let dialing = Dialing {
-            mark: self.steered.keeper.as_ref().map(|_| OWN_MARK.value),
-            own: Vec::new(),
-            overlay: None,
-        };
+        let mark = self.steered.keeper.as_ref().map(|_| OWN_MARK.value);
+        let dialing = Dialing { mark, ..Dialing::default() };
         let shared = Shared::new(config, dialing, owners, budget, Clock::start()).with_warm(warm);
         let shared = Arc::new(shared);
         super::containers::first(&shared, self.containers)?;
@@ -362,9 +359,14 @@ impl Node {
     }
 
     pub(super) fn set_dialing(&self, served: &[Served]) {
-        let own = served.iter().flat_map(|served| &served.serving).map(|serving| serving.listening.address);
+        let own = |protocol| {
+            let listening =
+                served.iter().flat_map(|served| &served.serving).map(|serving| &serving.listening);
+            listening.filter(|one| one.protocol == protocol).map(|one| one.address).collect()
+        };
         let mark = self.steered.keeper.as_ref().map(|_| OWN_MARK.value);
-        let mut dialing = Dialing { mark, own: own.collect(), overlay: None };
+        let mut dialing =
+            Dialing { mark, own: own(Protocol::Tcp), own_datagrams: own(Protocol::Udp), overlay: None };
         dialing.own.extend(lock(&self.paths).iter());
         dialing.own.extend(lock(&self.windows).iter());
         if let Some(overlay) = &self.overlay {

@@ -26,7 +26,7 @@ use anyhow::Context;
 use arc_swap::ArcSwap;
 use failures::Telling;
 use sidetrack_core::carrier::{Carrier, Hop};
-use sidetrack_core::flow::{Host, HostName, Intercept};
+use sidetrack_core::flow::{Host, HostName, Intercept, Protocol};
 use sidetrack_core::http::tap::TapRules;
 use sidetrack_core::limit::Budget;
 use sidetrack_core::net::IpSet;
@@ -353,6 +353,7 @@ fn catch(
                 address: socket.local_addr()?,
                 proxy_from: IpSet::default(),
                 mptcp: false,
+                protocol: Protocol::Tcp,
                 outgoing: None,
             };
             Ok(fleet.serve(Bound {

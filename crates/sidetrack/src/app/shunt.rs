@@ -205,6 +205,9 @@ fn count(flow: &LiveFlow, record: &ShuntRecord) {
     let (now_up, now_down) =
         (record.slow.bytes_up + record.fast.bytes_up, record.slow.bytes_down + record.fast.bytes_down);
     flow.count(now_up.saturating_sub(up), now_down.saturating_sub(down));
+    if record.transport == Protocol::Tcp {
+        return;
+    }
     flow.set_packets(
         record.slow.packets_up + record.fast.packets_up,
         record.slow.packets_down + record.fast.packets_down,

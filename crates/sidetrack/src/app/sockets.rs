@@ -5,6 +5,7 @@ use crate::config::{Config, HttpListener, Listener, ListenerKind};
 use crate::http::Proxy;
 use crate::intercept::{Catches, Listening};
 use anyhow::Context;
+use sidetrack_core::flow::Protocol;
 use sidetrack_core::socks::server::{ServerConfig, ServerDialect};
 use sidetrack_sys::ports::PortKind;
 use sidetrack_sys::sockopt::{self, ListenOptions};
@@ -34,7 +35,7 @@ pub struct Bound {
     pub listening: Arc<Listening>,
     /// Handles its requests, if requests are handled one by one. `None`: its connections are carried as they are.
     pub proxy: Option<Arc<Proxy>>,
-    /// A socket for each worker.
+    /// A socket for each worker. Empty for a listener of UDP.
     pub sockets: Vec<TcpListener>,
     /// A UDP socket on the same port for each worker. Empty if the listener needs none.
     pub datagrams: Vec<UdpSocket>,
@@ -93,7 +94,9 @@ fn bind_one(
         ..ListenOptions::default()
     };
     let mut sockets = Vec::with_capacity(workers);
-    for number in 0..workers {
+    let is_udp = listener.protocol == Protocol::Udp;
+    let listening = if is_udp { 0 } else { workers };
+    for number in 0..listening {
         let shares = own || number > 0;
         let socket = if shares { sockopt::listen } else { sockopt::listen_first }(address, &options);
         let socket = socket.map_err(|error| {
@@ -110,19 +113,19 @@ fn bind_one(
         address = socket.local_addr()?;
         sockets.push(socket);
     }
-    let datagrams = match listener.kind {
-        ListenerKind::Tunnel(_) => {
-            let shares = |number| own || number > 0;
-            (0..workers)
-                .map(|number| bind_datagrams(listener, address, shares(number)))
-                .collect::<Result<_, _>>()?
+    let mut datagrams = Vec::new();
+    if is_udp || matches!(listener.kind, ListenerKind::Tunnel(_)) {
+        for number in 0..workers {
+            let socket = bind_datagrams(listener, address, own || number > 0)?;
+            address = socket.local_addr()?;
+            datagrams.push(socket);
         }
-        _ => Vec::new(),
-    };
+    }
     let listening = Listening {
         name: listener.name.clone(),
         catches,
         address,
+        protocol: listener.protocol,
         proxy_from: listener.accept_proxy_protocol.clone(),
         mptcp: listener.mptcp,
         outgoing: None,
@@ -136,6 +139,10 @@ fn bind_datagrams(listener: &Listener, address: SocketAddr, shares: bool) -> any
         let place = format!("listener '{}': cannot receive datagrams on {address}", listener.name);
         ports::explain(error, PortKind::Udp, address).context(place)
     })?;
+    if listener.protocol == Protocol::Udp {
+        udp::tell_destinations(&socket, address)?;
+        udp::batch::receive_trains(&socket);
+    }
     crate::carry::tunnel::quic::enlarge_buffers(&socket);
     Ok(socket)
 }

@@ -1,6 +1,7 @@
 //! The worker threads, and how listeners are started and stopped on them.
 
 use super::sockets::Bound;
+use crate::datagram;
 use crate::http::{self, Proxy};
 use crate::intercept::Listening;
 use crate::live::Ledger;
@@ -8,7 +9,7 @@ use crate::reactor;
 use crate::session;
 use crate::worker::{Serve, Service, Shared, Worker};
 use anyhow::Context;
-use sidetrack_core::flow::EndReason;
+use sidetrack_core::flow::{EndReason, Protocol};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -20,7 +21,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 /// A listener's sockets for one worker, and what serves its connections.
 struct Start {
     service: Arc<Service>,
-    socket: TcpListener,
+    /// `None` for a listener of UDP.
+    socket: Option<TcpListener>,
     datagrams: Option<UdpSocket>,
     stop: watch::Receiver<bool>,
 }
@@ -149,9 +151,9 @@ impl Fleet {
             None => Box::new(session::serve),
         };
         let service = Arc::new(Service { listening: bound.listening.clone(), serve });
-        let mut datagrams = bound.datagrams.into_iter();
-        for (thread, socket) in self.threads.iter().zip(bound.sockets) {
-            let (service, datagrams) = (service.clone(), datagrams.next());
+        let (mut sockets, mut datagrams) = (bound.sockets.into_iter(), bound.datagrams.into_iter());
+        for thread in &self.threads {
+            let (service, socket, datagrams) = (service.clone(), sockets.next(), datagrams.next());
             // Cannot fail: a worker that ended has ended the process too (see `thread`).
             let _ = thread.starts.send(Start { service, socket, datagrams, stop: stopped.clone() });
         }
@@ -224,8 +226,13 @@ async fn work(
 fn accept_on(worker: &Arc<Worker>, start: Start) {
     let Start { service, socket, datagrams, stop } = start;
     if let Some(socket) = datagrams {
+        if service.listening.protocol == Protocol::Udp {
+            let listening = service.listening.clone();
+            return reactor::spawn(datagram::serve(worker.clone(), listening, socket, stop));
+        }
         reactor::spawn(worker.clone().accept_quic(service.clone(), socket, stop.clone()));
     }
+    let Some(socket) = socket else { return };
     match reactor::TcpListener::new(socket) {
         Ok(listener) => {
             reactor::spawn(worker.clone().accept(service, listener, stop));

@@ -29,6 +29,8 @@ pub struct Dialing {
     pub mark: Option<u32>,
     /// The addresses that we listen on. Dialling one would lead back to ourselves.
     pub own: Vec<SocketAddr>,
+    /// The addresses on which we receive datagrams.
+    pub own_datagrams: Vec<SocketAddr>,
     /// The entry into the overlay, if this node is part of one.
     pub overlay: Option<Arc<dyn OverlayEntry>>,
 }
@@ -56,19 +58,12 @@ pub struct Wishes<'a> {
 impl Dialing {
     /// Whether dialling this address would lead back to ourselves.
     pub fn is_own(&self, to: SocketAddr) -> bool {
-        // The kernel treats an unspecified destination as loopback, and a translator maps some IPv6 addresses to
-        // IPv4.
-        let form = |ip: IpAddr| match ip {
-            ip if ip.is_unspecified() && ip.is_ipv4() => Ipv4Addr::LOCALHOST.into(),
-            ip if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-            ip => embedded_v4(ip).map_or(ip, IpAddr::V4),
-        };
-        self.own.iter().any(|own| {
-            own.port() == to.port() && {
-                let ip = form(to.ip());
-                own.ip() == ip || own.ip().is_unspecified() && sockopt::is_of_this_host(ip)
-            }
-        })
+        leads_to(&self.own, to)
+    }
+
+    /// Whether datagrams to this address would come back to ourselves.
+    pub fn is_own_datagrams(&self, to: SocketAddr) -> bool {
+        leads_to(&self.own_datagrams, to)
     }
 
     /// Connects to one address. Returns how many bytes of [`Wishes::syn_data`] were sent in the SYN.
@@ -153,6 +148,23 @@ impl Dialing {
             }
         }
     }
+}
+
+/// Whether one of our own addresses is reached at `to`.
+fn leads_to(own: &[SocketAddr], to: SocketAddr) -> bool {
+    // The kernel treats an unspecified destination as loopback, and a translator maps some IPv6 addresses to
+    // IPv4.
+    let form = |ip: IpAddr| match ip {
+        ip if ip.is_unspecified() && ip.is_ipv4() => Ipv4Addr::LOCALHOST.into(),
+        ip if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => embedded_v4(ip).map_or(ip, IpAddr::V4),
+    };
+    own.iter().any(|own| {
+        own.port() == to.port() && {
+            let ip = form(to.ip());
+            own.ip() == ip || own.ip().is_unspecified() && sockopt::is_of_this_host(ip)
+        }
+    })
 }
 
 /// Attempts that start one after the other and run in parallel.

@@ -38,6 +38,14 @@ pub fn start(socket: &Socket, to: Admitted) -> io::Result<bool> {
     sockopt::start_connect(socket, to.0)
 }
 
+/// Gives a UDP socket its only peer.
+///
+/// # Errors
+/// Fails as connect(2) does, for example without a route.
+pub fn start_datagrams(socket: &Socket, to: Admitted) -> io::Result<()> {
+    socket.connect(&to.0.into())
+}
+
 /// The question to the policy about the addresses of one flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Gate<'a> {

@@ -1,6 +1,7 @@
 //! Carriers: how bytes get to the destination. Directly, or through hops, each reached through the one before.
 
 mod client;
+pub mod datagrams;
 mod direct;
 pub mod gate;
 pub mod hops;

@@ -72,6 +72,8 @@ fn of_limits(start: &Limits, new: &Limits) -> [(&'static str, String, String); 3
         max_handshakes,
         // Read for each flow, or at the end.
         idle_timeout_ms: _,
+        udp_idle_timeout_ms: _,
+        max_associations: _,
         lifetime_ms: _,
         connect_timeout_ms: _,
         handshake_timeout_ms: _,

@@ -175,6 +175,10 @@ pub struct Limits {
     pub max_handshakes: Option<u32>,
     /// Ends a flow after this time without a byte, milliseconds. Default [`Limits::IDLE_TIMEOUT_MS`].
     pub idle_timeout_ms: u64,
+    /// Ends a UDP association after this time without a datagram, milliseconds.
+    pub udp_idle_timeout_ms: u64,
+    /// Most UDP associations of one listener in one worker.
+    pub max_associations: usize,
     /// Ends a flow after this time, milliseconds. `None`: never.
     pub lifetime_ms: Option<u64>,
     /// Time to connect to the server, including all handshakes with hops, milliseconds.
@@ -194,6 +198,10 @@ impl Limits {
     /// program that is not aware of it, an interceptor is a NAT. A shorter time cuts idle SSH sessions and
     /// database pools that survive on a direct path. TCP keep-alive (two hours by default) arrives in time.
     pub const IDLE_TIMEOUT_MS: u64 = 7_440_000;
+    /// Five minutes, as RFC 4787 Sec. 4.3 (REQ-5) recommends; it forbids less than two.
+    pub const UDP_IDLE_TIMEOUT_MS: u64 = 300_000;
+    /// As many as a small router has; each needs a descriptor.
+    pub const MAX_ASSOCIATIONS: usize = 16_384;
     /// Ten seconds: three SYN retransmissions (1 + 2 + 4 s) and a handshake.
     pub const CONNECT_TIMEOUT_MS: u64 = 10_000;
     /// Ten seconds, the same as the connect time-out.
@@ -216,6 +224,8 @@ impl Default for Limits {
             max_flows_per_client: None,
             max_handshakes: None,
             idle_timeout_ms: Self::IDLE_TIMEOUT_MS,
+            udp_idle_timeout_ms: Self::UDP_IDLE_TIMEOUT_MS,
+            max_associations: Self::MAX_ASSOCIATIONS,
             lifetime_ms: None,
             connect_timeout_ms: Self::CONNECT_TIMEOUT_MS,
             handshake_timeout_ms: Self::HANDSHAKE_TIMEOUT_MS,

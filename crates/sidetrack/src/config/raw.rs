@@ -178,6 +178,11 @@ pub struct Limits {
     pub max_handshakes: Option<At<u32>>,
     /// Ends a flow after this time without a byte, milliseconds. Default 7440000 (RFC 5382 REQ-5).
     pub idle_timeout_ms: Option<At<u64>>,
+    /// Ends a UDP association after this time without a datagram, milliseconds. Default 300000 (RFC 4787 REQ-5).
+    pub udp_idle_timeout_ms: Option<At<u64>>,
+    /// Most UDP associations at a time of one listener in one worker, 1 to 1000000; one client may have half of them. If one
+    /// more comes, the one that is idle longest ends. `max_flows` counts them too. Default 16384.
+    pub max_associations: Option<At<u32>>,
     /// Ends a flow after this time, milliseconds. Default: never.
     pub lifetime_ms: Option<At<u64>>,
     /// Time to connect to the server, including all handshakes with hops, milliseconds. Default 10000.

@@ -12,7 +12,7 @@ pub mod tunnel;
 use crate::config::ReverseTarget;
 use crate::dns::Resolver;
 use crate::tls::Mutual;
-use sidetrack_core::flow::Intercept;
+use sidetrack_core::flow::{Intercept, Protocol};
 use sidetrack_core::names::NameTable;
 use sidetrack_core::net::IpSet;
 use sidetrack_core::socks::server::ServerConfig;
@@ -28,6 +28,8 @@ pub struct Listening {
     pub catches: Catches,
     /// The address it is bound to, with its actual port.
     pub address: SocketAddr,
+    /// The transport protocol of its flows.
+    pub protocol: Protocol,
     /// Peers that must send a PROXY protocol header, which is trusted.
     pub proxy_from: IpSet,
     /// Whether clients may use Multipath TCP.

@@ -1,11 +1,13 @@
-//! TCP sockets of a loop.
+//! Sockets of a loop.
 
 mod datagram;
 mod guarded;
+mod udp;
 
 use guarded::Guarded;
 
 pub use datagram::QuicRuntime;
+pub use udp::UdpSocket;
 
 use super::Loop;
 use rustix::event::epoll::{self, EventFlags};

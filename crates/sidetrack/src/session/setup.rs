@@ -11,7 +11,7 @@ use crate::intercept::{Catches, Listening, RunCatch, proxy_header, redirect, rev
 use crate::live::{Decided, LiveFlow};
 use crate::worker::{CROWDED, FlowOfSession, Place, Worker};
 use sidetrack_core::chain::{Chain, Offered};
-use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process, Protocol, Side};
+use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process, Side};
 use sidetrack_core::policy::{Action, Carry, Decision, ProxyVersion, Seen, Verdict};
 use sidetrack_core::socks::ReplyCode;
 use sidetrack_core::socks::server::{Reply, Request};
@@ -62,7 +62,7 @@ fn late(reason: EndReason) -> &'static str {
 pub fn undecided(listening: &Listening, peer: SocketAddr) -> Decided {
     Decided {
         flow: Flow {
-            protocol: Protocol::Tcp,
+            protocol: listening.protocol,
             intercept: listening.catches.intercept(),
             listener: listening.name.clone(),
             client: peer,

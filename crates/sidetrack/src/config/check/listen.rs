@@ -5,6 +5,7 @@ use super::super::{
     At, DialectSetting, List, Listener, ListenerKind, Redirect, ReverseTarget, SocksListener, Tproxy, raw,
 };
 use super::Check;
+use super::rules::protocol;
 use raw::ListenKind as Kind;
 use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::Protocol;
@@ -29,7 +30,7 @@ const fn word(kind: Kind) -> &'static str {
 /// A key that only some kinds have: the key, its place if it is given, and the kinds.
 type SpecialKey = (&'static str, Option<Range<usize>>, &'static [Kind]);
 
-fn special_keys(listen: &raw::Listen) -> [SpecialKey; 20] {
+fn special_keys(listen: &raw::Listen) -> [SpecialKey; 21] {
     const CAPTURE: &[Kind] = &[Kind::Redirect, Kind::Tproxy];
     const HTTP: &[Kind] = &[Kind::Http, Kind::Redirect, Kind::Tproxy];
     fn at<T>(at: &Option<At<T>>) -> Option<Range<usize>> {
@@ -40,6 +41,7 @@ fn special_keys(listen: &raw::Listen) -> [SpecialKey; 20] {
     }
     [
         ("versions", list(&listen.versions), &[Kind::Socks]),
+        ("protocol", at(&listen.protocol), &[Kind::Reverse]),
         ("users", list(&listen.users), &[Kind::Socks, Kind::Http, Kind::Redirect]),
         ("dialect", at(&listen.dialect), &[Kind::Socks]),
         ("to", at(&listen.to), &[Kind::Reverse, Kind::Http, Kind::Engine]),
@@ -118,7 +120,7 @@ impl Check<'_> {
         let accept = listen.accept_proxy_protocol.as_ref();
         let accept_proxy_protocol = accept.map(|nets| self.networks(nets)).unwrap_or_default();
         let mptcp = self.accepts_multipath(listen, checked.as_ref());
-        let protocol = Protocol::Tcp;
+        let protocol = self.transport_protocol(listen);
         Some(Listener {
             name: name.into(),
             addresses,
@@ -127,6 +129,23 @@ impl Check<'_> {
             mptcp,
             protocol,
         })
+    }
+
+    /// Returns the transport protocol. Reports keys that a UDP listener does not have.
+    fn transport_protocol(&mut self, listen: &raw::Listen) -> Protocol {
+        let protocol = listen.protocol.as_deref().copied().map_or(Protocol::Tcp, protocol);
+        if protocol == Protocol::Udp {
+            let keys = [
+                ("names", listen.names.as_ref().map(At::span)),
+                ("mptcp", listen.mptcp.as_ref().map(At::span)),
+                ("accept_proxy_protocol", listen.accept_proxy_protocol.as_ref().map(List::span)),
+            ];
+            for (key, span) in keys.into_iter().filter_map(|(key, span)| Some((key, span?))) {
+                let help = "a UDP listener has one server: `to = \"host:port\"`";
+                self.error(span, format!("`{key}` does not go with `protocol = \"udp\"`"), help);
+            }
+        }
+        protocol
     }
 
     /// Whether the listener accepts Multipath TCP. Reports an error if its kind cannot.

@@ -271,6 +271,7 @@ impl Check<'_> {
         let flows = 1..=10_000_000;
         let first_bytes = 1..=Limits::FIRST_BYTES_MAX_MS;
         let buffer = self.number(raw.buffer_bytes.as_ref(), 4096..=16_777_216, " bytes");
+        let associations = self.number(raw.max_associations.as_ref(), 1..=1_000_000, " associations");
         Limits {
             max_flows: self.number(raw.max_flows.as_ref(), flows.clone(), " flows").map(count),
             max_flows_per_client: self
@@ -278,6 +279,12 @@ impl Check<'_> {
                 .map(count),
             max_handshakes: self.number(raw.max_handshakes.as_ref(), flows, " connections").map(count),
             idle_timeout_ms: self.millis(raw.idle_timeout_ms.as_ref()).unwrap_or(default.idle_timeout_ms),
+            udp_idle_timeout_ms: self
+                .millis(raw.udp_idle_timeout_ms.as_ref())
+                .unwrap_or(default.udp_idle_timeout_ms),
+            max_associations: associations
+                .and_then(|most| usize::try_from(most).ok())
+                .unwrap_or(default.max_associations),
             lifetime_ms: self.millis(raw.lifetime_ms.as_ref()),
             connect_timeout_ms: self
                 .millis(raw.connect_timeout_ms.as_ref())

@@ -5,7 +5,7 @@ use super::super::{At, EngineIo, List, Listener, ListenerKind, ReverseTarget, ra
 use super::Check;
 use super::reached::covered;
 use sidetrack_core::carrier::Carrier;
-use sidetrack_core::flow::{Destination, Host};
+use sidetrack_core::flow::{Destination, Host, Protocol};
 use sidetrack_core::policy::{Action, Condition, Match, Policy, Rule};
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -28,6 +28,7 @@ impl Check<'_> {
         self.loops(raw_listeners, listeners, raw_rules, rules);
         self.containers_of_engines(raw_listeners, listeners, raw_rules, rules);
         self.names_that_go_on(raw_rules, rules);
+        self.datagrams(raw_rules, listeners, rules);
     }
 
     /// Warns of settings that are valid but probably a mistake: a node that serves nothing, an open proxy.
@@ -67,6 +68,38 @@ impl Check<'_> {
         }
     }
 
+    /// Rejects rules for UDP that cannot carry it, and warns of rules that refuse the datagrams of a UDP listener.
+    fn datagrams(
+        &mut self,
+        raw_rules: &[At<raw::Rule>],
+        listeners: &[Option<Listener>],
+        rules: &[Option<Rule>],
+    ) {
+        for (index, (raw, rule)) in raw_rules.iter().zip(rules).enumerate() {
+            let Some(rule) = rule else { continue };
+            let Action::Carry(carry) = &rule.action else { continue };
+            let Some(why) = carry.udp_obstacle() else { continue };
+            let span = raw.carrier.as_ref().map_or(raw.span(), List::span);
+            if rule.matcher.conditions().contains(&Condition::Protocol(Protocol::Udp)) {
+                let help = "write `carrier = \"direct\"` without such keys, or match TCP";
+                self.error(span, format!("the rule '{}' is for UDP, but {why}", rule.name), help);
+                continue;
+            }
+            let before: Vec<_> = rules.iter().take(index).flatten().collect();
+            let is_udp = |listener: &&Listener| listener.protocol == Protocol::Udp;
+            let mut caught = listeners.iter().flatten().filter(is_udp);
+            if let Some(listener) = caught.find(|listener| catches(rule, listener, &before)) {
+                let message = format!(
+                    "flows of '{}' that the rule '{}' matches are refused: {why}",
+                    listener.name, rule.name
+                );
+                let help =
+                    "put a rule with `match = { protocol = \"udp\" }` and `carrier = \"direct\"` before it";
+                self.warning(span, message, help);
+            }
+        }
+    }
+
     /// Rejects containers in chains for engine listeners. A flow passes through a container over sockets, which
     /// the packet engine does not have.
     fn containers_of_engines(
@@ -98,19 +131,22 @@ impl Check<'_> {
     }
 
     fn addresses_taken_twice(&mut self, raw: &[At<raw::Listen>], listeners: &[Option<Listener>]) {
-        let mut taken: Vec<(SocketAddr, &str, Range<usize>)> = Vec::new();
+        let mut taken: Vec<((SocketAddr, Protocol), &str, Range<usize>)> = Vec::new();
         for (raw, listener) in raw.iter().zip(listeners) {
             let Some(listener) = listener else { continue };
             let span = raw.address.as_ref().map_or(raw.span(), List::span);
             for address in &listener.addresses {
-                if let Some((other, name, first)) = taken.iter().find(|(other, ..)| collide(*other, *address))
-                {
+                let mut before = taken.iter();
+                let same = |(other, protocol): (SocketAddr, Protocol)| {
+                    protocol == listener.protocol && collide(other, *address)
+                };
+                if let Some(((other, _), name, first)) = before.find(|(other, ..)| same(*other)) {
                     let message = format!("{address} is taken: listener '{name}' listens on {other}");
                     let problem = Problem::error(span.clone(), message, "choose another port or address");
                     self.problems.push(problem.and(first.clone(), "the first"));
                     break;
                 }
-                taken.push((*address, &listener.name, span.clone()));
+                taken.push(((*address, listener.protocol), &listener.name, span.clone()));
             }
         }
     }
@@ -171,23 +207,24 @@ impl Check<'_> {
             let Some(Action::Carry(carry)) = rule.as_ref().map(|rule| &rule.action) else { continue };
             if let (Carrier::Hops(hops), Some(texts)) = (&carry.carrier, &raw.carrier) {
                 for (hop, text) in hops.iter().zip(texts.items()) {
-                    self.loop_to(&hop.address, text.span(), listeners);
+                    self.loop_to((&hop.address, Protocol::Tcp), text.span(), listeners);
                 }
             }
             if let (Some(to), Some(at)) = (&carry.to, &raw.to) {
-                self.loop_to(to, at.span(), listeners);
+                self.loop_to((to, Protocol::Tcp), at.span(), listeners);
             }
         }
         for (raw, listener) in raw_listeners.iter().zip(listeners) {
+            let protocol = listener.as_ref().map_or(Protocol::Tcp, |listener| listener.protocol);
             match listener.as_ref().and_then(|listener| listener.kind.servers()) {
                 Some(ReverseTarget::Fixed(server)) => {
-                    self.loop_to(server, raw.to.as_ref().map_or(raw.span(), At::span), listeners);
+                    self.loop_to((server, protocol), raw.to.as_ref().map_or(raw.span(), At::span), listeners);
                 }
                 Some(ReverseTarget::ByName { names, default }) => {
                     for server in names.iter().map(|(_, server)| server).chain(default) {
                         let written = raw.names.iter().flat_map(|names| names.values()).chain(&raw.default);
                         let at = written.into_iter().find(|at| at.parse().as_ref() == Ok(server));
-                        self.loop_to(server, at.map_or(raw.span(), At::span), listeners);
+                        self.loop_to((server, protocol), at.map_or(raw.span(), At::span), listeners);
                     }
                 }
                 None => {}
@@ -197,13 +234,14 @@ impl Check<'_> {
 
     pub(super) fn loop_to(
         &mut self,
-        destination: &Destination,
+        (destination, protocol): (&Destination, Protocol),
         span: Range<usize>,
         listeners: &[Option<Listener>],
     ) {
         let own = listeners
             .iter()
             .flatten()
+            .filter(|listener| listener.protocol == protocol)
             .find(|listener| listener.addresses.iter().any(|address| reaches(destination, *address)));
         if let Some(listener) = own {
             let message = format!(

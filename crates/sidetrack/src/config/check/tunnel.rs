@@ -4,7 +4,7 @@ use super::super::nearest;
 use super::super::{At, List, Listener, Transport, Tunnel, raw};
 use super::Check;
 use crate::tls::{Mutual, Pin, Trust};
-use sidetrack_core::flow::{Destination, HostName};
+use sidetrack_core::flow::{Destination, HostName, Protocol};
 use sidetrack_core::tunnel::ALPN;
 use std::ops::Range;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ impl Check<'_> {
         let mut paths = Vec::new();
         for at in addresses.items() {
             if let Some(path) = self.destination(at) {
-                self.loop_to(&path, at.span(), listeners);
+                self.loop_to((&path, Protocol::Tcp), at.span(), listeners);
                 paths.push(path);
             }
         }

@@ -1,7 +1,7 @@
 //! `[[listen]]`.
 
 use super::super::{At, List};
-use super::{Cache, Engine, Number, UserEntry};
+use super::{Cache, Engine, Number, Protocol, UserEntry};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -18,6 +18,9 @@ pub struct Listen {
     /// The address to listen on: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. A link-local address
     /// needs its interface: "[fe80::1%eth0]:1080". Required for socks, http, reverse, tunnel and engine. Default for redirect and tproxy: a port that the kernel picks.
     pub address: Option<List<String>>,
+    /// reverse: the transport protocol, "tcp" or "udp". A UDP listener needs `to`. The datagrams of one client are one
+    /// association, with one record. Default "tcp".
+    pub protocol: Option<At<Protocol>>,
     /// Peers (networks or "@set") that must send a PROXY protocol header, which is trusted. Default: none.
     pub accept_proxy_protocol: Option<List<String>>,
     /// socks, http and reverse: accept Multipath TCP, if the kernel has it. Other clients use plain TCP. Default false.
@@ -77,7 +80,7 @@ pub enum ListenKind {
     Socks,
     /// Clients send HTTP requests as to a proxy.
     Http,
-    /// Connections to this port are for one server, or for several by name.
+    /// Connections (or datagrams) to this port are for one server, or for several by name.
     Reverse,
     /// The kernel redirects connections of this host, or forwarded ones, to it.
     Redirect,

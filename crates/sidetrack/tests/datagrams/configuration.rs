@@ -1,0 +1,66 @@
+//! What the check of a configuration says about UDP.
+
+use sidetrack::config::{Config, Limits};
+
+const LISTENER: &str =
+    "[[listen]]\nname = \"dns\"\nkind = \"reverse\"\nprotocol = \"udp\"\naddress = \"127.0.0.1:5353\"\n";
+
+fn load(text: &str) -> Result<Config, String> {
+    let text = format!("version = 1\ndefault = \"deny\"\n{text}");
+    Config::from_text("test.toml", &text).map_err(|error| error.render(false))
+}
+
+#[track_caller]
+fn wrong(text: &str, says: &str) {
+    let said = load(text).err().unwrap_or_default();
+    assert!(said.contains(says), "{text}\n{said}");
+}
+
+#[test]
+fn keys_that_datagrams_cannot_have_are_errors() {
+    wrong(LISTENER, "does not say which server");
+    let names = "names = { \"a.example\" = \"192.0.2.1:53\" }\n";
+    wrong(&format!("{LISTENER}{names}"), "`names` does not go with `protocol = \"udp\"`");
+    for (key, value) in [("mptcp", "true"), ("accept_proxy_protocol", "\"10.0.0.0/8\"")] {
+        let text = format!("{LISTENER}to = \"192.0.2.1:53\"\n{key} = {value}\n");
+        wrong(&text, &format!("`{key}` does not go with `protocol = \"udp\"`"));
+    }
+    let socks = "[[listen]]\nkind = \"socks\"\naddress = \"127.0.0.1:1080\"\nprotocol = \"udp\"\n";
+    wrong(socks, "`protocol` is not a key of kind = \"socks\"");
+    wrong(&format!("{LISTENER}to = \"127.0.0.1:5353\"\n"), "would go in circles");
+}
+
+#[test]
+fn a_rule_for_udp_that_cannot_carry_it_is_an_error_and_one_that_catches_it_a_warning() {
+    let listener = format!("{LISTENER}to = \"192.0.2.1:53\"\n");
+    let rule = |condition: &str, way: &str| {
+        format!("{listener}[[rule]]\nname = \"r\"\nmatch = {{ {condition} }}\n{way}\n")
+    };
+    let udp = "protocol = \"udp\"";
+    wrong(&rule(udp, "carrier = \"socks5://gw:1080\""), "only the carrier \"direct\" carries UDP");
+    wrong(&rule(udp, "carrier = \"direct\"\nproxy_protocol = 2"), "`proxy_protocol` is for TCP only");
+    let warnings = |text: &str| -> Vec<String> {
+        load(text).expect(text).warnings.iter().map(ToString::to_string).collect()
+    };
+    let hop = "carrier = \"socks5://gw:1080\"";
+    let said = warnings(&rule("port = 53", hop));
+    assert!(said.iter().any(|warning| warning.contains("are refused: only the carrier")), "{said:?}");
+    for condition in ["protocol = \"tcp\"", "intercept = \"socks\""] {
+        assert_eq!(warnings(&rule(condition, hop)), [""; 0], "{condition}");
+    }
+    assert_eq!(warnings(&rule(udp, "carrier = \"direct\"")), [""; 0]);
+}
+
+#[test]
+fn one_port_may_have_a_listener_of_each_protocol_and_none_is_left_to_the_kernel() {
+    let text = format!(
+        "{LISTENER}to = \"192.0.2.1:53\"\n[[listen]]\nname = \"tcp\"\nkind = \"reverse\"\naddress = \"127.0.0.1:5353\"\n\
+         to = \"192.0.2.1:53\"\n[[rule]]\nname = \"r\"\ncarrier = \"direct\"\n"
+    );
+    let config = load(&text).unwrap();
+    assert!(config.listeners[0].captures().is_empty() && config.listeners[1].captures().len() == 1);
+    let (limits, default) = (config.limits, Limits::default());
+    assert_eq!((limits.udp_idle_timeout_ms, limits.max_associations), (300_000, 16_384));
+    assert_eq!(limits, default);
+    wrong(&format!("[limits]\nmax_associations = 0\n{text}"), "max_associations");
+}
