@@ -2,6 +2,11 @@
 //!
 //! The function depends only on the bytes received so far. HTTP/2 with prior knowledge starts with `PRI * HTTP/2.0`
 //! and is not HTTP/1. Its authority is compressed, and this module does not look for it.
+//!
+//! This reader recognises; it does not judge. Its result decides which rules apply to bytes that pass unchanged, or that the
+//! strict reader in `message` is given next. So it reads a bare LF as the end of a line, as servers do (RFC 9112 Sec. 2.2):
+//! otherwise a client could hide the host from the rules with one byte. Nothing is forwarded as a message that only this
+//! reader accepts. `crates/core/tests/http/readers.rs` holds the two against each other.
 
 use super::dns_name;
 use crate::flow::{Host, HostNameError};

@@ -1,7 +1,9 @@
 //! Heads: what is read, and what is refused at which byte.
 
+use crate::readers::agree;
 use crate::{Read, error, read, read_every_way};
 use proptest::prelude::*;
+use sidetrack_core::http::head::{Head, request_head};
 use sidetrack_core::http::message::{
     MAX_HEAD, MessageError, Method, Request, Response, Scan, Sender, Version,
 };
@@ -155,7 +157,43 @@ fn endless_heads_are_refused_where_they_pass_their_bound() {
     assert_eq!(error("GET / HTTP/1.0\r\nA: b\r\n\r\n", Sender::Client), None);
 }
 
+#[test]
+fn a_bare_line_feed_hides_no_host_and_is_never_forwarded() {
+    for text in ["GET / HTTP/1.1\nHost: web.example\n\n", "GET / HTTP/1.1\r\nA: b\nHost: web.example\r\n\r\n"]
+    {
+        // Rules about the host apply, as servers read it, too.
+        let Head::Request(found) = request_head(text.as_bytes()) else { panic!("{text:?} has a host") };
+        assert_eq!(found.authority.unwrap().host.to_string(), "web.example");
+        assert_eq!(request(text).err(), Some(MessageError::BareLineEnd), "{text:?}");
+        agree(text.as_bytes());
+    }
+}
+
+/// A line of a head with one of the ends that occur.
+fn line() -> impl Strategy<Value = String> {
+    let text = prop_oneof![
+        4 => "(Host|host|A|Content-Length|X-Y): ?(h|web\\.example:8080|\\[::1\\]|192\\.0\\.2\\.1|u@h|127\\.1|[ -~]{0,6})",
+        1 => "[ -~\t]{0,8}",
+    ];
+    (text, prop::sample::select(vec!["\r\n", "\r\n", "\r\n", "\n", "\r"])).prop_map(|(text, end)| text + end)
+}
+
 proptest! {
+    #[test]
+    fn both_readers_of_heads_agree(
+        method in prop::sample::select(vec!["GET", "POST", "CONNECT", "OPTIONS", "M-SEARCH", "get"]),
+        target in prop_oneof![
+            "/[a-z?#%]{0,5}", "http://(h|u@h|web\\.example:81|127\\.1)(/x|\\?y|#z)?", "(ftp|https)://h/",
+            prop::sample::select(vec!["*", "h:443", "h", ""]).prop_map(str::to_owned),
+        ],
+        version in prop::sample::select(vec!["HTTP/1.1", "HTTP/1.0", "HTTP/1.7", "HTTP/2.0"]),
+        first_end in prop::sample::select(vec!["\r\n", "\r\n", "\n"]),
+        lines in prop::collection::vec(line(), 0..5),
+        last in prop::sample::select(vec!["\r\n", "\r\n", "\n", "\r\nbody", ""]),
+    ) {
+        agree(format!("{method} {target} {version}{first_end}{}{last}", lines.concat()).as_bytes());
+    }
+
     #[test]
     fn any_bytes_are_survived_and_split_anyhow(
         bytes in prop::collection::vec(prop_oneof![

@@ -2,6 +2,7 @@
 
 mod framing;
 mod heads;
+mod readers;
 mod smuggling;
 
 use sidetrack_core::http::framing::{Decoder, Length, request_length, response_length};

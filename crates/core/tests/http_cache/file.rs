@@ -11,6 +11,18 @@ fn vary() -> Stored {
     stored_for("Accept: text/html", 200, text).expect("storable")
 }
 
+#[test]
+fn the_checksum_is_xxh64() {
+    for (text, sum) in [
+        ("", 0xEF46_DB37_51D8_E999_u64),
+        ("a", 0xD24E_C4F1_A98C_6E5B),
+        ("abc", 0x44BC_2CF5_AD77_0999),
+        ("Nobody inspects the spammish repetition", 0xFBCE_A83C_8A37_8BF1),
+    ] {
+        assert_eq!(block_sum(text.as_bytes()), sum, "{text:?}");
+    }
+}
+
 /// A file as it is written, without its content.
 fn written(plan: &Plan, heads: &[&[u8]]) -> Vec<u8> {
     let mut file = vec![0; usize::try_from(plan.content_offset()).expect("small")];

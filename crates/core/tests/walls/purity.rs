@@ -5,20 +5,24 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 /// Everything core may depend on, straight or through another: parsers, a search and vectors of bytes without I/O,
-/// serialising and error texts, and their macros; comparisons that take the same time always; and the tables of international names (`idna` and those below it), as names
+/// serialising and error texts, and their macros; a checksum; comparisons that take the same time always; and the tables of international names (`idna` and those below it), as names
 /// of peers are converted where they are read.
-const ALLOWED: [&str; 44] = [
+const ALLOWED: [&str; 49] = [
     "sidetrack-core",
     "aho-corasick",
+    "base64",
     "memchr",
     "wide",
     "safe_arch",
     "bytemuck",
     "data-encoding",
     "httparse",
+    "ref-cast",
+    "ref-cast-impl",
     "serde",
     "serde_core",
     "serde_derive",
+    "sfv",
     "thiserror",
     "thiserror-impl",
     "proc-macro2",
@@ -42,6 +46,7 @@ const ALLOWED: [&str; 44] = [
     "subtle",
     "synstructure",
     "tinystr",
+    "twox-hash",
     "utf8_iter",
     "utf_types",
     "writeable",

@@ -1,6 +1,12 @@
 //! Dictionaries of Structured Fields (RFC 9651 Sec. 3.2), as far as cache directives need them: keys, integers and
 //! booleans. The parser checks all other types, too, because an invalid field counts as absent.
 
+use sfv::visitor::{
+    DictionaryVisitor, EntryVisitor, Ignored, InnerListVisitor, ItemVisitor, ParameterVisitor,
+};
+use sfv::{BareItemFromInput, KeyRef, Parser};
+use std::convert::Infallible;
+
 /// The value of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Value {
@@ -14,143 +20,56 @@ pub(super) enum Value {
 
 /// Reads a whole field. If a key is repeated, the last value counts. `None` if the field is not valid.
 pub(super) fn parse(text: &[u8]) -> Option<Vec<(&str, Value)>> {
-    let mut reader = Reader(text);
-    let mut members: Vec<(&str, Value)> = Vec::new();
-    reader.spaces(b" ");
-    while !reader.0.is_empty() {
-        let key = reader.key()?;
-        let value = if reader.eat(b'=') { reader.member()? } else { Value::Boolean(true) };
-        reader.parameters()?;
-        members.retain(|(other, _)| *other != key);
-        members.push((key, value));
-        reader.spaces(b" \t");
-        if reader.0.is_empty() {
-            break;
-        }
-        if !reader.eat(b',') {
-            return None;
-        }
-        reader.spaces(b" \t");
-        if reader.0.is_empty() {
-            return None;
-        }
-    }
-    Some(members)
+    Parser::new(text).parse_dictionary_with_visitor(Members(Vec::new())).ok()
 }
 
-struct Reader<'a>(&'a [u8]);
+/// The members so far.
+struct Members<'a>(Vec<(&'a str, Value)>);
 
-impl<'a> Reader<'a> {
-    fn eat(&mut self, byte: u8) -> bool {
-        match self.0.split_first() {
-            Some((first, rest)) if *first == byte => {
-                self.0 = rest;
-                true
-            }
-            _ => false,
-        }
+impl<'a> DictionaryVisitor<'a> for Members<'a> {
+    type Out = Vec<(&'a str, Value)>;
+    type Error = Infallible;
+
+    fn entry(&mut self, key: &'a KeyRef) -> Result<impl EntryVisitor<'a>, Infallible> {
+        self.0.retain(|(other, _)| *other != key.as_str());
+        self.0.push((key.as_str(), Value::Other));
+        Ok(self.0.last_mut().map(|(_, value)| Member(value)))
     }
 
-    fn spaces(&mut self, which: &[u8]) {
-        self.take(|byte| which.contains(&byte));
+    fn finish(self) -> Result<Self::Out, Infallible> {
+        Ok(self.0)
+    }
+}
+
+/// Sets the value of one member. An inner list leaves it [`Value::Other`].
+struct Member<'v>(&'v mut Value);
+
+impl<'a> EntryVisitor<'a> for Member<'_> {
+    type Error = Infallible;
+
+    fn item(self) -> Result<impl ItemVisitor<'a>, Infallible> {
+        Ok(self)
     }
 
-    fn take(&mut self, good: impl Fn(u8) -> bool) -> &'a [u8] {
-        let end = self.0.iter().position(|byte| !good(*byte)).unwrap_or(self.0.len());
-        let (taken, rest) = self.0.split_at(end);
-        self.0 = rest;
-        taken
+    fn inner_list(self) -> Result<impl InnerListVisitor<'a>, Infallible> {
+        Ok(Ignored)
     }
+}
 
-    fn key(&mut self) -> Option<&'a str> {
-        let starts = self.0.first().is_some_and(|byte| byte.is_ascii_lowercase() || *byte == b'*');
-        let key = self.take(|byte| {
-            byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b'-' | b'.' | b'*')
-        });
-        std::str::from_utf8(key).ok().filter(|_| starts)
-    }
+impl<'a> ItemVisitor<'a> for Member<'_> {
+    type Out = ();
+    type Error = Infallible;
 
-    fn member(&mut self) -> Option<Value> {
-        if !self.eat(b'(') {
-            return self.item();
-        }
-        loop {
-            self.spaces(b" ");
-            if self.eat(b')') {
-                return Some(Value::Other);
-            }
-            self.item()?;
-            self.parameters()?;
-            if !matches!(self.0.first(), Some(b' ' | b')')) {
-                return None;
-            }
-        }
-    }
-
-    fn parameters(&mut self) -> Option<()> {
-        while self.eat(b';') {
-            self.spaces(b" ");
-            self.key()?;
-            if self.eat(b'=') {
-                self.item()?;
-            }
-        }
-        Some(())
-    }
-
-    fn item(&mut self) -> Option<Value> {
-        match self.0.first()? {
-            b'-' | b'0'..=b'9' => self.number(),
-            b'"' => self.string(),
-            b'?' => {
-                self.eat(b'?');
-                let is_true = self.eat(b'1');
-                (is_true || self.eat(b'0')).then_some(Value::Boolean(is_true))
-            }
-            b':' => {
-                self.eat(b':');
-                self.take(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'='));
-                self.eat(b':').then_some(Value::Other)
-            }
-            b'@' => {
-                self.eat(b'@');
-                matches!(self.number()?, Value::Integer(_)).then_some(Value::Other)
-            }
-            b'*' | b'a'..=b'z' | b'A'..=b'Z' => {
-                self.take(|byte| super::super::fields::is_token_byte(byte) || matches!(byte, b':' | b'/'));
-                Some(Value::Other)
-            }
-            _ => None,
-        }
-    }
-
-    fn number(&mut self) -> Option<Value> {
-        let negative = self.eat(b'-');
-        let digits = self.take(|byte| byte.is_ascii_digit());
-        if self.eat(b'.') {
-            let fraction = self.take(|byte| byte.is_ascii_digit());
-            let good = (1..=12).contains(&digits.len()) && (1..=3).contains(&fraction.len());
-            return good.then_some(Value::Other);
-        }
-        let good = (1..=15).contains(&digits.len());
-        let number: i64 = std::str::from_utf8(digits).ok().filter(|_| good)?.parse().ok()?;
-        Some(Value::Integer(if negative { -number } else { number }))
-    }
-
-    fn string(&mut self) -> Option<Value> {
-        self.eat(b'"');
-        loop {
-            let (byte, rest) = self.0.split_first()?;
-            self.0 = rest;
-            match byte {
-                b'"' => return Some(Value::Other),
-                b'\\' if matches!(self.0.first(), Some(b'"' | b'\\')) => {
-                    self.0 = self.0.get(1..)?;
-                }
-                b' '..=b'[' | b']'..=b'~' => {}
-                _ => return None,
-            }
-        }
+    fn bare_item(
+        self,
+        item: BareItemFromInput<'a>,
+    ) -> Result<impl ParameterVisitor<'a, Out = ()>, Infallible> {
+        *self.0 = match item {
+            BareItemFromInput::Integer(number) => Value::Integer(number.into()),
+            BareItemFromInput::Boolean(is_set) => Value::Boolean(is_set),
+            _ => Value::Other,
+        };
+        Ok(Ignored)
     }
 }
 
@@ -172,6 +91,8 @@ mod tests {
                 "a=\"x, \\\"y\";q=tok/en:x, b=(1 \"2\" ?1);w, c=:aGk=:, d=1.5, e=@17",
                 Some(vec![("a", Other), ("b", Other), ("c", Other), ("d", Other), ("e", Other)]),
             ),
+            ("a=%\"f%c3%bc\", b=1;q=%\"x\"", Some(vec![("a", Other), ("b", Integer(1))])),
+            ("a=(1 2), a=3", Some(vec![("a", Integer(3))])),
             ("", Some(vec![])),
             ("A=1", None),
             ("a=", None),
@@ -179,6 +100,8 @@ mod tests {
             ("a =1", None),
             ("a=1 b", None),
             ("a=1.", None),
+            ("a=:x:", None),
+            ("a=%\"%zz\"", None),
             ("a=&", None),
             ("a=\"x", None),
             ("a=(1", None),

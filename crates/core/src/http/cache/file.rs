@@ -14,11 +14,11 @@
 
 use super::super::fields::Fields;
 use super::super::octets::Reader;
-use super::checksum::checksum;
 use super::range::ContentRange;
 use super::store::{Extent, Stored};
 use super::vary::Selecting;
 use super::{Rules, UnixSeconds};
+use twox_hash::XxHash64;
 
 /// Bytes of content that one checksum covers.
 pub const BLOCK: usize = 128 * 1024;
@@ -159,6 +159,12 @@ fn read_slot(slot: &[u8]) -> Option<(u64, &[u8])> {
     let (sequence, length) = (reader.u64_le()?, reader.u32_le()? as usize);
     let (head, sum) = (reader.take(length)?, reader.u64_le()?);
     (checksum(slot.get(..length + 12)?) == sum).then_some((sequence, head))
+}
+
+/// Returns XXH64 of these bytes. It detects files that were not written completely. It does not protect against an attacker: a
+/// process that can write the cache's files can also write a valid checksum.
+fn checksum(bytes: &[u8]) -> u64 {
+    XxHash64::oneshot(0, bytes)
 }
 
 /// Returns the checksum of one block of content.

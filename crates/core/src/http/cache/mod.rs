@@ -9,7 +9,6 @@
 //! 3. [`reply()`] makes the answer to a client from a stored response.
 //! 4. [`invalidated`] lists the resources that an unsafe request made invalid.
 
-mod checksum;
 mod control;
 mod date;
 mod dictionary;
