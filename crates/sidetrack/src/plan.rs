@@ -148,8 +148,10 @@ fn overlaying(overlay: &Overlay, on_crash: OnCrash) -> Vec<Step> {
         let whose = if packets.local { "of this host" } else { "that leave this host, forwarded ones too," };
         steps.push(step(
             format!(
-                "take the packets {whose} to {} from the kernel, for node '{}'",
-                packets.to, packets.node
+                "take the packets {whose} to {} from the kernel, for node '{}' ({})",
+                packets.to,
+                packets.node,
+                packets.service.words()
             ),
             "CAP_NET_ADMIN",
             undone,

@@ -328,6 +328,7 @@ fn check_says_which_services_of_packets_do_not_exist() {
         "dissemination = 'duplicate'\npaths = 5\n",
         "dissemination = 'flood'\nhops = 15\ndeadline_ms = 10000\n",
         "dissemination = 'shortest'\n",
+        "dissemination = 'graph'\ndeadline_ms = 65\n",
     ] {
         assert_eq!(check(&format!("{best}{good}")), (0, String::new()), "{good}");
     }

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
-const TESTED: [&str; 18] = [
+const TESTED: [&str; 19] = [
     "chain-of-three",
     "cooperative-cache",
     "engine-ldap",
@@ -21,6 +21,7 @@ const TESTED: [&str; 18] = [
     "main-job",
     "outgoing",
     "overlay",
+    "overlay-wan",
     "reverse-proxy",
     "reverse-through-a-chain",
     "router-tproxy",
@@ -31,8 +32,8 @@ const TESTED: [&str; 18] = [
     "tunnel",
 ];
 
-/// The examples that load BPF programs or start Squid, which only root may.
-const NEED_ROOT: [&str; 4] = ["cooperative-cache", "engine-ldap", "engine-tls", "shunt"];
+/// The examples that load BPF programs, or start Squid or sshd, which only root may.
+const NEED_ROOT: [&str; 5] = ["cooperative-cache", "engine-ldap", "engine-tls", "overlay-wan", "shunt"];
 
 /// Longest time for one example, in seconds; they take two or three.
 const LIMIT_S: &str = "300";
@@ -161,6 +162,11 @@ fn http_cache() {
 #[test]
 fn overlay() {
     passes("overlay");
+}
+
+#[test]
+fn overlay_wan() {
+    passes("overlay-wan");
 }
 
 #[test]

@@ -13,6 +13,7 @@
 //! | [`service`] | how packets travel: the axes that a rule chooses |
 //! | [`realtime`] | the recovery of a real-time link: requests and retransmissions while a packet can still be in time |
 //! | [`redundancy`] | the links that the packets of a service use |
+//! | [`trouble`] | which links cost more than usual |
 //! | [`spread`] | packets over such links: numbered by the source, each copy but the first dropped |
 //! | [`packet`] | whole IP packets: their destination node, and which may be delivered |
 //! | [`mss`] | the MSS of their TCP connections, so that a segment fits into a datagram |
@@ -40,6 +41,7 @@ pub mod route;
 pub mod service;
 pub mod session;
 pub mod spread;
+pub mod trouble;
 
 use std::fmt;
 

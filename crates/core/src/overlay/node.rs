@@ -6,6 +6,7 @@ use super::features::{Book, Sent};
 use super::frame::{Features, Frame, Hello, LinkEntry, Packet, Path, Protocol};
 use super::hello::{self, Detector, Lane, Lanes, Quality};
 use super::route::{Graph, Route};
+use super::trouble::Troubles;
 use super::{Keys, NodeId};
 use crate::time::Instant;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -100,6 +101,7 @@ pub struct Node<K> {
     announced: BTreeMap<NodeId, u32>,
     announced_at: Instant,
     graph: Arc<Graph>,
+    troubles: Troubles,
     drops: PacketDrops,
     outputs: VecDeque<Output>,
 }
@@ -122,6 +124,7 @@ impl<K: Keys> Node<K> {
             announced: BTreeMap::new(),
             announced_at: now,
             graph: Arc::default(),
+            troubles: Troubles::default(),
             drops: PacketDrops::default(),
             outputs: VecDeque::new(),
         };
@@ -375,6 +378,7 @@ impl<K: Keys> Node<K> {
             self.say(sent);
         }
         let mut changed = std::mem::take(&mut self.features_changed);
+        changed |= self.troubles.deadline().is_some_and(|at| at <= now);
         while let Some(output) = self.state.poll() {
             match output {
                 disseminate::Output::Send(to, record) => {
@@ -391,6 +395,8 @@ impl<K: Keys> Node<K> {
         if changed {
             let features = self.features.of(self.state.records());
             let graph = Graph::new(self.state.records()).with_features(features);
+            let troubled = self.troubles.look(now, &graph);
+            let graph = graph.with_troubled(troubled);
             if graph != *self.graph {
                 self.graph = Arc::new(graph);
                 self.outputs.push_back(Output::RoutesChanged);

@@ -5,6 +5,7 @@
 //! measured.
 
 use super::frame::{Path, Record};
+use super::trouble::Ends;
 use super::{NodeId, PATH_MAX};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -15,6 +16,8 @@ pub struct Graph {
     edges: BTreeMap<NodeId, BTreeMap<NodeId, u32>>,
     /// What nodes understand beyond version 1 ([`super::frame::Features`]).
     features: BTreeMap<NodeId, u32>,
+    /// The links in trouble, with their usual costs in µs.
+    troubled: BTreeMap<Ends, u32>,
 }
 
 /// A path and its cost.
@@ -44,7 +47,29 @@ impl Graph {
                 }
             }
         }
-        Self { edges, features: BTreeMap::new() }
+        Self { edges, ..Self::default() }
+    }
+
+    /// Sets which links are in trouble, with their usual costs in µs ([`super::trouble`]).
+    #[must_use]
+    pub fn with_troubled(self, troubled: BTreeMap<Ends, u32>) -> Self {
+        Self { troubled, ..self }
+    }
+
+    /// Returns the links in trouble. Some of them may be gone.
+    pub fn troubled(&self) -> impl Iterator<Item = Ends> {
+        self.troubled.keys().copied()
+    }
+
+    /// Whether a link is in trouble.
+    pub fn is_troubled(&self, one: NodeId, other: NodeId) -> bool {
+        self.troubled.contains_key(&(one.min(other), one.max(other)))
+    }
+
+    /// Returns the usual cost of a link, µs: its cost if it is not in trouble.
+    pub fn usual_us(&self, one: NodeId, other: NodeId) -> u32 {
+        let troubled = self.troubled.get(&(one.min(other), one.max(other))).copied();
+        troubled.or_else(|| self.cost_us(one, other)).unwrap_or(u32::MAX)
     }
 
     /// Sets what the nodes understand beyond version 1.

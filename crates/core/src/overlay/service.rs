@@ -9,6 +9,39 @@ pub const PATHS: std::ops::RangeInclusive<u8> = 2..=5;
 /// Fewest and most links between source and destination with [`Dissemination::Flood`].
 pub const HOPS: std::ops::RangeInclusive<u8> = 1..=15;
 
+impl LinkKind {
+    /// Returns the word of the configuration for this kind.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Reliable => "reliable",
+            Self::BestEffort => "best-effort",
+            Self::RealTime => "real-time",
+        }
+    }
+
+    /// Returns the kind with this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| kind.name() == name)
+    }
+}
+
+impl Dissemination {
+    /// Returns the word of the configuration for this dissemination.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Shortest => "shortest",
+            Self::Duplicate => "duplicate",
+            Self::Flood => "flood",
+            Self::Graph => "graph",
+        }
+    }
+
+    /// Returns the dissemination with this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|one| one.name() == name)
+    }
+}
+
 /// The service that a rule chooses for its packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Service {
@@ -28,6 +61,20 @@ impl Service {
     /// Returns a service with this kind of links, over the shortest path, without a deadline.
     pub const fn new(kind: LinkKind) -> Self {
         Self { kind, dissemination: Dissemination::Shortest, paths: 2, hops: 4, deadline: None }
+    }
+
+    /// Returns the service in the words of the configuration, for people.
+    pub fn words(&self) -> String {
+        let mut words = format!("{}, {}", self.kind.name(), self.dissemination.name());
+        match self.dissemination {
+            Dissemination::Duplicate => words += &format!(" over {} paths", self.paths),
+            Dissemination::Flood => words += &format!(" over {} hops", self.hops),
+            Dissemination::Shortest | Dissemination::Graph => {}
+        }
+        if let Some(deadline) = self.deadline {
+            words += &format!(", within {} ms", deadline.as_millis());
+        }
+        words
     }
 
     /// Whether packets travel in [`super::frame::Spread`] frames. Only nodes that announce

@@ -140,10 +140,14 @@ proptest! {
     }
 
     #[test]
-    fn every_subgraph_leads_to_its_destination_and_each_link_carries_one_copy((links, old) in networks(), seed in 0..3_usize) {
+    fn every_subgraph_leads_to_its_destination_and_each_link_carries_one_copy((links, old) in networks(), seed in 0..12_usize) {
         let graph = graph(&links, &old);
         let dissemination = Dissemination::ALL[seed % Dissemination::ALL.len()];
         let service = Service { dissemination, ..Service::new(LinkKind::BestEffort) };
+        // One link in three is in trouble, or none.
+        let troubled = graph.links().enumerate().filter(|(at, _)| seed >= 4 && at % 3 == seed % 3);
+        let troubled = troubled.map(|(_, (one, other, cost))| ((one, other), cost / 2)).collect();
+        let graph = graph.with_troubled(troubled);
         if let Some(subgraph) = graph.subgraph(SOURCE, DESTINATION, &service) {
             let (nodes, copies) = reached(&subgraph);
             prop_assert!(nodes.contains(&DESTINATION));
@@ -167,6 +171,53 @@ fn the_cheapest_path_alone_may_have_to_give_way() {
         paths.into_iter().map(|path| path.into_iter().map(|node| node.0).collect()).collect();
     assert_eq!(paths, BTreeSet::from([vec![0, 2, 1], vec![0, 3, 1]]));
     assert_eq!(graph.disjoint(SOURCE, DESTINATION, 1), [[0, 2, 3, 1].map(NodeId)]);
+}
+
+/// Source 0 with the neighbours 2, 3, 4; destination 1 with 5, 6, 7; a full mesh between the two groups.
+fn coasts(troubled: &[(u64, u64)]) -> Graph {
+    let middle = (2..5_u64).flat_map(|one| (5..8_u64).map(move |other| (one, other, 20_000 + one as u32)));
+    let ends = (2..5).map(|one| (0, one, 1_000)).chain((5..8).map(|other| (1, other, 1_000)));
+    let links: Vec<_> = ends.chain(middle).collect();
+    let troubled = troubled.iter().map(|(one, other)| ((NodeId(*one), NodeId(*other)), 1_000));
+    graph(&links, &BTreeSet::new()).with_troubled(troubled.collect())
+}
+
+/// The neighbours that the source sends to, those that the destination gets copies from, and the number of links.
+fn graphed(graph: &Graph, deadline_ms: Option<u64>) -> (Vec<u64>, Vec<u64>, usize) {
+    let deadline = deadline_ms.map(std::time::Duration::from_millis);
+    let service =
+        Service { dissemination: Dissemination::Graph, deadline, ..Service::new(LinkKind::BestEffort) };
+    let subgraph = graph.subgraph(SOURCE, DESTINATION, &service).expect("links");
+    let mut first: Vec<_> = subgraph.next(SOURCE).map(|node| node.0).collect();
+    let mut last: Vec<_> = subgraph.reversed().next(DESTINATION).map(|node| node.0).collect();
+    first.sort_unstable();
+    last.sort_unstable();
+    (first, last, subgraph.links().count())
+}
+
+#[test]
+fn graphs_add_links_around_the_end_that_is_in_trouble() {
+    // Nothing, one link in trouble, or trouble elsewhere: two disjoint paths.
+    for troubled in [&[][..], &[(0, 2)], &[(0, 2), (1, 5)], &[(2, 5), (2, 6), (2, 7)]] {
+        let (first, last, links) = graphed(&coasts(troubled), None);
+        assert_eq!((first.len(), last.len(), links), (2, 2, 6), "{troubled:?}");
+    }
+    // Two links of the source, also if they are gone.
+    let (first, _, links) = graphed(&coasts(&[(0, 2), (0, 3)]), None);
+    assert_eq!((first, links <= 9), (vec![2, 3, 4], true));
+    assert_eq!(graphed(&coasts(&[(0, 98), (0, 99)]), None).0, [2, 3, 4]);
+    let (_, last, links) = graphed(&coasts(&[(1, 5), (1, 7)]), None);
+    assert_eq!((last, links <= 9), (vec![5, 6, 7], true));
+    let (first, last, _) = graphed(&coasts(&[(0, 2), (0, 3), (1, 5), (1, 7)]), None);
+    assert_eq!((first, last), (vec![2, 3, 4], vec![5, 6, 7]));
+    // Both paths meet a link in trouble that lies in the middle: all of it.
+    let middle: Vec<_> = (2..5).flat_map(|one| (5..8).map(move |other| (one, other))).collect();
+    let (first, last, _) = graphed(&coasts(&middle), None);
+    assert_eq!((first, last), (vec![2, 3, 4], vec![5, 6, 7]));
+    // Only neighbours that can be in time, by usual costs; and two paths if there are none.
+    let slow = coasts(&[(0, 2), (0, 3)]);
+    assert_eq!(graphed(&slow, Some(25)).0, [2, 3, 4]);
+    assert_eq!(graphed(&slow, Some(1)).0.len(), 2);
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn the_first_copy_wins_and_a_relay_forwards_on_the_links_that_the_frame_names() 
     assert_eq!(end.handle(NodeId(3), &mut sent.clone(), 0), Ok(Step { deliver: true, next: Vec::new() }));
     assert_eq!(end.handle(NodeId(2), &mut sent.clone(), 0), Err(Dropped::Duplicate));
     let counts = end.counts();
-    assert_eq!((counts.delivered, counts.relayed, counts.duplicates), ([0, 1, 0], 0, 1));
+    assert_eq!((counts.delivered, counts.relayed, counts.duplicates), ([0, 1, 0, 0], 0, 1));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use serde::Deserialize;
+use sidetrack_core::overlay::service::{Dissemination, LinkKind, Service};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,12 +24,59 @@ pub(super) async fn status(State(state): State<AdminState>) -> Result<Json<Statu
     entry(&state)?.status().await.map(Json).ok_or_else(stopping)
 }
 
+/// A service that packets cannot have.
+struct NoSuchService;
+
+/// The links that a ping uses. Without a kind: the path that flows take.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PingWish {
+    kind: Option<String>,
+    dissemination: Option<String>,
+    deadline_ms: Option<u32>,
+}
+
+impl PingWish {
+    /// Returns the service that it names. `None` if it names none.
+    ///
+    /// # Errors
+    /// Fails for a word that is not known, and for a combination that does not exist.
+    fn service(&self) -> Result<Option<Service>, NoSuchService> {
+        let Some(kind) = &self.kind else {
+            let is_empty = self.dissemination.is_none() && self.deadline_ms.is_none();
+            return if is_empty { Ok(None) } else { Err(NoSuchService) };
+        };
+        let kind = LinkKind::named(kind).ok_or(NoSuchService)?;
+        let dissemination = self.dissemination.as_deref().unwrap_or("shortest");
+        let dissemination = Dissemination::named(dissemination).ok_or(NoSuchService)?;
+        let deadline = self.deadline_ms.map(|ms| Duration::from_millis(ms.into()));
+        if kind == LinkKind::Reliable {
+            // Flows have this kind, over one path.
+            let is_plain = dissemination == Dissemination::Shortest && deadline.is_none();
+            return if is_plain { Ok(None) } else { Err(NoSuchService) };
+        }
+        Ok(Some(Service { dissemination, deadline, ..Service::new(kind) }))
+    }
+}
+
 pub(super) async fn ping(
     State(state): State<AdminState>,
     Path(node): Path<String>,
+    wish: Result<Query<PingWish>, QueryRejection>,
 ) -> Result<Json<PingView>, ApiError> {
+    let help = "the path takes kind=reliable, best-effort or real-time; with the last two also dissemination=shortest, \
+                duplicate, graph or flood, and deadline_ms";
+    let Query(wish) = wish.map_err(|rejection| ApiError::bad_request(rejection.body_text(), help))?;
+    let service = wish
+        .service()
+        .map_err(|NoSuchService| ApiError::bad_request("there is no such service for packets", help))?;
     let failed = |error| ApiError::conflict(error, "'sidetrack overlay status' shows links and paths");
-    entry(&state)?.ping(&node).await.map(Json).map_err(failed)
+    let entry = entry(&state)?;
+    let pinged = match service {
+        Some(service) => entry.ping_by(&node, &service).await,
+        None => entry.ping(&node).await,
+    };
+    pinged.map(Json).map_err(failed)
 }
 
 /// The changes to a link.

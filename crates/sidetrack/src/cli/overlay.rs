@@ -54,6 +54,8 @@ enum OverlayCommand {
         /// Number of pings
         #[arg(short, long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100_000))]
         count: u32,
+        #[command(flatten)]
+        service: PingService,
     },
     /// Floods a session to a node over the path of flows, and shows the rate that arrives
     Bench {
@@ -74,6 +76,20 @@ enum OverlayCommand {
         #[command(subcommand)]
         command: LinkCommand,
     },
+}
+
+/// The links that echo requests use, as in [[overlay.packets]].
+#[derive(Debug, Args)]
+struct PingService {
+    /// Kind of links: reliable (the path of flows), best-effort or real-time
+    #[arg(long, value_name = "KIND")]
+    kind: Option<String>,
+    /// Links that packets use: shortest, duplicate, graph or flood
+    #[arg(long, value_name = "WAY", requires = "kind")]
+    dissemination: Option<String>,
+    /// Milliseconds that the request may travel
+    #[arg(long, value_name = "MS", requires = "kind")]
+    deadline: Option<u32>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -120,7 +136,9 @@ pub fn run(args: &OverlayArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let out = match &args.command {
-            OverlayCommand::Ping { node, count } => return ping(&client, node, *count).await,
+            OverlayCommand::Ping { node, count, service } => {
+                return ping(&client, node, *count, service).await;
+            }
             OverlayCommand::Path { node } => path(&status(&client).await?, node)?,
             OverlayCommand::Bench { node, seconds, rate, json } => {
                 bench(&client, node, *seconds, *rate, *json).await?
@@ -217,12 +235,23 @@ fn setting(view: &LinkSettingView) -> String {
     format!("link to {}: {words}", view.neighbour)
 }
 
-async fn ping(client: &Client, node: &str, count: u32) -> anyhow::Result<ExitCode> {
+async fn ping(client: &Client, node: &str, count: u32, service: &PingService) -> anyhow::Result<ExitCode> {
+    let PingService { kind, dissemination, deadline } = service;
+    let deadline = deadline.map(|ms| ms.to_string());
+    let wishes = [
+        ("kind", kind.as_deref()),
+        ("dissemination", dissemination.as_deref()),
+        ("deadline_ms", deadline.as_deref()),
+    ];
+    let query: Vec<_> = wishes.iter().filter_map(|(key, value)| Some((*key, (*value)?))).collect();
     let mut failed = 0;
     for number in 1..=count {
         let request = format!("/v1/overlay/ping/{node}");
-        match client.ask::<PingView>(Method::GET, &request, &[]).await {
-            Ok(ping) => println!("{number}: {:.2} ms over {}", ping.rtt_ms, ping.path.join(" -> ")),
+        match client.ask::<PingView>(Method::GET, &request, &query).await {
+            Ok(ping) if ping.links.is_empty() => {
+                println!("{number}: {:.2} ms over {}", ping.rtt_ms, ping.path.join(" -> "));
+            }
+            Ok(ping) => println!("{number}: {:.2} ms over {}", ping.rtt_ms, arrows(&ping.links)),
             Err(error) => {
                 failed += 1;
                 eprintln!("{number}: {error}");
@@ -235,17 +264,19 @@ async fn ping(client: &Client, node: &str, count: u32) -> anyhow::Result<ExitCod
     Ok(ExitCode::from(u8::from(failed == count)))
 }
 
+/// Formats links.
+fn arrows(links: &[[String; 2]]) -> String {
+    links.iter().map(|[from, to]| format!("{from} -> {to}")).collect::<Vec<_>>().join(", ")
+}
+
 /// Returns the line about the links that packets of one service use.
 fn service_line(service: &ServiceView) -> String {
-    let links: Vec<_> = service.links.iter().map(|[from, to]| format!("{from} -> {to}")).collect();
     let state = if service.arrives { "" } else { " (nothing arrives; packets take one path)" };
-    let best_effort: Vec<_> =
-        service.unrecovered.iter().map(|[from, to]| format!("{from} -> {to}")).collect();
-    let best_effort = match &best_effort[..] {
+    let best_effort = match &service.unrecovered[..] {
         [] => String::new(),
-        links => format!(" (best effort on {}: an old node does not recover losses)", links.join(", ")),
+        links => format!(" (best effort on {}: an old node does not recover losses)", arrows(links)),
     };
-    format!("{}, {}: {}{best_effort}{state}\n", service.kind, service.dissemination, links.join(", "))
+    format!("{}, {}: {}{best_effort}{state}\n", service.kind, service.dissemination, arrows(&service.links))
 }
 
 /// Returns the line about packets on several paths, if this node has seen any.
@@ -255,12 +286,13 @@ fn spread_line(spread: &SpreadView) -> String {
         let delivered = spread.delivered;
         let _ = writeln!(
             out,
-            "spread packets {} copies sent, {} relayed; delivered: {} over one path, {} by duplicate, {} by flood; dropped: {} \
-             duplicates, {} late, {} off graph",
+            "spread packets {} copies sent, {} relayed; delivered: {} over one path, {} by duplicate, {} by graph, {} by \
+             flood; dropped: {} duplicates, {} late, {} off graph",
             spread.copies,
             spread.relayed,
             delivered.shortest,
             delivered.duplicate,
+            delivered.graph,
             delivered.flood,
             spread.duplicates,
             spread.late,

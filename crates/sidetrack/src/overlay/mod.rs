@@ -41,11 +41,14 @@ use crate::live::Ledger;
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use control::Event;
+use datagrams::Pinged;
 use ingress::Request;
 use shared::{NextId, Shared};
 use sidetrack_core::flow::EndReason;
+use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::Purpose;
 use sidetrack_core::overlay::reserved::Reserved;
+use sidetrack_core::overlay::service::Service;
 use sidetrack_sys::caps::CapabilitySet;
 use sidetrack_sys::sockopt;
 use sidetrack_sys::sync::lock;
@@ -239,18 +242,43 @@ impl Entry {
     /// # Errors
     /// Returns the reason in words.
     pub async fn ping(&self, node: &str) -> Result<PingView, String> {
+        let to = self.other(node)?;
         let identity = &self.shared.identity;
-        let to = identity.node_named(node).ok_or_else(|| format!("the overlay has no node '{node}'"))?;
-        if to == identity.own() {
-            return Err(format!("'{node}' is this node itself"));
-        }
         let stopping = || "the overlay is stopping".to_owned();
         let (reply, answer) = oneshot::channel();
         self.shared.control.send(Event::Ping(to, reply)).await.map_err(|_| stopping())?;
         let echo =
             timeout(PING_TIMEOUT, answer).await.map_err(|_| format!("no answer from {node} in 3 s"))?;
         let Echo { path, rtt } = echo.map_err(|_| stopping())??;
-        Ok(PingView { path: control::names(identity, &path), rtt_ms: rtt.as_secs_f64() * 1000.0 })
+        let path = control::names(identity, &path);
+        Ok(PingView { path, links: Vec::new(), rtt_ms: rtt.as_secs_f64() * 1000.0 })
+    }
+
+    /// Sends an echo request to a node, by name, over the links that packets of this service would use.
+    ///
+    /// # Errors
+    /// Returns the reason in words.
+    pub async fn ping_by(&self, node: &str, service: &Service) -> Result<PingView, String> {
+        let to = self.other(node)?;
+        let since = Instant::now();
+        let Pinged { links, answer } = datagrams::ping(&self.shared, to, service)?;
+        let answer = timeout(PING_TIMEOUT, answer).await;
+        answer
+            .map_err(|_| format!("no answer from {node} in 3 s"))?
+            .map_err(|_| "too many pings".to_owned())?;
+        let rtt_ms = since.elapsed().as_secs_f64() * 1000.0;
+        let named = |(from, to)| [from, to].map(|node| self.shared.identity.name(node));
+        Ok(PingView { path: Vec::new(), links: links.into_iter().map(named).collect(), rtt_ms })
+    }
+
+    /// Returns another node of the overlay by its name.
+    fn other(&self, node: &str) -> Result<NodeId, String> {
+        let identity = &self.shared.identity;
+        let to = identity.node_named(node).ok_or_else(|| format!("the overlay has no node '{node}'"))?;
+        if to == identity.own() {
+            return Err(format!("'{node}' is this node itself"));
+        }
+        Ok(to)
     }
 }
 
@@ -260,12 +288,7 @@ impl Entry {
     /// # Errors
     /// Returns the reason in words.
     pub async fn set_link(&self, neighbour: &str, setting: LinkSetting) -> Result<LinkSettingView, String> {
-        let identity = &self.shared.identity;
-        let to = identity.node_named(neighbour);
-        let to = to.ok_or_else(|| format!("the overlay has no node '{neighbour}'"))?;
-        if to == identity.own() {
-            return Err(format!("'{neighbour}' is this node itself"));
-        }
+        let to = self.other(neighbour)?;
         let stopping = |_| "the overlay is stopping".to_owned();
         let (reply, answer) = oneshot::channel();
         self.shared.control.send(Event::SetLink(to, setting, reply)).await.map_err(|_| stopping(()))?;

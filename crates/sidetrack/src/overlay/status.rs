@@ -8,7 +8,7 @@ use super::shared::Shared;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::overlay::frame::Subgraph;
 use sidetrack_core::overlay::node::Node;
-use sidetrack_core::overlay::service::{Dissemination, LinkKind, Service};
+use sidetrack_core::overlay::service::{LinkKind, Service};
 use sidetrack_core::overlay::{Keys, NodeId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -132,6 +132,9 @@ pub struct DeliveredView {
     pub duplicate: u64,
     /// Over all links on short ways.
     pub flood: u64,
+    /// Over graphs with targeted redundancy.
+    #[serde(default)]
+    pub graph: u64,
 }
 
 impl SpreadView {
@@ -256,8 +259,11 @@ pub struct PathView {
 /// The answer to a ping.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PingView {
-    /// The nodes of the path.
+    /// The nodes of the path. Empty with `links`.
     pub path: Vec<String>,
+    /// The links that copies of the packet could use, if the request named a kind of links.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<[String; 2]>,
     /// Round trip, milliseconds.
     pub rtt_ms: f64,
 }
@@ -346,22 +352,12 @@ fn services(shared: &Shared, to: NodeId) -> Vec<ServiceView> {
     let graph = shared.graph.load();
     let named = |(from, to)| [from, to].map(|node| shared.identity.name(node));
     let view = |(service, subgraph, arrives): (Service, Option<Arc<Subgraph>>, bool)| {
-        let kind = match service.kind {
-            LinkKind::Reliable => "reliable",
-            LinkKind::BestEffort => "best effort",
-            LinkKind::RealTime => "real time",
-        };
         let is_unrecovered =
             |link: &(NodeId, NodeId)| service.kind == LinkKind::RealTime && !graph.recovers(link.0, link.1);
-        let dissemination = match service.dissemination {
-            Dissemination::Shortest => "shortest",
-            Dissemination::Duplicate => "duplicate",
-            Dissemination::Flood => "flood",
-        };
         let links: Vec<_> = subgraph.iter().flat_map(|subgraph| subgraph.links()).collect();
         ServiceView {
-            kind: kind.to_owned(),
-            dissemination: dissemination.to_owned(),
+            kind: service.kind.name().to_owned(),
+            dissemination: service.dissemination.name().to_owned(),
             unrecovered: links.iter().copied().filter(is_unrecovered).map(named).collect(),
             links: links.into_iter().map(named).collect(),
             arrives,
@@ -374,10 +370,10 @@ fn services(shared: &Shared, to: NodeId) -> Vec<ServiceView> {
 /// Returns the counts of packets over subgraphs.
 pub(super) fn spread(datagrams: &Datagrams) -> SpreadView {
     let counts = datagrams.spread_counts();
-    let [shortest, duplicate, flood] = counts.delivered;
+    let [shortest, duplicate, flood, graph] = counts.delivered;
     SpreadView {
         copies: datagrams.counters.copies.load(Relaxed),
-        delivered: DeliveredView { shortest, duplicate, flood },
+        delivered: DeliveredView { shortest, duplicate, flood, graph },
         relayed: counts.relayed,
         duplicates: counts.duplicates,
         late: counts.late,

@@ -26,19 +26,24 @@ const RUNS: usize = 5;
 struct Square {
     a: Node,
     b: Node,
-    relays: [Node; 2],
+    relays: Vec<Node>,
     up_a: Up,
     up_b: Up,
-    ups: [Option<Up>; 2],
+    ups: Vec<Option<Up>>,
 }
 
 impl Square {
     /// Nodes whose packets travel by this service.
     fn new(service: &str) -> Self {
-        let [a, b, r1, r2] = [(); 4].map(|()| Node::new());
-        let keys = Keys::new(&["a", "b", "r1", "r2"]);
-        let relays = [r1, r2];
-        let ups = [1, 2].map(|at| {
+        Self::with(&["r1", "r2"], service)
+    }
+
+    /// The same with these relays.
+    fn with(names: &[&str], service: &str) -> Self {
+        let [a, b] = [(); 2].map(|()| Node::new());
+        let keys = Keys::new(&[&["a", "b"], names].concat());
+        let relays: Vec<_> = names.iter().map(|_| Node::new()).collect();
+        let ups = (1..=names.len()).map(|at| {
             let relay = &relays[at - 1];
             link(&a, relay, &format!("10.8.{at}"), [&format!("to-r{at}"), "to-a"]);
             link(&b, relay, &format!("10.9.{at}"), [&format!("to-r{at}"), "to-b"]);
@@ -47,8 +52,10 @@ impl Square {
             Some(relay.run(move || Up::start("", &text)))
         });
         let dials = |net: u8| {
-            [("r1", 1), ("r2", 2)].map(|(name, relay)| (name, at(&format!("10.{net}.{relay}.2"), 8100)))
+            let address = |relay: usize| at(&format!("10.{net}.{relay}.2"), 8100);
+            names.iter().enumerate().map(|(number, name)| (*name, address(number + 1))).collect::<Vec<_>>()
         };
+        let ups = ups.collect();
         let up_a = end(&a, (&keys, "a", "b"), (1, 2), &dials(8), service);
         let up_b = end(&b, (&keys, "b", "a"), (2, 1), &dials(9), service);
         let square = Self { a, b, relays, up_a, up_b, ups };
@@ -189,4 +196,41 @@ fn copies_on_two_real_time_paths_survive_losses_on_both() {
         return;
     }
     panic!("the machine took links for dead in each of {RUNS} runs");
+}
+
+#[test]
+fn a_graph_uses_all_neighbours_of_a_source_in_trouble_and_two_paths_again_later() {
+    if !is_root() {
+        return;
+    }
+    let graph = "link = \"best-effort\"\ndissemination = \"graph\"\ndeadline_ms = 5000\n";
+    let mut square = Square::with(&["r1", "r2", "r3"], graph);
+    // Two of the three links of a lose an eighth, both ways.
+    let lose = |square: &Square, percent: &str| {
+        for (relay, up) in ["r1", "r2"].iter().zip(&square.ups) {
+            run(&square.up_a, &["link", "set", relay, "--loss", percent]);
+            run(up.as_ref().expect("it runs"), &["link", "set", "a", "--loss", percent]);
+        }
+    };
+    lose(&square, "12");
+    for number in 0..=RUNS {
+        assert!(number < RUNS, "the machine took links for dead in each of {RUNS} runs");
+        wait_for(&square.up_a, "all neighbours of a", |status| arrives(status, 6));
+        let before = square.fallen().len();
+        let times = square.stream(|_| {});
+        assert!(times.iter().all(|times| *times < 2), "delivered twice");
+        if square.fallen().len() == before {
+            let lost = times.iter().filter(|times| **times == 0).count();
+            assert_eq!(lost, 0, "{:#}", status(&square.up_b));
+            break;
+        }
+    }
+    let ping =
+        run(&square.up_a, &["ping", "b", "-c", "1", "--kind", "best-effort", "--dissemination", "duplicate"]);
+    assert_eq!(ping.matches(" -> ").count(), 4, "{ping}");
+    assert!(run(&square.up_a, &["path", "b"]).contains("best-effort, graph: a -> r"));
+    let end = status(&square.up_b);
+    assert!(end["spread"]["delivered"]["graph"].as_u64() >= Some(u64::from(COUNT)), "{end:#}");
+    lose(&square, "0");
+    square.stands();
 }

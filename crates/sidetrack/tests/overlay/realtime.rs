@@ -8,7 +8,7 @@ use crate::hosts::{Node, is_root};
 use crate::node::{Up, at};
 use crate::scene::{Keys, status, wait_for};
 use crate::streams::{arrives, end, link, sockets, stream, to_b};
-use crate::tools::run;
+use crate::tools::{refused, run};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -91,7 +91,7 @@ fn a_lossy_hop_costs_a_real_time_service_nearly_no_packet() {
     let lost = chain.lost();
     assert!(lost < 2, "{lost} of {COUNT} by real time, {lost_by_best_effort} by best effort");
     let [at_a, at_r1, at_r2, at_b] = [0, 1, 2, 3].map(|at| status(&chain.ups[at]));
-    assert_eq!(to_b(&at_a)["services"][0]["kind"], "real time", "{at_a:#}");
+    assert_eq!(to_b(&at_a)["services"][0]["kind"], "real-time", "{at_a:#}");
     assert!(at_a["links"][0]["real_time"] == true && to_b(&at_a)["services"][0]["unrecovered"].is_null());
     // The hop recovers its losses alone: r2 has requested them, r1 has sent them again, and few more.
     assert!(count(&at_r2, "requested") >= 8 && count(&at_r2, "recovered") >= 8, "{at_r2:#}");
@@ -101,7 +101,14 @@ fn a_lossy_hop_costs_a_real_time_service_nearly_no_packet() {
     assert!(at_b["spread"]["delivered"]["shortest"].as_u64() >= Some(u64::from(COUNT) - 1), "{at_b:#}");
     let printed = run(&chain.ups[1], &["status"]);
     assert!(printed.contains("real-time links "), "{printed}");
-    assert!(run(&chain.ups[0], &["path", "b"]).contains("real time, shortest: a -> r1, "));
+    assert!(run(&chain.ups[0], &["path", "b"]).contains("real-time, shortest: a -> r1, "));
+    let ping = run(&chain.ups[0], &["ping", "b", "-c", "1", "--kind", "real-time", "--deadline", "5000"]);
+    assert!(ping.contains(" ms over a -> r1, "), "{ping}");
+    assert!(
+        run(&chain.ups[0], &["ping", "b", "-c", "1", "--kind", "reliable"]).contains("a -> r1 -> r2 -> b")
+    );
+    let refused = refused(&chain.ups[0], &["ping", "b", "-c", "1", "--kind", "fast"]);
+    assert!(refused.contains("there is no such service for packets"), "{refused}");
     let metrics = crate::node::admin::show(&chain.ups[2], "/metrics");
     assert!(metrics.contains("sidetrack_overlay_packets_total{fate=\"recovered\"}"), "{metrics}");
 }

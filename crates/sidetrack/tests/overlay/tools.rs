@@ -18,7 +18,8 @@ pub(crate) fn run(up: &Up, arguments: &[&str]) -> String {
     String::from_utf8(out.stdout).expect("text")
 }
 
-fn refused(up: &Up, arguments: &[&str]) -> String {
+/// The same for a command that fails; what it prints.
+pub(crate) fn refused(up: &Up, arguments: &[&str]) -> String {
     let out = overlay(up, arguments);
     assert!(!out.status.success(), "{arguments:?}: {out:?}");
     String::from_utf8(out.stderr).expect("text")

@@ -51,6 +51,8 @@ pub enum Dissemination {
     Duplicate,
     /// All links on ways with a limited number of hops.
     Flood,
+    /// Two disjoint paths, and more links around a source or destination in trouble.
+    Graph,
 }
 
 /// The purpose of a connection between neighbours, as the dialling end states it.

@@ -4,11 +4,13 @@
 //! |---|---|
 //! | shortest | the cheapest path |
 //! | duplicate | the cheapest set of k node-disjoint paths ([`disjoint`]) |
+//! | graph | two disjoint paths, and more links around a node in trouble ([`targeted`]) |
 //! | flood | all links on ways with at most the given number of hops |
 //!
 //! Only nodes that understand such packets are used ([`Features`]).
 
 mod disjoint;
+mod targeted;
 
 use super::NodeId;
 use super::frame::{Dissemination, Features, Subgraph};
@@ -26,12 +28,13 @@ impl Graph {
         let links = match service.dissemination {
             Dissemination::Shortest => links_of(&self.disjoint(from, to, 1)),
             Dissemination::Duplicate => links_of(&self.disjoint(from, to, service.paths)),
+            Dissemination::Graph => self.targeted(from, to, service.deadline),
             Dissemination::Flood => self.flood(from, to, service.hops),
         };
         if links.is_empty() {
             return None;
         }
-        // A flood over more nodes than a frame can name becomes two disjoint paths.
+        // A flood or a graph over more nodes than a frame can name becomes two disjoint paths.
         Subgraph::new(from, to, links)
             .or_else(|| Subgraph::new(from, to, links_of(&self.disjoint(from, to, 2))))
     }

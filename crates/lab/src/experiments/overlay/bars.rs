@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::gap::{Gap, Way};
 use super::measure::{DELAY_LOSS, DelayRow, FAST_LOSS, Figures, FloodRow, SCP_LOSS};
 use super::shape::{ONE_HOP, Shape, THREE_HOPS};
 use super::wide::Wide;
@@ -25,6 +26,10 @@ const STALL_MS: f64 = 300.0;
 const CONVERGED_MS: f64 = 200.0;
 /// Maximum bandwidth of an idle link.
 const IDLE_KBIT: f64 = 64.0;
+/// Minimum share of the gap between one path and flooding that dissemination graphs close, and their maximum cost in those of
+/// two disjoint paths.
+pub(super) const GAP_SHARE: f64 = 0.98;
+pub(super) const GAP_COST: f64 = 1.03;
 
 /// One bar and its result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -83,7 +88,17 @@ pub(super) fn judge(figures: &Figures) -> Vec<Verdict> {
         verdicts.push(at_most("hellos lost under overload, percent, none".to_owned(), lost, 0.0));
     }
     verdicts.extend(figures.wide.iter().flat_map(wide));
+    verdicts.extend(figures.gap.iter().flat_map(gap));
     verdicts
+}
+
+fn gap(gap: &Gap) -> [Verdict; 2] {
+    let (share, cost) = (gap.share(Way::Graphs), gap.cost(Way::Graphs));
+    let bar = format!("graphs, of the gap between one path and flooding, at least {GAP_SHARE}");
+    [
+        at_least(bar, share, GAP_SHARE),
+        at_most(format!("graphs, cost in two disjoint paths, at most {GAP_COST}"), cost, GAP_COST),
+    ]
 }
 
 fn wide(wide: &Wide) -> [Verdict; 2] {

@@ -7,6 +7,7 @@ use serde::Serialize;
 use sidetrack_core::overlay::frame::LinkKind;
 
 use super::flow::{self, Way};
+use super::gap::Gap;
 use super::scene::Scene;
 use super::scp::{Copied, Copies};
 use super::wide::Wide;
@@ -49,6 +50,8 @@ pub(super) struct Plan {
     pub cuts: u32,
     /// Number of flows over them.
     pub flows: usize,
+    /// Number of simulated traces.
+    pub traces: u64,
 }
 
 impl Plan {
@@ -64,6 +67,7 @@ impl Plan {
             failures: 2,
             cuts: 2,
             flows: 1000,
+            traces: 30,
         }
     }
 
@@ -79,6 +83,7 @@ impl Plan {
             failures: 10,
             cuts: 9,
             flows: 1000,
+            traces: 300,
         }
     }
 }
@@ -143,6 +148,8 @@ pub(super) struct Figures {
     pub links_lost: usize,
     /// Twelve nodes.
     pub wide: Option<Wide>,
+    /// Ways of dissemination, simulated.
+    pub gap: Option<Gap>,
 }
 
 /// Measures idle links.

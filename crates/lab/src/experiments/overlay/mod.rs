@@ -9,6 +9,7 @@
 
 mod bars;
 mod flow;
+mod gap;
 mod measure;
 mod report;
 mod scene;
@@ -73,6 +74,8 @@ pub enum Part {
     Idle,
     /// Twelve nodes at wide-area distances, many flows, and cut links.
     Wide,
+    /// How much of the gap between one path and flooding the ways of dissemination close, in simulation.
+    Gap,
 }
 
 impl Part {
@@ -135,6 +138,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         let wide = wide::run(kind, options.seed, plan.cuts, plan.flows, &progress);
         figures.wide = missing.note("Wide", wide, &progress);
     }
+    if wanted(&Part::Gap) {
+        progress.say("ways of dissemination, simulated");
+        figures.gap = Some(gap::measure(options.seed, plan.traces));
+    }
     progress.end();
     let verdicts = bars::judge(&figures);
     let results = Results {
@@ -170,7 +177,7 @@ fn three_hops(
         Part::Scp => measure::scp(scene, plan, figures, progress),
         Part::Failure => measure::failure(scene, plan, figures, progress),
         // These parts have separate networks.
-        Part::Fast | Part::Wide => Ok(()),
+        Part::Fast | Part::Wide | Part::Gap => Ok(()),
     }
 }
 

@@ -6,6 +6,7 @@ use anyhow::Result;
 
 use super::Results;
 use super::bars::Verdict;
+use super::gap::Gap;
 use super::measure::{Figures, FloodRow, LOSSES, SCP_LOSS};
 use crate::machine;
 use crate::output::Output;
@@ -35,6 +36,7 @@ pub(super) fn text(results: &Results) -> String {
     copies(&mut text, figures);
     failures(&mut text, figures);
     wide(&mut text, figures);
+    text += &figures.gap.as_ref().map_or_else(String::new, Gap::text);
     text.push_str("\n| bar | reached | |\n|---|---:|---|\n");
     for verdict in &results.verdicts {
         let word = match verdict {

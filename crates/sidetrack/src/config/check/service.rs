@@ -21,6 +21,7 @@ impl Check<'_> {
         service.dissemination = match packets.dissemination.as_deref() {
             Some(PacketsDissemination::Duplicate) => Dissemination::Duplicate,
             Some(PacketsDissemination::Flood) => Dissemination::Flood,
+            Some(PacketsDissemination::Graph) => Dissemination::Graph,
             Some(PacketsDissemination::Shortest) | None => Dissemination::Shortest,
         };
         if let Some(dissemination) = &packets.dissemination

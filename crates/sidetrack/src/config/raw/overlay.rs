@@ -54,8 +54,9 @@ pub struct Packets {
     /// hop while the packet can still be in time, and no packet waits for another. Default "reliable".
     pub link: Option<At<PacketsLink>>,
     /// The links that a packet uses. "shortest": the cheapest path. "duplicate": a copy on each of `paths` paths that
-    /// share no relay; the first copy is delivered. "flood": all links on ways with at most `hops` links. The last two
-    /// need `link = "best-effort"` or "real-time". Default "shortest".
+    /// share no relay; the first copy is delivered. "flood": all links on ways with at most `hops` links. "graph": two such
+    /// paths, and more links around the source or the destination while links there are in trouble. The last three need
+    /// `link = "best-effort"` or "real-time". Default "shortest".
     pub dissemination: Option<At<PacketsDissemination>>,
     /// The number of paths with `dissemination = "duplicate"`, 2 to 5. If the network has fewer, packets use those.
     /// Default 2.
@@ -63,7 +64,7 @@ pub struct Packets {
     /// Most links on the way of a packet with `dissemination = "flood"`, 1 to 15. Default 4.
     pub hops: Option<At<u8>>,
     /// Milliseconds that a packet may travel, 1 to 10000; later it is dropped. Required with `link = "real-time"`.
-    /// With "best-effort" it needs `dissemination` "duplicate" or "flood", and the default is: there is no limit.
+    /// With "best-effort" it needs another `dissemination` than "shortest", and the default is: there is no limit.
     pub deadline_ms: Option<At<u32>>,
 }
 
@@ -89,6 +90,8 @@ pub enum PacketsDissemination {
     Duplicate,
     /// All links on short ways.
     Flood,
+    /// Two paths that share no relay, and more links around an end in trouble.
+    Graph,
 }
 
 /// Which packets are captured.

@@ -4,6 +4,7 @@
 //! One thread receives.
 
 mod link;
+mod pings;
 mod realtime;
 mod receive;
 mod seal;
@@ -11,6 +12,7 @@ mod spread;
 mod way;
 
 pub(super) use link::Link;
+pub(super) use pings::{Pinged, ping};
 pub(super) use realtime::{Totals, recover};
 pub(super) use receive::run;
 pub(super) use seal::{LABEL, MATERIAL_BYTES};

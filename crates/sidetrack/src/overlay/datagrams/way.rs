@@ -1,6 +1,7 @@
 //! The paths and subgraphs of this node's packets in datagrams, and whether datagrams arrive on them: UDP may be blocked
 //! somewhere on the way, and no node there would report that. Each service to a node is tried on its own.
 
+use super::pings::Pings;
 use super::receive::forward;
 use super::spread;
 use crate::overlay::shared::Shared;
@@ -34,11 +35,34 @@ const NODE_BYTES: usize = 8;
 
 /// The links that packets use.
 #[derive(Clone)]
-enum Plan {
+pub(super) enum Plan {
     /// One path, in frames that every version understands.
     Path(Path),
     /// A subgraph.
     Subgraph(Arc<Subgraph>),
+}
+
+impl Plan {
+    /// Chooses the links of a service to a node.
+    pub(super) fn new(graph: &Graph, own: NodeId, to: NodeId, service: &Service) -> Option<Self> {
+        if service.spreads() {
+            graph.subgraph(own, to, service).map(|subgraph| Self::Subgraph(Arc::new(subgraph)))
+        } else {
+            graph.route(own, to, &BTreeSet::new()).map(|route| Self::Path(route.path))
+        }
+    }
+
+    /// Sends an echo request with this number over its links. Returns false if it could not be sent.
+    pub(super) fn echo(self, shared: &Shared, service: &Service, number: u64) -> bool {
+        let payload = number.to_be_bytes().to_vec();
+        match self {
+            Self::Path(path) => forward(shared, echo_request(path, payload)),
+            Self::Subgraph(subgraph) => {
+                let subgraph = Subgraph::clone(&subgraph);
+                spread::send(shared, service, subgraph, Protocol::EchoRequest, payload)
+            }
+        }
+    }
 }
 
 /// The way of one service to one node.
@@ -68,6 +92,8 @@ struct Ways {
 #[derive(Default)]
 pub(crate) struct Paths {
     ways: Mutex<Ways>,
+    /// The echo requests of operators.
+    pub pings: Pings,
 }
 
 impl Paths {
@@ -95,6 +121,9 @@ impl Paths {
     /// Handles an echo that came back from this node.
     pub(crate) fn answered(&self, from: NodeId, payload: &[u8], now: Instant) {
         let Some(number) = payload.first_chunk().map(|bytes| u64::from_be_bytes(*bytes)) else { return };
+        if self.pings.answered(from, number) {
+            return;
+        }
         let mut ways = lock(&self.ways);
         let mut asked =
             ways.ways.iter_mut().filter(|((to, _), way)| *to == from && way.asked.contains(&number));
@@ -137,12 +166,7 @@ impl Way {
     fn plan(&mut self, shared: &Shared, to: NodeId, service: &Service) -> Option<Plan> {
         let graph = shared.graph.load_full();
         if self.plan.as_ref().is_none_or(|(known, _)| !Arc::ptr_eq(known, &graph)) {
-            let own = shared.identity.own();
-            let plan = if service.spreads() {
-                graph.subgraph(own, to, service).map(|subgraph| Plan::Subgraph(Arc::new(subgraph)))
-            } else {
-                graph.route(own, to, &BTreeSet::new()).map(|route| Plan::Path(route.path))
-            };
+            let plan = Plan::new(&graph, shared.identity.own(), to, service);
             self.plan = Some((graph, plan));
         }
         self.plan.as_ref()?.1.clone()
@@ -163,19 +187,13 @@ pub(super) fn probe(shared: &Shared, now: Instant) {
             *number += 1;
             way.asked.truncate(ASKED - 1);
             way.asked.push_front(*number);
-            let payload = number.to_be_bytes().to_vec();
-            requests.extend(way.plan(shared, *to, service).map(|plan| (*service, plan, payload)));
+            requests.extend(way.plan(shared, *to, service).map(|plan| (*service, plan, *number)));
         }
     }
     // The lock is free again: an answer may come at once.
-    for (service, plan, payload) in requests {
-        match plan {
-            Plan::Path(path) => forward(shared, echo_request(path, payload)),
-            Plan::Subgraph(subgraph) => {
-                let subgraph = Subgraph::clone(&subgraph);
-                spread::send(shared, &service, subgraph, Protocol::EchoRequest, payload)
-            }
-        };
+    for (service, plan, number) in requests {
+        // A request that is not sent is not answered either.
+        let _ = plan.echo(shared, &service, number);
     }
 }
 
