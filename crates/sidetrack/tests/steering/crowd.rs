@@ -86,9 +86,10 @@ fn a_client_with_its_share_keeps_no_other_client_out() {
         return;
     }
     // As written, and half of all flows by default.
-    for (limits, told) in
-        [("max_flows_per_client = 2", "max_flows_per_client"), ("max_flows = 4", "one in 2")]
-    {
+    for (limits, told) in [
+        ("max_flows_per_client = 2", "max_flows_per_client"),
+        ("max_flows = 4, max_handshakes = 4", "one in 2"),
+    ] {
         let (line, mut up) = scene(limits);
         let mut held: Vec<_> = (0..2).map(|_| connected(&line, CLIENTS[0])).collect();
         assert!(is_reset(&mut connected(&line, CLIENTS[0])), "{limits}");
