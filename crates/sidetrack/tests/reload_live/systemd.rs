@@ -1,4 +1,4 @@
-//! What a service manager hears from a node: systemd's notification protocol.
+//! What systemd hears from a node: its notification protocol.
 
 use crate::node::{eventually, peers::Server, send};
 use crate::reverse;
@@ -8,10 +8,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// How long the manager waits for the next message.
+/// How long systemd's end waits for the next message.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The manager's end.
+/// Systemd's end of the socket.
 struct Told(UnixDatagram);
 
 impl Told {
@@ -44,11 +44,11 @@ fn start(folder: &Path, keys: &str, socket: &str, watchdog: bool) -> Child {
 }
 
 #[test]
-fn a_service_manager_hears_of_start_reload_watchdog_and_stop() {
+fn systemd_hears_of_start_reload_watchdog_and_stop() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("notify");
-    let manager = Told(UnixDatagram::bind(&path).expect("bound"));
-    manager.0.set_read_timeout(Some(PATIENCE)).expect("set");
+    let systemd = Told(UnixDatagram::bind(&path).expect("bound"));
+    systemd.0.set_read_timeout(Some(PATIENCE)).expect("set");
     let server = Server::start("127.0.0.1");
     let admin = folder.path().join("admin.sock");
     let text = format!(
@@ -58,34 +58,34 @@ fn a_service_manager_hears_of_start_reload_watchdog_and_stop() {
     );
     // It gives up its rights before it serves: the folder of the socket is closed to it then.
     let mut child = start(folder.path(), &text, &path.to_string_lossy(), true);
-    assert!(manager.next().starts_with("READY=1\n"));
-    assert_eq!(manager.any(), "WATCHDOG=1");
+    assert!(systemd.next().starts_with("READY=1\n"));
+    assert_eq!(systemd.any(), "WATCHDOG=1");
     for (text, what) in [(format!("{text}# changed\n"), "accepted"), ("[[listen".to_owned(), "rejected")] {
         std::fs::write(folder.path().join("sidetrack.toml"), text).expect("a file");
-        let reloading = manager.next();
+        let reloading = systemd.next();
         let time = reloading.lines().find_map(|line| line.strip_prefix("MONOTONIC_USEC="));
         let time: u64 = time.and_then(|time| time.parse().ok()).unwrap_or_else(|| panic!("{reloading}"));
         assert!(reloading.starts_with("RELOADING=1\n") && time > 0, "{what}: {reloading}");
-        assert!(manager.next().starts_with("READY=1\n"), "{what}");
+        assert!(systemd.next().starts_with("READY=1\n"), "{what}");
     }
     send(child.id(), Signal::TERM);
-    assert!(manager.next().starts_with("STOPPING=1\n"));
+    assert!(systemd.next().starts_with("STOPPING=1\n"));
     eventually("the node ends", || child.try_wait().expect("waited").is_some());
 }
 
-/// An abstract socket, as a container's manager has it.
+/// An abstract socket, as the systemd of a container has it.
 #[test]
 fn the_socket_may_be_an_abstract_one() {
     use std::os::linux::net::SocketAddrExt;
     let folder = tempfile::tempdir().expect("a folder");
     let name = format!("sidetrack-test-{}", std::process::id());
     let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).expect("a name");
-    let manager = Told(UnixDatagram::bind_addr(&address).expect("bound"));
-    manager.0.set_read_timeout(Some(PATIENCE)).expect("set");
+    let systemd = Told(UnixDatagram::bind_addr(&address).expect("bound"));
+    systemd.0.set_read_timeout(Some(PATIENCE)).expect("set");
     let text = "version = 1\ndefault = \"deny\"\n[admin]\nsocket = \"none\"\n[[listen]]\nkind = \"socks\"\naddress = \"127.0.0.1:0\"\n";
     let mut child = start(folder.path(), text, &format!("@{name}"), false);
-    assert!(manager.any().starts_with("READY=1\n"));
+    assert!(systemd.any().starts_with("READY=1\n"));
     send(child.id(), Signal::TERM);
-    assert!(manager.any().starts_with("STOPPING=1\n"));
+    assert!(systemd.any().starts_with("STOPPING=1\n"));
     eventually("the node ends", || child.try_wait().expect("waited").is_some());
 }
