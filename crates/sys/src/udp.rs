@@ -185,7 +185,7 @@ fn info_v6(ip: Ipv6Addr) -> libc::in6_pktinfo {
 /// Appends one control message behind those of `msg_controllen`, and adds its length. The control buffer must have room.
 fn put<T>(message: &mut libc::msghdr, level: libc::c_int, kind: libc::c_int, value: T) {
     let size = u32::try_from(size_of::<T>()).unwrap_or(u32::MAX);
-    let before = message.msg_controllen as usize;
+    let before: usize = message.msg_controllen as _;
     // SAFETY: CMSG_SPACE and CMSG_LEN only compute. The control buffer has at least CONTROL_WORDS * 8 = 64 bytes, more
     // than CMSG_SPACE of either struct of addresses (28 and 40). Only a batch appends a second message, of 24 bytes, to a
     // buffer of 96 bytes. CMSG_SPACE keeps `before` aligned as `cmsghdr` wants it.

@@ -21,7 +21,7 @@ const CONTROL_WORDS: usize = OF_ONE + 4;
 
 /// Asks the kernel to receive trains. Without it (Linux before 5.0) each datagram is a message.
 pub fn receive_trains(socket: impl AsFd) {
-    let _ = set_int(&socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1);
+    let _ = set_int(socket, libc::SOL_UDP, libc::UDP_GRO, 1);
 }
 
 /// The memory for the messages of one batch.
