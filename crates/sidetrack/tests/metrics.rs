@@ -122,6 +122,7 @@ fn the_manual_names_every_metric() {
     metrics.closed_scraper();
     enter(&ledger, &full(2));
     metrics.read_packets(&[("denied", 1)]);
+    metrics.read_shunt(&[("used", 1)], 1);
     let text = metrics.text(&[ledger], Surroundings::default());
     let there: std::collections::BTreeSet<_> = text
         .lines()

@@ -22,4 +22,5 @@ mod openflow;
 mod own_rules;
 mod rules;
 mod scarce;
+mod shared_switch;
 mod switch;

@@ -108,9 +108,19 @@ impl OpenVSwitch {
 
     /// Lets it connect to the controller.
     pub(crate) fn connect(&self, port: u16) {
+        // In one step: a controller that is in-band for a moment makes the switch add entries of its own.
         self.vsctl(&format!(
             "set-controller sw tcp:{CONTROLLER}:{port} -- set controller sw connection_mode=out-of-band max_backoff=1000"
         ));
+    }
+
+    /// Lets it connect to several controllers.
+    pub(crate) fn connect_to(&self, ports: &[u16]) {
+        let controllers: Vec<_> = ports.iter().map(|port| format!("tcp:{CONTROLLER}:{port}")).collect();
+        self.vsctl(&format!("set-controller sw {}", controllers.join(" ")));
+        for one in self.vsctl("--bare --columns=_uuid list controller").split_whitespace() {
+            self.vsctl(&format!("set controller {one} connection_mode=out-of-band max_backoff=1000"));
+        }
     }
 
     /// `ovs-vsctl`.
