@@ -336,7 +336,8 @@ pub(super) fn windows(tables: &[(u64, Table<load::Slice>)]) -> String {
         .collect();
     let length = series.iter().map(|one| one.values.len()).max().unwrap_or(0);
     let a_second = (1000 / EVERY.as_millis()) as usize;
-    let place = |at: usize| if at % a_second == 0 { format!("{} s", at / a_second) } else { String::new() };
+    let place =
+        |at: usize| if at.is_multiple_of(a_second) { format!("{} s", at / a_second) } else { String::new() };
     let places: Vec<String> = (0..length).map(place).collect();
     let title = format!("Congestion window of one TCP flow, every 100 ms, at {ms} ms");
     chart::lines(&Titles { title: &title, vertical: "segments", places: &places }, &series)
