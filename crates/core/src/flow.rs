@@ -27,7 +27,11 @@ pub enum Side {
 }
 
 impl Side {
+    /// Both sides, in the order of arrays.
+    pub const BOTH: [Self; 2] = [Self::Client, Self::Server];
+
     /// Returns the other side.
+    #[inline]
     pub const fn other(self) -> Self {
         match self {
             Self::Client => Self::Server,

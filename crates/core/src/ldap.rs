@@ -176,7 +176,9 @@ pub fn answer_to_anonymous_bind(bytes: &[u8]) -> Option<(Vec<u8>, BindAnswer)> {
     let id = [&[0][..sign], &id].concat();
     // Result code 0 (success), no matched name, no message.
     let result = [BIND_ANSWER, 7, 0x0a, 1, 0, OCTETS, 0, OCTETS, 0];
-    let head = [SEQUENCE, (2 + id.len() + result.len()) as u8, INTEGER, id.len() as u8];
+    let lengths = [2 + id.len() + result.len(), id.len()].map(u8::try_from);
+    let [Ok(all), Ok(of_id)] = lengths else { return None };
+    let head = [SEQUENCE, all, INTEGER, of_id];
     Some(([&head[..], &id, &result].concat(), BindAnswer::new(bind.id)))
 }
 

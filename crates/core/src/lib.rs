@@ -4,6 +4,17 @@
 //! `new(config, now)`, `handle(now, input)`, `poll() -> Option<Output>`, `deadline() -> Option<Instant>`: a
 //! convention, not a trait. See `ARCHITECTURE.md`.
 #![forbid(unsafe_code)]
+// Tests cast what they know.
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::cast_lossless,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss
+    )
+)]
 
 pub mod agreement;
 pub mod area;

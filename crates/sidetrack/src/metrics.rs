@@ -153,6 +153,7 @@ pub struct Metrics {
     datagrams: Family<DirectionLabel, Counter>,
     datagrams_dropped: Family<ReasonLabel, Counter>,
     records_dropped: Counter,
+    engine_internal: Counter,
     fds_in_use: Gauge,
     fds_limit: Gauge,
     generation: Gauge,
@@ -202,6 +203,7 @@ impl Metrics {
             datagrams: Family::default(),
             datagrams_dropped: Family::default(),
             records_dropped: Counter::default(),
+            engine_internal: Counter::default(),
             fds_in_use: Gauge::default(),
             fds_limit: Gauge::default(),
             generation: Gauge::default(),
@@ -281,6 +283,11 @@ impl Metrics {
             "Records lost: their reader was too slow, or writing failed",
             self.records_dropped.clone(),
         );
+        to.register(
+            "engine_internal",
+            "Errors of the packet engine itself: always 0, unless it has a bug",
+            self.engine_internal.clone(),
+        );
         to.register("fds_in_use", "Descriptors open", self.fds_in_use.clone());
         to.register("fds_limit", "Descriptors allowed (RLIMIT_NOFILE)", self.fds_limit.clone());
         to.register("config_generation", "Configuration in force, from 1", self.generation.clone());
@@ -306,6 +313,11 @@ impl Metrics {
             let counter = self.datagrams_dropped.get_or_create_owned(&ReasonLabel { reason });
             counter.inc_by(total.saturating_sub(counter.get()));
         }
+    }
+
+    /// Takes over how many errors of their own the packet engines have counted.
+    pub fn read_engine_errors(&self, total: u64) {
+        self.engine_internal.inc_by(total.saturating_sub(self.engine_internal.get()));
     }
 
     /// Counts a client of the metrics address that was closed for another one.

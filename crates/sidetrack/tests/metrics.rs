@@ -56,6 +56,8 @@ fn everything_at_a_glance() {
     record(&metrics, &Arc::new(LiveFlow::new(FlowId(5))), EndReason::Limit);
     record(&metrics, &live(8, flow("10.9.8.7:80"), carried(None, &[])), EndReason::Limit);
     metrics.lost(3);
+    metrics.read_engine_errors(2);
+    metrics.read_engine_errors(2);
     metrics.read_closed(ClosedForOthers { handshakes: 4, idle: 5 });
     metrics.closed_scraper();
     let capacity = Capacity { entries: 7, entries_max: 65_536, waiting: 2, evicted: 3 };

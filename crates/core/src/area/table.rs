@@ -34,6 +34,7 @@ pub struct Counts {
 impl Counts {
     /// Returns the share of pairs between which data cannot move, 0 to 1 (EPI framework, Sec. III-B). 0 if there are
     /// no pairs.
+    #[expect(clippy::cast_precision_loss, reason = "a ratio: an error of 2^-53 does not matter")]
     pub fn unfeasibility_ratio(&self) -> f64 {
         if self.pairs == 0 { 0.0 } else { self.unfeasible as f64 / self.pairs as f64 }
     }

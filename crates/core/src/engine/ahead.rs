@@ -5,10 +5,13 @@
 //! but read. The next step then finds its addresses in the cache.
 
 use super::config::Callbacks;
-use super::connection::{CLIENT, Cold, Hot, Phase, SERVER, Slow};
+use super::connection::{Cold, Hot, Phase, Slow};
 use super::machine::Engine;
+use super::narrow::low_half;
 use super::packet::{Tuple, flags, u8_at};
+use super::slot::Slot;
 use super::table::hash;
+use crate::flow::Side;
 use std::hint::black_box;
 
 /// Most packets of a batch.
@@ -21,7 +24,7 @@ pub struct Ahead {
     /// For answers of servers: the place of the port that the packet goes to. Otherwise [`UNKNOWN`].
     ports: [u32; BATCH],
     /// The connections.
-    slots: [u32; BATCH],
+    slots: [Slot; BATCH],
     len: usize,
     /// The number of packets that begin connections.
     syns: usize,
@@ -31,7 +34,7 @@ const UNKNOWN: u32 = u32::MAX;
 
 impl Default for Ahead {
     fn default() -> Self {
-        Self { keys: [0; BATCH], ports: [UNKNOWN; BATCH], slots: [UNKNOWN; BATCH], len: 0, syns: 0 }
+        Self { keys: [0; BATCH], ports: [UNKNOWN; BATCH], slots: [Slot::NONE; BATCH], len: 0, syns: 0 }
     }
 }
 
@@ -55,30 +58,33 @@ impl<C: Callbacks> Engine<C> {
         let (count, syns) = (std::mem::take(len), std::mem::take(syns));
         let found = || keys.iter().zip(ports.iter()).take(count);
         black_box(found().fold(0, |all, (key, port)| match *port {
-            UNKNOWN => all ^ self.index.place(*key) as u32,
-            place => all ^ self.ports.at(place).unwrap_or(0),
+            UNKNOWN => all ^ low_half(self.index.place(*key)),
+            place => all ^ self.ports.at(place).map_or(0, Slot::number),
         }));
         for (slot, (key, port)) in slots.iter_mut().zip(found()) {
             let answered = Some(*port).filter(|port| *port != UNKNOWN).and_then(|port| self.ports.at(port));
-            let indexed = || self.index.probable(*key).map(|value| value >> 1);
-            *slot = answered.or_else(indexed).unwrap_or(UNKNOWN);
+            let indexed = || self.index.probable(*key).map(|value| Slot::of_entry(value).0);
+            *slot = answered.or_else(indexed).unwrap_or(Slot::NONE);
         }
-        let slots = || slots.iter().take(count).map(|slot| *slot as usize);
-        black_box(slots().filter_map(|slot| self.hot.get(slot)).fold(0, |all, hot| all ^ hot.lines()));
-        black_box(slots().filter_map(|slot| self.cold.get(slot)).fold(0, |all, cold| all ^ cold.lines()));
-        black_box(slots().filter_map(|slot| self.wheel.list_of(slot as u32)).fold(0, |all, list| all ^ list));
-        let phase =
-            |of: Phase| slots().filter_map(|slot| self.hot.get(slot)).filter(move |hot| hot.phase == of);
+        let slots = || slots.iter().take(count).copied();
+        black_box(slots().filter_map(|slot| self.tables.hot.get(slot)).fold(0, |all, hot| all ^ hot.lines()));
+        black_box(
+            slots().filter_map(|slot| self.tables.cold.get(slot)).fold(0, |all, cold| all ^ cold.lines()),
+        );
+        black_box(slots().filter_map(|slot| self.wheel.list_of(slot)).fold(0, |all, list| all ^ list));
+        let phase = |of: Phase| {
+            slots().filter_map(|slot| self.tables.hot.get(slot)).filter(move |hot| hot.phase == of)
+        };
         // Sources that will be taken, and those that become free where clients open new connections.
         let deciding = phase(Phase::Deciding).count();
         if deciding > 0 {
             black_box(self.ports.next(deciding));
         }
         if syns > 0 {
-            let given = phase(Phase::TimeWait).filter_map(|hot| self.ports.slot(&hot.tuple[SERVER]));
-            black_box(given.fold(0, |all, slot| all ^ slot));
+            let given = phase(Phase::TimeWait).filter_map(|hot| self.ports.slot(&hot.tuple[Side::Server]));
+            black_box(given.fold(0, |all, slot| all ^ slot.number()));
         }
-        let slow = slots().filter_map(|slot| self.slow.get(self.hot.get(slot)?.slow as usize));
+        let slow = slots().filter_map(|slot| self.tables.slow.get(self.tables.hot.get(slot)?.slow));
         black_box(slow.fold(0, |all, slow| all ^ slow.lines()));
         if syns > 0 {
             self.warm_free(syns);
@@ -89,12 +95,14 @@ impl<C: Callbacks> Engine<C> {
     // The slot freed last is taken first. It may still be in the cache, but not if many connections end together.
     #[inline(never)]
     fn warm_free(&self, count: usize) {
-        let hot = self.free.iter().rev().take(count).filter_map(|at| self.hot.get(*at as usize));
+        let hot = self.tables.free.iter().rev().take(count).filter_map(|at| self.tables.hot.get(*at));
         black_box(hot.fold(0, |all, hot| all ^ hot.lines()));
-        let cold = self.free.iter().rev().take(count).filter_map(|at| self.cold.get(*at as usize));
+        let cold = self.tables.free.iter().rev().take(count).filter_map(|at| self.tables.cold.get(*at));
         black_box(cold.fold(0, |all, cold| all ^ cold.lines()));
-        let slow = self.free_slow.iter().rev().take(count).filter_map(|at| self.slow.get(*at as usize));
-        black_box(slow.fold(0, |all, slow| all ^ slow.isn[CLIENT].0 ^ slow.resend_at.as_nanos() as u32));
+        let slow = self.tables.free_slow.iter().rev().take(count).filter_map(|at| self.tables.slow.get(*at));
+        black_box(
+            slow.fold(0, |all, slow| all ^ slow.isn[Side::Client].0 ^ low_half(slow.resend_at.as_nanos())),
+        );
     }
 }
 
@@ -110,8 +118,11 @@ fn begins(packet: &[u8]) -> bool {
 
 impl Hot {
     #[inline]
-    const fn lines(&self) -> u32 {
-        self.leg[CLIENT].next.0 ^ self.leg[SERVER].next.0 ^ self.tuple[CLIENT].ports ^ self.slow
+    fn lines(&self) -> u32 {
+        self.leg[Side::Client].next.0
+            ^ self.leg[Side::Server].next.0
+            ^ self.tuple[Side::Client].ports
+            ^ self.slow.number()
     }
 }
 
@@ -125,7 +136,7 @@ impl Cold {
 impl Slow {
     #[inline]
     fn lines(&self) -> u32 {
-        let held = u32::from(self.held().is_empty()) ^ u32::from(self.edits[SERVER].is_empty());
-        self.isn[CLIENT].0 ^ self.resend_at.as_nanos() as u32 ^ held
+        let held = u32::from(self.held().is_empty()) ^ u32::from(self.edits[Side::Server].is_empty());
+        self.isn[Side::Client].0 ^ low_half(self.resend_at.as_nanos()) ^ held
     }
 }

@@ -1,19 +1,21 @@
 //! Delayed binding: the engine holds and acknowledges the client's first bytes, asks for a server, and makes the
 //! handshake with it. From then on the engine delivers the held bytes: see `owned.rs`.
 
-use super::config::{Callbacks, Crowd, Hop, Opening, Payload, Selection, Target};
-use super::connection::{CLIENT, Hot, NEVER, Phase, SERVER, Slow, Source, side};
+use super::config::{Callbacks, Crowd, Opening, Payload, Selection, Target};
+use super::connection::{Conn, NEVER, Phase, Source};
 use super::machine::{Drop, Engine, Fate};
+use super::narrow::length;
 use super::open::FIRST_WAIT;
 use super::options::{Located, Offer, Written};
 use super::outbox::Segment;
-use super::packet::{Address, Header, Tuple, flags, u32_at};
+use super::packet::{Address, Packet, Tuple, flags, u32_at};
 use super::record::State;
 use super::room::Full;
 use super::seq::Seq;
+use super::slot::{Pair, Slot};
 use super::source::Chosen;
 use super::table::hash;
-use crate::flow::EndReason;
+use crate::flow::{EndReason, Side};
 use crate::time::Instant;
 use std::time::Duration;
 
@@ -42,27 +44,24 @@ enum Held {
 
 impl<C: Callbacks> Engine<C> {
     /// Handles a segment of a client that has no server yet.
-    pub(super) fn hold(&mut self, now: Instant, slot: usize, header: &Header, packet: &mut [u8]) -> Fate {
-        let Some(hot) = self.hot.get_mut(slot) else { return Fate::Dropped(Drop::NoConnection) };
-        let Some(slow) = self.slow.get_mut(hot.slow as usize) else {
-            return Fate::Dropped(Drop::NoConnection);
-        };
-        let before = hot.leg[CLIENT].next;
-        let held_before = slow.held().len();
-        let replies = !slow.reply().is_empty();
-        let outcome = take(&self.config, now, hot, slow, header, packet);
+    pub(super) fn hold(&mut self, now: Instant, slot: Slot, packet: &mut Packet<'_>) -> Fate {
+        let mut conn = self.tables.conn(slot);
+        let (before, held_before) = (conn.hot.leg[Side::Client].next, conn.slow.held().len());
+        let replies = !conn.slow.reply().is_empty();
+        let outcome = take(&self.config, now, &mut conn, packet);
+        let Conn { hot, slow, .. } = conn;
         self.held_total += slow.held().len() - held_before;
-        let (grown, fin) = (hot.leg[CLIENT].next != before, slow.fin);
+        let (grown, fin) = (hot.leg[Side::Client].next != before, slow.fin);
         let full = slow.held().len() >= self.config.hold_bytes as usize;
         match outcome {
             Held::Refuse(why) => return Fate::Dropped(why),
-            Held::Challenge => return self.challenge(now, slot, CLIENT),
+            Held::Challenge => return self.challenge(now, slot, Side::Client),
             Held::End(reason) => {
                 self.end_silently(now, slot, reason);
                 return Fate::Taken;
             }
-            Held::Acknowledge => self.acknowledge(now, slot, CLIENT),
-            Held::Soon => self.wheel.arm(slot as u32, now + DELAYED_ACK),
+            Held::Acknowledge => self.acknowledge(now, slot, Side::Client),
+            Held::Soon => self.wheel.arm(slot, now + DELAYED_ACK),
             Held::Nothing => {}
         }
         // Checked after the bytes were stored: the connection that exceeds the limit is the one that ends.
@@ -72,9 +71,9 @@ impl<C: Callbacks> Engine<C> {
             return Fate::Taken;
         }
         if grown && fin {
-            self.state(now, slot, CLIENT, State::FinWait1);
+            self.state(now, slot, Side::Client, State::FinWait1);
         }
-        let deciding = self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Deciding);
+        let deciding = self.tables.hot.at(slot).phase == Phase::Deciding;
         if deciding && (grown || replies) && self.reply_has_arrived(slot) {
             self.decide(now, slot, fin || full);
         }
@@ -82,17 +81,15 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Asks the callback for a server.
-    pub(super) fn decide(&mut self, now: Instant, slot: usize, last: bool) {
-        let Some(mut selection) = self.select(slot, last, Crowd::Unknown) else { return };
+    pub(super) fn decide(&mut self, now: Instant, slot: Slot, last: bool) {
+        let mut selection = self.select(slot, last, Crowd::Unknown);
         if selection == Selection::Crowded {
-            let client = self.hot.get(slot).map(|hot| hot.tuple[CLIENT].remote_addr().ip());
-            let has_left = client.is_some_and(|client| self.make_room(now, client, Full::Flows));
+            let client = self.tables.hot.at(slot).tuple[Side::Client].remote_addr().ip();
+            let has_left = self.make_room(now, client, Full::Flows);
             let crowd = if has_left { Crowd::HasLeft } else { Crowd::Full };
-            let Some(again) = self.select(slot, last, crowd) else { return };
-            selection = again;
+            selection = self.select(slot, last, crowd);
         }
-        let Some(hot) = self.hot.get(slot) else { return };
-        let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
+        let slow = self.slow_at(slot);
         match selection {
             Selection::Reply(_) if last || slow.replied > 0 => self.end(now, slot, EndReason::Internal),
             Selection::Reply(ref reply) => self.reply(now, slot, reply),
@@ -101,7 +98,8 @@ impl<C: Callbacks> Engine<C> {
                 if slow.until == NEVER {
                     slow.until = now + Duration::from_millis(wait_ms);
                 }
-                self.wheel.arm(slot as u32, slow.until);
+                let until = slow.until;
+                self.wheel.arm(slot, until);
             }
             Selection::Server(ref target) => {
                 slow.until = NEVER;
@@ -117,10 +115,9 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
-    fn select(&mut self, slot: usize, last: bool, crowd: Crowd) -> Option<Selection> {
-        let (hot, cold) = (self.hot.get(slot)?, self.cold.get(slot)?);
-        let slow = self.slow.get(hot.slow as usize)?;
-        let tuple = &hot.tuple[CLIENT];
+    fn select(&mut self, slot: Slot, last: bool, crowd: Crowd) -> Selection {
+        let Conn { hot, cold, slow } = self.tables.conn(slot);
+        let tuple = &hot.tuple[Side::Client];
         let opening = Opening {
             id: cold.id,
             client: tuple.remote_addr(),
@@ -131,12 +128,12 @@ impl<C: Callbacks> Engine<C> {
             replied: slow.replied > 0,
             crowd,
         };
-        Some(self.callbacks.select(&opening))
+        self.callbacks.select(&opening)
     }
 
     /// Takes a source, and sends the first SYN.
-    fn connect(&mut self, now: Instant, slot: usize, target: &Target) -> Result<(), EndReason> {
-        let client = self.hot.get(slot).map(|hot| hot.tuple[CLIENT]).ok_or(EndReason::Internal)?;
+    fn connect(&mut self, now: Instant, slot: Slot, target: &Target) -> Result<(), EndReason> {
+        let client = self.tables.hot.at(slot).tuple[Side::Client];
         let server = Address::from(target.address.ip());
         let chosen = if target.keep_client_address {
             if client.remote.is_v4() != server.is_v4() {
@@ -154,59 +151,57 @@ impl<C: Callbacks> Engine<C> {
         };
         let tuple = chosen.tuple;
         if chosen.source == Source::Ours {
-            self.ports.assign(tuple.source(), slot as u32);
+            self.ports.assign(tuple.source(), slot);
         } else {
-            self.index.insert(hash(&self.config.seed, &tuple), (slot as u32) << 1 | 1);
+            self.index.insert(hash(&self.config.seed, &tuple), slot.entry(Side::Server));
         }
         let isn = chosen.first_number(super::cookie::isn(self.cookie_key(), &tuple, now));
         self.remember_target(now, slot, target, &chosen, isn);
-        self.state(now, slot, SERVER, State::SynReceived);
+        self.state(now, slot, Side::Server, State::SynReceived);
         self.send_syn(now, slot);
-        self.wheel.arm(slot as u32, now + FIRST_WAIT);
+        self.wheel.arm(slot, now + FIRST_WAIT);
         if self.config.offloads_handshakes {
             self.offload_handshake(now, slot);
         }
         Ok(())
     }
 
-    fn remember_target(&mut self, now: Instant, slot: usize, target: &Target, chosen: &Chosen, isn: Seq) {
+    fn remember_target(&mut self, now: Instant, slot: Slot, target: &Target, chosen: &Chosen, isn: Seq) {
         let millis = |value: Option<u64>, default: u64| Duration::from_millis(value.unwrap_or(default));
-        let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
+        let Conn { hot, cold, slow } = self.tables.conn(slot);
         hot.phase = Phase::Connecting;
-        hot.tuple[SERVER] = chosen.tuple;
-        hot.leg[SERVER].hop = target.hop;
+        hot.tuple[Side::Server] = chosen.tuple;
+        hot.leg[Side::Server].hop = target.hop;
         cold.source = chosen.source;
         cold.idle = millis(target.idle_timeout_ms, self.config.idle_timeout_ms);
         let lifetime = target.lifetime_ms.or(self.config.lifetime_ms);
         cold.expires = lifetime.map_or(NEVER, |ms| cold.opened + Duration::from_millis(ms));
-        if let Some(slow) = self.slow.get_mut(hot.slow as usize) {
-            slow.isn[SERVER] = isn;
-            slow.inspect = [target.inspect_client, target.inspect_server];
-            slow.syn_sent = now;
-            slow.resends = 0;
-            slow.resend_after = FIRST_WAIT;
-            slow.resend_at = now + FIRST_WAIT;
-            slow.until = now + millis(target.connect_timeout_ms, self.config.connect_timeout_ms);
-        }
+        slow.isn[Side::Server] = isn;
+        slow.inspect = Pair([target.inspect_client, target.inspect_server]);
+        slow.syn_sent = now;
+        slow.resends = 0;
+        slow.resend_after = FIRST_WAIT;
+        slow.resend_at = now + FIRST_WAIT;
+        slow.until = now + millis(target.connect_timeout_ms, self.config.connect_timeout_ms);
     }
 
     /// Sends the SYN to the server, with the options that the client offered us.
-    fn send_syn(&mut self, now: Instant, slot: usize) {
+    fn send_syn(&mut self, now: Instant, slot: Slot) {
         let clock = self.clock(now);
-        let Some(hot) = self.hot.get(slot) else { return };
-        let Some(slow) = self.slow.get(hot.slow as usize) else { return };
-        let to = hot.tuple[SERVER];
+        let hot = self.tables.hot.at(slot);
+        let slow = self.tables.slow.at(hot.slow);
+        let to = hot.tuple[Side::Server];
         // The client's limit is for payload; the limit of the link differs by address family.
-        let mss = hot.leg[CLIENT].mss.min(self.mss(to.remote));
+        let mss = hot.leg[Side::Client].mss.min(self.mss(to.remote));
         let offer =
             Offer { mss: Some(mss), timestamps: slow.offer.timestamps.map(|_| (clock, 0)), ..slow.offer };
-        let window = hot.leg[CLIENT].edge.since(hot.leg[CLIENT].acked).clamp(1, 0xffff) as u16;
+        let window = hot.leg[Side::Client].edge.since(hot.leg[Side::Client].acked).clamp(1, 0xffff) as u16;
         let mut options = Written::default();
         offer.write_into(&mut options);
         self.outbox.segment(&Segment {
             to,
-            hop: hot.leg[SERVER].hop,
-            seq: slow.isn[SERVER],
+            hop: hot.leg[Side::Server].hop,
+            seq: slow.isn[Side::Server],
             ack: Seq(0),
             flags: flags::SYN,
             window,
@@ -216,16 +211,10 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Handles a segment of a server that was sent a SYN.
-    pub(super) fn server_answer(
-        &mut self,
-        now: Instant,
-        slot: usize,
-        header: &Header,
-        packet: &mut [u8],
-        hop: Hop,
-    ) -> Fate {
-        let Some(slow) = self.slow_of(slot) else { return Fate::Dropped(Drop::NoConnection) };
-        let ours = header.has(flags::ACK) && header.ack == slow.isn[SERVER] + 1;
+    pub(super) fn server_answer(&mut self, now: Instant, slot: Slot, packet: &mut Packet<'_>) -> Fate {
+        let header = packet.header;
+        let slow = self.slow_at(slot);
+        let ours = header.has(flags::ACK) && header.ack == slow.isn[Side::Server] + 1;
         if header.has(flags::RST) {
             if !ours {
                 return Fate::Dropped(Drop::OutOfWindow);
@@ -236,7 +225,7 @@ impl<C: Callbacks> Engine<C> {
         if header.has(flags::ACK) && !ours {
             // The server remembers an older connection of this port. A reset makes it forget that (RFC 9293, Sec. 3.5.2).
             // Then the SYN is repeated, which would otherwise wait for the retransmission timer.
-            let fate = self.reset_stranger(now, header, hop);
+            let fate = self.reset_stranger(now, packet);
             self.send_syn(now, slot);
             return fate;
         }
@@ -244,35 +233,26 @@ impl<C: Callbacks> Engine<C> {
         if !header.has(flags::SYN) || !header.has(flags::ACK) {
             return Fate::Dropped(Drop::Unexpected);
         }
-        let offer = match Offer::parse(header.options(packet)) {
+        let offer = match Offer::parse(packet.options()) {
             Ok(offer) => offer,
             Err(error) => return Fate::Dropped(Drop::Malformed(error)),
         };
-        if let Some(hot) = self.hot.get_mut(slot) {
-            hot.leg[SERVER].hop = hop;
-        }
+        self.tables.hot.at_mut(slot).leg[Side::Server].hop = packet.hop;
         let answer = Answer { seq: header.seq, ack: header.ack, window: header.window, offer };
-        if let Some(due) = self.agreed(now, slot, &answer, self.clock(now))
-            && self.own_what_was_held(now, slot)
-        {
-            self.wheel.arm(slot as u32, due);
+        let due = self.agreed(now, slot, &answer, self.clock(now));
+        if self.own_what_was_held(now, slot) {
+            self.wheel.arm(slot, due);
         }
         Fate::Taken
     }
 
     /// Binds the connection: fixes how packets of both sides are translated. `clock` is the engine's time stamp of that
     /// moment. Returns when the next time-out is.
-    pub(super) fn agreed(
-        &mut self,
-        now: Instant,
-        slot: usize,
-        answer: &Answer,
-        clock: u32,
-    ) -> Option<Instant> {
-        let own_mss = self.mss(self.hot.get(slot)?.tuple[SERVER].remote);
-        let (hot, cold) = (self.hot.get_mut(slot)?, self.cold.get_mut(slot)?);
-        let slow = self.slow.get_mut(hot.slow as usize)?;
-        agree(hot, slow, answer, own_mss, clock);
+    pub(super) fn agreed(&mut self, now: Instant, slot: Slot, answer: &Answer, clock: u32) -> Instant {
+        let own_mss = self.mss(self.tables.hot.at(slot).tuple[Side::Server].remote);
+        let mut conn = self.tables.conn(slot);
+        agree(&mut conn, answer, own_mss, clock);
+        let Conn { hot, cold, slow } = conn;
         hot.active = now;
         hot.phase = Phase::Bound;
         cold.connected = now;
@@ -280,34 +260,33 @@ impl<C: Callbacks> Engine<C> {
         (slow.resend_at, slow.until, slow.ack_at) = (NEVER, NEVER, NEVER);
         let due = cold.expires.min(now + cold.idle);
         self.counters.bound += 1;
-        self.state(now, slot, SERVER, State::Established);
-        Some(due)
+        self.state(now, slot, Side::Server, State::Established);
+        due
     }
 
     /// Lets the engine deliver the held bytes, changed if a callback changes them. Returns false if that ended the
     /// connection.
-    fn own_what_was_held(&mut self, now: Instant, slot: usize) -> bool {
-        let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get(slot)) else { return false };
-        let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return false };
+    fn own_what_was_held(&mut self, now: Instant, slot: Slot) -> bool {
+        let Conn { hot, cold, slow } = self.tables.conn(slot);
         let before = slow.held().len();
         if before == 0 && !slow.fin {
-            self.acknowledge(now, slot, SERVER);
+            self.acknowledge(now, slot, Side::Server);
             self.settle(slot);
             return true;
         }
-        let len = before as u32 + u32::from(slow.fin);
-        let looked_at = slow.inspect[CLIENT] && before > 0;
+        let len = length(before) + u32::from(slow.fin);
+        let looked_at = slow.inspect[Side::Client] && before > 0;
         let result = if looked_at {
-            self.callbacks.payload(cold.id, side(CLIENT), slow.held())
+            self.callbacks.payload(cold.id, Side::Client, slow.held())
         } else {
             Payload::Keep
         };
         let is_last = matches!(result, Payload::Last(_));
-        let edits = &mut slow.edits[CLIENT];
+        let edits = &mut slow.edits[Side::Client];
         match result {
             Payload::Keep => {}
             Payload::Replace(bytes) | Payload::Last(bytes) => {
-                slow.inspect[CLIENT] &= !is_last;
+                slow.inspect[Side::Client] &= !is_last;
                 hot.edited = bytes != edits.held();
                 self.held_total = self.held_total.saturating_sub(before) + bytes.len();
                 *edits.held_mut() = bytes;
@@ -317,44 +296,44 @@ impl<C: Callbacks> Engine<C> {
                 return false;
             }
         }
-        let start = hot.leg[CLIENT].next - len;
+        let start = hot.leg[Side::Client].next - len;
         edits.own(start, len, slow.fin);
         slow.sent = start + edits.base();
         self.send_owned(now, slot);
         // A client that has filled the small window we announced must be told the server's window.
         if before * 2 >= self.config.hold_bytes as usize {
-            self.acknowledge(now, slot, CLIENT);
+            self.acknowledge(now, slot, Side::Client);
         }
         if self.only_delivers(slot) {
-            self.callbacks.delivering(slot as u32);
+            self.callbacks.delivering(slot);
         }
         true
     }
 
     /// Ends a connection whose server cannot be reached: resets the client.
-    pub(super) fn refuse(&mut self, now: Instant, slot: usize, reason: EndReason) {
-        self.reset(now, slot, CLIENT);
+    pub(super) fn refuse(&mut self, now: Instant, slot: Slot, reason: EndReason) {
+        self.reset(now, slot, Side::Client);
         self.end_silently(now, slot, reason);
     }
 
     /// Ends a connection whose client is gone. A server that was sent a SYN is reset; the client gets no packet.
-    fn end_silently(&mut self, now: Instant, slot: usize, reason: EndReason) {
-        let is_connecting = self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Connecting);
+    fn end_silently(&mut self, now: Instant, slot: Slot, reason: EndReason) {
+        let is_connecting = self.tables.hot.at(slot).phase == Phase::Connecting;
         if is_connecting && reason == EndReason::ClientGone {
-            self.reset(now, slot, SERVER);
+            self.reset(now, slot, Side::Server);
         }
         self.release(now, slot, Some(reason));
     }
 
     /// Handles a time-out of a connection that has no server yet.
-    pub(super) fn expire_unbound(&mut self, now: Instant, slot: usize) {
-        let Some(hot) = self.hot.get(slot) else { return };
-        let Some(slow) = self.slow.get_mut(hot.slow as usize) else { return };
+    pub(super) fn expire_unbound(&mut self, now: Instant, slot: Slot) {
+        let hot = self.tables.hot.at(slot);
+        let slow = self.tables.slow.at_mut(hot.slow);
         let deciding = hot.phase == Phase::Deciding;
         if slow.ack_at <= now {
-            self.acknowledge(now, slot, CLIENT);
+            self.acknowledge(now, slot, Side::Client);
         }
-        let Some(slow) = self.slow_of(slot) else { return };
+        let slow = self.slow_at(slot);
         if slow.until <= now {
             if !slow.reply().is_empty() {
                 self.end(now, slot, EndReason::HandshakeTimeout);
@@ -374,39 +353,34 @@ impl<C: Callbacks> Engine<C> {
 }
 
 /// Adds the new bytes of a client's segment to the held ones.
-fn take(
-    config: &super::config::Config,
-    now: Instant,
-    hot: &mut Hot,
-    slow: &mut Slow,
-    header: &Header,
-    packet: &[u8],
-) -> Held {
-    let leg = &mut hot.leg[CLIENT];
+fn take(config: &super::config::Config, now: Instant, conn: &mut Conn<'_>, packet: &Packet<'_>) -> Held {
+    let Conn { hot, slow, .. } = conn;
+    let header = packet.header;
+    let leg = &mut hot.leg[Side::Client];
     leg.packets = leg.packets.wrapping_add(1);
     let room = (config.hold_bytes as usize).saturating_sub(slow.held().len());
     if header.has(flags::RST) {
         // RFC 5961, section 3.2: the exact number ends the connection, another one in the window gets a challenge ACK.
         return match header.seq {
             seq if seq == leg.next => Held::End(EndReason::ClientGone),
-            seq if seq.since(leg.next) < room as u32 && seq.after(leg.next) => Held::Challenge,
+            seq if seq.since(leg.next) < length(room) && seq.after(leg.next) => Held::Challenge,
             _ => Held::Refuse(Drop::OutOfWindow),
         };
     }
     if header.has(flags::SYN) {
         return Held::Challenge;
     }
-    if header.ack - (slow.isn[CLIENT] + 1) > u32::from(slow.replied) {
+    if header.ack - (slow.isn[Side::Client] + 1) > u32::from(slow.replied) {
         return Held::Refuse(Drop::AckOfUnsent);
     }
     hot.active = now;
     leg.acked = leg.acked.max(header.ack);
     leg.edge = leg.edge.max(header.ack + (u32::from(header.window) << leg.shift));
-    if let Ok(Located { timestamps: Some(at), .. }) = Located::parse(header.options(packet))
+    if let Ok(Located { timestamps: Some(at), .. }) = Located::parse(packet.options())
         && leg.stamps
         && !header.seq.after(leg.next)
     {
-        leg.stamp = u32_at(header.options(packet), at);
+        leg.stamp = u32_at(packet.options(), at);
     }
     if header.seq_end() == header.seq {
         return Held::Nothing;
@@ -416,10 +390,10 @@ fn take(
         return Held::Acknowledge;
     }
     let skip = leg.next.since(header.seq) as usize;
-    let new = header.payload(packet).get(skip..).unwrap_or_default();
+    let new = packet.payload().get(skip..).unwrap_or_default();
     let taken = new.get(..room.min(new.len())).unwrap_or_default();
-    slow.edits[CLIENT].held_mut().extend_from_slice(taken);
-    leg.next = leg.next + taken.len() as u32;
+    slow.edits[Side::Client].held_mut().extend_from_slice(taken);
+    leg.next = leg.next + length(taken.len());
     leg.bytes += taken.len() as u64;
     if taken.len() < new.len() {
         return Held::Acknowledge;
@@ -439,16 +413,17 @@ fn take(
 }
 
 /// Fixes how numbers, windows and options are translated between both sides.
-fn agree(hot: &mut Hot, slow: &mut Slow, answer: &Answer, own_mss: u16, clock: u32) {
+fn agree(conn: &mut Conn<'_>, answer: &Answer, own_mss: u16, clock: u32) {
+    let Conn { hot, slow, .. } = conn;
     let Answer { seq, ack, window, offer } = answer;
     let wanted = slow.offer;
     let both_stamps = wanted.timestamps.is_some() && offer.timestamps.is_some();
     let both_scale = wanted.window_scale.is_some() && offer.window_scale.is_some();
     let both_sack = wanted.sack && offer.sack;
-    let [client, server] = &mut hot.leg;
-    let held = slow.held().len() as u32 + u32::from(slow.fin);
+    let Pair([client, server]) = &mut hot.leg;
+    let held = length(slow.held().len()) + u32::from(slow.fin);
     let first = client.next - held;
-    client.add = (slow.isn[SERVER] + 1) - first;
+    client.add = (slow.isn[Side::Server] + 1) - first;
     client.stamp_add = clock.wrapping_sub(client.stamp);
     client.stamp_first = client.stamp;
     server.add = slow.first_to_client() - (*seq + 1);
@@ -456,7 +431,8 @@ fn agree(hot: &mut Hot, slow: &mut Slow, answer: &Answer, own_mss: u16, clock: u
     server.acked = *ack;
     server.edge = *ack + u32::from(*window);
     server.packets = 1;
-    server.mss = offer.mss.unwrap_or(if hot.tuple[SERVER].remote.is_v4() { 536 } else { 1220 }).min(own_mss);
+    server.mss =
+        offer.mss.unwrap_or(if hot.tuple[Side::Server].remote.is_v4() { 536 } else { 1220 }).min(own_mss);
     server.stamps = both_stamps;
     server.shift = if both_scale { offer.window_scale.unwrap_or(0) } else { 0 };
     server.shown_shift = if both_scale { client.shift } else { 0 };
@@ -465,10 +441,10 @@ fn agree(hot: &mut Hot, slow: &mut Slow, answer: &Answer, own_mss: u16, clock: u
         server.stamp_add = clock.wrapping_sub(value);
     }
     hot.same_options = both_stamps == wanted.timestamps.is_some() && both_sack == wanted.sack;
-    hot.same_family = hot.tuple[CLIENT].remote.is_v4() == hot.tuple[SERVER].remote.is_v4();
-    slow.edits[CLIENT].begin(hot.leg[CLIENT].add);
-    slow.edits[SERVER].begin(hot.leg[SERVER].add);
+    hot.same_family = hot.tuple[Side::Client].remote.is_v4() == hot.tuple[Side::Server].remote.is_v4();
+    slow.edits[Side::Client].begin(hot.leg[Side::Client].add);
+    slow.edits[Side::Server].begin(hot.leg[Side::Server].add);
     // The server acknowledged our SYN, so the client's numbers acknowledge up to its first byte.
-    slow.acked_to[SERVER] = *seq + 1;
+    slow.acked_to[Side::Server] = *seq + 1;
     hot.fix_checksums();
 }

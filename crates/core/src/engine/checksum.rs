@@ -69,7 +69,7 @@ impl Sum {
         let sum = (sum & 0xffff) + (sum >> 16);
         let sum = (sum & 0xffff) + (sum >> 16);
         let sum = (sum & 0xffff) + (sum >> 16);
-        sum as u16
+        (sum & 0xffff) as u16
     }
 
     /// Returns the checksum field of data with this sum.

@@ -3,6 +3,7 @@
 use super::handshake::Handshake;
 use super::offload::{OffloadId, Progress, Translation};
 use super::ports::Share;
+use super::slot::Slot;
 use crate::flow::{EndReason, Side};
 use crate::time::Instant;
 use std::net::{IpAddr, SocketAddr};
@@ -143,9 +144,14 @@ impl Reply {
 
     /// Returns a reply of these bytes; none if they are empty or more than [`Reply::MAX`].
     pub fn new(reply: &[u8]) -> Option<Self> {
-        let mut bytes = [0; Self::MAX];
+        let (mut bytes, len) = ([0; Self::MAX], u8::try_from(reply.len()).ok()?);
         bytes.get_mut(..reply.len())?.copy_from_slice(reply);
-        (!reply.is_empty()).then_some(Self { bytes, len: reply.len() as u8 })
+        (!reply.is_empty()).then_some(Self { bytes, len })
+    }
+
+    /// Returns the number of bytes.
+    pub(super) const fn len(&self) -> u8 {
+        self.len
     }
 
     /// Returns the bytes.
@@ -247,13 +253,13 @@ pub trait Callbacks {
 
     /// Called when the connection in this slot needs only translation from now on: it may be offloaded
     /// ([`Engine::translation`](super::Engine::translation)).
-    fn plain(&mut self, slot: u32) {
+    fn plain(&mut self, slot: Slot) {
         let _ = slot;
     }
 
     /// Called when the first bytes of the connection in this slot are on their way unchanged and its later packets need
     /// only translation. A program that also follows FINs may take the connection already.
-    fn delivering(&mut self, slot: u32) {
+    fn delivering(&mut self, slot: Slot) {
         let _ = slot;
     }
 
@@ -266,7 +272,7 @@ pub trait Callbacks {
     /// `stamp_add` is missing.
     fn offload_handshake(
         &mut self,
-        slot: u32,
+        slot: Slot,
         sides: &[Translation; 2],
         handshake: &Handshake<'_>,
     ) -> Option<OffloadId> {

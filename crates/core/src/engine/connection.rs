@@ -9,21 +9,10 @@ use super::options::Offer;
 use super::packet::Tuple;
 use super::record::{Stamps, State};
 use super::seq::Seq;
+use super::slot::{Pair, Slot, SlowSlot, Table};
 use crate::flow::Side;
 use crate::time::Instant;
 use std::time::Duration;
-
-/// Indices of the two sides in arrays.
-pub(super) const CLIENT: usize = 0;
-pub(super) const SERVER: usize = 1;
-
-#[inline]
-pub(super) const fn side(at: usize) -> Side {
-    if at == CLIENT { Side::Client } else { Side::Server }
-}
-
-/// The value for "no slot".
-pub(super) const NONE: u32 = u32::MAX;
 
 /// The phase of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -87,13 +76,13 @@ pub(super) struct Leg {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
 pub(super) struct Hot {
-    pub(super) leg: [Leg; 2],
+    pub(super) leg: Pair<Leg>,
     /// The tuple of each side's packets as they arrive.
-    pub(super) tuple: [Tuple; 2],
+    pub(super) tuple: Pair<Tuple>,
     /// When the last packet came.
     pub(super) active: Instant,
-    /// Slot of the state that only some connections need, or [`NONE`].
-    pub(super) slow: u32,
+    /// The place of the state that only some connections need.
+    pub(super) slow: SlowSlot,
     /// The kernel's number of the connection while it is offloaded.
     pub(super) offloaded: Option<OffloadId>,
     pub(super) phase: Phase,
@@ -128,24 +117,27 @@ impl Hot {
     /// elsewhere.
     #[inline(never)]
     pub(super) fn clear(&mut self) {
-        *self = Self { slow: NONE, ..Self::default() };
+        *self = Self::default();
     }
 
     /// Returns both sides; the one that the packet comes from is first.
     #[inline]
-    pub(super) fn legs(&mut self, from: usize) -> (&mut Leg, &mut Leg) {
-        let [client, server] = &mut self.leg;
-        if from == CLIENT { (client, server) } else { (server, client) }
+    pub(super) fn legs(&mut self, from: Side) -> (&mut Leg, &mut Leg) {
+        let Pair([client, server]) = &mut self.leg;
+        match from {
+            Side::Client => (client, server),
+            Side::Server => (server, client),
+        }
     }
 
     /// Computes how the new addresses and ports change the checksums in both directions.
     pub(super) fn fix_checksums(&mut self) {
-        let [client, server] = &self.tuple;
+        let Pair([client, server]) = &self.tuple;
         let change = |before: u16, after: u16| Sum::ZERO.replace_u16(before, after).folded();
         let addresses = [client, server].map(|tuple| tuple.remote.sum().add(tuple.local.sum()));
         let whole = [addresses[0].u32(client.ports).folded(), addresses[1].u32(server.ports).folded()];
         let addresses = addresses.map(Sum::folded);
-        let [to_server, to_client] = &mut self.leg;
+        let Pair([to_server, to_client]) = &mut self.leg;
         to_server.fix = change(whole[0], whole[1]);
         to_client.fix = change(whole[1], whole[0]);
         to_server.ip_fix = change(addresses[0], addresses[1]);
@@ -215,9 +207,9 @@ impl Default for Cold {
 #[repr(C, align(64))]
 pub(super) struct Slow {
     /// Our initial sequence number towards each side.
-    pub(super) isn: [Seq; 2],
+    pub(super) isn: Pair<Seq>,
     /// The highest number we acknowledged to each side ourselves: acknowledgements never go back below it.
-    pub(super) acked_to: [Seq; 2],
+    pub(super) acked_to: Pair<Seq>,
     /// The number after the last owned byte that was sent, in the numbers that the server sees.
     pub(super) sent: Seq,
     /// How often unanswered segments were retransmitted.
@@ -227,8 +219,8 @@ pub(super) struct Slow {
     /// A FIN came after the held bytes.
     pub(super) fin: bool,
     /// Which side's bytes are inspected.
-    pub(super) inspect: [bool; 2],
-    /// Bytes that the engine itself has sent to the client; they lie in `edits[SERVER]` until the client acknowledges them.
+    pub(super) inspect: Pair<bool>,
+    /// Bytes that the engine itself has sent to the client; they lie in `edits[Side::Server]` until the client acknowledges them.
     pub(super) replied: u8,
     /// The options that the client offered.
     pub(super) offer: Offer,
@@ -243,19 +235,19 @@ pub(super) struct Slow {
     /// How long to wait before the next retransmission.
     pub(super) resend_after: Duration,
     /// The edits of each side's bytes; the client's also hold its bytes while there is no server.
-    pub(super) edits: [Edits; 2],
+    pub(super) edits: Pair<Edits>,
 }
 
 impl Default for Slow {
     fn default() -> Self {
         Self {
-            isn: [Seq(0); 2],
-            acked_to: [Seq(0); 2],
+            isn: Pair::default(),
+            acked_to: Pair::default(),
             sent: Seq(0),
             resends: 0,
             unacknowledged: 0,
             fin: false,
-            inspect: [false; 2],
+            inspect: Pair::default(),
             replied: 0,
             offer: Offer::default(),
             ack_at: NEVER,
@@ -263,7 +255,7 @@ impl Default for Slow {
             until: NEVER,
             syn_sent: Instant::ZERO,
             resend_after: Duration::ZERO,
-            edits: [Edits::default(), Edits::default()],
+            edits: Pair::default(),
         }
     }
 }
@@ -272,31 +264,81 @@ impl Slow {
     /// Returns the client's held bytes while there is no server.
     #[inline]
     pub(super) fn held(&self) -> &[u8] {
-        self.edits[CLIENT].held()
+        self.edits[Side::Client].held()
     }
 
     /// Returns the number of the first byte that the client gets from its server.
     #[inline]
     pub(super) fn first_to_client(&self) -> Seq {
-        self.isn[CLIENT] + 1 + u32::from(self.replied)
+        self.isn[Side::Client] + 1 + u32::from(self.replied)
     }
 
     /// Returns what the engine itself has sent to the client and the client has not acknowledged; only while there is no
     /// server.
     #[inline]
     pub(super) fn reply(&self) -> &[u8] {
-        self.edits[SERVER].held()
+        self.edits[Side::Server].held()
     }
 
     /// Resets everything except the capacity of the buffers.
     pub(super) fn reset(&mut self) {
-        for edits in &mut self.edits {
+        for edits in &mut self.edits.0 {
             edits.reset();
         }
-        (self.isn, self.acked_to, self.sent) = ([Seq(0); 2], [Seq(0); 2], Seq(0));
-        (self.resends, self.unacknowledged, self.fin, self.inspect) = (0, 0, false, [false; 2]);
+        (self.isn, self.acked_to, self.sent) = (Pair::default(), Pair::default(), Seq(0));
+        (self.resends, self.unacknowledged, self.fin, self.inspect) = (0, 0, false, Pair::default());
         self.replied = 0;
         (self.ack_at, self.resend_at, self.until) = (NEVER, NEVER, NEVER);
+    }
+}
+
+/// The state of all connections.
+#[derive(Debug)]
+pub(super) struct Tables {
+    pub(super) hot: Table<Slot, Hot>,
+    pub(super) cold: Table<Slot, Cold>,
+    pub(super) slow: Table<SlowSlot, Slow>,
+    pub(super) free: Vec<Slot>,
+    pub(super) free_slow: Vec<SlowSlot>,
+}
+
+/// One connection in a phase in which it has all its state.
+pub(super) struct Conn<'a> {
+    pub(super) hot: &'a mut Hot,
+    pub(super) cold: &'a mut Cold,
+    pub(super) slow: &'a mut Slow,
+}
+
+impl Tables {
+    /// Returns tables without connections that reserve memory for `connections` of them.
+    pub(super) fn new(connections: usize) -> Self {
+        Self {
+            hot: Table::new(connections),
+            cold: Table::new(connections),
+            slow: Table::new(connections),
+            free: Vec::new(),
+            free_slow: Vec::new(),
+        }
+    }
+
+    /// Returns a connection that is not in [`Phase::Bound`] or [`Phase::TimeWait`], or becomes bound now.
+    #[inline]
+    pub(super) fn conn(&mut self, slot: Slot) -> Conn<'_> {
+        let hot = self.hot.at_mut(slot);
+        let slow = self.slow.at_mut(hot.slow);
+        Conn { hot, cold: self.cold.at_mut(slot), slow }
+    }
+
+    /// Empties the rows that an impossible index finds.
+    pub(super) fn clear_outside(&mut self) {
+        self.hot.clear_outside();
+        self.cold.clear_outside();
+        self.slow.clear_outside();
+    }
+
+    /// Returns how often an impossible connection was looked for.
+    pub(super) fn impossible(&self) -> u64 {
+        self.hot.impossible() + self.cold.impossible() + self.slow.impossible()
     }
 }
 

@@ -4,6 +4,7 @@
 //! MSS, and 24 bits of a keyed hash. Window scale and SACK do not fit. They travel in the low bits of the time stamp, as
 //! in Linux; a client without time stamps gets neither.
 
+use super::narrow::{length, low_half};
 use super::options::Offer;
 use super::packet::Tuple;
 use super::seq::Seq;
@@ -38,8 +39,8 @@ pub struct Cookies {
 /// 6528).
 #[inline]
 pub(super) fn isn(key: Key, tuple: &Tuple, now: Instant) -> Seq {
-    let clock = (now.as_nanos() >> 12) as u32;
-    Seq((hashed(key, tuple, 0) as u32).wrapping_add(clock))
+    let clock = low_half(now.as_nanos() >> 12);
+    Seq(low_half(hashed(key, tuple, 0)).wrapping_add(clock))
 }
 
 #[inline]
@@ -75,7 +76,8 @@ pub(super) fn make(
     clock_ms: u32,
 ) -> (Seq, u32) {
     let wanted = offer.mss.unwrap_or(536);
-    let index = MSS.iter().rposition(|mss| *mss <= wanted).unwrap_or(0) as u32;
+    let index = MSS.iter().rposition(|mss| *mss <= wanted).unwrap_or(0);
+    let index = length(index);
     let step = step(now);
     let cookie = (step & 0x1f) << 27 | index << 24 | mac(key, tuple, client, step, index);
     let shift = offer.window_scale.map_or(NO_SHIFT, u32::from);

@@ -4,6 +4,7 @@
 //! `len` old bytes by new ones. It is kept until the receiver has acknowledged all of them: until then a retransmission
 //! must give the same bytes again.
 
+use super::narrow::length;
 use super::seq::Seq;
 use std::collections::VecDeque;
 
@@ -35,7 +36,7 @@ impl Edit {
     /// Returns how many new numbers the edit takes.
     #[inline]
     pub(super) fn new_len(&self) -> u32 {
-        self.bytes.len() as u32 + u32::from(self.fin)
+        length(self.bytes.len()) + u32::from(self.fin)
     }
 
     /// Returns how far the edit moves the numbers that follow it.

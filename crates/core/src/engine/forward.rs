@@ -2,13 +2,14 @@
 
 use super::checksum::Sum;
 use super::config::Callbacks;
-use super::connection::{CLIENT, Hot, Leg, Phase, SERVER};
+use super::connection::{Hot, Leg, Phase};
 use super::machine::{Drop, Engine, Fate};
 use super::options::Located;
-use super::packet::{Checksums, Header, flags, put, u8_at, u16_at, u32_at};
+use super::packet::{Checksums, Header, Packet, flags, put, u8_at, u16_at, u32_at};
 use super::record::State;
 use super::seq::Seq;
-use crate::flow::EndReason;
+use super::slot::{Pair, Slot};
+use crate::flow::{EndReason, Side};
 use crate::time::Instant;
 
 /// Length of the TCP header without options.
@@ -23,23 +24,16 @@ struct Translated {
 
 impl<C: Callbacks> Engine<C> {
     /// Handles a segment of a bound connection.
-    pub(super) fn forward(
-        &mut self,
-        now: Instant,
-        slot: usize,
-        from: usize,
-        header: &Header,
-        packet: &mut [u8],
-        checksums: Checksums,
-    ) -> Fate {
-        let Some(hot) = self.hot.get_mut(slot) else { return Fate::Dropped(Drop::NoConnection) };
+    pub(super) fn forward(&mut self, now: Instant, slot: Slot, from: Side, packet: &mut Packet<'_>) -> Fate {
+        let header = packet.header;
+        let hot = self.tables.hot.at_mut(slot);
         if header.ttl <= 1 {
             return Fate::Dropped(Drop::Expired);
         }
-        if !hot.passes(from, header, checksums) {
-            return self.rebuild(now, slot, from, header, packet, checksums);
+        if !hot.passes(from, packet) {
+            return self.rebuild(now, slot, from, packet);
         }
-        let located = match Located::parse(header.options(packet)) {
+        let located = match Located::parse(packet.options()) {
             Ok(located) => located,
             Err(error) => return Fate::Dropped(Drop::Malformed(error)),
         };
@@ -47,44 +41,47 @@ impl<C: Callbacks> Engine<C> {
         if let Err(why) = in_window(own, other, header) {
             return Fate::Dropped(why);
         }
-        self.translate(now, slot, from, header, packet, &located)
+        self.translate(now, slot, from, packet, &located)
     }
 
     /// Rewrites a segment in place, and updates the connection's state from it.
     pub(super) fn translate(
         &mut self,
         now: Instant,
-        slot: usize,
-        from: usize,
-        header: &Header,
-        packet: &mut [u8],
+        slot: Slot,
+        from: Side,
+        packet: &mut Packet<'_>,
         located: &Located,
     ) -> Fate {
-        let Some(hot) = self.hot.get_mut(slot) else { return Fate::Dropped(Drop::NoConnection) };
+        let header = packet.header;
+        let hot = self.tables.hot.at_mut(slot);
         let (own, other) = hot.legs(from);
         // FINs first: `note` moves `next`, by which `closing` tells a new FIN from a repeated one.
         if own.has_fin || other.has_fin || header.has(flags::FIN) {
             self.closing(now, slot, from, header, header.ack);
         }
-        let Some(hot) = self.hot.get_mut(slot) else { return Fate::Dropped(Drop::NoConnection) };
+        let hot = self.tables.hot.at_mut(slot);
         let (own, other) = hot.legs(from);
-        note(own, header, packet, located);
+        note(own, packet, located);
         let translated = Translated {
             seq: header.seq + own.add,
             ack: header.ack - other.add,
             window: rescale(header.window, own.shift, other.shown_shift),
         };
-        let sum = rewrite_options(packet, header, located, own.stamp_add, other);
+        let sum = rewrite_options(packet.bytes, header, located, own.stamp_add, other);
         if hot.phase == Phase::Bound {
             hot.active = now;
         }
-        rewrite(packet, header, hot, from, &translated, sum);
-        Fate::Forward { len: header.end, hop: hot.leg[from ^ 1].hop }
+        rewrite(packet.bytes, header, hot, from, &translated, sum);
+        Fate::Forward { len: header.end, hop: hot.leg[from.other()].hop }
     }
 
     /// Follows both sides' FINs. `ack` is the acknowledgement in the other side's numbers, as its sender sees them.
-    pub(super) fn closing(&mut self, now: Instant, slot: usize, from: usize, header: &Header, ack: Seq) {
-        let Some(hot) = self.hot.get_mut(slot).filter(|hot| hot.phase == Phase::Bound) else { return };
+    pub(super) fn closing(&mut self, now: Instant, slot: Slot, from: Side, header: &Header, ack: Seq) {
+        let hot = self.tables.hot.at_mut(slot);
+        if hot.phase != Phase::Bound {
+            return;
+        }
         let (mut state, other_state) = fin_acknowledged(hot, from, ack);
         let (own, _) = hot.legs(from);
         if header.has(flags::FIN) && !own.has_fin && header.seq_end().after(own.next) {
@@ -99,17 +96,20 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Checks whether side `from` has acknowledged the other side's FIN in the kernel.
-    pub(super) fn heard_elsewhere(&mut self, now: Instant, slot: usize, from: usize) {
-        let Some(hot) = self.hot.get_mut(slot).filter(|hot| hot.phase == Phase::Bound) else { return };
+    pub(super) fn heard_elsewhere(&mut self, now: Instant, slot: Slot, from: Side) {
+        let hot = self.tables.hot.at_mut(slot);
+        if hot.phase != Phase::Bound {
+            return;
+        }
         let ack = hot.leg[from].acked;
         let (state, other_state) = fin_acknowledged(hot, from, ack);
         self.reached(now, slot, from, state, other_state);
     }
 
     /// Sets the states of side `from` and of the other side.
-    fn reached(&mut self, now: Instant, slot: usize, from: usize, state: State, other: State) {
+    fn reached(&mut self, now: Instant, slot: Slot, from: Side, state: State, other: State) {
         self.state(now, slot, from, state);
-        self.state(now, slot, from ^ 1, other);
+        self.state(now, slot, from.other(), other);
         if state.is_over() && other.is_over() {
             self.record(now, slot, EndReason::Ok);
             self.wait(now, slot);
@@ -117,39 +117,36 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Keeps a closed connection for late packets.
-    fn wait(&mut self, now: Instant, slot: usize) {
-        if let Some(hot) = self.hot.get_mut(slot) {
-            hot.active = now;
-            hot.phase = Phase::TimeWait;
-            self.wheel.wait(slot as u32);
-        }
+    fn wait(&mut self, now: Instant, slot: Slot) {
+        let hot = self.tables.hot.at_mut(slot);
+        (hot.active, hot.phase) = (now, Phase::TimeWait);
+        self.wheel.wait(slot);
     }
 
     /// Checks whether packets of a bound connection can be rewritten in place from now on. Frees what is not needed then.
-    pub(super) fn settle(&mut self, slot: usize) {
-        let Some(hot) = self.hot.get_mut(slot) else { return };
-        if let Some(slow) = self.slow.get(hot.slow as usize) {
-            let [client, server] = &slow.edits;
-            hot.leg[CLIENT].add = client.base();
-            hot.leg[SERVER].add = server.base();
-            let needed = slow.inspect != [false; 2] || !client.is_empty() || !server.is_empty();
+    pub(super) fn settle(&mut self, slot: Slot) {
+        let hot = self.tables.hot.at_mut(slot);
+        if let Some(slow) = self.tables.slow.get(hot.slow) {
+            let Pair([client, server]) = &slow.edits;
+            hot.leg[Side::Client].add = client.base();
+            hot.leg[Side::Server].add = server.base();
+            let needed = slow.inspect != Pair([false; 2]) || !client.is_empty() || !server.is_empty();
             if needed {
                 return;
             }
             self.free_slow(slot);
         }
-        if let Some(hot) = self.hot.get_mut(slot) {
-            hot.plain = hot.same_options && hot.same_family;
-            if hot.may_be_offloaded() {
-                self.callbacks.plain(slot as u32);
-            }
+        let hot = self.tables.hot.at_mut(slot);
+        hot.plain = hot.same_options && hot.same_family;
+        if hot.may_be_offloaded() {
+            self.callbacks.plain(slot);
         }
     }
 }
 
 /// Returns the states of `from` and of the other side after `from` acknowledged up to `ack`, which may include the
 /// other's FIN.
-fn fin_acknowledged(hot: &mut Hot, from: usize, ack: Seq) -> (State, State) {
+fn fin_acknowledged(hot: &mut Hot, from: Side, ack: Seq) -> (State, State) {
     let (own, other) = hot.legs(from);
     let (mut own_state, mut other_state) = (own.state, other.state);
     if other.has_fin && !other.fin_acked && !ack.before(other.fin + other.add) {
@@ -162,12 +159,13 @@ fn fin_acknowledged(hot: &mut Hot, from: usize, ack: Seq) -> (State, State) {
 impl Hot {
     /// True if a segment can be rewritten in place.
     #[inline]
-    pub(super) fn passes(&self, from: usize, header: &Header, checksums: Checksums) -> bool {
+    pub(super) fn passes(&self, from: Side, packet: &Packet<'_>) -> bool {
+        let header = packet.header;
         let special = flags::SYN | flags::RST;
         let whole = header.len() as usize + (header.data - header.tcp - BARE);
-        let fits = whole <= usize::from(self.leg[from ^ 1].mss);
-        let again = self.edited && (header.seq + self.leg[from].add).before(self.leg[from ^ 1].acked);
-        self.plain && fits && !again && !header.has(special) && checksums != Checksums::Partial
+        let fits = whole <= usize::from(self.leg[from.other()].mss);
+        let again = self.edited && (header.seq + self.leg[from].add).before(self.leg[from.other()].acked);
+        self.plain && fits && !again && !header.has(special) && packet.checksums != Checksums::Partial
     }
 }
 
@@ -184,12 +182,13 @@ fn in_window(own: &Leg, other: &Leg, header: &Header) -> Result<(), Drop> {
 }
 
 /// Stores the numbers, the window and the time stamp of a segment.
-pub(super) fn note(own: &mut Leg, header: &Header, packet: &[u8], located: &Located) {
+pub(super) fn note(own: &mut Leg, packet: &Packet<'_>, located: &Located) {
+    let header = packet.header;
     own.packets = own.packets.wrapping_add(1);
     if let Some(at) = located.timestamps
         && !header.seq.after(own.next)
     {
-        own.stamp = u32_at(header.options(packet), at);
+        own.stamp = u32_at(packet.options(), at);
     }
     let end = header.seq_end();
     // An empty segment after a lost one does not show what was sent.
@@ -248,9 +247,9 @@ fn replace(packet: &mut [u8], at: usize, base: usize, new: u32) -> Sum {
 
 /// Writes the new header: numbers, ports, addresses, time to live, and checksums computed from what changed. `options` is
 /// the change already made to the options.
-fn rewrite(packet: &mut [u8], header: &Header, hot: &Hot, from: usize, new: &Translated, options: Sum) {
+fn rewrite(packet: &mut [u8], header: &Header, hot: &Hot, from: Side, new: &Translated, options: Sum) {
     let tcp = header.tcp;
-    let (leg, to) = (&hot.leg[from], &hot.tuple[from ^ 1]);
+    let (leg, to) = (&hot.leg[from], &hot.tuple[from.other()]);
     let sum = options
         .replace_u32(header.seq.0, new.seq.0)
         .replace_u32(header.ack.0, new.ack.0)

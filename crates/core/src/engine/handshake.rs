@@ -8,13 +8,16 @@
 
 use super::bind::{Answer, DELAYED_ACK};
 use super::config::Callbacks;
-use super::connection::{CLIENT, Hot, Phase, SERVER};
+use super::connection::{Hot, Phase};
 use super::machine::Engine;
+use super::narrow::{length, low_half};
 use super::offload::{Standing, Translation};
 use super::options::{Offer, Written};
 use super::outbox::Segment;
 use super::packet::flags;
 use super::seq::Seq;
+use super::slot::{Pair, Slot};
+use crate::flow::Side;
 use crate::time::Instant;
 
 /// The SYN-ACK that is expected from a server that was sent a SYN, and the packet that the program sends then.
@@ -58,7 +61,7 @@ pub struct SynAck {
 }
 
 /// Returns how a side's packets are translated, as far as that is known before the SYN-ACK.
-fn before_syn_ack(hot: &Hot, at: usize) -> Translation {
+fn before_syn_ack(hot: &Hot, at: Side) -> Translation {
     let (leg, tuple) = (&hot.leg[at], &hot.tuple[at]);
     Translation {
         remote: tuple.remote_addr(),
@@ -77,29 +80,28 @@ fn before_syn_ack(hot: &Hot, at: usize) -> Translation {
 
 impl<C: Callbacks> Engine<C> {
     /// Lets the kernel handle the server's SYN-ACK, if only the first bytes are to be sent after it.
-    pub(super) fn offload_handshake(&mut self, now: Instant, slot: usize) {
-        let Some(hot) = self.hot.get(slot) else { return };
-        let own_mss = self.mss(hot.tuple[SERVER].remote);
+    pub(super) fn offload_handshake(&mut self, now: Instant, slot: Slot) {
+        let hot = self.tables.hot.at(slot);
+        let own_mss = self.mss(hot.tuple[Side::Server].remote);
         let [.., secret] = self.config.seed;
-        let Some(slow) = self.slow.get(hot.slow as usize) else { return };
+        let slow = self.tables.slow.at(hot.slow);
         let held = slow.held();
         let Offer { window_scale, sack, timestamps, .. } = slow.offer;
         let mut options = Written::default();
         if timestamps.is_some() {
             options.add_timestamps(0, 0);
         }
-        let needs = held.len() + options.words().len() * 4;
-        let same_family = hot.tuple[CLIENT].remote.is_v4() == hot.tuple[SERVER].remote.is_v4();
-        let is_plain = same_family && slow.inspect == [false; 2] && !slow.fin;
-        if held.is_empty() || needs > usize::from(own_mss) || !is_plain {
-            return;
-        }
-        let [client, server] = &hot.leg;
+        let needs =
+            u16::try_from(held.len() + options.words().len() * 4).ok().filter(|needs| *needs <= own_mss);
+        let same_family = hot.tuple[Side::Client].remote.is_v4() == hot.tuple[Side::Server].remote.is_v4();
+        let is_plain = same_family && slow.inspect == Pair([false; 2]) && !slow.fin;
+        let Some(needs) = needs.filter(|_| is_plain && !held.is_empty()) else { return };
+        let Pair([client, server]) = &hot.leg;
         let shown_shift = if window_scale.is_some() { client.shift } else { 0 };
-        let number = slow.isn[SERVER] + 1;
+        let number = slow.isn[Side::Server] + 1;
         let window = (client.edge.since(client.acked) >> shown_shift).min(0xffff) as u16;
         let segment = Segment {
-            to: hot.tuple[SERVER],
+            to: hot.tuple[Side::Server],
             hop: server.hop,
             seq: number,
             ack: Seq(0),
@@ -109,36 +111,39 @@ impl<C: Callbacks> Engine<C> {
             payload: held,
         };
         let Some(packet) = self.outbox.draft(&segment) else { return };
-        let first = client.next - held.len() as u32;
+        let first = client.next - length(held.len());
         let standing = Standing { acknowledged: number.0, ..Standing::default() };
         let sides = [
-            Translation { add: number - first, ..before_syn_ack(hot, CLIENT) },
-            Translation { mss: own_mss, shift: 0, shown_shift, standing, ..before_syn_ack(hot, SERVER) },
+            Translation { add: number - first, ..before_syn_ack(hot, Side::Client) },
+            Translation {
+                mss: own_mss,
+                shift: 0,
+                shown_shift,
+                standing,
+                ..before_syn_ack(hot, Side::Server)
+            },
         ];
         let handshake = Handshake {
             acknowledges: number.0,
             shown: (slow.first_to_client() - 1).0,
-            clock: secret as u32,
+            clock: low_half(secret),
             timestamps: timestamps.is_some(),
             sack,
             window_scale: window_scale.is_some(),
-            needs: needs as u16,
+            needs,
             packet,
         };
-        let offloaded = self.callbacks.offload_handshake(slot as u32, &sides, &handshake);
-        if let (Some(offloaded), Some(hot)) = (offloaded, self.hot.get_mut(slot)) {
-            hot.offloaded = Some(offloaded);
-            if let Some(cold) = self.cold.get_mut(slot) {
-                cold.was_offloaded = true;
-            }
+        let offloaded = self.callbacks.offload_handshake(slot, &sides, &handshake);
+        if let Some(offloaded) = offloaded {
+            self.offload(slot, offloaded);
             // By this time the client needs an acknowledgement, and the packet that the kernel sent may be lost.
-            self.wheel.arm(slot as u32, now + DELAYED_ACK);
+            self.wheel.arm(slot, now + DELAYED_ACK);
         }
     }
 
     /// Binds the connection after the kernel handled the SYN-ACK and sent the held bytes.
-    pub(super) fn bound_elsewhere(&mut self, slot: usize, syn_ack: &SynAck) {
-        let Some(slow) = self.slow_of(slot) else { return };
+    pub(super) fn bound_elsewhere(&mut self, slot: Slot, syn_ack: &SynAck) {
+        let slow = self.slow_at(slot);
         // The kernel's clock may be coarse: never take a time before the SYN was sent.
         let at = syn_ack.at.max(slow.syn_sent);
         let Offer { window_scale, sack, timestamps, .. } = slow.offer;
@@ -149,25 +154,25 @@ impl<C: Callbacks> Engine<C> {
             timestamps: timestamps.map(|_| (syn_ack.stamp, 0)),
         };
         // The kernel reports the server's current window separately, so the window of the SYN-ACK is not needed.
-        let answer = Answer { seq: Seq(syn_ack.number), ack: slow.isn[SERVER] + 1, window: 0, offer };
-        let Some(due) = self.agreed(at, slot, &answer, syn_ack.clock) else { return };
-        let Some(hot) = self.hot.get(slot) else { return };
-        let next = hot.leg[CLIENT].next;
-        let Some(slow) = self.slow_of(slot) else { return };
-        let len = slow.held().len() as u32;
-        let edits = &mut slow.edits[CLIENT];
+        let answer = Answer { seq: Seq(syn_ack.number), ack: slow.isn[Side::Server] + 1, window: 0, offer };
+        let due = self.agreed(at, slot, &answer, syn_ack.clock);
+        let hot = self.tables.hot.at(slot);
+        let next = hot.leg[Side::Client].next;
+        let slow = self.slow_at(slot);
+        let len = length(slow.held().len());
+        let edits = &mut slow.edits[Side::Client];
         edits.own(next - len, len, false);
         slow.sent = next + edits.base();
         self.arm_owned(at, slot);
-        self.wheel.arm(slot as u32, due);
+        self.wheel.arm(slot, due);
     }
 
     /// Copies the connection's state back from the kernel. If the kernel still waits for the SYN-ACK, takes the
     /// connection back. The SYN-ACK may have come in between, so the state is copied once more.
-    pub(super) fn recall(&mut self, now: Instant, slot: usize) {
+    pub(super) fn recall(&mut self, now: Instant, slot: Slot) {
         self.catch_up(now, slot);
-        let waits = self.hot.get(slot).filter(|hot| hot.phase == Phase::Connecting);
-        if let Some(offloaded) = waits.and_then(|hot| hot.offloaded) {
+        let hot = self.tables.hot.at(slot);
+        if let Some(offloaded) = hot.offloaded.filter(|_| hot.phase == Phase::Connecting) {
             self.callbacks.closing(offloaded);
             self.catch_up(now, slot);
         }

@@ -3,12 +3,14 @@
 
 use super::checksum::Sum;
 use super::config::Callbacks;
-use super::connection::{Phase, SERVER};
+use super::connection::Phase;
 use super::machine::{Drop, Engine, Fate};
+use super::narrow::length;
 use super::packet::{Address, ICMP, Ip, Malformed, TCP, Tuple, put, u8_at, u16_at, u32_at};
 use super::seq::Seq;
+use super::slot::Slot;
 use super::table::hash;
-use crate::flow::EndReason;
+use crate::flow::{EndReason, Side};
 use crate::time::Instant;
 
 /// The kind of an ICMP error.
@@ -77,9 +79,9 @@ impl<C: Callbacks> Engine<C> {
         let Some((addresses, ports, seq)) = quoted(packet, 0, packet.len(), is_v4) else { return };
         let tuple = Tuple { remote: addresses.1, local: addresses.0, ports: ports.rotate_left(16) };
         let key = hash(&self.config.seed, &tuple);
-        let Some((slot, SERVER)) = self.find(key, &tuple) else { return };
-        let is_our_syn = self.slow_of(slot).is_some_and(|slow| slow.isn[SERVER] == Seq(seq));
-        if is_our_syn && self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Connecting) {
+        let Some((slot, Side::Server)) = self.find(key, &tuple) else { return };
+        let is_our_syn = self.slow_of(slot).is_some_and(|slow| slow.isn[Side::Server] == Seq(seq));
+        if is_our_syn && self.tables.hot.at(slot).phase == Phase::Connecting {
             self.recall(now, slot);
             self.refuse(now, slot, EndReason::Unreachable);
         }
@@ -90,25 +92,25 @@ impl<C: Callbacks> Engine<C> {
     fn quoted_error(
         &mut self,
         now: Instant,
-        slot: usize,
-        to: usize,
+        slot: Slot,
+        to: Side,
         packet: &mut [u8],
         ip: &Ip,
         error: Error,
         seq: Seq,
     ) -> Fate {
         self.recall(now, slot);
-        let Some(hot) = self.hot.get(slot) else { return Fate::Dropped(Drop::NoConnection) };
+        let hot = self.tables.hot.at(slot);
         match hot.phase {
-            Phase::Connecting if to == SERVER => {
-                let is_our_syn = self.slow_of(slot).is_some_and(|slow| slow.isn[SERVER] == seq);
+            Phase::Connecting if to == Side::Server => {
+                let is_our_syn = self.slow_of(slot).is_some_and(|slow| slow.isn[Side::Server] == seq);
                 if is_our_syn && error == Error::Unreachable {
                     self.refuse(now, slot, EndReason::Unreachable);
                 }
                 Fate::Taken
             }
             Phase::Bound if hot.same_family => {
-                let (own, other) = (&hot.leg[to], &hot.leg[to ^ 1]);
+                let (own, other) = (&hot.leg[to], &hot.leg[to.other()]);
                 // Only packets in flight can have caused an error.
                 let sent = other.next + other.add;
                 if seq.before(own.acked) || seq.after(sent) || header_too_long(packet, ip) {
@@ -121,9 +123,9 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Rewrites a quoted packet, and the message around it, as if the packet of the side that caused it had been quoted.
-    fn translate_quote(&mut self, slot: usize, to: usize, packet: &mut [u8], ip: &Ip, seq: Seq) -> Fate {
-        let Some(hot) = self.hot.get(slot) else { return Fate::Dropped(Drop::NoConnection) };
-        let cause = hot.tuple[to ^ 1];
+    fn translate_quote(&mut self, slot: Slot, to: Side, packet: &mut [u8], ip: &Ip, seq: Seq) -> Fate {
+        let hot = self.tables.hot.at(slot);
+        let cause = hot.tuple[to.other()];
         let (start, quote) = (ip.payload, ip.payload + 8);
         let v4 = ip.protocol == ICMP;
         let inner_tcp = quote + if v4 { usize::from(u8_at(packet, quote) & 0xf) * 4 } else { 40 };
@@ -131,19 +133,19 @@ impl<C: Callbacks> Engine<C> {
         write_addresses(packet, quote, v4, cause.remote, cause.local);
         put(packet, inner_tcp, &cause.remote_port().to_be_bytes());
         put(packet, inner_tcp + 2, &cause.local_port().to_be_bytes());
-        put(packet, inner_tcp + 4, &(seq - hot.leg[to ^ 1].add).0.to_be_bytes());
+        put(packet, inner_tcp + 4, &(seq - hot.leg[to.other()].add).0.to_be_bytes());
         // The message: from the address that the client or server talks to, to the client or server.
         write_addresses(packet, 0, v4, cause.local, cause.remote);
         put(packet, start + 2, &[0, 0]);
         let pseudo = if v4 {
             Sum::ZERO
         } else {
-            let length = (ip.end - start) as u32;
+            let length = length(ip.end - start);
             cause.local.sum().add(cause.remote.sum()).u16(u16::from(ip.protocol)).u32(length)
         };
         let checksum = pseudo.bytes(packet.get(start..ip.end).unwrap_or_default()).checksum();
         put(packet, start + 2, &checksum.to_be_bytes());
-        Fate::Forward { len: ip.end, hop: hot.leg[to ^ 1].hop }
+        Fate::Forward { len: ip.end, hop: hot.leg[to.other()].hop }
     }
 }
 

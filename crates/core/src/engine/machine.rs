@@ -1,15 +1,16 @@
 //! The engine itself: it takes packets and time, and returns packets and records.
 
 use super::config::{Callbacks, Config, ConnectionId, Hop};
-use super::connection::{CLIENT, Cold, Hot, NEVER, NONE, Phase, SERVER, Slow, Source, side};
+use super::connection::{NEVER, Phase, Slow, Source, Tables};
 use super::outbox::Outbox;
-use super::packet::{Address, Checksums, Header, ICMP, ICMPV6, Ip, Malformed, TCP, Tuple};
+use super::packet::{Address, Checksums, Header, ICMP, ICMPV6, Ip, Malformed, Packet, TCP, Tuple};
 use super::ports::Ports;
 use super::record::{Record, State};
 use super::room::Room;
+use super::slot::{Pair, Slot, SlowSlot};
 use super::table::{Index, hash};
 use super::timer::Wheel;
-use crate::flow::EndReason;
+use crate::flow::{EndReason, Side};
 use crate::time::Instant;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -82,6 +83,8 @@ pub struct Counters {
     pub dropped: u64,
     /// Packets of our own that did not fit into the output buffer.
     pub output_refused: u64,
+    /// Errors of the engine itself: a connection that is not in its tables, or lacks what its phase needs.
+    pub internal: u64,
 }
 
 /// Connections whose memory is reserved at the start, which costs nothing until it is used. An engine that needs more
@@ -95,11 +98,7 @@ pub struct Engine<C> {
     pub(super) callbacks: C,
     /// The listeners, in the form that is compared with packets.
     listen: Vec<(Option<Address>, Option<u16>)>,
-    pub(super) hot: Vec<Hot>,
-    pub(super) cold: Vec<Cold>,
-    pub(super) slow: Vec<Slow>,
-    pub(super) free: Vec<u32>,
-    pub(super) free_slow: Vec<u32>,
+    pub(super) tables: Tables,
     pub(super) index: Index,
     pub(super) wheel: Wheel,
     pub(super) ports: Ports,
@@ -132,11 +131,7 @@ impl<C: Callbacks> Engine<C> {
             // full at most.
             index: Index::new(max + max / 2),
             wheel: Wheel::new(max, now),
-            hot: Vec::with_capacity(max.min(ALLOCATED_AT_ONCE)),
-            cold: Vec::with_capacity(max.min(ALLOCATED_AT_ONCE)),
-            slow: Vec::with_capacity(max.min(ALLOCATED_AT_ONCE)),
-            free: Vec::new(),
-            free_slow: Vec::new(),
+            tables: Tables::new(max.min(ALLOCATED_AT_ONCE)),
             shared: 0,
             outbox: Outbox::default(),
             records: VecDeque::new(),
@@ -182,14 +177,15 @@ impl<C: Callbacks> Engine<C> {
             Checksums::Verify | Checksums::Verified => checksums,
             Checksums::Partial | Checksums::Unmarked => self.finished(packet, &header, checksums),
         };
+        let packet = &mut Packet { bytes: packet, header: &header, hop, checksums };
         // Servers' packets first: our own port finds the connection without the hash.
         if let Some(slot) = self.answered(&header.tuple) {
-            return self.segment(now, slot, SERVER, &header, packet, hop, checksums);
+            return self.segment(now, slot, Side::Server, packet);
         }
         let key = hash(&self.config.seed, &header.tuple);
         match self.indexed(key, &header.tuple) {
-            Some((slot, from)) => self.segment(now, slot, from, &header, packet, hop, checksums),
-            None => self.stranger(now, key, &header, packet, hop),
+            Some((slot, from)) => self.segment(now, slot, from, packet),
+            None => self.stranger(now, key, packet),
         }
     }
 
@@ -208,63 +204,52 @@ impl<C: Callbacks> Engine<C> {
 
     /// Returns the connection of a tuple, and the side that sends with it.
     #[inline]
-    pub(super) fn find(&self, key: u32, tuple: &Tuple) -> Option<(usize, usize)> {
-        self.answered(tuple).map(|slot| (slot, SERVER)).or_else(|| self.indexed(key, tuple))
+    pub(super) fn find(&self, key: u32, tuple: &Tuple) -> Option<(Slot, Side)> {
+        self.answered(tuple).map(|slot| (slot, Side::Server)).or_else(|| self.indexed(key, tuple))
     }
 
     /// Returns the connection whose server sends with this tuple, found by our own port without the index.
     #[inline]
-    fn answered(&self, tuple: &Tuple) -> Option<usize> {
-        let slot = self.ports.slot(tuple)? as usize;
-        self.hot.get(slot).is_some_and(|hot| hot.tuple[SERVER] == *tuple).then_some(slot)
+    fn answered(&self, tuple: &Tuple) -> Option<Slot> {
+        let slot = self.ports.slot(tuple)?;
+        (self.tables.hot.at(slot).tuple[Side::Server] == *tuple).then_some(slot)
     }
 
     #[inline]
-    fn indexed(&self, key: u32, tuple: &Tuple) -> Option<(usize, usize)> {
+    fn indexed(&self, key: u32, tuple: &Tuple) -> Option<(Slot, Side)> {
         let is_it = |value: u32| {
-            let hot = self.hot.get((value >> 1) as usize);
-            hot.and_then(|hot| hot.tuple.get((value & 1) as usize)).is_some_and(|known| known == tuple)
+            let (slot, from) = Slot::of_entry(value);
+            self.tables.hot.at(slot).tuple[from] == *tuple
         };
-        self.index.find(key, is_it).map(|value| ((value >> 1) as usize, (value & 1) as usize))
+        self.index.find(key, is_it).map(Slot::of_entry)
     }
 
-    #[allow(clippy::too_many_arguments, reason = "one packet and all that is known of it")]
     #[inline]
-    fn segment(
-        &mut self,
-        now: Instant,
-        slot: usize,
-        from: usize,
-        header: &Header,
-        packet: &mut [u8],
-        hop: Hop,
-        checksums: Checksums,
-    ) -> Fate {
+    fn segment(&mut self, now: Instant, slot: Slot, from: Side, packet: &mut Packet<'_>) -> Fate {
+        let header = packet.header;
         // First copy the kernel's numbers. The packet would otherwise be checked against old ones.
-        if self.hot.get(slot).is_some_and(|hot| hot.offloaded.is_some()) {
+        if self.tables.hot.at(slot).offloaded.is_some() {
             self.recall(now, slot);
         }
-        let Some(phase) = self.hot.get(slot).map(|hot| hot.phase) else {
-            return Fate::Dropped(Drop::NoConnection);
-        };
+        let phase = self.tables.hot.at(slot).phase;
         // The engine does not see SYNs that are answered elsewhere, so an acknowledgement may begin a new connection.
-        if self.config.cookies_elsewhere && from == CLIENT && self.has_begun_anew(now, slot, header, packet) {
+        if self.config.cookies_elsewhere && from == Side::Client && self.has_begun_anew(now, slot, packet) {
             self.end(now, slot, EndReason::ClientReset);
             let key = hash(&self.config.seed, &header.tuple);
-            return self.stranger(now, key, header, packet, hop);
+            return self.stranger(now, key, packet);
         }
         match phase {
-            Phase::Bound => self.forward(now, slot, from, header, packet, checksums),
-            Phase::TimeWait if from == CLIENT && self.may_open_again(slot, header, packet) => {
+            Phase::Bound => self.forward(now, slot, from, packet),
+            Phase::TimeWait if from == Side::Client && self.may_open_again(slot, packet) => {
                 self.counters.time_wait_cut += 1;
                 self.release(now, slot, None);
                 let key = hash(&self.config.seed, &header.tuple);
-                self.stranger(now, key, header, packet, hop)
+                self.stranger(now, key, packet)
             }
-            Phase::TimeWait => self.forward(now, slot, from, header, packet, checksums),
-            Phase::Opening => self.opening(now, slot, header, packet),
-            Phase::Deciding | Phase::Connecting if from == CLIENT => self.hold(now, slot, header, packet),
-            Phase::Connecting => self.server_answer(now, slot, header, packet, hop),
+            Phase::TimeWait => self.forward(now, slot, from, packet),
+            Phase::Opening => self.opening(now, slot, packet),
+            Phase::Deciding | Phase::Connecting if from == Side::Client => self.hold(now, slot, packet),
+            Phase::Connecting => self.server_answer(now, slot, packet),
             Phase::Deciding | Phase::Free => Fate::Dropped(Drop::NoConnection),
         }
     }
@@ -288,13 +273,13 @@ impl<C: Callbacks> Engine<C> {
 
     /// Handles all time-outs that are due.
     pub fn tick(&mut self, now: Instant) {
-        while let Some(entry) = self.wheel.due(now) {
-            self.expire(now, entry as usize);
+        self.tables.clear_outside();
+        while let Some(slot) = self.wheel.due(now) {
+            self.expire(now, slot);
         }
         let kept = Duration::from_millis(self.config.time_wait_ms);
-        while let Some(entry) = self.wheel.longest_waiting() {
-            let slot = entry as usize;
-            if self.hot.get(slot).is_some_and(|hot| hot.active + kept > now) {
+        while let Some(slot) = self.wheel.longest_waiting() {
+            if self.tables.hot.at(slot).active + kept > now {
                 break;
             }
             self.release(now, slot, None);
@@ -304,7 +289,7 @@ impl<C: Callbacks> Engine<C> {
     /// Returns the latest time for the next call of [`Engine::tick`].
     pub fn deadline(&self) -> Option<Instant> {
         let kept = Duration::from_millis(self.config.time_wait_ms);
-        let waiting = self.wheel.longest_waiting().and_then(|entry| self.hot.get(entry as usize));
+        let waiting = self.wheel.longest_waiting().map(|slot| self.tables.hot.at(slot));
         [self.wheel.deadline(), waiting.map(|hot| hot.active + kept)].into_iter().flatten().min()
     }
 
@@ -321,22 +306,18 @@ impl<C: Callbacks> Engine<C> {
     /// Returns address and length in bytes of the tables that are read for every packet, so that the caller can put them
     /// on huge pages.
     pub fn tables(&self) -> [(usize, usize); 4] {
-        [
-            (self.hot.as_ptr().addr(), self.hot.capacity() * size_of::<Hot>()),
-            (self.cold.as_ptr().addr(), self.cold.capacity() * size_of::<Cold>()),
-            (self.slow.as_ptr().addr(), self.slow.capacity() * size_of::<Slow>()),
-            self.index.memory(),
-        ]
+        [self.tables.hot.memory(), self.tables.cold.memory(), self.tables.slow.memory(), self.index.memory()]
     }
 
     /// Returns the counters.
     pub fn counters(&self) -> Counters {
-        Counters { output_refused: self.outbox.refused, ..self.counters }
+        let impossible = self.tables.impossible() + self.wheel.impossible();
+        Counters { output_refused: self.outbox.refused, internal: impossible, ..self.counters }
     }
 
     /// Returns the number of connections, including those in TIME-WAIT.
     pub fn connections(&self) -> usize {
-        self.hot.len() - self.free.len()
+        self.tables.hot.len() - self.tables.free.len()
     }
 
     /// Returns the callbacks given to [`Engine::new`].
@@ -346,26 +327,24 @@ impl<C: Callbacks> Engine<C> {
 
     /// Ends every connection with a reset to both sides.
     pub fn shut_down(&mut self, now: Instant, reason: EndReason) {
-        for slot in 0..self.hot.len() {
-            if self.hot.get(slot).is_some_and(|hot| hot.phase != Phase::Free) {
+        for slot in self.tables.hot.places() {
+            if self.tables.hot.at(slot).phase != Phase::Free {
                 self.end(now, slot, reason);
             }
         }
     }
 
     /// Returns a free slot, in which nothing is set yet. If the table is full, the oldest connection in TIME-WAIT ends.
-    pub(super) fn allocate(&mut self, now: Instant) -> Option<usize> {
-        if self.free.is_empty() && self.hot.len() >= self.config.max_connections as usize {
+    pub(super) fn allocate(&mut self, now: Instant) -> Option<Slot> {
+        if self.tables.free.is_empty() && self.tables.hot.len() >= self.config.max_connections as usize {
             let oldest = self.wheel.longest_waiting()?;
             self.counters.time_wait_cut += 1;
-            self.release(now, oldest as usize, None);
+            self.release(now, oldest, None);
         }
-        if let Some(slot) = self.free.pop() {
-            return Some(slot as usize);
-        }
-        self.hot.push(Hot { slow: NONE, ..Hot::default() });
-        self.cold.push(Cold::default());
-        Some(self.hot.len() - 1)
+        self.tables.free.pop().or_else(|| {
+            self.tables.cold.add();
+            Some(self.tables.hot.add())
+        })
     }
 
     #[inline]
@@ -375,51 +354,55 @@ impl<C: Callbacks> Engine<C> {
     }
 
     #[inline]
-    pub(super) fn allocate_slow(&mut self) -> u32 {
-        self.free_slow.pop().unwrap_or_else(|| {
-            self.slow.push(Slow::default());
-            self.slow.len() as u32 - 1
-        })
+    pub(super) fn allocate_slow(&mut self) -> SlowSlot {
+        self.tables.free_slow.pop().unwrap_or_else(|| self.tables.slow.add())
     }
 
     /// Returns the state that a connection has only during some phases.
     #[inline]
-    pub(super) fn slow_of(&mut self, slot: usize) -> Option<&mut Slow> {
-        let at = self.hot.get(slot)?.slow;
-        self.slow.get_mut(at as usize)
+    pub(super) fn slow_of(&mut self, slot: Slot) -> Option<&mut Slow> {
+        let at = self.tables.hot.at(slot).slow;
+        self.tables.slow.get_mut(at)
+    }
+
+    /// The same for a phase in which every connection has it.
+    #[inline]
+    pub(super) fn slow_at(&mut self, slot: Slot) -> &mut Slow {
+        let at = self.tables.hot.at(slot).slow;
+        self.tables.slow.at_mut(at)
     }
 
     /// Frees what [`Engine::slow_of`] returns, and the bytes held in it.
-    pub(super) fn free_slow(&mut self, slot: usize) {
-        let Some(hot) = self.hot.get_mut(slot) else { return };
-        let at = std::mem::replace(&mut hot.slow, NONE);
-        if let Some(slow) = self.slow.get_mut(at as usize) {
-            let kept: usize = slow.edits.iter().map(super::edit::Edits::bytes).sum();
+    pub(super) fn free_slow(&mut self, slot: Slot) {
+        let hot = self.tables.hot.at_mut(slot);
+        let at = std::mem::take(&mut hot.slow);
+        if let Some(slow) = self.tables.slow.get_mut(at) {
+            let kept: usize = slow.edits.0.iter().map(super::edit::Edits::bytes).sum();
             self.held_total = self.held_total.saturating_sub(kept);
             slow.reset();
-            self.free_slow.push(at);
+            self.tables.free_slow.push(at);
         }
     }
 
     /// Sets the state of a side and stores the time.
     #[inline]
-    pub(super) fn state(&mut self, now: Instant, slot: usize, at: usize, state: State) {
-        let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
+    pub(super) fn state(&mut self, now: Instant, slot: Slot, at: Side, state: State) {
+        let (hot, cold) = (self.tables.hot.at_mut(slot), self.tables.cold.at_mut(slot));
         let leg = &mut hot.leg[at];
         if leg.state != state {
             leg.state = state;
-            cold.stamps.push(side(at), state, now.as_nanos().saturating_sub(cold.opened.as_nanos()));
+            cold.stamps.push(at, state, now.as_nanos().saturating_sub(cold.opened.as_nanos()));
         }
     }
 
     /// Writes the record of a connection.
-    pub(super) fn record(&mut self, now: Instant, slot: usize, reason: EndReason) {
-        let (Some(hot), Some(cold)) = (self.hot.get(slot), self.cold.get(slot)) else { return };
+    pub(super) fn record(&mut self, now: Instant, slot: Slot, reason: EndReason) {
+        let (hot, cold) = (self.tables.hot.at(slot), self.tables.cold.at(slot));
         if self.records.len() >= self.config.max_records {
             self.counters.records_lost += 1;
             return;
         }
-        let [client, server] = &hot.leg;
+        let Pair([client, server]) = &hot.leg;
         self.records.push_back(Record {
             id: cold.id,
             tuple: hot.tuple,
@@ -438,35 +421,35 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Frees a slot and all that belongs to it. Writes the record if a reason is given.
-    pub(super) fn release(&mut self, now: Instant, slot: usize, reason: Option<EndReason>) {
+    pub(super) fn release(&mut self, now: Instant, slot: Slot, reason: Option<EndReason>) {
         // The record holds the last states, so both sides are closed before it is written.
         if let Some(reason) = reason {
-            for at in [CLIENT, SERVER] {
+            for at in Side::BOTH {
                 self.state(now, slot, at, State::Closed);
             }
             self.record(now, slot, reason);
         }
         self.free_slow(slot);
         self.ended(slot);
-        let (Some(hot), Some(cold)) = (self.hot.get_mut(slot), self.cold.get_mut(slot)) else { return };
+        let (hot, cold) = (self.tables.hot.at_mut(slot), self.tables.cold.at_mut(slot));
         if hot.phase == Phase::Opening {
             self.half_open = self.half_open.saturating_sub(1);
         }
-        let entry = (slot as u32) << 1;
-        self.index.remove(cold.key, entry);
+        self.index.remove(cold.key, slot.entry(Side::Client));
         match cold.source {
             Source::None => {}
-            Source::Ours => self.ports.give(hot.tuple[SERVER].source()),
+            Source::Ours => self.ports.give(hot.tuple[Side::Server].source()),
             Source::Client | Source::Shared => {
-                self.index.remove(hash(&self.config.seed, &hot.tuple[SERVER]), entry | 1);
+                self.index
+                    .remove(hash(&self.config.seed, &hot.tuple[Side::Server]), slot.entry(Side::Server));
                 self.shared -= u32::from(cold.source == Source::Shared);
             }
         }
         if hot.phase == Phase::TimeWait {
-            self.wheel.wait_no_more(slot as u32);
+            self.wheel.wait_no_more(slot);
         }
         hot.phase = Phase::Free;
         cold.source = Source::None;
-        self.free.push(slot as u32);
+        self.tables.free.push(slot);
     }
 }

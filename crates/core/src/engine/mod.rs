@@ -23,6 +23,7 @@
 //! | file | does |
 //! |---|---|
 //! | `packet`, `options`, `checksum`, `seq` | reads headers, checks them, computes checksums |
+//! | `slot`, `narrow` | places of connections and the tables that they index; numbers made smaller |
 //! | `table`, `timer`, `ports`, `source` | finds connections, time-outs, sources towards servers |
 //! | `open`, `cookie` | the handshake with the client, with state or without |
 //! | `bind`, `owned` | holds the first bytes, asks for a server, connects to it, delivers the held bytes |
@@ -51,6 +52,7 @@ mod forward;
 mod handshake;
 mod icmp;
 mod machine;
+mod narrow;
 mod offload;
 mod open;
 pub mod options;
@@ -65,6 +67,7 @@ mod room;
 mod send;
 pub mod seq;
 pub mod siphash;
+mod slot;
 mod source;
 mod table;
 mod timer;
@@ -80,4 +83,5 @@ pub use offload::{Fin, Moved, OffloadId, Progress, Standing, Translation};
 pub use packet::Checksums;
 pub use ports::{Share, Steering};
 pub use record::{Record, Stamp, Stamps, State};
+pub use slot::{Pair, Slot};
 pub use timer::STEP_MS;

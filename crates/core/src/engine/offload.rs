@@ -21,10 +21,12 @@
 //! ```
 
 use super::config::{Callbacks, ConnectionId, Hop};
-use super::connection::{CLIENT, Hot, Leg, NEVER, Phase, SERVER};
+use super::connection::{Hot, Leg, NEVER, Phase};
 use super::handshake::SynAck;
 use super::machine::Engine;
 use super::seq::Seq;
+use super::slot::{Pair, Slot};
+use crate::flow::Side;
 use crate::time::Instant;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -99,7 +101,7 @@ pub struct Moved {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Both sides, the client first.
-    pub sides: [Moved; 2],
+    pub sides: Pair<Moved>,
     /// The time of the last packet that the kernel passed on; none if it passed on no packet.
     pub active: Option<Instant>,
     /// The server's SYN-ACK, if the kernel waited for it ([`Callbacks::offload_handshake`]). It is told once, with the first progress.
@@ -115,7 +117,7 @@ impl Hot {
     /// The same, but the engine may still have first bytes to deliver.
     fn is_untouched(&self) -> bool {
         let open = |leg: &Leg| !leg.has_fin || leg.fin_acked;
-        self.phase == Phase::Bound && !self.edited && self.offloaded.is_none() && self.leg.iter().all(open)
+        self.phase == Phase::Bound && !self.edited && self.offloaded.is_none() && self.leg.0.iter().all(open)
     }
 }
 
@@ -140,10 +142,10 @@ impl Leg {
 impl<C: Callbacks> Engine<C> {
     /// Returns what the kernel needs to translate the connection in this slot, the client's side first; none if it cannot be
     /// offloaded now.
-    pub fn translation(&self, slot: u32) -> Option<[Translation; 2]> {
-        let hot = self.hot.get(slot as usize)?;
-        (hot.may_be_offloaded() || self.only_delivers(slot as usize)).then(|| {
-            [CLIENT, SERVER].map(|at| {
+    pub fn translation(&self, slot: Slot) -> Option<[Translation; 2]> {
+        let hot = self.tables.hot.at(slot);
+        (hot.may_be_offloaded() || self.only_delivers(slot)).then(|| {
+            Side::BOTH.map(|at| {
                 let (leg, tuple) = (&hot.leg[at], &hot.tuple[at]);
                 Translation {
                     remote: tuple.remote_addr(),
@@ -164,83 +166,76 @@ impl<C: Callbacks> Engine<C> {
 
     /// Whether only the delivery of the first bytes is left, which were sent unchanged. The engine retransmits them if it must,
     /// also while the kernel translates.
-    pub(super) fn only_delivers(&self, slot: usize) -> bool {
-        let Some(hot) = self.hot.get(slot).filter(|hot| hot.is_untouched()) else { return false };
-        let Some(slow) = self.slow.get(hot.slow as usize) else { return false };
-        let [client, server] = &slow.edits;
-        hot.same_options
+    pub(super) fn only_delivers(&self, slot: Slot) -> bool {
+        let hot = self.tables.hot.at(slot);
+        let Some(slow) = self.tables.slow.get(hot.slow) else { return false };
+        let Pair([client, server]) = &slow.edits;
+        hot.is_untouched()
+            && hot.same_options
             && hot.same_family
-            && slow.inspect == [false; 2]
+            && slow.inspect == Pair([false; 2])
             && server.is_empty()
             && client.only_owned().is_some_and(|end| slow.sent == end)
     }
 
     /// Marks the connection in this slot as offloaded.
-    pub fn offload(&mut self, slot: u32, to: OffloadId) {
-        if let Some(hot) = self.hot.get_mut(slot as usize) {
-            hot.offloaded = Some(to);
-        }
-        if let Some(cold) = self.cold.get_mut(slot as usize) {
-            cold.was_offloaded = true;
-        }
+    pub fn offload(&mut self, slot: Slot, to: OffloadId) {
+        self.tables.hot.at_mut(slot).offloaded = Some(to);
+        self.tables.cold.at_mut(slot).was_offloaded = true;
     }
 
     /// Takes the connection back: copies its state from the kernel for the last time.
-    pub fn reclaim(&mut self, now: Instant, slot: u32) {
-        self.catch_up(now, slot as usize);
-        if let Some(hot) = self.hot.get_mut(slot as usize) {
-            hot.offloaded = None;
-        }
+    pub fn reclaim(&mut self, now: Instant, slot: Slot) {
+        self.catch_up(now, slot);
+        self.tables.hot.at_mut(slot).offloaded = None;
     }
 
     /// Ends an offloaded connection whose two FINs were acknowledged in the kernel.
-    pub fn over(&mut self, now: Instant, slot: u32, to: OffloadId) {
-        if self.hot.get(slot as usize).is_some_and(|hot| hot.offloaded == Some(to)) {
-            self.catch_up(now, slot as usize);
-            if self.hot.get(slot as usize).is_some_and(|hot| hot.phase == Phase::TimeWait) {
-                self.ended(slot as usize);
+    pub fn over(&mut self, now: Instant, slot: Slot, to: OffloadId) {
+        if self.tables.hot.at(slot).offloaded == Some(to) {
+            self.catch_up(now, slot);
+            if self.tables.hot.at(slot).phase == Phase::TimeWait {
+                self.ended(slot);
             }
         }
     }
 
     /// Returns the numbers of both sides by what the kernel told and what came to user space, and the first time stamps that they
     /// may be shown. None if the connection is not offloaded under this number, or the SYN-ACK has not come.
-    pub fn standing(&self, slot: u32, to: OffloadId) -> Option<[(Standing, u32); 2]> {
-        let is_known = |hot: &&Hot| hot.offloaded == Some(to) && hot.phase != Phase::Connecting;
-        let hot = self.hot.get(slot as usize).filter(is_known)?;
-        Some([CLIENT, SERVER].map(|at| (hot.leg[at].standing(), hot.leg[at].stamp_first)))
+    pub fn standing(&self, slot: Slot, to: OffloadId) -> Option<[(Standing, u32); 2]> {
+        let hot = self.tables.hot.at(slot);
+        let is_known = hot.offloaded == Some(to) && hot.phase != Phase::Connecting;
+        is_known.then(|| Side::BOTH.map(|at| (hot.leg[at].standing(), hot.leg[at].stamp_first)))
     }
 
     /// Copies the state of every offloaded connection from the kernel.
     pub fn refresh(&mut self, now: Instant) {
-        for slot in 0..self.hot.len() {
+        for slot in self.tables.hot.places() {
             self.catch_up(now, slot);
         }
     }
 
     /// Returns the connections of which the kernel has passed on packets.
     pub fn passed_elsewhere(&self) -> impl Iterator<Item = ConnectionId> {
-        let both = self.hot.iter().zip(&self.cold);
+        let both = self.tables.hot.iter().zip(self.tables.cold.iter());
         both.filter(|(hot, cold)| hot.phase == Phase::Bound && cold.passed_elsewhere).map(|(_, cold)| cold.id)
     }
 
     /// Copies a connection's state from the kernel.
-    pub(super) fn catch_up(&mut self, now: Instant, slot: usize) {
-        let Some(offloaded) = self.hot.get(slot).and_then(|hot| hot.offloaded) else { return };
+    pub(super) fn catch_up(&mut self, now: Instant, slot: Slot) {
+        let Some(offloaded) = self.tables.hot.at(slot).offloaded else { return };
         let Some(progress) = self.callbacks.progress(offloaded) else { return };
-        if self.hot.get(slot).is_some_and(|hot| hot.phase == Phase::Connecting) {
+        if self.tables.hot.at(slot).phase == Phase::Connecting {
             let Some(syn_ack) = &progress.syn_ack else { return };
             self.bound_elsewhere(slot, syn_ack);
         }
-        let Some(hot) = self.hot.get_mut(slot) else { return };
-        let before = hot.leg[SERVER].acked;
-        for (leg, moved) in hot.leg.iter_mut().zip(&progress.sides) {
+        let hot = self.tables.hot.at_mut(slot);
+        let before = hot.leg[Side::Server].acked;
+        for (leg, moved) in hot.leg.0.iter_mut().zip(&progress.sides.0) {
             leg.moved(moved);
         }
-        if progress.sides.iter().any(|moved| moved.packets > 0)
-            && let Some(cold) = self.cold.get_mut(slot)
-        {
-            cold.passed_elsewhere = true;
+        if progress.sides.0.iter().any(|moved| moved.packets > 0) {
+            self.tables.cold.at_mut(slot).passed_elsewhere = true;
         }
         if let Some(active) = progress.active
             && hot.phase == Phase::Bound
@@ -250,34 +245,34 @@ impl<C: Callbacks> Engine<C> {
         self.delivered_elsewhere(now, slot, before);
         // The kernel may report it late: the time of the last packet counts, but never a time before the server answered.
         let at = progress.active.map_or(now, |active| active.min(now));
-        let connected = self.cold.get(slot).map(|cold| cold.connected).filter(|at| *at != NEVER);
-        let at = connected.map_or(at, |connected| at.max(connected));
+        let connected = self.tables.cold.at(slot).connected;
+        let at = if connected == NEVER { at } else { at.max(connected) };
         self.closed_elsewhere(at, slot, &progress.sides);
     }
 
     /// Drops first bytes that the server has acknowledged through the kernel since `before`.
-    fn delivered_elsewhere(&mut self, now: Instant, slot: usize, before: Seq) {
+    fn delivered_elsewhere(&mut self, now: Instant, slot: Slot, before: Seq) {
         if self.slow_of(slot).is_none() {
             return;
         }
-        self.forget_acknowledged(slot, CLIENT);
-        self.forget_acknowledged(slot, SERVER);
-        if let Some(acked) = self.hot.get(slot).map(|hot| hot.leg[SERVER].acked) {
-            self.owned_acknowledged(now, slot, before, acked);
-        }
+        self.forget_acknowledged(slot, Side::Client);
+        self.forget_acknowledged(slot, Side::Server);
+        let acked = self.tables.hot.at(slot).leg[Side::Server].acked;
+        self.owned_acknowledged(now, slot, before, acked);
         self.settle(slot);
     }
 
     /// Follows FINs that the kernel has passed on, and acknowledgements of those that user space handled. The order in which the
     /// FINs came decides the states, so the first one is followed first.
-    fn closed_elsewhere(&mut self, now: Instant, slot: usize, sides: &[Moved; 2]) {
-        let client_is_second = sides[CLIENT].fin.is_some_and(|fin| fin.is_second);
-        let order = if client_is_second { [SERVER, CLIENT] } else { [CLIENT, SERVER] };
+    fn closed_elsewhere(&mut self, now: Instant, slot: Slot, sides: &Pair<Moved>) {
+        let client_is_second = sides[Side::Client].fin.is_some_and(|fin| fin.is_second);
+        let order =
+            if client_is_second { [Side::Server, Side::Client] } else { [Side::Client, Side::Server] };
         for from in order {
-            let new = |leg: &Leg| sides[from].fin.filter(|_| !leg.has_fin);
-            let Some(fin) = self.hot.get(slot).and_then(|hot| new(&hot.leg[from])) else { continue };
+            let is_known = self.tables.hot.at(slot).leg[from].has_fin;
+            let Some(fin) = sides[from].fin.filter(|_| !is_known) else { continue };
             self.heard_elsewhere(now, slot, from);
-            let Some(leg) = self.hot.get_mut(slot).map(|hot| &mut hot.leg[from]) else { return };
+            let leg = &mut self.tables.hot.at_mut(slot).leg[from];
             (leg.has_fin, leg.fin) = (true, Seq(fin.end));
             let state = leg.state.fin_sent();
             self.state(now, slot, from, state);
@@ -288,8 +283,8 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Tells the kernel's side that an offloaded connection has ended.
-    pub(super) fn ended(&mut self, slot: usize) {
-        if let Some(offloaded) = self.hot.get_mut(slot).and_then(|hot| hot.offloaded.take()) {
+    pub(super) fn ended(&mut self, slot: Slot) {
+        if let Some(offloaded) = self.tables.hot.at_mut(slot).offloaded.take() {
             self.callbacks.ended(offloaded);
         }
     }

@@ -2,6 +2,7 @@
 
 use super::checksum::Sum;
 use super::config::Hop;
+use super::narrow::length;
 use super::packet::{Address, TCP, Tuple};
 use super::seq::Seq;
 
@@ -64,7 +65,7 @@ impl Outbox {
         let start = self.used;
         let Some(total) = self.write(segment) else { return };
         self.used += total;
-        self.packets.push((start as u32, (start + total) as u32, segment.hop));
+        self.packets.push((length(start), length(start + total), segment.hop));
     }
 
     /// Builds a segment that is not queued, and returns it.
@@ -82,22 +83,23 @@ impl Outbox {
         let v4 = to.remote.is_v4();
         let length = TCP_HEADER + options.len() * 4 + payload.len();
         let total = length + if v4 { 20 } else { 40 };
-        let (start, fits) = (self.used, u16::try_from(total).is_ok());
-        let Some(room) = self.bytes.get_mut(start..start + total).filter(|_| fits) else {
+        let start = self.used;
+        let room = self.bytes.get_mut(start..start + total);
+        let (Some(room), Ok(whole), Ok(length)) = (room, u16::try_from(total), u16::try_from(length)) else {
             self.refused += 1;
             return None;
         };
         let addresses = to.remote.sum().add(to.local.sum());
         let tcp = if v4 {
             let (head, tcp) = room.split_first_chunk_mut()?;
-            ipv4(head, to, addresses, total as u16);
+            ipv4(head, to, addresses, whole);
             tcp
         } else {
             let (head, tcp) = room.split_first_chunk_mut()?;
-            ipv6(head, to, length as u16);
+            ipv6(head, to, length);
             tcp
         };
-        self::tcp(tcp, segment, addresses, length as u32);
+        self::tcp(tcp, segment, addresses, length.into());
         Some(total)
     }
 }
@@ -138,6 +140,7 @@ fn ipv6(head: &mut [u8; 40], to: &Tuple, length: u16) {
 #[inline]
 fn tcp(into: &mut [u8], segment: &Segment<'_>, addresses: Sum, length: u32) {
     let Segment { to, seq, ack, flags, window, options, payload, .. } = segment;
+    #[expect(clippy::cast_possible_truncation, reason = "a TCP header has at most 15 words")]
     let offset = ((5 + options.len()) as u8) << 4;
     let offset_flags = u16::from_be_bytes([offset, *flags]);
     let ports = to.ports.rotate_left(16);

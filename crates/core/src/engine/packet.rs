@@ -3,6 +3,8 @@
 //! Nothing here panics: every offset is checked by [`Header::parse`], and reads past the end give zero.
 
 use super::checksum::Sum;
+use super::config::Hop;
+use super::narrow::{length, low_half};
 use super::seq::Seq;
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -65,7 +67,7 @@ impl Address {
     /// Returns the 32 bits of an IPv4 address.
     #[inline]
     pub(super) const fn v4_bits(self) -> u32 {
-        self.0[1] as u32
+        low_half(self.0[1])
     }
 
     pub(super) fn v6_bytes(self) -> [u8; 16] {
@@ -74,17 +76,17 @@ impl Address {
 
     fn from_v6(bytes: [u8; 16]) -> Self {
         let bits = u128::from_be_bytes(bytes);
-        Self([(bits >> 64) as u64, bits as u64])
+        Self([(bits >> 64) as u64, (bits & 0xffff_ffff_ffff_ffff) as u64])
     }
 
     /// Returns what this address adds to the checksum of a pseudo header (or of an IPv4 header).
     #[inline]
     pub(super) const fn sum(self) -> Sum {
-        let sum = Sum::ZERO.u32(self.0[1] as u32);
+        let sum = Sum::ZERO.u32(low_half(self.0[1]));
         if self.is_v4() {
             return sum;
         }
-        sum.u32((self.0[1] >> 32) as u32).u32(self.0[0] as u32).u32((self.0[0] >> 32) as u32)
+        sum.u32((self.0[1] >> 32) as u32).u32(low_half(self.0[0])).u32((self.0[0] >> 32) as u32)
     }
 }
 
@@ -136,7 +138,7 @@ impl Tuple {
     /// Returns the port that the other host sends to.
     #[inline]
     pub const fn local_port(&self) -> u16 {
-        self.ports as u16
+        (self.ports & 0xffff) as u16
     }
 
     /// Returns the other host's address and port.
@@ -447,7 +449,7 @@ impl Header {
     /// Returns the number of payload bytes.
     #[inline]
     pub const fn len(&self) -> u32 {
-        (self.end - self.data) as u32
+        length(self.end - self.data)
     }
 
     /// True if there is no payload.
@@ -472,6 +474,30 @@ impl Header {
     #[inline]
     pub fn payload<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         bytes.get(self.data..self.end).unwrap_or_default()
+    }
+}
+
+/// A segment that has reached the engine, with all that is known of it.
+pub(super) struct Packet<'a> {
+    /// The whole IP packet, which is rewritten in place.
+    pub(super) bytes: &'a mut [u8],
+    pub(super) header: &'a Header,
+    /// The neighbour that it came from.
+    pub(super) hop: Hop,
+    pub(super) checksums: Checksums,
+}
+
+impl Packet<'_> {
+    /// Returns the TCP options.
+    #[inline]
+    pub(super) fn options(&self) -> &[u8] {
+        self.header.options(self.bytes)
+    }
+
+    /// Returns the payload.
+    #[inline]
+    pub(super) fn payload(&self) -> &[u8] {
+        self.header.payload(self.bytes)
     }
 }
 

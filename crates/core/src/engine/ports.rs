@@ -4,6 +4,7 @@
 //! address (`Port`) or its own addresses (`Ip`), as in ProxyEngine's `flow_steering`; see [`Steering::share`].
 
 use super::packet::{Address, Tuple};
+use super::slot::Slot;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -148,17 +149,17 @@ impl Ports {
 
     /// Assigns a taken source to a connection.
     #[inline]
-    pub(super) fn assign(&mut self, (address, port): (Address, u16), slot: u32) {
+    pub(super) fn assign(&mut self, (address, port): (Address, u16), slot: Slot) {
         let at = usize::from(port.wrapping_sub(*self.range.start()));
         let pool = self.pools.iter_mut().find(|pool| pool.address == address);
         if let Some(place) = pool.and_then(|pool| pool.slots.get_mut(at)) {
-            *place = slot;
+            *place = slot.number();
         }
     }
 
     /// Returns the connection that has the destination address and port of a packet, if there is one.
     #[inline]
-    pub(super) fn slot(&self, to: &Tuple) -> Option<u32> {
+    pub(super) fn slot(&self, to: &Tuple) -> Option<Slot> {
         self.at(self.place(to)?)
     }
 
@@ -173,9 +174,9 @@ impl Ports {
 
     /// Returns the connection in a place, if there is one.
     #[inline]
-    pub(super) fn at(&self, place: u32) -> Option<u32> {
+    pub(super) fn at(&self, place: u32) -> Option<Slot> {
         let pool = self.pools.get((place >> 16) as usize)?;
-        pool.slots.get((place & 0xffff) as usize).copied().filter(|slot| *slot != NOBODY)
+        pool.slots.get((place & 0xffff) as usize).copied().filter(|slot| *slot != NOBODY).map(Slot::of_number)
     }
 
     /// Takes a source back.
@@ -236,8 +237,8 @@ mod tests {
         let source = ports.take(server.ip().into()).unwrap();
         let answer = Tuple::new(server, SocketAddr::new(source.0.into(), source.1));
         assert_eq!(ports.slot(&answer), None);
-        ports.assign(source, 5);
-        assert_eq!(ports.slot(&answer), Some(5));
+        ports.assign(source, Slot::of_number(5));
+        assert_eq!(ports.slot(&answer), Some(Slot::of_number(5)));
         for other in ["10.0.0.1:99", "10.0.0.1:110", "10.0.0.2:100"] {
             assert_eq!(ports.slot(&Tuple::new(server, other.parse().unwrap())), None, "{other}");
         }

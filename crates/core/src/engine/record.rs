@@ -2,8 +2,8 @@
 //! `detailed_records`).
 
 use super::config::ConnectionId;
-use super::connection::{CLIENT, SERVER};
 use super::packet::Tuple;
+use super::slot::Pair;
 use crate::flow::{EndReason, Side};
 use crate::time::Instant;
 use std::fmt;
@@ -146,7 +146,7 @@ impl Stamps {
         both.map(|(after, what)| Stamp {
             side: if what & SERVER_BIT == 0 { Side::Client } else { Side::Server },
             state: State::ALL.get(usize::from(what & !SERVER_BIT)).copied().unwrap_or_default(),
-            after_us: (u64::from(*after) * 1024 / 1000).min(u64::from(u32::MAX)) as u32,
+            after_us: u32::try_from(u64::from(*after) * 1024 / 1000).unwrap_or(u32::MAX),
         })
     }
 
@@ -187,7 +187,7 @@ pub struct Record {
     /// The connection.
     pub id: ConnectionId,
     /// The tuples of received packets of both sides.
-    pub(super) tuple: [Tuple; 2],
+    pub(super) tuple: Pair<Tuple>,
     /// True if a server was chosen.
     pub(super) chosen: bool,
     /// Why it ended.
@@ -215,22 +215,22 @@ pub struct Record {
 impl Record {
     /// Returns the client.
     pub fn client(&self) -> SocketAddr {
-        self.tuple[CLIENT].remote_addr()
+        self.tuple[Side::Client].remote_addr()
     }
 
     /// Returns the address and port that the client connected to.
     pub fn local(&self) -> SocketAddr {
-        self.tuple[CLIENT].local_addr()
+        self.tuple[Side::Client].local_addr()
     }
 
     /// Returns the source of the connection to the server, if a server was chosen.
     pub fn source(&self) -> Option<SocketAddr> {
-        self.chosen.then(|| self.tuple[SERVER].local_addr())
+        self.chosen.then(|| self.tuple[Side::Server].local_addr())
     }
 
     /// Returns the server, if one was chosen.
     pub fn server(&self) -> Option<SocketAddr> {
-        self.chosen.then(|| self.tuple[SERVER].remote_addr())
+        self.chosen.then(|| self.tuple[Side::Server].remote_addr())
     }
 }
 

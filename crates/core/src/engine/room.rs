@@ -4,9 +4,10 @@
 //! still in a handshake or idle leave, the oldest first.
 
 use super::config::{Callbacks, ConnectionId};
-use super::connection::{CLIENT, Phase};
+use super::connection::Phase;
 use super::machine::Engine;
-use crate::flow::EndReason;
+use super::slot::Slot;
+use crate::flow::{EndReason, Side};
 use crate::limit::source_key;
 use crate::time::Instant;
 use std::collections::{BTreeMap, VecDeque};
@@ -25,7 +26,7 @@ const USED_FOR: Duration = Duration::from_millis(100);
 /// A connection as the choice sees it.
 #[derive(Clone, Copy, Debug)]
 struct Standing {
-    slot: u32,
+    slot: Slot,
     id: ConnectionId,
     client: IpAddr,
     active: Instant,
@@ -43,7 +44,7 @@ pub(super) struct Room {
     /// The most connections of any other client.
     second: u32,
     /// Connections of the client with the most that may leave, the oldest first.
-    chosen: VecDeque<(u32, ConnectionId)>,
+    chosen: VecDeque<(Slot, ConnectionId)>,
 }
 
 impl Room {
@@ -74,7 +75,7 @@ impl Room {
 
     /// Returns the connection to leave for one more of this client. None if the client would then have as many as the
     /// client with the most, or if none may leave.
-    fn next(&mut self, client: IpAddr) -> Option<(u32, ConnectionId)> {
+    fn next(&mut self, client: IpAddr) -> Option<(Slot, ConnectionId)> {
         let count = |client: &IpAddr| self.counts.get(client).copied().unwrap_or(0);
         let most = count(&self.biggest?);
         // Two more than this client has: otherwise the two would push out each other's connections in turn.
@@ -129,23 +130,23 @@ impl<C: Callbacks> Engine<C> {
 
     fn leave_for(&mut self, now: Instant, client: IpAddr, full: Full, room: &mut Room) -> bool {
         if room.wants_look(now) {
-            let all = (0_u32..).zip(self.hot.iter().zip(&self.cold));
+            let tables = &self.tables;
+            let all = tables.hot.places().zip(tables.hot.iter().zip(tables.cold.iter()));
             room.look(
                 now,
                 all.filter(|(_, (hot, _))| counts_in(full, hot.phase)).map(|(slot, (hot, cold))| Standing {
                     slot,
                     id: cold.id,
-                    client: hot.tuple[CLIENT].remote_addr().ip(),
+                    client: hot.tuple[Side::Client].remote_addr().ip(),
                     active: hot.active,
                     may_leave: hot.phase != Phase::Bound || hot.active + IDLE <= now,
                 }),
             );
         }
         while let Some((slot, id)) = room.next(client) {
-            let slot = slot as usize;
             // The kernel may have forwarded packets of an offloaded connection since.
             self.catch_up(now, slot);
-            let (Some(hot), Some(cold)) = (self.hot.get(slot), self.cold.get(slot)) else { continue };
+            let (hot, cold) = (self.tables.hot.at(slot), self.tables.cold.at(slot));
             let may_leave = hot.phase != Phase::Bound || hot.active + IDLE <= now;
             if cold.id != id || !counts_in(full, hot.phase) || !may_leave {
                 continue;
@@ -176,7 +177,7 @@ mod tests {
     /// Connections of these clients, each as old as its place says: the first is the oldest.
     fn standing(clients: &[u8]) -> Vec<Standing> {
         let of = |(slot, client): (u32, &u8)| Standing {
-            slot,
+            slot: Slot::of_number(slot),
             id: ConnectionId(u64::from(slot) + 1),
             client: ip(*client),
             active: at(u64::from(slot)),
@@ -197,7 +198,7 @@ mod tests {
         let mut left = Vec::new();
         while let Some((slot, _)) = room.next(ip(3)) {
             room.has_left_for(ip(3));
-            left.push(slot);
+            left.push(slot.number());
         }
         // 1 had five and 2 had two: now they have three, two, and the newcomer two.
         assert_eq!(left, [1, 2]);
@@ -229,8 +230,8 @@ mod tests {
         assert!(room.wants_look(at(0)));
         room.look(at(0), all.into_iter());
         assert!(!room.wants_look(at(99)), "there is a connection that may leave");
-        assert_eq!(room.next(ip(2)).map(|(slot, _)| slot), Some(1));
-        assert_eq!(room.next(ip(2)).map(|(slot, _)| slot), Some(2), "the first was of no use");
+        assert_eq!(room.next(ip(2)).map(|(slot, _)| slot.number()), Some(1));
+        assert_eq!(room.next(ip(2)).map(|(slot, _)| slot.number()), Some(2), "the first was of no use");
         assert!(room.next(ip(2)).is_none());
         assert!(!room.wants_look(at(9)) && room.wants_look(at(10)));
     }
@@ -242,7 +243,7 @@ mod tests {
             for newcomer in newcomers {
                 let before = room.counts.clone();
                 let Some((slot, _)) = room.next(ip(newcomer)) else { continue };
-                let loser = ip(clients[slot as usize]);
+                let loser = ip(clients[slot.number() as usize]);
                 room.has_left_for(ip(newcomer));
                 let count = |counts: &BTreeMap<IpAddr, u32>, client| counts.get(&client).copied().unwrap_or(0);
                 prop_assert_ne!(loser, ip(newcomer));

@@ -13,7 +13,7 @@ impl Seq {
     /// True if this number comes before `other`.
     #[inline]
     pub const fn before(self, other: Self) -> bool {
-        (self.0.wrapping_sub(other.0) as i32) < 0
+        self.0.wrapping_sub(other.0).cast_signed() < 0
     }
 
     /// True if this number comes after `other`.

@@ -6,11 +6,13 @@
 //! number (RFC 9293, Sec. 3.6.1) and a time stamp that is not older (RFC 6191).
 
 use super::config::Callbacks;
-use super::connection::{CLIENT, Hot, SERVER, Source};
+use super::connection::{Hot, Source};
 use super::machine::Engine;
 use super::packet::{Address, Tuple};
 use super::seq::Seq;
+use super::slot::Slot;
 use super::table::hash;
+use crate::flow::Side;
 use crate::time::Instant;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -81,10 +83,10 @@ impl<C: Callbacks> Engine<C> {
     /// Ends the TIME-WAIT of a connection, and takes its port.
     fn source_in_time_wait(&mut self, now: Instant, server: SocketAddr) -> Option<Chosen> {
         let slot = self.longest_waiting_port(now, server)?;
-        let hot = self.hot.get(slot)?;
+        let hot = self.tables.hot.at(slot);
         // Both FINs are acknowledged: this is the next number that the server would accept.
-        let (before, last) = (hot.tuple[SERVER], Some(hot.leg[SERVER].acked));
-        let was_shared = self.cold.get(slot)?.source == Source::Shared;
+        let (before, last) = (hot.tuple[Side::Server], Some(hot.leg[Side::Server].acked));
+        let was_shared = self.tables.cold.at(slot).source == Source::Shared;
         self.counters.time_wait_cut += 1;
         self.release(now, slot, None);
         if was_shared {
@@ -97,13 +99,12 @@ impl<C: Callbacks> Engine<C> {
     }
 
     /// Returns the connection that has been in TIME-WAIT longest and whose port may be taken.
-    fn longest_waiting_port(&self, now: Instant, server: SocketAddr) -> Option<usize> {
+    fn longest_waiting_port(&self, now: Instant, server: SocketAddr) -> Option<Slot> {
         let clock = self.clock(now);
         let mut next = self.wheel.longest_waiting();
         for _ in 0..WAITING_TRIES {
-            let entry = next?;
-            let slot = entry as usize;
-            let (hot, cold) = (self.hot.get(slot)?, self.cold.get(slot)?);
+            let slot = next?;
+            let (hot, cold) = (self.tables.hot.at(slot), self.tables.cold.at(slot));
             let rests = if cold.was_offloaded { OFFLOADED_RESTS } else { Duration::ZERO };
             if hot.offloaded.is_none()
                 && self.fits(now, hot, cold.source, server)
@@ -112,14 +113,14 @@ impl<C: Callbacks> Engine<C> {
             {
                 return Some(slot);
             }
-            next = self.wheel.waits_after(entry);
+            next = self.wheel.waits_after(slot);
         }
         None
     }
 
     /// True if the source of a connection in TIME-WAIT can be used for a connection to this server.
     fn fits(&self, now: Instant, hot: &Hot, source: Source, server: SocketAddr) -> bool {
-        let tuple = &hot.tuple[SERVER];
+        let tuple = &hot.tuple[Side::Server];
         if tuple.remote_addr() == server {
             return source != Source::Client;
         }
@@ -128,7 +129,7 @@ impl<C: Callbacks> Engine<C> {
         let isn = super::cookie::isn(self.cookie_key(), tuple, now);
         source == Source::Ours
             && tuple.remote.is_v4() == server.is_ipv4()
-            && !hot.leg[SERVER].acked.after(isn)
+            && !hot.leg[Side::Server].acked.after(isn)
             && !self.is_used(&self::tuple(server, tuple.source()))
     }
 
@@ -152,8 +153,8 @@ impl<C: Callbacks> Engine<C> {
 
 /// Returns the last time stamp sent to the server; none if the connection had none.
 fn shown_stamp(hot: &Hot) -> Option<u32> {
-    let client = &hot.leg[CLIENT];
-    (client.stamps && hot.leg[SERVER].stamps).then(|| client.stamp.wrapping_add(client.stamp_add))
+    let client = &hot.leg[Side::Client];
+    (client.stamps && hot.leg[Side::Server].stamps).then(|| client.stamp.wrapping_add(client.stamp_add))
 }
 
 fn tuple(server: SocketAddr, (local, port): (Address, u16)) -> Tuple {

@@ -1,6 +1,7 @@
 //! The index from a tuple to its connection: a hash table with open addressing and a fixed number of places. It neither
 //! grows nor allocates while packets come.
 
+use super::narrow::low_half;
 use super::packet::Tuple;
 
 /// The secret of the hash: without it an attacker cannot choose tuples that collide.
@@ -12,13 +13,13 @@ pub(super) fn hash(key: &HashKey, tuple: &Tuple) -> u32 {
     let low = fold(tuple.remote.0[1] ^ key[0], tuple.local.0[1] ^ key[1]);
     let high = fold(tuple.remote.0[0] ^ key[2], tuple.local.0[0] ^ key[3]);
     let mixed = fold(low ^ high ^ u64::from(tuple.ports), key[0] | 1);
-    (mixed ^ (mixed >> 32)) as u32
+    low_half(mixed ^ (mixed >> 32))
 }
 
 #[inline]
 fn fold(a: u64, b: u64) -> u64 {
     let wide = u128::from(a) * u128::from(b);
-    (wide as u64) ^ ((wide >> 64) as u64)
+    ((wide & 0xffff_ffff_ffff_ffff) as u64) ^ ((wide >> 64) as u64)
 }
 
 /// The index. A place holds the hash in its upper half and the value + 1 in its lower half; 0 is an empty place.
@@ -49,7 +50,7 @@ impl Index {
             if place == 0 {
                 return None;
             }
-            let value = (place as u32).wrapping_sub(1);
+            let value = low_half(place).wrapping_sub(1);
             if (place >> 32) as u32 == hash && is_it(value) {
                 return Some(value);
             }

@@ -436,8 +436,11 @@ pub const fn is_token_byte(byte: u8) -> bool {
 static TOKEN_BYTES: [bool; 256] = {
     let mut table = [false; 256];
     let mut byte = 0;
-    while byte < table.len() {
-        table[byte] = is_tchar(byte as u8);
+    loop {
+        table[byte as usize] = is_tchar(byte);
+        if byte == u8::MAX {
+            break;
+        }
         byte += 1;
     }
     table

@@ -9,15 +9,15 @@ const fn table() -> [u32; 256] {
     /// The polynomial with its bits reversed.
     const POLYNOMIAL: u32 = 0x1edc_6f41_u32.reverse_bits();
     let mut table = [0; 256];
-    let mut index = 0;
-    while index < table.len() {
-        let mut value = index as u32;
+    let mut index: u32 = 0;
+    while index < 256 {
+        let mut value = index;
         let mut bit = 0;
         while bit < 8 {
             value = if value & 1 == 1 { value >> 1 ^ POLYNOMIAL } else { value >> 1 };
             bit += 1;
         }
-        table[index] = value;
+        table[index as usize] = value;
         index += 1;
     }
     table

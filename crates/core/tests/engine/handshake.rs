@@ -4,9 +4,10 @@ use crate::network::{Addresses, SERVER_HOP, at};
 use crate::script::{Bound, CLIENT_ISN, Offered, SERVER_ISN, Script};
 use crate::wire::{ACK, FIN, PSH, Packet, RST, SYN};
 use sidetrack_core::engine::{
-    Fin, Moved, OffloadId, Payload, Progress, Record, Selection, Standing, SynAck, Target, Translation,
+    Fin, Moved, OffloadId, Pair, Payload, Progress, Record, Selection, Slot, Standing, SynAck, Target,
+    Translation,
 };
-use sidetrack_core::flow::EndReason;
+use sidetrack_core::flow::{EndReason, Side};
 use std::num::NonZeroU32;
 
 const TO: OffloadId = OffloadId(NonZeroU32::new(7).unwrap());
@@ -100,7 +101,7 @@ fn tell(script: &mut Script, isn: u32, syn: &Packet, bytes: [u64; 2], closed: bo
         fin: closed.then_some(Fin { end: sent[side], is_second: side == 1 }),
     };
     let progress =
-        Progress { sides: [side(0), side(1)], active: Some(at(script.now)), syn_ack: Some(syn_ack) };
+        Progress { sides: Pair([side(0), side(1)]), active: Some(at(script.now)), syn_ack: Some(syn_ack) };
     script.engine.callbacks_mut().progress.push_back(progress);
 }
 
@@ -129,7 +130,7 @@ fn what_is_sent_elsewhere_is_what_the_engine_would_have_sent() {
         let stamps = answer.stamps.map(|(value, _)| (clock, value));
         assert_eq!(Packet { ack: answer.seq.wrapping_add(1), stamps, ..draft }, sent, "{offers:?}");
         // And so does the translation.
-        let [client, server] = script.engine.translation(0).expect("on its way");
+        let [client, server] = script.engine.translation(Slot::FIRST).expect("on its way");
         let [offered_client, offered_server] = handshake.sides;
         let stamp = answer.stamps.map_or(0, |(value, _)| value);
         let expected = Translation {
@@ -176,7 +177,7 @@ fn a_connection_that_was_over_before_anybody_asked_is_told_as_if_it_had_passed_h
     let (isn, syn) = request(&mut elsewhere, PLAIN, b"hello");
     elsewhere.now += 3;
     tell(&mut elsewhere, isn, &syn, [0, 9], true);
-    elsewhere.engine.over(at(elsewhere.now), 0, TO);
+    elsewhere.engine.over(at(elsewhere.now), Slot::FIRST, TO);
     assert_eq!(elsewhere.output(), []);
     let records = elsewhere.records();
     assert_eq!((records.len(), records[0].passed_elsewhere), (1, true));
@@ -208,7 +209,7 @@ fn an_answer_that_comes_here_is_the_engines() {
     let out = script.take(&syn_ack(&syn));
     assert_eq!(script.engine.callbacks_mut().closing, [TO], "nobody else is to take it");
     assert_eq!(out[0].payload, b"hello");
-    script.engine.reclaim(at(script.now), 0);
+    script.engine.reclaim(at(script.now), Slot::FIRST);
     let mut bound = Bound {
         source: syn.src,
         client: (CLIENT_ISN.wrapping_add(6), isn.wrapping_add(1)),
@@ -228,7 +229,7 @@ fn whatever_comes_first_calls_it_back() {
         let (isn, syn) = request(&mut script, PLAIN, b"hello");
         if taken {
             // Nothing has come at the first look; the SYN-ACK crosses with the call.
-            let nothing = Progress { sides: [Moved::default(); 2], active: None, syn_ack: None };
+            let nothing = Progress { sides: Pair::default(), active: None, syn_ack: None };
             script.engine.callbacks_mut().progress.push_back(nothing);
             tell(&mut script, isn, &syn, [0, 0], false);
         }
@@ -285,7 +286,7 @@ fn first_bytes_that_are_lost_after_the_answer_are_sent_again() {
     tell(&mut script, isn, &syn, [0, 0], false);
     // The server has acknowledged nothing of them.
     if let Some(progress) = script.engine.callbacks_mut().progress.back_mut() {
-        progress.sides[1] = Moved {
+        progress.sides[Side::Server] = Moved {
             standing: Standing {
                 sent: SERVER_ISN + 1,
                 acknowledged: syn.seq.wrapping_add(1),
@@ -293,7 +294,7 @@ fn first_bytes_that_are_lost_after_the_answer_are_sent_again() {
             },
             ..Moved::default()
         };
-        progress.sides[1].standing.edge = syn.seq.wrapping_add(60_000);
+        progress.sides[Side::Server].standing.edge = syn.seq.wrapping_add(60_000);
     }
     let again = script.wait(1500);
     assert!(!again.is_empty() && again.iter().all(|(_, packet)| packet.payload == b"hello"), "{again:?}");

@@ -4,7 +4,8 @@ use crate::network::{SERVER_HOP, at};
 use crate::script::{Bound, CLIENT_ISN, SERVER_ISN, Script};
 use crate::wire::{ACK, FIN, PSH, Packet};
 use sidetrack_core::engine::{
-    Drop, Fin, Moved, OffloadId, Payload, Progress, Record, Selection, Standing, State, Target, Translation,
+    Drop, Fin, Moved, OffloadId, Pair, Payload, Progress, Record, Selection, Slot, Standing, State, Target,
+    Translation,
 };
 use sidetrack_core::flow::{EndReason, Side};
 use std::num::NonZeroU32;
@@ -14,10 +15,10 @@ const TO: OffloadId = OffloadId(NonZeroU32::new(7).unwrap());
 /// A bound connection that is offloaded, and how its packets are translated.
 fn offloaded(script: &mut Script) -> (Bound, [Translation; 2]) {
     let bound = script.bind(b"hello");
-    assert_eq!(script.engine.callbacks_mut().plain, [0], "it is offered once");
-    let translation = script.engine.translation(0).expect("nothing but translation is left");
-    script.engine.offload(0, TO);
-    assert_eq!(script.engine.translation(0), None, "not twice");
+    assert_eq!(script.engine.callbacks_mut().plain, [Slot::FIRST], "it is offered once");
+    let translation = script.engine.translation(Slot::FIRST).expect("nothing but translation is left");
+    script.engine.offload(Slot::FIRST, TO);
+    assert_eq!(script.engine.translation(Slot::FIRST), None, "not twice");
     (bound, translation)
 }
 
@@ -35,7 +36,7 @@ fn pass_on(script: &mut Script, bound: &mut Bound, translation: &[Translation; 2
         packets: 1,
         fin: None,
     };
-    let sides = [side(bound.client, up), side(bound.server, down)];
+    let sides = Pair([side(bound.client, up), side(bound.server, down)]);
     assert_eq!(translation.map(|side| side.shift), [0, 0]);
     let active = Some(at(script.now));
     script.engine.callbacks_mut().progress.push_back(Progress { sides, active, syn_ack: None });
@@ -73,14 +74,15 @@ fn what_passed_elsewhere_is_counted_and_its_end_comes_here() {
         pass_on(&mut script, &mut bound, &translation, bytes);
         script.engine.refresh(at(script.now));
     }
-    let standing = script.engine.standing(0, TO).expect("it is offloaded").map(|(standing, _)| standing);
+    let standing =
+        script.engine.standing(Slot::FIRST, TO).expect("it is offloaded").map(|(standing, _)| standing);
     assert_eq!(standing.map(|side| (side.sent, side.acknowledged)), [bound.client, bound.server]);
     // What came here is where the kernel goes on from.
     let packet = script.next(&bound, ACK).payload(b"late");
     assert_eq!(script.take(&packet).len(), 1);
     bound.client.0 = bound.client.0.wrapping_add(4);
     bound.server.1 = bound.server.1.wrapping_add(4);
-    assert_eq!(script.engine.standing(0, TO).unwrap()[0].0.sent, bound.client.0);
+    assert_eq!(script.engine.standing(Slot::FIRST, TO).unwrap()[0].0.sent, bound.client.0);
     // Outside of the window as it is now.
     let far = script.client(ACK, bound.client.0.wrapping_add(1 << 20), bound.client.1).payload(b"x");
     assert_eq!(script.refused(&far), Drop::OutOfWindow);
@@ -103,13 +105,13 @@ fn a_fin_may_come_before_the_borrower_has_told_of_the_bytes_before_it() {
     let out = script.take(&fin);
     assert_eq!(out.len(), 1, "it is forwarded: {out:?}");
     assert_eq!(out[0].seq, bound.server.1);
-    assert_eq!(script.engine.translation(0), None, "offloaded, and one side has closed");
-    script.engine.reclaim(at(script.now), 0);
-    assert_eq!(script.engine.translation(0), None, "not before that is acknowledged");
+    assert_eq!(script.engine.translation(Slot::FIRST), None, "offloaded, and one side has closed");
+    script.engine.reclaim(at(script.now), Slot::FIRST);
+    assert_eq!(script.engine.translation(Slot::FIRST), None, "not before that is acknowledged");
     bound.server.1 = bound.server.1.wrapping_add(1);
     let ack = script.server(&bound, ACK);
     assert_eq!(script.take(&ack).len(), 1);
-    assert!(script.engine.translation(0).is_some(), "the other side may go on for long");
+    assert!(script.engine.translation(Slot::FIRST).is_some(), "the other side may go on for long");
 }
 
 #[test]
@@ -143,7 +145,7 @@ fn one_that_is_looked_at_is_not_offloaded() {
     );
     script.bind(b"hello");
     assert_eq!(script.engine.callbacks_mut().plain, []);
-    assert_eq!(script.engine.translation(0), None);
+    assert_eq!(script.engine.translation(Slot::FIRST), None);
 }
 
 /// The kernel lets pass what it has of both sides, as their numbers in `bound` stand.
@@ -154,7 +156,7 @@ fn tell(script: &mut Script, bound: &Bound) {
         packets: 1,
         fin: None,
     };
-    let sides = [side(bound.client), side(bound.server)];
+    let sides = Pair([side(bound.client), side(bound.server)]);
     let progress = Progress { sides, active: Some(at(script.now)), syn_ack: None };
     script.engine.callbacks_mut().progress.push_back(progress);
 }
@@ -174,7 +176,7 @@ fn fins_that_are_acknowledged_elsewhere_end_the_connection() {
     assert_eq!(script.records(), [], "nobody has acknowledged the second");
     (bound.server.0, bound.client.1) = (bound.server.0.wrapping_add(1), bound.client.1.wrapping_add(1));
     tell(&mut script, &bound);
-    script.engine.reclaim(at(script.now), 0);
+    script.engine.reclaim(at(script.now), Slot::FIRST);
     assert_eq!(script.records()[0].reason, EndReason::Ok);
 }
 
@@ -204,7 +206,7 @@ impl Closing {
                 fin: self.fin[at].map(|is_second| Fin { end: sent, is_second }),
             }
         };
-        let (sides, active) = ([side(0), side(1)], Some(at(script.now)));
+        let (sides, active) = (Pair([side(0), side(1)]), Some(at(script.now)));
         let progress = Progress { sides, active, syn_ack: None };
         script.engine.callbacks_mut().progress.push_back(progress);
     }
@@ -256,7 +258,7 @@ fn fins_that_pass_elsewhere_are_followed_as_if_they_had_passed_here() {
             let all = states(&records[0]);
             assert_eq!(all[all.len() - 6..], ends(first, second), "every {every}");
             assert_eq!(script.engine.callbacks_mut().ended, []);
-            script.engine.over(at(script.now), 0, TO);
+            script.engine.over(at(script.now), Slot::FIRST, TO);
             assert_eq!(script.engine.callbacks_mut().ended, [TO], "it is given back at once");
             assert_eq!(script.records(), [], "one record");
         }
@@ -269,16 +271,16 @@ fn both_may_close_at_the_same_time_elsewhere() {
     let (bound, _) = offloaded(&mut script);
     let fin = [Some(false), Some(true)];
     Closing { fin, ..Closing::default() }.tell(&mut script, &bound);
-    script.engine.over(at(script.now), 0, TO);
+    script.engine.over(at(script.now), Slot::FIRST, TO);
     assert_eq!(script.records(), [], "nothing is acknowledged");
     assert_eq!(script.engine.callbacks_mut().ended, []);
     Closing { fin, heard: [true, false], ..Closing::default() }.tell(&mut script, &bound);
     script.engine.refresh(at(script.now));
     assert_eq!(script.records(), [], "one is");
     Closing { fin, heard: [true, true], ..Closing::default() }.tell(&mut script, &bound);
-    script.engine.over(at(script.now), 0, OffloadId(NonZeroU32::MAX));
+    script.engine.over(at(script.now), Slot::FIRST, OffloadId(NonZeroU32::MAX));
     assert_eq!(script.records(), [], "another's");
-    script.engine.over(at(script.now), 0, TO);
+    script.engine.over(at(script.now), Slot::FIRST, TO);
     let records = script.records();
     assert_eq!(records[0].reason, EndReason::Ok);
     assert!(states(&records[0]).iter().any(|(_, state)| *state == State::Closing), "{records:?}");
@@ -305,7 +307,7 @@ fn after_one_side_has_closed_elsewhere_the_other_may_go_on() {
     assert_eq!(script.take(&fin).len(), 1);
     let end = Closing { fin: [Some(false), None], heard: [true, true], bytes: [0, 100_000], new: [0, 0] };
     end.tell(&mut script, &bound);
-    script.engine.reclaim(at(script.now), 0);
+    script.engine.reclaim(at(script.now), Slot::FIRST);
     let records = script.records();
     assert_eq!((records[0].reason, records[0].server_bytes), (EndReason::Ok, 100_000));
 }
@@ -319,13 +321,13 @@ fn delivering(script: &mut Script) -> Bound {
     assert_eq!(out.last().map(|packet| packet.payload.clone()), Some(b"hello".to_vec()));
     assert_eq!(
         (script.engine.callbacks_mut().delivering.clone(), script.engine.callbacks_mut().plain.len()),
-        (vec![0], 0)
+        (vec![Slot::FIRST], 0)
     );
     let [client, server] =
-        script.engine.translation(0).expect("there is nothing to do but to see them there");
+        script.engine.translation(Slot::FIRST).expect("there is nothing to do but to see them there");
     assert_eq!((client.standing.sent, client.finished), (CLIENT_ISN.wrapping_add(6), false));
     assert_eq!(server.standing.sent, SERVER_ISN + 1);
-    script.engine.offload(0, TO);
+    script.engine.offload(Slot::FIRST, TO);
     Bound {
         source: syn.src,
         client: (CLIENT_ISN.wrapping_add(6), isn.wrapping_add(1)),
@@ -342,7 +344,7 @@ fn first_bytes_that_are_acknowledged_elsewhere_are_not_sent_again() {
     assert_eq!(script.wait(10_000), [], "not one packet");
     let end = Closing { fin: [Some(true), Some(false)], heard: [true, true], new: [0, 0], ..all };
     end.tell(&mut script, &bound);
-    script.engine.over(at(script.now), 0, TO);
+    script.engine.over(at(script.now), Slot::FIRST, TO);
     let records = script.records();
     assert_eq!((records[0].reason, records[0].passed_elsewhere), (EndReason::Ok, true));
     assert_eq!((records[0].client_bytes, records[0].server_bytes), (5, 3));
@@ -383,6 +385,6 @@ fn first_bytes_are_nobody_elses_if_there_is_more_to_do() {
         let answer = script.syn_ack(&syn);
         assert!(!script.take(&answer).is_empty());
         assert_eq!(script.engine.callbacks_mut().delivering, []);
-        assert_eq!(script.engine.translation(0), None);
+        assert_eq!(script.engine.translation(Slot::FIRST), None);
     }
 }

@@ -4,7 +4,7 @@ use crate::network::{Addresses, CLIENT_HOP, SERVER_HOP, at, config};
 use crate::wire::{ACK, FIN, PSH, Packet, SYN};
 use sidetrack_core::engine::{
     Callbacks, Checksums, Config, ConnectionId, Crowd, Drop, Engine, Fate, Handshake, Hop, OffloadId,
-    Opening, Payload, Progress, Record, Selection, Target, Translation,
+    Opening, Payload, Progress, Record, Selection, Slot, Target, Translation,
 };
 use sidetrack_core::flow::{EndReason, Side};
 use std::collections::VecDeque;
@@ -18,8 +18,8 @@ pub(crate) struct Fixed {
     pub crowded: bool,
     pub payload: Payload,
     /// Slots that may be offloaded, what the progress that the kernel reports in turn, and the connections that it was told to return and to remove.
-    pub plain: Vec<u32>,
-    pub delivering: Vec<u32>,
+    pub plain: Vec<Slot>,
+    pub delivering: Vec<Slot>,
     /// The number that the kernel gives to connections whose handshakes it takes, and the handshakes that it was offered.
     pub takes_handshakes: Option<OffloadId>,
     pub handshakes: Vec<Offered>,
@@ -75,21 +75,21 @@ impl Callbacks for Fixed {
         self.payload.clone()
     }
 
-    fn plain(&mut self, slot: u32) {
+    fn plain(&mut self, slot: Slot) {
         self.plain.push(slot);
     }
 
-    fn delivering(&mut self, slot: u32) {
+    fn delivering(&mut self, slot: Slot) {
         self.delivering.push(slot);
     }
 
     fn offload_handshake(
         &mut self,
-        slot: u32,
+        slot: Slot,
         sides: &[Translation; 2],
         handshake: &Handshake<'_>,
     ) -> Option<OffloadId> {
-        assert_eq!(slot, 0);
+        assert_eq!(slot, Slot::FIRST);
         let (sides, Handshake { acknowledges, shown, clock, needs, packet, .. }) = (*sides, *handshake);
         self.handshakes.push(Offered { sides, acknowledges, shown, clock, needs, packet: packet.to_vec() });
         self.takes_handshakes

@@ -4,7 +4,7 @@ use crate::network::{Addresses, CLIENT_HOP, SERVER_HOP, at};
 use crate::script::Script;
 use crate::wire::{ACK, FIN, PSH, Packet, RST, SYN};
 use proptest::prelude::*;
-use sidetrack_core::engine::{Moved, OffloadId, Progress, Selection, Share, Target};
+use sidetrack_core::engine::{Moved, OffloadId, Pair, Progress, Selection, Share, Slot, Target};
 use sidetrack_core::flow::EndReason;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -106,8 +106,8 @@ fn the_port_of_a_offloaded_connection_rests_first() {
     let first = ask(&mut script, 0, None).expect("a free port");
     let answer = Packet::new(first.syn.dst, first.syn.src, SYN | ACK, 77, first.syn.seq.wrapping_add(1));
     script.fate(&Packet { mss: Some(1460), ..answer }, SERVER_HOP);
-    script.engine.offload(0, OffloadId(1.try_into().expect("a number")));
-    script.engine.reclaim(at(script.now), 0);
+    script.engine.offload(Slot::FIRST, OffloadId(1.try_into().expect("a number")));
+    script.engine.reclaim(at(script.now), Slot::FIRST);
     let front = script.addresses.front;
     for packet in [
         Packet::new(first.syn.dst, first.syn.src, FIN | ACK, 78, first.syn.seq.wrapping_add(2)),
@@ -131,12 +131,12 @@ fn what_the_kernel_did_for_one_connection_is_not_said_of_the_next_in_its_slot() 
         script.fate(&Packet { mss: Some(1460), ..answer }, SERVER_HOP);
         if carried {
             let kernel = OffloadId(1.try_into().expect("a number"));
-            script.engine.offload(0, kernel);
-            let stands = script.engine.standing(0, kernel).expect("it is offloaded");
+            script.engine.offload(Slot::FIRST, kernel);
+            let stands = script.engine.standing(Slot::FIRST, kernel).expect("it is offloaded");
             let sides = stands.map(|(standing, _)| Moved { standing, packets: 1, ..Moved::default() });
-            let progress = Progress { sides, active: None, syn_ack: None };
+            let progress = Progress { sides: Pair(sides), active: None, syn_ack: None };
             script.engine.callbacks_mut().progress.push_back(progress);
-            script.engine.reclaim(at(script.now), 0);
+            script.engine.reclaim(at(script.now), Slot::FIRST);
         }
         let reset = Packet::new(one.client, script.addresses.front, RST, 2, 0);
         script.fate(&reset, CLIENT_HOP);

@@ -147,6 +147,10 @@ pub trait Control: Send + Sync + 'static {
     fn datagrams_dropped(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
+    /// How many errors of their own the packet engines have counted.
+    fn engine_errors(&self) -> u64 {
+        0
+    }
     /// Reloads the configuration.
     ///
     /// # Errors
@@ -199,6 +203,7 @@ impl AdminState {
         };
         self.metrics.read_closed(self.control.closed_for_others());
         self.metrics.read_dropped(&self.control.datagrams_dropped());
+        self.metrics.read_engine_errors(self.control.engine_errors());
         self.metrics.read_functions(&self.control.functions());
         if let Some(packets) = self.control.overlay().and_then(|overlay| overlay.packets()) {
             self.metrics.read_packets(&packets.fates());

@@ -116,6 +116,10 @@ impl Control for ControlOf {
         self.node.shared.datagrams_dropped().map(|(why, count)| (why.as_str(), count)).collect()
     }
 
+    fn engine_errors(&self) -> u64 {
+        self.node.engines.errors()
+    }
+
     fn look_at_kernel_flows(&self) {
         self.node.look_at_kernel_flows();
         if let Some(shunt) = &self.shunt {

@@ -81,7 +81,7 @@ pub(super) struct Node {
     pub(super) leaving: AtomicBool,
     pub(super) workers: usize,
     overlay: Option<overlay::Overlay>,
-    engines: engine::Engines,
+    pub(super) engines: engine::Engines,
     /// Addresses of the paths that services asked for.
     paths: Mutex<Vec<SocketAddr>>,
     /// TCP addresses of the metrics page and of the interface for services.
@@ -499,6 +499,7 @@ fn engines(opened: engine::Opened, shared: &Arc<Shared>) -> anyhow::Result<engin
             Admission::beside(&bounds, client, for_one_that_leaves)
                 .map(|leave| leave.map(|leave| Box::new(leave) as engine::Leave))
         }),
+        internal: Arc::default(),
     };
     engine::Engines::start(opened, &surroundings).context("cannot start the packet engine")
 }

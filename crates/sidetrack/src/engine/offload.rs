@@ -9,7 +9,9 @@ use super::joining::{Ends, Joining};
 use super::open::Interface;
 use super::targets::Targets;
 use crate::live::Clock;
-use sidetrack_core::engine::{Handshake, Moved, OffloadId, Progress, Standing, SynAck, Translation};
+use sidetrack_core::engine::{
+    Handshake, Moved, OffloadId, Pair, Progress, Slot, Standing, SynAck, Translation,
+};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::{OffloadPart, OffloadSide, Offloaded, Seen, monotonic_ns};
 use std::collections::{BTreeMap, VecDeque};
@@ -68,13 +70,13 @@ pub(super) struct Offload {
     /// Those that the kernel is taking over.
     pub(super) joining: Joining,
     /// Slots of connections that may be offloaded.
-    waiting: VecDeque<u32>,
+    waiting: VecDeque<Slot>,
     /// Slots of those that may be offloaded before their first bytes are there.
-    early: Vec<u32>,
+    early: Vec<Slot>,
     /// Slots of those that came back, when they may be offloaded again, and how often they have come back.
-    again: BTreeMap<(Instant, u32), u32>,
+    again: BTreeMap<(Instant, Slot), u32>,
     /// The time of each slot in `again`: a slot is there once, whichever connections it has had.
-    again_at: BTreeMap<u32, Instant>,
+    again_at: BTreeMap<Slot, Instant>,
     /// Those that came back, in this order, and since when.
     lingering: VecDeque<(Instant, OffloadId)>,
     /// Those of which packets came here since [`Offload::touched`].
@@ -86,7 +88,7 @@ pub(super) struct Offload {
 struct Known {
     offloaded: Offloaded,
     /// None: it has ended.
-    slot: Option<u32>,
+    slot: Option<Slot>,
     /// What the engine has counted: bytes and packets.
     lines: [Line; 2],
     packets: [u32; 2],
@@ -204,7 +206,7 @@ impl Offload {
     }
 
     /// Notes that the connection in this slot may be offloaded.
-    pub(super) fn offer(&mut self, slot: u32) {
+    pub(super) fn offer(&mut self, slot: Slot) {
         if self.waiting.len() < WAITING_MAX {
             self.waiting.push_back(slot);
         }
@@ -212,14 +214,14 @@ impl Offload {
 
     /// The connection in this slot has its first bytes on their way to its server. Programs in XDP may have it already: there
     /// the answer to these bytes would come to us else.
-    pub(super) fn offer_early(&mut self, slot: u32) {
+    pub(super) fn offer_early(&mut self, slot: Slot) {
         if self.by_xdp && self.early.len() < WAITING_MAX {
             self.early.push(slot);
         }
     }
 
     /// The next slot of those, to be offloaded before what was handled is sent.
-    pub(super) fn next_early(&mut self) -> Option<u32> {
+    pub(super) fn next_early(&mut self) -> Option<Slot> {
         self.early.pop()
     }
 
@@ -229,7 +231,7 @@ impl Offload {
     }
 
     /// Returns the next slot whose connection may be offloaded now, and how often it has come back.
-    pub(super) fn next(&mut self, now: Instant) -> Option<(u32, u32)> {
+    pub(super) fn next(&mut self, now: Instant) -> Option<(Slot, u32)> {
         if let Some(slot) = self.waiting.pop_front() {
             return Some((slot, 0));
         }
@@ -240,7 +242,7 @@ impl Offload {
     }
 
     /// Notes that the connection in this slot may be offloaded at this time. If too many wait, it stays in user space.
-    fn later(&mut self, at: Instant, slot: u32, returns: u32) {
+    fn later(&mut self, at: Instant, slot: Slot, returns: u32) {
         if let Some(before) = self.again_at.get(&slot) {
             self.again.remove(&(*before, slot));
         } else if self.again.len() >= WAITING_MAX {
@@ -253,7 +255,7 @@ impl Offload {
     /// Gives a connection to the kernel.
     pub(super) fn offload(
         &mut self,
-        slot: u32,
+        slot: Slot,
         returns: u32,
         translations: &[Translation; 2],
         now: Instant,
@@ -299,7 +301,7 @@ impl Offload {
     /// Has the kernel handle the SYN-ACK of a server that is about to be sent a SYN, and send the first bytes then.
     pub(super) fn offload_handshake(
         &mut self,
-        slot: u32,
+        slot: Slot,
         sides: &[Translation; 2],
         handshake: &Handshake<'_>,
     ) -> Option<OffloadId> {
@@ -400,7 +402,7 @@ impl Offload {
         let seen = self.part.look(offloaded);
         let known = self.known(to)?;
         let [client, server] = &seen;
-        let sides = [known.moved(0, client), known.moved(1, server)];
+        let sides = Pair([known.moved(0, client), known.moved(1, server)]);
         if !known.back {
             self.touched.push(to);
             if self.part.is_returned(offloaded) {
@@ -446,7 +448,7 @@ impl Offload {
     }
 
     /// The next connection both of whose sides have closed in XDP, and its slot: tell the engine that it is over.
-    pub(super) fn over(&mut self) -> Option<(OffloadId, u32)> {
+    pub(super) fn over(&mut self) -> Option<(OffloadId, Slot)> {
         while let Some(offloaded) = self.part.over() {
             let Some(to) = offloaded_to(offloaded) else { continue };
             if let Some(slot) = self.known(to).and_then(|known| known.slot) {
@@ -463,7 +465,7 @@ impl Offload {
 
     /// The next connection that the kernel has done with, and its slot if it is still there: reclaim it, then
     /// [`Offload::forget`] it.
-    pub(super) fn done_with(&mut self, now: Instant) -> Option<(OffloadId, Option<u32>)> {
+    pub(super) fn done_with(&mut self, now: Instant) -> Option<(OffloadId, Option<Slot>)> {
         let (since, to) = *self.lingering.front()?;
         if since + LINGERS > now {
             return None;
@@ -488,7 +490,7 @@ impl Offload {
 
     /// Returns the connections of which packets came here since the last call, each with its slot. Their standing must then be
     /// told by [`Offload::stands`].
-    pub(super) fn touched(&mut self) -> Vec<(OffloadId, u32)> {
+    pub(super) fn touched(&mut self) -> Vec<(OffloadId, Slot)> {
         let mut touched = std::mem::take(&mut self.touched);
         touched.sort_unstable();
         touched.dedup();

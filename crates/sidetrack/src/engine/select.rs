@@ -9,7 +9,7 @@ use crate::live::Decided;
 use arc_swap::ArcSwap;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::engine::{
-    Callbacks, ConnectionId, Crowd, Handshake, OffloadId, Opening, Payload, Progress, Reply, Selection,
+    Callbacks, ConnectionId, Crowd, Handshake, OffloadId, Opening, Payload, Progress, Reply, Selection, Slot,
     Target, Translation,
 };
 use sidetrack_core::flow::{Destination, EndReason, Flow, HostName, Process, Side};
@@ -299,13 +299,13 @@ impl Callbacks for Select {
         self.flows.payload(id, self.now, from, bytes)
     }
 
-    fn plain(&mut self, slot: u32) {
+    fn plain(&mut self, slot: Slot) {
         if let Some(offload) = &mut self.offload {
             offload.offer(slot);
         }
     }
 
-    fn delivering(&mut self, slot: u32) {
+    fn delivering(&mut self, slot: Slot) {
         if let Some(offload) = &mut self.offload {
             offload.offer_early(slot);
         }
@@ -313,7 +313,7 @@ impl Callbacks for Select {
 
     fn offload_handshake(
         &mut self,
-        slot: u32,
+        slot: Slot,
         sides: &[Translation; 2],
         handshake: &Handshake<'_>,
     ) -> Option<OffloadId> {

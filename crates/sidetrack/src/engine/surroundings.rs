@@ -6,6 +6,7 @@ use crate::live::Clock;
 use arc_swap::ArcSwap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// The parts of the node that all workers use.
 #[derive(Clone)]
@@ -20,6 +21,8 @@ pub struct Surroundings {
     pub chains: Chains,
     /// Decides whether one more flow is allowed.
     pub admit: Admit,
+    /// Errors of the engines themselves, of all workers together.
+    pub internal: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for Surroundings {

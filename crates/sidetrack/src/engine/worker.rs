@@ -1,6 +1,7 @@
 //! The threads of the engine: each receives frames, hands them to the engine and sends the results. It also handles
 //! time-outs, records and requests to end flows.
 
+mod count;
 mod offload;
 mod routes;
 
@@ -27,6 +28,7 @@ use sidetrack_sys::{pages, random};
 use std::io;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::thread::JoinHandle;
@@ -43,6 +45,7 @@ const REST: Duration = Duration::from_millis(100);
 pub struct Engines {
     threads: Mutex<Vec<(Arc<Bell>, JoinHandle<()>)>>,
     ledgers: Vec<Arc<Ledger>>,
+    internal: Arc<AtomicU64>,
     /// Dropped after the last worker has ended.
     _kept: Vec<Kept>,
 }
@@ -65,12 +68,18 @@ impl Engines {
             threads.push((bell, thread));
             ledgers.push(ledger);
         }
-        Ok(Self { threads: Mutex::new(threads), ledgers, _kept: opened.kept })
+        let internal = surroundings.internal.clone();
+        Ok(Self { threads: Mutex::new(threads), ledgers, internal, _kept: opened.kept })
     }
 
     /// Returns the ledgers of the workers' flows.
     pub fn ledgers(&self) -> &[Arc<Ledger>] {
         &self.ledgers
+    }
+
+    /// Returns how many errors of their own the engines have counted.
+    pub fn errors(&self) -> u64 {
+        self.internal.load(Ordering::Relaxed)
     }
 
     /// Ends every connection with a reset to both sides, and the workers.
@@ -109,6 +118,8 @@ struct Worker {
     failing: bool,
     /// Packets lost to full queues, as far as the log has reported them.
     lost: u64,
+    /// Errors of the engine itself, as far as the log has reported them.
+    internal: u64,
     counted: Instant,
 }
 
@@ -192,26 +203,6 @@ impl Worker {
             if taken == 0 && !busy {
                 self.wait(now);
             }
-        }
-    }
-
-    /// Updates the counts of flows in flight, and logs lost packets.
-    fn count(&mut self, now: Instant, since: Instant) {
-        self.engine.refresh(now);
-        if let Some(offload) = &mut self.engine.callbacks_mut().offload {
-            offload.look_around(now);
-        }
-        let traffic: Vec<_> = self.engine.traffic().collect();
-        let shunted: Vec<_> = self.engine.passed_elsewhere().collect();
-        let states: Vec<_> = self.engine.reached_since(since).collect();
-        let flows = &mut self.engine.callbacks_mut().flows;
-        flows.count(traffic.into_iter());
-        flows.shunted(shunted.into_iter());
-        flows.reached(states.into_iter());
-        let lost = self.driver.lost();
-        if lost > self.lost {
-            let more = lost - std::mem::replace(&mut self.lost, lost);
-            tracing::warn!(listener = %self.listener.name, lost = more, "packets come faster than the engine takes them");
         }
     }
 
@@ -405,6 +396,7 @@ impl Worker {
             unreachable: routes::Unreachable::new(unreachable),
             failing: false,
             lost: 0,
+            internal: 0,
             counted,
         })
     }
@@ -549,6 +541,7 @@ mod tests {
             next_id: Arc::new(|| FlowId(1)),
             chains: Arc::new(|_, _| sidetrack_core::chain::Chain::new(Vec::new(), Instant::ZERO)),
             admit: Arc::new(|_, _| Ok(None)),
+            internal: Arc::default(),
         };
         let worker = Worker::new(part, &surroundings, ledger.clone(), bell.clone()).unwrap();
         (worker, ledger, bell)

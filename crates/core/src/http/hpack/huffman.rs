@@ -43,6 +43,7 @@ struct Codes {
 const CODES: &Codes = &Codes::new();
 
 impl Codes {
+    #[expect(clippy::cast_possible_truncation, reason = "there are 257 symbols")]
     const fn new() -> Self {
         let mut codes =
             Self { rows: [Row { first: 0, limit: 0, begin: 0 }; LONGEST + 1], symbols: [0; SYMBOLS] };
@@ -86,7 +87,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Vec<u8>, HpackError> {
         // Missing bits are filled up with 1, like padding.
         let missing = LONGEST.saturating_sub(count);
         let filled = held << missing | ((1 << missing) - 1);
-        let window = (filled >> (count + missing - LONGEST)) as u32 & ((1 << LONGEST) - 1);
+        let window = (filled >> (count + missing - LONGEST) & 0xffff_ffff) as u32 & ((1 << LONGEST) - 1);
         let mut rows = CODES.rows.iter().enumerate().skip(SHORTEST);
         let (length, row) = rows.find(|(_, row)| window < row.limit).ok_or(HpackError::Huffman)?;
         if length > count {

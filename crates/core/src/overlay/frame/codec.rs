@@ -6,8 +6,8 @@ use super::{Frame, SessionFrame};
 pub const HEADER_BYTES: usize = 5;
 
 /// Most bytes of a frame after its length field.
-pub const FRAME_MAX: usize = 65_536;
-const FRAME_BYTES_MAX: u32 = FRAME_MAX as u32;
+pub const FRAME_MAX: usize = FRAME_BYTES_MAX as usize;
+const FRAME_BYTES_MAX: u32 = 65_536;
 
 /// Why bytes are not a valid frame. The connection that they came on cannot be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -33,7 +33,11 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Adds a name that is greater than all others.
+    /// Adds a name that is greater than all others. It has at most 255 bytes.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a name has at most 255 bytes, and a configuration reads lists of at most 256 MiB"
+    )]
     pub(super) fn push(&mut self, name: &[u8], meanings: u8) {
         let mut shared = if self.in_block == BLOCK { 0 } else { common(&self.last, name) };
         let room = self.segments.last().map_or(0, |segment| SEGMENT - segment.len());
@@ -44,7 +48,6 @@ impl Writer {
         let at = self.segments.len().saturating_sub(1);
         let Some(segment) = self.segments.last_mut() else { return };
         if shared == 0 {
-            // 32 bits cover 4 GiB of text, far more than a list of names needs.
             self.blocks.push((at << SEGMENT_BITS | segment.len()) as u32);
             self.in_block = 0;
         }
@@ -229,7 +232,7 @@ impl Filter {
 
 /// Returns the probed bits of a line, from nine bits of the argument each.
 fn bits(probes: u64) -> impl Iterator<Item = usize> {
-    (1..=PROBES).map(move |probe| (probes >> (64 - 9 * probe)) as usize & 511)
+    (1..=PROBES).map(move |probe| (probes >> (64 - 9 * probe) & 511) as usize)
 }
 
 /// A hash of a name's bytes from the end on (FNV-1a, 64 bits). Computing it yields the hashes of all names above the

@@ -54,9 +54,11 @@ fn link_address(link: &str) -> Result<Destination, ChainError> {
     address.parse().map_err(|error| ChainError::Link(link.to_owned(), error))
 }
 
+const MAX_LINKS: u16 = 256;
+
 impl SocksxChain {
     /// Most links of a chain.
-    pub const MAX_LINKS: usize = 256;
+    pub const MAX_LINKS: usize = MAX_LINKS as usize;
 
     /// Makes a chain that begins with this node: link 0 represents the sender, and the hops follow.
     ///
@@ -97,7 +99,7 @@ impl SocksxChain {
 
     /// Whether this is one of the keys of a chain.
     pub const fn is_chain_key(key: u16) -> bool {
-        key >= KEY_INDEX && key < KEY_FIRST_LINK + Self::MAX_LINKS as u16
+        key >= KEY_INDEX && key < KEY_FIRST_LINK + MAX_LINKS
     }
 
     /// Returns the metadata: links, index, count.

@@ -6,7 +6,7 @@ use super::super::select::Select;
 use super::super::targets::Targets;
 use super::Worker;
 use crate::live::Clock;
-use sidetrack_core::engine::{self, Engine};
+use sidetrack_core::engine::{self, Engine, Slot};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::{CookieSettings, Cookies, OffloadMemory, monotonic_ns};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Worker {
         }
     }
 
-    fn offload_one(&mut self, now: Instant, slot: u32, returns: u32) {
+    fn offload_one(&mut self, now: Instant, slot: Slot, returns: u32) {
         let Some(translation) = self.engine.translation(slot) else { return };
         let Some(offload) = &mut self.engine.callbacks_mut().offload else { return };
         if let Some(to) = offload.offload(slot, returns, &translation, now) {
