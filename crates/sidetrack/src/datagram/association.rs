@@ -287,7 +287,10 @@ impl Associations {
         let Some(association) = self.slots.get_mut(id.slot as usize).and_then(Option::as_mut) else { return };
         let held = std::mem::take(&mut association.held);
         let Some(server) = &association.server else { return };
-        let failed = held.iter().filter_map(|datagram| server.send_one(datagram, None).err()).last();
+        let mut failed = None;
+        for datagram in &held {
+            failed = server.send_one(datagram, None).err().or(failed);
+        }
         if let Some(error) = failed {
             self.failed(id, &error);
         }
