@@ -12,11 +12,8 @@ use std::time::{Duration, Instant};
 
 use sidetrack_lab::launch::launcher;
 use sidetrack_lab::topology::{self, Node};
+use sidetrack_testkit::is_root;
 use support::{Done, Tally};
-
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
-}
 
 /// Runs `body` as root; for other users the test is skipped.
 fn as_root(case: &str, body: impl FnOnce()) {

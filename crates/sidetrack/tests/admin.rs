@@ -305,7 +305,7 @@ fn a_live_socket_is_never_replaced_a_stale_one_is() {
     assert!(matches!(bind(&path), Err(BindError::InUse(_))));
     assert!(!sidetrack_sys::probe::socket_is_stale(&path));
     drop(first);
-    // As after SIGKILL: the name stays, nobody answers.
+    // As after SIGKILL: the name stays, and no process answers.
     let killed = UnixListener::bind(&path);
     drop(killed.unwrap());
     assert!(path.exists() && sidetrack_sys::probe::socket_is_stale(&path));

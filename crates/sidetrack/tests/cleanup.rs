@@ -1,15 +1,12 @@
 //! `sidetrack cleanup`, in a network namespace of the test's own; as root only.
 
-#[path = "../../sys/tests/support/mod.rs"]
-mod hosts;
-
-use hosts::in_namespace;
 use sidetrack::cleanup::{Places, Running, Survey, survey};
 use sidetrack::cli::cleanup::undo;
 use sidetrack_sys::netlink::{Protocol, Socket};
 use sidetrack_sys::nft::{self, Family, Lifetime, OwnedTable, Table};
 use sidetrack_sys::route::{self, IpVersion, MarkRule};
 use sidetrack_sys::undo::Action;
+use sidetrack_testkit::in_namespace;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -70,7 +67,7 @@ fn a_table_that_somebody_owns_is_left_alone_and_an_orphan_is_not() {
         assert_eq!(found(&places(&[])), Survey::default());
         drop(owned);
         // A child that another test is starting holds a copy of the socket until it execs.
-        hosts::eventually("it is an orphan", || {
+        sidetrack_testkit::eventually("it is an orphan", || {
             let mut socket = Socket::open(Protocol::Netfilter).unwrap();
             let table = nft::find_table(&mut socket, Family::Inet, "sidetrack").unwrap();
             table.is_some_and(|table| table.owner.is_none())
@@ -114,10 +111,10 @@ fn while_one_runs_its_rules_are_not_touched() {
         Table::new(Family::Inet, "sidetrack").apply(&mut socket).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("sidetrack-under-test");
-        // By a process of its own: a child that another test is starting would hold the file open for writing, and nobody
-        // can execute it then.
+        // By a process of its own: a child that another test is starting would hold the file open for writing, and then
+        // it cannot be executed.
         assert!(Command::new("cp").arg("/bin/cat").arg(&program).status().unwrap().success());
-        // `cat up` sits in the opening of a pipe that nobody writes to.
+        // `cat up` sits in the opening of a pipe without a writer.
         rustix::fs::mknodat(
             rustix::fs::CWD,
             dir.path().join("up"),

@@ -38,7 +38,7 @@ const NEED_ROOT: [&str; 5] = ["cooperative-cache", "engine-ldap", "engine-tls", 
 /// Longest time for one example, in seconds; they take two or three.
 const LIMIT_S: &str = "300";
 
-/// User id of nobody, for the runs as an ordinary user.
+/// User id of `nobody`, for the runs as an ordinary user.
 const NOBODY: &str = "65534";
 
 fn examples() -> PathBuf {
@@ -52,7 +52,7 @@ fn stage() -> TempDir {
     copy_tree(&examples(), &folder.path().join("examples"));
     let binary = folder.path().join("sidetrack");
     // By a process of its own: a child that another test is starting would hold a file of ours open for writing, and
-    // nobody can execute it then.
+    // it cannot be executed then.
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_sidetrack")).arg(&binary).status();
     assert!(copied.expect("cp").success(), "the binary can be copied");
     open_to_all(&binary);

@@ -15,7 +15,7 @@ fn status(name: &str) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
 }
 
-/// So many names as those of the usual lists: letters without a pattern, below names of their own.
+/// As many names as the usual lists have: letters without a pattern, below names of their own.
 fn write_list(file: &mut impl Write, (count, seed): (u64, u64)) {
     for number in 0..count {
         let mut random = (number ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);

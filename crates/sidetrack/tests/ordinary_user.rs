@@ -1,9 +1,10 @@
 //! `up` and `run` for a user without rights, and the commands that find them without being told where they are. As root the
-//! programs run as `nobody`, otherwise as whoever runs the test.
+//! programs run as `nobody`, otherwise as the user who runs the test.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use rustix::process::{Pid, Signal, kill_process};
+use sidetrack_testkit::LIMIT;
 use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,9 +16,6 @@ use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const NOBODY: u32 = 65_534;
-
-/// How long anything may take before the test fails.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// A user with a runtime directory, as a session has one.
 struct User {

@@ -4,6 +4,7 @@
 
 use sidetrack::config::Config;
 use sidetrack::reload::{Change, ReloadHandle, Reloader};
+use sidetrack_testkit::LIMIT;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +15,6 @@ use tokio::time::timeout;
 
 /// A signal goes to the whole process: one test at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
-
-/// Longest any test waits for something that has to happen.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn text(rule: &str) -> String {
     format!("version = 1\ndefault = \"deny\"\n[[rule]]\nname = \"{rule}\"\ncarrier = \"direct\"\n")
@@ -65,7 +63,7 @@ impl Watched {
     }
 
     async fn next(&mut self) -> (String, String) {
-        timeout(PATIENCE, self.applied.recv()).await.expect("no reload came").unwrap()
+        timeout(LIMIT, self.applied.recv()).await.expect("no reload came").unwrap()
     }
 
     fn in_use(&self) -> String {

@@ -232,7 +232,7 @@ fn names_are_answered_by_whom_the_rules_say() {
     has(direct, "there.example/16 0 0568656c6c6f");
     has(direct, "gone.example/1 3 -");
     has(direct, "gone.example/15 3 -");
-    // Names are the proxy's: nobody here is asked.
+    // Names are the proxy's: no resolver here is asked.
     has(via, &ours("there.example"));
     has(via, "there.example/16 0 -");
     has(via, &ours("gone.example"));

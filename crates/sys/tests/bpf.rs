@@ -1,7 +1,5 @@
 //! The fast path's programs, tried on single packets in the kernel (`BPF_PROG_TEST_RUN`) and on interfaces.
 
-mod support;
-
 use sidetrack_sys::bpf::{
     FastPath, FlowEntry, FlowKey, FlowState, Forwarding, Hook, ProgramKind, monotonic_ns,
 };
@@ -193,7 +191,7 @@ const V6: (&str, &str) = ("[2001:db8::1]:4000", "[2001:db8::2]:80");
 
 /// Runs `test` in a namespace with two interfaces, `left` and `right`.
 fn between_ports(test: impl FnOnce() + Send + 'static) {
-    support::in_namespace(|| {
+    sidetrack_testkit::in_namespace(|| {
         let made = Command::new("ip")
             .args(["link", "add", "name", "left", "type", "veth", "peer", "name", "right"])
             .status();
@@ -215,7 +213,7 @@ fn for_each(addresses: &'static [(&str, &str)], test: impl Fn(Bench, Packet) + S
 
 #[test]
 fn every_program_passes_the_verifier() {
-    if !support::is_root() {
+    if !sidetrack_testkit::is_root() {
         return;
     }
     // No more rights than the shunt's process has; rights are those of the thread.
@@ -438,7 +436,7 @@ fn what_stood_still_is_over() {
         // The program's clock is as exact as the kernel's tick.
         let begun = Instant::now();
         while bench.to(&packet) == TC_SEND {
-            assert!(begun.elapsed() < support::LIMIT, "it never stands still");
+            assert!(begun.elapsed() < sidetrack_testkit::LIMIT, "it never stands still");
         }
         assert_eq!(bench.to(&packet), TC_SLOW);
         assert!(bench.state(&bench.to).ended.idle);
@@ -526,7 +524,7 @@ fn next_hop(bench: &Bench, packet: &Packet) -> Option<[u8; 6]> {
 fn wait_for_next_hop(bench: &Bench, packet: &Packet, wanted: Option<[u8; 6]>) {
     let begun = Instant::now();
     while next_hop(bench, packet) != wanted {
-        assert!(begun.elapsed() < support::LIMIT, "it never takes {wanted:?}");
+        assert!(begun.elapsed() < sidetrack_testkit::LIMIT, "it never takes {wanted:?}");
     }
 }
 

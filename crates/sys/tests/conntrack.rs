@@ -1,7 +1,5 @@
 //! Conntrack events and lists of real connections.
 
-mod support;
-
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
@@ -10,7 +8,7 @@ use sidetrack_sys::caps;
 use sidetrack_sys::conntrack::{self, Conntrack, Entry, Event, Events, Group, Only, status};
 use sidetrack_sys::netlink::{Protocol, Socket};
 use sidetrack_sys::nft::{KernelPath, KernelRoute, MarkBits, Selector, Steering};
-use support::{accept, in_namespace, listen};
+use sidetrack_testkit::{accept, in_namespace, listen};
 
 const MARK: MarkBits = MarkBits { value: 0x2a, mask: 0xff };
 
@@ -52,7 +50,10 @@ fn wait_for(events: &mut Events, fits: impl Fn(&Event) -> bool) -> Event {
         if let Some(event) = read.iter().find(|event| fits(event)) {
             return *event;
         }
-        assert!(support::readable(&*events, support::LIMIT), "no such event among {read:?}");
+        assert!(
+            sidetrack_testkit::readable(&*events, sidetrack_testkit::LIMIT),
+            "no such event among {read:?}"
+        );
     }
     panic!("1000 reads brought no such event");
 }

@@ -2,7 +2,6 @@
 
 #[path = "support/frames.rs"]
 mod frames;
-mod support;
 
 use frames::{ACK, CLIENT_LINK, FIN, Frame, OWN_LINK, PASS, REDIRECT, SYN};
 use sidetrack_core::engine::{
@@ -12,9 +11,9 @@ use sidetrack_core::flow::Side;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::{CookieSettings, Cookies, Program, monotonic_ns};
 use sidetrack_sys::link;
+use sidetrack_testkit::{in_namespace, is_root};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use support::{in_namespace, is_root};
 
 const ETHERNET: usize = 14;
 /// The engine's time when it is asked: in the middle of a cookie's step, so that it stays there.

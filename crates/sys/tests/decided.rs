@@ -2,14 +2,13 @@
 
 #[path = "support/frames.rs"]
 mod frames;
-mod support;
 
 use frames::{ACK, CLIENT_LINK, DROP, FIN, Frame, OWN_LINK, PASS, REDIRECT, RST, SERVER_LINK, SYN};
 use sidetrack_sys::bpf::{DecidedKey, DecidedMemory, DecidedReason, DecidedRoute, DecidedState, Program};
 use sidetrack_sys::link;
+use sidetrack_testkit::{in_namespace, is_root};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use support::{in_namespace, is_root};
 
 struct Scene {
     decided: Arc<DecidedMemory>,

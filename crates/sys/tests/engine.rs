@@ -1,16 +1,14 @@
 //! The packet engine's sockets and programs: its packets reach only the engine, and all others go to the kernel.
 
-mod support;
-
 use sidetrack_sys::bpf::{Hook, Own, XdpOn};
 use sidetrack_sys::link;
 use sidetrack_sys::raw::{FRAME_ROOM, Frames, PacketSocket, RoutedSocket};
 use sidetrack_sys::xsk::{Copying, Descriptor, FrameSize, Umem, XskSocket};
+use sidetrack_testkit::{LIMIT, Node, eventually, is_root, readable};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
-use support::{LIMIT, Node, eventually, is_root, readable};
 
 /// Time without an answer that shows that none comes: long enough for an answer on this machine to arrive.
 const SILENCE: Duration = Duration::from_millis(300);

@@ -1,8 +1,5 @@
 //! Real commands in networks of their own.
 
-#[path = "support/apart.rs"]
-mod apart;
-
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,13 +7,13 @@ use std::os::fd::AsFd;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use apart::{NOBODY, Suite, again, become_nobody};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::exec::{
     ChildProcess, Isolated, IsolatedCommand, PrivateFiles, Program, spawn_in_cgroup, spawn_isolated,
 };
 use sidetrack_sys::{cgroup, process, sockopt, udp};
+use sidetrack_testkit::apart::{NOBODY, Suite, again, become_nobody};
 
 const SUITE: Suite<()> = Suite {
     title: "exec",

@@ -2,14 +2,13 @@
 
 #[path = "support/frames.rs"]
 mod frames;
-mod support;
 
 use frames::{ACK, CLIENT_LINK, FIN, Frame, OWN_LINK, PASS, REDIRECT, RST, SERVER_LINK, SYN};
 use sidetrack_core::engine::{Handshake, Standing};
 use sidetrack_sys::bpf::{OffloadMemory, OffloadPart, OffloadSide, Offloaded, Program, monotonic_ns};
 use sidetrack_sys::link;
+use sidetrack_testkit::{in_namespace, is_root};
 use std::sync::Arc;
-use support::{in_namespace, is_root};
 
 /// After the client's first bytes, and what the engine's SYN to the server had.
 const CLIENT: u32 = 0xffff_fffd;

@@ -1,11 +1,9 @@
 //! Listing everybody's tables and base chains, in a fresh namespace.
 
-mod support;
-
 use sidetrack_sys::netlink::{Protocol, Socket};
 use sidetrack_sys::nft::{self, Family, Lifetime, OwnedTable, Table};
+use sidetrack_testkit::in_namespace;
 use std::process::id;
-use support::in_namespace;
 
 #[test]
 fn tables_and_base_chains_are_listed_with_their_owners() {

@@ -1,13 +1,11 @@
 //! How long frames gather in an interface: set, listed, put back, and gone with what wanted NAPI.
 
-mod support;
-
 use sidetrack_sys::link;
 use sidetrack_sys::napi::{self, Napi};
 use sidetrack_sys::redirect::RedirectTargets;
 use sidetrack_sys::undo::Action;
+use sidetrack_testkit::{Node, is_root};
 use std::process::Command;
-use support::{Node, is_root};
 
 fn gro(word: &str) {
     let done = Command::new("ethtool").args(["-K", "pair0", "gro", word]).status().expect("ethtool");

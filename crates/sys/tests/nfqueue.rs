@@ -1,7 +1,5 @@
 //! Packets in the hands of user space: caught, let go, delivered as they are, and what happens without a reader.
 
-mod support;
-
 use std::net::{SocketAddr, UdpSocket};
 
 use sidetrack_core::overlay::packet::Ends;
@@ -10,7 +8,7 @@ use sidetrack_sys::nfqueue::{Queue, Verdict};
 use sidetrack_sys::nft::{MarkBits, PacketCatch, Packets};
 use sidetrack_sys::raw::RoutedSocket;
 use sidetrack_sys::{route, sockopt};
-use support::{LIMIT, in_namespace};
+use sidetrack_testkit::{LIMIT, in_namespace};
 
 const OWN: MarkBits = MarkBits { value: 0x5d00, mask: 0xff00 };
 const DELIVERED: MarkBits = MarkBits { value: 0x5f00, mask: 0xff00 };

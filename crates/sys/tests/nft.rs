@@ -1,12 +1,10 @@
 //! Our tables on the live kernel: real connections, and the nft tool's reading of them.
 
-mod support;
-
 use sidetrack_core::net::IpNet;
 use sidetrack_sys::netlink::{Protocol, Socket};
 use sidetrack_sys::sockopt::{ListenOptions, listen as listen_with, original_dst};
 use sidetrack_sys::{nft, route};
-use support::{accept, connect, flat, in_namespace, listen};
+use sidetrack_testkit::{accept, connect, flat, in_namespace, listen};
 
 fn netfilter() -> Socket {
     Socket::open(Protocol::Netfilter).expect("netfilter socket")
@@ -27,7 +25,7 @@ fn run_namespace_catches_every_address_of_both_versions() {
             let (caught, _) = accept(&listener);
             assert_eq!(original_dst(&caught).expect("kept").to_string(), destination);
         }
-        if let Some(listing) = support::nft("list table inet sidetrack") {
+        if let Some(listing) = sidetrack_testkit::nft("list table inet sidetrack") {
             assert_eq!(flat(&listing), flat(&table.to_string()));
         }
     });
@@ -59,7 +57,7 @@ fn servers_of_the_namespace_are_reached_at_loopback_and_all_else_is_caught() {
             let _client = connect(destination).expect(destination);
             assert_eq!(original_dst(&accept(&catching).0).expect("kept").to_string(), destination);
         }
-        if let Some(listing) = support::nft("list table inet sidetrack") {
+        if let Some(listing) = sidetrack_testkit::nft("list table inet sidetrack") {
             assert_eq!(flat(&listing), flat(&nft::run_namespace_with_servers(port).to_string()));
         }
     });
@@ -171,7 +169,7 @@ fn nft_lists_what_the_plan_shows() {
     in_namespace(|| {
         let table = full_steering().table("sidetrack");
         table.apply(&mut netfilter()).expect("applied");
-        if let Some(listing) = support::nft("list table inet sidetrack") {
+        if let Some(listing) = sidetrack_testkit::nft("list table inet sidetrack") {
             assert_eq!(flat(&listing), flat(&table.to_string()), "listed:\n{listing}\nplanned:\n{table}");
         }
     });
@@ -183,7 +181,7 @@ fn the_probe_knows_this_kernel_and_leaves_nothing() {
         let probe = nft::probe(&mut netfilter()).expect("probe");
         eprintln!("{probe:?}");
         assert!(probe.has(nft::Feature::Redirect));
-        if let Some(listing) = support::nft("list ruleset") {
+        if let Some(listing) = sidetrack_testkit::nft("list ruleset") {
             assert_eq!(listing, "");
         }
     });
@@ -195,12 +193,12 @@ fn nft_reads_the_plan_as_we_mean_it() {
         let table = full_steering().table("sidetrack");
         let file = tempfile::NamedTempFile::new().expect("file");
         std::fs::write(file.path(), table.to_string()).expect("written");
-        if support::nft(&format!("-f {}", file.path().display())).is_none() {
+        if sidetrack_testkit::nft(&format!("-f {}", file.path().display())).is_none() {
             return;
         }
-        let theirs = support::nft("list table inet sidetrack").expect("installed");
+        let theirs = sidetrack_testkit::nft("list table inet sidetrack").expect("installed");
         table.apply(&mut netfilter()).expect("ours in its place");
-        let ours = support::nft("list table inet sidetrack").expect("installed");
+        let ours = sidetrack_testkit::nft("list table inet sidetrack").expect("installed");
         assert_eq!(theirs, ours);
     });
 }
@@ -272,7 +270,7 @@ fn every_other_statement_is_listed_as_planned_and_works() {
     in_namespace(|| {
         let table = every_other_statement();
         table.apply(&mut netfilter()).expect("applied");
-        if let Some(listing) = support::nft("list table inet sidetrack") {
+        if let Some(listing) = sidetrack_testkit::nft("list table inet sidetrack") {
             assert_eq!(flat(&listing), flat(&table.to_string()), "listed:\n{listing}\nplanned:\n{table}");
         }
         let _listener = std::net::TcpListener::bind("127.0.0.1:99").expect("a namespace of its own");
@@ -290,7 +288,7 @@ fn a_set_larger_than_one_message_is_filled_whole() {
         let table = nft::Steering { except, ..nft::Steering::default() }.table("sidetrack");
         table.apply(&mut netfilter()).expect("applied");
         table.apply(&mut netfilter()).expect("replaced");
-        if let Some(listing) = support::nft("list table inet sidetrack") {
+        if let Some(listing) = sidetrack_testkit::nft("list table inet sidetrack") {
             assert_eq!(listing.matches("/24").count(), 20_000);
         }
     });
@@ -331,7 +329,7 @@ fn a_flow_table_reads_as_nft_writes_it() {
         );
         if nft::knows(&mut netfilter(), nft::Feature::Flowtable).expect("asked") {
             table.apply(&mut netfilter()).expect("taken");
-            let listing = support::nft("list table inet sidetrack").expect("nft");
+            let listing = sidetrack_testkit::nft("list table inet sidetrack").expect("nft");
             assert_eq!(flat(&listing), flat(&table.to_string()), "listed:\n{listing}\nplanned:\n{table}");
         }
     });

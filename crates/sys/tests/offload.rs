@@ -2,14 +2,13 @@
 
 #[path = "support/frames.rs"]
 mod frames;
-mod support;
 
 use frames::{ACK, CLIENT_LINK, FIN, Frame, OWN_LINK, PASS, REDIRECT, RST, SERVER_LINK, SYN};
 use sidetrack_core::engine::{Fin, Standing};
 use sidetrack_sys::bpf::{OffloadMemory, OffloadPart, OffloadSide, Offloaded, Program};
 use sidetrack_sys::link;
+use sidetrack_testkit::{in_namespace, is_root};
 use std::sync::Arc;
-use support::{in_namespace, is_root};
 
 /// What is added to numbers and time stamps of either side, the client first: the circle is crossed.
 const ADD: [u32; 2] = [0xffff_fff0, 1_000_000];

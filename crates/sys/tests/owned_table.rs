@@ -1,13 +1,11 @@
 //! Tables that belong to us: what happens to them when we go, in whatever way, and when others interfere.
 
-mod support;
-
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use sidetrack_sys::netlink::{Protocol, Socket};
 use sidetrack_sys::nft::{self, Family, Feature, Lifetime, OwnError, OwnedTable, Table};
-use support::in_namespace;
+use sidetrack_testkit::in_namespace;
 
 const NAME: &str = "sidetrack";
 /// Set in the environment of the child process that holds a table.
@@ -77,7 +75,7 @@ fn it_goes_when_its_owner_is_killed() {
         let child = holder("socket");
         assert_eq!((lifetime(), owner()), (Some(Lifetime::Socket), Some(child.id())));
         kill(child);
-        support::eventually("it is gone", || lifetime().is_none());
+        sidetrack_testkit::eventually("it is gone", || lifetime().is_none());
     });
 }
 
@@ -85,9 +83,9 @@ fn it_goes_when_its_owner_is_killed() {
 fn others_cannot_touch_it() {
     in_namespace(|| {
         let child = holder("socket");
-        if support::nft("flush ruleset").is_some() {
+        if sidetrack_testkit::nft("flush ruleset").is_some() {
             assert_eq!(lifetime(), Some(Lifetime::Socket), "nft flush ruleset leaves it");
-            let rules = support::nft("list table inet sidetrack").expect("installed");
+            let rules = sidetrack_testkit::nft("list table inet sidetrack").expect("installed");
             assert!(rules.contains("redirect to :9"), "{rules}");
         }
         match OwnedTable::create(&table(), Lifetime::Socket) {
@@ -97,7 +95,7 @@ fn others_cannot_touch_it() {
         let refused = nft::delete_table(&mut netfilter(), Family::Inet, NAME).expect_err("not ours");
         assert_eq!(refused.errno(), Some(1), "{refused}");
         kill(child);
-        support::eventually("it is gone", || lifetime().is_none());
+        sidetrack_testkit::eventually("it is gone", || lifetime().is_none());
         OwnedTable::create(&table(), Lifetime::Socket).expect("free again");
     });
 }
@@ -118,14 +116,14 @@ fn an_orphan_stays_until_it_is_adopted() {
         let taken = OwnedTable::adopt(Family::Inet, NAME);
         assert!(matches!(taken, Err(OwnError::OwnedByAnother { .. })), "{taken:?}");
         kill(child);
-        support::eventually("it is an orphan", || owner().is_none());
+        sidetrack_testkit::eventually("it is an orphan", || owner().is_none());
         assert_eq!(lifetime(), Some(Lifetime::SocketThenOrphan), "it stays");
         let mut adopted = OwnedTable::adopt(Family::Inet, NAME).expect("adopted");
         assert!(owner().is_some());
         adopted.replace(&table()).expect("ours to change");
         drop(adopted);
         // A child that another test is starting holds a copy of the socket until it execs.
-        support::eventually("it is an orphan again", || owner().is_none());
+        sidetrack_testkit::eventually("it is an orphan again", || owner().is_none());
         let again = OwnedTable::create(&table(), Lifetime::SocketThenOrphan).expect("in place of the orphan");
         again.delete().expect("the orderly end");
         assert_eq!(lifetime(), None);
@@ -155,7 +153,7 @@ fn a_refused_change_leaves_the_old_table_and_names_the_object() {
         let error = owned.replace(&broken).expect_err("no such chain").to_string();
         assert!(error.contains("jump nowhere") && error.contains("chain output"), "{error}");
         assert_eq!(lifetime(), Some(Lifetime::Socket), "the old one is still there");
-        if let Some(rules) = support::nft("list table inet sidetrack") {
+        if let Some(rules) = sidetrack_testkit::nft("list table inet sidetrack") {
             assert!(rules.contains("redirect to :9"), "{rules}");
         }
     });

@@ -1,7 +1,5 @@
 //! Steering on real connections: redirected, transparently taken, carried by the kernel; and what is left alone.
 
-mod support;
-
 use std::net::{SocketAddr, TcpListener};
 
 use sidetrack_core::net::{IpNet, IpSet};
@@ -13,7 +11,7 @@ use sidetrack_sys::nft::{
 };
 use sidetrack_sys::route::{self, IpVersion, MarkRule};
 use sidetrack_sys::sockopt;
-use support::{Line, accept, connect, in_namespace, is_root, listen, talk};
+use sidetrack_testkit::{Line, accept, connect, in_namespace, is_root, listen, talk};
 
 const OUR_MARK: MarkBits = MarkBits { value: 0x5d00, mask: 0xff00 };
 const TPROXY_MARK: MarkBits = MarkBits { value: 0x1_0000, mask: 0xff_0000 };
@@ -36,7 +34,7 @@ fn connect_marked(to: SocketAddr) -> std::net::TcpStream {
     let socket = sockopt::stream_socket(&to).expect("socket");
     sockopt::set_mark(&socket, OUR_MARK.value).expect("root");
     socket.set_nonblocking(false).expect("blocking");
-    socket.connect_timeout(&to.into(), support::LIMIT).expect("connect");
+    socket.connect_timeout(&to.into(), sidetrack_testkit::LIMIT).expect("connect");
     socket.into()
 }
 
@@ -62,7 +60,8 @@ fn local_connections_are_redirected_and_our_own_are_not() {
             server6.local_addr().expect("address"),
         ];
         for destination in destinations {
-            let client = std::net::TcpStream::connect_timeout(&destination, support::LIMIT).expect("connect");
+            let client = std::net::TcpStream::connect_timeout(&destination, sidetrack_testkit::LIMIT)
+                .expect("connect");
             let (caught, peer) = accept(&ours);
             assert_eq!(sockopt::original_dst(&caught).expect("kept"), destination);
             assert_eq!(sockopt::canonical(peer).port(), client.local_addr().expect("address").port());
@@ -72,7 +71,7 @@ fn local_connections_are_redirected_and_our_own_are_not() {
             talk(&mut own, &mut accept(server).0);
         }
         assert!(connect("192.0.2.99:9").is_err(), "what is excepted is not caught: nobody listens there");
-        assert!(!support::readable(&ours, std::time::Duration::ZERO), "nothing else was caught");
+        assert!(!sidetrack_testkit::readable(&ours, std::time::Duration::ZERO), "nothing else was caught");
     });
 }
 
@@ -245,7 +244,7 @@ fn connect_as(client: SocketAddr, to: SocketAddr) -> std::net::TcpStream {
     sockopt::set_mark(&socket, OUR_MARK.value).expect("root");
     socket.bind(&SocketAddr::new(client.ip(), 0).into()).expect("foreign bind");
     socket.set_nonblocking(false).expect("blocking");
-    socket.connect_timeout(&to.into(), support::LIMIT).expect("connect");
+    socket.connect_timeout(&to.into(), sidetrack_testkit::LIMIT).expect("connect");
     socket.into()
 }
 
@@ -274,7 +273,8 @@ fn tproxy_without_a_listener_drops_or_lets_pass_as_told() {
             });
         });
         let reached = line.client.run(move || {
-            let limit = if reachable { support::LIMIT } else { std::time::Duration::from_millis(200) };
+            let limit =
+                if reachable { sidetrack_testkit::LIMIT } else { std::time::Duration::from_millis(200) };
             std::net::TcpStream::connect_timeout(&destination, limit).is_ok()
         });
         assert_eq!(reached, reachable);
@@ -348,7 +348,7 @@ fn reloading_cuts_nothing() {
 /// moment later than connect(2) returns.
 fn whose(first: &TcpListener, second: &TcpListener) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let limit = Timespec { tv_sec: support::LIMIT.as_secs().cast_signed(), tv_nsec: 0 };
+    let limit = Timespec { tv_sec: sidetrack_testkit::LIMIT.as_secs().cast_signed(), tv_nsec: 0 };
     let mut fds = [PollFd::new(first, PollFlags::IN), PollFd::new(second, PollFlags::IN)];
     assert!(poll(&mut fds, Some(&limit)).expect("poll") > 0, "nobody has it");
     fds[0].revents().contains(PollFlags::IN)

@@ -1,4 +1,4 @@
-//! A suite that is no cryptography at all, but notices every changed bit: enough to test the framing.
+//! A suite without any cryptography that still notices every changed bit: enough to test the framing.
 
 use sidetrack_core::function::{Cipher, Header, Suite};
 

@@ -104,7 +104,7 @@ fn a_silent_switch_is_asked_and_then_hung_up() {
     world.take();
     world.pass(Duration::from_secs(60));
     assert_eq!(world.take(), [], "it answers echoes");
-    world.connected = false; // What we say is lost, and nobody tells us.
+    world.connected = false; // What we say is lost, and no error tells us.
     world.pass(Duration::from_secs(60));
     assert_eq!(world.take(), [ControllerOutput::Close("the switch does not answer".into())]);
     world.install(&entry(1, 4000));
@@ -220,7 +220,7 @@ fn what_1_0_cannot_say_is_refused_and_unknown_words_are_survived() {
         world.install(&entry);
         assert_eq!(world.take(), [ControllerOutput::Failed(EntryId(id), Obstacle::Unsupported)]);
     }
-    // A message of no known type, one of another version, an error about nothing, a barrier that nobody set.
+    // A message of no known type, one of another version, an error about nothing, a barrier that was not requested.
     for (kind, body) in [(77, vec![1, 2, 3]), (10, vec![0; 20]), (1, vec![9, 9, 9, 9]), (19, vec![])] {
         world.switch.answer(kind, 4_000_000, &body);
         world.settle();

@@ -305,7 +305,7 @@ fn time_wait_passes_late_packets_and_can_be_used_again() {
     let mut fin = script.server(&bound, FIN | ACK);
     fin.seq -= 1;
     assert_eq!(script.take(&fin)[0].flags, FIN | ACK, "a repeated FIN still gets to the client");
-    // An old SYN is not believed, a later one is (RFC 6191).
+    // An old SYN is rejected, a later one is accepted (RFC 6191).
     let old = Packet { seq: bound.client.0.wrapping_sub(10_000), ..script.syn() };
     assert_eq!(script.take(&old)[0].flags, ACK);
     let new = Packet { seq: bound.client.0.wrapping_add(10), ..script.syn() };

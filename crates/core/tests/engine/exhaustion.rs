@@ -280,7 +280,7 @@ fn cookies_from_elsewhere_are_taken_and_begin_anew_over_what_was_there() {
     let anew = brings_cookie(&script, b"anew");
     assert_eq!(script.take(&anew)[0].flags, SYN);
     assert_eq!((script.records(), script.engine.connections()), (vec![], 1));
-    // A number that is no cookie changes nothing, nor does a cookie where none were given out.
+    // A number that is not a cookie changes nothing, nor does a cookie where none were given out.
     let mut script = elsewhere();
     script.bind(b"hello");
     let forged = Packet { ack: brings_cookie(&script, b"").ack ^ 1, ..brings_cookie(&script, b"x") };

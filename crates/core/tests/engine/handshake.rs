@@ -315,7 +315,7 @@ fn nobody_else_is_asked_where_there_is_more_to_do() {
         script.take(&data.payload(b"hello"));
         assert!(script.engine.callbacks_mut().handshakes.is_empty(), "{target:?} {flags}");
     }
-    // And not unless the engine was told that somebody is there.
+    // And not unless the engine was told that a server is there.
     let mut script = Script::new();
     script.engine.callbacks_mut().takes_handshakes = Some(TO);
     script.request(b"hello");

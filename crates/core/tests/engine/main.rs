@@ -8,6 +8,7 @@ mod exhaustion;
 mod handshake;
 mod network;
 mod offloaded;
+mod oracle;
 mod pcap;
 mod peer;
 mod replay;

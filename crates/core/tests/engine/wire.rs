@@ -1,5 +1,6 @@
 //! Packets as the model peers see them: built and read without a line of the engine's own code.
 
+use etherparse::{SlicedPacket, TcpOptionElement, TransportSlice};
 use std::net::{IpAddr, SocketAddr};
 
 pub(crate) const FIN: u8 = 1;
@@ -100,42 +101,33 @@ impl Packet {
         ip(self.src.ip(), self.dst.ip(), 6, &tcp)
     }
 
-    /// Reads a packet and insists on everything being right about it.
+    /// Reads a packet with etherparse, and insists on everything being right about it.
     pub(crate) fn decode(bytes: &[u8]) -> Self {
-        let (src, dst, protocol, tcp) = open_ip(bytes);
+        let (src, dst, protocol, body) = open_ip(bytes);
         assert_eq!(protocol, 6);
-        assert_eq!(checksum(&[&pseudo(src, dst, tcp.len(), 6), tcp]), 0, "TCP checksum");
-        let be32 = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().expect("4 bytes"));
-        let be16 = |at: usize| u16::from_be_bytes(tcp[at..at + 2].try_into().expect("2 bytes"));
-        let data = usize::from(tcp[12] >> 4) * 4;
+        assert_eq!(checksum(&[&pseudo(src, dst, body.len(), 6), body]), 0, "TCP checksum");
+        let sliced = SlicedPacket::from_ip(bytes).expect("a packet");
+        let Some(TransportSlice::Tcp(tcp)) = &sliced.transport else { panic!("no TCP: {sliced:?}") };
         let mut packet = Self::new(
-            SocketAddr::new(src, be16(0)),
-            SocketAddr::new(dst, be16(2)),
-            tcp[13],
-            be32(4),
-            be32(8),
+            SocketAddr::new(src, tcp.source_port()),
+            SocketAddr::new(dst, tcp.destination_port()),
+            tcp.slice()[13],
+            tcp.sequence_number(),
+            tcp.acknowledgment_number(),
         );
-        packet.window = be16(14);
-        packet.payload = tcp[data..].to_vec();
-        let mut at = 20;
-        while at < data {
-            match tcp[at] {
-                0 => break,
-                1 => {
-                    at += 1;
-                    continue;
+        packet.window = tcp.window_size();
+        packet.payload = tcp.payload().to_vec();
+        for option in tcp.options_iterator() {
+            match option.expect("an option that etherparse knows") {
+                TcpOptionElement::Noop => {}
+                TcpOptionElement::MaximumSegmentSize(mss) => packet.mss = Some(mss),
+                TcpOptionElement::WindowScale(scale) => packet.scale = Some(scale),
+                TcpOptionElement::SelectiveAcknowledgementPermitted => packet.sack_permitted = true,
+                TcpOptionElement::SelectiveAcknowledgement(first, more) => {
+                    packet.sack = std::iter::once(first).chain(more.into_iter().flatten()).collect();
                 }
-                2 => packet.mss = Some(be16(at + 2)),
-                3 => packet.scale = Some(tcp[at + 2]),
-                4 => packet.sack_permitted = true,
-                5 => {
-                    let blocks = (usize::from(tcp[at + 1]) - 2) / 8;
-                    packet.sack = (0..blocks).map(|n| (be32(at + 2 + 8 * n), be32(at + 6 + 8 * n))).collect();
-                }
-                8 => packet.stamps = Some((be32(at + 2), be32(at + 6))),
-                other => panic!("option {other}"),
+                TcpOptionElement::Timestamp(value, echo) => packet.stamps = Some((value, echo)),
             }
-            at += usize::from(tcp[at + 1]);
         }
         packet
     }

@@ -13,7 +13,7 @@ use sidetrack_core::http::message::{Method, Response};
 /// The time at which responses come in these tests.
 pub const T: u64 = 1_800_000_000;
 
-/// Field lines out of `Name: value` texts separated by `|`; `{+n}` and `{-n}` stand for the date so many seconds
+/// Field lines out of `Name: value` texts separated by `|`; `{+n}` and `{-n}` stand for the date this number of seconds
 /// from [`T`].
 pub fn fields(text: &str) -> Fields {
     let mut found = Fields::new();

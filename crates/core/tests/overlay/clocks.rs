@@ -30,7 +30,7 @@ fn clock_mischief(world: &mut World, name: NodeId, most_ms: u64) {
     let by = Duration::from_millis(world.random.below(most_ms));
     match world.random.below(4) {
         0 | 1 => world.leap(name, ahead + by),
-        // It may go back a little: nobody speaks until the time has come again.
+        // It may go back a little: no node sends until the time has come again.
         2 => world.leap(name, ahead.saturating_sub(by.min(Duration::from_millis(700)))),
         _ => {
             let stands = world.random.permille(500);

@@ -1,6 +1,6 @@
 //! The overlay's cores: frames, sessions, and whole networks of nodes under everything that can go wrong.
 //!
-//! `SIDETRACK_SEEDS=10000 cargo test --release -p sidetrack-core --test overlay` runs so many networks and sessions
+//! `SIDETRACK_SEEDS=10000 cargo test --release -p sidetrack-core --test overlay` runs this number of networks and sessions
 //! instead of the few hundred of an ordinary run; `SIDETRACK_SEED=N` runs the one that failed.
 
 mod clocks;

@@ -110,7 +110,7 @@ pub(crate) fn heal(world: &mut World) {
     }
 }
 
-/// A network of so many nodes under mischief, then healed; gives its trace.
+/// A network of this number of nodes under mischief, then healed; gives its trace.
 fn chaos(seed: u64, nodes: u64, flows: u64, mischiefs: u64) -> u64 {
     let mut random = Random::new(seed);
     let wires = World::topology(&mut random, nodes, wild);

@@ -22,13 +22,13 @@ impl Random {
         self.next() % n.max(1)
     }
 
-    /// True in so many of a thousand cases.
+    /// True in this number of a thousand cases.
     pub(crate) fn permille(&mut self, share: u64) -> bool {
         self.below(1000) < share
     }
 }
 
-/// The seeds to run: so many, or what the environment says.
+/// The seeds to run: this number, or what the environment says.
 #[allow(clippy::disallowed_methods, reason = "the surroundings choose the seeds, not what a seed does")]
 pub(crate) fn seeds(usual: u64) -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();

@@ -311,7 +311,7 @@ fn crumbs_are_put_together_and_ahead_of_a_gap_they_are_bounded() {
     assert!(session.deliverable().len() >= 1000, "one buffer holds them");
 }
 
-/// The window that an end grants after so many bytes have come and were taken at once, a piece every `pace`.
+/// The window that an end grants after this number of bytes has come and were taken at once, a piece every `pace`.
 fn window_after(bytes: u64, pace: Duration) -> u64 {
     let (mut now, mut offset) = (Instant::ZERO, 0);
     let mut end = Session::new(Config::default(), now);

@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
-/// A keyed sum: stands for Ed25519 and for the seal of a datagram. Nobody here knows the key of another.
+/// A keyed sum: stands for Ed25519 and for the seal of a datagram. No node here knows the key of another.
 fn keyed_sum(key: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(key ^ 0xCBF2_9CE4_8422_2325, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)
@@ -78,7 +78,7 @@ pub(crate) struct Flow {
     pub closed: [Option<bool>; 2],
 }
 
-/// See the module.
+/// Nodes and links on a virtual clock, with faults.
 pub(crate) struct World {
     pub now: Instant,
     pub nodes: BTreeMap<NodeId, Option<Node<SimKeys>>>,
@@ -202,7 +202,7 @@ impl World {
     /// A node's clock leaps to be so far ahead of the world's; less than before: it goes back.
     pub(crate) fn leap(&mut self, name: NodeId, ahead: Duration) {
         self.ahead.insert(name, ahead);
-        // Whoever waits for a time waits for one of the new clock.
+        // A node that waits for a time waits for one of the new clock.
         self.drain(name);
     }
 
@@ -298,7 +298,7 @@ impl World {
         }
     }
 
-    /// What the liar says in the place of its own record: links to everybody for nothing. And it tells others' records
+    /// What the liar says instead of its own record: links to all nodes that cost nothing. It also changes other nodes' records
     /// with links of its choice, whose signature then fits no more.
     fn lie(&mut self, name: NodeId, to: NodeId, frame: Frame) -> Frame {
         let Frame::Record(record) = frame else { return frame };
@@ -372,7 +372,7 @@ impl World {
         self.echoes.contains(payload)
     }
 
-    /// Begins a flow of so many bytes each way.
+    /// Begins a flow of this number of bytes each way.
     pub(crate) fn begin(&mut self, nodes: [NodeId; 2], total: [u64; 2]) {
         let config = session::Config {
             window_bytes: 32_768,

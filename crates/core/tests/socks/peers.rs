@@ -80,7 +80,7 @@ fn version_5_passwords() {
     for wrong in ["01 01 75 01 71", "01 01 75 00", "01 00 00", "01 01 75 02 7070", "01 04 75736572 01 70"] {
         assert_eq!(user(&format!("05 01 02 {wrong} {connect}")), (hex("05020101"), None), "{wrong}");
     }
-    // Bytes that are no UTF-8 are just wrong.
+    // Bytes that are not UTF-8 are just wrong.
     assert_eq!(user(&format!("05 01 02 01 02 fffe 01 70 {connect}")), (hex("05020101"), None));
 }
 
@@ -171,7 +171,7 @@ fn version_6_oddities_that_are_let_through() {
         assert_eq!(served.delivered, b"hello", "{name}");
     }
     let options = [
-        // Unknown kinds, also ones that earlier drafts gave a meaning; twice is no harm.
+        // Unknown kinds, also ones that earlier drafts gave a meaning; twice does no harm.
         "0000 0004",
         "0007 0004 0010 0008 0000 0000 ffff 0004 ffff 0004",
         // Stack options of no known leg, level, code or value.

@@ -103,7 +103,7 @@ fn a_session_of_a_user_who_is_no_longer_known_is_invalid() {
     network.config.accounts = vec![account("other:pass")];
     let run = network.run(v6(resume(&held.id, None)));
     assert!(run.server_failure().1.contains("no longer known"), "{:?}", run.server);
-    // Nor does a session begun by nobody give access once passwords are asked for.
+    // Nor does a session without a user give access once passwords are asked for.
     network.config.accounts.clear();
     let run = network.run(v6(with(SessionUse::Begin { token_request: None }, None)));
     let held = HeldSession::from_report(&run.connected().session).unwrap();

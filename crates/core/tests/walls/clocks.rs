@@ -1,4 +1,4 @@
-//! Links, sessions and records live by the monotonic clock: a wall clock that somebody sets costs none of them anything.
+//! Links, sessions and records live by the monotonic clock: a change of the wall clock costs none of them anything.
 
 use crate::source::{sources, words};
 

@@ -28,10 +28,10 @@ fn after(code: &str) -> &str {
     &code[..code.find(|c| !fits(c)).unwrap_or(code.len())]
 }
 
-/// Whether an expression is a secret: one of its names is that of one, and it is no constant of a module.
+/// Whether an expression is a secret: one of its names is that of one, and it is not a constant of a module.
 fn is_secret(expression: &str) -> bool {
     let mut parts = expression.split(['.', '(', ')', '&', '*']).filter(|part| !part.is_empty());
-    // Its length, and whether there is one, is no secret.
+    // Its length, and whether there is one, are not secret.
     let is_about =
         [".len()", ".is_some()", ".is_none()", ".is_empty()"].iter().any(|end| expression.ends_with(end));
     !is_about

@@ -1,9 +1,8 @@
 //! `fn probe`, `chain try` and `fn new`, as people use them.
 
 use crate::engine::engine;
-use crate::hosts::in_namespace;
-use crate::node::LIMIT;
 use crate::scene::own;
+use sidetrack_testkit::{LIMIT, in_namespace};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::path::Path;

@@ -1,13 +1,12 @@
 //! A container engine of our own: podman's service over storage in a folder that goes with this process, and the images
 //! that the tests use.
 
+use sidetrack_testkit::eventually;
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
-
-use crate::node::eventually;
 
 /// Where things lie that podman needs to work in a container or virtual machine as well as on a host.
 const SETTINGS: &str = "[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n\
@@ -19,7 +18,7 @@ const SERVICE: &str = "podman --root \"$1/st\" --runroot \"$1/run\" system servi
                        podman --root \"$1/st\" --runroot \"$1/run\" rm --all --force --time 0 >/dev/null\n\
                        kill $service\nwait $service\numount -l \"$1/st/overlay\"\nrm -rf \"$1\"\n";
 
-/// See the module.
+/// A container engine with a folder of its own.
 pub(crate) struct Engine {
     folder: PathBuf,
     _service: Child,
@@ -130,11 +129,11 @@ impl Engine {
     }
 }
 
-/// A relay that believes the header before each connection and dials the address in it.
+/// A relay that trusts the header before each connection and dials the address in it.
 const HAPROXY: &str = "defaults\n    mode tcp\n    timeout connect 5s\n    timeout client 60s\n    timeout server 60s\n\
                        listen relay\n    bind 127.0.0.1:1080 accept-proxy\n    server there 0.0.0.0:0\n";
 
-/// An unused path for a second engine's socket, at which nobody listens.
+/// An unused path for a second engine's socket, at which no process listens.
 pub(crate) fn nowhere() -> PathBuf {
     engine().folder.join("nobody.sock")
 }

@@ -1,10 +1,10 @@
 //! Functions that misbehave: flows never pass without them unless the rule says so, and every end says who is to blame.
 
 use crate::engine::{engine, nowhere};
-use crate::hosts::in_namespace;
 use crate::node::admin;
-use crate::node::{Record, Up, eventually};
+use crate::node::{Record, Up};
 use crate::scene::{Echo, ask, connect, exchange, own, tables, up};
+use sidetrack_testkit::{eventually, in_namespace};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 
@@ -24,7 +24,7 @@ fn says(record: &Record, reason: &str, words: &[&str]) {
     }
 }
 
-/// Nobody but a function that is down can have seen the flow: the server has not.
+/// Only a function that is down can have seen the flow: the server has not.
 fn unseen(server: &TcpListener) {
     server.set_nonblocking(true).expect("a listener");
     assert_eq!(server.accept().expect_err("nobody came").kind(), std::io::ErrorKind::WouldBlock);
@@ -209,7 +209,7 @@ fn a_function_that_dies_is_started_again() {
     });
 }
 
-/// Connections that come back and that nobody waits for are reset; flows are not disturbed.
+/// Connections that come back and that no flow waits for are reset; flows are not disturbed.
 #[test]
 fn nobody_can_come_in_by_the_way_back() {
     in_namespace(|| {

@@ -90,7 +90,7 @@ fn order(first: &[u8]) -> Option<String> {
     word.starts_with('!').then(|| word.to_owned())
 }
 
-/// The SOCKS handshake with whoever comes, and the connection onwards; along the chain where there is one.
+/// The SOCKS handshake with each client, and the connection onwards; along the chain where there is one.
 fn handshake(client: &mut TcpStream, how: &str) -> Option<(TcpStream, Vec<u8>)> {
     let now = Instant::from_millis(0);
     let mut machine = Server::new(Arc::new(ServerConfig { sessions: false, ..ServerConfig::default() }), now);
@@ -216,7 +216,7 @@ fn relay(client: TcpStream, server: TcpStream, first: &[u8], order: Option<&str>
         Some("!about") => {
             let mut client = client;
             let _ = client.write_all(about().as_bytes());
-            // Nobody may end a flow in order but its ends: so the one who asked ends it.
+            // Only its ends may end a flow in order, so the client ends it.
             let _ = io::copy(&mut client, &mut io::sink());
         }
         Some(other) => eprintln!("what is {other}?"),

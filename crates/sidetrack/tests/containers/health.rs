@@ -1,12 +1,12 @@
 //! What people are told of containers: how they are, and that looking never waits for one that does not get well.
 
 use crate::engine::engine;
-use crate::hosts::in_namespace;
-use crate::node::{Up, admin, eventually};
+use crate::node::{Up, admin};
 use crate::passing::children;
 use crate::scene::{Echo, connect, exchange, own, tables, up};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use sidetrack_testkit::{eventually, in_namespace};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
@@ -54,7 +54,7 @@ fn the_health_of_containers_is_told_by_the_admin_interface_and_by_explain() {
         let config = node.folder().join("sidetrack.toml");
         let text = std::fs::read_to_string(&config).expect("the configuration");
         assert!(node.stop().0.success());
-        // Nobody runs it any more: the rules are explained all the same.
+        // It does not run any more: the rules are explained all the same.
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("sidetrack.toml"), text).expect("written");
         let mut explain = Command::new(env!("CARGO_BIN_EXE_sidetrack"));
@@ -86,7 +86,7 @@ fn a_container_that_is_down_is_said_with_its_reason() {
     });
 }
 
-/// A reload waits until new containers are well. Whoever looks in meanwhile is answered, flows go on, and a node that is told to
+/// A reload waits until new containers are well. Meanwhile requests to the admin interface are answered, flows go on, and a node that is told to
 /// stop does not wait for them.
 #[test]
 fn nobody_waits_for_a_reload_that_waits_for_containers() {

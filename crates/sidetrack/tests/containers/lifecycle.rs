@@ -1,11 +1,11 @@
 //! Nothing is left behind, however we end; and chains change under live flows.
 
 use crate::engine::{Engine, engine};
-use crate::hosts::in_namespace;
-use crate::node::{Up, admin, eventually, send};
+use crate::node::{Up, admin, send};
 use crate::passing::children;
 use crate::scene::{Echo, ask, connect, exchange, own, tables, up};
 use rustix::process::Signal;
+use sidetrack_testkit::{eventually, in_namespace};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::Command;

@@ -6,8 +6,6 @@ mod engine;
 mod faults;
 mod function;
 mod health;
-#[path = "../../../sys/tests/support/mod.rs"]
-mod hosts;
 mod lifecycle;
 #[path = "../node/mod.rs"]
 mod node;

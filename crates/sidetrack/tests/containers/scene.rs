@@ -1,7 +1,8 @@
 //! A node with functions in containers, a server behind it, and clients of it.
 
 use crate::engine::engine;
-use crate::node::{LIMIT, Up};
+use crate::node::Up;
+use sidetrack_testkit::LIMIT;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 

@@ -2,11 +2,10 @@
 //! of them is left.
 
 use crate::engine::Engine;
-use crate::hosts::in_namespace;
-use crate::node::eventually;
 use crate::plane::{Images, Plane};
 use crate::steps::{function, is_carried};
 use sidetrack::control::api::{Progress, Step};
+use sidetrack_testkit::{eventually, in_namespace};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -2,15 +2,15 @@
 //! says why not; never a flow past the function, and nothing is left.
 
 use crate::engine::{Engine, engine};
-use crate::hosts::in_namespace;
 use crate::node::admin::show;
+use crate::node::send;
 use crate::node::traces::Traces;
-use crate::node::{LIMIT, eventually, send};
 use crate::passing::children;
 use crate::plane::Plane;
 use crate::scene::{ask, own};
 use rustix::process::Signal;
 use sidetrack::control::api::{Progress, Step};
+use sidetrack_testkit::{LIMIT, eventually, in_namespace};
 use std::net::{SocketAddr, TcpStream};
 
 /// What tells the function of one trial from all others, in its environment.
@@ -58,7 +58,7 @@ fn containers(plane: &Plane) -> Vec<String> {
 #[test]
 fn a_function_killed_at_each_step_is_passed_by_no_flow() {
     in_namespace(|| {
-        // It is started by whoever needs it first, and its processes are none of ours.
+        // It is started by the first test that needs it, and its processes are none of ours.
         engine();
         let before = Traces::now();
         let mut plane = Plane::with("[[grant]]\n", &function(engine(), 0));

@@ -74,7 +74,7 @@ fn a_proxy_that_is_gone_is_said_and_nothing_is_left_elsewhere() {
     let Some(Progress::Failed { domain, error, .. }) = lines.last() else { panic!("{lines:?}") };
     assert_eq!(domain.as_deref(), Some("hospital"));
     assert!(error.contains("no sidetrack runs at"), "{error}");
-    crate::node::eventually("the other domain holds nothing", || {
+    sidetrack_testkit::eventually("the other domain holds nothing", || {
         plane.held(1).is_some_and(|held| held.is_empty())
     });
     assert!(Client::connect(plane.entry()).is_err());

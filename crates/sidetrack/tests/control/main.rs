@@ -1,8 +1,6 @@
 //! The control plane with real processes: an orchestrator, the agents of two domains, a proxy in each, and flows; and paths that
 //! services ask for.
 
-#[path = "../../../sys/tests/support/mod.rs"]
-mod hosts;
 #[path = "../node/mod.rs"]
 mod node;
 

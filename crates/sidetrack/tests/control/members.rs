@@ -61,7 +61,7 @@ fn members_see_and_end_their_own_applications_and_operators_all() {
     }
     let shown: Vec<ApplicationStatus> = plane.applications().expect("a list");
     assert_eq!(shown[0].owner.as_deref(), Some("app.example"));
-    // An operator that is no member submits nothing, and ends what there is.
+    // An operator that is not a member submits nothing, and ends what there is.
     let keeper = by(&plane, "keeper");
     let application =
         json!({ "name": "x", "purpose": "research", "flows": [{ "client": "lab", "data": "pulse" }] });

@@ -1,21 +1,22 @@
 //! `POST /outgoing/new`, as services of Brane ask for it: ports, TLS that the service knows nothing of, and what is refused.
 
+use crate::node::Up;
 use crate::node::peers::{Client, Server};
-use crate::node::{LIMIT, Up, eventually};
 use serde_json::{Value, json};
 use sidetrack::tls::{authority, signed};
+use sidetrack_testkit::{LIMIT, eventually};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// A node whose services may have so many paths; its rules allow destinations on loopback but for one address.
+/// A node whose services may have this number of paths; its rules allow destinations on loopback but for one address.
 struct Scene {
     up: Up,
     asked_at: SocketAddr,
 }
 
-/// As many ports in a row as asked for that nobody has just now; others may take one before the node does, which it notices.
+/// This number of ports in a row that are free now. Another process may take one before the node does, which the node notices.
 fn ports(count: u16) -> (u16, u16) {
     for _ in 0..100 {
         let first =
@@ -97,7 +98,7 @@ fn a_path_takes_any_number_of_connections_and_rules_decide_about_each() {
     let refused = scene.new_path(&plain(SocketAddr::from(([127, 0, 0, 9], 80)))).expect("a path");
     assert_ne!(refused, path);
     assert!(Client::connect(refused).is_err());
-    // Our own port is no server: flows would go in circles.
+    // Our own port is not a server: flows would go in circles.
     let circle = scene.new_path(&plain(path)).expect("a path");
     assert!(Client::connect(circle).is_err());
 }

@@ -3,7 +3,7 @@
 
 use crate::node::agreement::trial;
 use crate::node::peers::Server;
-use crate::node::{LIMIT, Up, eventually, send};
+use crate::node::{Up, send};
 use axum::body::Body;
 use hyper::Method;
 use hyper::body::Body as _;
@@ -13,6 +13,7 @@ use sidetrack::control::api::{ApplicationStatus, Phase, Progress};
 use sidetrack::control::domain::Held;
 use sidetrack::control::link::{ALPN, Link};
 use sidetrack::tls::{Mutual, Trust, authority, signed};
+use sidetrack_testkit::{LIMIT, eventually};
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -125,7 +126,7 @@ pub(crate) struct Images {
     pub centre: String,
 }
 
-/// So many addresses that nobody has: a part that is started again has to find its own free, so each plane has a host of
+/// Three free addresses: a part that is started again has to find its own free, so each plane has a host of
 /// its own on loopback.
 fn addresses() -> [SocketAddr; 3] {
     static PLANES: AtomicU8 = AtomicU8::new(1);
@@ -264,7 +265,7 @@ impl Plane {
         })
     }
 
-    /// Submits an application; after so many lines of progress `then` is done. Gives the lines that came.
+    /// Submits an application; after this number of lines of progress `then` is done. Gives the lines that came.
     pub(crate) fn submit(&mut self, name: &str, after: usize, then: impl FnOnce(&mut Self)) -> Vec<Progress> {
         let application =
             json!({ "name": name, "purpose": "research", "flows": [{ "client": "lab", "data": "pulse" }] });

@@ -1,7 +1,6 @@
 //! The eight steps, and what becomes of flows before, while and after an application runs.
 
 use crate::node::admin::flows;
-use crate::node::eventually;
 use crate::node::peers::Client;
 use crate::plane::Plane;
 use hyper::Method;
@@ -9,6 +8,7 @@ use serde_json::{Value, json};
 use sidetrack::control::api::{Progress, Step};
 use sidetrack::control::link::LinkError;
 use sidetrack::control::openapi;
+use sidetrack_testkit::eventually;
 use std::time::Duration;
 
 fn steps(lines: &[Progress]) -> Vec<Step> {

@@ -1,13 +1,13 @@
 //! The user that orchestrators and agents become when root starts them, and what they keep.
 
-use crate::hosts::is_root;
 use crate::node::agreement::trial;
-use crate::node::{eventually, send};
+use crate::node::send;
 use crate::plane::Plane;
 use rustix::process::Signal;
 use sidetrack::control::api::{Progress, Step};
 use sidetrack_sys::caps::CapabilitySet;
 use sidetrack_sys::{landlock, process};
+use sidetrack_testkit::{eventually, is_root};
 use std::os::unix::fs::PermissionsExt;
 
 fn field(pid: u32, task: u32, field: &str) -> String {

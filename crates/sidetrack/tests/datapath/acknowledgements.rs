@@ -1,9 +1,9 @@
 //! Peers that speak in pieces and hold one back until the one before is acknowledged (RFC 896): we save packets by
-//! acknowledging late, but never where somebody waits for it.
+//! acknowledging late, but never where the sender waits for it.
 
-use crate::hosts::in_namespace;
 use crate::node::Node;
 use crate::peers::{Server, connect, expect};
+use sidetrack_testkit::in_namespace;
 use std::io::{Read, Write};
 
 /// Connections; each used to wait for a timer of 40 ms three times.

@@ -1,8 +1,8 @@
 //! The binary as a process of its own, for what concerns a whole process: descriptors, memory, processor time.
 
-use crate::node::eventually;
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use serde_json::Value;
+use sidetrack_testkit::awaited;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// The unit of processor times in /proc (`USER_HZ`): the same on every Linux that Rust has.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// See the module.
+/// The program, started with a configuration.
 pub(crate) struct Binary {
     child: Child,
     /// Where its listener `in` listens.
@@ -59,7 +59,7 @@ impl Binary {
         let (lines, log) = <(Arc<Mutex<Vec<String>>>, Arc<Mutex<Vec<String>>>)>::default();
         let stdout = collect(child.stdout.take().expect("piped"), &lines);
         let stderr = collect(child.stderr.take().expect("piped"), &log);
-        let entry = eventually("the listener is announced", || {
+        let entry = awaited("the listener is announced", || {
             let log = log.lock().expect("no test panics inside");
             let ended = child.try_wait().expect("our child");
             assert!(ended.is_none(), "{ended:?}\n{}", log.join("\n"));
@@ -138,9 +138,9 @@ impl Binary {
         self.log.lock().expect("no test panics inside").clone()
     }
 
-    /// Waits until so many records have been written.
+    /// Waits until this number of records has been written.
     pub(crate) fn await_records(&self, count: usize) {
-        eventually(&format!("{count} records"), || {
+        awaited(&format!("{count} records"), || {
             (self.lines.lock().expect("no test panics inside").len() >= count).then_some(())
         });
     }
@@ -148,7 +148,7 @@ impl Binary {
     /// Stops it with SIGTERM; gives the records it wrote.
     pub(crate) fn stop(mut self) -> Vec<Value> {
         rustix::process::kill_process(self.pid(), Signal::TERM).expect("our child");
-        let status = eventually("it stops", || self.child.try_wait().expect("our child"));
+        let status = awaited("it stops", || self.child.try_wait().expect("our child"));
         assert!(status.success(), "{status}\n{}", self.log().join("\n"));
         for reader in self.readers.drain(..) {
             reader.join().expect("it only collects");

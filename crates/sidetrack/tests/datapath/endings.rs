@@ -154,7 +154,7 @@ fn a_hop_that_says_nothing_is_a_connect_timeout() {
 
 #[test]
 fn hop_failed() {
-    // What the hop says, in place of what its protocol wants.
+    // What the hop says, instead of what its protocol wants.
     let lies: [(&str, &'static [u8]); 6] = [
         ("socks5", b"HTTP/1.1 400 Bad Request\r\n\r\n"),
         ("socks5", b""),
@@ -175,7 +175,7 @@ fn hop_failed() {
     }
 }
 
-/// Reads some of what a hop is told, so that closing is no reset.
+/// Reads some of what a hop is told, so that closing is not a reset.
 trait ReadSome {
     fn read_exact_or_end(&mut self) -> std::io::Result<usize>;
 }
@@ -336,7 +336,7 @@ fn limit() {
         drop(first);
         // There is room again, for one, as soon as the first flow is gone.
         let mut shed = 1;
-        let mut third = crate::node::eventually("there is room", || {
+        let mut third = sidetrack_testkit::awaited("there is room", || {
             let third = v5_try(node.entry(), &to);
             shed += usize::from(third.is_none());
             third

@@ -255,7 +255,7 @@ fn words_are_replaced_where_they_are_cut() {
     node.ends_with(EndReason::Ok);
 }
 
-/// The time for 1 MB through a limit of 4 MB/s with a burst of 200 kB, in so many flows at a time.
+/// The time for 1 MB through a limit of 4 MB/s with a burst of 200 kB, in this number of flows at a time.
 fn limited(share: &str, flows: usize) -> Duration {
     let origin = Server::echo();
     let keys = format!(
@@ -323,11 +323,11 @@ fn a_flow_in_flight_through_functions_shows_its_bytes_and_a_killed_one_records_t
         let node = node(origin.address, functions);
         let mut client = connect(node.entry());
         let mut sent = 0_u64;
-        // Enough for a direction to change to splice(2) where nobody sees its bytes.
+        // Enough for a direction to change to splice(2) where no function sees its bytes.
         for size in [5, 70_000, 300_000, 300_000, 9] {
             expect_echo(&mut client, &vec![b'x'; size]);
             sent += size as u64;
-            crate::node::eventually("the counters follow", || {
+            sidetrack_testkit::awaited("the counters follow", || {
                 let live = node.live();
                 let [flow] = live.as_slice() else { panic!("one flow") };
                 (flow.bytes() == (sent, sent)).then_some(())

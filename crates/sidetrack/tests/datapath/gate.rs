@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-/// See the module.
+/// A path for datagrams, with faults that a test sets.
 pub(crate) struct Gate {
     /// Where the near side finds the far side.
     pub address: SocketAddr,

@@ -1,11 +1,11 @@
 //! The truth table of docs/half-close.md: what one side does, and what the other sees. Every row with the client and
 //! with the server as the one who acts, directly and through hops.
 
-use crate::node::eventually;
 use crate::path::{Hop, Path};
 use crate::peers::{Host, expect, expect_end, expect_reset, read_all, reset};
 use crate::random::Random;
 use sidetrack_core::flow::{EndReason, Side};
+use sidetrack_testkit::awaited;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
@@ -156,7 +156,7 @@ fn a_reset_after_fin_ends_the_flow_though_the_other_side_is_silent() {
         expect_end(&mut b, b"");
         reset(a);
         // A socket that has read FIN tells of a reset only when it is asked.
-        let error = eventually("the reset arrives", || b.take_error().unwrap());
+        let error = awaited("the reset arrives", || b.take_error().unwrap());
         assert_eq!(error.kind(), ErrorKind::BrokenPipe);
     };
     each(row, reset_by);
@@ -179,7 +179,7 @@ fn writing_to_a_side_that_is_gone_is_a_reset() {
         drop(a);
         // Looks like a half-close until the first byte comes back with a reset.
         expect_end(&mut b, b"");
-        let error = eventually("the reset arrives", || b.write_all(b"anybody there?").err());
+        let error = awaited("the reset arrives", || b.write_all(b"anybody there?").err());
         assert!(matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{error}");
     };
     each(row, reset_by);
@@ -190,7 +190,7 @@ fn a_reset_does_not_wait_for_a_side_that_does_not_read() {
     let row = |a: TcpStream, mut b: TcpStream| {
         assert!(fill(&a) > 0);
         reset(a);
-        let error = eventually("the reset arrives", || b.take_error().unwrap());
+        let error = awaited("the reset arrives", || b.take_error().unwrap());
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
         // What had arrived before is still there.
         assert!(!read_all(&mut b).0.is_empty());
@@ -213,9 +213,9 @@ fn what_was_said_before_a_reset_reaches_a_side_that_is_writing() {
     each(row, reset_by);
 }
 
-/// Waits until so many bytes have left this side: what it had not sent when it resets is lost with or without us.
+/// Waits until this number of bytes has left this side: what it had not sent when it resets is lost with or without us.
 fn acknowledged(stream: &TcpStream, bytes: u64) {
-    eventually("all is acknowledged", || {
+    awaited("all is acknowledged", || {
         (sidetrack_sys::sockopt::tcp_info(stream).unwrap().acked_bytes >= bytes).then_some(())
     });
 }
@@ -224,7 +224,7 @@ fn acknowledged(stream: &TcpStream, bytes: u64) {
 fn what_came_before_a_reset_reaches_a_side_that_reads_slowly() {
     let row = |mut a: TcpStream, mut b: TcpStream| {
         let bytes = Random::new(5).bytes(600_000);
-        // Nobody reads; so much fits into the sockets and pipes of the path.
+        // The other side does not read; so much fits into the sockets and pipes of the path.
         std::thread::scope(|scope| scope.spawn(|| a.write_all(&bytes).unwrap()).join().unwrap());
         acknowledged(&a, bytes.len() as u64);
         reset(a);

@@ -1,9 +1,10 @@
 //! Clients that leave, or never finish, at every step of every handshake.
 
-use crate::node::{Node, eventually};
+use crate::node::Node;
 use crate::peers::{Host, connect, expect, expect_echo, expect_reset_at, reset};
 use crate::socks::{v5_address, v5_request};
 use sidetrack_core::flow::EndReason;
+use sidetrack_testkit::awaited;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 
@@ -53,7 +54,7 @@ fn a_client_that_resets_is_gone_at_every_byte() {
         for cut in 0..bytes.len() {
             let mut client = connect(node.address(listener));
             client.write_all(&bytes[..cut]).unwrap();
-            // Caught first: a connection that is reset in the listener's queue is nobody's flow.
+            // Caught first: a connection that is reset in the listener's queue does not become a flow.
             node.await_live("the flow", |_| true);
             reset(client);
             let reason = node.only_end().reason;
@@ -99,7 +100,7 @@ fn one_byte_at_a_time_does_not_hold_a_listener_longer() {
         .collect();
     let count = clients.len();
     // The last byte never comes.
-    eventually("all clients are reset", || {
+    awaited("all clients are reset", || {
         clients.retain_mut(|(client, slow)| {
             let byte = if slow.len() > 1 { slow.pop() } else { None };
             let written = byte.map_or(Ok(()), |byte| client.write_all(&[byte]));

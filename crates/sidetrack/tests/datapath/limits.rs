@@ -1,18 +1,19 @@
 //! More connections than there is room for: shed with a reason, never by a busy loop, and all is well afterwards.
 
 use crate::binary::{Binary, reasons, role};
-use crate::node::{Node, PATIENCE, eventually};
+use crate::node::Node;
 use crate::peers::{Server, connect, expect_echo, expect_reset, patient};
 use crate::random::Random;
 use crate::socks::v5_connect;
 use sidetrack_core::flow::EndReason;
+use sidetrack_testkit::{LIMIT, awaited};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Child;
 
 /// Connects; none if it was reset at once.
 fn try_connect(to: SocketAddr) -> Option<TcpStream> {
-    match TcpStream::connect_timeout(&to, PATIENCE) {
+    match TcpStream::connect_timeout(&to, LIMIT) {
         Ok(stream) => Some(patient(stream)),
         Err(error) => {
             assert_eq!(error.kind(), ErrorKind::ConnectionReset);
@@ -42,7 +43,7 @@ fn a_low_limit_sheds_and_recovers() {
         expect_echo(stream, b"still served");
     }
     drop(held);
-    let mut stream = eventually("there is room again", || {
+    let mut stream = awaited("there is room again", || {
         let mut stream = try_connect(node.entry)?;
         stream.write_all(&[5, 1, 0]).ok()?;
         let mut answer = [0; 2];
@@ -95,14 +96,14 @@ fn without_a_descriptor_to_accept_with_it_rests() {
     let began = std::time::Instant::now();
     let mut first = v5_connect(node.entry, &to);
     expect_echo(&mut first, b"made");
-    // Somebody takes the descriptors away under our feet.
+    // The test takes the descriptors away while we run.
     node.limit_open_files(node.open_files());
-    // The kernel takes the connections into its queue; nobody can accept them.
+    // The kernel takes the connections into its queue; no worker can accept them.
     let waiting: Vec<_> = (0..50).map(|_| connect(node.entry)).collect();
     node.expect_calm();
     expect_echo(&mut first, b"still served");
     let complaints = || node.log().iter().filter(|line| line.contains("cannot accept")).count();
-    eventually("it says so", || (complaints() > 0).then_some(()));
+    awaited("it says so", || (complaints() > 0).then_some(()));
     // It tries a hundred times a second. All workers together write eight lines at once, and one per second.
     let (lines, bound) = (complaints(), 9 + began.elapsed().as_secs());
     assert!(lines as u64 <= bound, "{lines} lines in the log about one cause, not {bound}");
@@ -131,7 +132,7 @@ fn counts(client: &mut Child) -> (usize, usize) {
 #[test]
 fn more_than_twenty_thousand_connections() {
     let limit = sidetrack_sys::caps::raise_open_files_limit().unwrap().min(20_000);
-    // Nobody finishes a handshake, so that the limit is met by clients alone.
+    // No client finishes a handshake, so that the limit is met by clients alone.
     let node = Binary::start("limits = { handshake_timeout_ms = 600000, max_handshakes = 1000000 }", limit);
     let entry = node.entry.to_string();
     let mut clients: Vec<_> = (0..3).map(|_| role("limits::client_of_many_connections", &entry)).collect();
@@ -151,7 +152,7 @@ fn more_than_twenty_thousand_connections() {
         assert!(client.wait().unwrap().success());
     }
     let server = Server::echo();
-    let mut stream = eventually("there is room again", || {
+    let mut stream = awaited("there is room again", || {
         let mut stream = try_connect(node.entry)?;
         stream.write_all(&[5, 1, 0]).ok()?;
         stream.read_exact(&mut [0; 2]).ok().map(|()| stream)
@@ -194,7 +195,7 @@ fn receivers_that_do_not_read_cost_bounded_memory_and_no_time() {
     let node = Binary::start("", 1024);
     let to = server.address.to_string();
     let mut clients: Vec<_> = (0..FLOWS).map(|_| v5_connect(node.entry, &to)).collect();
-    let accepted: Vec<_> = clients.iter().map(|_| accepted.recv_timeout(PATIENCE).unwrap()).collect();
+    let accepted: Vec<_> = clients.iter().map(|_| accepted.recv_timeout(LIMIT).unwrap()).collect();
     let before = node.resident_bytes();
     let block = Random::new(4).bytes(1 << 16);
     let mut written = 0;
@@ -243,7 +244,7 @@ fn half_closed_and_idle_flows_cost_no_time() {
             _ => client.write_all(b"some bytes that nobody reads").unwrap(),
         }
     }
-    let accepted: Vec<_> = clients.iter().map(|_| accepted.recv_timeout(PATIENCE).unwrap()).collect();
+    let accepted: Vec<_> = clients.iter().map(|_| accepted.recv_timeout(LIMIT).unwrap()).collect();
     node.expect_calm();
     drop((clients, accepted));
     node.await_records(FLOWS);
@@ -261,7 +262,7 @@ fn of_those_that_say_nothing_the_oldest_leaves_for_a_new_client() {
     let mut silent: Vec<_> = Vec::new();
     for count in 1..=2 {
         silent.push(connect(node.entry()));
-        eventually("it waits", || (node.live().len() == count).then_some(()));
+        awaited("it waits", || (node.live().len() == count).then_some(()));
     }
     // Those whose handshake is over take no place.
     let mut served: Vec<_> = (0..3).map(|_| v5_connect(node.entry(), &server.address.to_string())).collect();

@@ -1,6 +1,6 @@
 //! The data path under fire: real sockets on loopback, the product's own workers, and every way a flow can go.
 //!
-//! Every wait is bounded by [`node::PATIENCE`]; nothing sleeps to synchronise. Random tests print their seed.
+//! Every wait is bounded by [`sidetrack_testkit::LIMIT`]; nothing sleeps to synchronise. Random tests print their seed.
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
 mod acknowledgements;
@@ -12,8 +12,6 @@ mod half_close;
 mod handshakes;
 mod hello;
 mod hops;
-#[path = "../../../sys/tests/support/mod.rs"]
-mod hosts;
 mod limits;
 mod node;
 mod options;

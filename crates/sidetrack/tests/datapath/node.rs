@@ -8,27 +8,13 @@ use sidetrack::process::Owners;
 use sidetrack::worker::Shared;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::limit::Budget;
+use sidetrack_testkit::{LIMIT, awaited};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The longest that anything in these tests may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Waits until `done` gives something; the test fails with `what` if it takes longer than [`PATIENCE`].
-pub(crate) fn eventually<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        if let Some(value) = done() {
-            return value;
-        }
-        assert!(Instant::now() < until, "not within {PATIENCE:?}: {what}");
-        std::thread::park_timeout(Duration::from_millis(1));
-    }
-}
-
-/// See the module.
+/// Workers in this process, with their listeners.
 pub(crate) struct Node {
     /// What its workers share.
     pub shared: Arc<Shared>,
@@ -103,13 +89,13 @@ impl Node {
 
     /// Waits for a flow in flight for which `is` holds.
     pub(crate) fn await_live(&self, what: &str, is: impl Fn(&LiveFlow) -> bool) -> Arc<LiveFlow> {
-        eventually(what, || self.live().into_iter().find(|flow| is(flow)))
+        awaited(what, || self.live().into_iter().find(|flow| is(flow)))
     }
 
     /// Waits until `count` flows have ended and none is in flight; fails if it is not that many, or if one of them
     /// was recorded twice.
     pub(crate) fn ended(&self, count: usize) -> Vec<Ended> {
-        eventually(&format!("{count} flows end"), || {
+        awaited(&format!("{count} flows end"), || {
             let (idle, ended) = self.collect();
             (idle && ended >= count).then_some(())
         });
@@ -118,14 +104,14 @@ impl Node {
         ended
     }
 
-    /// Waits until at least so many flows have ended, none is in flight and every connection that was made has been
+    /// Waits until at least this number of flows has ended, none is in flight and every connection that was made has been
     /// accepted; gives the flows that ended, each recorded once.
     pub(crate) fn all_ended(&self, least: usize) -> Vec<Ended> {
-        eventually(&format!("{least} flows end"), || (self.collect().1 >= least).then_some(()));
+        awaited(&format!("{least} flows end"), || (self.collect().1 >= least).then_some(()));
         // What is in a listener's queue is accepted within moments by a worker with nothing else to do: idle several
         // times in a row is idle.
         for _ in 0..20 {
-            eventually("the flows end", || self.collect().0.then_some(()));
+            awaited("the flows end", || self.collect().0.then_some(()));
             std::thread::park_timeout(Duration::from_millis(5));
         }
         self.take()
@@ -133,13 +119,13 @@ impl Node {
 
     /// Waits until no more than `count` flows are in flight, and forgets those that have ended.
     pub(crate) fn all_ended_but(&self, count: usize) {
-        eventually("the other flows end", || (self.live().len() <= count).then_some(()));
+        awaited("the other flows end", || (self.live().len() <= count).then_some(()));
         self.ended_so_far();
     }
 
     /// Waits until this many flows have ended, whatever others do, and gives them.
     pub(crate) fn ended_when(&self, count: usize) -> Vec<Ended> {
-        eventually("flows end", || (self.collect().1 >= count).then_some(()));
+        awaited("flows end", || (self.collect().1 >= count).then_some(()));
         self.take()
     }
 

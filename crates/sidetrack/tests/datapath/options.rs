@@ -1,6 +1,5 @@
 //! What a SOCKS6 request asks for beyond a connection, and destinations by name: done, and told as it was done.
 
-use crate::hosts::{Line, in_namespace, is_root};
 use crate::node::Node;
 use crate::path::Hop;
 use crate::path::Path;
@@ -14,6 +13,7 @@ use sidetrack_core::socks::server::{Input, Output, Reply, Request, ServerConfig}
 use sidetrack_core::socks::v6::{ClientCommand, ClientConfig, Leg, Metadata, SessionUse, StackOption};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt::{self, ListenOptions};
+use sidetrack_testkit::{Line, in_namespace, is_root};
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -282,7 +282,7 @@ fn a_session_counts_as_used_until_its_flow_ends() {
     assert_eq!(deadline(), None, "no time runs out while a flow is part of it");
     drop(client);
     node.ends_with(EndReason::Ok);
-    crate::node::eventually("the session falls idle", deadline);
+    sidetrack_testkit::awaited("the session falls idle", deadline);
     // And it is known to the next request.
     let mut client = connect(node.entry());
     let window = connected.session.window.expect("tokens");

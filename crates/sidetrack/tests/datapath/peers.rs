@@ -1,21 +1,21 @@
 //! Clients and servers that the test plays itself.
 
-use super::node::PATIENCE;
+use sidetrack_testkit::LIMIT;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 
-/// Connects; reading and writing give up after [`PATIENCE`].
+/// Connects; reading and writing give up after [`LIMIT`].
 pub(crate) fn connect(to: SocketAddr) -> TcpStream {
-    patient(TcpStream::connect_timeout(&to, PATIENCE).unwrap_or_else(|error| panic!("{to}: {error}")))
+    patient(TcpStream::connect_timeout(&to, LIMIT).unwrap_or_else(|error| panic!("{to}: {error}")))
 }
 
-/// The stream with [`PATIENCE`].
+/// The stream with [`LIMIT`].
 pub(crate) fn patient(stream: TcpStream) -> TcpStream {
-    stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-    stream.set_write_timeout(Some(PATIENCE)).expect("a socket");
+    stream.set_read_timeout(Some(LIMIT)).expect("a socket");
+    stream.set_write_timeout(Some(LIMIT)).expect("a socket");
     stream.set_nodelay(true).expect("a socket");
     stream
 }
@@ -41,7 +41,7 @@ pub(crate) fn expect_reset(stream: &mut TcpStream) {
 
 /// Fails unless a new connection is reset, be it before connect(2) has returned.
 pub(crate) fn expect_reset_at(address: SocketAddr) {
-    match TcpStream::connect_timeout(&address, PATIENCE) {
+    match TcpStream::connect_timeout(&address, LIMIT) {
         Ok(stream) => expect_reset(&mut patient(stream)),
         Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
     }
@@ -85,14 +85,14 @@ impl Host {
     /// The next connection.
     pub(crate) fn accept(&self) -> TcpStream {
         let mut fds = [rustix::event::PollFd::new(&self.listener, rustix::event::PollFlags::IN)];
-        let limit = rustix::event::Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let limit = rustix::event::Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
         assert_eq!(rustix::event::poll(&mut fds, Some(&limit)), Ok(1), "nobody connected");
         patient(self.listener.accept().expect("a connection").0)
     }
 }
 
-/// A loopback address at which nobody listens, and nobody will as long as the process lives: a listener that is dropped
-/// may live on for a moment in a child that another test is starting, and its port may be given to somebody else.
+/// A loopback address at which no process listens as long as this one lives: a listener that is dropped
+/// may live on for a moment in a child that another test is starting, and its port may be given to another socket.
 pub(crate) fn closed_address() -> SocketAddr {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
     socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a loopback port");

@@ -33,7 +33,7 @@ impl Random {
         }
     }
 
-    /// So many bytes.
+    /// This number of bytes.
     pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.fill(&mut bytes);

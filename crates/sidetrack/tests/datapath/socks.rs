@@ -1,11 +1,11 @@
 //! A SOCKS client of the test's own: bytes written out for version 5, the product's machine for version 6.
 
-use super::node::PATIENCE;
 use super::peers::{connect, expect, patient};
 use sidetrack_core::flow::Destination;
 use sidetrack_core::socks::client::{Connected, Input, Output};
 use sidetrack_core::socks::v6::{self, ClientConfig};
 use sidetrack_core::time::Instant;
+use sidetrack_testkit::LIMIT;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
@@ -59,7 +59,7 @@ pub(crate) fn v5_connect(proxy: SocketAddr, to: &str) -> TcpStream {
 
 /// Connects through a version 5 proxy; none if the proxy resets at once.
 pub(crate) fn v5_try(proxy: SocketAddr, to: &str) -> Option<TcpStream> {
-    let mut stream = patient(TcpStream::connect_timeout(&proxy, PATIENCE).ok()?);
+    let mut stream = patient(TcpStream::connect_timeout(&proxy, LIMIT).ok()?);
     stream.write_all(&[5, 1, 0]).ok()?;
     let mut method = [0; 2];
     stream.read_exact(&mut method).ok()?;

@@ -1,10 +1,11 @@
 //! Random and mutated bytes at live listeners: everything survives, and every flow is recorded.
 
-use crate::node::{Node, PATIENCE};
+use crate::node::Node;
 use crate::peers::{Server, expect_echo, patient, reset};
 use crate::random::{Random, seed};
 use crate::socks::{v5_connect, v5_request};
 use sidetrack_core::flow::EndReason;
+use sidetrack_testkit::LIMIT;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
@@ -73,7 +74,7 @@ fn mutated(mut bytes: Vec<u8>, random: &mut Random) -> Vec<u8> {
 /// is reset in the listener's queue may never be.
 fn connection(node: &Node, openings: &[(&str, Vec<u8>)], random: &mut Random) -> bool {
     let (listener, opening) = &openings[random.below(openings.len())];
-    let mut client = match TcpStream::connect_timeout(&node.address(listener), PATIENCE) {
+    let mut client = match TcpStream::connect_timeout(&node.address(listener), LIMIT) {
         Ok(client) => patient(client),
         // Its time was over before connect(2) has returned.
         Err(error) => {

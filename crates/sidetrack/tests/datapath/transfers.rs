@@ -3,13 +3,14 @@
 //!
 //! The first eight bytes from the client are the seed of the transfer: both sides make their plan from it.
 
-use crate::node::{Node, PATIENCE};
+use crate::node::Node;
 use crate::path::{Hop, Path};
 use crate::peers::{Server, connect};
 use crate::random::{Hash, Random, seed};
 use crate::socks::{v5_connect, v6_ask, v6_config};
 use sidetrack::live::Ended;
 use sidetrack_core::flow::EndReason;
+use sidetrack_testkit::LIMIT;
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -90,11 +91,11 @@ impl Direction {
             if sent * 2 > self.len
                 && let Some(gate) = gate.take()
             {
-                gate.recv_timeout(PATIENCE).expect("the other side closes first");
+                gate.recv_timeout(LIMIT).expect("the other side closes first");
             }
         }
         if let Some(gate) = gate {
-            gate.recv_timeout(PATIENCE).expect("the other side closes first");
+            gate.recv_timeout(LIMIT).expect("the other side closes first");
         }
         stream.shutdown(Shutdown::Write).expect("an open stream");
     }
@@ -122,7 +123,7 @@ fn exchange(stream: &TcpStream, out: Direction, back: Direction, waits: bool) {
     std::thread::scope(|scope| {
         scope.spawn(move || out.send(stream, waits.then_some(&gate)));
         let got = receive(stream, Random::new(out.seed ^ back.seed));
-        // Nobody waits where no gate is.
+        // No flow waits where there is no gate.
         let _ = open.send(());
         assert_eq!(got, back.sum(), "{back:?}");
     });

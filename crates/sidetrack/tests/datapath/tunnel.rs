@@ -2,7 +2,7 @@
 //! paths and strangers.
 
 use crate::gate::Gate;
-use crate::node::{Node, eventually};
+use crate::node::Node;
 use crate::peers::{
     Host, Server, closed_address, connect, expect, expect_echo, expect_end, expect_reset, expect_reset_at,
     read_all, reset,
@@ -10,6 +10,7 @@ use crate::peers::{
 use crate::transfers::{server, transfers};
 use sidetrack::tls::{Made, Pin, self_signed};
 use sidetrack_core::flow::EndReason;
+use sidetrack_testkit::awaited;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::Ordering::Relaxed;
@@ -33,7 +34,7 @@ impl Keys {
         Self { folder, near, far }
     }
 
-    /// The keys of a configuration for this end, which believes the other.
+    /// The keys of a configuration for this end, which trusts the other.
     fn of(&self, own: &str) -> String {
         let other = if own == "near" { &self.far } else { &self.near };
         let pin = Pin::of_pem(&other.certificate_pem).expect("a pin");
@@ -219,7 +220,7 @@ fn a_client_that_resets_after_its_fin_is_noticed() {
             node.ends_with(EndReason::ClientReset);
         }
         // The server learns of it by a reset when it says something.
-        eventually("the server is reset", || server.write_all(b"x").is_err().then_some(()));
+        awaited("the server is reset", || server.write_all(b"x").is_err().then_some(()));
     }
 }
 
@@ -236,7 +237,7 @@ fn five_hundred_flows_at_a_time() {
         for (number, client) in &mut clients {
             expect(client, &number.to_be_bytes());
         }
-        eventually("all are in flight at the far side", || (nodes[1].live().len() == 500).then_some(()));
+        awaited("all are in flight at the far side", || (nodes[1].live().len() == 500).then_some(()));
         for (_, mut client) in clients {
             client.shutdown(Shutdown::Write).unwrap();
             expect_end(&mut client, b"");
@@ -287,11 +288,11 @@ fn a_stranger_is_let_in_at_neither_end() {
     let server = Server::echo();
     for transport in TRANSPORTS.into_iter().chain(["transport = 'auto'"]) {
         let far = keys.far("carrier = 'direct'");
-        // It holds other keys, and believes another far side.
+        // It holds other keys, and trusts another far side.
         let near = others.near(server.address, &[far.entry()], transport);
         expect_reset_at(near.entry());
         near.ends_with(EndReason::AuthFailed);
-        // It believes the far side, which does not believe it.
+        // It trusts the far side, which does not trust it.
         let pin = Pin::of_pem(&keys.far.certificate_pem).unwrap();
         let text = format!(
             "default = 'deny'\n[[listen]]\nname = 'in'\nkind = 'reverse'\naddress = '127.0.0.1:0'\nto = '{}'\n\
@@ -376,10 +377,10 @@ fn a_far_side_that_comes_back_is_found_again() {
         let near = keys.near(server.address, &[address], transport);
         expect_echo(&mut connect(near.entry()), b"before");
         drop(far);
-        let far = eventually("the address is free again", || {
+        let far = awaited("the address is free again", || {
             std::panic::catch_unwind(|| keys.far_on(&address.to_string(), "carrier = 'direct'")).ok()
         });
-        eventually("a flow gets through", || {
+        awaited("a flow gets through", || {
             let mut client = connect(near.entry());
             let mut byte = [0];
             let wrote = client.write_all(b"x").is_ok();
@@ -430,7 +431,7 @@ fn a_path_that_falls_silent_is_noticed_at_both_ends() {
     far.ends_with(EndReason::ClientReset);
     // And it is found again.
     gate.loses.store(0, Relaxed);
-    eventually("a flow gets through", || {
+    awaited("a flow gets through", || {
         let mut client = connect(near.entry());
         let mut byte = [0];
         let wrote = client.write_all(b"x").is_ok();

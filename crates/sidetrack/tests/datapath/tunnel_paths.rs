@@ -1,12 +1,13 @@
 //! What a tunnel does when a path falls silent, comes back, or changes its address, and what records say of it.
 
 use crate::gate::Gate;
-use crate::node::{Node, eventually};
+use crate::node::Node;
 use crate::peers::{Host, Server, connect, expect, expect_echo, expect_end, expect_reset};
 use crate::tunnel::{Keys, TRANSPORTS};
 use sidetrack::live::{Taken, Transport};
 use sidetrack::record::FlowRecord;
 use sidetrack_core::flow::EndReason;
+use sidetrack_testkit::awaited;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,7 +29,7 @@ fn flow_over(near: &Node) -> Option<(TcpStream, SocketAddr)> {
 
 /// Waits until new flows take the path of this address; the flow that did.
 fn await_path(near: &Node, path: SocketAddr) -> TcpStream {
-    eventually("a new flow takes the path", || {
+    awaited("a new flow takes the path", || {
         flow_over(near).filter(|(_, taken)| *taken == path).map(|(client, _)| client)
     })
 }
@@ -57,11 +58,11 @@ fn new_flows_leave_a_path_that_falls_silent_and_come_back() {
     let waiting = near.live().into_iter().filter_map(|flow| flow.taken());
     assert!(waiting.filter(|taken| taken.address == first.address).count() >= 3);
     for client in &mut running {
-        client.set_read_timeout(Some(crate::node::PATIENCE)).unwrap();
+        client.set_read_timeout(Some(sidetrack_testkit::LIMIT)).unwrap();
         expect_reset(client);
     }
     let mut lost = Vec::new();
-    eventually("their records are there", || {
+    awaited("their records are there", || {
         lost.extend(near.ended_so_far().into_iter().filter(|ended| ended.reason == EndReason::ServerReset));
         (lost.len() >= running.len()).then_some(())
     });
@@ -89,7 +90,7 @@ fn a_flow_lives_on_when_the_near_side_changes_its_address() {
     expect_echo(&mut client, b"from the first address");
     for round in 0..3_u8 {
         gate.moves.store(true, Relaxed);
-        eventually("the gate has moved", || (!gate.moves.load(Relaxed)).then_some(()));
+        awaited("the gate has moved", || (!gate.moves.load(Relaxed)).then_some(()));
         expect_echo(&mut client, &vec![round; 200_000]);
     }
     client.shutdown(Shutdown::Write).unwrap();
@@ -174,9 +175,9 @@ fn quic_handshakes_that_do_not_end_leave_for_others() {
             ))
         })
         .collect();
-    eventually("the oldest leaves", || (far.shared.closed_for_others().0 > 0).then_some(()));
+    awaited("the oldest leaves", || (far.shared.closed_for_others().0 > 0).then_some(()));
     let near = keys.near(server.address, &[far.entry()], "transport = 'quic'");
-    eventually("a near side that finishes its handshake is let in", || {
+    awaited("a near side that finishes its handshake is let in", || {
         let mut client = connect(near.entry());
         client.write_all(b"hello").ok()?;
         let mut answer = [0; 5];

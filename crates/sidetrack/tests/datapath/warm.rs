@@ -1,10 +1,11 @@
 //! Connections to servers that stand before a flow comes (`warm`).
 
-use crate::node::{Node, eventually, reverse_config};
+use crate::node::{Node, reverse_config};
 use crate::peers::{Host, closed_address, connect, expect, expect_end, expect_reset, expect_reset_at, reset};
 use sidetrack::config::Config;
 use sidetrack::live::{Ended, Transport};
 use sidetrack_core::flow::EndReason;
+use sidetrack_testkit::awaited;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::{Duration, Instant};
@@ -29,7 +30,7 @@ const LONG: &str = "warm_idle_ms = 600000";
 fn a_flow_takes_a_connection_that_stood_before_it_came() {
     let host = Host::new();
     let node = node(host.address, &format!("warm = 1\n{LONG}"));
-    // Nobody has connected to us yet.
+    // No client has connected to us yet.
     let mut server = host.accept();
     for _ in 0..3 {
         let mut client = connect(node.entry());
@@ -73,7 +74,7 @@ fn serve_one(servers: &mut [std::net::TcpStream], expected: &[u8]) -> usize {
         server.set_nonblocking(true).unwrap();
     }
     let mut buffer = [0; 16];
-    eventually("the bytes come", || {
+    awaited("the bytes come", || {
         servers
             .iter_mut()
             .position(|server| server.read(&mut buffer).is_ok_and(|n| n > 0 && &buffer[..n] == expected))
@@ -89,7 +90,7 @@ fn connections_that_their_server_ended_are_replaced() {
         if ends_with_reset {
             reset(server);
         } else {
-            // What it said before is nobody's.
+            // What it said before belongs to no flow.
             server.write_all(b"408 too slow\r\n").unwrap();
             drop(server);
         }
@@ -163,7 +164,7 @@ fn a_server_that_refuses_is_left_alone_for_longer_each_time() {
     // Four at a time, after 250, 500, 1000 ms and so on; the last may have come when the time was over.
     assert!(seen <= 16, "{seen} connections in {:?}", began.elapsed());
     drop(node);
-    // Flows find out for themselves that nobody is there.
+    // Flows find out for themselves that no server is there.
     let node = self::node(closed_address(), &format!("warm = 4\n{LONG}"));
     expect_reset_at(node.entry());
     node.ends_with(EndReason::Refused);

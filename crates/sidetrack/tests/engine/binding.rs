@@ -1,8 +1,8 @@
 //! Delayed binding: which bytes decide, and that they are all delivered, at once.
 
-use crate::hosts::{LIMIT, is_root};
 use crate::node::peers::{Client, visit};
 use crate::site::{ENGINE, ENGINE6, SOURCE, Site, WAYS, engine_by};
+use sidetrack_testkit::{LIMIT, is_root};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 

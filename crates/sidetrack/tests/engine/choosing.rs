@@ -1,8 +1,8 @@
 //! Servers by an expression over the first bytes, and what becomes of clients whose bytes never decide.
 
-use crate::hosts::{LIMIT, is_root};
 use crate::node::peers::Client;
 use crate::site::{ENGINE, Site, engine};
+use sidetrack_testkit::{LIMIT, is_root};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 

@@ -1,13 +1,12 @@
 //! `coalesce_us`: frames gather in the interfaces while the engine is there, and as before once it is gone.
 
-use crate::hosts::is_root;
-use crate::node::eventually;
 use crate::node::peers::visit;
 use crate::site::{ENGINE, Site, WAYS, engine_by};
 use crate::tools::tool;
 use rustix::process::Signal;
 use sidetrack_sys::link;
 use sidetrack_sys::napi::{self, Napi};
+use sidetrack_testkit::{eventually, is_root};
 
 const INTERFACES: [&str; 2] = ["to-client", "to-server"];
 

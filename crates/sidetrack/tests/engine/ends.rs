@@ -1,10 +1,10 @@
 //! How connections end, and what is left behind.
 
-use crate::hosts::{LIMIT, eventually, is_root};
 use crate::node::peers::{Client, visit};
 use crate::node::{Dice, Record, admin, ended_by};
 use crate::site::{ENGINE, Site, WAYS, engine, engine_by};
 use rustix::process::Signal;
+use sidetrack_testkit::{LIMIT, eventually, is_root};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 
@@ -356,7 +356,7 @@ fn other_services_of_the_host_are_left_alone_and_nothing_is_left_behind() {
     let (status, _) = up.gone();
     assert_eq!(ended_by(status), Some(Signal::KILL));
     site.line.router.run(move || {
-        crate::node::eventually("nothing is left", || crate::node::traces::Traces::now() == before);
+        sidetrack_testkit::eventually("nothing is left", || crate::node::traces::Traces::now() == before);
     });
     // The kernel answers for itself again.
     let kind =

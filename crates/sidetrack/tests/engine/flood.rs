@@ -1,11 +1,11 @@
 //! A flood of SYNs from everywhere: established connections go on, and new clients are served by cookie.
 
-use crate::hosts::is_root;
 use crate::node::peers::{Client, visit};
 use crate::site::{ENGINE, Site, WAYS, engine_by};
 use rustix::process::Signal;
 use sidetrack_core::engine::checksum::Sum;
 use sidetrack_sys::raw::RoutedSocket;
+use sidetrack_testkit::is_root;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// More than the engine keeps half done.

@@ -1,9 +1,9 @@
 //! LDAP for real: OpenLDAP's servers and its own tools, the server chosen by the entry that the first request is about, also after
 //! an anonymous bind, one attribute value rewritten in flight.
 
-use crate::hosts::{Node, is_root};
 use crate::site::{Site, engine};
 use crate::tools::{Running, tool};
+use sidetrack_testkit::{Node, is_root};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -42,7 +42,7 @@ fn slapd(host: &Node, folder: &Path, name: &'static str, port: u16) -> Running {
             .unwrap_or_else(|error| panic!("slapd: {error} (Debian's package slapd)"))
     });
     host.run(move || {
-        crate::hosts::eventually("slapd listens", || {
+        sidetrack_testkit::eventually("slapd listens", || {
             std::net::TcpStream::connect(("10.0.2.1", port)).is_ok()
         });
     });

@@ -1,10 +1,10 @@
 //! Links that lose packets, on both sides: streams stay byte-exact, with payload changed on the way and without, and nothing
 //! gets stuck.
 
-use crate::hosts::{LIMIT, Node, is_root};
 use crate::node::Dice;
 use crate::site::{ENGINE, Site, WAYS, engine_by};
 use crate::tools::tool;
+use sidetrack_testkit::{LIMIT, Node, is_root};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
@@ -121,7 +121,7 @@ fn streams_that_the_kernel_takes_over_are_whole_when_packets_are_lost() {
 #[test]
 fn streams_whose_first_bytes_xdp_sends_are_whole_when_packets_are_lost() {
     if is_root() {
-        // What nobody begins with: all wait for their first bytes and go where they would go without.
+        // Bytes that begin none of these protocols: all wait for their first bytes and go where they would go without.
         all("xdp", "offload_max = 65536, choose = [{ prefix = \"nobody\", to = \"10.0.2.1:1\" }],", false);
     }
 }

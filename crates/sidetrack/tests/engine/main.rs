@@ -1,7 +1,5 @@
 //! The packet engine on real traffic: kernels on both sides, the real binary between them.
 
-#[path = "../../../sys/tests/support/mod.rs"]
-mod hosts;
 #[path = "../node/mod.rs"]
 mod node;
 

@@ -1,12 +1,12 @@
 //! After the decision the kernel carries on: streams stay whole while it takes over, and records, ends and
 //! time-outs are those of flows that stay with us.
 
-use crate::hosts::{LIMIT, eventually, is_root};
 use crate::node::peers::Client;
 use crate::node::{Dice, Record, admin};
 use crate::site::{ENGINE, ENGINE6, Site, WAYS, engine_by};
 use crate::tools::tool;
 use rustix::process::Signal;
+use sidetrack_testkit::{LIMIT, eventually, is_root};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::channel;
@@ -26,7 +26,7 @@ fn connect(address: &str) -> TcpStream {
     stream
 }
 
-/// A server on the server's host that serves so many connections as `serve` says; its address.
+/// A server on the server's host that serves this number of connections as `serve` says; its address.
 fn serve(
     site: &Site,
     ip: &'static str,
@@ -233,7 +233,7 @@ fn nothing_is_left_of_it_when_the_program_is_killed_by(io: &str) {
     up.signal(Signal::KILL);
     up.gone();
     site.line.router.run(move || {
-        crate::node::eventually("nothing is left", || crate::node::traces::Traces::now() == before);
+        sidetrack_testkit::eventually("nothing is left", || crate::node::traces::Traces::now() == before);
     });
     // Its packets come to the host's own TCP now, which knows of no such connection.
     assert!(client.echo(b"x").is_err(), "reset");
@@ -314,7 +314,7 @@ fn xdp_has_a_connection_from_its_first_bytes_to_its_end() {
             assert_carried(&record, 40, 5000);
         }
         server.join().expect("no panic");
-        // The way to the server is learnt from an answer; later ones need nobody here, unless they are late.
+        // The way to the server is learnt from an answer; later ones need no process here, unless they are late.
         assert!(site.answered_by_xdp() >= 30);
     }
 }

@@ -1,11 +1,11 @@
 //! Connections that the kernel carries from their SYN on: whole streams, exact records, every end.
 
-use crate::hosts::{LIMIT, eventually, is_root};
 use crate::node::peers::{Client, visit};
 use crate::node::{Dice, Record, admin};
 use crate::site::{ENGINE, ENGINE6, Site, engine_by};
 use crate::tools::tool;
 use rustix::process::Signal;
+use sidetrack_testkit::{LIMIT, eventually, is_root};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::channel;
@@ -250,7 +250,7 @@ fn nothing_is_left_when_the_program_is_killed() {
     up.signal(Signal::KILL);
     up.gone();
     site.line.router.run(move || {
-        crate::node::eventually("nothing is left", || crate::node::traces::Traces::now() == before);
+        sidetrack_testkit::eventually("nothing is left", || crate::node::traces::Traces::now() == before);
     });
     assert!(client.echo(b"x").is_err(), "reset");
 }

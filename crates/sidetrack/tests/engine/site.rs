@@ -1,11 +1,11 @@
 //! client (10.0.1.1, fd00:1::1) - engine (.254, ::fe) - servers (10.0.2.1, fd00:2::1).
 
-use crate::hosts::{Line, Node};
 use crate::node::peers::Server;
 use crate::node::{Record, Up};
 use crate::tools::tool;
 use rustix::process::Signal;
 use sidetrack_sys::netns::NetNs;
+use sidetrack_testkit::{Line, Node};
 use std::net::SocketAddr;
 use std::sync::mpsc::{Sender, channel};
 
@@ -51,7 +51,7 @@ impl Site {
     /// The hosts, each knowing its neighbours.
     pub(crate) fn new() -> Self {
         let line = Line::new();
-        // The engine is no router: what is not its own packets is nobody's.
+        // The engine is not a router: it drops packets that are not its own.
         line.router.run(|| {
             for setting in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"] {
                 sidetrack_sys::sysctl::write(setting, "0").expect("no forwarding");

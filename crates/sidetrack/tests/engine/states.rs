@@ -1,10 +1,10 @@
 //! The TCP states of a connection, as its user sees them.
 
-use crate::hosts::{eventually, is_root};
 use crate::node::peers::Client;
 use crate::node::{Record, Up, admin};
 use crate::site::{ENGINE, Site, WAYS, engine_by};
 use serde_json::Value;
+use sidetrack_testkit::{eventually, is_root};
 
 /// What `sidetrack flows show` prints.
 fn shown(up: &Up, id: u64) -> String {

@@ -1,7 +1,7 @@
 //! Programs that know nothing of all this: curl, nginx, openssl.
 
-use crate::hosts::is_root;
 use crate::site::{Site, engine};
+use sidetrack_testkit::is_root;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -60,7 +60,9 @@ fn nginx(site: &Site, folder: &Path) -> Running {
             .expect("nginx")
     });
     site.line.server.run(|| {
-        crate::hosts::eventually("nginx listens", || std::net::TcpStream::connect("10.0.2.1:9001").is_ok());
+        sidetrack_testkit::eventually("nginx listens", || {
+            std::net::TcpStream::connect("10.0.2.1:9001").is_ok()
+        });
     });
     Running(child)
 }

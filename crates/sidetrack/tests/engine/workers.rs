@@ -1,8 +1,8 @@
 //! Several workers: answers of servers come to the worker that asked, by port and by address.
 
-use crate::hosts::is_root;
 use crate::node::peers::visit;
 use crate::site::{ENGINE, Site};
+use sidetrack_testkit::is_root;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 

@@ -1,8 +1,8 @@
-//! Addresses that nobody is to reach through us: in every notation, and by names that stand for them.
+//! Addresses that no client may reach through us: in every notation, and by names that stand for them.
 
 use crate::dns::Answers;
-use crate::hosts::is_root;
 use crate::scene::{Scene, Web};
+use sidetrack_testkit::is_root;
 use std::net::Ipv4Addr;
 
 /// Where the proxy shows its metrics.

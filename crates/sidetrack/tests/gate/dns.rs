@@ -1,4 +1,4 @@
-//! A name server that gives the answers of a test, and a host that asks nobody else.
+//! A name server that gives the answers of a test, and a host that asks no other.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 /// The addresses of each name; the answers in turn, the last one for ever.
 pub(crate) type Answers = BTreeMap<&'static str, Vec<Vec<Ipv4Addr>>>;
 
-/// See the module. It serves in the network namespace of the thread that makes it.
+/// The name server. It serves in the network namespace of the thread that makes it.
 pub(crate) struct NameServer {
     asked: Arc<Mutex<BTreeMap<String, usize>>>,
 }
@@ -65,7 +65,7 @@ fn answer(query: &[u8], answers: &Answers, asked: &Mutex<BTreeMap<String, usize>
     Some(out)
 }
 
-/// Gives this thread, and what it starts, files of its own in place of the host's.
+/// Gives this thread, and what it starts, files of its own instead of the host's.
 fn use_only_our_resolver() {
     #[expect(deprecated, reason = "the new form is unsafe because of CLONE_FILES, which is not used here")]
     rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNS).expect("a mount namespace");

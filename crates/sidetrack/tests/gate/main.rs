@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-#[path = "../../../sys/tests/support/mod.rs"]
-mod hosts;
 #[path = "../node/mod.rs"]
 mod node;
 

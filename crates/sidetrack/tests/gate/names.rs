@@ -1,8 +1,8 @@
 //! Names that lead where rules deny by network.
 
 use crate::dns::Answers;
-use crate::hosts::is_root;
 use crate::scene::{Scene, Web, socks_web};
+use sidetrack_testkit::is_root;
 use std::net::Ipv4Addr;
 
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 1);
@@ -125,7 +125,7 @@ fn warm_connections_of_a_name_are_for_whom_policy_lets_there() {
         assert_eq!(scene.socks("outside.test:80"), Some(0));
         assert_eq!(scene.record().text("reason"), "ok");
     }
-    // Somebody may be denied there: nothing is dialled ahead, and each flow is asked about by itself.
+    // A flow may be denied there: nothing is dialled ahead, and each flow is asked about by itself.
     assert_eq!(outside.connections(), 3);
     assert!(scene.up.stop().0.success());
 }

@@ -1,8 +1,8 @@
 //! A client, a proxy with a name server of its own, and a server, each on a host of its own.
 
 use crate::dns::{Answers, NameServer};
-use crate::hosts::{Line, eventually};
-use crate::node::{LIMIT, Record, Up};
+use crate::node::{Record, Up};
+use sidetrack_testkit::{LIMIT, Line, eventually};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub(crate) const HTTP: &str = "10.0.1.254:3128";
 const LISTEN: &str = "[[listen]]\nkind = \"socks\"\naddress = \"10.0.1.254:1080\"\n\
                       [[listen]]\nkind = \"http\"\naddress = \"10.0.1.254:3128\"\n";
 
-/// See the module.
+/// The three hosts and the program.
 pub(crate) struct Scene {
     pub line: Line,
     pub up: Up,

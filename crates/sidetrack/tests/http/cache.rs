@@ -1,9 +1,10 @@
 //! The cache behind the listener: what is answered from it, and what is asked anew.
 
 use crate::client::Client;
-use crate::node::{Node, eventually};
+use crate::node::Node;
 use crate::origin::{Act, Origin, Request, ok, status};
 use crate::proxy::node;
+use sidetrack_testkit::awaited;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex};
 
@@ -61,7 +62,7 @@ fn every_framing_is_stored_and_cut_ones_are_not() {
         let first = fetch();
         assert_eq!((first.text().as_str(), first.is_hit()), ("abcdef", false), "{path}");
         // What comes without a length is stored when its client has it.
-        let hit = eventually("a hit", || Some(fetch()).filter(|response| response.is_hit()));
+        let hit = awaited("a hit", || Some(fetch()).filter(|response| response.is_hit()));
         assert_eq!(hit.text(), "abcdef", "{path}");
     }
     for path in ["/cut", "/cut-chunk"] {
@@ -184,7 +185,7 @@ fn the_answer_to_a_post_that_represents_its_target_answers_a_get() {
         let fetch = || Client::new(node.entry()).fetch(&url);
         if is_stored {
             // A client on another worker may ask before the answer that was just sent is stored.
-            eventually(&format!("a hit of {path}"), || {
+            awaited(&format!("a hit of {path}"), || {
                 let got = fetch();
                 (got.is_hit() && got.text() == made.text()).then_some(())
             });
@@ -196,7 +197,7 @@ fn the_answer_to_a_post_that_represents_its_target_answers_a_get() {
             let part = Client::new(node.entry()).ask("GET", &url, "Range: bytes=-4");
             assert_eq!((part.status, part.text().as_str()), (206, "form"));
             let again = client.ask("POST", &url, "Content-Length: 0").text();
-            eventually("the newest counts", || (fetch().text() == again).then_some(()));
+            awaited("the newest counts", || (fetch().text() == again).then_some(()));
             assert!(client.ask("PUT", &url, "Content-Length: 0").status == 200);
             assert!(!Client::new(node.entry()).fetch(&url).is_hit(), "it is invalidated as any");
         }
@@ -238,7 +239,7 @@ fn many_who_miss_the_same_make_one_fetch() {
             std::thread::spawn(move || Client::new(entry).fetch(&url).text())
         })
         .collect();
-    crate::node::eventually("all ask", || (node.live().len() == 20).then_some(()));
+    sidetrack_testkit::awaited("all ask", || (node.live().len() == 20).then_some(()));
     gate.wait();
     for client in clients {
         assert_eq!(client.join().unwrap(), "shared");
@@ -299,7 +300,7 @@ fn stale_is_served_while_a_new_one_is_fetched_and_when_the_server_is_in_trouble(
     let first = client.fetch(&origin.url("/behind")).text();
     let second = client.fetch(&origin.url("/behind"));
     assert!(second.is_hit() && second.text() == first);
-    crate::node::eventually("it is refreshed", || {
+    sidetrack_testkit::awaited("it is refreshed", || {
         (client.fetch(&origin.url("/behind")).text() != first).then_some(())
     });
 }

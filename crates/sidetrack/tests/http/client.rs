@@ -1,6 +1,6 @@
 //! A client of the test's own: bytes out, one response in.
 
-use crate::node::PATIENCE;
+use sidetrack_testkit::LIMIT;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
@@ -48,12 +48,12 @@ pub(crate) struct Client {
 impl Client {
     /// Connects.
     pub(crate) fn new(to: SocketAddr) -> Self {
-        Self::over(TcpStream::connect_timeout(&to, PATIENCE).unwrap())
+        Self::over(TcpStream::connect_timeout(&to, LIMIT).unwrap())
     }
 
     /// Over a connection that is made.
     pub(crate) fn over(stream: TcpStream) -> Self {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
         Self { reader: BufReader::new(Box::new(stream)) }
     }
 
@@ -159,7 +159,7 @@ impl Client {
         }
     }
 
-    /// So many bytes, as they come.
+    /// This number of bytes, as they come.
     pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
         self.reader.read_exact(&mut bytes).unwrap();

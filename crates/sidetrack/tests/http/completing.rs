@@ -2,9 +2,10 @@
 
 use crate::client::Client;
 use crate::disk::content;
-use crate::node::{Node, eventually};
+use crate::node::Node;
 use crate::origin::{Act, Origin, Request, ok, status};
 use crate::proxy::node;
+use sidetrack_testkit::awaited;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::mpsc::{Sender, channel};
@@ -293,7 +294,7 @@ fn without_a_strong_validator_all_of_it_is_fetched() {
     for fields in [
         FRESH,
         "Cache-Control: max-age=3600|ETag: W/\"a\"",
-        // The date is no better than the tag beside it.
+        // The date does not help if the tag beside it is wrong.
         "Cache-Control: max-age=2147483647|ETag: W/\"a\"|Date: Sun, 06 Nov 1994 08:50:37 GMT|\
          Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT",
         // It may have changed twice in that second, by another clock.
@@ -365,7 +366,7 @@ fn parts_on_disk_are_completed_after_a_restart() {
         let folders = folders.filter(|entry| entry.file_name().len() == 2);
         folders.flat_map(|entry| std::fs::read_dir(entry.path()).into_iter().flatten().flatten()).count()
     };
-    let await_files = |count| eventually("the files", || (files() == count).then_some(()));
+    let await_files = |count| awaited("the files", || (files() == count).then_some(()));
     let origin = two_thirds();
     // In memory; read from the file as it is sent; too large for memory.
     let paths = ["/file/9000", "/file/3000000", "/file/12000000"];
@@ -389,7 +390,7 @@ fn parts_on_disk_are_completed_after_a_restart() {
     // The parts are gone when the whole is there.
     await_files(3);
     for path in paths {
-        eventually("a hit", || {
+        awaited("a hit", || {
             let hit =
                 Client::new(second.entry()).ask("GET", &origin.url(path), "Cache-Control: only-if-cached");
             (hit.is_hit() && hit.text() == content(path)).then_some(())

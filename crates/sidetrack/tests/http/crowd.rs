@@ -2,11 +2,12 @@
 
 use crate::client::Client;
 use crate::h2::{h2_client, h2_origin};
-use crate::node::{Node, PATIENCE, eventually};
+use crate::node::Node;
 use crate::origin::{Origin, ok};
 use crate::tap::{Authority, NAME, connect, node};
 use crate::tls_origin::World;
 use sidetrack_core::flow::EndReason;
+use sidetrack_testkit::{LIMIT, awaited};
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::task::Poll;
@@ -21,7 +22,7 @@ fn connect_from(source: &str, to: SocketAddr) -> Option<Client> {
     use socket2::{Domain, Socket, Type};
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::new(source.parse().unwrap(), 0).into()).unwrap();
-    socket.connect_timeout(&to.into(), PATIENCE).ok()?;
+    socket.connect_timeout(&to.into(), LIMIT).ok()?;
     Some(Client::over(socket.into()))
 }
 
@@ -39,7 +40,7 @@ fn an_idle_connection_leaves_for_another_client() {
         })
         .collect();
     // A connection counts as idle after a moment only.
-    let answer = eventually("another client is served", || {
+    let answer = awaited("another client is served", || {
         connect_from("127.0.0.3", node.entry())?.try_ask(&origin.url("/other"))
     });
     assert_eq!((answer.status, answer.text().as_str()), (200, "/other"));
@@ -76,14 +77,14 @@ fn an_idle_connection_of_http_2_leaves_for_another_client() {
         idle
     });
     let origin = Origin::start(|request| ok("", request.path()));
-    let answer = eventually("another client is served", || {
+    let answer = awaited("another client is served", || {
         connect_from("127.0.0.3", node.entry())?.try_ask(&origin.url("/other"))
     });
     assert_eq!(answer.text(), "/other");
     assert_eq!(node.shared.closed_for_others(), (0, 1));
     runtime.block_on(async {
         let (which, error) = async {
-            for _ in 0..PATIENCE.as_millis() {
+            for _ in 0..LIMIT.as_millis() {
                 for (which, requests) in idle.iter_mut().enumerate() {
                     if let Poll::Ready(Err(error)) = poll_fn(|cx| Poll::Ready(requests.poll_ready(cx))).await
                     {

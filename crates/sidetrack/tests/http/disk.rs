@@ -1,9 +1,10 @@
 //! The cache's disk: what survives a restart, damage, and disks that do not do as they should.
 
 use crate::client::{Client, Response};
-use crate::node::{Node, eventually};
+use crate::node::Node;
 use crate::origin::{Act, Origin, Request, ok, status};
 use crate::proxy::node;
+use sidetrack_testkit::awaited;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -58,7 +59,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn await_files(folder: &Path, count: usize) {
-    eventually(&format!("{count} files"), || (files(folder).len() == count).then_some(()));
+    awaited(&format!("{count} files"), || (files(folder).len() == count).then_some(()));
 }
 
 /// From the cache, and as the origin sent it.
@@ -255,7 +256,7 @@ fn the_disk_is_bounded_and_the_longest_unused_goes_first() {
     }
     // Too large for memory, too: streamed to the disk.
     assert!(!is_hit(&client.fetch(&origin.url("/large/1500000")), "/large/1500000"));
-    eventually("it is kept on disk", || {
+    awaited("it is kept on disk", || {
         is_hit(&client.fetch(&origin.url("/large/1500000")), "/large/1500000").then_some(())
     });
     assert!(is_hit(&client.fetch(&origin.url("/39/100000")), "/39/100000"));
@@ -311,13 +312,13 @@ fn a_large_response_that_breaks_off_leaves_nothing() {
     let mut client = Client::new(node.entry());
     client.send(format!("GET {} HTTP/1.1\r\nHost: h\r\n\r\n", origin.url("/3000000")));
     assert!(client.try_response(false).is_none());
-    eventually("what was written aside is removed", || {
+    awaited("what was written aside is removed", || {
         let aside = std::fs::read_dir(folder.path().join("new")).unwrap().count();
         (aside == 0).then_some(())
     });
     assert!(files(folder.path()).is_empty());
     let mut client = Client::new(node.entry());
-    eventually("the whole one is kept", || {
+    awaited("the whole one is kept", || {
         is_hit(&client.fetch(&origin.url("/3000000")), "/3000000").then_some(())
     });
 }

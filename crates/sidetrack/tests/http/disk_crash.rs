@@ -2,8 +2,8 @@
 
 use crate::client::Client;
 use crate::disk::{content, origin};
-use crate::node::{PATIENCE, eventually};
 use crate::origin::Origin;
+use sidetrack_testkit::{LIMIT, awaited};
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
@@ -138,7 +138,7 @@ fn load(up: &Up, origin: &Origin, seed: u64, answers: usize) -> (Vec<JoinHandle<
         std::thread::spawn(move || ask_on(entry, base, Dice(seed * 100 + number), count, stop))
     });
     let clients = clients.collect();
-    eventually("answers come", || (count.load(SeqCst) >= answers).then_some(()));
+    awaited("answers come", || (count.load(SeqCst) >= answers).then_some(()));
     (clients, stop)
 }
 
@@ -166,7 +166,7 @@ fn whatever_moment_it_is_killed_at_only_what_is_right_is_served_after() {
             hits += usize::from(round > 0 && origin.asked().len() == before);
         }
         let (clients, stop) = load(&up, &origin, round, 30 + dice.below(200));
-        // Nobody connects again, perhaps to somebody else on the same port.
+        // No client connects again, perhaps to another process on the same port.
         stop.store(true, SeqCst);
         let log = up.kill();
         for client in clients {
@@ -223,7 +223,7 @@ fn a_full_or_read_only_disk_costs_no_request() {
         let up = up_on(folder.path(), &config, options);
         let mut client = Client::new(up.entry);
         let mut seen = String::new();
-        let until = std::time::Instant::now() + PATIENCE;
+        let until = std::time::Instant::now() + LIMIT;
         let mut number = 0;
         while !seen.contains(words) {
             assert!(std::time::Instant::now() < until, "{options}: {seen}");
@@ -264,7 +264,7 @@ fn the_command_shows_and_removes_what_is_stored() {
     for path in ["/a/10", "/a/20", "/b/30", "/c/40"] {
         client.fetch(&origin.url(path));
     }
-    eventually("four files", || said(&["stat"]).1.contains("4 files in").then_some(()));
+    awaited("four files", || said(&["stat"]).1.contains("4 files in").then_some(()));
     let (code, listed) = said(&["ls", &origin.url("/a/")]);
     assert!(code == Some(0) && listed.lines().count() == 3 && listed.contains("/a/20"), "{listed}");
     assert_eq!(said(&["ls", "--limit", "2", "--json"]).1.lines().count(), 2);

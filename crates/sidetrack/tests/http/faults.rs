@@ -3,10 +3,11 @@
 
 use crate::client::{Client, Response};
 use crate::disk_crash::{Up, config, folder};
-use crate::node::{Node, PATIENCE, eventually};
+use crate::node::Node;
 use crate::origin::{Act, Origin, ok};
 use crate::proxy::node;
 use sidetrack_core::flow::EndReason;
+use sidetrack_testkit::{LIMIT, awaited};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -29,7 +30,7 @@ fn raw(bytes: &'static [u8], then: fn(TcpStream)) -> SocketAddr {
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             std::thread::spawn(move || {
-                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                stream.set_read_timeout(Some(LIMIT)).unwrap();
                 let mut head = Vec::new();
                 while !head.ends_with(b"\r\n\r\n") {
                     let mut byte = [0];
@@ -251,9 +252,9 @@ fn a_client_that_does_not_read_is_given_up() {
     assert!(client.try_response(false).is_none(), "what it has is not all");
 }
 
-/// So many clients at once.
+/// Clients at once.
 const CLIENTS: usize = 10_000;
-/// Of these a process that may have 20,000 files serves so many at least; the others are told at once.
+/// A process that may have 20,000 files serves at least this number of them; the others are told at once.
 const SERVED_MIN: usize = 9_000;
 
 #[test]
@@ -273,7 +274,7 @@ fn ten_thousand_clients_at_once_are_served_or_told_that_they_are_not() {
     let request = format!("GET {url} HTTP/1.1\r\nHost: h\r\n\r\n");
     assert_eq!(Client::new(up.entry).fetch(&url).text(), "/page");
     let open = || {
-        let mut stream = TcpStream::connect_timeout(&up.entry, PATIENCE).ok()?;
+        let mut stream = TcpStream::connect_timeout(&up.entry, LIMIT).ok()?;
         stream.write_all(request.as_bytes()).ok()?;
         Some(Client::over(stream))
     };
@@ -292,7 +293,7 @@ fn ten_thousand_clients_at_once_are_served_or_told_that_they_are_not() {
     }
     assert_eq!(origin.asked().len(), 1);
     drop(served);
-    eventually("room for others", || Client::new(up.entry).try_ask(&url));
+    awaited("room for others", || Client::new(up.entry).try_ask(&url));
 }
 
 #[test]
@@ -301,7 +302,7 @@ fn clients_that_ask_nothing_leave_for_those_that_do() {
     let node = node("", "[limits]\nmax_handshakes = 1\nhandshake_timeout_ms = 3600000\n");
     let mut silent = TcpStream::connect(node.entry()).unwrap();
     silent.set_nonblocking(true).unwrap();
-    eventually("the silent one leaves", || {
+    awaited("the silent one leaves", || {
         let mut client = Client::new(node.entry());
         // Where several workers accept, it may come before the silent one, and leave for it.
         if let Some(answer) = client.try_ask(&origin.url("/")) {

@@ -354,7 +354,7 @@ fn a_websocket_over_http_2_reaches_a_server_that_knows_http_1_only() {
         let big = "0123456789abcdef".repeat(2_000);
         let got = over_websocket(&mut requests, "/chat?room=1", &big).await;
         assert!(got == format!("hello{big}").into_bytes(), "{} bytes", got.len());
-        // Refused by the server, and what nobody knows.
+        // Refused by the server, and an unknown kind.
         let (refused, _up) = requests.send_request(extended("/no", "websocket"), false).unwrap();
         assert_eq!(refused.await.unwrap().status(), 403);
         let (unknown, _up) = requests.send_request(extended("/", "connect-ip"), false).unwrap();

@@ -1,11 +1,12 @@
 //! HTCP: with datagrams of the test's own, and with Squid as a sibling in both directions.
 
 use crate::client::Client;
-use crate::node::{Node, PATIENCE, eventually};
+use crate::node::Node;
 use crate::origin::{Origin, ok};
 use crate::proxy::node;
 use sidetrack_core::http::cache::format_date;
 use sidetrack_core::http::htcp::{Message, parse, write_answer, write_test};
+use sidetrack_testkit::{LIMIT, awaited};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -39,7 +40,7 @@ fn questions_are_answered_and_nobody_else_is() {
     let ours: SocketAddr = ([127, 0, 0, 1], port()).into();
     let node = cache(&ours.to_string(), "");
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
     let mut number = 0;
     let mut ask = |url: &str| {
         number += 1;
@@ -73,7 +74,7 @@ fn a_sibling_that_is_silent_costs_its_part_of_a_wait() {
         let path = format!("/{number}");
         assert_eq!(client.fetch(&origin.url(&path)).text(), path);
     }
-    assert!(began.elapsed() < PATIENCE);
+    assert!(began.elapsed() < LIMIT);
     let mut bytes = [0; 2000];
     let length = silent.recv(&mut bytes).unwrap();
     let Some(Message::Test(test)) = parse(&bytes[..length]) else { panic!("no question") };
@@ -95,7 +96,7 @@ fn numbers_of_questions_are_random_and_only_the_siblings_own_port_counts() {
     );
     let mut client = Client::new(node.entry());
     let mut bytes = [0; 2000];
-    sibling.set_read_timeout(Some(PATIENCE)).unwrap();
+    sibling.set_read_timeout(Some(LIMIT)).unwrap();
     let answering = sibling.try_clone().unwrap();
     // A sibling that does not answer would not be asked again for a while.
     let asked = std::thread::spawn(move || {
@@ -168,7 +169,7 @@ impl Squid {
         let mut child = command.spawn().expect("squid: apt-get install squid");
         let address = SocketAddr::from(([127, 0, 0, 1], http));
         let log = folder.path().join("log");
-        eventually("squid listens", || {
+        awaited("squid listens", || {
             if let Some(status) = child.try_wait().unwrap() {
                 panic!("{status}: {}", std::fs::read_to_string(&log).unwrap_or_default());
             }
@@ -194,7 +195,7 @@ fn squid_and_we_ask_each_other() {
     let other = cache(&format!("127.0.0.1:{ours}"), "");
     let squid = Squid::start((other.entry().port(), ours));
     let mut number = 0;
-    eventually("squid finds it here", || {
+    awaited("squid finds it here", || {
         number += 1;
         let (path, url) = (format!("/here/{number}"), origin.url(&format!("/here/{number}")));
         assert_eq!(Client::new(other.entry()).fetch(&url).text(), path);
@@ -204,7 +205,7 @@ fn squid_and_we_ask_each_other() {
     });
     let sibling = format!("{{ http = '{}', htcp = '{}' }}", squid.http, squid.htcp);
     let near = cache(&format!("127.0.0.1:{}", port()), &sibling);
-    eventually("we find it at squid", || {
+    awaited("we find it at squid", || {
         number += 1;
         let (path, url) = (format!("/there/{number}"), origin.url(&format!("/there/{number}")));
         assert_eq!(Client::new(squid.http).fetch(&url).text(), path);

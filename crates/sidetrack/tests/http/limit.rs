@@ -27,7 +27,7 @@ fn origin() -> Origin {
     })
 }
 
-/// The least time that so many requests' content takes when they share one bandwidth.
+/// The least time that the content of this number of requests takes when they share one bandwidth.
 fn least(requests: usize) -> Duration {
     Duration::from_secs_f64((SIZE - 10_000) as f64 * requests as f64 / RATE as f64 * 0.99)
 }

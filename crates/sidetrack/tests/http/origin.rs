@@ -42,7 +42,7 @@ pub(crate) enum Act {
     SendAndReset(Vec<u8>, Mutex<Receiver<()>>),
 }
 
-/// See the module.
+/// An origin server that answers as the test says.
 pub(crate) struct Origin {
     /// Where it listens.
     pub address: SocketAddr,

@@ -18,7 +18,7 @@ impl Nginx {
         let program =
             ["/usr/sbin/nginx", "/usr/bin/nginx"].into_iter().find(|path| Path::new(path).exists())?;
         // nginx cannot be given port 0. The kernel gives no connection or other test a port below its own range, and one
-        // that somebody has all the same ends nginx at once.
+        // that is taken all the same ends nginx at once.
         let first = 10_000 + u16::try_from(std::process::id() % 20_000).unwrap();
         let started = (first..first + 100).find_map(|port| Self::at(program, port));
         Some(started.expect("nginx on one of a hundred ports"))
@@ -30,7 +30,7 @@ impl Nginx {
         let root = folder.path();
         std::fs::write(root.join("page"), "x".repeat(100_000)).unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], port));
-        // Bound only: nobody is to be answered by a copy that a child of another test holds until it execs.
+        // Bound only: no client may be answered by a copy that a child of another test holds until it execs.
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         socket.bind(&address.into()).ok()?;
         drop(socket);
@@ -47,7 +47,7 @@ impl Nginx {
             .spawn()
             .unwrap();
         let mut nginx = Self { child, address, _folder: folder };
-        let runs = crate::node::eventually("nginx listens", || {
+        let runs = sidetrack_testkit::awaited("nginx listens", || {
             let has_ended = nginx.child.try_wait().unwrap().is_some();
             (has_ended || TcpStream::connect(address).is_ok()).then_some(!has_ended)
         });

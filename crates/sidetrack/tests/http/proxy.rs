@@ -1,9 +1,10 @@
 //! Forwarding: heads, bodies, connections, policy and records.
 
 use crate::client::Client;
-use crate::node::{Node, eventually};
+use crate::node::Node;
 use crate::origin::{Act, Origin, ok};
 use sidetrack_core::flow::EndReason;
+use sidetrack_testkit::awaited;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 
@@ -154,7 +155,7 @@ fn an_upgrade_becomes_a_tunnel_in_both_directions() {
 #[test]
 fn connect_opens_a_tunnel_or_says_why_not() {
     let origin = Origin::start(|request| ok("", request.path()));
-    // Bound, and nobody listens: a listener that is dropped may live on for a moment in a child of another test.
+    // Bound, and not listening: a listener that is dropped may live on for a moment in a child of another test.
     let bound = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     bound.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     let closed = bound.local_addr().unwrap().as_socket().unwrap();
@@ -426,7 +427,7 @@ fn a_client_that_leaves_ends_its_own_request_only() {
     half.send("GET http://h/ HT");
     drop(half);
     node.ends_with(EndReason::ClientGone);
-    eventually("an idle connection is no flow", || node.live().is_empty().then_some(()));
+    awaited("an idle connection is no flow", || node.live().is_empty().then_some(()));
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Cooperative caching: two nodes that ask each other, and siblings that do not answer as they should.
 
 use crate::client::Client;
-use crate::node::{Node, eventually};
+use crate::node::Node;
 use crate::origin::{Act, Origin, ok, status};
 use crate::proxy::node;
+use sidetrack_testkit::awaited;
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ fn origin() -> Origin {
 /// 20 ms, which a busy machine may not let it; the URL.
 fn shared(origin: &Origin, other: &Node, near: &Node) -> String {
     let mut number = 0;
-    eventually("the sibling answers in time", || {
+    awaited("the sibling answers in time", || {
         number += 1;
         let (path, url) = (format!("/shared/{number}"), origin.url(&format!("/shared/{number}")));
         assert_eq!(Client::new(other.entry()).fetch(&url).text(), path);
@@ -99,7 +100,7 @@ fn a_sibling_that_is_dead_silent_or_broken_costs_its_part_of_a_wait_and_no_answe
         let path = format!("/{number}");
         assert_eq!(client.fetch(&origin.url(&path)).text(), path);
     }
-    // What ten waits of a minute each would take, had nobody a limit.
+    // What ten waits of a minute each would take without a limit.
     assert!(began.elapsed() < Duration::from_secs(60));
     assert_eq!(origin.asked().len(), 10);
 }

@@ -1,4 +1,4 @@
-//! TLS that is opened: what is seen, what passes untouched, and whom nobody believes.
+//! Intercepted TLS: what is seen, what passes untouched, and which certificates are not trusted.
 
 use crate::client::Client;
 use crate::node::Node;
@@ -361,7 +361,7 @@ fn requests_are_written_down_as_an_archive_without_secrets() {
         ));
         assert_eq!(shaken.client.response(false).status, 200);
     }
-    let archive = crate::node::eventually("three entries", || {
+    let archive = sidetrack_testkit::awaited("three entries", || {
         let archive = read();
         (archive["log"]["entries"].as_array()?.len() == 3).then_some(archive)
     });

@@ -23,7 +23,7 @@ impl World {
         Self { made: authority(30).unwrap() }
     }
 
-    /// What is to be believed, in PEM.
+    /// The certificate to trust, in PEM.
     pub(crate) fn pem(&self) -> &str {
         &self.made.certificate_pem
     }
@@ -55,7 +55,7 @@ pub(crate) enum Asks {
     Certificate(String),
 }
 
-/// See the module.
+/// An origin server with TLS.
 pub(crate) struct TlsOrigin {
     /// Where it listens.
     pub address: SocketAddr,
@@ -127,7 +127,7 @@ pub(crate) struct Shaken {
     pub protocol: Option<Vec<u8>>,
 }
 
-/// TLS as a client that believes `pem`, over a connection that leads to the server.
+/// TLS as a client that trusts `pem`, over a connection that leads to the server.
 pub(crate) fn shake_hands(
     client: Client,
     pem: &str,
@@ -164,7 +164,7 @@ pub(crate) fn shake_hands(
     result.map(|()| Shaken { client, shown, protocol })
 }
 
-/// A connection on which nobody speaks TLS: reads and writes as it is.
+/// A connection without TLS: reads and writes as it is.
 pub(crate) fn echo() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,8 +1,9 @@
 //! Each carrier between two nodes: whichever of the two is killed, both applications are reset.
 
 use crate::cut::{Flow, Server};
-use crate::node::{LIMIT, Up};
+use crate::node::Up;
 use crate::scene::Scene;
+use sidetrack_testkit::LIMIT;
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 

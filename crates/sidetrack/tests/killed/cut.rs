@@ -1,7 +1,8 @@
 //! A flow between two applications, and what they see when a node of its way is killed.
 
-use crate::node::{LIMIT, Up};
+use crate::node::Up;
 use rustix::process::Signal;
+use sidetrack_testkit::LIMIT;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 

@@ -1,8 +1,9 @@
 //! SIGTERM: the listeners close, flows go on for a while, and a second signal ends them at once.
 
+use crate::node::Up;
 use crate::node::peers::{Client, Server};
-use crate::node::{Up, eventually};
 use rustix::process::Signal;
+use sidetrack_testkit::eventually;
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpStream};
 

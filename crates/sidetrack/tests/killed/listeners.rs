@@ -1,8 +1,8 @@
 //! Each kind of listener, with the direct carrier.
 
 use crate::cut::{Flow, Server, until};
-use crate::hosts::{Line, in_namespace, is_root};
-use crate::node::{LIMIT, Up};
+use crate::node::Up;
+use sidetrack_testkit::{LIMIT, Line, in_namespace, is_root};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};

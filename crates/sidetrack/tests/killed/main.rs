@@ -1,8 +1,6 @@
 //! The end of a node that carries flows. SIGKILL: both applications see a reset, never the orderly end of a stream that was cut.
 //! SIGTERM: flows may go on for a while.
 
-#[path = "../../../sys/tests/support/mod.rs"]
-mod hosts;
 #[path = "../node/mod.rs"]
 mod node;
 #[allow(dead_code, reason = "the overlay's own tests use the rest")]

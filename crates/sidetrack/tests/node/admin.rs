@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 /// Asks and gives the status and the body of the answer.
 pub(crate) fn ask(up: &Up, method: &str, path: &str) -> (u16, String) {
     let mut stream = UnixStream::connect(up.folder().join("admin.sock")).expect("the admin socket");
-    stream.set_read_timeout(Some(super::LIMIT)).expect("limit");
+    stream.set_read_timeout(Some(sidetrack_testkit::LIMIT)).expect("limit");
     write!(stream, "{method} {path} HTTP/1.1\r\nHost: sidetrack\r\nConnection: close\r\n\r\n")
         .expect("asked");
     let mut answer = String::new();

@@ -17,9 +17,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-
-/// How long any single step may take before the test fails.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+use sidetrack_testkit::LIMIT;
 
 /// Configuration that every test has: nothing outside its own folder and namespace. `@` stands for that folder.
 const PREAMBLE: &str = "version = 1\nworkers = 1\n";
@@ -77,7 +75,7 @@ impl Lines {
         }
     }
 
-    /// Everything to the end of the pipe: until nobody holds its other end any more.
+    /// Everything to the end of the pipe: until no process holds its other end any more.
     fn drain(&mut self) -> &[String] {
         self.until("end", |_| false);
         &self.seen
@@ -147,7 +145,7 @@ impl Up {
         Self { child, folder, log, records }
     }
 
-    /// Another configuration in place of the file; nobody is told.
+    /// Replaces the file with another configuration; the node is not told.
     pub(crate) fn rewrite(&self, top: &str, tables: &str) {
         write_config(&self.folder, top, tables);
     }
@@ -194,7 +192,7 @@ impl Up {
         found.unwrap_or_else(|| panic!("it ended without {what}:\n{}", self.log.seen.join("\n")))
     }
 
-    /// Everything that has been logged by now, what nobody asked for yet included.
+    /// Everything that has been logged by now, including lines that were not asked for yet.
     pub(crate) fn log_so_far(&mut self) -> String {
         while self.log.next(Duration::ZERO).is_ok_and(|line| line.is_some()) {}
         self.logged()
@@ -239,7 +237,7 @@ impl Up {
         self.gone()
     }
 
-    /// Waits until nobody holds the log any more: not the process, nor its keeper, nor the guard.
+    /// Waits until no process holds the log any more: not the process, nor its keeper, nor the guard.
     pub(crate) fn gone(&mut self) -> (ExitStatus, Vec<Record>) {
         let status = self.child.wait().expect("a child");
         self.log.drain();
@@ -261,15 +259,6 @@ impl Drop for Up {
             while self.log.next(Duration::ZERO).is_ok_and(|line| line.is_some()) {}
             eprintln!("its log:\n{}", self.log.seen.join("\n"));
         }
-    }
-}
-
-/// Waits until the condition holds; the test fails with `what` if it does not within [`LIMIT`].
-pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let until = Instant::now() + LIMIT;
-    while !holds() {
-        assert!(Instant::now() < until, "not within {LIMIT:?}: {what}");
-        std::thread::park_timeout(Duration::from_millis(1));
     }
 }
 
@@ -311,7 +300,7 @@ fn write_config(folder: &tempfile::TempDir, top: &str, tables: &str) {
     let file = top.lines().find_map(|line| line.strip_prefix("#record-to ")).unwrap_or("stdout");
     let own = own.replacen("to = \"stdout\"", &format!("to = \"{file}\""), 1);
     let text = format!("{preamble}{top}{own}{tables}").replace('@', &path);
-    // At once: whoever watches the file must not see half of it.
+    // At once: a process that watches the file must not see half of it.
     let fresh = folder.path().join("fresh");
     std::fs::write(&fresh, text).expect("written");
     std::fs::rename(fresh, folder.path().join("sidetrack.toml")).expect("renamed");
@@ -342,7 +331,7 @@ impl Record {
         self.0[field].as_u64().unwrap_or_else(|| panic!("{field} of {self:?}"))
     }
 
-    /// The fields that tell what became of the flow.
+    /// The fields that tell how the flow ended.
     pub(crate) fn fate(&self) -> (&str, &str, &str) {
         (self.text("rule"), self.text("carrier"), self.text("reason"))
     }

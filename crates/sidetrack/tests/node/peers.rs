@@ -1,6 +1,6 @@
 //! A server that tells whom it sees, and clients.
 
-use super::LIMIT;
+use sidetrack_testkit::LIMIT;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
@@ -36,7 +36,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Wakes whoever waits in accept(2).
+        // Wakes the thread that waits in accept(2).
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -38,10 +38,10 @@ impl Traces {
 
     /// Waits until things are as they were here; the test fails if they are not within the limit.
     ///
-    /// They may not be at once: whoever looks at the descriptors of a process that ends (`/proc/PID/fd`), a test beside this
-    /// one for example, holds them, and with a socket its table, a moment longer.
+    /// They may not be at once: a process that looks at the descriptors of one that ends (`/proc/PID/fd`), for example a
+    /// test beside this one, holds them, and with a socket its table, a moment longer.
     pub(crate) fn expect_back(&self, what: &str) {
-        let until = std::time::Instant::now() + super::LIMIT;
+        let until = std::time::Instant::now() + sidetrack_testkit::LIMIT;
         let mut now = Self::now();
         while now != *self && std::time::Instant::now() < until {
             std::thread::park_timeout(std::time::Duration::from_millis(1));
@@ -50,9 +50,9 @@ impl Traces {
         assert_eq!(now, *self, "{what}");
     }
 
-    /// Waits until nobody owns the tables that are there.
+    /// Waits until no process owns the tables that are there.
     pub(crate) fn await_orphans() {
-        super::eventually("nobody owns the tables", || {
+        sidetrack_testkit::eventually("nobody owns the tables", || {
             Self::now().tables.iter().all(|table| table.contains("owner: None"))
         });
     }

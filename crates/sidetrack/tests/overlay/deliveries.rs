@@ -1,9 +1,9 @@
 //! The rules of the delivering node hold for flows that another node caught, whatever their names resolve to.
 
 use crate::dns::{Answers, NameServer};
-use crate::hosts::{Node, is_root};
-use crate::node::{LIMIT, Record, Up, admin, eventually, peers};
+use crate::node::{Record, Up, admin, peers};
 use crate::scene::{Keys, Scene as Relays, Server, exchange, overlay_address, random_bytes, wait_for};
+use sidetrack_testkit::{LIMIT, Node, eventually, is_root};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 

@@ -6,11 +6,11 @@
 //!          '-- 10.8.2.0/24 -- r2 -- 10.9.2.0/24 --'
 //! ```
 
-use crate::hosts::{Node, is_root};
-use crate::node::{Up, at, eventually};
+use crate::node::{Up, at};
 use crate::scene::{Keys, status, wait_for};
 use crate::streams::{arrives, end, link, sockets, stream};
 use crate::tools::run;
+use sidetrack_testkit::{Node, eventually, is_root};
 use std::time::Duration;
 
 /// Packets of one stream; the fault comes after a third of them.

@@ -1,7 +1,7 @@
 //! Refusals, resets and lost far ends reach the application.
 
-use crate::node::LIMIT;
 use crate::scene::{Scene, Server};
+use sidetrack_testkit::LIMIT;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
@@ -37,7 +37,7 @@ fn what_no_entry_allows_is_not_delivered_and_a_refusal_is_one() {
     assert!(listener.accept().is_err(), "nobody came");
     drop((scene, listener));
 
-    // Bound, and nobody listens: a listener that is dropped may live on for a moment in a child of another test.
+    // Bound, and not listening: a listener that is dropped may live on for a moment in a child of another test.
     let bound = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
     bound.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a port");
     let closed = bound.local_addr().expect("an address").as_socket().expect("IPv4");
@@ -76,7 +76,7 @@ fn a_node_that_dies_resets_the_application_that_it_served() {
     let mut scene = Scene::new(server.address, DELIVER);
     let mut client = TcpStream::connect(scene.entry()).expect("a's listener");
     client.write_all(b"some bytes").expect("sent");
-    crate::node::eventually("the bytes arrive", || {
+    sidetrack_testkit::eventually("the bytes arrive", || {
         server.taken.load(std::sync::atomic::Ordering::Relaxed) >= 10
     });
     scene.c.signal(rustix::process::Signal::KILL);

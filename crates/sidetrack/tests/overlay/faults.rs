@@ -1,7 +1,8 @@
-//! What hostile or broken networks do to links: somebody between two nodes who changes, repeats, cuts and invents what passes.
+//! What hostile or broken networks do to links: a host between two nodes that changes, repeats, cuts and invents what passes.
 
-use crate::node::{LIMIT, Up, eventually};
+use crate::node::Up;
 use crate::scene::{Keys, Server, exchange, held_kib, overlay_address, random_bytes, status, wait_for};
+use sidetrack_testkit::{LIMIT, eventually};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
@@ -229,7 +230,7 @@ fn flows_that_are_opened_and_dropped_at_once_leave_nothing() {
     eventually("it serves as before", || end_at(address) == ErrorKind::UnexpectedEof);
 }
 
-/// Lets connections through one by one until it is told to hold them; those it holds go on when so many are there.
+/// Lets connections through one by one until it is told to hold them; those it holds go on when this number of them is there.
 fn turnstile(to: SocketAddr, hold: Arc<AtomicU64>) -> SocketAddr {
     let (listener, udp) = pair_of_sockets();
     let address = listener.local_addr().expect("an address");
@@ -244,7 +245,7 @@ fn turnstile(to: SocketAddr, hold: Arc<AtomicU64>) -> SocketAddr {
             if (held.len() as u64) < together {
                 continue;
             }
-            // Not what was asked for meanwhile: then nothing would be held, and nobody would know.
+            // Not what was asked for meanwhile: then nothing would be held, and the test would not notice.
             let _ = hold.compare_exchange(together, 0, Relaxed, Relaxed);
             for near in held.drain(..) {
                 let Ok(far) = TcpStream::connect(to) else { return };

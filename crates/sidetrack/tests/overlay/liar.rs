@@ -1,7 +1,7 @@
 //! A member of the overlay that lies: about its own links, about those of others, and without pause. No honest node takes a way
 //! that is not there, loses one that is, or grows by it.
 
-use crate::node::{LIMIT, Up};
+use crate::node::Up;
 use crate::scene::{
     Keys, Server, exchange, held_kib, overlay_address, path_to, random_bytes, status, wait_for,
 };
@@ -19,6 +19,7 @@ use sidetrack_core::overlay::frame::{
 use sidetrack_core::overlay::key::SecretKey;
 use sidetrack_core::overlay::node::{Config, Input, Node, Output};
 use sidetrack_core::overlay::{Keys as Signs, NodeId, Signature, disseminate, hello};
+use sidetrack_testkit::LIMIT;
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -35,7 +36,7 @@ const PKCS8: [u8; 16] =
 /// False records that the liar sends in a row while it floods.
 const BURST: u64 = 40;
 
-/// It believes everybody.
+/// It trusts all nodes.
 #[derive(Debug)]
 struct Gullible;
 
@@ -109,7 +110,7 @@ impl Who {
         Frame::Record(Record { signature, ..record })
     }
 
-    /// In the place of its own record: links to everybody, and of everybody else that they have none.
+    /// Instead of its own record: links to all nodes, and for all other nodes that they have none.
     fn lies(&self, sequence: u64) -> Vec<Frame> {
         let others = self.members.iter().filter(|member| **member != self.own);
         let robbed = others.map(|member| self.record(*member, u64::MAX - 1, false));

@@ -2,8 +2,6 @@
 
 #[path = "../gate/dns.rs"]
 mod dns;
-#[path = "../../../sys/tests/support/mod.rs"]
-mod hosts;
 #[path = "../node/mod.rs"]
 mod node;
 

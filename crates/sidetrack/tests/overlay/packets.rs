@@ -5,16 +5,16 @@
 //!   left host --10.1.0.0/24-- a --10.9.0.0/24-- b --10.2.0.0/24-- right host      a's own way to 10.2 (and b's to 10.1)
 //! ```                                                                             leads nowhere: only the overlay does.
 
-use crate::hosts::{Node, is_root};
 use crate::node::peers::{Server, visit};
-use crate::node::{LIMIT, Up, at, eventually};
+use crate::node::{Up, at};
 use crate::scene::{Keys, status, wait_for};
 use sidetrack_sys::netlink::{Protocol, Socket};
+use sidetrack_testkit::{LIMIT, Node, eventually, is_root};
 use std::fmt::Write as _;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-/// See the module.
+/// Two sites and the nodes that connect them.
 struct Sites {
     left: Node,
     a: Node,
@@ -48,7 +48,7 @@ impl Sites {
             });
         }
         for (node, own, far) in [(&sites.a, "1", "2"), (&sites.b, "2", "1")] {
-            // Nobody has this address: what is not caught arrives nowhere.
+            // No host has this address: what is not caught arrives nowhere.
             node.ip(&format!("route add 10.{far}.0.0/24 via 10.9.0.77 src 10.{own}.0.254"));
             node.ip(&format!("route add fd00:{far}::/64 via fd00:9::77 src fd00:{own}::254"));
             // A forged source is to come as far as our rules.
@@ -241,7 +241,7 @@ fn nobody_gets_behind_a_firewall_with_packets() {
     let forger = udp(&sites.left, "10.66.0.1");
     send(&forger, &open);
     refused(2);
-    // The right host asks nobody's leave to answer, but may not begin: the left allows nothing.
+    // The right host may answer without a rule, but may not begin: the left allows nothing.
     let nosy = udp(&sites.right, "10.2.0.1");
     send(&nosy, &near);
     eventually("a refuses it", || caught(&up.a, "refused") == 1);

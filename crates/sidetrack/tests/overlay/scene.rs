@@ -1,8 +1,9 @@
 //! Four nodes on loopback: `a` dials the relays `b1` and `b2`, both dial `c`. And small applications.
 
-use crate::node::{Dice, LIMIT, Up};
+use crate::node::{Dice, Up};
 use serde_json::Value;
 use sidetrack_core::overlay::key::PublicKey;
+use sidetrack_testkit::LIMIT;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -90,7 +91,7 @@ pub(crate) fn overlay_address(up: &Up) -> SocketAddr {
         .unwrap_or_else(|| panic!("no address in\n{log}"))
 }
 
-/// See the module.
+/// The four nodes.
 pub(crate) struct Scene {
     pub a: Up,
     pub b1: Option<Up>,
@@ -150,7 +151,7 @@ impl Scene {
     /// The relay that flows from `a` to `c` pass now; while a busy machine has kept hellos back there is none.
     pub(crate) fn relay(&self) -> String {
         let mut path = Vec::new();
-        crate::node::eventually("there is a path", || {
+        sidetrack_testkit::eventually("there is a path", || {
             path = path_to(&self.status(), "c");
             path.len() > 1
         });
@@ -161,7 +162,7 @@ impl Scene {
     /// the nearer one, so that [`Scene::relay`] says nothing of it.
     pub(crate) fn relay_at_work(&self) -> String {
         let mut passed = Vec::new();
-        crate::node::eventually("a relay passes bytes", || {
+        sidetrack_testkit::eventually("a relay passes bytes", || {
             passed = [("b1", &self.b1), ("b2", &self.b2)]
                 .iter()
                 .filter_map(|(name, up)| up.as_ref().map(|up| (*name, status(up))))

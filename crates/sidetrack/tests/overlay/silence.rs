@@ -1,7 +1,8 @@
 //! Peers that connect and say nothing, or too little.
 
-use crate::node::{LIMIT, Up};
+use crate::node::Up;
 use crate::scene::{Keys, overlay_address, status, wait_for};
+use sidetrack_testkit::LIMIT;
 use socket2::{Domain, Socket, Type};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -39,7 +40,7 @@ fn a_peer_that_stays_silent_or_sends_half_a_hello_is_closed() {
     let reason = |c: &mut Up, peer: &TcpStream, reason: &str| {
         let peer = peer.local_addr().expect("an address").to_string();
         // The log has it a moment later than the peer sees the end.
-        crate::node::eventually("the reason in the log", || {
+        sidetrack_testkit::eventually("the reason in the log", || {
             let log = c.log_so_far();
             log.lines().any(|line| line.contains(&peer) && line.contains(reason))
         });

@@ -1,9 +1,10 @@
 //! Many flows that lose their path together: each of them asks for another once, and nothing is made twice for it.
 
 use crate::faults::{pair_of_sockets, pass};
-use crate::node::{LIMIT, Up, eventually};
+use crate::node::Up;
 use crate::scene::{Scene, path_to, random_bytes, status, wait_for};
 use crate::tools::run;
+use sidetrack_testkit::{LIMIT, eventually};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 const DELIVER: &str = "[[overlay.deliver]]\nfrom = \"a\"\nto = \"127.0.0.0/8\"\n";
 
-/// As many connections as a node makes to a neighbour at a time stand in nobody's way; twice as many flows would.
+/// As many connections as a node makes to a neighbour at a time do not hinder others; twice as many flows would.
 const FLOWS: u64 = 120;
 
 /// How long new connections are held up: as by a thousand handshakes before them.

@@ -43,7 +43,7 @@ fn a_relay_that_is_killed_costs_no_byte() {
     let mut scene = Scene::new(server.address, DELIVER);
     let (entry, sent, taken) = (scene.entry(), up.clone(), server.taken.clone());
     let client = std::thread::spawn(move || exchange(entry, &sent));
-    crate::node::eventually("the transfer begins", || taken.load(Relaxed) >= 4_000_000);
+    sidetrack_testkit::eventually("the transfer begins", || taken.load(Relaxed) >= 4_000_000);
     let relay = scene.relay_at_work();
     scene.kill(&relay);
     let at = Instant::now();
@@ -87,7 +87,7 @@ fn many_flows_at_a_time_do_not_wait_for_each_other() {
             std::thread::spawn(move || {
                 let bytes = random_bytes(number, 20_000);
                 // Refused while a busy machine has kept hellos back: there is no path then.
-                crate::node::eventually("an echo", || match exchange(entry, &bytes) {
+                sidetrack_testkit::eventually("an echo", || match exchange(entry, &bytes) {
                     Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => false,
                     echo => echo.expect("an echo") == bytes,
                 });
@@ -108,11 +108,11 @@ fn who_shows_another_key_is_no_neighbour() {
     assert_eq!(crate::scene::status(&c)["links"].as_array().map(Vec::len), Some(0));
     let links = &crate::scene::status(&stranger)["links"];
     assert_eq!(links.as_array().map(Vec::len), Some(0), "nor is c one to it: {links}");
-    // Bytes that are no TLS at all.
+    // Bytes that are not TLS at all.
     use std::io::{Read as _, Write as _};
     let mut garbage = std::net::TcpStream::connect(overlay_address(&c)).expect("a connection");
     garbage.write_all(&random_bytes(1, 5000)).expect("sent");
-    garbage.set_read_timeout(Some(crate::node::LIMIT)).expect("a time-out");
+    garbage.set_read_timeout(Some(sidetrack_testkit::LIMIT)).expect("a time-out");
     let mut answer = Vec::new();
     // An alert, then the end, or a reset: in any case an end.
     let _ = garbage.read_to_end(&mut answer);
@@ -142,14 +142,14 @@ fn nodes_that_get_no_cpu_for_a_while_lose_neither_links_nor_flows() {
         let client = std::net::TcpStream::connect(scene.entry()).expect("a's listener");
         let (mut server, _) = listener.accept().expect("the new flow");
         std::io::Write::write_all(&mut server, b"still here").expect("sent");
-        client.set_read_timeout(Some(crate::node::LIMIT)).expect("a time-out");
+        client.set_read_timeout(Some(sidetrack_testkit::LIMIT)).expect("a time-out");
         let mut got = [0; 10];
         std::io::Read::read_exact(&mut &client, &mut got).expect("an orderly flow");
         assert_eq!(&got, b"still here");
     }
     std::io::Write::write_all(&mut held, b"from before").expect("sent");
     held.shutdown(std::net::Shutdown::Write).expect("ended");
-    far.set_read_timeout(Some(crate::node::LIMIT)).expect("a time-out");
+    far.set_read_timeout(Some(sidetrack_testkit::LIMIT)).expect("a time-out");
     let mut got = Vec::new();
     std::io::Read::read_to_end(&mut far, &mut got).expect("the held flow goes on");
     assert_eq!(got, b"from before");

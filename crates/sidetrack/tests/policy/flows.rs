@@ -3,8 +3,9 @@
 use crate::node::admin::{flows, show};
 use crate::node::agreement::trial;
 use crate::node::peers::{Client, Server};
-use crate::node::{Record, Up, eventually};
+use crate::node::{Record, Up};
 use serde_json::Value;
+use sidetrack_testkit::eventually;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;

@@ -1,10 +1,10 @@
 //! The file of the agreement in a folder of root: `policy apply` replaces it as a whole, whatever is killed meanwhile.
 
-use crate::hosts::in_namespace;
 use crate::node::agreement::trial;
 use crate::node::{Dice, Up, send};
 use rustix::process::Signal;
 use sidetrack_sys::process;
+use sidetrack_testkit::in_namespace;
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
@@ -45,7 +45,7 @@ fn text(consent: &str, lines: usize) -> String {
     format!("{head}{}", format!("# {consent} {}\n", "x".repeat(90)).repeat(lines))
 }
 
-/// `PUT /v1/policy`; the body of an answer that is no error, or what went wrong.
+/// `PUT /v1/policy`; the body of an answer without an error, or what went wrong.
 fn put(folder: &Path, text: &str) -> Result<String, String> {
     let mut stream = UnixStream::connect(folder.join("admin.sock")).map_err(|error| error.to_string())?;
     let head = format!(

@@ -1,10 +1,10 @@
 //! SIGKILL at any point: nothing is left, or traffic stays blocked until a successor takes over.
 
-use crate::hosts::in_namespace;
 use crate::node::peers::{Client, Server, visit};
 use crate::node::traces::Traces;
-use crate::node::{Dice, Up, eventually, send};
+use crate::node::{Dice, Up, send};
 use rustix::process::Signal;
+use sidetrack_testkit::{eventually, in_namespace};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -91,7 +91,7 @@ fn round(server: SocketAddr, moment: Moment, victim: Victim, delay: Duration, ma
     spin(delay);
     kill(&up, victim);
     if matches!(victim, Victim::Guard) {
-        // Nobody notices a guard that is gone; the end is an orderly one.
+        // No process notices a guard that is gone; the end is an orderly one.
         up.signal(Signal::TERM);
     }
     up.gone();

@@ -1,8 +1,8 @@
 //! The files that the data plane may open once it runs.
 
-use crate::hosts::in_namespace;
 use crate::node::{Up, admin};
 use sidetrack_sys::landlock;
+use sidetrack_testkit::in_namespace;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -44,7 +44,7 @@ fn a_running_node_opens_no_file_outside_the_folders_of_its_configuration() {
             // New in a folder that is known.
             list(&up.folder().join("hosts"));
             up.reload(&top, &rule(&up.folder().join("hosts")));
-            // The file in place of another one.
+            // Replaces another file with this one.
             std::fs::remove_file(up.folder().join("hosts")).expect("removed");
             list(&up.folder().join("hosts"));
             up.reload(&top, &rule(&up.folder().join("hosts")).replace("listed", "again"));

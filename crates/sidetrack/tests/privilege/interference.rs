@@ -1,15 +1,15 @@
 //! Other programs that meddle with the firewall and the routing.
 
-use crate::hosts::{Line, is_root, nft};
 use crate::node::Up;
 use crate::node::peers::{Server, visit};
 use sidetrack_sys::netlink::{Protocol, Received, Socket};
 use sidetrack_sys::route;
+use sidetrack_testkit::{Line, is_root, nft};
 
 const TPROXY: &str = "[[listen]]\nname = \"router\"\nkind = \"tproxy\"\ninterfaces = \"to-client\"\n\
                       [[rule]]\nname = \"all\"\ncarrier = \"direct\"\nkernel = \"never\"\n";
 
-/// Flows of another host are carried by us after somebody has done this on the router.
+/// Flows of another host are carried by us after another program has done this on the router.
 fn carried_all_the_same(meddle: fn()) {
     if !is_root() {
         return;

@@ -1,12 +1,12 @@
 //! The keeper on its own: what it refuses, and what its end means.
 
-use crate::hosts::in_namespace;
 use crate::node::peers::{Client, Server};
 use crate::node::traces::Traces;
 use crate::node::{Dice, Up, send};
 use rustix::process::Signal;
 use sidetrack::keeper::{ARGUMENT, Alone, Ask, Begin, Order, REQUEST_MAX, Redirected, Selected, Transparent};
 use sidetrack_sys::{process, scm};
+use sidetrack_testkit::in_namespace;
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
@@ -49,7 +49,7 @@ impl Bare {
 
     fn ask_with(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Option<String> {
         scm::send(&self.end, bytes, fds).ok()?;
-        let limit = Some(crate::node::LIMIT);
+        let limit = Some(sidetrack_testkit::LIMIT);
         assert!(scm::wait(&self.end, limit).expect("poll"), "no answer in time to {bytes:?}");
         let message = scm::receive(&self.end).ok()??;
         Some(String::from_utf8(message.bytes).expect("text"))
@@ -177,7 +177,7 @@ fn connections_are_led_only_to_listeners_that_came_along() {
         let datagrams = UdpSocket::bind("127.0.0.1:0").expect("a port");
         let other_loopback = TcpListener::bind("127.0.0.2:0").expect("a port");
         let elsewhere = std::thread::spawn(|| {
-            crate::hosts::enter_new_namespace();
+            sidetrack_testkit::enter_new_namespace();
             TcpListener::bind("127.0.0.1:0").expect("a port")
         });
         let elsewhere = elsewhere.join().expect("a namespace");
@@ -338,7 +338,7 @@ fn without_its_keeper_the_node_says_so_and_ends() {
             client.echo(b"word").expect("echo");
             let keeper = process::watch(up.keeper()).expect("a process");
             send(up.keeper(), Signal::KILL);
-            assert!(crate::hosts::readable(keeper.as_fd(), crate::node::LIMIT));
+            assert!(sidetrack_testkit::readable(keeper.as_fd(), sidetrack_testkit::LIMIT));
             let (status, records) = up.gone();
             assert_eq!(status.code(), Some(1), "a failure, so that a service manager starts it again");
             assert_eq!(records.len(), 1, "{records:?}");

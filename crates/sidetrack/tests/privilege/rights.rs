@@ -1,8 +1,8 @@
 //! Who may do what.
 
-use crate::hosts::{in_namespace, is_root};
-use crate::node::{Up, eventually};
+use crate::node::Up;
 use sidetrack_sys::caps::CapabilitySet;
+use sidetrack_testkit::{eventually, in_namespace, is_root};
 use std::os::unix::fs::PermissionsExt;
 
 const EVERYTHING: &str = "[[listen]]\nname = \"out\"\nkind = \"redirect\"\nports = 9\n\
@@ -87,7 +87,7 @@ fn people_can_tell_the_processes_apart() {
     in_namespace(|| {
         let up = Up::start("default = \"direct\"\n", EVERYTHING);
         let name = |pid: u32| line(&status(pid, &pid.to_string()).expect("it runs"), "Name:").to_owned();
-        // Nobody waits for the guard to have taken its name.
+        // The program does not wait until the guard has taken its name.
         eventually("the guard is called so", || name(up.guard()) == "sidetrack-guard");
         assert_eq!([name(up.pid()), name(up.keeper())], ["sidetrack", "sidetrack-keep"]);
         assert!(up.stop().0.success());

@@ -1,9 +1,9 @@
 //! The user of the data plane.
 
-use crate::hosts::{in_namespace, is_root};
 use crate::node::peers::{Server, visit};
-use crate::node::{Up, admin, at, eventually};
+use crate::node::{Up, admin, at};
 use rustix::process::Signal;
+use sidetrack_testkit::{eventually, in_namespace, is_root};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 

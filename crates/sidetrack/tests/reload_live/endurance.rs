@@ -1,9 +1,9 @@
 //! Many reloads under many flows.
 
 use super::{TOP, free, redirect, reverse};
-use crate::hosts::in_namespace;
 use crate::node::peers::{Client, Server, visit};
 use crate::node::{Record, Up};
+use sidetrack_testkit::in_namespace;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! The log as JSON, and the variables of the environment that say what is logged and which node is asked.
 
-use crate::hosts::in_namespace;
 use crate::node::peers::{Server, visit};
-use crate::node::{Up, eventually, send};
+use crate::node::{Up, send};
 use crate::{TOP, free, reverse, rule};
 use serde_json::Value;
+use sidetrack_testkit::{eventually, in_namespace};
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 

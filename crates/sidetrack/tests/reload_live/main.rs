@@ -1,8 +1,6 @@
 //! Reload of a running node under traffic: rules and listeners change as one, a wrong file changes nothing, no flow is cut
 //! and nothing grows.
 
-#[path = "../../../sys/tests/support/mod.rs"]
-mod hosts;
 #[path = "../node/mod.rs"]
 mod node;
 
@@ -12,10 +10,10 @@ mod systemd;
 mod taken;
 mod zones;
 
-use hosts::{in_namespace, nft};
 use node::peers::{Client, Server, visit};
 use node::{Record, Up, admin};
 use rustix::process::Signal;
+use sidetrack_testkit::{in_namespace, nft};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU16, Ordering};
 

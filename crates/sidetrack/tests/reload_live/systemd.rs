@@ -1,15 +1,12 @@
 //! What systemd hears from a node: its notification protocol.
 
-use crate::node::{eventually, peers::Server, send};
+use crate::node::{peers::Server, send};
 use crate::reverse;
 use rustix::process::Signal;
+use sidetrack_testkit::{LIMIT, eventually};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
-
-/// How long systemd's end waits for the next message.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Systemd's end of the socket.
 struct Told(UnixDatagram);
@@ -48,7 +45,7 @@ fn systemd_hears_of_start_reload_watchdog_and_stop() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("notify");
     let systemd = Told(UnixDatagram::bind(&path).expect("bound"));
-    systemd.0.set_read_timeout(Some(PATIENCE)).expect("set");
+    systemd.0.set_read_timeout(Some(LIMIT)).expect("set");
     let server = Server::start("127.0.0.1");
     let admin = folder.path().join("admin.sock");
     let text = format!(
@@ -81,7 +78,7 @@ fn the_socket_may_be_an_abstract_one() {
     let name = format!("sidetrack-test-{}", std::process::id());
     let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).expect("a name");
     let systemd = Told(UnixDatagram::bind_addr(&address).expect("bound"));
-    systemd.0.set_read_timeout(Some(PATIENCE)).expect("set");
+    systemd.0.set_read_timeout(Some(LIMIT)).expect("set");
     let text = "version = 1\ndefault = \"deny\"\n[admin]\nsocket = \"none\"\n[[listen]]\nkind = \"socks\"\naddress = \"127.0.0.1:0\"\n";
     let mut child = start(folder.path(), text, &format!("@{name}"), false);
     assert!(systemd.any().starts_with("READY=1\n"));

@@ -1,12 +1,12 @@
 //! Addresses that another program has. Two nodes on one address would share its connections, and two policies would decide.
 
 use crate::free;
-use crate::hosts::in_namespace;
 use crate::node::Up;
 use crate::node::peers::{Server, visit};
 use crate::zones::link;
 use crate::{TOP, reverse, rule};
 use sidetrack::tls::{Pin, self_signed};
+use sidetrack_testkit::in_namespace;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::Path;
 
@@ -37,7 +37,7 @@ fn a_second_node_on_an_address_does_not_start() {
             assert!(said.contains(&in_use(&address, "sidetrack", first.pid())), "{said}");
             assert!(said.contains("listener 'in'"), "{said}");
         }
-        // Its own listener is no obstacle for a reload: the old and the new one share the address for a moment.
+        // Its own listener does not hinder a reload: the old and the new one share the address for a moment.
         first.reload(&top, &(reverse("renamed", &address, server.address) + &rule("all")));
         let to: SocketAddr = address.parse().expect("an address");
         for _ in 0..8 {

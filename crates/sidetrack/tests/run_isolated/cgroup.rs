@@ -13,8 +13,8 @@ use sidetrack_sys::cgroup::Hierarchy;
 use sidetrack_sys::netns::NetNs;
 use sidetrack_sys::{process, route};
 
-use crate::apart::{Outcome, again};
 use crate::scenarios::started_in_cgroup;
+use sidetrack_testkit::apart::{Outcome, again};
 
 /// A network with a default route that leads nowhere: what is not caught is lost, or seen by `nft`.
 fn own_network() {
@@ -117,7 +117,7 @@ pub(crate) fn survives_nothing() -> Outcome {
     assert_eq!(of_group.len(), 2);
     let comm = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let guard = || process::children(own).into_iter().find(|pid| comm(pid).trim() == "sidetrack-guard");
-    // Nobody waits for it to have taken its name.
+    // The program does not wait until it has taken its name.
     let until = Instant::now() + Duration::from_secs(60);
     while guard().is_none() && Instant::now() < until {
         std::thread::yield_now();

@@ -1,16 +1,14 @@
 //! `sidetrack run` with programs that know nothing of it: curl, Python, Node, Java, static Go and C.
 //!
-//! The parent of the command answers every connection itself and dials nobody: what a program gets can only have come
+//! The parent of the command answers every connection itself and dials none: what a program gets can only have come
 //! through it.
 
-#[path = "../../../sys/tests/support/apart.rs"]
-mod apart;
 mod cgroup;
 mod programs;
 mod scenarios;
 mod served;
 
-use apart::{Outcome, Suite};
+use sidetrack_testkit::apart::{Outcome, Suite};
 use std::process::ExitCode;
 
 const SUITE: Suite<Outcome> = Suite {

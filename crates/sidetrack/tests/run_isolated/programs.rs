@@ -5,8 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::apart::Outcome;
 use crate::served;
+use sidetrack_testkit::apart::Outcome;
 
 /// What every program is to reach.
 const TARGETS: [&str; 3] = ["web.example.test:80", "192.0.2.80:8080", "[2001:db8::80]:81"];

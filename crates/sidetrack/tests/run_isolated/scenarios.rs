@@ -10,8 +10,8 @@ use sidetrack_sys::netns::NetNs;
 use sidetrack_sys::route;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::apart::{Outcome, become_nobody};
 use crate::served::{self, options, run, start};
+use sidetrack_testkit::apart::{Outcome, become_nobody};
 
 /// Names reach us exactly as the program says them: no search list, no dots counted, no host name appended.
 pub(crate) fn names() -> Outcome {
@@ -66,7 +66,7 @@ pub(crate) fn terminal() -> Outcome {
     }
     // `exec`, or the interrupt also ends the shell of `script`, which bash replaces by itself and dash does not.
     let command = format!("exec {} --scenario self 'on a terminal'", exe.display());
-    // Whoever started the tests in the background has made interrupts ignored, which a shell cannot undo.
+    // A shell that starts the tests in the background ignores interrupts for them, which the inner shell cannot undo.
     let mut script = Command::new("env")
         .args([
             "--default-signal=INT",

@@ -2,11 +2,11 @@
 
 use crate::firewall::{Network, SHUNT, tool};
 use crate::flows::{Pair, connect, forget};
-use crate::hosts::{LIMIT, is_root};
 use crate::node::traces::Traces;
-use crate::node::{Up, eventually, is_confined};
+use crate::node::{Up, is_confined};
 use rustix::process::Signal;
 use sidetrack_sys::bpf::Forwarding;
+use sidetrack_testkit::{LIMIT, eventually, is_root};
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -146,7 +146,7 @@ fn nc(network: &Network, address: &str) -> (Child, TcpStream, SocketAddr) {
         Command::new("nc").args([host, port]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("nc")
     };
     let child = network.client.run(start);
-    let (server, from) = crate::hosts::accept(&listener);
+    let (server, from) = sidetrack_testkit::accept(&listener);
     server.set_read_timeout(Some(LIMIT)).expect("limit");
     (child, server, from)
 }

@@ -2,11 +2,11 @@
 
 use crate::firewall::{BLOCK, Network, Running, rule_set, tool};
 use crate::flows::{Pair, connect};
-use crate::hosts::{LIMIT, is_root};
 use sidetrack::config::{Config, Shunt};
 use sidetrack::shunt::{Counts, Path, PathKind, Settings};
 use sidetrack_core::shunt::ShuntAction;
 use sidetrack_sys::bpf::Forwarding;
+use sidetrack_testkit::{LIMIT, is_root};
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};

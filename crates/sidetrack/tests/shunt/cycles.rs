@@ -2,10 +2,10 @@
 
 use crate::firewall::{Network, SHUNT};
 use crate::flows::connect;
-use crate::hosts::{LIMIT, Node, is_root};
 use sidetrack::shunt::PathKind;
 use sidetrack_core::shunt::{ShuntAction, Transport, Tuple};
 use sidetrack_sys::bpf::Forwarding;
+use sidetrack_testkit::{LIMIT, Node, is_root};
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;

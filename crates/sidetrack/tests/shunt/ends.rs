@@ -2,10 +2,10 @@
 
 use crate::firewall::{IDLE, Network, SHUNT};
 use crate::flows::{Pair, connect, forget};
-use crate::hosts::is_root;
 use sidetrack::shunt::PathKind;
 use sidetrack_core::shunt::{Cause, Obstacle, ShuntAction};
 use sidetrack_sys::bpf::Forwarding;
+use sidetrack_testkit::is_root;
 
 fn bridged() -> Option<Network> {
     is_root().then(|| Network::new(Forwarding::Bridged))

@@ -2,7 +2,6 @@
 
 use crate::firewall::{Network, SHUNT, tool};
 use crate::flows::{Pair, connect};
-use crate::hosts::{LIMIT, Node, eventually, is_root};
 use sidetrack::shunt::PathKind;
 use sidetrack_core::shunt::Cause;
 use sidetrack_sys::bpf::Forwarding;
@@ -10,6 +9,7 @@ use sidetrack_sys::conntrack::{Change, Conntrack};
 use sidetrack_sys::nft::MarkBits;
 use sidetrack_sys::raw::{PacketSocket, RoutedSocket, VNET_HEADER_BYTES};
 use sidetrack_sys::sysctl;
+use sidetrack_testkit::{LIMIT, Node, eventually, is_root};
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::sync::mpsc::channel;
@@ -112,7 +112,7 @@ fn forged(forwarding: Forwarding, path: PathKind) {
     pair.shunted(&shunt);
     pair.talk();
     let before = shunt.wait_for(pair.from, |flow| flow.fast.packets_up > 0).fast;
-    // Whoever guesses: 64 numbers all over the space, of which one fits with a chance of one in a million.
+    // A guess: 64 numbers all over the space, of which one fits with a chance of one in a million.
     for number in 0..64_u32 {
         let sequence = number.wrapping_mul(0x0400_0000).wrapping_add(0x0123_4567);
         for flags in [RST, FIN] {

@@ -2,13 +2,13 @@
 //!
 //! The rule set is the one that `sidetrack shunt rules --iptables` prints, in NFShunt's mark layout.
 
-use crate::hosts::{LIMIT, Line, Node};
 use sidetrack::shunt::{Engine, FlowView, Path, PathKind, Settings, ShuntRecord};
 use sidetrack_core::shunt::{
     Config, FastPathKind, MarkActions, PortNumber, RuleSet, ShuntAction, Transport, Tuple, WhenFull,
 };
 use sidetrack_sys::bpf::Forwarding;
 use sidetrack_sys::sysctl;
+use sidetrack_testkit::{LIMIT, Line, Node};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::process::Command;

@@ -1,10 +1,10 @@
 //! Which flows take the fast path, and that their bytes are all there and all counted.
 
 use crate::firewall::{BLOCK, IGNORE, Network, Running, SHUNT};
-use crate::hosts::{LIMIT, Node, is_root};
 use sidetrack::shunt::{PathKind, ShuntRecord};
 use sidetrack_core::shunt::{Cause, ShuntAction};
 use sidetrack_sys::bpf::Forwarding;
+use sidetrack_testkit::{LIMIT, Node, is_root};
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};

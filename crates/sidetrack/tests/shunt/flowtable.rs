@@ -3,13 +3,13 @@
 
 use crate::firewall::{BLOCK, IDLE, Network, Running, SHUNT};
 use crate::flows::{Pair, connect, forget, knock};
-use crate::hosts::is_root;
 use sidetrack::shunt::{Engine, Path};
 use sidetrack_core::shunt::{Cause, FastPathKind, Obstacle};
 use sidetrack_sys::bpf::Forwarding;
 use sidetrack_sys::conntrack::{Conntrack, status};
 use sidetrack_sys::netlink::{Protocol, Socket};
 use sidetrack_sys::nft::{Feature, knows};
+use sidetrack_testkit::is_root;
 use std::time::Duration;
 
 const BYTES: usize = 1_000_000;
@@ -47,7 +47,7 @@ fn offloaded(network: &Network) -> usize {
 }
 
 fn wait_offloaded(network: &Network, count: usize) {
-    crate::hosts::eventually("the kernel forwards it", || offloaded(network) == count);
+    sidetrack_testkit::eventually("the kernel forwards it", || offloaded(network) == count);
 }
 
 /// Shunted, and taken by the kernel with the packets that follow.
@@ -134,7 +134,7 @@ fn flowtable_passes_nothing_that_the_rules_deny_now() {
     std::io::Write::write_all(&mut pair.client, b"word").expect("queued");
     assert!(std::io::Read::read(&mut pair.server, &mut [0; 4]).is_err(), "it got through");
     network.tool("iptables", &format!("-D FORWARD -p tcp --dport {SHUNT} -j DROP"));
-    pair.server.set_read_timeout(Some(crate::hosts::LIMIT)).expect("a limit");
+    pair.server.set_read_timeout(Some(sidetrack_testkit::LIMIT)).expect("a limit");
     let mut word = [0; 4];
     std::io::Read::read_exact(&mut pair.server, &mut word).expect("it comes through");
     pair.shunted(&shunt);

@@ -3,9 +3,9 @@
 use crate::binary::{Node, start};
 use crate::firewall::SHUNT;
 use crate::flows::{Pair, connect, forget};
-use crate::hosts::{LIMIT, is_root};
-use crate::node::{Up, eventually};
+use crate::node::Up;
 use sidetrack_sys::bpf::Forwarding;
+use sidetrack_testkit::{LIMIT, eventually, is_root};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;

@@ -2,9 +2,9 @@
 
 use crate::firewall::{Network, Running, SHUNT};
 use crate::flows::{Pair, connect};
-use crate::hosts::{LIMIT, is_root};
 use sidetrack::shunt::PathKind;
 use sidetrack_sys::bpf::Forwarding;
+use sidetrack_testkit::{LIMIT, is_root};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
@@ -34,7 +34,7 @@ impl Datagrams {
         Self { client, server, from }
     }
 
-    /// One of so many bytes each way.
+    /// One of this number of bytes each way.
     pub(crate) fn send(&mut self, length: usize) {
         let data = vec![7; length];
         let mut buffer = vec![0; length + 1];

@@ -1,7 +1,5 @@
 //! The shunt on real traffic: a firewall between two hosts, netfilter's rules, conntrack, and the fast path of BPF.
 
-#[path = "../../../sys/tests/support/mod.rs"]
-mod hosts;
 #[path = "../node/mod.rs"]
 mod node;
 

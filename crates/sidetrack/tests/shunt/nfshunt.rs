@@ -3,10 +3,10 @@
 
 use crate::firewall::{Network, tool};
 use crate::flows::{Pair, connect};
-use crate::hosts::is_root;
 use sidetrack::shunt::PathKind;
 use sidetrack_core::shunt::ShuntAction;
 use sidetrack_sys::bpf::Forwarding;
+use sidetrack_testkit::is_root;
 use std::io::Write as _;
 
 /// The administrator's own part of the mark.

@@ -2,11 +2,11 @@
 
 use crate::firewall::{BLOCK, IDLE, SHUNT};
 use crate::flows::{Pair, connect, forget, knock};
-use crate::hosts::is_root;
 use crate::switch::{OpenVSwitch, network, settings};
 use sidetrack::shunt::{Path, PathKind};
 use sidetrack_core::openflow::Version;
 use sidetrack_core::shunt::{Cause, FastPathKind, Obstacle, ShuntAction};
+use sidetrack_testkit::is_root;
 use std::io::Write as _;
 use std::time::Duration;
 
@@ -196,7 +196,7 @@ fn while_the_switch_is_away_its_flows_go_on_and_new_ones_wait_for_it() {
     ready(&switch);
     let mut old = connect(&network, "10.0.0.2", SHUNT);
     old.shunted(&shunt);
-    // Where nobody listens: without any controller it would forget its entries.
+    // An address without a listener: without any controller it would forget its entries.
     switch.connect(1);
     let mut new = connect(&network, "10.0.0.2", SHUNT);
     new.talk();

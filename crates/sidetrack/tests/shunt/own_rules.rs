@@ -2,11 +2,11 @@
 
 use crate::firewall::{Network, Running, SHUNT, own_rules, tool};
 use crate::flows::{Pair, connect, forget};
-use crate::hosts::{LIMIT, is_root};
 use sidetrack::config::Config;
 use sidetrack::shunt::{Path, PathKind, Settings};
 use sidetrack_core::shunt::{Cause, FastPathKind, Obstacle, ShuntAction};
 use sidetrack_sys::bpf::Forwarding;
+use sidetrack_testkit::{LIMIT, is_root};
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 

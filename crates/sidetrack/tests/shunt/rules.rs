@@ -2,10 +2,10 @@
 
 use crate::firewall::{Network, SHUNT};
 use crate::flows::{Pair, connect};
-use crate::hosts::is_root;
 use sidetrack::shunt::PathKind;
 use sidetrack_core::shunt::Cause;
 use sidetrack_sys::bpf::Forwarding;
+use sidetrack_testkit::is_root;
 use std::io::Write as _;
 
 #[test]
@@ -29,7 +29,7 @@ fn a_flow_that_is_denied_now_stops() {
     assert_eq!((flow.fast, flow.installs), (before, 1));
     // Allowed again: TCP sends the word once more, the policy says shunt, and it is.
     network.tool("iptables", &format!("-D FORWARD -p tcp --dport {SHUNT} -j DROP"));
-    pair.server.set_read_timeout(Some(crate::hosts::LIMIT)).expect("limit");
+    pair.server.set_read_timeout(Some(sidetrack_testkit::LIMIT)).expect("limit");
     let mut word = [0; 4];
     std::io::Read::read_exact(&mut pair.server, &mut word).expect("it comes through");
     pair.shunted(&shunt);

@@ -7,12 +7,12 @@
 //! ```
 
 use crate::firewall::Network;
-use crate::hosts::{LIMIT, Node};
 use sidetrack::config::ShuntSwitch;
 use sidetrack_core::openflow::{SwitchPorts, Version};
 use sidetrack_core::shunt::PortNumber;
 use sidetrack_sys::bpf::Forwarding;
 use sidetrack_sys::sysctl;
+use sidetrack_testkit::{LIMIT, Node};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

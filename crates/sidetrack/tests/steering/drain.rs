@@ -1,10 +1,10 @@
 //! SIGTERM while the kernel leads connections to our listeners: flows go on, and new connections pass as if we did not run.
 
-use crate::hosts::{Line, Node, is_root};
+use crate::node::Up;
 use crate::node::peers::{Client, Server, visit};
 use crate::node::traces::Traces;
-use crate::node::{Up, eventually};
 use rustix::process::Signal;
+use sidetrack_testkit::{Line, Node, eventually, is_root};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

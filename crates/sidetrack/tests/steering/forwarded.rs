@@ -1,9 +1,9 @@
 //! Connections of other hosts, caught on a router.
 
-use crate::hosts::{Line, is_root};
 use crate::node::peers::{Client, Server, visit};
 use crate::node::traces::Traces;
 use crate::node::{Up, at};
+use sidetrack_testkit::{Line, is_root};
 
 const TPROXY: &str = "[[listen]]\nname = \"router\"\nkind = \"tproxy\"\ninterfaces = [\"to-client\"]\n";
 const REDIRECT: &str = "[[listen]]\nname = \"router\"\nkind = \"redirect\"\nlocal = false\nforwarded = true\n\

@@ -1,8 +1,8 @@
 //! Flows that the kernel carries alone: where they go, and their records.
 
-use crate::hosts::{Line, is_root};
 use crate::node::peers::{Client, Server, visit};
 use crate::node::{Up, admin};
+use sidetrack_testkit::{Line, is_root};
 use std::net::SocketAddr;
 
 /// A reverse listener for each IP version on the router.

@@ -1,8 +1,8 @@
 //! Connections of this host's own programs.
 
-use crate::hosts::{Line, is_root};
 use crate::node::peers::{Client, Server, visit};
 use crate::node::{Up, at};
+use sidetrack_testkit::{Line, is_root};
 use std::net::SocketAddr;
 use std::process::Command;
 
@@ -30,7 +30,7 @@ impl Scene {
         self.line.client.run(move || Up::start("default = \"deny\"\n", &tables))
     }
 
-    /// Visits from the client's host: whether the server saw somebody else than the client.
+    /// Visits from the client's host: whether the server saw another address than the client's.
     fn caught(&self, to: SocketAddr) -> bool {
         let (client, seen, _) = self.line.client.run(move || visit(to, b"word"));
         client != seen

@@ -1,8 +1,6 @@
 //! Steering by the real binary on real traffic across network namespaces: who is caught, who is not, where it goes, whom
 //! the server sees, what is recorded.
 
-#[path = "../../../sys/tests/support/mod.rs"]
-mod hosts;
 #[path = "../node/mod.rs"]
 mod node;
 

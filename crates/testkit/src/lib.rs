@@ -1,5 +1,7 @@
-//! A network namespace of its own for each test, and small TCP peers in it.
-#![allow(dead_code, reason = "each test file uses its own part")]
+//! What the tests of several crates share: hosts in network namespaces of their own, small TCP peers, and waiting for a
+//! condition. Only tests depend on this crate.
+
+pub mod apart;
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,10 +13,10 @@ use std::time::{Duration, Instant};
 use sidetrack_sys::sysctl;
 
 /// How long any single step may take before the test fails.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs `test` on a thread with a fresh network namespace whose `lo` is up. Says so and does nothing when not root.
-pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
+pub fn in_namespace(test: impl FnOnce() + Send + 'static) {
     if !is_root() {
         return;
     }
@@ -28,14 +30,14 @@ pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
 }
 
 /// Moves this thread into a new network namespace and brings its `lo` up.
-pub(crate) fn enter_new_namespace() {
+pub fn enter_new_namespace() {
     #[expect(deprecated, reason = "the new form is unsafe because of CLONE_FILES, which is not used here")]
     rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNET).expect("unshare");
     sidetrack_sys::route::link_up("lo").expect("lo up");
 }
 
 /// A host: a thread in a network namespace of its own that does what it is told.
-pub(crate) struct Node {
+pub struct Node {
     thread_id: u32,
     work: Option<mpsc::Sender<Box<dyn FnOnce() + Send>>>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -43,7 +45,8 @@ pub(crate) struct Node {
 
 impl Node {
     /// A new host with only `lo`.
-    pub(crate) fn new() -> Self {
+    #[must_use]
+    pub fn new() -> Self {
         let (work, queue) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
         let (started, start) = mpsc::channel();
         let thread = std::thread::spawn(move || {
@@ -58,12 +61,12 @@ impl Node {
     }
 
     /// The id of its thread, by which `ip` finds its namespace.
-    pub(crate) const fn thread_id(&self) -> u32 {
+    pub const fn thread_id(&self) -> u32 {
         self.thread_id
     }
 
     /// Does something on this host and waits for its result; a panic there is one here.
-    pub(crate) fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+    pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, result) = mpsc::channel();
         let job = move || drop(done.send(std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))));
         self.work.as_ref().expect("alive").send(Box::new(job)).expect("the host's thread lives");
@@ -74,9 +77,15 @@ impl Node {
     }
 
     /// Runs the `ip` tool on this host.
-    pub(crate) fn ip(&self, arguments: &str) {
+    pub fn ip(&self, arguments: &str) {
         let arguments = arguments.to_owned();
         self.run(move || ip(&arguments));
+    }
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -95,7 +104,7 @@ fn ip(arguments: &str) {
 }
 
 /// client (10.0.1.1, fd00:1::1) - router (.254, ::fe) - server (10.0.2.1, fd00:2::1), all forwarding.
-pub(crate) struct Line {
+pub struct Line {
     /// 10.0.1.1 and fd00:1::1.
     pub client: Node,
     /// 10.0.1.254 and 10.0.2.254, fd00:1::fe and fd00:2::fe; interfaces `to-client` and `to-server`.
@@ -106,7 +115,8 @@ pub(crate) struct Line {
 
 impl Line {
     /// Builds it.
-    pub(crate) fn new() -> Self {
+    #[must_use]
+    pub fn new() -> Self {
         let line = Self { client: Node::new(), router: Node::new(), server: Node::new() };
         for (node, name, net) in [(&line.client, "to-client", 1), (&line.server, "to-server", 2)] {
             line.router.ip(&format!("link add {name} type veth peer name eth0 netns {}", node.thread_id));
@@ -128,8 +138,15 @@ impl Line {
     }
 }
 
+impl Default for Line {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// Says so and returns `false` when not root.
-pub(crate) fn is_root() -> bool {
+#[must_use]
+pub fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
         eprintln!("skipped: needs root");
@@ -138,7 +155,7 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// Sends a word from one end and expects it at the other, both ways.
-pub(crate) fn talk(client: &mut TcpStream, server: &mut TcpStream) {
+pub fn talk(client: &mut TcpStream, server: &mut TcpStream) {
     let mut buffer = [0; 4];
     for stream in [&*client, &*server] {
         stream.set_read_timeout(Some(LIMIT)).expect("limit");
@@ -152,27 +169,35 @@ pub(crate) fn talk(client: &mut TcpStream, server: &mut TcpStream) {
 }
 
 /// A listener on a free port of `address`.
-pub(crate) fn listen(address: &str) -> TcpListener {
+pub fn listen(address: &str) -> TcpListener {
     TcpListener::bind(SocketAddr::new(address.parse().expect("address"), 0)).expect("listen")
 }
 
-/// Waits until the condition holds; the test fails with `what` if it does not within the limit.
-pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+/// Waits until the condition holds; the test fails with `what` if it does not within [`LIMIT`].
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    awaited(what, || holds().then_some(()));
+}
+
+/// Waits until `done` gives something; the test fails with `what` if it does not within [`LIMIT`].
+pub fn awaited<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     let until = Instant::now() + LIMIT;
-    while !holds() {
+    loop {
+        if let Some(value) = done() {
+            return value;
+        }
         assert!(Instant::now() < until, "not within {LIMIT:?}: {what}");
-        std::thread::yield_now();
+        std::thread::park_timeout(Duration::from_millis(1));
     }
 }
 
 /// Accepts one connection within the limit.
-pub(crate) fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+pub fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     assert!(readable(listener, LIMIT), "nobody connected");
     listener.accept().expect("accept")
 }
 
 /// Whether the descriptor becomes readable within `limit`.
-pub(crate) fn readable(fd: impl AsFd, limit: Duration) -> bool {
+pub fn readable(fd: impl AsFd, limit: Duration) -> bool {
     let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
     let limit = rustix::event::Timespec {
         tv_sec: limit.as_secs().cast_signed(),
@@ -182,12 +207,12 @@ pub(crate) fn readable(fd: impl AsFd, limit: Duration) -> bool {
 }
 
 /// Connects within the limit.
-pub(crate) fn connect(to: &str) -> io::Result<TcpStream> {
+pub fn connect(to: &str) -> io::Result<TcpStream> {
     TcpStream::connect_timeout(&to.parse().expect("socket address"), LIMIT)
 }
 
 /// Runs the nft tool in this thread's namespace; its output, or `None` if it is not installed.
-pub(crate) fn nft(arguments: &str) -> Option<String> {
+pub fn nft(arguments: &str) -> Option<String> {
     let output = match Command::new("nft").args(arguments.split_whitespace()).output() {
         Ok(output) => output,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -201,6 +226,6 @@ pub(crate) fn nft(arguments: &str) -> Option<String> {
 }
 
 /// Text with every run of white space as one space, for comparing listings whose line breaks differ.
-pub(crate) fn flat(text: &str) -> String {
+pub fn flat(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

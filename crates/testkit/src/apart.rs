@@ -1,6 +1,5 @@
 //! Tests that each need a process of their own with one thread, as the user they are for: a command is started by a
 //! process with one thread, which no test of the usual harness has.
-#![allow(dead_code, reason = "each test program uses its own part")]
 
 use std::process::{Child, Command, ExitCode, Stdio};
 
@@ -8,13 +7,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_sys::caps::{self, CapabilitySet};
 
 /// `nobody`, the user without any right.
-pub(crate) const NOBODY: u32 = 65_534;
+pub const NOBODY: u32 = 65_534;
 
 /// Exit code of a scenario that lacks a program.
 const SKIPPED: u8 = 77;
 
 /// What a scenario found out.
-pub(crate) enum Outcome {
+pub enum Outcome {
     /// All was as it should be.
     Done,
     /// A program is not installed.
@@ -28,10 +27,10 @@ impl From<()> for Outcome {
 }
 
 /// Its name, and what it does.
-pub(crate) type Scenario<T> = (&'static str, fn() -> T);
+pub type Scenario<T> = (&'static str, fn() -> T);
 
 /// The scenarios of one test program.
-pub(crate) struct Suite<T: 'static> {
+pub struct Suite<T: 'static> {
     /// What they are about.
     pub title: &'static str,
     /// Longest time for one of them, seconds.
@@ -46,7 +45,7 @@ pub(crate) struct Suite<T: 'static> {
 
 impl<T: Into<Outcome>> Suite<T> {
     /// The program: what the scenarios to be run (user and name) need is prepared first and dropped at the end.
-    pub(crate) fn main<P>(&self, prepare: impl FnOnce(&[(&str, &str)]) -> P) -> ExitCode {
+    pub fn main<P>(&self, prepare: impl FnOnce(&[(&str, &str)]) -> P) -> ExitCode {
         let arguments: Vec<String> = std::env::args().collect();
         if let [_, flag, user, name] = arguments.as_slice()
             && flag == "--scenario"
@@ -130,14 +129,14 @@ impl<T: Into<Outcome>> Suite<T> {
 }
 
 /// This program again, for one scenario. The link works for a user who cannot reach the build directory, too.
-pub(crate) fn again(user: &str, name: &str) -> Command {
+pub fn again(user: &str, name: &str) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.args(["--scenario", user, name]).stdin(Stdio::null());
     command
 }
 
 /// Becomes the user `nobody`, with no more than these capabilities.
-pub(crate) fn become_nobody(keep: CapabilitySet) {
+pub fn become_nobody(keep: CapabilitySet) {
     // A thread that was joined is counted until the kernel has taken it apart.
     let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !sidetrack_sys::process::is_single_threaded() && std::time::Instant::now() < until {
