@@ -12,6 +12,7 @@ pub mod cpu;
 pub mod engine;
 pub mod experiments;
 mod generator;
+pub mod kit;
 pub mod launch;
 pub mod link;
 pub mod load;

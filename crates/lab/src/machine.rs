@@ -1,5 +1,6 @@
 //! The machine on which figures are taken, and how much other work disturbed it.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,6 +61,17 @@ impl Machine {
                 .unwrap_or_else(|| "unknown".into()),
             load: load_average(),
         }
+    }
+}
+
+/// `Kernel 6.1, 2 x ..., congestion control bbr, load 0.1 before`.
+impl fmt::Display for Machine {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kernel, cpu, congestion_control, load, .. } = self;
+        write!(
+            formatter,
+            "Kernel {kernel}, {cpu}, congestion control {congestion_control}, load {load:.1} before"
+        )
     }
 }
 
@@ -133,49 +145,8 @@ fn pressure_us() -> u64 {
     total.and_then(|total| total.parse().ok()).unwrap_or(0)
 }
 
+/// Returns the UTC date, `YYYY-MM-DD`.
 fn today() -> String {
-    let seconds =
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |age| age.as_secs());
-    civil_date(seconds / 86_400)
-}
-
-/// Converts days since 1970-01-01 into a date of the proleptic Gregorian calendar.
-fn civil_date(days: u64) -> String {
-    let is_leap =
-        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    let (mut year, mut left) = (1970, days);
-    while left >= 365 + u64::from(is_leap(year)) {
-        left -= 365 + u64::from(is_leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(is_leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if left < length {
-            break;
-        }
-        left -= length;
-        month += 1;
-    }
-    format!("{year:04}-{month:02}-{:02}", left + 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::civil_date;
-
-    #[test]
-    fn dates_at_the_edges_of_months_and_leap_years() {
-        for (days, date) in [
-            (0, "1970-01-01"),
-            (58, "1970-02-28"),
-            (59, "1970-03-01"),
-            (11_016, "2000-02-29"),
-            (11_017, "2000-03-01"),
-            (20_454, "2026-01-01"),
-            (20_818, "2026-12-31"),
-        ] {
-            assert_eq!(civil_date(days), date);
-        }
-    }
+    let now = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
+    now.split('T').next().unwrap_or_default().to_owned()
 }

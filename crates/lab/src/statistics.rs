@@ -1,6 +1,8 @@
 //! Statistics of several samples: medians, quartiles, percentiles, deviation, and the rank-sum test (Wilcoxon 1945;
 //! Mann and Whitney 1947) as in NFShunt, Tables V and VI.
 
+use std::fmt;
+
 use serde::Serialize;
 
 /// A median with its quartiles.
@@ -14,7 +16,24 @@ pub struct Spread {
     pub high: f64,
 }
 
+/// `1.02 (0.97 to 1.10)`: the median and the quartiles. One figure stands alone.
+impl fmt::Display for Spread {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:.2}", self.median)?;
+        if self.low == self.high {
+            return Ok(());
+        }
+        write!(formatter, " ({:.2} to {:.2})", self.low, self.high)
+    }
+}
+
 impl Spread {
+    /// Makes that of one value.
+    #[must_use]
+    pub const fn single(value: f64) -> Self {
+        Self { low: value, median: value, high: value }
+    }
+
     /// Computes them for a list of values; `None` if it is empty.
     #[must_use]
     pub fn of(mut values: Vec<f64>) -> Option<Self> {

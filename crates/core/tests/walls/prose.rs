@@ -42,7 +42,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("docs/configuration.md", "(nobody)", "the system user of this name"),
     ("crates/sidetrack/tests/examples.rs", "`nobody`", "the system user of this name"),
     ("crates/sidetrack/tests/ordinary_user.rs", "`nobody`", "the system user of this name"),
-    ("crates/sys/tests/support/apart.rs", "`nobody`", "the system user of this name"),
+    ("crates/testkit/src/apart.rs", "`nobody`", "the system user of this name"),
 ];
 
 /// The comments of a Rust or C file: the number of each line and its text.

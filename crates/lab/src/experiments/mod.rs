@@ -7,7 +7,6 @@ pub mod flights;
 pub mod http;
 pub mod idle;
 pub mod links;
-mod missing;
 pub mod overlay;
 pub mod relay;
 pub mod shunt;

@@ -75,7 +75,7 @@ fn visit(proxy: SocketAddr, _: SocketAddr, _: usize) {
     drop(Client::new(proxy));
 }
 
-/// The client sends what is no request, and gets the document's answer.
+/// The client sends what is not a request, and gets the document's answer.
 fn nonsense(proxy: SocketAddr, _: SocketAddr, number: usize) {
     refused(Client::new(proxy), format!("{number} nonsense\r\n\r\n").as_bytes());
 }

@@ -2,10 +2,10 @@
 
 use crate::firewall::{Network, SHUNT};
 use crate::flows::{Pair, connect};
-use crate::hosts::{LIMIT, is_root};
 use sidetrack::shunt::PathKind;
 use sidetrack_core::shunt::{Cause, Obstacle};
 use sidetrack_sys::bpf::Forwarding;
+use sidetrack_testkit::{LIMIT, is_root};
 use std::time::Instant;
 
 fn the_fastest_have_the_entries(forwarding: Forwarding) {

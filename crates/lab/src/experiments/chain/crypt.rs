@@ -1,12 +1,11 @@
 //! The encrypting pair beside OpenSSL and beside ring, the library of its cipher: the same cipher, the same length of
 //! records, one core.
 
-use std::fmt::Write as _;
-
 use anyhow::{Context, Result, ensure};
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use sidetrack_sys::scheduling::thread_cpu_time;
 
+use crate::kit::Page;
 use crate::peers::ours;
 use crate::site::Site;
 
@@ -99,25 +98,22 @@ fn openssl_speed(text: &str) -> Option<f64> {
 }
 
 /// Formats it as a table.
-pub(super) fn render(text: &mut String, pair: &Pair) {
+pub(super) fn render(page: &mut Page, pair: &Pair) {
     let share = |ours: f64| ours / pair.openssl;
-    let _ = write!(
-        text,
-        "| ChaCha20-Poly1305, records of 16 KiB | GB a CPU second | of OpenSSL's | of ring's |\n|---|---:|---:|---:|\n\
-         | encrypt | {:.2} | {:.2} | {:.2} |\n| decrypt | {:.2} | {:.2} | {:.2} |\n\
-         | ring, the cipher alone (what ours is made of) | {:.2} | {:.2} | 1 |\n\
-         | {} (`openssl speed`), the cipher alone | {:.2} | 1 | |\n\n",
-        pair.encrypt,
-        share(pair.encrypt),
-        pair.encrypt / pair.ring,
-        pair.decrypt,
-        share(pair.decrypt),
-        pair.decrypt / pair.ring,
+    page.columns(["ChaCha20-Poly1305, records of 16 KiB", "GB a CPU second:", "of OpenSSL's:", "of ring's:"]);
+    for (name, speed) in [("encrypt", pair.encrypt), ("decrypt", pair.decrypt)] {
+        page.row(format_args!("{name} | {speed:.2} | {:.2} | {:.2}", share(speed), speed / pair.ring));
+    }
+    page.row(format_args!(
+        "ring, the cipher alone (what ours is made of) | {:.2} | {:.2} | 1",
         pair.ring,
-        share(pair.ring),
-        pair.version,
-        pair.openssl,
-    );
+        share(pair.ring)
+    ));
+    page.row(format_args!(
+        "{} (`openssl speed`), the cipher alone | {:.2} | 1 |",
+        pair.version, pair.openssl
+    ));
+    page.blank();
 }
 
 #[cfg(test)]

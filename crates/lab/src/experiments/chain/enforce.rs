@@ -1,7 +1,6 @@
 //! How long it takes until a decision holds: the eight steps of an application, and a consent that is withdrawn while
 //! flows pass three nodes.
 
-use std::fmt::Write as _;
 use std::io::Read as _;
 use std::net::TcpStream;
 use std::time::Instant;
@@ -9,9 +8,9 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::bars::Bar;
 use super::plane::{DOMAINS, Plane};
-use crate::statistics::Spread;
+use crate::kit::{Bar, Bound, Page};
+use crate::statistics::{Spread, median};
 
 /// Time limit for the eight steps, in milliseconds.
 const READY_WITHIN_MS: f64 = 500.0;
@@ -68,30 +67,22 @@ impl Steps {
     }
 
     /// Formats a table with a bar for each step, and the result of the time limit.
-    pub(super) fn render(&self, text: &mut String) -> Bar {
-        let medians: Vec<f64> = self
-            .each_ms
-            .iter()
-            .map(|each| Spread::of(each.clone()).map_or(0.0, |each| each.median))
-            .collect();
+    pub(super) fn render(&self, page: &mut Page) -> Bar {
+        let medians: Vec<f64> = self.each_ms.iter().map(|each| median(each).unwrap_or_default()).collect();
         let longest = medians.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
-        let _ = writeln!(
-            text,
-            "The eight steps of an application in three domains, functions warm, {} times; medians.\n\n| step | ms | |\n|---|---:|---|",
+        page.line(format_args!(
+            "The eight steps of an application in three domains, functions warm, {} times; medians.\n",
             self.all_ms.len()
-        );
+        ));
+        page.columns(["step", "ms:", ""]);
         for (index, (name, median)) in self.names.iter().zip(&medians).enumerate() {
             let bar = "#".repeat((median / longest * COLUMNS).round() as usize);
-            let _ = writeln!(text, "| {}. {name} | {median:.1} | {bar} |", index + 1);
+            page.row(format_args!("{}. {name} | {median:.1} | {bar}", index + 1));
         }
-        text.push('\n');
-        Bar {
-            what: "the eight steps of an application, functions warm".to_owned(),
-            measured: Spread::of(self.all_ms.clone()).ok_or_else(|| "no application".to_owned()),
-            bound: READY_WITHIN_MS,
-            at_least: false,
-            unit: " ms",
-        }
+        page.blank();
+        let measured = Spread::of(self.all_ms.clone()).ok_or_else(|| "no application".to_owned());
+        let what = "the eight steps of an application, functions warm";
+        Bar::new(what, measured, Bound::AtMost(READY_WITHIN_MS)).unit(" ms")
     }
 }
 
@@ -137,32 +128,26 @@ fn ended(mut flow: TcpStream) -> Result<Instant> {
 }
 
 /// Formats it in words, with the result of the time limit.
-pub(super) fn render(text: &mut String, all_ms: &[f64]) -> Bar {
+pub(super) fn render(page: &mut Page, all_ms: &[f64]) -> Bar {
     let mut sorted = all_ms.to_vec();
     sorted.sort_by(f64::total_cmp);
     // Returns the least value that 99 % do not exceed; with fewer than a hundred values it is the worst.
     let rank = (sorted.len() * 99).div_ceil(100).saturating_sub(1);
     let spread = Spread::of(sorted.clone());
     let (p99, worst) = (sorted.get(rank).copied(), sorted.last().copied());
-    let _ = writeln!(
-        text,
-        "Consent withdrawn {} times under a flow through each of three proxies, until the last flow had ended: median {:.1} ms, worst \
-         {:.1} ms.\n",
+    page.line(format_args!(
+        "Consent withdrawn {} times under a flow through each of three proxies, until the last flow had \
+         ended: median {:.1} ms, worst {:.1} ms.\n",
         sorted.len(),
         spread.map_or(0.0, |spread| spread.median),
         worst.unwrap_or(0.0)
-    );
+    ));
     let measured = match (spread, p99, worst) {
         (Some(spread), Some(p99), Some(worst)) => Ok(Spread { low: spread.median, median: p99, high: worst }),
         _ => Err("no change".to_owned()),
     };
-    Bar {
-        what: "a change of policy holds on three nodes, 99 % (median to worst)".to_owned(),
-        measured,
-        bound: HOLDS_WITHIN_MS,
-        at_least: false,
-        unit: " ms",
-    }
+    let what = "a change of policy holds on three nodes, 99 % (median to worst)";
+    Bar::new(what, measured, Bound::AtMost(HOLDS_WITHIN_MS)).unit(" ms")
 }
 
 #[cfg(test)]
@@ -183,9 +168,9 @@ mod tests {
         let progress: String = names.iter().enumerate().map(line).collect();
         let mut steps = Steps::default();
         steps.add(&progress).expect("eight steps");
-        let mut text = String::new();
-        let bar = steps.render(&mut text);
-        assert!(bar.holds() && text.contains("| 8. ready | 10.0 | ####"), "{text}");
+        let mut page = Page::default();
+        let bar = steps.render(&mut page);
+        assert!(bar.holds() && page.as_str().contains("| 8. ready | 10.0 | ####"), "{page:?}");
         assert!(bar.measured.is_ok_and(|all| (all.median - 80.0).abs() < 1e-6));
         let seven: String = progress.lines().take(7).collect::<Vec<_>>().join("\n");
         assert!(steps.add(&seven).is_err());
@@ -195,10 +180,10 @@ mod tests {
     fn one_of_a_hundred_may_be_late_and_two_may_not() {
         let mut all = vec![10.0; 99];
         all.push(70.0);
-        assert!(render(&mut String::new(), &all).holds());
+        assert!(render(&mut Page::default(), &all).holds());
         all[0] = 60.0;
-        assert!(!render(&mut String::new(), &all).holds());
-        assert!(!render(&mut String::new(), &[10.0, 51.0]).holds(), "of a few the worst counts");
-        assert!(!render(&mut String::new(), &[]).holds());
+        assert!(!render(&mut Page::default(), &all).holds());
+        assert!(!render(&mut Page::default(), &[10.0, 51.0]).holds(), "of a few the worst counts");
+        assert!(!render(&mut Page::default(), &[]).holds());
     }
 }

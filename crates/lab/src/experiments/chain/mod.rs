@@ -1,21 +1,19 @@
 //! `chain`: the cost of functions inside Sidetrack and in containers, how fast a chain changes under live flows, and
 //! how soon a decision about data holds at three proxies.
 
-pub(super) mod bars;
+mod bars;
 mod crypt;
 mod enforce;
 mod plane;
 mod swap;
 
-use std::fmt::Write as _;
-use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use super::missing::Missing;
-use super::relay::{Cell, Results, STEAL_LIMIT_PERCENT, Timing, take};
+use super::relay::{Cell, take};
+use crate::kit::{self, Bar, Missing, Page, Results, Timing};
 use crate::machine::{self, Machine};
 use crate::peers::Peer;
 use crate::peers::chains::CHAINS;
@@ -54,83 +52,74 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let machine = Machine::probe();
     let site = Site::new()?;
     let progress = Progress::new();
-    let mut text = String::new();
+    let mut page = Page::default();
     let (mut bars, mut missing) = (Vec::new(), Missing::default());
     if options.wants("cost") {
         let results = costs(options, machine.clone(), &site, &progress);
-        heading(&mut text, &results);
-        bars::figures(&mut text, &results);
+        heading(&mut page, &results);
+        bars::figures(&mut page, &results);
         bars.extend(bars::judge(&results));
     }
     if options.wants("crypt") {
         progress.now("encryption");
         let pair = crypt::measure(&site, if options.quick { 64 } else { 512 } << 20);
         if let Some(pair) = missing.note("encryption", pair, &progress) {
-            crypt::render(&mut text, &pair);
+            crypt::render(&mut page, &pair);
         }
     }
     if options.wants("swap") {
         progress.now("a chain changes");
         let swaps = swap::measure(&site, if options.quick { 3 } else { 20 });
         if let Some(swaps) = missing.note("a chain that changes", swaps, &progress) {
-            bars.extend(swap::render(&mut text, &swaps));
+            bars.extend(swap::render(&mut page, &swaps));
         }
     }
     if options.wants("plane") {
         progress.now("applications and consent in three domains");
-        bars.extend(decisions(&site, options.quick, &mut text, &mut missing, &progress));
+        bars.extend(decisions(&site, options.quick, &mut page, &mut missing, &progress));
     }
-    missing.render(&mut text);
-    bars::render(&mut text, &bars);
-    print!("{text}");
-    if let Some(path) = &options.markdown {
-        fs::write(path, &text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    let well = !missing.is_failure() && bars.iter().all(bars::Bar::holds);
-    Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    missing.render(&mut page);
+    Bar::table(&mut page, &bars);
+    page.publish(options.markdown.as_deref())?;
+    Ok(kit::exit(!missing.is_failure() && !bars.iter().any(Bar::is_failure)))
 }
 
 /// How soon a decision holds.
 fn decisions(
     site: &Site,
     quick: bool,
-    text: &mut String,
+    page: &mut Page,
     missing: &mut Missing,
     progress: &Progress,
-) -> Vec<bars::Bar> {
+) -> Vec<Bar> {
     let mut bars = Vec::new();
     let plane = plane::Plane::start(site);
     let Some(plane) = missing.note("three domains", plane, progress) else { return bars };
     let steps = enforce::steps(&plane, if quick { 5 } else { 30 });
-    bars.extend(missing.note("steps of an application", steps, progress).map(|steps| steps.render(text)));
+    bars.extend(missing.note("steps of an application", steps, progress).map(|steps| steps.render(page)));
     let changes = enforce::changes(&plane, if quick { 10 } else { 100 });
     let changes = missing.note("consent withdrawn", changes, progress);
-    bars.extend(changes.map(|changes| enforce::render(text, &changes)));
+    bars.extend(changes.map(|changes| enforce::render(page, &changes)));
     bars
 }
 
-fn heading(text: &mut String, results: &Results) {
+fn heading(page: &mut Page, results: &Results<Cell>) {
     let machine = &results.machine;
-    // Writing to a String cannot fail.
-    let _ = write!(
-        text,
-        "## Chains, {}\n\nKernel {}, {}, congestion control {}, load {:.1} before and {:.1} after. {} rounds of {} ms after {} ms of \
-         warm-up, rows in turn, order reversed every round; medians. Samples dropped for more than 2 % steal: {}. Client and server share \
-         one core, the node has the other, and so have containers. CPU is that of the node alone, without what is in containers. Functions \
-         in the order in which longer chains have more of them: count, limit, filter (words), replace, and the same again. The first two only \
-         count: their flows are spliced. From the third on bytes are read, so the first reading one is held against the least program that \
-         reads and writes (bare copy).\n\n",
+    page.text(format_args!(
+        "## Chains, {}\n\n{machine} and {:.1} after. {} rounds of {} ms after {} ms of warm-up, rows in \
+         turn, order reversed every round; medians. Samples dropped for more than 2 % steal: {}. Client and \
+         server share one core, the node has the other, and so have containers. CPU is that of the node \
+         alone, without what is in containers. Functions in the order in which longer chains have more of \
+         them: count, limit, filter (words), replace, and the same again. The first two only count: their \
+         flows are spliced. From the third on bytes are read, so the first reading one is held against the \
+         least program that reads and writes (bare copy).\n\n",
         machine.date,
-        machine.kernel,
-        machine.cpu,
-        machine.congestion_control,
-        machine.load,
         results.load_at_end,
         results.rounds,
         results.timing.window_ms,
         results.timing.warmup_ms,
-        results.dropped,
-    );
+        results.dropped
+    ));
 }
 
 fn rows(quick: bool) -> Vec<Peer> {
@@ -150,7 +139,7 @@ fn rows(quick: bool) -> Vec<Peer> {
 /// Maximum number of attempts until a sample is undisturbed.
 const ATTEMPTS: u32 = 3;
 
-fn costs(options: &Options, machine: Machine, site: &Site, progress: &Progress) -> Results {
+fn costs(options: &Options, machine: Machine, site: &Site, progress: &Progress) -> Results<Cell> {
     let quick = options.quick;
     let timing = if quick { Timing { warmup_ms: 100, window_ms: 300 } } else { Timing::FULL };
     let rounds = options.rounds.unwrap_or(if quick { 3 } else { 5 }).max(1);
@@ -161,42 +150,10 @@ fn costs(options: &Options, machine: Machine, site: &Site, progress: &Progress) 
     } else {
         &[Cell::New(32), Cell::New(64), Cell::Bulk(1), Cell::Bulk(8)]
     };
+    let rows: Vec<_> = rows(quick).into_iter().map(|peer| (peer.name, peer)).collect();
     for cell in cells {
-        for round in 0..rounds {
-            let mut order = rows(quick);
-            if round % 2 == 1 {
-                order.reverse();
-            }
-            for peer in order {
-                sample(site, peer, (*cell, round, attempts), &mut results, progress);
-            }
-        }
-        progress.say(&format!("{cell}: done"));
+        results.measure(*cell, &rows, attempts, progress, |peer| take(site, peer, *cell, timing));
     }
     results.load_at_end = machine::load_average();
     results
-}
-
-/// Takes one sample. A disturbed one is dropped and taken again, a few times: a ratio needs two samples of one round.
-fn sample(
-    site: &Site,
-    peer: Peer,
-    (cell, round, attempts): (Cell, u32, u32),
-    results: &mut Results,
-    progress: &Progress,
-) {
-    if results.why_missing(cell, peer.name).is_some() {
-        return;
-    }
-    progress.now(&format!("{cell}, round {} of {}: {}", round + 1, results.rounds, peer.name));
-    for _ in 0..attempts {
-        match take(site, peer, cell, results.timing) {
-            Ok(sample) if sample.disturbance.steal_percent <= STEAL_LIMIT_PERCENT => {
-                results.add(cell, peer.name, round, Some(sample));
-                return;
-            }
-            Ok(_) => results.dropped += 1,
-            Err(reason) => return progress.say(&results.unavailable(peer.name, cell, &reason)),
-        }
-    }
 }

@@ -1,6 +1,5 @@
 //! A chain changes while flows pass it: no flow is cut, and new flows soon take the new chain.
 
-use std::fmt::Write as _;
 use std::io::{Read, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -9,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::bars::Bar;
+use crate::kit::{Bar, Bound, Page};
 use crate::peers::ours;
 use crate::service::Service;
 use crate::site::Site;
@@ -154,29 +153,16 @@ fn write(config: &Path, admin: &Path, server: SocketAddr, word: &str) -> Result<
 }
 
 /// Formats it in words, with the bars.
-pub(super) fn render(text: &mut String, swaps: &Swaps) -> Vec<Bar> {
-    let _ = writeln!(
-        text,
+pub(super) fn render(page: &mut Page, swaps: &Swaps) -> Vec<Bar> {
+    page.line(format_args!(
         "A chain changed {} times under {FLOWS} live flows: {} of them were cut.\n",
         swaps.after_ms.len(),
         swaps.cut
-    );
-    let none = || "no change".to_owned();
-    let cut = swaps.cut as f64;
+    ));
+    let after = Spread::of(swaps.after_ms.clone()).ok_or_else(|| "no change".to_owned());
+    let what = "from the request to a new flow on the new chain";
     vec![
-        Bar {
-            what: "flows cut when a chain changes".to_owned(),
-            measured: Ok(Spread { low: cut, median: cut, high: cut }),
-            bound: 0.0,
-            at_least: false,
-            unit: "",
-        },
-        Bar {
-            what: "from the request to a new flow on the new chain".to_owned(),
-            measured: Spread::of(swaps.after_ms.clone()).ok_or_else(none),
-            bound: WITHIN_MS,
-            at_least: false,
-            unit: " ms",
-        },
+        Bar::single("flows cut when a chain changes", Some(swaps.cut as f64), Bound::AtMost(0.0)),
+        Bar::new(what, after, Bound::AtMost(WITHIN_MS)).unit(" ms"),
     ]
 }

@@ -22,7 +22,7 @@ use sidetrack_core::engine::{
 use sidetrack_core::time::Instant;
 use sidetrack_sys::pages;
 
-use crate::experiments::missing::Missing;
+use crate::kit::Missing;
 use crate::progress::Progress;
 
 /// Packets handled between two readings of the clock.
@@ -64,7 +64,7 @@ impl Row {
 /// Measures each row in this number of rounds and connections. With `verify` the engine verifies every incoming
 /// checksum, as it must if no network card has done so. A row in which a connection deviates from its script is missing.
 pub(super) fn run(
-    rounds: usize,
+    rounds: u32,
     connections: usize,
     verify: bool,
     progress: &Progress,

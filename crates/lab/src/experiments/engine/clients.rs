@@ -4,14 +4,13 @@
 //! frames: if few frames come at a time, most of a packet's cost is the wake-up. A program that is better without
 //! gathering is compared without it.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::Result;
 use serde::Serialize;
 
-use super::super::relay::{Cell, Sample, Timing, take_counting};
-use super::Bar;
+use super::super::relay::{Cell, take_counting};
+use crate::kit::{Bar, Bound, Page, Sample, Timing, in_turn};
 use crate::peers::{self, Peer, Unavailable};
 use crate::progress::Progress;
 use crate::site::{self, Site};
@@ -57,15 +56,18 @@ fn rows() -> Vec<(String, Peer)> {
 ///
 /// # Errors
 /// The site cannot be built: root and nginx are needed.
-pub(super) fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec<Row>> {
+pub(super) fn run(quick: bool, rounds: u32, progress: &Progress) -> Result<Vec<Row>> {
     let timing = if quick { Timing::QUICK } else { Timing::FULL };
     let cell = Cell::New(64);
-    let mut all: Vec<_> = rows().into_iter().map(|(name, peer)| (name, peer, Vec::new())).collect();
+    let rows = rows();
+    let mut samples = vec![Vec::new(); rows.len()];
+    let places: Vec<usize> = (0..rows.len()).collect();
     for round in 0..rounds {
-        for (name, peer, samples) in &mut all {
+        for at in in_turn(&places, round) {
+            let (name, peer) = &rows[at];
             progress.now(&format!("kernel clients, round {} of {rounds}: {name}", round + 1));
             let gathers = name.ends_with(GATHERING) && !peer.is_ours;
-            let row = match sample(*peer, cell, timing, gathers) {
+            samples[at].push(match sample(*peer, cell, timing, gathers) {
                 Ok(sample) => Row {
                     name: name.clone(),
                     rate: sample.speed(cell),
@@ -75,15 +77,10 @@ pub(super) fn run(quick: bool, rounds: usize, progress: &Progress) -> Result<Vec
                     missing: None,
                 },
                 Err(why) => missing(name, &why.to_string()),
-            };
-            samples.push(row);
+            });
         }
-        all.reverse();
     }
-    if rounds % 2 == 1 {
-        all.reverse();
-    }
-    Ok(all.into_iter().filter_map(|(_, _, samples)| median(samples)).collect())
+    Ok(samples.into_iter().filter_map(median).collect())
 }
 
 /// Takes one sample, in a new site, so that a row's interface settings do not affect the next. In all rows frames are
@@ -121,43 +118,38 @@ pub(super) fn bars(rows: &[Row]) -> Vec<Bar> {
         let both = [cpu(other), cpu(&format!("{other}{GATHERING}"))];
         both.into_iter().flatten().min_by(f64::total_cmp)
     };
-    let bar = |ours: &str, other: &str| Bar {
-        what: format!("CPU time of a connection, {ours} to {other} at its best"),
-        measured: cpu(ours).zip(least(other)).map(|(own, other)| own / other),
-        bound: SHARE_AT_MOST,
-        at_least: false,
+    let bar = |ours: &str, other: &str| {
+        let what = format!("CPU time of a connection, {ours} to {other} at its best");
+        let share = cpu(ours).zip(least(other)).map(|(own, other)| own / other);
+        Bar::single(what, share, Bound::AtMost(SHARE_AT_MOST))
     };
     OURS.iter().flat_map(|ours| OTHERS.map(|other| bar(ours, other))).collect()
 }
 
 /// The table.
-pub(super) fn render(text: &mut String, rows: &[Row]) {
+pub(super) fn render(page: &mut Page, rows: &[Row]) {
     if rows.is_empty() {
         return;
     }
-    // Writing to a String cannot fail.
-    let _ = writeln!(
-        text,
-        "### Clients and server of the kernel, a new connection for each request, 64 at a time\n\n\
-         A kernel thread on each host's own core takes its frames; the CPU time of the proxy's thread is counted. *Gathering*: \
-         frames wait for up to {} us before the thread takes them (`coalesce_us`; napi_defer_hard_irqs and gro_flush_timeout).\n\n\
-         | | connections/s | CPU us a connection | p50 us | p99 us |\n|---|---:|---:|---:|---:|",
+    page.line(format_args!(
+        "### Clients and server of the kernel, a new connection for each request, 64 at a time\n\nA kernel \
+         thread on each host's own core takes its frames; the CPU time of the proxy's thread is counted. \
+         *Gathering*: frames wait for up to {} us before the thread takes them (`coalesce_us`; \
+         napi_defer_hard_irqs and gro_flush_timeout).\n",
         peers::GATHERING_US
-    );
+    ));
+    page.columns(["", "connections/s:", "CPU us a connection:", "p50 us:", "p99 us:"]);
     for row in rows {
         let cpu = row.cpu_us.map_or("-".to_owned(), |us| format!("{us:.1}"));
-        let _ = match &row.missing {
-            Some(why) => writeln!(text, "| {} | - | - | - | {why} |", row.name),
-            None => {
-                writeln!(
-                    text,
-                    "| {} | {:.0} | {cpu} | {:.0} | {:.0} |",
-                    row.name, row.rate, row.p50_us, row.p99_us
-                )
-            }
-        };
+        match &row.missing {
+            Some(why) => page.row(format_args!("{} | - | - | - | {why}", row.name)),
+            None => page.row(format_args!(
+                "{} | {:.0} | {cpu} | {:.0} | {:.0}",
+                row.name, row.rate, row.p50_us, row.p99_us
+            )),
+        }
     }
-    text.push('\n');
+    page.blank();
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::experiments::missing::Missing;
+use crate::kit::{Missing, Page};
 use crate::link::{Conditions, Kind, Loss, Network};
 use crate::peers::ours;
 use crate::progress::Progress;
@@ -233,29 +233,35 @@ fn drive(site: &Site, front: SocketAddr, row: &mut Row, progress: &Progress) -> 
 }
 
 /// The table.
-pub(super) fn render(text: &mut String, rows: &[Row]) {
+pub(super) fn render(page: &mut Page, rows: &[Row]) {
     if rows.is_empty() {
         return;
     }
     let each = conditions();
     let percent = |share: f64| share * 100.0;
-    // Writing to a String cannot fail.
-    let _ = writeln!(
-        text,
-        "### Byte for byte, between two kernels\n\nEach way of both links: {:.0} ms, {:.0} % lost, {:.0} % repeated, {:.0} % out of \
-         order. Sizes at random up to {BYTES_MAX} bytes each way, {AT_ONCE} clients at a time, SHA-256 of both directions compared. \
-         Changed: every x becomes three y, every z is taken out, both ways.\n\n\
-         | payload | connections | exact | stuck | MB up | MB down | frames lost | first error |\n\
-         |---|---:|---:|---:|---:|---:|---:|---|",
+    page.line(format_args!(
+        "### Byte for byte, between two kernels\n\nEach way of both links: {:.0} ms, {:.0} % lost, {:.0} % \
+         repeated, {:.0} % out of order. Sizes at random up to {BYTES_MAX} bytes each way, {AT_ONCE} clients \
+         at a time, SHA-256 of both directions compared. Changed: every x becomes three y, every z is taken \
+         out, both ways.\n",
         each.delay.as_secs_f64() * 1000.0,
         percent(each.loss.share()),
         percent(each.duplicate),
         percent(each.reorder)
-    );
+    ));
+    page.columns([
+        "payload",
+        "connections:",
+        "exact:",
+        "stuck:",
+        "MB up:",
+        "MB down:",
+        "frames lost:",
+        "first error",
+    ]);
     for row in rows {
-        let _ = writeln!(
-            text,
-            "| {} | {} | {} | {} | {:.1} | {:.1} | {} | {} |",
+        page.row(format_args!(
+            "{} | {} | {} | {} | {:.1} | {:.1} | {} | {}",
             if row.changed { "changed" } else { "as it is" },
             row.connections,
             row.exact,
@@ -264,9 +270,9 @@ pub(super) fn render(text: &mut String, rows: &[Row]) {
             row.received as f64 / 1e6,
             row.lost,
             row.first_error.as_deref().unwrap_or("-")
-        );
+        ));
     }
-    text.push('\n');
+    page.blank();
 }
 
 #[cfg(test)]

@@ -6,18 +6,16 @@ mod clients;
 mod exact;
 mod wire;
 
-use std::fmt::Write as _;
-use std::fs;
 use std::hint::black_box;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 
-use super::missing::Missing;
 use crate::chart::{self, Series, Titles};
+use crate::kit::{self, Bar, Bound, Missing, Page};
 use crate::machine::{self, Machine};
 use crate::output::Output;
 use crate::progress::Progress;
@@ -33,7 +31,7 @@ pub struct Options {
     pub connections: Option<u64>,
     /// Rounds; the median counts [default: 5, with --quick 1].
     #[arg(long)]
-    pub rounds: Option<usize>,
+    pub rounds: Option<u32>,
     /// Only this part; may be given several times.
     #[arg(long, value_name = "PART", value_parser = ["core", "wire", "clients", "exact"])]
     pub part: Vec<String>,
@@ -53,30 +51,8 @@ impl Options {
         super::is_wanted(&self.part, part)
     }
 
-    fn rounds(&self) -> usize {
+    fn rounds(&self) -> u32 {
         self.rounds.unwrap_or(if self.quick { 1 } else { 5 }).max(1)
-    }
-}
-
-/// One bar and its result.
-#[derive(Debug, Clone, Serialize)]
-pub struct Bar {
-    /// The text of the bar.
-    pub what: String,
-    /// The measured value; `None` if it could not be measured.
-    pub measured: Option<f64>,
-    /// The bound.
-    pub bound: f64,
-    /// Whether a higher value is better.
-    pub at_least: bool,
-}
-
-impl Bar {
-    /// Returns true if it was measured and is on the right side.
-    #[must_use]
-    pub fn holds(&self) -> bool {
-        self.measured
-            .is_some_and(|value| if self.at_least { value >= self.bound } else { value <= self.bound })
     }
 }
 
@@ -117,7 +93,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             alone::run(options.rounds(), connections, options.verify, &progress, &mut results.missing);
         results.bars.extend(results.core.iter().filter_map(|row| {
             let what = format!("core, ns a packet at {} open", row.open);
-            row.bar.map(|bound| Bar { what, measured: Some(row.nanos), bound, at_least: false })
+            row.bar.map(|most| Bar::single(what, Some(row.nanos), Bound::AtMost(most)))
         }));
     }
     if options.wants("wire") {
@@ -133,17 +109,13 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         let connections = options.connections.unwrap_or(if options.quick { 300 } else { 10_000 });
         results.exact = exact::run(connections, &progress, &mut results.missing);
     }
-    let text = render(&results);
-    print!("{text}");
-    if let Some(path) = &options.markdown {
-        fs::write(path, &text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    render(&results).publish(options.markdown.as_deref())?;
     options.output.json(&results)?;
     options.output.svg("engine", || plot(&results))?;
     let held = options.quick || results.bars.iter().all(Bar::holds);
     // Exactness does not depend on speed: a wrong byte fails even a quick run.
     let well = held && !results.missing.is_failure() && results.exact.iter().all(exact::Row::holds);
-    Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(kit::exit(well))
 }
 
 /// Measures the current clock of this CPU, in cycles per nanosecond, with a chain of dependent multiplications. Each
@@ -165,14 +137,12 @@ fn gigahertz() -> f64 {
     f64::from(LINKS) * CYCLES / best.fold(f64::INFINITY, f64::min) / 1e9
 }
 
-// Writing to a String cannot fail.
-fn render(results: &Results) -> String {
-    let mut text = String::new();
+fn render(results: &Results) -> Page {
+    let mut page = Page::default();
     let machine = &results.machine;
-    let _ = write!(
-        text,
-        "## The packet engine, {}\n\nKernel {}, {}, {:.2} GHz by a chain of multiplications, congestion control {}, load {:.1} \
-         before and {:.1} after.\n\n",
+    page.text(format_args!(
+        "## The packet engine, {}\n\nKernel {}, {}, {:.2} GHz by a chain of multiplications, congestion \
+         control {}, load {:.1} before and {:.1} after.\n\n",
         machine.date,
         machine.kernel,
         machine.cpu,
@@ -180,42 +150,38 @@ fn render(results: &Results) -> String {
         machine.congestion_control,
         machine.load,
         machine::load_average()
-    );
+    ));
     if !results.core.is_empty() {
-        let _ = writeln!(
-            text,
+        page.line(format_args!(
             "### The core alone, in memory, seven packets in for each connection, records on\n"
-        );
-        let _ = writeln!(
-            text,
-            "| open connections | ns a packet | cycles a packet | ns a connection | batches left out |"
-        );
-        let _ = writeln!(text, "|---:|---:|---:|---:|---:|");
+        ));
+        page.columns([
+            "open connections:",
+            "ns a packet:",
+            "cycles a packet:",
+            "ns a connection:",
+            "batches left out:",
+        ]);
         for row in &results.core {
-            let _ = writeln!(
-                text,
-                "| {} | {:.1} | {:.0} | {:.0} | {:.1} % |",
+            page.row(format_args!(
+                "{} | {:.1} | {:.0} | {:.0} | {:.1} %",
                 row.open,
                 row.nanos,
                 row.nanos * results.gigahertz,
                 row.connection_nanos(),
                 row.left_out
-            );
+            ));
         }
-        text.push('\n');
+        page.blank();
     }
-    wire::render(&mut text, &results.wire, results.gigahertz);
-    clients::render(&mut text, &results.clients);
-    exact::render(&mut text, &results.exact);
-    results.missing.render(&mut text);
-    for bar in &results.bars {
-        let verdict = if bar.holds() { "held" } else { "MISSED" };
-        let sign = if bar.at_least { "at least" } else { "at most" };
-        let measured = bar.measured.map_or("not measured".to_owned(), |value| format!("{value:.2}"));
-        let _ = writeln!(text, "- {}: {measured}, {sign} {:.2}: {verdict}", bar.what, bar.bound);
+    wire::render(&mut page, &results.wire, results.gigahertz);
+    clients::render(&mut page, &results.clients);
+    exact::render(&mut page, &results.exact);
+    results.missing.render(&mut page);
+    if !results.bars.is_empty() {
+        Bar::table(&mut page, &results.bars);
     }
-    text.push('\n');
-    text
+    page
 }
 
 /// CPU time of a connection, of each program in each way of measuring.
@@ -232,14 +198,6 @@ fn plot(results: &Results) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_bar_that_was_not_measured_does_not_hold() {
-        let bar = |measured, at_least| Bar { what: String::new(), measured, bound: 10.0, at_least };
-        assert!(!bar(None, true).holds() && !bar(None, false).holds());
-        assert!(bar(Some(10.0), true).holds() && !bar(Some(9.0), true).holds());
-        assert!(bar(Some(9.0), false).holds() && !bar(Some(11.0), false).holds());
-    }
 
     #[test]
     fn the_clock_is_one_that_a_cpu_may_have() {

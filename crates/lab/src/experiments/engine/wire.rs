@@ -5,7 +5,6 @@
 //!   generator 10.77.9.1 (server), 10.78.0.x (clients) ------ engine 10.77.9.2:80
 //! ```
 
-use std::fmt::Write as _;
 use std::io::{Read, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -15,8 +14,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde::Serialize;
 use sidetrack_sys::link;
 
-use super::Bar;
-use crate::experiments::missing::Missing;
+use crate::kit::{Bar, Bound, Missing, Page};
 use crate::launch::{self, Placement};
 use crate::packets::{By, Generator, KernelPeer, Least, REQUEST, Report, Shakes, Side, Spec};
 use crate::peers::ours;
@@ -263,7 +261,7 @@ fn count_of(metrics: &str, reason: &str) -> u64 {
 }
 
 /// Measures. The counts of both sides must agree; otherwise the sample is missing.
-pub(super) fn run(quick: bool, rounds: usize, progress: &Progress, missing: &mut Missing) -> Vec<Row> {
+pub(super) fn run(quick: bool, rounds: u32, progress: &Progress, missing: &mut Missing) -> Vec<Row> {
     let opens: &'static [u32] = if quick { &[256] } else { &[64, 256, 1024, 4096] };
     let mut rows = Vec::new();
     let both: &'static [u32] = if quick { &[256] } else { &[256, 1024] };
@@ -323,8 +321,7 @@ pub(super) fn bars(rows: &[Row]) -> Vec<Bar> {
         let rates = rows.iter().filter(|row| row.plane.starts_with(plane)).map(|row| row.report.rate());
         rates.fold(None, |best: Option<f64>, rate| Some(best.map_or(rate, |best| best.max(rate))))
     };
-    let bar =
-        |what: &str, plane, bound| Bar { what: what.into(), measured: best(plane), bound, at_least: true };
+    let bar = |what: &str, plane, least| Bar::single(what, best(plane), Bound::AtLeast(least));
     let user = "user-space plane (AF_XDP, copy mode), connections a second on one core";
     let both = "first flight in user space, the rest in the kernel (XDP), connections a second on one core";
     let kernel = "decided flows in the kernel (XDP), connections a second on one core";
@@ -336,30 +333,40 @@ pub(super) fn bars(rows: &[Row]) -> Vec<Bar> {
 }
 
 /// The table.
-pub(super) fn render(text: &mut String, rows: &[Row], gigahertz: f64) {
+pub(super) fn render(page: &mut Page, rows: &[Row], gigahertz: f64) {
     if rows.is_empty() {
         return;
     }
-    // Writing to a String cannot fail.
-    let _ = writeln!(
-        text,
-        "### Over veth, generator and engine on a core each\n\n\
-         Client and server are one program in the kernel, which counts complete connections. There are six packets each way \
-         if the engine answers the client's SYN (the last acknowledgement of the handshake brings the request), and seven if \
-         client and server shake hands. *Of a core*: the rate if the engine's CPU time were one whole core. A kernel thread on \
-         each side's core takes that side's frames; its time is counted. The duration of a connection is not measured, so \
-         there are no percentiles. *Limit*: the least program on the path, which changes addresses and knows no \
-         connections.\n\n\
-         | plane | open | connections/s | of a core | CPU us | cycles a connection | Mpackets/s | p50 us | p99 us | p99.9 us | \
-         given up | completed | records |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
-    );
+    page.line(format_args!(
+        "### Over veth, generator and engine on a core each\n\nClient and server are one program in the \
+         kernel, which counts complete connections. There are six packets each way if the engine answers the \
+         client's SYN (the last acknowledgement of the handshake brings the request), and seven if client \
+         and server shake hands. *Of a core*: the rate if the engine's CPU time were one whole core. A \
+         kernel thread on each side's core takes that side's frames; its time is counted. The duration of a \
+         connection is not measured, so there are no percentiles. *Limit*: the least program on the path, \
+         which changes addresses and knows no connections.\n"
+    ));
+    page.columns([
+        "plane",
+        "open:",
+        "connections/s:",
+        "of a core:",
+        "CPU us:",
+        "cycles a connection:",
+        "Mpackets/s:",
+        "p50 us:",
+        "p99 us:",
+        "p99.9 us:",
+        "given up:",
+        "completed:",
+        "records:",
+    ]);
     for row in rows {
         let report = &row.report;
         let us = |ns: u64| if ns == 0 { "-".into() } else { format!("{:.0}", ns as f64 / 1e3) };
         let cpu = row.cpu_us().unwrap_or_default();
-        let _ = writeln!(
-            text,
-            "| {} | {} | {:.0} | {:.0} | {cpu:.2} | {:.0} | {:.2} | {} | {} | {} | {} | {} | {} |",
+        page.row(format_args!(
+            "{} | {} | {:.0} | {:.0} | {cpu:.2} | {:.0} | {:.2} | {} | {} | {} | {} | {} | {}",
             row.plane,
             row.open,
             report.rate(),
@@ -372,9 +379,9 @@ pub(super) fn render(text: &mut String, rows: &[Row], gigahertz: f64) {
             report.whole.stuck,
             report.whole.completed,
             row.records.map_or("-".to_owned(), |records| records.to_string())
-        );
+        ));
     }
-    text.push('\n');
+    page.blank();
 }
 
 #[cfg(test)]

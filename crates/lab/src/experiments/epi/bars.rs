@@ -1,13 +1,12 @@
 //! The bars for ours, and their results.
 
-use serde::Serialize;
-
 use super::measure::{Figures, Plan};
 use super::paper::TABLE_I;
 use super::rows::{
     DANTE_PAIR, LIMITS, NGINX, NO_PROXY, OUR_KERNEL_PATH, OUR_REVERSE, OUR_SOCKS6, OUR_SOCKS6_DATA,
     OUR_TUNNEL, OUR_TUNNEL_TLS, RELAYS, ROWS, SOCKSX,
 };
+use crate::kit::{Bar, Bound, Need};
 
 /// Maximum delay of ours above nginx in the same run, in milliseconds.
 const BEHIND_NGINX_MS: f64 = 0.5;
@@ -20,67 +19,48 @@ const FROM_CONNECTIONS: u32 = 8;
 /// Maximum ratio of our 99th percentile to that of the fastest relay.
 const TAIL_AT_MOST: f64 = 1.2;
 
-/// One bar and its result.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Verdict {
-    /// The text of the bar.
-    pub bar: String,
-    /// The measured figure; absent: not measured.
-    pub reached: Option<f64>,
-    /// The figure of the smallest possible program in the same run, if there is one.
-    pub limit: Option<f64>,
-    /// Whether it holds.
-    pub holds: bool,
-}
-
-impl Verdict {
-    /// Returns true if the run fails because of it. A figure that was not measured fails nothing; the table says why.
-    #[must_use]
-    pub(super) fn is_failure(&self) -> bool {
-        self.reached.is_some() && !self.holds
-    }
-}
-
-fn verdict(bar: String, reached: Option<f64>, holds: impl Fn(f64) -> bool) -> Verdict {
-    Verdict { bar, reached, limit: None, holds: reached.is_some_and(holds) }
+/// A bar whose figure may be missing: the table says why.
+fn bar(what: String, reached: Option<f64>, bound: Bound) -> Bar {
+    Bar::single(what, reached, bound).need(Need::IfMeasured)
 }
 
 /// All bars of a run.
 #[must_use]
-pub(super) fn judge(figures: &Figures, plan: &Plan) -> Vec<Verdict> {
-    let mut verdicts = times(figures);
-    verdicts.extend(tunnels(figures));
-    verdicts.extend(rates(figures, plan));
-    verdicts
+pub(super) fn judge(figures: &Figures, plan: &Plan) -> Vec<Bar> {
+    let mut bars = times(figures);
+    bars.extend(tunnels(figures));
+    bars.extend(rates(figures, plan));
+    bars
 }
 
 /// Proxy on the path: our rows that open one connection are as fast as nginx.
-fn times(figures: &Figures) -> Vec<Verdict> {
-    let mut verdicts = Vec::new();
+fn times(figures: &Figures) -> Vec<Bar> {
+    let mut bars = Vec::new();
     for (number, topology) in TABLE_I.iter().enumerate().filter(|(_, topology)| topology.is_in_between()) {
         for row in [OUR_REVERSE, OUR_SOCKS6_DATA] {
             let behind = figures.overhead_ms(row, number).zip(figures.overhead_ms(NGINX, number));
-            let bar = format!("{}: {row} behind nginx, at most {BEHIND_NGINX_MS} ms", topology.name);
-            verdicts.push(verdict(bar, behind.map(|(ours, nginx)| ours - nginx), |ms| ms <= BEHIND_NGINX_MS));
+            let behind = behind.map(|(ours, nginx)| ours - nginx);
+            let what = format!("{}: {row} behind nginx, at most {BEHIND_NGINX_MS} ms", topology.name);
+            bars.push(bar(what, behind, Bound::AtMost(BEHIND_NGINX_MS)));
         }
     }
-    verdicts
+    bars
 }
 
 /// A tunnel saves the round trips of a connection's set-up: on the path it is faster than no proxy.
-fn tunnels(figures: &Figures) -> Vec<Verdict> {
-    let mut verdicts = Vec::new();
+fn tunnels(figures: &Figures) -> Vec<Bar> {
+    let mut bars = Vec::new();
     for (number, topology) in TABLE_I.iter().enumerate() {
         let bound = match topology.is_in_between() {
             true => -SAVED_ROUND_TRIPS * topology.client_proxy_ms,
             false => topology.client_proxy_ms + BESIDE_THE_WAY_MS,
         };
         for row in [OUR_TUNNEL, OUR_TUNNEL_TLS] {
-            let bar = format!("{}: {row} over no proxy, at most {bound} ms", topology.name);
-            verdicts.push(verdict(bar, figures.overhead_ms(row, number), |ms| ms <= bound));
+            let what = format!("{}: {row} over no proxy, at most {bound} ms", topology.name);
+            bars.push(bar(what, figures.overhead_ms(row, number), Bound::AtMost(bound)));
         }
     }
-    verdicts
+    bars
 }
 
 /// A bar on a rate: ours must be at least `bound` times the best of `others`. The limit is the rate of another row.
@@ -90,8 +70,8 @@ fn at_least(
     (ours, limit): (&str, &str),
     others: &[&str],
     bound: f64,
-) -> Vec<Verdict> {
-    let mut verdicts = Vec::new();
+) -> Vec<Bar> {
+    let mut bars = Vec::new();
     for (at, connections) in
         plan.connections.iter().enumerate().filter(|(_, count)| **count >= FROM_CONNECTIONS)
     {
@@ -101,15 +81,15 @@ fn at_least(
             .max_by(|a, b| a.0.total_cmp(&b.0));
         let against_best = |name| figures.rate_of(name, best?.1, at);
         let against = best.map_or("the best of the others", |(_, name)| name);
-        let bar = format!("{connections} connections: {ours} against {against}, at least {bound}");
-        let verdict = verdict(bar, against_best(ours), |ratio| ratio >= bound);
-        verdicts.push(Verdict { limit: against_best(limit), ..verdict });
+        let what = format!("{connections} connections: {ours} against {against}, at least {bound}");
+        let bar = bar(what, against_best(ours), Bound::AtLeast(bound));
+        bars.push(Bar { limit: against_best(limit), ..bar });
     }
-    verdicts
+    bars
 }
 
 /// A relay's 99th percentile must be at most this number of times that of the fastest of the others.
-fn tail(figures: &Figures, plan: &Plan, (ours, limit): (&str, &str), others: &[&str]) -> Vec<Verdict> {
+fn tail(figures: &Figures, plan: &Plan, (ours, limit): (&str, &str), others: &[&str]) -> Vec<Bar> {
     let asked = plan.connections.iter().enumerate().filter(|(_, count)| **count >= FROM_CONNECTIONS);
     asked
         .map(|(at, connections)| {
@@ -117,15 +97,15 @@ fn tail(figures: &Figures, plan: &Plan, (ours, limit): (&str, &str), others: &[&
             let fastest = fastest.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, name)| name);
             let against = |row| figures.p99_of(row, fastest?, at);
             let name = fastest.unwrap_or("the fastest of the others");
-            let bar =
+            let what =
                 format!("{connections} connections: p99 of {ours} against {name}, at most {TAIL_AT_MOST}");
-            let verdict = verdict(bar, against(ours), |ratio| ratio <= TAIL_AT_MOST);
-            Verdict { limit: against(limit), ..verdict }
+            let bar = bar(what, against(ours), Bound::AtMost(TAIL_AT_MOST));
+            Bar { limit: against(limit), ..bar }
         })
         .collect()
 }
 
-fn rates(figures: &Figures, plan: &Plan) -> Vec<Verdict> {
+fn rates(figures: &Figures, plan: &Plan) -> Vec<Bar> {
     let all: Vec<&str> = ROWS
         .iter()
         .map(|row| row.name)
@@ -165,7 +145,7 @@ mod tests {
     }
 
     fn failures(figures: &Figures) -> Vec<String> {
-        judge(figures, &plan()).into_iter().filter(Verdict::is_failure).map(|verdict| verdict.bar).collect()
+        judge(figures, &plan()).into_iter().filter(Bar::is_failure).map(|bar| bar.what).collect()
     }
 
     #[test]
@@ -214,9 +194,7 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_told_and_does_not_hold() {
-        let verdicts = judge(&Figures::default(), &plan());
-        assert!(
-            verdicts.len() >= 10 && verdicts.iter().all(|verdict| !verdict.holds && !verdict.is_failure())
-        );
+        let bars = judge(&Figures::default(), &plan());
+        assert!(bars.len() >= 10 && bars.iter().all(|bar| !bar.holds() && !bar.is_failure()));
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use serde::Serialize;
 
+use crate::kit::in_turn;
 use crate::link::{Conditions, Network, Wire};
 use crate::peers::{self, Running, Unavailable};
 use crate::progress::Progress;
@@ -187,11 +188,6 @@ pub(super) fn times(
         }
     }
     Ok(())
-}
-
-/// Even rounds forwards, odd ones backwards.
-fn in_turn(rows: &[Row], round: u32) -> Vec<Row> {
-    if round.is_multiple_of(2) { rows.to_vec() } else { rows.iter().rev().copied().collect() }
 }
 
 fn note(figures: &mut Figures, row: &Row, outcome: Result<(), Unavailable>) {

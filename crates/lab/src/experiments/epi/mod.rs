@@ -17,14 +17,13 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::experiments::missing::Missing;
+use crate::kit::{self, Bar, Missing, Page};
 use crate::launch;
 use crate::link::{Kind, Lateness, Network};
 use crate::machine::{self, Disturbance, DisturbanceMeter, Machine};
 use crate::output::Output;
 use crate::progress::{self, Progress};
 
-use bars::Verdict;
 use measure::{Figures, Plan};
 
 /// Options of `sidetrack-lab epi`.
@@ -77,7 +76,8 @@ struct Results {
     lateness: Option<Lateness>,
     /// The disturbance by other work.
     disturbance: Disturbance,
-    verdicts: Vec<Verdict>,
+    #[serde(rename = "verdicts")]
+    bars: Vec<Bar>,
     /// Parts without figures.
     missing: Missing,
 }
@@ -106,7 +106,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         missing.note("Rates", done, &progress);
     }
     progress.end();
-    let verdicts = bars::judge(&figures, &plan);
+    let bars = bars::judge(&figures, &plan);
     let results = Results {
         machine,
         links: format!("{:?}", network.kind()).to_lowercase(),
@@ -114,20 +114,17 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         disturbance: meter.stop(),
         plan,
         figures,
-        verdicts,
+        bars,
         missing,
     };
-    let mut without = String::new();
-    results.missing.render(&mut without);
-    print!(
-        "{}{}{without}",
-        heading(&results, has_times),
-        report::text(&results.figures, &results.plan, &rows, &results.verdicts)
-    );
+    let mut page = Page::default();
+    heading(&mut page, &results, has_times);
+    report::write(&mut page, &results.figures, &results.plan, &rows, &results.bars);
+    results.missing.render(&mut page);
+    page.publish(None)?;
     options.output.json(&results)?;
     report::files(&options.output, &results.figures, &results.plan, &rows)?;
-    let failed = results.missing.is_failure() || results.verdicts.iter().any(Verdict::is_failure);
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(kit::exit(!results.missing.is_failure() && !results.bars.iter().any(Bar::is_failure)))
 }
 
 fn plan(options: &Options) -> Plan {
@@ -149,14 +146,14 @@ fn estimate(options: &Options, plan: &Plan, rows: &[rows::Row]) -> Duration {
     without.estimate(rows)
 }
 
-fn heading(results: &Results, has_times: bool) -> String {
+fn heading(page: &mut Page, results: &Results, has_times: bool) {
     let (machine, plan) = (&results.machine, &results.plan);
     let counts = match has_times {
         true => format!("{} requests a cell in {} rounds", plan.requests * plan.rounds, plan.rounds),
         false => format!("{} windows of {} s a cell", plan.rate_rounds, plan.window_seconds),
     };
     let late = results.lateness.map_or_else(String::new, |late| format!(" {late}"));
-    format!(
+    page.text(format_args!(
         "## The EPI measurements\n\n{}, Linux {}, {}, {}, load {:.1} to {:.1}, steal {:.1} %. {counts}; links: {}.{late}\n\n",
         machine.date,
         machine.kernel,
@@ -166,5 +163,5 @@ fn heading(results: &Results, has_times: bool) -> String {
         machine::load_average(),
         results.disturbance.steal_percent,
         results.links
-    )
+    ));
 }

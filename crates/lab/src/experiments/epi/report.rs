@@ -1,49 +1,44 @@
 //! The figures as text, CSV and plots.
 
-use std::fmt::Write;
-
 use anyhow::Result;
 
-use super::bars::Verdict;
 use super::clients::Rate;
 use super::measure::{Figures, Plan};
 use super::paper::{TABLE_I, Topology};
 use super::rows::{NO_PROXY, Row};
 use super::table_ii;
 use crate::chart::{self, Series, Titles};
+use crate::kit::{Bar, Page};
 use crate::output::Output;
 
-/// Formats everything as Markdown.
-#[must_use]
-pub(super) fn text(figures: &Figures, plan: &Plan, rows: &[Row], verdicts: &[Verdict]) -> String {
-    let mut text = String::new();
+/// Writes everything as Markdown.
+pub(super) fn write(page: &mut Page, figures: &Figures, plan: &Plan, rows: &[Row], bars: &[Bar]) {
     if !figures.times.is_empty() {
-        text += "### Set-up times (Figs. 11 and 12, Eqs. 6 to 9)\n\nMilliseconds from before connect to the end of the answer. Δt is the \
-                 median over that of no proxy; \"model\" what the equations say of it, processing left out; \"paper\" what its text says.\n";
+        page.line(format_args!(
+            "### Set-up times (Figs. 11 and 12, Eqs. 6 to 9)\n\nMilliseconds from before connect to the end \
+             of the answer. Δt is the median over that of no proxy; \"model\" what the equations say of it, \
+             processing left out; \"paper\" what its text says."
+        ));
         for (number, topology) in TABLE_I.iter().enumerate() {
-            times_table(&mut text, figures, rows, number, topology);
+            times_table(page, figures, rows, number, topology);
         }
     }
     if !figures.rates.is_empty() {
-        rates_table(&mut text, figures, plan, rows);
+        rates_table(page, figures, plan, rows);
     }
-    let _ = writeln!(text, "\n### Comparison (Table II)\n\n{}", table_ii::render(figures, plan, verdicts));
+    page.line(format_args!("\n### Comparison (Table II)\n"));
+    table_ii::render(page, figures, plan, bars);
+    page.blank();
     for (row, why) in &figures.missing {
-        let _ = writeln!(text, "No or not all figures of {row}: {why}");
+        page.line(format_args!("No or not all figures of {row}: {why}"));
     }
-    bars(&mut text, verdicts);
-    text
+    bar_table(page, bars);
 }
 
-fn times_table(text: &mut String, figures: &Figures, rows: &[Row], number: usize, topology: &Topology) {
+fn times_table(page: &mut Page, figures: &Figures, rows: &[Row], number: usize, topology: &Topology) {
     let place = if topology.is_in_between() { "in between" } else { "triangle" };
-    let _ = writeln!(
-        text,
-        "\n{} ({}, {place})\n\n| | median | mean | ± | p90 | p99 | Δt | model | paper | failed |\n\
-         |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-        topology.name,
-        topology.distances()
-    );
+    page.line(format_args!("\n{} ({}, {place})\n", topology.name, topology.distances()));
+    page.columns(["", "median:", "mean:", "±:", "p90:", "p99:", "Δt:", "model:", "paper:", "failed:"]);
     for row in rows.iter().filter(|row| row.has_times) {
         let Some(times) = figures.times(row.name, number) else { continue };
         let (mean, deviation) = times.mean_and_deviation().unzip();
@@ -51,9 +46,8 @@ fn times_table(text: &mut String, figures: &Figures, rows: &[Row], number: usize
         let overhead = if is_base { None } else { figures.overhead_ms(row.name, number) };
         let model = if is_base { row.model.time_ms(topology) } else { row.model.overhead_ms(topology) };
         let paper = row.paper.get(number).copied().unwrap_or_default();
-        let _ = writeln!(
-            text,
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {paper} | {} |",
+        page.row(format_args!(
+            "{} | {} | {} | {} | {} | {} | {} | {} | {paper} | {}",
             row.name,
             figure(times.median()),
             figure(mean),
@@ -63,19 +57,18 @@ fn times_table(text: &mut String, figures: &Figures, rows: &[Row], number: usize
             signed(overhead),
             if is_base { format!("{model:.1}") } else { signed(Some(model)) },
             times.failed
-        );
+        ));
     }
 }
 
-fn rates_table(text: &mut String, figures: &Figures, plan: &Plan, rows: &[Row]) {
-    let connections: Vec<String> = plan.connections.iter().map(u32::to_string).collect();
-    let _ = writeln!(
-        text,
-        "\n### Processed requests (Fig. 13)\n\nRequests per second by connections that stay open, in brackets the reduction \
-         against no proxy, and the 99th percentile of the times of answers in milliseconds.\n\n| | {} |\n|---|{}",
-        connections.join(" | "),
-        "---:|".repeat(connections.len())
-    );
+fn rates_table(page: &mut Page, figures: &Figures, plan: &Plan, rows: &[Row]) {
+    page.line(format_args!(
+        "\n### Processed requests (Fig. 13)\n\nRequests per second by connections that stay open, in \
+         brackets the reduction against no proxy, and the 99th percentile of the times of answers in \
+         milliseconds.\n"
+    ));
+    let connections = plan.connections.iter().map(|connections| format!("{connections}:"));
+    page.columns(std::iter::once(String::new()).chain(connections));
     for row in rows.iter().filter(|row| row.has_rate) {
         let cells: Vec<String> = (0..plan.connections.len())
             .map(|at| {
@@ -89,20 +82,17 @@ fn rates_table(text: &mut String, figures: &Figures, plan: &Plan, rows: &[Row]) 
                 }
             })
             .collect();
-        let _ = writeln!(text, "| {} | {} |", row.name, cells.join(" | "));
+        page.row(format_args!("{} | {}", row.name, cells.join(" | ")));
     }
 }
 
-fn bars(text: &mut String, verdicts: &[Verdict]) {
+fn bar_table(page: &mut Page, bars: &[Bar]) {
     // The figure of the smallest program stands beside ours: a bar above it is out of reach on this machine.
-    let _ = writeln!(text, "\n### Bars\n\n| bar | reached | | its limit |\n|---|---:|---|---:|");
-    for verdict in verdicts {
-        let (reached, result) = match verdict.reached {
-            Some(reached) => (format!("{reached:.2}"), if verdict.holds { "ok" } else { "**FAIL**" }),
-            None => ("-".into(), "not measured"),
-        };
-        let limit = verdict.limit.map_or_else(String::new, |limit| format!("{limit:.2}"));
-        let _ = writeln!(text, "| {} | {reached} | {result} | {limit} |", verdict.bar);
+    page.line(format_args!("\n### Bars\n"));
+    page.columns(["bar", "reached:", "", "its limit:"]);
+    for bar in bars {
+        let limit = bar.limit.map_or_else(String::new, |limit| format!("{limit:.2}"));
+        page.row(format_args!("{} | {} | {} | {limit}", bar.what, figure(bar.reached()), bar.result()));
     }
 }
 

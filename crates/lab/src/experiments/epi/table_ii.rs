@@ -1,11 +1,9 @@
 //! Table II of the paper, with a fourth column and the evidence of each tick.
 
-use std::fmt::Write;
-
-use super::bars::Verdict;
 use super::measure::{Figures, Plan};
 use super::paper::TABLE_I;
 use super::rows::{NGINX, NO_PROXY, OUR_SOCKS6_DATA, OUR_TUNNEL, ROWS};
+use crate::kit::{Bar, Page};
 
 /// One parameter: the paper's ticks, and the evidence for ours.
 struct Parameter {
@@ -79,24 +77,20 @@ const PARAMETERS: [Parameter; 6] = [
 
 /// Formats the table in Markdown. The figures of this run set those of our ticks that it shows; commands show the
 /// others.
-#[must_use]
-pub(super) fn render(figures: &Figures, plan: &Plan, verdicts: &[Verdict]) -> String {
-    let mut text = String::from(
-        "| parameter | NGINX | SOCKS5 | SOCKS6 | ours | shown by |\n|---|---|---|---|---|---|\n",
-    );
+pub(super) fn render(page: &mut Page, figures: &Figures, plan: &Plan, bars: &[Bar]) {
+    page.columns(["parameter", "NGINX", "SOCKS5", "SOCKS6", "ours", "shown by"]);
     for parameter in &PARAMETERS {
         let tick = match parameter.name {
             _ if !parameter.is_this_run => "✓",
-            "Δt" => measured(delta_holds(verdicts)),
+            "Δt" => measured(delta_holds(bars)),
             _ => measured(rate_holds(figures, plan)),
         };
         let shown = format!("`{}`: {}", parameter.command, parameter.shows);
         let tick_if = |ticked: bool| if ticked { "✓" } else { "" };
         let (nginx, socks5) = (tick_if(parameter.nginx), tick_if(parameter.socks5));
         let socks6 = tick_if(parameter.socks6);
-        let _ = writeln!(text, "| {} | {nginx} | {socks5} | {socks6} | {tick} | {shown} |", parameter.name);
+        page.row(format_args!("{} | {nginx} | {socks5} | {socks6} | {tick} | {shown}", parameter.name));
     }
-    text
 }
 
 fn measured(holds: Option<bool>) -> &'static str {
@@ -108,18 +102,18 @@ fn measured(holds: Option<bool>) -> &'static str {
 }
 
 /// Returns true if our carrier of this column is as close to no proxy as nginx is, and the tunnel is closer.
-fn delta_holds(verdicts: &[Verdict]) -> Option<bool> {
+fn delta_holds(bars: &[Bar]) -> Option<bool> {
     let on_the_way = |name: &str| {
         TABLE_I.iter().any(|topology| topology.is_in_between() && name.starts_with(topology.name))
     };
     let mut holds = true;
     for row in [format!(" {OUR_SOCKS6_DATA} "), format!(" {OUR_TUNNEL} ")] {
-        let about = |verdict: &&Verdict| verdict.bar.contains(&row) && on_the_way(&verdict.bar);
-        let of_it: Vec<&Verdict> = verdicts.iter().filter(about).collect();
-        if of_it.is_empty() || of_it.iter().any(|verdict| verdict.reached.is_none()) {
+        let about = |bar: &&Bar| bar.what.contains(&row) && on_the_way(&bar.what);
+        let of_it: Vec<&Bar> = bars.iter().filter(about).collect();
+        if of_it.is_empty() || of_it.iter().any(|bar| bar.reached().is_none()) {
             return None;
         }
-        holds &= of_it.iter().all(|verdict| verdict.holds);
+        holds &= of_it.iter().all(|bar| bar.holds());
     }
     Some(holds)
 }
@@ -144,11 +138,19 @@ fn rate_holds(figures: &Figures, plan: &Plan) -> Option<bool> {
 mod tests {
     use super::*;
     use crate::experiments::epi::clients::Rate;
+    use crate::kit::Bound;
+
+    fn rendered(figures: &Figures, plan: &Plan, bars: &[Bar]) -> String {
+        let mut page = Page::default();
+        render(&mut page, figures, plan, bars);
+        page.as_str().to_owned()
+    }
 
     #[test]
     fn our_ticks_of_this_run_need_its_figures() {
         let plan = Plan { connections: vec![8], ..Plan::quick() };
-        let verdict = |bar: String, holds| Verdict { limit: None, bar, reached: Some(0.0), holds };
+        let verdict =
+            |what: String, holds| Bar::single(what, Some(0.0), Bound::AtMost(if holds { 0.0 } else { -1.0 }));
         let socks =
             |holds| verdict(format!("DOCKER 1: {OUR_SOCKS6_DATA} behind nginx, at most 0.5 ms"), holds);
         let tunnel = |holds| verdict(format!("DOCKER 1: {OUR_TUNNEL} over no proxy, at most -4 ms"), holds);
@@ -158,20 +160,20 @@ mod tests {
                 .nth(row + 2)
                 .map(|line| line.split('|').nth(5).map(str::trim).unwrap_or("").to_owned())
         };
-        assert_eq!(ticks(&render(&figures, &plan, &[]), 0).as_deref(), Some("not measured"));
+        assert_eq!(ticks(&rendered(&figures, &plan, &[]), 0).as_deref(), Some("not measured"));
         for (verdicts, expected) in [
             ([socks(true), tunnel(true)], "✓"),
             ([socks(false), tunnel(true)], "missed"),
             ([socks(true), tunnel(false)], "missed"),
             ([socks(true), socks(true)], "not measured"),
         ] {
-            assert_eq!(ticks(&render(&figures, &plan, &verdicts), 0).as_deref(), Some(expected));
+            assert_eq!(ticks(&rendered(&figures, &plan, &verdicts), 0).as_deref(), Some(expected));
         }
         figures.rates.insert(OUR_SOCKS6_DATA.into(), vec![vec![Some(Rate { per_second: 2.0, p99_ms: 1.0 })]]);
         figures.rates.insert(NGINX.into(), vec![vec![Some(Rate { per_second: 1.0, p99_ms: 1.0 })]]);
-        assert_eq!(ticks(&render(&figures, &plan, &[]), 1).as_deref(), Some("✓"));
+        assert_eq!(ticks(&rendered(&figures, &plan, &[]), 1).as_deref(), Some("✓"));
         figures.rates.insert("socksx SOCKS6".into(), vec![vec![Some(Rate { per_second: 3.0, p99_ms: 1.0 })]]);
-        assert_eq!(ticks(&render(&figures, &plan, &[]), 1).as_deref(), Some("missed"));
+        assert_eq!(ticks(&rendered(&figures, &plan, &[]), 1).as_deref(), Some("missed"));
     }
 
     #[test]

@@ -1,11 +1,8 @@
 //! The bars for ours, and the programs they are compared with.
 
-use std::fmt::Write as _;
-
 use super::cells::{Cell, Part};
 use super::rows::Row;
-use super::sample::{Sample, Samples};
-use crate::experiments::chain::bars::Bar;
+use crate::kit::{Bar, Bound, Page, Results, Sample};
 
 /// The compared quantity, and the meaning of the bound.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -71,113 +68,91 @@ const WANTED: &[Wanted] = &[
 ];
 
 fn rate(sample: &Sample) -> Option<f64> {
-    Some(sample.rate())
+    Some(sample.report.rate())
 }
 
 fn p99_ms(sample: &Sample) -> Option<f64> {
-    Some(sample.report.p99_ns as f64 / 1e6)
+    Some(sample.p99_ms())
 }
 
 /// Returns all bars with both rows requested in this run.
 #[must_use]
-pub(super) fn judge(samples: &Samples, part: Part) -> Vec<Bar> {
+pub(super) fn judge(results: &Results<&'static str>, part: Part) -> Vec<Bar> {
     let in_part = |wanted: &&Wanted| Cell::of(part, false).any(|cell| cell.name == wanted.cell);
-    WANTED.iter().filter(in_part).filter_map(|wanted| wanted.judge(samples)).collect()
+    WANTED.iter().filter(in_part).filter_map(|wanted| wanted.judge(results)).collect()
 }
 
 impl Wanted {
-    fn judge(&self, samples: &Samples) -> Option<Bar> {
-        let was_asked = |row: &str| {
-            samples.spread(self.cell, row, rate).is_some() || samples.why_missing(self.cell, row).is_some()
-        };
-        let asked = was_asked(self.ours)
-            && (self.others.is_empty() || self.others.iter().any(|other| was_asked(other)));
-        if !asked {
+    fn judge(&self, results: &Results<&'static str>) -> Option<Bar> {
+        let was_asked = |row: &&str| results.was_asked(self.cell, row);
+        if !was_asked(&self.ours) || !self.others.is_empty() && !self.others.iter().any(was_asked) {
             return None;
         }
-        let speed = |row: &&&str| samples.spread(self.cell, row, rate).map(|rate| rate.median);
-        let fastest = self.others.iter().filter_map(|other| Some((speed(&other)?, *other)));
-        let fastest = fastest.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, other)| other);
+        let fastest = results.best(self.cell, self.others, rate);
         let other = fastest.or(self.others.first().copied()).unwrap_or_default();
-        let pair = (self.ours, other);
+        let ratio = |value: fn(&Sample) -> Option<f64>| results.ratio(self.cell, self.ours, other, value);
         let (measured, what, bound, unit) = match self.demand {
-            Demand::Rate(bound) => (samples.ratio(self.cell, pair, rate), "rate", bound, ""),
-            Demand::Cpu(bound) => (samples.ratio(self.cell, pair, Sample::cpu_us), "CPU", bound, ""),
-            Demand::P99(bound) => (samples.ratio(self.cell, pair, p99_ms), "p99", bound, ""),
+            Demand::Rate(bound) => (ratio(rate), "rate", Bound::AtLeast(bound), ""),
+            Demand::Cpu(bound) => (ratio(Sample::cpu_us), "CPU", Bound::AtMost(bound), ""),
+            Demand::P99(bound) => (ratio(p99_ms), "p99", Bound::AtMost(bound), ""),
             Demand::CpuUs(bound) => {
-                (samples.spread(self.cell, self.ours, Sample::cpu_us), "CPU", bound, " us")
+                let own = results.spread(self.cell, self.ours, Sample::cpu_us);
+                let own = own.ok_or_else(|| results.why_none(self.cell, &[self.ours]));
+                (own, "CPU", Bound::AtMost(bound), " us")
             }
         };
         let against = if self.others.is_empty() { String::new() } else { format!(" / {other}") };
-        Some(Bar {
-            what: format!("{}: {}{against}, {what}", self.cell, self.ours),
-            measured: measured.ok_or_else(|| self.why(samples, other)),
-            bound,
-            at_least: matches!(self.demand, Demand::Rate(_)),
-            unit,
-        })
-    }
-
-    fn why(&self, samples: &Samples, other: &str) -> String {
-        let missing = |row: &str| Some(format!("{row}: {}", samples.why_missing(self.cell, row)?));
-        let first = missing(self.ours).or_else(|| missing(other));
-        first.unwrap_or_else(|| "every round was disturbed".to_owned())
+        Some(Bar::new(format!("{}: {}{against}, {what}", self.cell, self.ours), measured, bound).unit(unit))
     }
 }
 
 /// The table of a part.
-pub(super) fn figures(text: &mut String, samples: &Samples, part: Part) {
-    let cells: Vec<&Cell> = Cell::of(part, false)
-        .filter(|cell| Row::of(part, false).any(|row| samples.spread(cell.name, row.name, rate).is_some()))
-        .collect();
-    // Writing to a String cannot fail.
-    let _ = write!(text, "### {}\n\n| |", part.title());
-    for cell in &cells {
-        let _ = write!(text, " {}, /s at {} | CPU us | p50 ms | p99 ms |", cell.name, cell.connections);
-    }
-    let _ = writeln!(text, "\n|---|{}", "---:|".repeat(cells.len() * 4));
-    for row in Row::of(part, false) {
-        let values: Vec<_> = cells.iter().map(|cell| figure(samples, cell, row)).collect();
-        if values.iter().any(|value| !value.starts_with(" - ")) {
-            let _ = writeln!(text, "| {} |{}", row.name, values.concat());
-        }
-    }
-    text.push('\n');
-    for row in Row::of(part, false) {
+pub(super) fn figures(page: &mut Page, results: &Results<&'static str>, part: Part) {
+    let has_figures = |cell: &str, row: &Row| results.median(cell, row.name, rate).is_some();
+    let rows: Vec<&Row> = Row::of(part, false).collect();
+    let cells: Vec<&Cell> =
+        Cell::of(part, false).filter(|cell| rows.iter().any(|row| has_figures(cell.name, row))).collect();
+    let names: Vec<&str> = cells.iter().map(|cell| cell.name).collect();
+    let measured = rows.iter().filter(|row| names.iter().any(|cell| has_figures(cell, row)));
+    let head = |name: &str| {
+        let at_once = cells.iter().find(|cell| cell.name == name).map_or(0, |cell| cell.connections);
+        vec![format!("{name}, /s at {at_once}:"), "CPU us:".into(), "p50 ms:".into(), "p99 ms:".into()]
+    };
+    page.line(format_args!("### {}\n", part.title()));
+    Results::table(page, measured.map(|row| row.name), &names, head, |cell, row| {
+        let rate = results.median(cell, row, rate)?;
+        let cpu = results.median(cell, row, Sample::cpu_us);
+        let cpu = cpu.map_or_else(String::new, |cpu| format!("{cpu:.1}"));
+        let p50 = results.median(cell, row, |sample| Some(sample.p50_ms())).unwrap_or_default();
+        let p99 = results.median(cell, row, p99_ms).unwrap_or_default();
+        Some(format!("{rate:.0} | {cpu} | {p50:.2} | {p99:.2}"))
+    });
+    for row in rows {
         for cell in Cell::of(part, false) {
-            if let Some(why) = samples.why_missing(cell.name, row.name) {
-                let _ = writeln!(text, "- {}, {}: {why}", row.name, cell.name);
+            if let Some(why) = results.why_missing(cell.name, row.name) {
+                page.line(format_args!("- {}, {}: {}", row.name, cell.name, why.reason));
             }
         }
     }
-    text.push('\n');
-}
-
-fn figure(samples: &Samples, cell: &Cell, row: &Row) -> String {
-    let median = |value: &dyn Fn(&Sample) -> Option<f64>| {
-        samples.spread(cell.name, row.name, value).map(|spread| spread.median)
-    };
-    let Some(speed) = median(&rate) else { return " - | - | - | - |".to_owned() };
-    let cpu = median(&Sample::cpu_us).map_or_else(String::new, |cpu| format!("{cpu:.1}"));
-    let p50 = median(&|sample| Some(sample.report.p50_ns as f64 / 1e6)).unwrap_or_default();
-    let p99 = median(&p99_ms).unwrap_or_default();
-    format!(" {speed:.0} | {cpu} | {p50:.2} | {p99:.2} |")
+    page.blank();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kit::Timing;
     use crate::load::Report;
-    use crate::machine::Disturbance;
+    use crate::machine::{Disturbance, Machine};
 
-    fn samples(rows: &[(&'static str, u64, u64)]) -> Samples {
-        let mut samples = Samples::default();
+    fn samples(rows: &[(&'static str, u64, u64)]) -> Results<&'static str> {
+        let mut samples = Results::new(Machine::probe(), 1, Timing::QUICK);
         let cell = Cell::of(Part::Hit, true).next().expect("a column");
         for (name, requests, cpu_us) in rows {
             let report = Report { requests: *requests, window_ns: 1_000_000_000, ..Report::default() };
             let cpu_ns = Some(cpu_us * 1000 * requests);
             let row = Row::named(name).expect("a row");
-            samples.add(cell, row, 0, Sample { report, cpu_ns, disturbance: Disturbance::default() });
+            let sample = Sample { report, cpu_ns, disturbance: Disturbance::default() };
+            samples.add(cell.name, row.name, 0, Some(sample));
         }
         samples
     }

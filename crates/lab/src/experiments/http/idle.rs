@@ -1,13 +1,12 @@
 //! Memory of intercepted TLS connections that have had one answer and stay open.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::anyhow;
 
 use super::cells::{Cell, Part};
 use super::rows::{Row, Scene};
-use crate::experiments::chain::bars::Bar;
+use crate::kit::{Bar, Bound, Page};
 use crate::load::{Spec, Work};
 use crate::peers::Unavailable;
 use crate::service::Service;
@@ -38,45 +37,38 @@ impl Held {
 }
 
 /// Measures, writes the table and returns the bar.
-pub(super) fn run(scene: &Scene<'_>, connections: u32, text: &mut String) -> Vec<Bar> {
-    let _ = writeln!(
-        text,
-        "### Memory of idle connections\n\n{connections} intercepted TLS connections to one host. Each had one answer from the cache, \
-         then is idle. Memory is the proportional share (Pss) of all processes above the same with one such connection.\n\n\
-         | | held | with one, KiB | with all, KiB | KiB each |\n|---|---:|---:|---:|---:|"
-    );
+pub(super) fn run(scene: &Scene<'_>, connections: u32, page: &mut Page) -> Vec<Bar> {
+    page.line(format_args!(
+        "### Memory of idle connections\n\n{connections} intercepted TLS connections to one host. Each had \
+         one answer from the cache, then is idle. Memory is the proportional share (Pss) of all processes \
+         above the same with one such connection.\n"
+    ));
+    page.columns(["", "held:", "with one, KiB:", "with all, KiB:", "KiB each:"]);
     let mut bars = Vec::new();
     for row in ROWS.iter().filter_map(|name| Row::named(name)) {
         let held = hold(scene, row, connections);
-        let _ = match &held {
-            Ok(held) => writeln!(
-                text,
-                "| {} | {} | {} | {} | {:.1} |",
+        match &held {
+            Ok(held) => page.row(format_args!(
+                "{} | {} | {} | {} | {:.1}",
                 row.name,
                 held.connections,
                 held.empty_bytes / 1024,
                 held.full_bytes / 1024,
                 held.kib_each()
-            ),
-            Err(why) => writeln!(text, "| {} | {why} | - | - | - |", row.name),
-        };
+            )),
+            Err(why) => page.row(format_args!("{} | {why} | - | - | -", row.name)),
+        }
         if row.is_ours {
             let all = |held: Held| match held.connections {
-                open if open == connections => {
-                    Spread::of(vec![held.kib_each()]).ok_or_else(|| "nothing was read".to_owned())
-                }
+                open if open == connections => Ok(Spread::single(held.kib_each())),
                 open => Err(format!("only {open} of {connections} were held")),
             };
-            bars.push(Bar {
-                what: format!("{}, idle connection", row.name),
-                measured: held.map_err(|why| why.to_string()).and_then(all),
-                bound: MOST_KIB,
-                at_least: false,
-                unit: " KiB",
-            });
+            let measured = held.map_err(|why| why.to_string()).and_then(all);
+            let what = format!("{}, idle connection", row.name);
+            bars.push(Bar::new(what, measured, Bound::AtMost(MOST_KIB)).unit(" KiB"));
         }
     }
-    text.push('\n');
+    page.blank();
     bars
 }
 

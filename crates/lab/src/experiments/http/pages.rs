@@ -1,7 +1,6 @@
 //! "Heigh performance proxy", Sec. 3.2: pages by curl, directly, through the proxy and from its cache, with servers
 //! at a distance; and its run of ApacheBench.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -9,8 +8,7 @@ use anyhow::{Context, Result, ensure};
 use super::origin::{Origin, PORT, TLS_PORT};
 use super::programs;
 use super::rows::{PROXY_PORT, Scene};
-use crate::experiments::chain::bars::Bar;
-use crate::experiments::missing::Missing;
+use crate::kit::{Bar, Bound, Missing, Page};
 use crate::link::{Conditions, Kind, Network, Wire};
 use crate::progress::Progress;
 use crate::service::Service;
@@ -27,7 +25,7 @@ const CACHED_MOST_MS: f64 = 1.5;
 const CACHED_AFTER_HANDSHAKE_MOST_MS: f64 = 2.0;
 
 /// One page of Fig. 8, and the distance of our server.
-struct Page {
+struct WebPage {
     scheme: &'static str,
     file: &'static str,
     rtt_ms: u64,
@@ -35,18 +33,23 @@ struct Page {
     seed: (&'static str, f64, f64),
 }
 
-const PAGES: &[Page] = &[
-    Page { scheme: "http", file: "index.html", rtt_ms: 20, seed: ("cs.tufts.edu index.html", 0.88, 0.501) },
-    Page { scheme: "http", file: "bio.html", rtt_ms: 50, seed: ("cs.cmu.edu bio.html", 1.43, 0.240) },
-    Page {
+const PAGES: &[WebPage] = &[
+    WebPage {
+        scheme: "http",
+        file: "index.html",
+        rtt_ms: 20,
+        seed: ("cs.tufts.edu index.html", 0.88, 0.501),
+    },
+    WebPage { scheme: "http", file: "bio.html", rtt_ms: 50, seed: ("cs.cmu.edu bio.html", 1.43, 0.240) },
+    WebPage {
         scheme: "http",
         file: "headshot.jpg",
         rtt_ms: 200,
         seed: ("cs.cmu.edu headshot.jpg", 1.09, 0.019),
     },
-    Page { scheme: "https", file: "100k", rtt_ms: 200, seed: ("google.com search", 1.03, 0.083) },
-    Page { scheme: "https", file: "100k", rtt_ms: 20, seed: ("instagram.com", 1.50, 0.309) },
-    Page { scheme: "https", file: "100k", rtt_ms: 50, seed: ("youtube.com", 1.21, 0.234) },
+    WebPage { scheme: "https", file: "100k", rtt_ms: 200, seed: ("google.com search", 1.03, 0.083) },
+    WebPage { scheme: "https", file: "100k", rtt_ms: 20, seed: ("instagram.com", 1.50, 0.309) },
+    WebPage { scheme: "https", file: "100k", rtt_ms: 50, seed: ("youtube.com", 1.21, 0.234) },
 ];
 
 /// The columns of the paper's Fig. 7, in seconds.
@@ -81,7 +84,7 @@ impl Way {
 /// Links or origin cannot be made. A page that cannot be measured is missing.
 pub(super) fn run(
     quick: bool,
-    text: &mut String,
+    page: &mut Page,
     progress: &Progress,
     missing: &mut Missing,
 ) -> Result<Vec<Bar>> {
@@ -90,36 +93,45 @@ pub(super) fn run(
     let (site, wires) = Site::emulated(&network)?;
     let scene = Scene { origin: Origin::start(&site)?, site: &site };
     let requests = if quick { 3 } else { 20 };
-    let _ = writeln!(
-        text,
-        "### Pages (Figs. 7 and 8)\n\n{requests} times each by curl, in turn; medians. Links: {:?}. The client is beside the proxy, the \
-         server at the distance named, directly and from the proxy, which is started anew for each page. What is not stored comes over \
-         connections to the server that the proxy has kept.\n\n| page of the seed | here | RTT ms | direct ms | not stored | cached | \
-         not stored / direct (seed) | cached / direct (seed) |\n|---|---|---:|---:|---:|---:|---:|---:|",
+    page.line(format_args!(
+        "### Pages (Figs. 7 and 8)\n\n{requests} times each by curl, in turn; medians. Links: {:?}. The \
+         client is beside the proxy, the server at the distance named, directly and from the proxy, which is \
+         started anew for each page. What is not stored comes over connections to the server that the proxy \
+         has kept.\n",
         network.kind()
-    );
+    ));
+    page.columns([
+        "page of the seed",
+        "here",
+        "RTT ms:",
+        "direct ms:",
+        "not stored:",
+        "cached:",
+        "not stored / direct (seed):",
+        "cached / direct (seed):",
+    ]);
     let mut bars = Vec::new();
     let mut fig_7 = None;
-    for page in PAGES {
-        let name = format!("pages: {}", page.seed.0);
+    for web in PAGES {
+        let name = format!("pages: {}", web.seed.0);
         progress.now(&name);
-        let times = page.measure(&scene, &wires, requests);
+        let times = web.measure(&scene, &wires, requests);
         let Some(times) = missing.note(&name, times, progress) else { continue };
-        let report = page.report(&times, text);
+        let report = web.report(&times, page);
         bars.extend(missing.note(&name, report, progress).unwrap_or_default());
-        if page.seed.0.starts_with("instagram") {
+        if web.seed.0.starts_with("instagram") {
             fig_7 = Some(times);
         }
     }
     if let Some(times) = fig_7 {
-        figure_7(&times, text);
+        figure_7(&times, page);
     }
-    let done = apache_bench(&scene, &wires, text);
+    let done = apache_bench(&scene, &wires, page);
     missing.note("pages: ab", done, progress);
     Ok(bars)
 }
 
-impl Page {
+impl WebPage {
     fn measure(&self, scene: &Scene<'_>, wires: &[Wire], requests: usize) -> Result<[Vec<Times>; 3]> {
         // A new proxy for each page: TCP remembers the path of a kept connection, and the path has just changed.
         let _proxy = start_proxy(scene, wires, self.rtt_ms)?;
@@ -172,7 +184,7 @@ impl Page {
         Ok(times)
     }
 
-    fn report(&self, times: &[Vec<Times>; 3], text: &mut String) -> Result<Vec<Bar>> {
+    fn report(&self, times: &[Vec<Times>; 3], page: &mut Page) -> Result<Vec<Bar>> {
         let [direct, uncached, cached] = times;
         let spread = |values: Vec<f64>| Spread::of(values).context("curl was never asked");
         let total = |times: &[Times]| spread(times.iter().map(|times| times[5] * 1e3).collect());
@@ -182,9 +194,8 @@ impl Page {
         };
         let (slower, faster) = (over_direct(uncached)?, over_direct(cached)?);
         let (name, seed_slower, seed_faster) = self.seed;
-        let _ = writeln!(
-            text,
-            "| {name} | {} {} | {} | {:.1} | {:.1} | {:.2} | {:.3} ({seed_slower}) | {:.3} ({seed_faster}) |",
+        page.row(format_args!(
+            "{name} | {} {} | {} | {:.1} | {:.1} | {:.2} | {:.3} ({seed_slower}) | {:.3} ({seed_faster})",
             self.scheme,
             self.file,
             self.rtt_ms,
@@ -192,8 +203,8 @@ impl Page {
             total(uncached)?.median,
             total(cached)?.median,
             slower.median,
-            faster.median,
-        );
+            faster.median
+        ));
         let is_tls = self.scheme == "https";
         let after_handshake = spread(cached.iter().map(|times| (times[5] - times[2]) * 1e3).collect())?;
         let (what, measured, bound) = if is_tls {
@@ -201,12 +212,9 @@ impl Page {
         } else {
             ("cached", total(cached)?, CACHED_MOST_MS)
         };
-        let bar = |what: &str, measured, bound, unit| Bar {
-            what: format!("{} {}, {} ms: {what}", self.scheme, self.file, self.rtt_ms),
-            measured: Ok(measured),
-            bound,
-            at_least: false,
-            unit,
+        let bar = |what: &str, measured, most, unit| {
+            let what = format!("{} {}, {} ms: {what}", self.scheme, self.file, self.rtt_ms);
+            Bar::new(what, Ok(measured), Bound::AtMost(most)).unit(unit)
         };
         Ok(vec![bar("not stored / direct", slower, UNCACHED_MOST, ""), bar(what, measured, bound, " ms")])
     }
@@ -227,32 +235,34 @@ fn place_server(wires: &[Wire], rtt_ms: u64) -> Result<()> {
         .try_for_each(|wire| wire.set_both(Conditions::delayed(Duration::from_millis(rtt_ms) / 2)))
 }
 
-fn figure_7(times: &[Vec<Times>; 3], text: &mut String) {
-    let _ =
-        writeln!(text, "\nThe times of instagram.com's page, ms (Fig. 7):\n\n| | {} |", TIMES.join(" | "));
-    let _ = writeln!(text, "|---|{}", "---:|".repeat(TIMES.len()));
+fn figure_7(times: &[Vec<Times>; 3], page: &mut Page) {
+    page.line(format_args!(
+        "\nThe times of instagram.com's page, ms (Fig. 7):\n\n| | {} |",
+        TIMES.join(" | ")
+    ));
+    page.line(format_args!("|---|{}", "---:|".repeat(TIMES.len())));
     for (way, times) in Way::ALL.into_iter().zip(times) {
         let median = |at: usize| {
             Spread::of(times.iter().map(|times| times[at] * 1e3).collect()).map_or(0.0, |all| all.median)
         };
         let values: Vec<String> = (0..TIMES.len()).map(|at| format!("{:.2}", median(at))).collect();
-        let _ = writeln!(text, "| {} | {} |", way.name(), values.join(" | "));
+        page.row(format_args!("{} | {}", way.name(), values.join(" | ")));
     }
-    text.push('\n');
+    page.blank();
 }
 
 /// The paper's run: `ab -n 5 -c 3` of the page of Fig. 10, and a longer one.
-fn apache_bench(scene: &Scene<'_>, wires: &[Wire], text: &mut String) -> Result<()> {
+fn apache_bench(scene: &Scene<'_>, wires: &[Wire], page: &mut Page) -> Result<()> {
     let _proxy = start_proxy(scene, wires, PAGES[0].rtt_ms)?;
     PAGES[0].ask(scene, Way::Cached)?;
     let url = format!("http://{ORIGIN_NAME}:{PORT}/hit/index.html");
     let proxy = scene.site.proxy_address(PROXY_PORT).to_string();
-    let _ = writeln!(
-        text,
-        "ApacheBench (Fig. 10; the seed: 54.58 requests/s, 18.3 ms, none failed), the page stored, its server {} ms away:\n\n\
-         | | requests/s | ms each | failed |\n|---|---:|---:|---:|",
+    page.line(format_args!(
+        "ApacheBench (Fig. 10; the seed: 54.58 requests/s, 18.3 ms, none failed), the page stored, its \
+         server {} ms away:\n",
         PAGES[0].rtt_ms
-    );
+    ));
+    page.columns(["", "requests/s:", "ms each:", "failed:"]);
     for (count, at_once) in [("5", "3"), ("5000", "3")] {
         let said = scene.site.client.run("ab", &["-q", "-n", count, "-c", at_once, "-X", &proxy, &url])?;
         let value = |name: &str| {
@@ -261,14 +271,13 @@ fn apache_bench(scene: &Scene<'_>, wires: &[Wire], text: &mut String) -> Result<
         };
         let value = |name: &str| value(name).with_context(|| format!("ab does not say {name:?}: {said}"));
         let failed = value("Failed requests")?;
-        let _ = writeln!(
-            text,
-            "| -n {count} -c {at_once} | {} | {} | {failed} |",
+        page.row(format_args!(
+            "-n {count} -c {at_once} | {} | {} | {failed}",
             value("Requests per second")?,
-            value("Time per request")?,
-        );
+            value("Time per request")?
+        ));
         ensure!(failed == "0", "ab counted {failed} failed requests");
     }
-    text.push('\n');
+    page.blank();
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! How well a bandwidth limit is kept: what arrives at the application, over the whole time and in every 100 ms.
 
 use std::collections::VecDeque;
-use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -11,11 +10,9 @@ use anyhow::{Context, Result, anyhow, ensure};
 use super::origin::PORT;
 use super::programs::Listener;
 use super::rows::{PROXY_PORT, Scene};
-use crate::experiments::chain::bars::Bar;
-use crate::experiments::missing::Missing;
+use crate::kit::{Bar, Bound, Missing, Page};
 use crate::progress::Progress;
 use crate::site::ORIGIN_NAME;
-use crate::statistics::Spread;
 
 /// Not counted: the initial burst of a bucket.
 const WARM_UP: Duration = Duration::from_secs(1);
@@ -40,21 +37,21 @@ struct Seen {
 pub(super) fn run(
     scene: &Scene<'_>,
     quick: bool,
-    text: &mut String,
+    page: &mut Page,
     progress: &Progress,
     missing: &mut Missing,
 ) -> Vec<Bar> {
     let rates: &[u64] =
         if quick { &[8_000, 12_500_000] } else { &[8_000, 125_000, 1_250_000, 12_500_000, 125_000_000] };
     let window = Duration::from_secs(if quick { 3 } else { 10 });
-    let _ = writeln!(
-        text,
-        "### Bandwidth\n\nAn answer through `limit`, read as it arrives, for {} s after the first bytes. The burst is the maximum of any \
-         {} ms, divided by what the rate allows there (1.1 of it, or one segment more).\n\n| set, kbit/s | reached, kbit/s | error % | most of 100 ms, of the \
-         allowed |\n|---:|---:|---:|---:|",
+    page.line(format_args!(
+        "### Bandwidth\n\nAn answer through `limit`, read as it arrives, for {} s after the first bytes. The \
+         burst is the maximum of any {} ms, divided by what the rate allows there (1.1 of it, or one segment \
+         more).\n",
         window.as_secs(),
         SPAN.as_millis()
-    );
+    ));
+    page.columns(["set, kbit/s:", "reached, kbit/s:", "error %:", "most of 100 ms, of the allowed:"]);
     let mut bars = Vec::new();
     for rate in rates {
         let name = format!("bandwidth: {} kbit/s", rate * 8 / 1000);
@@ -63,26 +60,20 @@ pub(super) fn run(
         let error = (seen.bytes_per_second / *rate as f64 - 1.0).abs();
         let kbit = |bytes: f64| bytes * 8.0 / 1000.0;
         let set = kbit(*rate as f64);
-        let _ = writeln!(
-            text,
-            "| {set:.0} | {:.1} | {:.2} | {:.2} |",
+        page.row(format_args!(
+            "{set:.0} | {:.1} | {:.2} | {:.2}",
             kbit(seen.bytes_per_second),
             error * 100.0,
             seen.burst
-        );
+        ));
         for (what, measured, bound) in
             [("error", error, ERROR_MOST), ("burst, of the allowed", seen.burst, 1.0)]
         {
-            bars.push(Bar {
-                what: format!("{set:.0} kbit/s: {what}"),
-                measured: Spread::of(vec![measured]).ok_or_else(|| "nothing came".to_owned()),
-                bound,
-                at_least: false,
-                unit: "",
-            });
+            let what = format!("{set:.0} kbit/s: {what}");
+            bars.push(Bar::single(what, Some(measured), Bound::AtMost(bound)));
         }
     }
-    text.push('\n');
+    page.blank();
     bars
 }
 

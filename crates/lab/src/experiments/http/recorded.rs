@@ -1,10 +1,8 @@
 //! The cost of a record line for a new connection, by the kind of its listener.
 
-use std::fmt::Write as _;
-
 use super::Options;
-use crate::experiments::chain::bars::Bar;
-use crate::experiments::relay::{self, Cell, Results, Sample};
+use crate::experiments::relay::{self, Cell};
+use crate::kit::{Bar, Bound, Page, Results, Sample};
 use crate::machine::Machine;
 use crate::peers::RECORDED;
 use crate::progress::Progress;
@@ -18,35 +16,32 @@ const RATE_AT_LEAST: f64 = 0.95;
 const P99_AT_MOST: f64 = 1.2;
 
 /// Measures, writes the table and returns the bars.
-pub(super) fn run(site: &Site, options: &Options, text: &mut String, progress: &Progress) -> Vec<Bar> {
+pub(super) fn run(site: &Site, options: &Options, page: &mut Page, progress: &Progress) -> Vec<Bar> {
     let mut results = Results::new(Machine::probe(), options.rounds(), options.timing());
     relay::measure_cell(site, NEW, RECORDED, None, &mut results, progress);
-    let _ = writeln!(
-        text,
-        "### A record line for each new connection\n\n| {NEW} | /s | CPU us | p50 ms | p99 ms |\n|---|---:|---:|---:|---:|"
-    );
+    page.line(format_args!("### A record line for each new connection\n"));
+    page.columns([&format!("{NEW}"), "/s:", "CPU us:", "p50 ms:", "p99 ms:"]);
     let mut absent = Vec::new();
     for peer in RECORDED {
         let median = |value: &dyn Fn(&Sample) -> Option<f64>| {
-            results.spread(NEW, peer.name, value).map_or(0.0, |spread| spread.median)
+            results.median(NEW, peer.name, value).unwrap_or_default()
         };
         if let Some(missing) = results.why_missing(NEW, peer.name) {
             absent.push(missing.to_string());
             continue;
         }
-        let _ = writeln!(
-            text,
-            "| {} | {:.0} | {:.1} | {:.2} | {:.2} |",
+        page.row(format_args!(
+            "{} | {:.0} | {:.1} | {:.2} | {:.2}",
             peer.name,
             median(&rate),
             median(&|sample| sample.cost(NEW)),
-            median(&|sample| Some(sample.report.p50_ns as f64 / 1e6)),
-            median(&p99_ms),
-        );
+            median(&|sample| Some(sample.p50_ms())),
+            median(&p99_ms)
+        ));
     }
-    text.push('\n');
+    page.blank();
     for missing in absent {
-        let _ = writeln!(text, "- {missing}\n");
+        page.line(format_args!("- {missing}\n"));
     }
     RECORDED
         .as_chunks::<2>()
@@ -61,28 +56,22 @@ fn rate(sample: &Sample) -> Option<f64> {
 }
 
 fn p99_ms(sample: &Sample) -> Option<f64> {
-    Some(sample.report.p99_ns as f64 / 1e6)
+    Some(sample.p99_ms())
 }
 
 /// Returns the bars of one kind of listener.
-fn judge(results: &Results, with: &str, without: &str) -> [Bar; 2] {
-    let bar = |what: &str, value: &dyn Fn(&Sample) -> Option<f64>, bound: f64, at_least: bool| Bar {
-        what: format!("{with} / no records, {NEW}, {what}"),
-        measured: results.ratio(NEW, with, without, value).ok_or_else(|| {
-            let missing = [with, without].into_iter().find_map(|row| results.why_missing(NEW, row));
-            missing.map_or_else(|| "every round was disturbed".to_owned(), ToString::to_string)
-        }),
-        bound,
-        at_least,
-        unit: "",
+fn judge(results: &Results<Cell>, with: &str, without: &str) -> [Bar; 2] {
+    let bar = |what: &str, value: fn(&Sample) -> Option<f64>, bound| {
+        let what = format!("{with} / no records, {NEW}, {what}");
+        Bar::new(what, results.ratio(NEW, with, without, value), bound)
     };
-    [bar("rate", &rate, RATE_AT_LEAST, true), bar("p99", &p99_ms, P99_AT_MOST, false)]
+    [bar("rate", rate, Bound::AtLeast(RATE_AT_LEAST)), bar("p99", p99_ms, Bound::AtMost(P99_AT_MOST))]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiments::relay::Timing;
+    use crate::kit::Timing;
     use crate::load::Report;
     use crate::machine::Disturbance;
 

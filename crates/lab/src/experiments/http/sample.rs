@@ -1,18 +1,14 @@
 //! Measures one program in one column for about a second, and checks that it did what the column requires.
 
-use std::collections::BTreeMap;
-
 use anyhow::{anyhow, ensure};
-use serde::Serialize;
 
 use super::cells::Cell;
 use super::rows::{Row, Scene};
-use crate::experiments::relay::Timing;
+use crate::kit::{Sample, Timing};
 use crate::load::Report;
-use crate::machine::{Disturbance, DisturbanceMeter};
+use crate::machine::DisturbanceMeter;
 use crate::peers::Unavailable;
 use crate::service::Service;
-use crate::statistics::Spread;
 
 /// Maximum share of failed answers before ours counts as broken.
 const OUR_FAILED_SHARE_LIMIT: f64 = 0.001;
@@ -24,32 +20,6 @@ const BORDER: f64 = 64.0;
 /// Minimum ratio of the origin's requests to the answers, in columns where every answer comes from the origin. The
 /// origin shares its core with the client, so its count is late, but not by more than this.
 const ASKED_SHARE_LEAST: f64 = 0.5;
-
-/// The measurement.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct Sample {
-    /// The client's report.
-    pub report: Report,
-    /// CPU time of the programs in the window, in nanoseconds; `None` without a program.
-    pub cpu_ns: Option<u64>,
-    /// The disturbance by other work.
-    pub disturbance: Disturbance,
-}
-
-impl Sample {
-    /// Returns answers per second.
-    #[must_use]
-    pub(super) fn rate(&self) -> f64 {
-        self.report.rate()
-    }
-
-    /// Returns microseconds of CPU per answer.
-    #[must_use]
-    pub(super) fn cpu_us(&self) -> Option<f64> {
-        let answers = self.report.requests as f64;
-        (answers > 0.0).then_some(self.cpu_ns? as f64 / 1e3 / answers)
-    }
-}
 
 /// Takes one sample.
 ///
@@ -105,64 +75,6 @@ fn check(report: &Report, asked: u64, row: &Row, cell: &Cell) -> anyhow::Result<
         );
     }
     Ok(())
-}
-
-/// All samples of a run, by column and row.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct Samples {
-    taken: BTreeMap<&'static str, BTreeMap<&'static str, BTreeMap<u32, Sample>>>,
-    missing: BTreeMap<&'static str, BTreeMap<&'static str, String>>,
-    /// Samples dropped because other work took too much of the CPU.
-    pub dropped: u32,
-}
-
-impl Samples {
-    /// Adds one.
-    pub(super) fn add(&mut self, cell: &Cell, row: &Row, round: u32, sample: Sample) {
-        self.taken.entry(cell.name).or_default().entry(row.name).or_default().insert(round, sample);
-    }
-
-    /// Notes that a row has no figures in a column, and why.
-    pub(super) fn miss(&mut self, cell: &Cell, row: &Row, reason: &Unavailable) -> String {
-        let reason = reason.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-        let line = format!("{}, {}: {reason}", row.name, cell.name);
-        self.missing.entry(cell.name).or_default().insert(row.name, reason);
-        line
-    }
-
-    /// Returns why a row has no figures in a column.
-    #[must_use]
-    pub(super) fn why_missing(&self, cell: &str, row: &str) -> Option<&str> {
-        self.missing.get(cell)?.get(row).map(String::as_str)
-    }
-
-    /// Returns a value over all rounds.
-    #[must_use]
-    pub(super) fn spread(
-        &self,
-        cell: &str,
-        row: &str,
-        value: impl Fn(&Sample) -> Option<f64>,
-    ) -> Option<Spread> {
-        Spread::of(self.taken.get(cell)?.get(row)?.values().filter_map(value).collect())
-    }
-
-    /// Returns the ratio of two rows, taken within each round.
-    #[must_use]
-    pub(super) fn ratio(
-        &self,
-        cell: &str,
-        (ours, theirs): (&str, &str),
-        value: impl Fn(&Sample) -> Option<f64>,
-    ) -> Option<Spread> {
-        let rows = self.taken.get(cell)?;
-        let theirs = rows.get(theirs)?;
-        let pair = |(round, sample): (&u32, &Sample)| {
-            let divisor = value(theirs.get(round)?)?;
-            (divisor > 0.0).then_some(value(sample)? / divisor)
-        };
-        Spread::of(rows.get(ours)?.iter().filter_map(pair).collect())
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::experiments::missing::Missing;
+use crate::kit::{self, Missing, Page};
 use crate::launch;
 use crate::link::{Conditions, Kind, Lateness, Network, netem};
 use crate::machine::{self, Machine};
@@ -100,7 +100,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let named = |check: &Check| options.only.iter().any(|part| check.name.contains(part.as_str()));
     let chosen =
         |check: &Check| (options.only.is_empty() || named(check)) && !(options.untimed && check.is_timed);
-    print_heading(&results.machine, options);
+    heading(&results.machine, options).publish(None)?;
     let chosen: Vec<&Check> = CHECKS.iter().filter(|check| chosen(check)).collect();
     for (at, kind) in kinds.iter().enumerate() {
         let network = Network::new(*kind, &launcher, options.seed)?;
@@ -112,18 +112,19 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             progress.bar(done, chosen.len() * kinds.len(), &format!("{}: {}", name(*kind), check.name));
             let made = make(check, &ends, name(network.kind()));
             progress.end();
-            let row = format!("{} links, {}", name(*kind), check.name);
-            if let Some(made) = results.missing.note(&row, made, &progress) {
-                print_row(&made);
+            let name_of_row = format!("{} links, {}", name(*kind), check.name);
+            if let Some(made) = results.missing.note(&name_of_row, made, &progress) {
+                row(&made).publish(None)?;
                 results.checks.push(made);
             }
         }
         results.lateness.extend(network.lateness()?.map(|lateness| (name(*kind), lateness)));
     }
     progress.end();
-    let mut without = String::from("\n");
+    let mut without = Page::default();
+    without.blank();
     results.missing.render(&mut without);
-    print!("{without}");
+    without.publish(None)?;
     println!("Load at the end: {:.1}.", machine::load_average());
     for (kind, lateness) in &results.lateness {
         println!(
@@ -145,7 +146,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     let holds =
         disagree.is_empty() && !results.missing.is_failure() && results.checks.iter().all(|done| done.holds);
-    Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(kit::exit(holds))
 }
 
 /// Makes one check; if none of [`ATTEMPTS`] holds, the last counts.
@@ -183,8 +184,9 @@ fn name(kind: Kind) -> &'static str {
     }
 }
 
-fn print_heading(machine: &Machine, options: &Options) {
-    println!(
+fn heading(machine: &Machine, options: &Options) -> Page {
+    let mut page = Page::default();
+    page.line(format_args!(
         "## Emulated links\n\n{}, Linux {}, {}, load {:.1}{}. \"Allowed\" is the bar for times and three standard \
          deviations for what is counted.\n",
         machine.date,
@@ -192,15 +194,17 @@ fn print_heading(machine: &Machine, options: &Options) {
         machine.cpu,
         machine.load,
         if options.quick { ", quick" } else { "" }
-    );
-    println!("| links | check | nominal | allowed | reached | | |\n|---|---|---:|---:|---:|---|---|");
+    ));
+    page.columns(["links", "check", "nominal:", "allowed:", "reached:", "", ""]);
+    page
 }
 
-/// Prints rows as they are made: a slow machine takes minutes for all.
-fn print_row(done: &Done) {
-    let verdict = if done.holds { "ok" } else { "**FAIL**" };
-    println!(
-        "| {} | {} | {} {} | ± {} | {} | {verdict} | {} |",
+/// Formats a row. Rows are printed as they are made: a slow machine takes minutes for all.
+fn row(done: &Done) -> Page {
+    let mut page = Page::default();
+    let result = if done.holds { "ok" } else { "**FAIL**" };
+    page.row(format_args!(
+        "{} | {} | {} {} | ± {} | {} | {result} | {}",
         done.kind,
         done.check,
         figure(done.nominal),
@@ -208,7 +212,8 @@ fn print_row(done: &Done) {
         figure(done.tolerance),
         figure(done.reached),
         done.remark
-    );
+    ));
+    page
 }
 
 /// Returns the checks of both kinds whose results differ by more than both tolerances.

@@ -1,11 +1,10 @@
 //! The bars for ours (`make bench-overlay`).
 
-use serde::Serialize;
-
 use super::gap::{Gap, Way};
 use super::measure::{DELAY_LOSS, DelayRow, FAST_LOSS, Figures, FloodRow, SCP_LOSS};
 use super::shape::{ONE_HOP, Shape, THREE_HOPS};
 use super::wide::Wide;
+use crate::kit::{Bar, Bound, Need};
 use crate::statistics::{median, percentile};
 
 /// Minimum goodput at each loss (percent), as a share of the link's rate.
@@ -31,68 +30,48 @@ const IDLE_KBIT: f64 = 64.0;
 pub(super) const GAP_SHARE: f64 = 0.98;
 pub(super) const GAP_COST: f64 = 1.03;
 
-/// One bar and its result.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Verdict {
-    /// The text of the bar.
-    pub bar: String,
-    /// The measured figure.
-    pub reached: f64,
-    /// Whether it holds.
-    pub holds: bool,
-    /// Whether it is only a goal: the run does not fail if it is missed.
-    pub is_stretch: bool,
+fn at_least(bar: String, reached: f64, bound: f64) -> Bar {
+    Bar::single(bar, Some(reached), Bound::AtLeast(bound))
 }
 
-impl Verdict {
-    /// Returns true if the run fails because of it.
-    pub(super) fn fails(&self) -> bool {
-        !self.holds && !self.is_stretch
-    }
-}
-
-fn at_least(bar: String, reached: f64, bound: f64) -> Verdict {
-    Verdict { bar, reached, holds: reached >= bound, is_stretch: false }
-}
-
-fn at_most(bar: String, reached: f64, bound: f64) -> Verdict {
-    Verdict { bar, reached, holds: reached <= bound, is_stretch: false }
+fn at_most(bar: String, reached: f64, bound: f64) -> Bar {
+    Bar::single(bar, Some(reached), Bound::AtMost(bound))
 }
 
 /// Returns all bars of the measured parts.
-pub(super) fn judge(figures: &Figures) -> Vec<Verdict> {
-    let mut verdicts = floods(figures);
-    verdicts.extend(delays(figures));
+pub(super) fn judge(figures: &Figures) -> Vec<Bar> {
+    let mut bars = floods(figures);
+    bars.extend(delays(figures));
     let copy = |loss: f64| {
         figures.copies.iter().find(|row| row.way == "ours" && row.loss == loss).and_then(|row| row.mbit)
     };
     if let (Some(clean), Some(lossy)) = (copy(0.0), copy(SCP_LOSS)) {
         let bar = format!("scp at {SCP_LOSS} % against itself without loss, at least {SCP_SHARE}");
-        verdicts.push(at_least(bar, lossy / clean, SCP_SHARE));
+        bars.push(at_least(bar, lossy / clean, SCP_SHARE));
     }
     if !figures.killed_ms.is_empty() {
         let bar = format!("stall after a relay was killed, 99 of 100, at most {STALL_MS} ms");
-        verdicts.push(at_most(bar, percentile(&figures.killed_ms, 0.99), STALL_MS));
+        bars.push(at_most(bar, percentile(&figures.killed_ms, 0.99), STALL_MS));
     }
     if !figures.cut_ms.is_empty() {
         let bar = format!("stall after a link was cut, 99 of 100, at most {STALL_MS} ms");
-        verdicts.push(at_most(bar, percentile(&figures.cut_ms, 0.99), STALL_MS));
+        bars.push(at_most(bar, percentile(&figures.cut_ms, 0.99), STALL_MS));
     }
     if let Some(kbit) = figures.idle_kbit {
-        verdicts.push(at_most(format!("an idle link, at most {IDLE_KBIT} kbit/s"), kbit, IDLE_KBIT));
+        bars.push(at_most(format!("an idle link, at most {IDLE_KBIT} kbit/s"), kbit, IDLE_KBIT));
     }
     if let Some(lost) = figures.lost_under_load {
-        verdicts.push(at_most("links lost while flooding, none".to_owned(), lost as f64, 0.0));
+        bars.push(at_most("links lost while flooding, none".to_owned(), lost as f64, 0.0));
     }
     if let Some((_, lost)) = figures.overload {
-        verdicts.push(at_most("hellos lost under overload, percent, none".to_owned(), lost, 0.0));
+        bars.push(at_most("hellos lost under overload, percent, none".to_owned(), lost, 0.0));
     }
-    verdicts.extend(figures.wide.iter().flat_map(wide));
-    verdicts.extend(figures.gap.iter().flat_map(gap));
-    verdicts
+    bars.extend(figures.wide.iter().flat_map(wide));
+    bars.extend(figures.gap.iter().flat_map(gap));
+    bars
 }
 
-fn gap(gap: &Gap) -> [Verdict; 2] {
+fn gap(gap: &Gap) -> [Bar; 2] {
     let (share, cost) = (gap.share(Way::Graphs), gap.cost(Way::Graphs));
     let bar = format!("graphs, of the gap between one path and flooding, at least {GAP_SHARE}");
     [
@@ -101,7 +80,7 @@ fn gap(gap: &Gap) -> [Verdict; 2] {
     ]
 }
 
-fn wide(wide: &Wide) -> [Verdict; 2] {
+fn wide(wide: &Wide) -> [Bar; 2] {
     let flows = wide.flows;
     let bar = format!(
         "routes of twelve nodes with {flows} flows after a cut, the worst, at most {CONVERGED_MS} ms"
@@ -111,47 +90,47 @@ fn wide(wide: &Wide) -> [Verdict; 2] {
     [converged, at_most(bar, wide.idle_kbit, IDLE_KBIT)]
 }
 
-fn floods(figures: &Figures) -> Vec<Verdict> {
-    let mut verdicts: Vec<_> = GOODPUT
+fn floods(figures: &Figures) -> Vec<Bar> {
+    let mut bars: Vec<_> = GOODPUT
         .iter()
         .filter_map(|(loss, bound)| goodput(&figures.floods, &THREE_HOPS, *loss, *bound))
         .collect();
-    verdicts.extend(goodput(&figures.fast, &ONE_HOP, FAST_LOSS, FAST_GOODPUT));
+    bars.extend(goodput(&figures.fast, &ONE_HOP, FAST_LOSS, FAST_GOODPUT));
     if let Some(cpu) = ours(&figures.floods, GOODPUT[0].0).and_then(|row| median(&row.cpu_s_per_gb)) {
         let bar = |bound| format!("CPU of all nodes at {} %, at most {bound} s/GB", GOODPUT[0].0);
-        verdicts.push(at_most(bar(CPU_S_PER_GB), cpu, CPU_S_PER_GB));
+        bars.push(at_most(bar(CPU_S_PER_GB), cpu, CPU_S_PER_GB));
         let stretch = at_most(bar(CPU_STRETCH_S_PER_GB) + " (stretch)", cpu, CPU_STRETCH_S_PER_GB);
-        verdicts.push(Verdict { is_stretch: true, ..stretch });
+        bars.push(stretch.need(Need::Goal));
     }
-    verdicts
+    bars
 }
 
 fn ours(rows: &[FloodRow], loss: f64) -> Option<&FloodRow> {
     rows.iter().find(|row| row.way == "ours" && row.loss == loss)
 }
 
-fn goodput(rows: &[FloodRow], shape: &Shape, loss: f64, bound: f64) -> Option<Verdict> {
+fn goodput(rows: &[FloodRow], shape: &Shape, loss: f64, bound: f64) -> Option<Bar> {
     let mbit = ours(rows, loss).and_then(|row| median(&row.mbit))?;
     let (hops, rate) = (shape.hops, shape.rate / 1_000_000);
     let bar = format!("goodput at {loss} % as a share of {rate} Mb/s, hops: {hops}, at least {bound}");
     Some(at_least(bar, mbit * 1e6 / shape.rate as f64, bound))
 }
 
-fn delays(figures: &Figures) -> Vec<Verdict> {
+fn delays(figures: &Figures) -> Vec<Bar> {
     let p99 = |way: &str, loss: f64| {
         let row: Option<&DelayRow> = figures.delays.iter().find(|row| row.way == way && row.loss == loss);
         row.map(|row| row.percentiles_ms[2])
     };
-    let mut verdicts = Vec::new();
+    let mut bars = Vec::new();
     if let (Some(clean), Some(lossy)) = (p99("ours", 0.0), p99("ours", DELAY_LOSS)) {
         let bar = format!("what {DELAY_LOSS} % loss adds to the p99 of a write, at most {DELAY_ADDED_MS} ms");
-        verdicts.push(at_most(bar, lossy - clean, DELAY_ADDED_MS));
+        bars.push(at_most(bar, lossy - clean, DELAY_ADDED_MS));
         if let Some(bbr) = p99("TCP bbr", DELAY_LOSS) {
             let bar = format!("p99 of a write at {DELAY_LOSS} % against TCP bbr's, below 1");
-            verdicts.push(at_most(bar, lossy / bbr, 1.0));
+            bars.push(at_most(bar, lossy / bbr, 1.0));
         }
     }
-    verdicts
+    bars
 }
 
 #[cfg(test)]
@@ -191,12 +170,12 @@ mod tests {
 
     #[test]
     fn a_missed_bar_fails_and_a_held_one_does_not() {
-        let failed = |figures: &Figures| judge(figures).iter().filter(|verdict| verdict.fails()).count();
+        let failed = |figures: &Figures| judge(figures).iter().filter(|bar| bar.is_failure()).count();
         let good = figures(185.0, 54.0, 140.0, 250.0);
         assert_eq!((failed(&good), judge(&good).len()), (0, 11));
-        let missed: Vec<_> = judge(&good).into_iter().filter(|verdict| !verdict.holds).collect();
+        let missed: Vec<_> = judge(&good).into_iter().filter(|bar| !bar.holds()).collect();
         assert!(
-            missed.len() == 1 && missed[0].is_stretch,
+            missed.len() == 1 && missed[0].need == Need::Goal,
             "13 s/GB are enough, 10 would be better: {missed:?}"
         );
         assert_eq!(failed(&figures(183.0, 56.0, 134.0, 301.0)), 5, "each a little beyond its bar");

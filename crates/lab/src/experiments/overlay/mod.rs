@@ -23,14 +23,13 @@ use std::time::Instant;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::missing::Missing;
+use crate::kit::{self, Bar, Missing};
 use crate::launch;
 use crate::link::{Kind, Lateness};
 use crate::machine::{Disturbance, DisturbanceMeter, Machine};
 use crate::output::Output;
 use crate::progress::Progress;
 
-use bars::Verdict;
 use measure::{Figures, Plan};
 use scene::Scene;
 use shape::{ONE_HOP, THREE_HOPS};
@@ -97,7 +96,8 @@ struct Results {
     disturbance: Disturbance,
     /// Duration of the run.
     seconds: u64,
-    verdicts: Vec<Verdict>,
+    #[serde(rename = "verdicts")]
+    bars: Vec<Bar>,
     /// Parts that have no figures, and why.
     #[serde(flatten)]
     missing: Missing,
@@ -143,7 +143,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         figures.gap = Some(gap::measure(options.seed, plan.traces));
     }
     progress.end();
-    let verdicts = bars::judge(&figures);
+    let bars = bars::judge(&figures);
     let results = Results {
         machine,
         links: format!("{kind:?}").to_lowercase(),
@@ -152,14 +152,13 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         seconds: began.elapsed().as_secs(),
         plan,
         figures,
-        verdicts,
+        bars,
         missing,
     };
-    print!("{}", report::text(&results));
+    report::page(&results).publish(None)?;
     options.output.json(&results)?;
     report::files(&options.output, &results.figures)?;
-    let failed = results.missing.is_failure() || results.verdicts.iter().any(Verdict::fails);
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(kit::exit(!results.missing.is_failure() && !results.bars.iter().any(Bar::is_failure)))
 }
 
 fn three_hops(
@@ -201,6 +200,6 @@ mod tests {
         assert_eq!(missing.note("Idle", Err::<(), _>(anyhow!("it broke")), &progress), None);
         assert_eq!(missing.troubles, ["Idle: it broke"]);
         // A bar without a figure is not judged.
-        assert!(bars::judge(&Figures::default()).iter().all(|verdict| !verdict.fails()));
+        assert!(bars::judge(&Figures::default()).iter().all(|bar| !bar.is_failure()));
     }
 }

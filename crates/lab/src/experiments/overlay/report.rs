@@ -1,13 +1,11 @@
 //! The tables.
 
-use std::fmt::Write as _;
-
 use anyhow::Result;
 
 use super::Results;
-use super::bars::Verdict;
 use super::gap::Gap;
 use super::measure::{Figures, FloodRow, LOSSES, SCP_LOSS};
+use crate::kit::Page;
 use crate::machine;
 use crate::output::Output;
 use crate::statistics::median;
@@ -20,49 +18,44 @@ const SEED: [(&str, f64, f64); 3] = [
 ];
 
 /// Formats everything as Markdown.
-pub(super) fn text(results: &Results) -> String {
-    let mut text = heading(results);
+pub(super) fn page(results: &Results) -> Page {
+    let mut page = Page::default();
+    heading(&mut page, results);
     let figures = &results.figures;
-    seed(&mut text, figures);
-    floods(&mut text, "flood", &figures.floods);
+    seed(&mut page, figures);
+    floods(&mut page, "flood", &figures.floods);
     if let Some((mbit, lost)) = figures.overload {
-        let _ = writeln!(
-            text,
-            "\nFour floods at a time, none lost on the way: {mbit:.1} Mb/s together; {lost:.2} % of the hellos did not arrive."
-        );
+        page.line(format_args!(
+            "\nFour floods at a time, none lost on the way: {mbit:.1} Mb/s together; {lost:.2} % of the \
+             hellos did not arrive."
+        ));
     }
-    floods(&mut text, "flood, one hop of 30 ms and 500 Mb/s", &figures.fast);
-    delays(&mut text, figures);
-    copies(&mut text, figures);
-    failures(&mut text, figures);
-    wide(&mut text, figures);
-    text += &figures.gap.as_ref().map_or_else(String::new, Gap::text);
-    text.push_str("\n| bar | reached | |\n|---|---:|---|\n");
-    for verdict in &results.verdicts {
-        let word = match verdict {
-            Verdict { holds: true, .. } => "ok",
-            Verdict { is_stretch: true, .. } => "missed",
-            _ => "**FAIL**",
-        };
-        let _ = writeln!(text, "| {} | {:.3} | {word} |", verdict.bar, verdict.reached);
+    floods(&mut page, "flood, one hop of 30 ms and 500 Mb/s", &figures.fast);
+    delays(&mut page, figures);
+    copies(&mut page, figures);
+    failures(&mut page, figures);
+    wide(&mut page, figures);
+    page.text(format_args!("{}", figures.gap.as_ref().map_or_else(String::new, Gap::text)));
+    page.blank();
+    page.columns(["bar", "reached:", ""]);
+    for bar in &results.bars {
+        let reached = bar.reached().unwrap_or(f64::NAN);
+        page.row(format_args!("{} | {reached:.3} | {}", bar.what, bar.result()));
     }
-    for absent in &results.missing.absent {
-        let _ = writeln!(text, "\n{absent}.");
-    }
-    for trouble in &results.missing.troubles {
-        let _ = writeln!(text, "\nNot measured: {trouble}.");
-    }
-    text
+    page.blank();
+    results.missing.render(&mut page);
+    page
 }
 
-fn heading(results: &Results) -> String {
+fn heading(page: &mut Page, results: &Results) {
     let machine = &results.machine;
     let late = results.lateness.map_or_else(String::new, |late| format!(" {late}"));
-    format!(
-        "## The overlay\n\n{}, Linux {}, {}, load {:.1} to {:.1}, steal {:.1} %. Three hops of 10 ms and 200 Mb/s (queues of 60 ms) \
-         between source and target, loss on wire frames of the middle one, both ways; links: {}.{late} Ours is TLS on every hop; \
-         our node redirects an unmodified application. Plain TCP is routed along the same hops. Applications, nodes and links \
-         share the machine's cores. The run took {} s.\n",
+    page.text(format_args!(
+        "## The overlay\n\n{}, Linux {}, {}, load {:.1} to {:.1}, steal {:.1} %. Three hops of 10 ms and 200 \
+         Mb/s (queues of 60 ms) between source and target, loss on wire frames of the middle one, both ways; \
+         links: {}.{late} Ours is TLS on every hop; our node redirects an unmodified application. Plain TCP \
+         is routed along the same hops. Applications, nodes and links share the machine's cores. The run \
+         took {} s.\n",
         machine.date,
         machine.kernel,
         machine.cpu,
@@ -71,7 +64,7 @@ fn heading(results: &Results) -> String {
         results.disturbance.steal_percent,
         results.links,
         results.seconds
-    )
+    ));
 }
 
 fn flood(figures: &Figures, way: &str, loss: f64) -> Option<f64> {
@@ -83,98 +76,97 @@ fn cell(value: Option<f64>) -> String {
 }
 
 /// Its table beside ours. It does not name the congestion control of its plain TCP; ours has both.
-fn seed(text: &mut String, figures: &Figures) {
+fn seed(page: &mut Page, figures: &Figures) {
     if figures.floods.is_empty() && figures.copies.is_empty() {
         return;
     }
     let copy = |way: &str| {
         figures.copies.iter().find(|row| row.way == way && row.loss == SCP_LOSS).and_then(|row| row.mbit)
     };
-    text.push_str(
-        "\nAt 0.5 % beside the seed's Table 1, Mb/s:\n\n| | seed: TCP | seed: overlay | TCP cubic | TCP bbr | ours |\n\
-         |---|---:|---:|---:|---:|---:|\n",
-    );
+    page.line(format_args!("\nAt 0.5 % beside the seed's Table 1, Mb/s:\n"));
+    page.columns(["", "seed: TCP:", "seed: overlay:", "TCP cubic:", "TCP bbr:", "ours:"]);
     for (name, tcp, overlay) in SEED {
         let ours = |way: &str| if name == "scp" { copy(way) } else { flood(figures, way, LOSSES[0]) };
-        let _ = writeln!(
-            text,
-            "| {name} | {tcp} | {overlay} | {} | {} | {} |",
+        page.row(format_args!(
+            "{name} | {tcp} | {overlay} | {} | {} | {}",
             cell(ours("TCP cubic")),
             cell(ours("TCP bbr")),
             cell(ours("ours"))
-        );
+        ));
     }
-    text.push_str("\nBoth t_flooder rows of ours are one flood at full speed into links of 200 Mb/s.\n");
+    page.text(format_args!(
+        "\nBoth t_flooder rows of ours are one flood at full speed into links of 200 Mb/s.\n"
+    ));
 }
 
-fn floods(text: &mut String, name: &str, rows: &[FloodRow]) {
+fn floods(page: &mut Page, name: &str, rows: &[FloodRow]) {
     if rows.is_empty() {
         return;
     }
-    let _ = writeln!(text, "\n| {name} | loss | Mb/s, median | each | CPU s/GB |\n|---|---:|---:|---|---:|");
+    page.blank();
+    page.columns([name, "loss:", "Mb/s, median:", "each", "CPU s/GB:"]);
     for row in rows {
         let each: Vec<_> = row.mbit.iter().map(|mbit| format!("{mbit:.1}")).collect();
         let (mbit, cpu) = (cell(median(&row.mbit)), cell(median(&row.cpu_s_per_gb)));
-        let _ = writeln!(text, "| {} | {} % | {mbit} | {} | {cpu} |", row.way, row.loss, each.join(", "));
+        page.row(format_args!("{} | {} % | {mbit} | {} | {cpu}", row.way, row.loss, each.join(", ")));
     }
 }
 
-fn delays(text: &mut String, figures: &Figures) {
+fn delays(page: &mut Page, figures: &Figures) {
     if figures.delays.is_empty() {
         return;
     }
-    text.push_str(
-        "\n1000 bytes every millisecond, ms from when a write was due to its arrival:\n\n\
-         | delay | loss | p50 | p90 | p99 | p99.9 |\n|---|---:|---:|---:|---:|---:|\n",
-    );
+    page.line(format_args!("\n1000 bytes every millisecond, ms from when a write was due to its arrival:\n"));
+    page.columns(["delay", "loss:", "p50:", "p90:", "p99:", "p99.9:"]);
     for row in &figures.delays {
         let [p50, p90, p99, p999] = row.percentiles_ms;
-        let _ =
-            writeln!(text, "| {} | {} % | {p50:.1} | {p90:.1} | {p99:.1} | {p999:.1} |", row.way, row.loss);
+        page.row(format_args!("{} | {} % | {p50:.1} | {p90:.1} | {p99:.1} | {p999:.1}", row.way, row.loss));
     }
 }
 
-fn copies(text: &mut String, figures: &Figures) {
+fn copies(page: &mut Page, figures: &Figures) {
     if figures.copies.is_empty() {
         return;
     }
-    text.push_str("\n| scp | loss | Mb/s |\n|---|---:|---:|\n");
+    page.blank();
+    page.columns(["scp", "loss:", "Mb/s:"]);
     for row in &figures.copies {
-        let _ = writeln!(text, "| {} | {} % | {} |", row.way, row.loss, cell(row.mbit));
+        page.row(format_args!("{} | {} % | {}", row.way, row.loss, cell(row.mbit)));
     }
 }
 
-fn failures(text: &mut String, figures: &Figures) {
+fn failures(page: &mut Page, figures: &Figures) {
     if let Some(kbit) = figures.idle_kbit {
-        let _ = writeln!(text, "\nAn idle link carries {kbit:.1} kbit/s, both ways and headers counted.");
+        page.line(format_args!("\nAn idle link carries {kbit:.1} kbit/s, both ways and headers counted."));
     }
     if figures.killed_ms.is_empty() {
         return;
     }
-    text.push_str("\n| longest stall of a transfer, ms | median | worst | each |\n|---|---:|---:|---|\n");
+    page.blank();
+    page.columns(["longest stall of a transfer, ms", "median:", "worst:", "each"]);
     for (name, stalls) in [("relay killed", &figures.killed_ms), ("link cut", &figures.cut_ms)] {
         let each: Vec<_> = stalls.iter().map(|ms| format!("{ms:.0}")).collect();
         let (middle, worst) = (cell(median(stalls)), cell(stalls.last().copied()));
-        let _ = writeln!(text, "| {name} | {middle} | {worst} | {} |", each.join(", "));
+        page.row(format_args!("{name} | {middle} | {worst} | {}", each.join(", ")));
     }
 }
 
-fn wide(text: &mut String, figures: &Figures) {
+fn wide(page: &mut Page, figures: &Figures) {
     let Some(wide) = &figures.wide else { return };
-    let _ = writeln!(
-        text,
-        "\nTwelve nodes at wide-area distances (links of 4 to 50 ms), {} flows from coast to coast; while these say nothing the \
-         busiest link carries {:.1} kbit/s, both ways; then links on their path are cut:\n\n\
-         | ms after a cut | median | worst | each |\n|---|---:|---:|---|",
+    page.line(format_args!(
+        "\nTwelve nodes at wide-area distances (links of 4 to 50 ms), {} flows from coast to coast; while \
+         these say nothing the busiest link carries {:.1} kbit/s, both ways; then links on their path are \
+         cut:\n",
         wide.flows, wide.idle_kbit
-    );
+    ));
+    page.columns(["ms after a cut", "median:", "worst:", "each"]);
     for (name, times) in [
         ("all nodes have the new routes", &wide.converged_ms),
         ("every flow has an answer", &wide.answered_ms),
     ] {
         let each: Vec<_> = times.iter().map(|ms| format!("{ms:.0}")).collect();
         let (middle, worst) = (cell(median(times)), cell(times.last().copied()));
-        let _ = writeln!(text, "| {name} | {middle} | {worst} | {} |", each.join(", "));
+        page.row(format_args!("{name} | {middle} | {worst} | {}", each.join(", ")));
     }
 }
 

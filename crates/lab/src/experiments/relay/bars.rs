@@ -1,6 +1,7 @@
 //! The bars: what ours must reach compared with which peers, and the result.
 
-use super::{Cell, Results};
+use super::Cell;
+use crate::kit::{Bound, Results, Sample};
 use crate::statistics::Spread;
 
 /// The relays without a handshake that count as the best others.
@@ -123,26 +124,19 @@ pub(super) struct Verdict {
     pub what: &'static str,
     /// The cell.
     pub cell: Cell,
-    /// The ratio of ours to the other's.
-    pub ratio: Option<Spread>,
+    /// The ratio of ours to the other's, or why there is none.
+    pub ratio: Result<Spread, String>,
     /// The limit, if it was measured.
     pub limit: Option<Limit>,
     /// A minimum for speed, a maximum for cost.
-    pub bound: f64,
-    /// Returns true if a higher value is better.
-    pub at_least: bool,
-    /// Why there is no ratio, when there is none.
-    pub missing: Option<String>,
+    pub bound: Bound,
 }
 
 impl Verdict {
     /// Returns true if the median ratio is on the right side of the bound.
     #[must_use]
     pub(super) fn holds(&self) -> bool {
-        let right_side = |ratio: Spread| {
-            if self.at_least { ratio.median >= self.bound } else { ratio.median <= self.bound }
-        };
-        self.ratio.is_some_and(right_side)
+        self.ratio.as_ref().is_ok_and(|ratio| self.bound.holds(ratio.median))
     }
 
     /// Returns true if the run fails because of it: measured and missed, ours does not work, or everything is
@@ -150,25 +144,27 @@ impl Verdict {
     #[must_use]
     pub(super) fn is_failure(&self) -> bool {
         let is_required = std::env::var_os("SIDETRACK_REQUIRE_ALL").is_some_and(|value| value == "1");
-        let ours_missing = self.missing.as_ref().is_some_and(|reason| reason.starts_with(self.ours));
-        if self.ratio.is_some() { !self.holds() } else { ours_missing || is_required }
+        match &self.ratio {
+            Ok(_) => !self.holds(),
+            Err(reason) => reason.starts_with(self.ours) || is_required,
+        }
     }
 
     /// Returns `ok`, `FAIL`, or why it was not measured.
     #[must_use]
     pub(super) fn result(&self) -> String {
-        match (&self.missing, self.is_failure()) {
-            (Some(reason), true) => format!("**FAIL**, not measured: {reason}"),
-            (Some(reason), false) => format!("not measured: {reason}"),
-            (None, true) => "**FAIL**".into(),
-            (None, false) => "ok".into(),
+        match (&self.ratio, self.is_failure()) {
+            (Err(reason), true) => format!("**FAIL**, not measured: {reason}"),
+            (Err(reason), false) => format!("not measured: {reason}"),
+            (Ok(_), true) => "**FAIL**".into(),
+            (Ok(_), false) => "ok".into(),
         }
     }
 }
 
 /// Compares every bar with every measured cell. A bar without requested rows is left out.
 #[must_use]
-pub(super) fn judge(results: &Results) -> Vec<Verdict> {
+pub(super) fn judge(results: &Results<Cell>) -> Vec<Verdict> {
     let cells = results.cells();
     let pairs = BARS.iter().flat_map(|bar| cells.iter().map(move |cell| (bar, *cell)));
     pairs
@@ -178,60 +174,44 @@ pub(super) fn judge(results: &Results) -> Vec<Verdict> {
 }
 
 impl Bar {
-    fn judge(&self, results: &Results, cell: Cell) -> Option<Verdict> {
-        let was_asked = |peer: &&str| {
-            results.why_missing(cell, peer).is_some()
-                || results.spread(cell, peer, |sample| Some(sample.speed(cell))).is_some()
-        };
+    fn judge(&self, results: &Results<Cell>, cell: Cell) -> Option<Verdict> {
+        let was_asked = |peer: &&str| results.was_asked(cell, peer);
         if !was_asked(&self.ours) || !self.others.iter().any(was_asked) {
             return None;
         }
         let other = self.best_other(results, cell);
-        let ratio = other.and_then(|other| self.ratio(results, cell, self.ours, other));
+        let ratio = other.and_then(|other| self.ratio(results, cell, self.ours, other).ok());
+        let is_speed = self.metric == Metric::Speed;
         Some(Verdict {
             ours: self.ours,
             other: other.or(self.others.first().copied()).unwrap_or_default(),
-            what: if self.metric == Metric::Speed { "speed" } else { "CPU" },
+            what: if is_speed { "speed" } else { "CPU" },
             cell,
-            ratio,
+            ratio: ratio.ok_or_else(|| results.why_none(cell, &[&[self.ours], self.others].concat())),
             limit: other.and_then(|other| self.limit(results, cell, other)),
-            bound: self.bound,
-            at_least: self.metric == Metric::Speed,
-            missing: ratio.is_none().then(|| self.why_missing(results, cell)),
+            bound: if is_speed { Bound::AtLeast(self.bound) } else { Bound::AtMost(self.bound) },
         })
     }
 
-    fn ratio(&self, results: &Results, cell: Cell, row: &str, other: &str) -> Option<Spread> {
+    fn ratio(&self, results: &Results<Cell>, cell: Cell, row: &str, other: &str) -> Result<Spread, String> {
         results.ratio(cell, row, other, |sample| {
             if self.metric == Metric::Speed { Some(sample.speed(cell)) } else { sample.cost(cell) }
         })
     }
 
-    fn limit(&self, results: &Results, cell: Cell, other: &str) -> Option<Limit> {
+    fn limit(&self, results: &Results<Cell>, cell: Cell, other: &str) -> Option<Limit> {
         let (_, bare) = LIMITS.iter().find(|(ours, _)| *ours == self.ours && self.cells == Cells::New)?;
-        let best = self.ratio(results, cell, bare, other)?;
-        Some(Limit { bare, best, reached: self.ratio(results, cell, self.ours, bare)? })
+        let best = self.ratio(results, cell, bare, other).ok()?;
+        Some(Limit { bare, best, reached: self.ratio(results, cell, self.ours, bare).ok()? })
     }
 
     /// Returns the fastest of the others by median; for cost, the cheapest.
-    fn best_other(&self, results: &Results, cell: Cell) -> Option<&'static str> {
-        let score = |other: &&&str| {
-            let spread = match self.metric {
-                Metric::Cost => results.spread(cell, other, |sample| sample.cost(cell).map(|cost| -cost)),
-                Metric::Speed | Metric::CostOfFastest => {
-                    results.spread(cell, other, |sample| Some(sample.speed(cell)))
-                }
-            };
-            spread.map(|spread| spread.median)
+    fn best_other(&self, results: &Results<Cell>, cell: Cell) -> Option<&'static str> {
+        let score = |sample: &Sample| match self.metric {
+            Metric::Cost => sample.cost(cell).map(|cost| -cost),
+            Metric::Speed | Metric::CostOfFastest => Some(sample.speed(cell)),
         };
-        let scored = self.others.iter().filter_map(|other| Some((score(&other)?, *other)));
-        scored.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, other)| other)
-    }
-
-    fn why_missing(&self, results: &Results, cell: Cell) -> String {
-        let mut rows = std::iter::once(&self.ours).chain(self.others);
-        let missing = rows.find_map(|row| results.why_missing(cell, row));
-        missing.map_or_else(|| "every round was disturbed".into(), ToString::to_string)
+        results.best(cell, self.others, score)
     }
 }
 

@@ -19,22 +19,6 @@ pub enum Cell {
     Bulk(u32),
 }
 
-/// Length of a sample.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Timing {
-    /// Warm-up, in milliseconds.
-    pub warmup_ms: u64,
-    /// Counted time, in milliseconds.
-    pub window_ms: u64,
-}
-
-impl Timing {
-    /// For figures.
-    pub const FULL: Self = Self { warmup_ms: 250, window_ms: 1000 };
-    /// For a quick look.
-    pub const QUICK: Self = Self { warmup_ms: 150, window_ms: 400 };
-}
-
 impl Cell {
     /// Returns the cells of a run; an empty `kinds` means all kinds.
     #[must_use]

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
 
-use super::Timing;
+use crate::kit::Timing;
 use crate::launch::{self, Placement};
 use crate::load::{Generator, Report, Spec, Via, Work};
 use crate::peers::Unavailable;

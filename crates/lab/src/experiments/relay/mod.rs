@@ -6,30 +6,26 @@
 mod bars;
 mod cell;
 mod foreign;
-mod results;
 mod sample;
 mod table;
 
-use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
+use crate::kit::{self, Results, Timing};
 use crate::machine::{self, Machine};
-use crate::peers::{self, Peer, Unavailable};
+use crate::peers::{self, Peer};
 use crate::progress::Progress;
 use crate::site::{Records, Site};
 use foreign::Foreign;
 
-pub use cell::{Cell, Timing};
-pub use results::Results;
-pub use sample::{Sample, take, take_counting};
+pub use cell::Cell;
+pub use sample::{take, take_counting};
 
 /// Attempts for a sample before a disturbed one is given up.
 const ATTEMPTS: u32 = 3;
-/// A sample with more steal than this, in percent, is dropped.
-pub const STEAL_LIMIT_PERCENT: f64 = 2.0;
 
 /// Options of `sidetrack-lab relay`.
 #[derive(Debug, Clone, clap::Args)]
@@ -77,19 +73,16 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     results.load_at_end = machine::load_average();
     let verdicts = bars::judge(&results);
-    let mut text = table::render(&results, &chosen, &verdicts);
+    let mut page = table::render(&results, &chosen, &verdicts);
     if let Some(foreign) = &foreign {
-        text.push_str(&foreign.sentence());
+        page.text(format_args!("{}", foreign.sentence()));
     }
-    print!("{text}");
-    if let Some(path) = &options.markdown {
-        fs::write(path, &text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    page.publish(options.markdown.as_deref())?;
     if let Some(path) = &options.json {
         let json = serde_json::to_string_pretty(&results)?;
-        fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
+        std::fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    Ok(if verdicts.iter().any(bars::Verdict::is_failure) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(kit::exit(!verdicts.iter().any(bars::Verdict::is_failure)))
 }
 
 fn choose(only: &[String]) -> Result<Vec<Peer>> {
@@ -104,54 +97,22 @@ fn choose(only: &[String]) -> Result<Vec<Peer>> {
     Ok(chosen)
 }
 
-/// Takes all rounds of one cell: forwards, backwards, forwards...
+/// Takes all rounds of one cell.
 pub(crate) fn measure_cell(
     site: &Site,
     cell: Cell,
     chosen: &[Peer],
     foreign: Option<&Foreign>,
-    results: &mut Results,
+    results: &mut Results<Cell>,
     progress: &Progress,
 ) {
-    for round in 0..results.rounds {
-        let mut order: Vec<Peer> = chosen.to_vec();
-        if round % 2 == 1 {
-            order.reverse();
+    let rows: Vec<_> = chosen.iter().map(|peer| (peer.name, *peer)).collect();
+    let timing = results.timing;
+    results.measure(cell, &rows, ATTEMPTS, progress, |peer| {
+        let take = || sample::take(site, peer, cell, timing);
+        match foreign {
+            Some(foreign) => foreign.beside(site, timing, || site.with_records(Records::File, take)),
+            None => take(),
         }
-        for peer in order {
-            if results.why_missing(cell, peer.name).is_some() {
-                continue;
-            }
-            progress.now(&format!("{cell}, round {} of {}: {}", round + 1, results.rounds, peer.name));
-            match measure(site, peer, cell, foreign, results) {
-                Ok(sample) => results.add(cell, peer.name, round, sample),
-                Err(reason) => progress.say(&results.unavailable(peer.name, cell, &reason)),
-            }
-        }
-    }
-    progress.say(&format!("{cell}: done"));
-}
-
-/// Takes one sample; repeats a disturbed one.
-fn measure(
-    site: &Site,
-    peer: Peer,
-    cell: Cell,
-    foreign: Option<&Foreign>,
-    results: &mut Results,
-) -> Result<Option<Sample>, Unavailable> {
-    for _ in 0..ATTEMPTS {
-        let take = || sample::take(site, peer, cell, results.timing);
-        let sample = match foreign {
-            Some(foreign) => {
-                foreign.beside(site, results.timing, || site.with_records(Records::File, take))?
-            }
-            None => take()?,
-        };
-        if sample.disturbance.steal_percent <= STEAL_LIMIT_PERCENT {
-            return Ok(Some(sample));
-        }
-        results.dropped += 1;
-    }
-    Ok(None)
+    });
 }

@@ -1,31 +1,19 @@
 //! One sample: a peer is started, loaded for a second, measured and ended.
 
-use anyhow::anyhow;
-use serde::{Deserialize, Serialize};
-
-use super::{Cell, Timing};
+use super::Cell;
+use crate::kit::{Sample, Timing};
 use crate::load::{Report, Spec};
-use crate::machine::{Disturbance, DisturbanceMeter};
+use crate::machine::DisturbanceMeter;
 use crate::peers::{Peer, Running, Unavailable};
 use crate::site::Site;
 use crate::taker::Taker;
+use anyhow::anyhow;
 
 /// A sample of ours is invalid if more connections than this share of the answers failed. Other programs may lose any
 /// number, as the SOCKS6 redirector of socksx does: their answers count, and the table says how many they lost.
 const OUR_FAILED_SHARE_LIMIT: f64 = 0.001;
 /// The log text of our program about flows in the kernel without a record.
 const EVENTS_LOST: &str = "conntrack events were lost";
-
-/// The measurement of one slice.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Sample {
-    /// The client's report.
-    pub report: Report,
-    /// CPU time of the peer's programs in the window, in nanoseconds; `None` if it has no programs.
-    pub cpu_ns: Option<u64>,
-    /// The disturbance by other work.
-    pub disturbance: Disturbance,
-}
 
 impl Sample {
     /// Returns requests per second, or Gbit/s in bulk cells.
@@ -121,6 +109,7 @@ fn tail(log: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::Disturbance;
 
     fn sample(requests: u64, bytes: u64, cpu_ns: Option<u64>) -> Sample {
         let report = Report { requests, bytes, window_ns: 2_000_000_000, ..Report::default() };

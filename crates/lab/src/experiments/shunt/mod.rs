@@ -14,7 +14,7 @@ mod small;
 mod switch;
 mod validate;
 
-use super::missing::Missing;
+use crate::kit::{self, Missing};
 use crate::machine::{DisturbanceMeter, Machine};
 use crate::output::Output;
 use crate::progress::Progress;
@@ -140,9 +140,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         let (machine, meter) = (Machine::probe(), DisturbanceMeter::start());
         let mut missing = Missing::default();
         let mut section = measure(part, &plan, options, &mut missing)?;
-        missing.render(&mut section.text);
+        missing.render(&mut section.page);
         failed |= missing.is_failure();
-        print!("{}", section.text);
+        section.page.publish(None)?;
         println!(
             "{}, Linux {}, {}, load {:.1} before, steal {:.1} %.\n",
             machine.date,
@@ -154,7 +154,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         held &= section.held;
     }
     let well = !failed && (held || options.quick);
-    Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(kit::exit(well))
 }
 
 fn measure(part: Part, plan: &Plan, options: &Options, missing: &mut Missing) -> Result<Section> {

@@ -8,9 +8,11 @@ use super::setup::Setup;
 use super::validate::Validated;
 use super::{load, network, small};
 use crate::chart::{self, Series, Titles};
+use crate::kit::Bound::{self, AtLeast, AtMost};
+use crate::kit::Page;
 use crate::statistics::{self, deviation, percentile, rank_sum};
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::Arguments;
 
 /// Maximum ratio of the 99th percentile to the median.
 const SPREAD: f64 = 5.0;
@@ -33,28 +35,32 @@ pub(super) type Rows<T> = [(Setup, Vec<T>)];
 /// The same, owned.
 pub(super) type Table<T> = Vec<(Setup, Vec<T>)>;
 
-/// The text of a part, and whether its bars are met.
+/// The page of a part, and whether its bars are met.
 pub(super) struct Section {
     /// Markdown.
-    pub text: String,
+    pub page: Page,
     /// All of them.
     pub held: bool,
 }
 
 impl Section {
     fn new(title: &str) -> Self {
-        Self { text: format!("## {title}\n\n"), held: true }
+        let mut page = Page::default();
+        page.line(format_args!("## {title}\n"));
+        Self { page, held: true }
     }
 
-    /// Adds a line; writing to a String cannot fail.
+    /// Adds a line.
     fn line(&mut self, line: &str) {
-        self.text += line;
-        self.text.push('\n');
+        self.page.line(format_args!("{line}"));
     }
 
     fn columns(&mut self, names: &[&str]) {
-        self.line(&format!("| {} |", names.join(" | ")));
-        self.line(&format!("|{}", "---|".repeat(names.len())));
+        self.page.columns(names);
+    }
+
+    fn row(&mut self, cells: Arguments<'_>) {
+        self.page.row(cells);
     }
 
     fn verdict(&mut self, held: bool) -> &'static str {
@@ -66,19 +72,18 @@ impl Section {
     fn within(&mut self, values: &[f64], limit: f64) -> String {
         let (middle, high) = (middle(values), percentile(values, 0.99));
         let verdict = self.verdict(middle < limit && high <= SPREAD * middle);
-        format!("| {limit} | {verdict} |")
+        format!("{limit} | {verdict}")
     }
 
-    /// Adds bars: the text, the value, the limit, and whether a higher value is better.
-    fn bars(&mut self, checks: &[(&str, f64, f64, bool)]) {
-        self.line("");
-        self.columns(&["bar", "measured", "asked for", ""]);
-        for (name, value, limit, at_least) in checks {
-            let verdict = self.verdict(if *at_least { value >= limit } else { value <= limit });
-            let sign = if *at_least { "at least" } else { "at most" };
-            self.line(&format!("| {name} | {value:.2} | {sign} {limit} | {verdict} |"));
+    /// Adds bars: the text, the figure, and its bound.
+    fn bars(&mut self, bars: &[(&str, f64, Bound)]) {
+        self.page.blank();
+        self.page.columns(["bar", "measured", "asked for", ""]);
+        for (what, figure, bound) in bars {
+            let verdict = self.verdict(bound.holds(*figure));
+            self.page.row(format_args!("{what} | {figure:.2} | {bound} | {verdict}"));
         }
-        self.line("");
+        self.page.blank();
     }
 }
 
@@ -106,8 +111,8 @@ pub(super) fn latency(rows: &Rows<Vec<Run>>) -> Section {
         let columns = ["mark seen", "entry confirmed", "last packet on the slow path"];
         for (at, (name, limit)) in columns.into_iter().zip(limits).enumerate() {
             let values = moments(rows, setup, at);
-            let held = limit.map(|limit| section.within(&values, limit)).unwrap_or_else(|| "| |".to_owned());
-            section.line(&format!("| {} | {name} | {} {held}", setup.name(), spread(&values)));
+            let held = limit.map_or_else(|| " | ".to_owned(), |limit| section.within(&values, limit));
+            section.row(format_args!("{} | {name} | {} | {held}", setup.name(), spread(&values)));
         }
         switch(&mut section, rows, setup);
     }
@@ -129,10 +134,10 @@ fn switch(section: &mut Section, rows: &Rows<Vec<Run>>, setup: Setup) {
     let (brought, after): (Vec<_>, Vec<_>) = both.into_iter().unzip();
     let held = section.within(&after, SEEN_AFTER_SWITCH_MS);
     for (name, values, held) in [
-        ("of these, the switch's: the SYN,ACK that decides, out of the switch", brought, "| | |"),
+        ("of these, the switch's: the SYN,ACK that decides, out of the switch", brought, " | "),
         ("of these, ours: mark seen after that", after, held.as_str()),
     ] {
-        section.line(&format!("| {} | {name} | {} {held}", setup.name(), spread(&values)));
+        section.row(format_args!("{} | {name} | {} | {held}", setup.name(), spread(&values)));
     }
 }
 
@@ -182,8 +187,8 @@ pub(super) fn tcp(rows: &Rows<load::Slice>) -> Section {
     for (setup, row) in rows {
         let rate = values(rows, *setup, |slice| slice.gbit_s);
         let cost = values(rows, *setup, |slice| slice.gigabyte_s);
-        section.line(&format!(
-            "| {} | {:.2} | {:.2}-{:.2} | {:.3} | {:.3} | {:.2} | {} | {} |",
+        section.row(format_args!(
+            "{} | {:.2} | {:.2}-{:.2} | {:.3} | {:.3} | {:.2} | {} | {}",
             setup.name(),
             middle(&rate),
             percentile(&rate, 0.0),
@@ -199,9 +204,9 @@ pub(super) fn tcp(rows: &Rows<load::Slice>) -> Section {
     let rate = |setup| values(rows, setup, |slice: &load::Slice| slice.gbit_s);
     let cost = |setup| values(rows, setup, |slice: &load::Slice| slice.gigabyte_s);
     section.bars(&[
-        ("tc, to direct", ratio(&rate(Setup::Tc), &direct), 0.97, true),
-        ("tc, CPU a GB to direct", ratio(&cost(Setup::Tc), &cost(Setup::Direct)), 1.15, false),
-        ("OpenFlow, to the switch alone", ratio(&rate(Setup::OpenFlow), &rate(Setup::Switch)), 1.0, true),
+        ("tc, to direct", ratio(&rate(Setup::Tc), &direct), AtLeast(0.97)),
+        ("tc, CPU a GB to direct", ratio(&cost(Setup::Tc), &cost(Setup::Direct)), AtMost(1.15)),
+        ("OpenFlow, to the switch alone", ratio(&rate(Setup::OpenFlow), &rate(Setup::Switch)), AtLeast(1.0)),
     ]);
     let alike = rank_sum(&rate(Setup::OpenFlow), &rate(Setup::Switch));
     section.line(&format!(
@@ -247,8 +252,8 @@ pub(super) fn rtt(tables: &[(u64, Table<load::Slice>)]) -> Section {
         let direct = values(rows, Setup::Direct, |slice| slice.gbit_s);
         for (setup, row) in rows {
             let rate = values(rows, *setup, |slice| slice.gbit_s);
-            section.line(&format!(
-                "| {ms} ms | {} | {:.3} | {:.3}-{:.3} | {:.3} | {} | {} | {} |",
+            section.row(format_args!(
+                "{ms} ms | {} | {:.3} | {:.3}-{:.3} | {:.3} | {} | {} | {}",
                 setup.name(),
                 middle(&rate),
                 percentile(&rate, 0.0),
@@ -270,7 +275,7 @@ pub(super) fn rtt(tables: &[(u64, Table<load::Slice>)]) -> Section {
          connection counts.",
         network::RATE / 1_000_000
     ));
-    section.bars(&[("shunted, frames lost at 100 ms and more, percent", least, 0.0, false)]);
+    section.bars(&[("shunted, frames lost at 100 ms and more, percent", least, AtMost(0.0))]);
     section
 }
 
@@ -290,8 +295,8 @@ pub(super) fn flows(tables: &[(u64, usize, Table<load::Slice>)]) -> Section {
     for (ms, connections, rows) in tables {
         for (setup, row) in rows {
             let rate = values(rows, *setup, |slice| slice.gbit_s);
-            section.line(&format!(
-                "| {ms} ms | {connections} | {} | {:.3} | {:.3}-{:.3} | {} | {} | {} |",
+            section.row(format_args!(
+                "{ms} ms | {connections} | {} | {:.3} | {:.3}-{:.3} | {} | {} | {}",
                 setup.name(),
                 middle(&rate),
                 percentile(&rate, 0.0),
@@ -349,8 +354,8 @@ pub(super) fn validate(found: &[Validated]) -> Section {
     section.columns(&["host", "setting", "before", "Table I", "in force", "after", ""]);
     for tuned in found.first().map(|first| first.tuned.as_slice()).unwrap_or_default() {
         let verdict = section.verdict(tuned.is_well());
-        section.line(&format!(
-            "| {} | {} | {} | {} | {} | {} | {verdict} |",
+        section.row(format_args!(
+            "{} | {} | {} | {} | {} | {} | {verdict}",
             tuned.host, tuned.name, tuned.before, tuned.wanted, tuned.during, tuned.after
         ));
     }
@@ -362,8 +367,8 @@ pub(super) fn validate(found: &[Validated]) -> Section {
     section.columns(&["round trip", "Gbit/s", "to reach", "frames lost", ""]);
     for one in found {
         let verdict = section.verdict(one.gbit_s >= one.wanted_gbit_s);
-        section.line(&format!(
-            "| {} ms | {:.3} | {:.2} | {} | {verdict} |",
+        section.row(format_args!(
+            "{} ms | {:.3} | {:.2} | {} | {verdict}",
             one.round_trip_ms, one.gbit_s, one.wanted_gbit_s, one.lost
         ));
     }
@@ -386,8 +391,8 @@ pub(super) fn small(rows: &Rows<small::Slice>) -> Section {
     };
     for (setup, row) in rows {
         let rates = rate(*setup);
-        section.line(&format!(
-            "| {} | {:.0} | {:.0}-{:.0} | {:.0} | {:.0} | {} |",
+        section.row(format_args!(
+            "{} | {:.0} | {:.0}-{:.0} | {:.0} | {:.0} | {}",
             setup.name(),
             middle(&rates),
             percentile(&rates, 0.0),
@@ -399,21 +404,19 @@ pub(super) fn small(rows: &Rows<small::Slice>) -> Section {
     }
     section.line("\nThe kernel's paths run on the processor that sends; Open vSwitch's user-space switch runs on the other, and drops frames that it has no time for.");
     section.bars(&[
-        ("tc, packets/s to the bridge's", ratio(&rate(Setup::Tc), &rate(Setup::Slow)), 1.5, true),
-        ("XDP, packets/s to the bridge's", ratio(&rate(Setup::Xdp), &rate(Setup::Slow)), 1.5, true),
-        ("tc, CPU above direct to the bridge's", ratio(&net(Setup::Tc), &net(Setup::Slow)), 0.5, false),
-        ("XDP, CPU above direct to the bridge's", ratio(&net(Setup::Xdp), &net(Setup::Slow)), 0.5, false),
+        ("tc, packets/s to the bridge's", ratio(&rate(Setup::Tc), &rate(Setup::Slow)), AtLeast(1.5)),
+        ("XDP, packets/s to the bridge's", ratio(&rate(Setup::Xdp), &rate(Setup::Slow)), AtLeast(1.5)),
+        ("tc, CPU above direct to the bridge's", ratio(&net(Setup::Tc), &net(Setup::Slow)), AtMost(0.5)),
+        ("XDP, CPU above direct to the bridge's", ratio(&net(Setup::Xdp), &net(Setup::Slow)), AtMost(0.5)),
         (
             "routed tc, packets/s to the router's",
             ratio(&rate(Setup::RoutedTc), &rate(Setup::Routed)),
-            1.5,
-            true,
+            AtLeast(1.5),
         ),
         (
             "routed tc, CPU above direct to the router's",
             ratio(&net(Setup::RoutedTc), &net(Setup::Routed)),
-            0.5,
-            false,
+            AtMost(0.5),
         ),
     ]);
     section
@@ -430,8 +433,8 @@ pub(super) fn events(rows: &Rows<Events>) -> Section {
             let values: Vec<f64> =
                 row.iter().filter_map(|events| events.get(what)).flatten().copied().collect();
             let most = percentile(&values, 1.0);
-            section.line(&format!(
-                "| {} | {what} | {:.2} | {most:.2} | {} |",
+            section.row(format_args!(
+                "{} | {what} | {:.2} | {most:.2} | {}",
                 setup.name(),
                 middle(&values),
                 values.len()
@@ -445,7 +448,7 @@ pub(super) fn events(rows: &Rows<Events>) -> Section {
     }
     section.line("\nDenied: counted from the return of the iptables command that denies the flow.");
     let bars: Vec<_> =
-        latest.iter().map(|(name, most, limit)| (name.as_str(), *most, *limit, false)).collect();
+        latest.iter().map(|(name, most, limit)| (name.as_str(), *most, AtMost(*limit))).collect();
     section.bars(&bars);
     section
 }
@@ -469,9 +472,8 @@ pub(super) fn cycles(rows: &Rows<Vec<Outcome>>) -> Section {
         for (outcome, traffic) in outcomes {
             let verdict = section.verdict(outcome.lost.frames == 0 && outcome.disordered.unwrap_or(0) == 0);
             let count = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
-            let _ = writeln!(
-                section.text,
-                "| {} | {traffic} | {} | {:.1} | {} of {} | {} | {} | {verdict} |",
+            section.row(format_args!(
+                "{} | {traffic} | {} | {:.1} | {} of {} | {} | {} | {verdict}",
                 setup.name(),
                 outcome.installs,
                 outcome.seconds,
@@ -479,7 +481,7 @@ pub(super) fn cycles(rows: &Rows<Vec<Outcome>>) -> Section {
                 outcome.lost.of,
                 count(outcome.disordered),
                 count(outcome.retransmits)
-            );
+            ));
         }
     }
     section.line(

@@ -1,24 +1,24 @@
 //! Rows without figures: an experiment names them, goes on, and says at its end that something is missing.
 
+use super::Page;
 use crate::peers::Absent;
 use crate::progress::Progress;
 use anyhow::Result;
 use serde::Serialize;
-use std::fmt::Write as _;
 
 /// Rows and parts without figures. One that needs a program which is not installed is named in the report, and does not make
 /// the run fail.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct Missing {
+pub struct Missing {
     /// Those whose programs are absent.
-    pub(super) absent: Vec<String>,
+    pub absent: Vec<String>,
     /// Those that could not be measured.
-    pub(super) troubles: Vec<String>,
+    pub troubles: Vec<String>,
 }
 
 impl Missing {
     /// Gives what a row came to; notes and prints why it came to nothing.
-    pub(super) fn note<T>(&mut self, row: &str, done: Result<T>, progress: &Progress) -> Option<T> {
+    pub fn note<T>(&mut self, row: &str, done: Result<T>, progress: &Progress) -> Option<T> {
         let error = match done {
             Ok(done) => return Some(done),
             Err(error) => error,
@@ -34,20 +34,21 @@ impl Missing {
     }
 
     /// Whether a row could not be measured that should have been.
-    pub(super) const fn is_failure(&self) -> bool {
+    #[must_use]
+    pub const fn is_failure(&self) -> bool {
         !self.troubles.is_empty()
     }
 
-    /// Writes the rows as a list; nothing if none is missing. Writing to a String cannot fail.
-    pub(super) fn render(&self, text: &mut String) {
+    /// Writes the rows as a list; nothing if none is missing.
+    pub fn render(&self, page: &mut Page) {
         for absent in &self.absent {
-            let _ = writeln!(text, "- Not measured, its program is absent: {absent}");
+            page.line(format_args!("- Not measured, its program is absent: {absent}"));
         }
         for trouble in &self.troubles {
-            let _ = writeln!(text, "- **Not measured**: {trouble}");
+            page.line(format_args!("- **Not measured**: {trouble}"));
         }
         if !self.absent.is_empty() || !self.troubles.is_empty() {
-            text.push('\n');
+            page.blank();
         }
     }
 }
@@ -67,8 +68,8 @@ mod tests {
         assert!(!missing.is_failure() && missing.absent.len() == 2, "{missing:?}");
         assert_eq!(missing.note("Idle", Err::<(), _>(anyhow!("it broke")), &progress), None);
         assert!(missing.is_failure());
-        let mut text = String::new();
-        missing.render(&mut text);
-        assert!(text.contains("- **Not measured**: Idle: it broke\n"), "{text}");
+        let mut page = Page::default();
+        missing.render(&mut page);
+        assert!(page.as_str().contains("- **Not measured**: Idle: it broke\n"), "{page:?}");
     }
 }
