@@ -1,20 +1,15 @@
 //! The container engine's API: the part of Docker's HTTP API (v1.40) that podman serves as well, over its unix socket.
 //! Each call opens a connection and blocks: containers are started rarely, and never while a flow waits for the start.
 
+use crate::exchange::{Blocking, Limits, Method, StatusCode};
 use axum::body::Body;
-use hyper::body::{Body as _, Incoming};
-use hyper::client::conn::http1;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sidetrack_core::function::ContainerSpec;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::time::Duration;
-use tokio::net::UnixStream;
 
 /// The usual sockets of engines, in the order in which they are tried.
 const PLACES: [&str; 3] = ["/run/podman/podman.sock", "/run/docker.sock", "/var/run/docker.sock"];
@@ -272,9 +267,9 @@ impl Engine {
     /// # Errors
     /// Fails if the engine rejects the archive.
     pub fn load(&self, archive: impl FnOnce() -> Body) -> Result<(), EngineError> {
-        let (status, body) = self.exchanged(LOAD_PATIENCE, |engine| {
-            engine.exchange(Method::POST, "/images/load?quiet=true", "application/x-tar", archive())
-        })?;
+        let target = "/images/load?quiet=true";
+        let (status, body) =
+            self.exchange(LOAD_PATIENCE, Method::POST, target, "application/x-tar", archive)?;
         if !status.is_success() {
             return Err(self.refused(status, &body));
         }
@@ -321,64 +316,21 @@ impl Engine {
         body: Option<&Value>,
     ) -> Result<(StatusCode, Vec<u8>), EngineError> {
         let bytes = body.map_or_else(Vec::new, |body| body.to_string().into_bytes());
-        self.exchanged(PATIENCE, |engine| {
-            engine.exchange(method.clone(), path, "application/json", Body::from(bytes))
-        })
+        self.exchange(PATIENCE, method.clone(), path, "application/json", || Body::from(bytes))
     }
 
-    /// Runs an exchange with a time limit.
-    fn exchanged<'e, F>(
-        &'e self,
-        patience: Duration,
-        exchange: impl FnOnce(&'e Self) -> F,
-    ) -> Result<(StatusCode, Vec<u8>), EngineError>
-    where
-        F: Future<Output = Result<(StatusCode, Vec<u8>), EngineError>> + 'e,
-    {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| self.broken(error))?;
-        runtime.block_on(async {
-            let late = |_| self.broken(format!("no answer within {} s", patience.as_secs()));
-            tokio::time::timeout(patience, exchange(self)).await.map_err(late)?
-        })
-    }
-
-    async fn exchange(
+    fn exchange(
         &self,
+        patience: Duration,
         method: Method,
         path: &str,
         kind: &str,
-        body: Body,
+        body: impl FnOnce() -> Body,
     ) -> Result<(StatusCode, Vec<u8>), EngineError> {
-        let broken = |error: &dyn std::fmt::Display| self.broken(error);
-        let stream = UnixStream::connect(&self.socket).await.map_err(|error| broken(&error))?;
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| broken(&error))?;
-        tokio::spawn(connection);
-        let request = Request::builder()
-            .method(method)
-            .uri(format!("/v1.40{path}"))
-            .header("host", "engine")
-            .header("content-type", kind)
-            .body(body)
-            .map_err(|error| broken(&error))?;
-        let answer = sender.send_request(request).await.map_err(|error| broken(&error))?;
-        Ok((answer.status(), self.whole(answer).await?))
-    }
-
-    async fn whole(&self, answer: Response<Incoming>) -> Result<Vec<u8>, EngineError> {
-        let mut body = answer.into_body();
-        let mut whole = Vec::new();
-        while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
-            let frame = frame.map_err(|error| self.broken(error))?;
-            if let Some(data) = frame.data_ref() {
-                whole.extend_from_slice(data);
-            }
-            if whole.len() > ANSWER_MAX {
-                return Err(self.broken("its answer is too long"));
-            }
-        }
-        Ok(whole)
+        let limits = Limits { patience, answer_max: ANSWER_MAX };
+        let answer = Blocking::open(&self.socket, limits)
+            .and_then(|mut engine| engine.ask(method, &format!("/v1.40{path}"), kind, body));
+        answer.map_err(|failure| self.broken(failure))
     }
 
     fn refused(&self, status: StatusCode, body: &[u8]) -> EngineError {

@@ -1,10 +1,12 @@
 //! What the proxy and the control plane both need: files with the places of their errors, TLS between our own nodes, the rights
-//! that a process gives up, messages between our processes, and the clients of a node and of a container engine.
+//! that a process gives up, messages between our processes, and HTTP over unix sockets: the clients of a node and of a
+//! container engine.
 #![forbid(unsafe_code)]
 
 pub mod admin;
 pub mod agreement;
 pub mod containers;
+pub mod exchange;
 pub mod file;
 pub mod rights;
 pub mod tls;

@@ -1,18 +1,15 @@
 //! The client of the admin interface, for commands.
 
 use super::ErrorBody;
+use crate::exchange::{self, Connection, Failure};
 use axum::body::{Body, Bytes};
-use hyper::body::{Body as _, Incoming};
-use hyper::client::conn::http1;
-use hyper::{Method, Request, Response};
-use hyper_util::rt::TokioIo;
+use hyper::body::Incoming;
+use hyper::{Method, Response};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
-use tokio::net::UnixStream;
 
 /// Longest answer that is read completely, bytes. 100,000 flows have about 50 MB.
 const ANSWER_MAX: usize = 256 << 20;
@@ -116,18 +113,10 @@ impl Client {
         query: &[(&str, &str)],
         body: Bytes,
     ) -> Result<Response<Incoming>, ClientError> {
-        let stream = UnixStream::connect(&self.path).await.map_err(|error| self.unreachable(&error))?;
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(error))?;
-        // The task ends with the answer's body, or when the sender is dropped.
-        tokio::spawn(connection);
-        let request = Request::builder()
-            .method(method)
-            .uri(uri(path, query))
-            .header("host", "sidetrack")
-            .body(Body::from(body))
-            .map_err(|error| self.broken(error))?;
-        let answer = sender.send_request(request).await.map_err(|error| self.broken(error))?;
+        let mut connection = Connection::open(&self.path).await.map_err(|failure| self.failed(failure))?;
+        let target = uri(path, query);
+        let answer = connection.send(method, &target, "", Body::from(body)).await;
+        let answer = answer.map_err(|failure| self.failed(failure))?;
         if answer.status().is_success() {
             return Ok(answer);
         }
@@ -138,17 +127,20 @@ impl Client {
         Err(ClientError::Refused { error, help })
     }
 
-    async fn whole(&self, answer: Response<Incoming>) -> Result<Bytes, ClientError> {
-        axum::body::to_bytes(Body::new(answer.into_body()), ANSWER_MAX)
-            .await
-            .map_err(|error| self.broken(error))
+    async fn whole(&self, answer: Response<Incoming>) -> Result<Vec<u8>, ClientError> {
+        exchange::whole(answer.into_body(), ANSWER_MAX).await.map_err(|failure| self.failed(failure))
     }
 
-    fn unreachable(&self, error: &io::Error) -> ClientError {
-        match error.kind() {
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused => ClientError::NotRunning(self.path.clone()),
-            ErrorKind::PermissionDenied => ClientError::NotAllowed(self.path.clone()),
-            _ => self.broken(error),
+    fn failed(&self, failure: Failure) -> ClientError {
+        match failure {
+            Failure::Unreachable(error) => match error.kind() {
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+                    ClientError::NotRunning(self.path.clone())
+                }
+                ErrorKind::PermissionDenied => ClientError::NotAllowed(self.path.clone()),
+                _ => self.broken(error),
+            },
+            Failure::Broken(why) => self.broken(why),
         }
     }
 
@@ -198,11 +190,10 @@ impl Lines {
             if self.held.len() > LINE_MAX {
                 return Err(ClientError::Broken(self.path.clone(), "a line without end".to_owned()));
             }
-            let frame = std::future::poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await;
-            match frame {
-                None => return Ok(None),
-                Some(Ok(frame)) => self.held.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
-                Some(Err(error)) => return Err(ClientError::Broken(self.path.clone(), error.to_string())),
+            match exchange::next(&mut self.body).await {
+                Ok(None) => return Ok(None),
+                Ok(Some(data)) => self.held.extend_from_slice(&data),
+                Err(failure) => return Err(ClientError::Broken(self.path.clone(), failure.to_string())),
             }
         }
     }

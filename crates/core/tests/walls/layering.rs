@@ -249,7 +249,7 @@ fn crates_depend_one_way() {
         ("common", &["sidetrack-core", "sidetrack-sys"][..]),
         ("control", &["sidetrack-common", "sidetrack-core", "sidetrack-sys"][..]),
         ("sidetrack", &["sidetrack-common", "sidetrack-control", "sidetrack-core", "sidetrack-sys"][..]),
-        ("lab", &["sidetrack", "sidetrack-core", "sidetrack-sys"][..]),
+        ("lab", &["sidetrack", "sidetrack-common", "sidetrack-core", "sidetrack-sys"][..]),
         // Only the tests of the others depend on it.
         ("testkit", &["sidetrack-sys"][..]),
     ]);

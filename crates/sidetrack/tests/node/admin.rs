@@ -1,20 +1,11 @@
 //! What the admin socket of a running node says.
 
 use super::{Record, Up};
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use sidetrack_common::exchange;
 
 /// Asks and gives the status and the body of the answer.
 pub(crate) fn ask(up: &Up, method: &str, path: &str) -> (u16, String) {
-    let mut stream = UnixStream::connect(up.folder().join("admin.sock")).expect("the admin socket");
-    stream.set_read_timeout(Some(sidetrack_testkit::LIMIT)).expect("limit");
-    write!(stream, "{method} {path} HTTP/1.1\r\nHost: sidetrack\r\nConnection: close\r\n\r\n")
-        .expect("asked");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("answered");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
-    (status, body.to_owned())
+    exchange::ask(&up.folder().join("admin.sock"), method, path, "").expect("the admin socket")
 }
 
 /// The body of a good answer.

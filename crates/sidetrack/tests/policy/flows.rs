@@ -5,10 +5,10 @@ use crate::node::agreement::trial;
 use crate::node::peers::{Client, Server};
 use crate::node::{Record, Up};
 use serde_json::Value;
+use sidetrack_common::exchange;
 use sidetrack_testkit::eventually;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Instant;
 
@@ -47,18 +47,11 @@ impl Site {
 
 /// `PUT /v1/policy`; the error's text if it is refused.
 fn put(up: &Up, text: &str, dry_run: bool) -> Result<Value, String> {
-    let mut stream = UnixStream::connect(up.folder().join("admin.sock")).expect("the admin socket");
-    write!(
-        stream,
-        "PUT /v1/policy?dry_run={dry_run} HTTP/1.1\r\nHost: s\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{text}",
-        text.len()
-    )
-    .expect("asked");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("answered");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-    let body: Value = serde_json::from_str(body).expect("JSON");
-    if head.contains(" 200 ") { Ok(body) } else { Err(body["error"].as_str().expect("an error").to_owned()) }
+    let target = format!("/v1/policy?dry_run={dry_run}");
+    let answer = exchange::ask(&up.folder().join("admin.sock"), "PUT", &target, text);
+    let (status, body) = answer.expect("the admin socket");
+    let body: Value = serde_json::from_str(&body).expect("JSON");
+    if status == 200 { Ok(body) } else { Err(body["error"].as_str().expect("an error").to_owned()) }
 }
 
 /// A connection that is refused: it ends before anything comes.

@@ -3,11 +3,10 @@
 use crate::node::agreement::trial;
 use crate::node::{Dice, Up, send};
 use rustix::process::Signal;
+use sidetrack_common::exchange;
 use sidetrack_sys::process;
 use sidetrack_testkit::in_namespace;
-use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -47,20 +46,11 @@ fn text(consent: &str, lines: usize) -> String {
 
 /// `PUT /v1/policy`; the body of an answer without an error, or what went wrong.
 fn put(folder: &Path, text: &str) -> Result<String, String> {
-    let mut stream = UnixStream::connect(folder.join("admin.sock")).map_err(|error| error.to_string())?;
-    let head = format!(
-        "PUT /v1/policy HTTP/1.1\r\nHost: s\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
-        text.len()
-    );
-    let mut answer = String::new();
-    let mut exchange = || -> std::io::Result<()> {
-        stream.write_all(head.as_bytes())?;
-        stream.write_all(text.as_bytes())?;
-        stream.read_to_string(&mut answer).map(drop)
-    };
-    exchange().map_err(|error| error.to_string())?;
-    let body = answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).ok_or("no answer")?;
-    if answer.starts_with("HTTP/1.1 200 ") { Ok(body) } else { Err(body) }
+    let answer = exchange::ask(&folder.join("admin.sock"), "PUT", "/v1/policy", text);
+    match answer.map_err(|error| error.to_string())? {
+        (200, body) => Ok(body),
+        (_, body) => Err(body),
+    }
 }
 
 /// The process that writes the file.

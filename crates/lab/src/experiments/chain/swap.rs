@@ -2,11 +2,11 @@
 
 use std::io::{Read, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
+use sidetrack_common::exchange;
 
 use crate::kit::{Bar, Bound, Page};
 use crate::peers::ours;
@@ -127,13 +127,8 @@ impl Node {
 
     /// Requests the change, and waits until it is done.
     fn reload(&self) -> Result<()> {
-        let mut stream = UnixStream::connect(&self.admin).context("the admin socket")?;
-        stream.write_all(
-            b"POST /v1/reload HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
-        )?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        ensure!(answer.starts_with("HTTP/1.1 2"), "{answer}");
+        let (status, answer) = exchange::ask(&self.admin, "POST", "/v1/reload", "")?;
+        ensure!((200..300).contains(&status), "{answer}");
         Ok(())
     }
 }

@@ -5,13 +5,12 @@
 //!   generator 10.77.9.1 (server), 10.78.0.x (clients) ------ engine 10.77.9.2:80
 //! ```
 
-use std::io::{Read, Write as _};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde::Serialize;
+use sidetrack_common::exchange;
 use sidetrack_sys::link;
 
 use crate::kit::{Bar, Bound, Missing, Page};
@@ -136,11 +135,8 @@ impl Scene {
 
     /// Returns how many flows ended with reason `ok`, from the metrics.
     fn ended_well(&self) -> Result<u64> {
-        let mut stream = UnixStream::connect(self.admin()).context("the admin socket")?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        ensure!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let (status, answer) = exchange::ask(&self.admin(), "GET", "/metrics", "")?;
+        ensure!(status == 200, "{answer}");
         Ok(count_of(&answer, "ok"))
     }
 

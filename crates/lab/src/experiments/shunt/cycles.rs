@@ -6,10 +6,9 @@ use super::network::{NEVER_IDLE_MS, Network, PORT, SERVER};
 use super::setup::Setup;
 use super::small;
 use crate::service::Service;
-use anyhow::{Context, Result, bail, ensure};
-use std::io::{BufRead, BufReader, Read, Write};
+use anyhow::{Context, Result, ensure};
+use sidetrack_common::exchange::{Blocking, Limits};
 use std::net::{SocketAddr, UdpSocket};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -160,38 +159,18 @@ fn cycle(network: &Network, client: SocketAddr, transport: &str, cycles: usize) 
     Ok((flow.installs, seconds))
 }
 
-/// Opens a connection to the admin socket.
-struct Admin {
-    stream: BufReader<UnixStream>,
-}
+/// A connection to the admin socket.
+struct Admin(Blocking);
 
 impl Admin {
     fn open(network: &Network) -> Result<Self> {
-        let stream = UnixStream::connect(network.admin()).context("the admin socket")?;
-        stream.set_read_timeout(Some(LIMIT))?;
-        Ok(Self { stream: BufReader::new(stream) })
+        let limits = Limits { patience: LIMIT, ..Limits::default() };
+        Ok(Self(Blocking::open(network.admin(), limits).context("the admin socket")?))
     }
 
     fn post(&mut self, target: &str) -> Result<()> {
-        let request = format!("POST {target} HTTP/1.1\r\nHost: sidetrack\r\nContent-Length: 0\r\n\r\n");
-        self.stream.get_mut().write_all(request.as_bytes())?;
-        let (mut head, mut length) = (String::new(), 0);
-        loop {
-            let mut line = String::new();
-            ensure!(self.stream.read_line(&mut line)? > 0, "the admin socket closed");
-            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
-                length = value.trim().parse().context("content-length")?;
-            }
-            if line.trim().is_empty() {
-                break;
-            }
-            head += &line;
-        }
-        let mut body = vec![0; length];
-        self.stream.read_exact(&mut body)?;
-        if !head.starts_with("HTTP/1.1 200") {
-            bail!("{target}: {head}{}", String::from_utf8_lossy(&body));
-        }
+        let (status, answer) = self.0.text("POST", target, "")?;
+        ensure!(status == 200, "{target}: {status} {answer}");
         Ok(())
     }
 }
