@@ -140,11 +140,20 @@ impl<W: Wire> Pump<W> {
     }
 
     fn wire(&mut self, side: Side) -> &mut W {
+        self.parts(side, side).0
+    }
+
+    /// Returns the socket of `side`, and the lane of the bytes that come from `from`.
+    fn parts(&mut self, side: Side, from: Side) -> (&mut W, &mut Lane) {
         let wire = match side {
             Side::Client => &mut self.client,
             Side::Server => &mut self.server,
         };
-        wire.as_mut().expect("wires live until Close, after which the core asks for nothing")
+        let lane = match from {
+            Side::Client => &mut self.up,
+            Side::Server => &mut self.down,
+        };
+        (wire.as_mut().expect("wires live until Close, after which the core asks for nothing"), lane)
     }
 
     fn is_socket(&mut self, side: Side) -> bool {
@@ -349,15 +358,7 @@ impl<W: Wire> Pump<W> {
         max: u32,
         scratch: &mut [u8],
     ) -> Poll<io::Result<usize>> {
-        let wire = match side {
-            Side::Client => &mut self.client,
-            Side::Server => &mut self.server,
-        };
-        let wire = wire.as_mut().expect("wires live until Close");
-        let lane = match side {
-            Side::Client => &mut self.up,
-            Side::Server => &mut self.down,
-        };
+        let (wire, lane) = self.parts(side, side);
         if lane.is_piped() {
             lane.poll_fill(cx, wire, max as usize)
         } else {
@@ -377,15 +378,7 @@ impl<W: Wire> Pump<W> {
         if side == Side::Server && fresh.is_some() && self.is_silent() {
             self.expect_answer();
         }
-        let wire = match side {
-            Side::Client => &mut self.client,
-            Side::Server => &mut self.server,
-        };
-        let wire = wire.as_mut().expect("wires live until Close");
-        let lane = match from {
-            Side::Client => &mut self.up,
-            Side::Server => &mut self.down,
-        };
+        let (wire, lane) = self.parts(side, from);
         let result = match fresh {
             Some(bytes) if bytes.from == from && lane.is_empty() => {
                 let chunk = &scratch[bytes.start..bytes.end];

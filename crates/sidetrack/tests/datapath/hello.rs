@@ -56,6 +56,22 @@ fn expect_denied(node: &Node, client: &mut TcpStream, host: &Host) {
     assert!(detail.contains("the TLS hello names 'forbidden.localhost'"), "{detail}");
 }
 
+/// Writes one byte at a time. The reset may come before the last bytes, which say nothing of the name.
+fn write_bytewise(client: &mut TcpStream, bytes: &[u8]) {
+    client.set_nodelay(true).unwrap();
+    for byte in bytes {
+        if client.write_all(&[*byte]).is_err() {
+            break;
+        }
+    }
+}
+
+fn write_in_two(client: &mut TcpStream, bytes: &[u8]) {
+    let (first, second) = bytes.split_at(20);
+    client.write_all(first).unwrap();
+    client.write_all(second).unwrap();
+}
+
 #[test]
 fn a_hello_for_a_denied_host_ends_the_flow_before_the_server_hears_of_it() {
     let (node, host) = (node(), Host::new());
@@ -95,13 +111,7 @@ fn a_flow_that_functions_hand_on_is_asked_about_for_both_names() {
         client.write_all(&hello(FORBIDDEN)).unwrap();
         expect_denied(&node, &mut client, &host);
         let mut client = v5_connect(node.entry(), &to);
-        client.set_nodelay(true).unwrap();
-        for byte in hello(FORBIDDEN) {
-            // The reset may come before the last bytes, which say nothing of the name.
-            if client.write_all(&[byte]).is_err() {
-                break;
-            }
-        }
+        write_bytewise(&mut client, &hello(FORBIDDEN));
         expect_denied(&node, &mut client, &host);
     }
 }
@@ -114,9 +124,7 @@ fn what_may_pass_passes_through_functions_as_it_is() {
         // Another name that rules allow: both are recorded.
         let mut client = tunnel(&node, &to);
         let (hello, mut server) = (hello(OTHER), host.accept());
-        let (first, second) = hello.split_at(20);
-        client.write_all(first).unwrap();
-        client.write_all(second).unwrap();
+        write_in_two(&mut client, &hello);
         expect(&mut server, &hello);
         let rest = vec![7; 200_000];
         let more = rest.clone();
@@ -156,13 +164,7 @@ fn what_may_pass_passes_through_functions_as_it_is() {
 fn a_hello_in_pieces_is_put_together() {
     let (node, host) = (node(), Host::new());
     let mut client = tunnel(&node, &format!("{ALLOWED}:{}", host.address.port()));
-    client.set_nodelay(true).unwrap();
-    for byte in hello(FORBIDDEN) {
-        // The reset may come before the last bytes, which say nothing of the name.
-        if client.write_all(&[byte]).is_err() {
-            break;
-        }
-    }
+    write_bytewise(&mut client, &hello(FORBIDDEN));
     expect_denied(&node, &mut client, &host);
 }
 
@@ -189,9 +191,7 @@ fn hellos_for_allowed_hosts_pass_and_both_names_are_recorded() {
     for (name, recorded) in [(ALLOWED, None), (OTHER, Some(OTHER))] {
         let mut client = tunnel(&node, &format!("{ALLOWED}:{}", host.address.port()));
         let (hello, mut server) = (hello(name), host.accept());
-        let (first, second) = hello.split_at(20);
-        client.write_all(first).unwrap();
-        client.write_all(second).unwrap();
+        write_in_two(&mut client, &hello);
         expect(&mut server, &hello);
         server.write_all(b"answer").unwrap();
         expect(&mut client, b"answer");

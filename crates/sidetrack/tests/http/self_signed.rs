@@ -119,14 +119,7 @@ fn run_trusts_a_file_or_a_host_that_is_named() {
     let own = self_signed(NAME, 2100);
     let authority = Authority::new(&World::new());
     let origin = origin(&own);
-    let config = authority.path("run.toml");
-    let text = format!(
-        "version = 1\ndefault = 'direct'\n{}[[rule]]\nname = 'site'\nmatch = {{ host = '*.site.test' }}\nto = '{}'\n\
-         carrier = 'direct'\n",
-        authority.table(""),
-        origin.address
-    );
-    std::fs::write(&config, text).unwrap();
+    let config = authority.run_config(origin.address);
     let (pem, nothing) = (authority.path("own.pem"), authority.path("nothing.pem"));
     std::fs::write(&pem, &own.certificate_pem).unwrap();
     std::fs::write(&nothing, "no certificate").unwrap();

@@ -41,6 +41,18 @@ impl Authority {
         let at = self.folder.path().display();
         format!("[tap]\nca = '{at}/ca'\ntrust = '{at}/world.pem'\n{more}\n")
     }
+
+    /// A configuration file for `run`, where connections to names below `site.test` go to `to`.
+    pub(crate) fn run_config(&self, to: SocketAddr) -> PathBuf {
+        let config = self.path("run.toml");
+        let text = format!(
+            "version = 1\ndefault = 'direct'\n{}[[rule]]\nname = 'site'\nmatch = {{ host = '*.site.test' }}\nto = '{to}'\n\
+             carrier = 'direct'\n",
+            self.table("")
+        );
+        std::fs::write(&config, text).unwrap();
+        config
+    }
 }
 
 /// A node whose listener opens connections; those to names below `site.test` go to `to`.

@@ -55,14 +55,7 @@ fn one_command_trusts_the_authority_and_nobody_else_does() {
     let world = World::new();
     let authority = Authority::new(&world);
     let origin = origin(&world);
-    let config = authority.path("run.toml");
-    let text = format!(
-        "version = 1\ndefault = 'direct'\n{}[[rule]]\nname = 'site'\nmatch = {{ host = '*.site.test' }}\nto = '{}'\n\
-         carrier = 'direct'\n",
-        authority.table(""),
-        origin.address
-    );
-    std::fs::write(&config, text).unwrap();
+    let config = authority.run_config(origin.address);
     let (records, keys) = (authority.path("records"), authority.path("keys"));
     let bundle = sidetrack::tls::system_bundle();
     let before = bundle.as_ref().map(|path| std::fs::read(path).unwrap());
