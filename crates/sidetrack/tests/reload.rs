@@ -7,7 +7,6 @@ use sidetrack::reload::{Change, ReloadHandle, Reloader};
 use sidetrack_testkit::LIMIT;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use tempfile::TempDir;
 use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot};
 use tokio::task::JoinHandle;

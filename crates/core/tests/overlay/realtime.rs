@@ -104,7 +104,7 @@ impl Chain {
         self.events.insert((at, self.serial), event);
     }
 
-    /// A stream of so many packets, one each `pace`.
+    /// A stream of this number of packets, one each `pace`.
     fn run(mut self, count: u64, pace: Duration) -> Result {
         let mut source = Source::new(1);
         self.schedule(self.now, Event::Source);
@@ -269,7 +269,7 @@ fn a_gap_is_requested_once_and_again_only_if_the_request_was_not_heard() {
     let counts = end.machine.take_counts();
     // 1 was there until 91, which is still in time.
     assert_eq!((counts.requested, counts.recovered, counts.given_up), (4, 2, 0));
-    // What cannot be in time is not requested; a packet that came by another order is no loss.
+    // What cannot be in time is not requested; a packet that came in another order is not lost.
     assert_eq!(end.came(200, 36, 3, 19), [resend(4, &[34, 35])], "the packet before was of use for longer");
     assert_eq!(end.came(201, 38, 3, 19), []);
     assert_eq!(end.came(202, 34, 3, 19), []);

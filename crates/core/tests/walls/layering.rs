@@ -39,7 +39,7 @@ const MAY_USE: [(&str, &[&str]); 29] = [
     // A flow's task on its worker: asks the interceptor for the destination, then policy, carrier and functions; a DNS question
     // of a command is a flow that ends here.
     ("session", &["carry", "config", "dns", "function", "intercept", "live", "process", "reactor", "worker"]),
-    // Requests of one client, each a flow; a CONNECT, an upgrade and what is no HTTP go on as a session.
+    // Requests of one client, each a flow; a CONNECT, an upgrade and what is not HTTP go on as a session.
     ("http", &["carry", "config", "intercept", "live", "reactor", "session", "tls", "worker"]),
     // Flows of UDP: the task of a listening socket, beside the session that each connection has.
     ("datagram", &["carry", "intercept", "live", "reactor", "session", "worker"]),

@@ -1,9 +1,9 @@
 //! Flows through containers: every protocol, chains of all kinds, what passes along them.
 
+use crate::function;
 use crate::node::{Dice, Up};
 use crate::scene::{Echo, ask, connect, exchange, own, tables, up};
-use crate::{function, sidetrack_testkit::in_namespace};
-use sidetrack_testkit::LIMIT;
+use sidetrack_testkit::{LIMIT, in_namespace};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc;

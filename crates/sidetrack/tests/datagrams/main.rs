@@ -5,8 +5,9 @@ mod configuration;
 #[path = "../node/mod.rs"]
 mod node;
 
-use node::{LIMIT, Up, admin, eventually};
+use node::{Up, admin};
 use rustix::process::Signal;
+use sidetrack_testkit::{LIMIT, eventually};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;

@@ -8,11 +8,11 @@ use sidetrack::process::Owners;
 use sidetrack::worker::Shared;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::limit::Budget;
-use sidetrack_testkit::{LIMIT, awaited};
+use sidetrack_testkit::awaited;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Workers in this process, with their listeners.
 pub(crate) struct Node {

@@ -1,12 +1,13 @@
-//! Malformed HTTP/2 messages, written byte by byte: each is reset and reaches nobody, and its neighbours go on.
+//! Malformed HTTP/2 messages, written byte by byte: each is reset and not passed on, and its neighbours go on.
 
 use crate::client::Client;
-use crate::node::{Node, eventually};
+use crate::node::Node;
 use crate::origin::ok;
 use crate::tap::{Authority, NAME, node, opened};
 use crate::tls_origin::{Asks, TlsOrigin, World, chain};
 use sidetrack::tls::{Made, provider};
 use sidetrack_core::http::hpack::Decoder;
+use sidetrack_testkit::awaited;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -51,7 +52,7 @@ fn by_host<'a>(pseudo: &[(&'a str, &'a str)]) -> Fields<'a> {
     [&[(":method", "GET")], pseudo, &[("host", NAME)]].concat()
 }
 
-/// What became of a stream.
+/// How a stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Answered(u16),
@@ -387,7 +388,7 @@ fn malformed_responses_of_servers_are_not_forwarded_and_their_streams_are_reset(
     for path in ["/early", "/trailers", "/other"] {
         assert_eq!(ask(path), good, "{path}");
     }
-    eventually("each malformed response is reset", || {
+    awaited("each malformed response is reset", || {
         let resets = resets.lock().unwrap();
         assert!(resets.iter().all(|code| *code == PROTOCOL_ERROR), "{resets:?}");
         (resets.len() >= 12).then_some(())

@@ -4,12 +4,12 @@
 //! a -- 10.8.1.0/24 -- r1 -- 10.7.1.0/24 -- r2 -- 10.9.1.0/24 -- b      r1 and r2 lose some of each other's datagrams
 //! ```
 
-use crate::hosts::{Node, is_root};
 use crate::node::{Up, at};
 use crate::scene::{Keys, status, wait_for};
 use crate::streams::{arrives, end, link, sockets, stream, to_b};
 use crate::tools::{refused, run};
 use serde_json::Value;
+use sidetrack_testkit::{Node, is_root};
 use std::time::Duration;
 
 /// Packets of one stream.

@@ -1,9 +1,9 @@
 //! Numbered datagrams from an application on node a to one on node b, as whole packets of the overlay.
 
-use crate::hosts::Node;
-use crate::node::{LIMIT, Up, at};
+use crate::node::{Up, at};
 use crate::scene::Keys;
 use serde_json::Value;
+use sidetrack_testkit::{LIMIT, Node};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub(crate) fn to_b(status: &Value) -> &Value {
     paths.iter().find(|path| path["to"] == "b").expect("a member")
 }
 
-/// True if packets to b arrive over so many links.
+/// True if packets to b arrive over this number of links.
 pub(crate) fn arrives(status: &Value, links: usize) -> bool {
     let service = &to_b(status)["services"][0];
     service["arrives"] == true && service["links"].as_array().is_some_and(|all| all.len() == links)
@@ -59,7 +59,7 @@ pub(crate) fn sockets(a: &Node, b: &Node) -> [UdpSocket; 2] {
     [sender, receiver]
 }
 
-/// Sends so many datagrams from a to b; `fault` happens after a third of them. Returns how often each one came.
+/// Sends this number of datagrams from a to b; `fault` happens after a third of them. Returns how often each one came.
 pub(crate) fn stream(
     [sender, receiver]: [UdpSocket; 2],
     (count, pace): (u32, Duration),

@@ -1,9 +1,9 @@
 //! Servers and hops with link-local addresses: the zone says by which interface they are reached.
 
-use crate::hosts::in_namespace;
 use crate::node::Up;
 use crate::node::peers::{Client, Server, visit};
 use crate::{TOP, reverse, rule};
+use sidetrack_testkit::in_namespace;
 use std::net::{SocketAddr, SocketAddrV6};
 use std::process::Command;
 

@@ -1,7 +1,7 @@
 //! Redirected connections to port 80 that are read as HTTP: one client does not keep others out.
 
-use crate::hosts::{Line, is_root};
-use crate::node::{LIMIT, Up, eventually};
+use crate::node::Up;
+use sidetrack_testkit::{LIMIT, Line, eventually, is_root};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
