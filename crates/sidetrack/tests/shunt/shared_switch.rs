@@ -2,12 +2,13 @@
 
 use crate::firewall::{Network, SHUNT};
 use crate::flows::{Pair, connect};
-use crate::hosts::{LIMIT, is_root};
+
 use crate::switch::{OpenVSwitch, network, settings};
 use sidetrack::config::ShuntSwitch;
 use sidetrack::shunt::{FastPath as _, Path, SwitchPath};
 use sidetrack_core::openflow::Version;
 use sidetrack_core::shunt::ShuntAction;
+use sidetrack_testkit::{LIMIT, is_root};
 use std::sync::mpsc::{Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
