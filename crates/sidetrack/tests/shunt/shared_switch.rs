@@ -2,7 +2,6 @@
 
 use crate::firewall::{Network, SHUNT};
 use crate::flows::{Pair, connect};
-
 use crate::switch::{OpenVSwitch, network, settings};
 use sidetrack::config::ShuntSwitch;
 use sidetrack::shunt::{FastPath as _, Path, SwitchPath};
