@@ -141,7 +141,8 @@ pub(super) fn check_pseudo(pseudo: &Pseudo<'_>) -> Result<(), Malformed> {
 pub(super) fn check_server(authority: Option<&[u8]>, host: Option<&[u8]>) -> Result<(), Malformed> {
     let agree = authority.zip(host).is_none_or(|(one, other)| is_same_server(one, other));
     let named = authority.or(host).unwrap_or_default();
-    if agree && !named.is_empty() && !named.contains(&b'@') { Ok(()) } else { Err(Malformed::Authority) }
+    let is_clean = named.iter().all(|byte| byte.is_ascii_graphic() && *byte != b'@');
+    if agree && is_clean && !named.is_empty() { Ok(()) } else { Err(Malformed::Authority) }
 }
 
 /// Whether two authorities differ in spelling only: in case, or in a default port that is not written.
@@ -239,7 +240,7 @@ mod tests {
             assert_eq!(pass("/", Some("h"), &[("host", host)], false), Err(Malformed::Authority), "{host:?}");
         }
         assert_eq!(pass("/", None, &[("host", "h"), ("host", "h")], false), Err(Malformed::Authority));
-        for authority in ["", "user@h"] {
+        for authority in ["", "user@h", "h\r\n", "h b", "\u{e4}"] {
             assert_eq!(pass("/", Some(authority), &[], false), Err(Malformed::Authority), "{authority:?}");
         }
         for field in [
