@@ -12,6 +12,8 @@ for name in client proxy red blue; do host "$name"; done
 wire client 10.89.1.2/24 fd89:1::2/64 proxy 10.89.1.1/24 fd89:1::1/64
 wire proxy 10.89.2.1/24 fd89:2::1/64 red 10.89.2.2/24 fd89:2::2/64
 wire proxy 10.89.3.1/24 fd89:3::1/64 blue 10.89.3.2/24 fd89:3::2/64
+# The engine talks to both servers from 10.89.2.1.
+ip -n blue route add 10.89.2.0/24 via 10.89.3.1
 # server HOST ADDRESS NAME: a web server with a certificate for NAME that it signed itself.
 server() {
     openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 -subj "/CN=$3" \

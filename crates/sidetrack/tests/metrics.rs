@@ -125,6 +125,7 @@ fn the_manual_names_every_metric() {
     enter(&ledger, &full(2));
     metrics.read_packets(&[("denied", 1)]);
     metrics.read_shunt(&[("used", 1)], 1);
+    metrics.read_dropped(&[("limit", 1)]);
     let text = metrics.text(&[ledger], Surroundings::default());
     let there: std::collections::BTreeSet<_> = text
         .lines()

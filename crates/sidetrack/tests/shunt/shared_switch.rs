@@ -73,7 +73,7 @@ fn the_shunt_is_master_beside_another_controller_and_leaves_its_entries_alone() 
         return;
     }
     let (network, switch) = network();
-    // The switch forgets its entries when it gets its first controller. Nobody listens there yet.
+    // The switch forgets its entries when it gets its first controller. No controller listens there yet.
     switch.connect(OTHER);
     // The other controller's pipeline leads packets to the shunt's table.
     switch.ofctl("add-flow", &format!("{OTHERS},table=0,priority=1,actions=resubmit(,{TABLE})"));
