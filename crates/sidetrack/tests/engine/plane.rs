@@ -23,19 +23,6 @@ fn carrying(count: u32, lines: &str) -> String {
         .replace("io = \"xdp\"", &format!("io = \"xdp\", kernel_connections_max = {count}"))
 }
 
-/// Flows until one of them is the kernel's; of them all there are records.
-fn until_carried(site: &mut Site, engine_at: &'static str) -> Record {
-    for _ in 0..100 {
-        site.line.client.run(move || visit(to(engine_at), b"teaches"));
-        let record = site.record();
-        assert_eq!(record.text("reason"), "ok");
-        if record.flag("shunted") {
-            return record;
-        }
-    }
-    panic!("the kernel carries none");
-}
-
 /// A connection that the kernel carries, and that is shown as a flow in flight.
 fn carried(site: &Site) -> (Client, u64) {
     let client = site.line.client.run(|| {
@@ -107,7 +94,7 @@ fn ends_have_their_reasons() {
     let mut site = Site::taking_frames();
     let server = site.server("10.0.2.1");
     site.start("", &carrying(64, &format!("to = \"{}\"", server.address)));
-    let record = until_carried(&mut site, ENGINE);
+    let record = site.until_carried(ENGINE);
     assert_eq!((record.text("listener"), record.address("orig_dst")), ("engine", server.address));
     // By reset of the client.
     let (client, _) = carried(&site);
@@ -140,7 +127,7 @@ fn what_says_nothing_is_ended() {
     let server = site.server("10.0.2.1");
     let limits = "default = \"direct\"\n[limits]\nidle_timeout_ms = 1500\n";
     site.start(limits, &carrying(64, &format!("to = \"{}\"", server.address)));
-    until_carried(&mut site, ENGINE);
+    site.until_carried(ENGINE);
     let error = site.line.client.run(|| {
         let mut stream = Client::connect(to(ENGINE)).expect("greeted").into_stream();
         stream.set_read_timeout(Some(LIMIT)).expect("limit");
@@ -160,7 +147,7 @@ fn other_rules_hold_for_the_next_flow_and_limits_keep_flows_in_user_space() {
     let server = site.server("10.0.2.1");
     let lines = carrying(64, &format!("to = \"{}\"", server.address));
     site.start("default = \"direct\"\n", &lines);
-    until_carried(&mut site, ENGINE);
+    site.until_carried(ENGINE);
     let deny = "\n[[rule]]\nname = \"no\"\naction = \"deny\"\nmatch = { from = \"10.0.1.1\" }\n";
     site.up.as_ref().expect("started").reload("default = \"direct\"\n", &format!("{lines}{deny}"));
     eventually("it is refused", || site.line.client.run(|| Client::connect(to(ENGINE)).is_err()));
@@ -206,7 +193,7 @@ fn without_gro_at_the_other_end_flows_stay_in_user_space() {
         }
     };
     switch(&site, "on");
-    until_carried(&mut site, ENGINE);
+    site.until_carried(ENGINE);
     switch(&site, "off");
     eventually("it is noticed", || {
         let log = site.up.as_mut().expect("started").log_so_far();
@@ -223,7 +210,7 @@ fn what_the_kernel_has_no_room_for_stays_with_us() {
     let mut site = Site::taking_frames();
     let server = site.server("10.0.2.1");
     site.start("", &carrying(1, &format!("to = \"{}\"", server.address)));
-    until_carried(&mut site, ENGINE);
+    site.until_carried(ENGINE);
     let mut clients: Vec<_> =
         (0..3).map(|_| site.line.client.run(|| Client::connect(to(ENGINE)).expect("greeted"))).collect();
     for client in &mut clients {
@@ -244,7 +231,7 @@ fn nothing_is_left_when_the_program_is_killed() {
     let server = site.server("10.0.2.1");
     let before = site.line.router.run(crate::node::traces::Traces::now);
     site.start("", &carrying(64, &format!("to = \"{}\"", server.address)));
-    until_carried(&mut site, ENGINE);
+    site.until_carried(ENGINE);
     let (mut client, _) = carried(&site);
     let mut up = site.up.take().expect("started");
     up.signal(Signal::KILL);

@@ -1,6 +1,6 @@
 //! client (10.0.1.1, fd00:1::1) - engine (.254, ::fe) - servers (10.0.2.1, fd00:2::1).
 
-use crate::node::peers::Server;
+use crate::node::peers::{Server, visit};
 use crate::node::{Record, Up};
 use crate::tools::tool;
 use rustix::process::Signal;
@@ -97,6 +97,20 @@ impl Site {
     /// The next record.
     pub(crate) fn record(&mut self) -> Record {
         self.up.as_mut().expect("started").record()
+    }
+
+    /// Visits the engine until the kernel carries a flow, which shows that it has the decision. The engine learns the
+    /// server's neighbour from the first flow and decides with a later one. Returns the record of the carried flow.
+    pub(crate) fn until_carried(&mut self, engine_at: &'static str) -> Record {
+        for _ in 0..100 {
+            self.line.client.run(move || visit(engine_at.parse().expect("an address"), b"teaches"));
+            let record = self.record();
+            assert_eq!(record.text("reason"), "ok");
+            if record.flag("shunted") {
+                return record;
+            }
+        }
+        panic!("the kernel carries no flow");
     }
 
     /// Ends Sidetrack; how many servers' answers XDP has taken, as the engine says then.
