@@ -1,7 +1,7 @@
 //! Connections that the kernel carries from their SYN on: whole streams, exact records, every end.
 
 use crate::node::peers::{Client, visit};
-use crate::node::{Dice, Record, admin};
+use crate::node::{Dice, admin};
 use crate::site::{ENGINE, ENGINE6, Site, engine_by};
 use crate::tools::tool;
 use rustix::process::Signal;
