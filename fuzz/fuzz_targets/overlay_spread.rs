@@ -3,7 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sidetrack_core::overlay::frame::Frame;
+use sidetrack_core::overlay::frame::{Frame, Protocol};
+use sidetrack_core::overlay::group::head::Head;
 use sidetrack_core::overlay::spread::Relay;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -20,7 +21,14 @@ fuzz_target!(|bytes: &[u8]| {
     let mut first = (*packet).clone();
     if let Ok(step) = relay.handle(from, &mut first, 10) {
         assert!(!step.next.contains(&from) && !step.next.contains(&own));
-        assert_eq!(step.deliver, packet.subgraph.destination() == own);
+        let is_for_us = match packet.protocol {
+            Protocol::Group => Head::split(&packet.payload).is_some_and(|(head, ip)| {
+                assert_eq!(head.payload(ip), packet.payload);
+                nodes.iter().position(|node| *node == own).is_some_and(|index| head.deliverers.has(index))
+            }),
+            _ => packet.subgraph.destination() == own,
+        };
+        assert_eq!(step.deliver, is_for_us);
         assert!(relay.handle(from, &mut (*packet).clone(), 10).is_err(), "the second copy");
     }
 });

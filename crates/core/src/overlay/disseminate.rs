@@ -1,4 +1,5 @@
-//! Link state: every node tells all others which links it has.
+//! Link state: every node tells all others which links it has. Memberships of groups travel the same way
+//! ([`super::group`]).
 //!
 //! Each node signs a record that lists its own links, and floods it to all neighbours. A node retransmits a record
 //! until the neighbour has acknowledged it (after OSPF, RFC 2328 Sec. 13). Of each origin, the record with the
@@ -58,9 +59,73 @@ impl Config {
     }
 }
 
+/// What a node says of itself and all others shall know: a list of entries, numbered and signed by its origin.
+pub trait Statement: Clone {
+    /// What the list consists of. Of two statements with the same sequence, the one with the greater list counts.
+    type Entry: Clone + Ord;
+
+    /// Most entries of a statement.
+    const ENTRIES_MAX: usize;
+
+    /// Makes a statement without a signature.
+    fn unsigned(origin: NodeId, sequence: u64, entries: Vec<Self::Entry>) -> Self;
+
+    /// Returns the node that makes the statement.
+    fn origin(&self) -> NodeId;
+
+    /// Returns the number of the statement. It rises with each statement of this origin, also over restarts.
+    fn sequence(&self) -> u64;
+
+    /// Returns the list.
+    fn entries(&self) -> &Vec<Self::Entry>;
+
+    /// Returns the bytes that the origin signs.
+    fn signed_bytes(&self) -> Vec<u8>;
+
+    /// Returns the place of the signature.
+    fn signature_mut(&mut self) -> &mut Signature;
+
+    /// Returns the signature.
+    fn signature(&self) -> &Signature;
+}
+
+impl Statement for Record {
+    type Entry = LinkEntry;
+
+    const ENTRIES_MAX: usize = NODES_MAX;
+
+    fn unsigned(origin: NodeId, sequence: u64, links: Vec<LinkEntry>) -> Self {
+        Self { origin, sequence, links, signature: Signature::NONE }
+    }
+
+    fn origin(&self) -> NodeId {
+        self.origin
+    }
+
+    fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    fn entries(&self) -> &Vec<LinkEntry> {
+        &self.links
+    }
+
+    fn signed_bytes(&self) -> Vec<u8> {
+        self.signed_bytes()
+    }
+
+    fn signature_mut(&mut self) -> &mut Signature {
+        &mut self.signature
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+}
+
 /// An event that the driver reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Input {
+pub enum Input<S: Statement = Record> {
     /// The link to this neighbour came up. The neighbour gets all known records.
     NeighbourUp(NodeId),
     /// The link to this neighbour went down.
@@ -70,7 +135,7 @@ pub enum Input {
         /// The neighbour that sent it.
         from: NodeId,
         /// The record; its signature is not verified yet.
-        record: Record,
+        record: S,
     },
     /// A neighbour has acknowledged this record, or a newer one of the same origin.
     Ack {
@@ -81,8 +146,8 @@ pub enum Input {
         /// The sequence of the record.
         sequence: u64,
     },
-    /// The links of this node, ordered by neighbour.
-    Links(Vec<LinkEntry>),
+    /// The list of this node: its links, ordered by neighbour.
+    Own(Vec<S::Entry>),
     /// This process did not run for this time, or its clock jumped. Records do not age in this time. Otherwise all
     /// routes would expire until the next refresh.
     Away(Duration),
@@ -92,9 +157,9 @@ pub enum Input {
 
 /// What the driver has to do or to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Output {
+pub enum Output<S = Record> {
     /// Send a record to a neighbour.
-    Send(NodeId, Arc<Record>),
+    Send(NodeId, Arc<S>),
     /// Acknowledge a record to a neighbour.
     Ack {
         /// The neighbour.
@@ -121,8 +186,8 @@ pub struct Drops {
 
 /// A stored record.
 #[derive(Clone, Debug)]
-struct Held {
-    record: Arc<Record>,
+struct Held<S> {
+    record: Arc<S>,
     since: Instant,
     /// The record has expired. It is kept for its sequence only.
     expired: bool,
@@ -133,23 +198,24 @@ struct Held {
 
 /// The records of all nodes, and which neighbours have not acknowledged which records yet.
 #[derive(Clone, Debug)]
-pub struct Disseminator {
+pub struct Disseminator<S: Statement = Record> {
     config: Config,
-    held: BTreeMap<NodeId, Held>,
+    held: BTreeMap<NodeId, Held<S>>,
     neighbours: BTreeSet<NodeId>,
     /// (neighbour, origin): when to send the record of that origin (again).
     unacknowledged: BTreeMap<(NodeId, NodeId), Instant>,
-    links: Vec<LinkEntry>,
+    /// The list of this node.
+    entries: Vec<S::Entry>,
     sequence: u64,
     originated: Option<Instant>,
-    /// The links of this node have changed since its last record.
+    /// The list has changed since the last record of this node.
     stale: bool,
     drops: Drops,
-    outputs: VecDeque<Output>,
+    outputs: VecDeque<Output<S>>,
 }
 
-impl Disseminator {
-    /// Makes a disseminator without records and links.
+impl<S: Statement> Disseminator<S> {
+    /// Makes a disseminator without records and with an empty list.
     pub fn new(config: Config) -> Self {
         let sequence = config.first_sequence;
         Self {
@@ -157,7 +223,7 @@ impl Disseminator {
             held: BTreeMap::new(),
             neighbours: BTreeSet::new(),
             unacknowledged: BTreeMap::new(),
-            links: Vec::new(),
+            entries: Vec::new(),
             sequence,
             originated: None,
             stale: false,
@@ -167,13 +233,13 @@ impl Disseminator {
     }
 
     /// Returns the records that have not expired.
-    pub fn records(&self) -> impl Iterator<Item = &Record> {
+    pub fn records(&self) -> impl Iterator<Item = &S> {
         self.held.values().filter(|held| !held.expired).map(|held| &*held.record)
     }
 
     /// Returns the sequence of this node's latest record.
     pub fn own_sequence(&self) -> Option<u64> {
-        self.held.get(&self.config.own).map(|held| held.record.sequence)
+        self.held.get(&self.config.own).map(|held| held.record.sequence())
     }
 
     /// Returns how many records were dropped so far.
@@ -182,7 +248,7 @@ impl Disseminator {
     }
 
     /// Handles one event.
-    pub fn handle(&mut self, now: Instant, input: Input, keys: &impl Keys) {
+    pub fn handle(&mut self, now: Instant, input: Input<S>, keys: &impl Keys) {
         match input {
             Input::NeighbourUp(neighbour) => {
                 self.neighbours.insert(neighbour);
@@ -198,9 +264,9 @@ impl Disseminator {
             }
             Input::Record { from, record } => self.record(now, from, record, keys),
             Input::Ack { from, origin, sequence } => self.acknowledged(from, origin, sequence),
-            Input::Links(links) => {
-                self.stale |= self.links != links;
-                self.links = links;
+            Input::Own(entries) => {
+                self.stale |= self.entries != entries;
+                self.entries = entries;
             }
             Input::Away(time) => self.held.values_mut().for_each(|held| held.since = held.since + time),
             Input::Tick => self.tick(now),
@@ -209,7 +275,7 @@ impl Disseminator {
     }
 
     /// Returns the next output, or `None`.
-    pub fn poll(&mut self) -> Option<Output> {
+    pub fn poll(&mut self) -> Option<Output<S>> {
         self.outputs.pop_front()
     }
 
@@ -239,13 +305,13 @@ impl Disseminator {
     }
 
     fn acknowledged(&mut self, from: NodeId, origin: NodeId, sequence: u64) {
-        if self.held.get(&origin).is_some_and(|held| held.record.sequence <= sequence) {
+        if self.held.get(&origin).is_some_and(|held| held.record.sequence() <= sequence) {
             self.unacknowledged.remove(&(from, origin));
         }
     }
 
-    fn record(&mut self, now: Instant, from: NodeId, record: Record, keys: &impl Keys) {
-        let (origin, sequence) = (record.origin, record.sequence);
+    fn record(&mut self, now: Instant, from: NodeId, record: S, keys: &impl Keys) {
+        let (origin, sequence) = (record.origin(), record.sequence());
         if !self.neighbours.contains(&from) {
             return;
         }
@@ -254,9 +320,9 @@ impl Disseminator {
             return;
         }
         // A node that lost its sequence in a crash may use one twice. Every node then prefers the record with the
-        // greater list of links, so all agree. The origin itself soon sends a higher sequence.
-        let known = self.held.get(&origin).map(|held| (held.record.sequence, &held.record.links));
-        let order = known.map_or(Ordering::Less, |known| known.cmp(&(sequence, &record.links)));
+        // greater list, so all agree. The origin itself soon sends a higher sequence.
+        let known = self.held.get(&origin).map(|held| (held.record.sequence(), held.record.entries()));
+        let order = known.map_or(Ordering::Less, |known| known.cmp(&(sequence, record.entries())));
         if order != Ordering::Less {
             self.old_record(now, from, origin, sequence, order == Ordering::Greater);
             return;
@@ -266,7 +332,7 @@ impl Disseminator {
             self.drops.too_fast += 1;
             return;
         }
-        if !keys.verify(origin, &record.signed_bytes(), &record.signature) {
+        if !keys.verify(origin, &record.signed_bytes(), record.signature()) {
             self.drops.forged += 1;
             return;
         }
@@ -279,8 +345,8 @@ impl Disseminator {
             self.originated = None;
             return;
         }
-        let changed =
-            self.held.get(&origin).is_none_or(|held| held.expired || held.record.links != record.links);
+        let is_new = |held: &Held<S>| held.expired || held.record.entries() != record.entries();
+        let changed = self.held.get(&origin).is_none_or(is_new);
         let (leave, leave_since) =
             self.held.get(&origin).map_or((ACCEPT_BURST, now), |held| (held.leave, held.leave_since));
         let held = Held {
@@ -353,16 +419,12 @@ impl Disseminator {
             return;
         }
         let own = self.config.own;
-        let mut record = Record {
-            origin: own,
-            sequence: self.sequence,
-            links: self.links.iter().take(NODES_MAX).copied().collect(),
-            signature: Signature::NONE,
-        };
-        record.signature = keys.sign(&record.signed_bytes());
+        let entries = self.entries.iter().take(S::ENTRIES_MAX).cloned().collect();
+        let mut record = S::unsigned(own, self.sequence, entries);
+        *record.signature_mut() = keys.sign(&record.signed_bytes());
         self.sequence = self.sequence.saturating_add(1);
         (self.originated, self.stale) = (Some(now), false);
-        let changed = self.held.get(&own).is_none_or(|held| held.record.links != record.links);
+        let changed = self.held.get(&own).is_none_or(|held| held.record.entries() != record.entries());
         let held = Held { record: Arc::new(record), since: now, expired: false, leave: 0, leave_since: now };
         self.held.insert(own, held);
         self.flood(now, own, None);

@@ -5,8 +5,8 @@
 //! [`HOLDS_FOR`] records. A node that restarts as an older version begins with a much higher sequence, so its earlier
 //! statement holds no longer.
 //!
-//! A statement is flooded when it is new, and goes ahead of each record of its origin. Records are acknowledged and sent
-//! again, so a lost statement comes again with them.
+//! A statement is flooded when it is new, and goes ahead of each record of its origin and of each acknowledgement of one. Records
+//! are acknowledged and sent again, so a lost statement comes again with them.
 
 use super::disseminate::{ACCEPT_BURST, Config};
 use super::frame::{Features, Record};
@@ -116,9 +116,10 @@ impl Book {
         to.map(|neighbour| (*neighbour, features)).collect()
     }
 
-    /// Returns the statement of a node. It is sent ahead of each of its records, and so again whenever a record is.
-    pub(super) fn beside(&self, record: &Record) -> Option<Features> {
-        self.held.get(&record.origin).map(|held| held.features)
+    /// Returns the statement of a node. It is sent ahead of each of its records and each acknowledgement of one, and so again
+    /// whenever a record is.
+    pub(super) fn of_origin(&self, origin: NodeId) -> Option<Features> {
+        self.held.get(&origin).map(|held| held.features)
     }
 
     /// Returns the features of the nodes that have these records.

@@ -9,7 +9,8 @@
 //! | [`disseminate`] | which node has which links: signed records, flooded, acknowledged, expired |
 //! | [`route`] | paths over the links that both of their ends announce |
 //! | [`features`] | what each node understands beyond version 1: signed statements, flooded |
-//! | [`node`] | the four above as one machine |
+//! | [`group`] | groups of nodes: who is a member, and the links that packets to a group use |
+//! | [`node`] | the five above as one machine |
 //! | [`service`] | how packets travel: the axes that a rule chooses |
 //! | [`realtime`] | the recovery of a real-time link: requests and retransmissions while a packet can still be in time |
 //! | [`redundancy`] | the links that the packets of a service use |
@@ -28,6 +29,7 @@ pub mod datagram;
 pub mod disseminate;
 mod features;
 pub mod frame;
+pub mod group;
 pub mod hello;
 pub mod key;
 pub mod mss;

@@ -1,9 +1,12 @@
 //! The state machine of an overlay node: the detectors of its links, the link state, the paths, and the forwarding of
 //! packets.
 
+mod groups;
+
 use super::disseminate::{self, Disseminator, Drops};
 use super::features::{Book, Sent};
 use super::frame::{Features, Frame, Hello, LinkEntry, Packet, Path, Protocol};
+use super::group::GroupName;
 use super::hello::{self, Detector, Lane, Lanes, Quality};
 use super::route::{Graph, Route};
 use super::trouble::Troubles;
@@ -55,6 +58,8 @@ pub enum Input {
     Cost(NodeId, Option<u32>),
     /// Send a packet along its path, which begins at this node.
     Packet(Packet),
+    /// The groups that this node is a member of now.
+    Groups(BTreeSet<GroupName>),
     /// The deadline may have passed.
     Tick,
 }
@@ -72,6 +77,8 @@ pub enum Output {
     LinkDown(NodeId),
     /// [`Node::graph`] has changed.
     RoutesChanged,
+    /// [`Node::groups`] has changed.
+    GroupsChanged,
     /// A packet for this node that is not an echo request.
     Deliver(Packet),
 }
@@ -95,6 +102,7 @@ pub struct Node<K> {
     /// The costs that were set for links ([`Input::Cost`]).
     costs: BTreeMap<NodeId, u32>,
     state: Disseminator,
+    members: groups::Members,
     features: Book,
     /// A statement about features has changed since the graph was made.
     features_changed: bool,
@@ -111,12 +119,13 @@ impl<K: Keys> Node<K> {
     pub fn new(config: Config, keys: K, now: Instant) -> Self {
         let own = config.disseminate.own;
         let mut state = Disseminator::new(config.disseminate.clone());
-        state.handle(now, disseminate::Input::Links(Vec::new()), &keys);
+        state.handle(now, disseminate::Input::Own(Vec::new()), &keys);
         let mut node = Self {
             features: Book::new(own, config.features),
             features_changed: false,
             config,
             own,
+            members: groups::Members::default(),
             keys,
             links: BTreeMap::new(),
             costs: BTreeMap::new(),
@@ -128,6 +137,7 @@ impl<K: Keys> Node<K> {
             drops: PacketDrops::default(),
             outputs: VecDeque::new(),
         };
+        node.begin_groups(now);
         node.settle(now);
         node
     }
@@ -190,6 +200,7 @@ impl<K: Keys> Node<K> {
         let late = self.deadline().map_or(Duration::ZERO, |at| now.since(at));
         if late > self.config.disseminate.retransmit {
             self.state.handle(now, disseminate::Input::Away(late), &self.keys);
+            self.tell_groups(now, disseminate::Input::Away(late));
         }
         match input {
             Input::LinkOpened(neighbour) => self.opened(now, neighbour),
@@ -202,12 +213,16 @@ impl<K: Keys> Node<K> {
             Input::Alive(neighbour, ago) => self.watch(now, neighbour, hello::Input::Alive(ago)),
             Input::Cost(neighbour, cost) => self.set_cost(neighbour, cost),
             Input::Packet(packet) => self.originate(packet),
+            Input::Groups(names) => {
+                self.tell_groups(now, disseminate::Input::Own(names.into_iter().collect()));
+            }
             Input::Tick => {
                 let due = self.links.iter().filter(|(_, link)| link.deadline() <= now);
                 for neighbour in due.map(|(node, _)| *node).collect::<Vec<_>>() {
                     self.watch(now, neighbour, hello::Input::Tick);
                 }
                 self.state.handle(now, disseminate::Input::Tick, &self.keys);
+                self.tell_groups(now, disseminate::Input::Tick);
             }
         }
         // The event may have changed links and costs: announce them first, then send what the link state answers.
@@ -222,7 +237,8 @@ impl<K: Keys> Node<K> {
 
     /// Returns when to call `handle(now, Input::Tick)`.
     pub fn deadline(&self) -> Option<Instant> {
-        self.links.values().map(Detector::deadline).chain(self.state.deadline()).min()
+        let links = self.links.values().map(Detector::deadline);
+        links.chain(self.state.deadline()).chain(self.members.deadline()).min()
     }
 
     fn opened(&mut self, now: Instant, neighbour: NodeId) {
@@ -283,6 +299,12 @@ impl<K: Keys> Node<K> {
             }
             Frame::RecordAck { origin, sequence } => {
                 self.state.handle(now, disseminate::Input::Ack { from, origin, sequence }, &self.keys);
+            }
+            Frame::Membership(record) => {
+                self.tell_groups(now, disseminate::Input::Record { from, record });
+            }
+            Frame::MembershipAck { origin, sequence } => {
+                self.tell_groups(now, disseminate::Input::Ack { from, origin, sequence });
             }
             Frame::Packet(packet) => self.packet(from, packet),
             Frame::Features(features) => {
@@ -367,7 +389,7 @@ impl<K: Keys> Node<K> {
         let links =
             costs.iter().map(|(node, cost_us)| LinkEntry { neighbour: *node, cost_us: *cost_us }).collect();
         (self.announced, self.announced_at) = (costs, now);
-        self.state.handle(now, disseminate::Input::Links(links), &self.keys);
+        self.state.handle(now, disseminate::Input::Own(links), &self.keys);
     }
 
     /// Turns the outputs of the link state into frames, and updates the graph.
@@ -382,11 +404,15 @@ impl<K: Keys> Node<K> {
         while let Some(output) = self.state.poll() {
             match output {
                 disseminate::Output::Send(to, record) => {
-                    let features = self.features.beside(&record);
+                    let features = self.features.of_origin(record.origin);
                     self.outputs.extend(features.map(|features| Output::Send(to, Frame::Features(features))));
                     self.outputs.push_back(Output::Send(to, Frame::Record((*record).clone())));
                 }
                 disseminate::Output::Ack { to, origin, sequence } => {
+                    // A neighbour that got the record from an old node first has no statement of its origin yet, and no
+                    // other record brings it.
+                    let features = self.features.of_origin(origin);
+                    self.outputs.extend(features.map(|features| Output::Send(to, Frame::Features(features))));
                     self.outputs.push_back(Output::Send(to, Frame::RecordAck { origin, sequence }));
                 }
                 disseminate::Output::Changed => changed = true,
@@ -402,6 +428,7 @@ impl<K: Keys> Node<K> {
                 self.outputs.push_back(Output::RoutesChanged);
             }
         }
+        self.settle_groups(now);
     }
 }
 

@@ -78,6 +78,19 @@ impl Graph {
         Self { features, ..self }
     }
 
+    /// Returns the network of the nodes that announce all of these features.
+    #[must_use]
+    pub fn with_only(&self, features: u32) -> Self {
+        let fits = |node: &NodeId| self.features(*node) & features == features;
+        let mut only = self.clone();
+        only.features.retain(|node, _| fits(node));
+        only.edges.retain(|node, _| fits(node));
+        for links in only.edges.values_mut() {
+            links.retain(|node, _| fits(node));
+        }
+        only
+    }
+
     /// Returns the features that this node announces.
     pub fn features(&self, node: NodeId) -> u32 {
         self.features.get(&node).copied().unwrap_or(0)
@@ -112,25 +125,22 @@ impl Graph {
         if from == to {
             return None;
         }
-        let ways = self.ways(from, to, avoid);
-        let (cost_us, ..) = *ways.get(&to)?;
-        let mut nodes = vec![to];
-        let mut at = to;
-        while at != from {
-            at = ways.get(&at)?.2;
-            nodes.push(at);
-        }
-        nodes.reverse();
-        Some(Route { path: Path::new(nodes)?, cost_us })
+        let tree = Tree { from, ways: self.ways(from, Some(to), avoid) };
+        Some(Route { path: Path::new(tree.path(to)?)?, cost_us: tree.cost_us(to)? })
     }
 
-    /// Runs Dijkstra's search until it reaches `to`.
-    fn ways(&self, from: NodeId, to: NodeId, avoid: &BTreeSet<NodeId>) -> BTreeMap<NodeId, Way> {
+    /// Returns the cheapest paths from a node to all others, with at most [`PATH_MAX`] nodes each.
+    pub fn cheapest_paths(&self, from: NodeId) -> Tree {
+        Tree { from, ways: self.ways(from, None, &BTreeSet::new()) }
+    }
+
+    /// Runs Dijkstra's search until it reaches `to`, or all nodes.
+    fn ways(&self, from: NodeId, to: Option<NodeId>, avoid: &BTreeSet<NodeId>) -> BTreeMap<NodeId, Way> {
         let mut ways = BTreeMap::from([(from, (0, 0, from))]);
         let mut done = BTreeSet::new();
         let mut heap = BinaryHeap::from([Reverse((0_u64, 0_u8, from))]);
         while let Some(Reverse((cost, hops, node))) = heap.pop() {
-            if node == to {
+            if Some(node) == to {
                 break;
             }
             // Do not relay through nodes to avoid, and do not make the path longer than allowed.
@@ -148,6 +158,32 @@ impl Graph {
             }
         }
         ways
+    }
+}
+
+/// The cheapest paths from one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tree {
+    from: NodeId,
+    ways: BTreeMap<NodeId, Way>,
+}
+
+impl Tree {
+    /// Returns the nodes of the path to a node, both ends included. `None` if there is no path.
+    pub fn path(&self, to: NodeId) -> Option<Vec<NodeId>> {
+        let mut nodes = vec![to];
+        let mut at = to;
+        while at != self.from {
+            at = self.ways.get(&at)?.2;
+            nodes.push(at);
+        }
+        nodes.reverse();
+        Some(nodes)
+    }
+
+    /// Returns the cost of the path to a node, µs.
+    pub fn cost_us(&self, to: NodeId) -> Option<u64> {
+        self.ways.get(&to).map(|(cost, ..)| *cost)
     }
 }
 

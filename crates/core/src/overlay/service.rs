@@ -1,4 +1,4 @@
-//! How packets travel: two axes that each rule chooses on its own, the kind of links and the dissemination.
+//! How packets travel: three axes that each rule chooses on its own, the kind of links, the dissemination, and the delivery.
 
 pub use super::frame::{Dissemination, LinkKind};
 use std::time::Duration;
@@ -8,6 +8,29 @@ pub const PATHS: std::ops::RangeInclusive<u8> = 2..=5;
 
 /// Fewest and most links between source and destination with [`Dissemination::Flood`].
 pub const HOPS: std::ops::RangeInclusive<u8> = 1..=15;
+
+/// Which nodes deliver a packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Delivery {
+    /// The node that the rule names.
+    #[default]
+    Node,
+    /// Each member of a group (multicast).
+    Group,
+    /// The member of a group that is cheapest to reach (anycast).
+    Nearest,
+}
+
+impl Delivery {
+    /// Returns the word of the configuration for this delivery.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::Group => "group",
+            Self::Nearest => "nearest",
+        }
+    }
+}
 
 impl LinkKind {
     /// Returns the word of the configuration for this kind.

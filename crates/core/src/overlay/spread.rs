@@ -18,6 +18,7 @@
 use super::NodeId;
 use super::datagram::Window;
 use super::frame::{Dissemination, Protocol, Spread, Subgraph};
+use super::group::head::Head;
 use super::service::Service;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -164,7 +165,16 @@ impl Relay {
         }
         window.accept(packet.sequence);
         let next = packet.subgraph.next(self.own).filter(|next| *next != from && *next != source);
-        Ok(Step { deliver: packet.subgraph.destination() == self.own, next: next.collect() })
+        Ok(Step { deliver: self.is_for_us(packet), next: next.collect() })
+    }
+
+    fn is_for_us(&self, packet: &Spread) -> bool {
+        if packet.protocol != Protocol::Group {
+            return packet.subgraph.destination() == self.own;
+        }
+        let index = packet.subgraph.nodes().iter().position(|node| *node == self.own);
+        let head = Head::split(&packet.payload);
+        index.zip(head).is_some_and(|(index, (head, _))| head.deliverers.has(index))
     }
 
     /// Returns the window of this epoch. An unknown epoch replaces the one that was new for the longest time.

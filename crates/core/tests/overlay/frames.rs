@@ -3,10 +3,11 @@
 use crate::random::Random;
 use sidetrack_core::overlay::frame::{
     Ack, DATA_MAX, Decoder, Dissemination, FRAME_MAX, Features, Frame, FrameError, Greeting, Hello,
-    LinkEntry, LinkKind, LinkState, Mark, Newest, Open, Opened, Packet, Path, Piece, Protocol, Purpose,
-    RESEND_MAX, Record, Refusal, Refused, Repeats, Resend, ResetReason, Resume, SUBGRAPH_NODES_MAX,
+    LinkEntry, LinkKind, LinkState, Mark, Membership, Newest, Open, Opened, Packet, Path, Piece, Protocol,
+    Purpose, RESEND_MAX, Record, Refusal, Refused, Repeats, Resend, ResetReason, Resume, SUBGRAPH_NODES_MAX,
     SessionFrame, SessionId, Spread, Subgraph, Timed,
 };
+use sidetrack_core::overlay::group::GROUPS_MAX;
 use sidetrack_core::overlay::{NodeId, PATH_MAX, Signature};
 
 fn path(nodes: &[u64]) -> Path {
@@ -121,6 +122,20 @@ fn extensions() -> Vec<(Frame, Option<&'static str>)> {
             )),
         ),
         (Frame::Features(features()), None),
+        (
+            Frame::Membership(membership(&["ops", "tv"])),
+            Some(concat!(
+                "0000005a90",                       // length, type
+                "00000000000000010000000000000002", // origin, sequence
+                "0002036f7073027476",               // two groups
+                "05050505050505050505050505050505050505050505050505050505050505050505050505050505",
+                "050505050505050505050505050505050505050505050505",
+            )),
+        ),
+        (
+            Frame::MembershipAck { origin: NodeId(1), sequence: 2 },
+            Some("000000119100000000000000010000000000000002"),
+        ),
         (timed(None), None),
         (timed(Some(Repeats { first: 3, lost: 7 })), None),
         (
@@ -137,6 +152,11 @@ fn timed(repeats: Option<Repeats>) -> Frame {
 
 fn features() -> Features {
     Features { origin: NodeId(1), sequence: 2, bits: Features::SPREAD, signature: Signature([4; 64]) }
+}
+
+fn membership(groups: &[&str]) -> Membership {
+    let groups = groups.iter().map(|name| name.parse().expect("a name")).collect();
+    Membership { origin: NodeId(1), sequence: 2, groups, signature: Signature([5; 64]) }
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -347,8 +367,47 @@ fn old_nodes_skip_the_new_frames() {
     for (frame, _) in all() {
         let is_new = matches!(
             frame,
-            Frame::Spread(_) | Frame::Features(_) | Frame::Timed(_) | Frame::Resend(_) | Frame::Newest(_)
+            Frame::Spread(_)
+                | Frame::Features(_)
+                | Frame::Timed(_)
+                | Frame::Resend(_)
+                | Frame::Newest(_)
+                | Frame::Membership(_)
+                | Frame::MembershipAck { .. }
         );
         assert_eq!(frame.to_bytes()[4] >= 0x80, is_new, "{frame:?}");
     }
+}
+
+#[test]
+fn a_list_of_groups_is_short_in_order_and_has_names_only() {
+    let decode = |groups: &[&str]| Frame::from_datagram(&Frame::Membership(membership(groups)).to_datagram());
+    assert!(matches!(decode(&[]), Ok(Some(Frame::Membership(_)))));
+    for unordered in [["b", "a"], ["a", "a"]] {
+        assert_eq!(decode(&unordered), Err(FrameError::BadValue("list of groups")));
+    }
+    let names: Vec<_> = (0..=GROUPS_MAX).map(|number| format!("{number:04}")).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    assert!(decode(&names[1..]).is_ok());
+    assert_eq!(decode(&names), Err(FrameError::BadValue("number of groups")));
+    let good = Frame::Membership(membership(&["ops"])).to_datagram();
+    for length in 1..good.len() {
+        assert!(Frame::from_datagram(&good[..length]).is_err(), "{length}");
+    }
+    let changed = |at: usize, to: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = to;
+        Frame::from_datagram(&bytes)
+    };
+    // The length and the first letter of the name.
+    for (at, to) in [(19, 0), (19, 33), (20, b' '), (20, 0xff)] {
+        assert!(changed(at, to).is_err(), "byte {at} is {to}");
+    }
+}
+
+#[test]
+fn a_packet_to_a_group_takes_no_path() {
+    let packet = Packet { path: path(&[1, 2]), position: 1, protocol: Protocol::Group, payload: vec![0xAA] };
+    let bytes = Frame::Packet(packet).to_datagram();
+    assert_eq!(Frame::from_datagram(&bytes), Err(FrameError::BadValue("protocol")));
 }

@@ -6,6 +6,7 @@
 mod clocks;
 mod features;
 mod frames;
+mod groups;
 mod network;
 mod random;
 mod realtime;

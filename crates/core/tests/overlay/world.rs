@@ -23,6 +23,13 @@ fn keyed_sum(key: u64, bytes: &[u8]) -> u64 {
 #[derive(Clone, Debug)]
 pub(crate) struct SimKeys(NodeId);
 
+impl SimKeys {
+    /// The keys as this node has them.
+    pub(crate) const fn of(node: NodeId) -> Self {
+        Self(node)
+    }
+}
+
 const fn secret(node: NodeId) -> u64 {
     node.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xA5A5
 }
@@ -284,7 +291,7 @@ impl World {
                 }
                 Some(Output::Deliver(packet)) => self.deliver(packet),
                 Some(Output::LinkDown(_)) => self.downs += 1,
-                Some(Output::LinkUp(_)) => {}
+                Some(Output::LinkUp(_) | Output::GroupsChanged) => {}
                 None => break,
             }
         }
@@ -361,8 +368,8 @@ impl World {
                 self.echoes.insert(packet.payload);
             }
             Protocol::Session => self.session_frame(&packet),
-            Protocol::EchoRequest | Protocol::Ip => {
-                unreachable!("nodes answer the one, nobody sends the other")
+            Protocol::EchoRequest | Protocol::Ip | Protocol::Group => {
+                unreachable!("nodes answer the one, and the others travel on no path")
             }
         }
     }

@@ -398,6 +398,7 @@ impl Control {
                     }
                     self.shared.graph.store(graph);
                 }
+                Output::GroupsChanged => self.shared.groups.store(self.node.groups().clone()),
                 Output::Deliver(packet) => self.echoed(&packet),
             }
         }

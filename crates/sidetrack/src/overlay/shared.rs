@@ -17,6 +17,7 @@ use arc_swap::ArcSwap;
 use sidetrack_core::flow::FlowId;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{Frame, Greeting, LinkKind, Purpose, VERSION};
+use sidetrack_core::overlay::group::Groups;
 use sidetrack_core::overlay::route::Graph;
 use sidetrack_sys::sockopt;
 use std::collections::BTreeMap;
@@ -94,6 +95,8 @@ pub(super) struct Shared {
     pub dialing: ArcSwap<Dialing>,
     /// The known network.
     pub graph: ArcSwap<Graph>,
+    /// The members of all groups.
+    pub groups: ArcSwap<Groups>,
     /// The links that are up.
     pub links: watch::Sender<Links>,
     /// Idle connections, and the flows that wait for one.
@@ -143,6 +146,7 @@ impl Shared {
             complained: AtomicBool::new(false),
             dialing: ArcSwap::default(),
             graph: ArcSwap::default(),
+            groups: ArcSwap::default(),
             links: watch::Sender::new(Links::default()),
             pool: Pool::default(),
             sessions: Sessions::default(),

@@ -1,12 +1,13 @@
 //! Encodes and decodes the bodies of frames, type by type.
 
+use super::membership::{MEMBERSHIP, MEMBERSHIP_ACK};
 use super::spread::{FEATURES, SPREAD};
 use super::timed::{NEWEST, RESEND, TIMED};
 use super::wire::{Put, Reader};
 use super::{
     Ack, DATA_MAX, DETAIL_MAX, Dissemination, Features, Frame, FrameError, Greeting, Hello, LinkEntry,
-    LinkKind, LinkState, Newest, Open, Opened, PACKET_MAX, Packet, Piece, Protocol, Purpose, Record, Refusal,
-    Refused, Resend, ResetReason, Resume, SessionFrame, SessionId, Spread, Timed,
+    LinkKind, LinkState, Membership, Newest, Open, Opened, PACKET_MAX, Packet, Piece, Protocol, Purpose,
+    Record, Refusal, Refused, Resend, ResetReason, Resume, SessionFrame, SessionId, Spread, Timed,
 };
 use crate::overlay::NODES_MAX;
 
@@ -54,7 +55,7 @@ closed_list!(LinkKind, "kind of link", Self::Reliable, Self::BestEffort, Self::R
 closed_list!(Dissemination, "dissemination", Self::Shortest, Self::Duplicate, Self::Flood, Self::Graph);
 closed_list!(Purpose, "purpose", Self::Control, Self::FromDialer, Self::FromAcceptor);
 closed_list!(LinkState, "link state", Self::Down, Self::Init, Self::Up);
-closed_list!(Protocol, "protocol", Self::EchoRequest, Self::EchoReply, Self::Session, Self::Ip);
+closed_list!(Protocol, "protocol", Self::EchoRequest, Self::EchoReply, Self::Session, Self::Ip, Self::Group);
 closed_list!(
     Refusal,
     "refusal",
@@ -144,6 +145,15 @@ impl Frame {
                 out.put_u8(FEATURES);
                 features.put(out);
             }
+            Self::Membership(membership) => {
+                out.put_u8(MEMBERSHIP);
+                membership.put(out);
+            }
+            Self::MembershipAck { origin, sequence } => {
+                out.put_u8(MEMBERSHIP_ACK);
+                out.put_u64(origin.0);
+                out.put_u64(*sequence);
+            }
             Self::Timed(timed) => {
                 out.put_u8(TIMED);
                 timed.put(out);
@@ -193,6 +203,8 @@ impl Frame {
             RESEND => Self::Resend(Resend::read(&mut reader)?),
             NEWEST => Self::Newest(Newest::read(&mut reader)?),
             FEATURES => Self::Features(Features::read(&mut reader)?),
+            MEMBERSHIP => Self::Membership(Membership::read(&mut reader)?),
+            MEMBERSHIP_ACK => Self::MembershipAck { origin: reader.node()?, sequence: reader.u64()? },
             skipped if skipped >= MAY_BE_SKIPPED => return Ok(None),
             unknown => return Err(FrameError::UnknownType(unknown)),
         };
@@ -258,7 +270,11 @@ fn read_packet(reader: &mut Reader<'_>) -> Result<Packet, FrameError> {
     if position == 0 || path.at(position).is_none() {
         return Err(FrameError::BadValue("position"));
     }
+    // Older nodes reject a packet to a group on a path, so no node may relay one to them.
     let protocol = Protocol::read(reader)?;
+    if protocol == Protocol::Group {
+        return Err(FrameError::BadValue("protocol"));
+    }
     let payload = reader.rest();
     if payload.len() > PACKET_MAX {
         return Err(FrameError::BadValue("payload"));

@@ -7,11 +7,13 @@
 
 mod body;
 mod codec;
+mod membership;
 mod spread;
 mod timed;
 mod wire;
 
 pub use codec::{Decoder, FRAME_MAX, FrameError, HEADER_BYTES};
+pub use membership::Membership;
 pub use spread::{Features, SUBGRAPH_NODES_MAX, Spread, Subgraph};
 pub use timed::{Mark, Newest, RESEND_MAX, Repeats, Resend, Timed};
 
@@ -140,6 +142,8 @@ pub enum Protocol {
     Session,
     /// An IP packet, after the id of the session that was opened for packets.
     Ip,
+    /// An IP packet to a group, after the head of [`super::group::head`]. Spread packets only.
+    Group,
 }
 
 /// A datagram that follows a path. Its sender wrote out the whole path.
@@ -357,6 +361,15 @@ pub enum Frame {
     Spread(Box<Spread>),
     /// What a node understands beyond version 1.
     Features(Features),
+    /// The groups of a node.
+    Membership(Membership),
+    /// Acknowledges this membership, or a newer one of its origin.
+    MembershipAck {
+        /// The node that made it.
+        origin: NodeId,
+        /// Its sequence.
+        sequence: u64,
+    },
     /// A packet over a subgraph with its number on this real-time link (in datagrams only).
     Timed(Timed),
     /// Requests packets of this real-time link (in datagrams only).

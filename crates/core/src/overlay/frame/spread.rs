@@ -221,8 +221,11 @@ impl Features {
     /// The node recovers packets of [`LinkKind::RealTime`].
     pub const REAL_TIME: u32 = 2;
 
+    /// The node knows groups: it keeps and passes on [`super::Membership`]s, and relays packets with [`Protocol::Group`].
+    pub const GROUPS: u32 = 16;
+
     /// The features of this program.
-    pub const ALL: u32 = Self::SPREAD | Self::REAL_TIME;
+    pub const ALL: u32 = Self::SPREAD | Self::REAL_TIME | Self::GROUPS;
 
     /// Returns the bytes that the origin signs.
     pub fn signed_bytes(&self) -> Vec<u8> {

@@ -19,7 +19,7 @@ use super::service::Service;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A link in one direction.
-type Link = (NodeId, NodeId);
+pub(super) type Link = (NodeId, NodeId);
 
 impl Graph {
     /// Returns the subgraph for packets of this service. `None` if the source or the destination does not understand such
@@ -88,6 +88,6 @@ impl Graph {
 }
 
 /// Returns the links of these paths.
-fn links_of(paths: &[Vec<NodeId>]) -> BTreeSet<Link> {
+pub(super) fn links_of(paths: &[Vec<NodeId>]) -> BTreeSet<Link> {
     paths.iter().flat_map(|path| path.windows(2).map(|link| (link[0], link[1]))).collect()
 }

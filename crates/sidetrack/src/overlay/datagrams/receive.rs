@@ -180,7 +180,7 @@ fn pass(shared: &Shared, from: NodeId, packet: Packet) {
             datagrams.paths.answered(packet.path.first(), &packet.payload, shared.clock.now());
         }
         Protocol::Ip => deliver(shared, packet.path.first(), &packet.payload),
-        Protocol::Session => {
+        Protocol::Session | Protocol::Group => {
             datagrams.counters.unreadable.fetch_add(1, Relaxed);
         }
     }

@@ -42,7 +42,7 @@ fn deliver_here(shared: &Shared, packet: &Spread) {
         }
         Protocol::EchoReply => datagrams.paths.answered(source, &packet.payload, shared.clock.now()),
         Protocol::Ip => deliver(shared, source, &packet.payload),
-        Protocol::Session => {
+        Protocol::Session | Protocol::Group => {
             datagrams.counters.unreadable.fetch_add(1, Relaxed);
         }
     }
