@@ -119,6 +119,12 @@ impl Recovery {
         std::mem::take(&mut self.counts)
     }
 
+    /// Returns the number of packets in the buffer of the sending end, at most [`KEPT_MAX`], and of missing numbers at the
+    /// receiving end, at most [`MISSING_MAX`].
+    pub fn held(&self) -> (usize, usize) {
+        (self.kept.len(), self.missing.len())
+    }
+
     /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: Input) {
         match input {

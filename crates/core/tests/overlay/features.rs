@@ -4,9 +4,10 @@ use crate::network::{mischief, wild};
 use crate::random::{Random, each_seed};
 use crate::world::{Wire, World, key};
 use sidetrack_core::overlay::NodeId;
-use sidetrack_core::overlay::frame::{Features, Frame};
+use sidetrack_core::overlay::frame::{Features, Frame, Protocol};
 use sidetrack_core::overlay::node::Input;
 use sidetrack_core::overlay::service::{Dissemination, LinkKind, Service};
+use sidetrack_core::overlay::spread::{Relay, Source};
 use std::collections::{BTreeMap, BTreeSet};
 
 const DUPLICATE: Service =
@@ -25,19 +26,16 @@ fn known(world: &World, from: u64, of: u64) -> u32 {
 fn with_old(seed: u64, wires: BTreeMap<(NodeId, NodeId), Wire>, old: &[u64]) -> World {
     let mut world = World::new(seed, wires);
     for node in old {
-        restart(&mut world, *node, true, 1);
+        restart(&mut world, *node, 0, 1);
     }
     world
 }
 
-fn restart(world: &mut World, node: u64, is_old: bool, wall: u64) {
+/// Starts a node again, as a version with these features.
+fn restart(world: &mut World, node: u64, features: u32, wall: u64) {
     let node = NodeId(node);
     world.crash(node);
-    if is_old {
-        world.old.insert(node)
-    } else {
-        world.old.remove(&node)
-    };
+    world.old.insert(node, features);
     world.start_at(node, wall);
 }
 
@@ -59,18 +57,86 @@ fn packets_over_subgraphs_avoid_nodes_that_do_not_understand_them() {
     assert_eq!(graph.subgraph(NodeId(1), NodeId(6), &DUPLICATE), None, "one path, as version 1 does it");
     assert!(world.node(NodeId(1)).route(NodeId(6), &BTreeSet::new()).is_some());
     // 5 is updated: it is used, and so is 6 behind it.
-    restart(&mut world, 5, false, 1_000_000);
+    restart(&mut world, 5, Features::ALL, 1_000_000);
     world.run_ms(3000);
     let graph = world.node(NodeId(1)).graph().clone();
     assert_eq!((known(&world, 1, 5), known(&world, 1, 6)), (Features::ALL, Features::ALL));
     let three = Service { paths: 3, ..DUPLICATE };
     assert_eq!(graph.subgraph(NodeId(1), NodeId(4), &three).expect("three paths").links().count(), 6);
     // And taken back to version 1: the statement of its earlier run holds no longer.
-    restart(&mut world, 5, true, 2_000_000);
+    restart(&mut world, 5, 0, 2_000_000);
     world.run_ms(3000);
     assert_eq!((known(&world, 1, 5), known(&world, 4, 5)), (0, 0));
     let graph = world.node(NodeId(1)).graph().clone();
     assert_eq!(graph.subgraph(NodeId(1), NodeId(6), &DUPLICATE), None);
+}
+
+/// A frame as a node with these features sees it: without [`Features::GRAPH`], the code of graphs is unknown.
+fn reads(features: u32, frame: &[u8]) -> bool {
+    const DISSEMINATION: usize = 2;
+    let known = if features & Features::GRAPH != 0 { 3 } else { 2 };
+    frame[DISSEMINATION] <= known && Frame::from_datagram(frame).is_ok()
+}
+
+/// Sends a packet of a graph from 1 to 6, and returns the dissemination that it names, and the nodes that relayed or
+/// received it. Every node on its way can read it.
+fn graphed(world: &World) -> (Dissemination, BTreeSet<u64>) {
+    let (from, to) = (NodeId(1), NodeId(6));
+    let service = Service { dissemination: Dissemination::Graph, ..Service::new(LinkKind::BestEffort) };
+    let graph = world.node(from).graph();
+    let subgraph = graph.subgraph(from, to, &service).expect("a way");
+    let named = Service { dissemination: graph.named(&subgraph, service.dissemination), ..service };
+    let mut relays: BTreeMap<_, _> = world.nodes.keys().map(|node| (*node, relay(world, *node))).collect();
+    let packet = Source::new(1).packet(&named, subgraph, Protocol::Ip, vec![1]);
+    let mut copies: Vec<_> = packet.subgraph.next(from).map(|next| (from, next, packet.clone())).collect();
+    let mut reached = BTreeSet::new();
+    while let Some((from, at, mut packet)) = copies.pop() {
+        let features = world.old.get(&at).copied().unwrap_or(Features::ALL);
+        let bytes = Frame::Spread(Box::new(packet.clone())).to_datagram();
+        assert!(reads(features, &bytes), "{at} cannot read {packet:?}");
+        let Ok(step) = relays.get_mut(&at).expect("a node").handle(from, &mut packet, 0) else { continue };
+        reached.insert(at.0);
+        copies.extend(step.next.into_iter().map(|next| (at, next, packet.clone())));
+    }
+    (named.dissemination, reached)
+}
+
+fn relay(world: &World, node: NodeId) -> Relay {
+    Relay::new(node, world.nodes.keys().copied().collect())
+}
+
+#[test]
+fn a_graph_that_passes_a_node_without_graphs_is_sent_as_a_duplicate() {
+    // Two ways from 1 to 6, by 2 and by 3; a dearer one by 4 and 5.
+    let links = [(1, 2), (2, 6), (1, 3), (3, 6), (1, 4), (4, 5), (5, 6)];
+    let middle = Features::SPREAD | Features::REAL_TIME;
+    let mut world = with_old(1, wires(&links), &[]);
+    restart(&mut world, 3, middle, 1);
+    world.run_ms(3000);
+    assert_eq!((known(&world, 1, 3), known(&world, 1, 2)), (middle, Features::ALL));
+    assert_eq!(graphed(&world), (Dissemination::Duplicate, BTreeSet::from([2, 3, 6])));
+    // The node is updated.
+    restart(&mut world, 3, Features::ALL, 1_000_000);
+    world.run_ms(3000);
+    assert_eq!(graphed(&world), (Dissemination::Graph, BTreeSet::from([2, 3, 6])));
+    // The links of the node that restarted are well again. An older node that the packets do not pass changes nothing.
+    world.run_ms(60_000);
+    restart(&mut world, 4, middle, 1_000_000);
+    world.run_ms(3000);
+    assert_eq!(graphed(&world).0, Dissemination::Graph);
+    // The destination is taken back to an older version.
+    restart(&mut world, 6, middle, 1_000_000);
+    world.run_ms(3000);
+    assert_eq!(graphed(&world).0, Dissemination::Duplicate);
+}
+
+#[test]
+fn every_feature_has_a_bit_of_its_own_and_a_name() {
+    let bits: Vec<_> = Features::NAMES.iter().map(|(bit, _)| *bit).collect();
+    assert_eq!(bits.iter().fold(0, |all, bit| all | bit), Features::ALL);
+    assert_eq!(bits.iter().map(|bit| bit.count_ones()).sum::<u32>(), Features::ALL.count_ones());
+    let names: BTreeSet<_> = Features::NAMES.iter().map(|(_, name)| name).collect();
+    assert_eq!(names.len(), bits.len());
 }
 
 #[test]
@@ -82,7 +148,7 @@ fn new_nodes_know_each_other_whatever_went_wrong_before() {
         let names: Vec<_> = world.nodes.keys().copied().collect();
         let old: Vec<_> = names.iter().filter(|_| random.permille(250)).copied().collect();
         for node in &old {
-            restart(&mut world, node.0, true, 1);
+            restart(&mut world, node.0, 0, 1);
         }
         world.run_ms(1000);
         for _ in 0..8 {

@@ -298,7 +298,7 @@ fn old_nodes_go_on_and_get_no_memberships() {
     // 3 runs version 1; 4 is new, but only an old node leads to it.
     let mut world = World::new(1, wires(&[(1, 2), (2, 3), (3, 4)]));
     world.crash(NodeId(3));
-    world.old.insert(NodeId(3));
+    world.old.insert(NodeId(3), 0);
     world.start(NodeId(3));
     let mut scene = Scene::new(world);
     scene.world.run_ms(2000);

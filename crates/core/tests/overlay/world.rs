@@ -94,8 +94,8 @@ pub(crate) struct World {
     pub flows: Vec<Flow>,
     pub random: Random,
     pub liar: Option<NodeId>,
-    /// Nodes that run version 1.
-    pub old: BTreeSet<NodeId>,
+    /// What nodes of older versions understand, 0 in version 1. Nodes that are not listed are new.
+    pub old: BTreeMap<NodeId, u32>,
     /// When each node last learned of other routes.
     pub changed_at: BTreeMap<NodeId, Instant>,
     /// Datagrams whose seal was broken.
@@ -131,7 +131,7 @@ impl World {
             flows: Vec::new(),
             random: Random::new(seed),
             liar: None,
-            old: BTreeSet::new(),
+            old: BTreeMap::new(),
             changed_at: BTreeMap::new(),
             broken_seals: 0,
             carried: BTreeMap::new(),
@@ -174,9 +174,7 @@ impl World {
     pub(crate) fn start_at(&mut self, name: NodeId, wall: u64) {
         let members = self.nodes.keys().copied().collect();
         let mut config = Config::new(disseminate::Config::new(name, members, wall));
-        if self.old.contains(&name) {
-            config.features = 0;
-        }
+        config.features = self.old.get(&name).copied().unwrap_or(config.features);
         let now = self.time(name);
         let mut node = Node::new(config, SimKeys(name), now);
         let neighbours: Vec<_> = self.neighbours(name);

@@ -221,11 +221,22 @@ impl Features {
     /// The node recovers packets of [`LinkKind::RealTime`].
     pub const REAL_TIME: u32 = 2;
 
+    /// The node knows the code of [`Dissemination::Graph`]. A node without it drops packets with that code as unreadable.
+    pub const GRAPH: u32 = 4;
+
     /// The node knows groups: it keeps and passes on [`super::Membership`]s, and relays packets with [`Protocol::Group`].
     pub const GROUPS: u32 = 16;
 
     /// The features of this program.
-    pub const ALL: u32 = Self::SPREAD | Self::REAL_TIME | Self::GROUPS;
+    pub const ALL: u32 = Self::SPREAD | Self::REAL_TIME | Self::GRAPH | Self::GROUPS;
+
+    /// Each feature with its name, for people. A bit stands here once.
+    pub const NAMES: &[(u32, &str)] = &[
+        (Self::SPREAD, "subgraphs"),
+        (Self::REAL_TIME, "real-time links"),
+        (Self::GRAPH, "graphs"),
+        (Self::GROUPS, "groups"),
+    ];
 
     /// Returns the bytes that the origin signs.
     pub fn signed_bytes(&self) -> Vec<u8> {

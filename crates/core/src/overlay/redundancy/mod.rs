@@ -39,6 +39,16 @@ impl Graph {
             .or_else(|| Subgraph::new(from, to, links_of(&self.disjoint(from, to, 2))))
     }
 
+    /// Returns the dissemination that packets over this subgraph name. Links and copies do not depend on the name, which is
+    /// for counts. But an older node cannot read the code of graphs, so packets that pass one are named duplicates.
+    pub fn named(&self, subgraph: &Subgraph, chosen: Dissemination) -> Dissemination {
+        let is_known = |node: &NodeId| self.features(*node) & Features::GRAPH != 0;
+        match chosen {
+            Dissemination::Graph if !subgraph.nodes().iter().all(is_known) => Dissemination::Duplicate,
+            chosen => chosen,
+        }
+    }
+
     /// Whether packets over subgraphs may pass this node.
     fn spreads(&self, node: NodeId) -> bool {
         self.features(node) & Features::SPREAD != 0

@@ -60,7 +60,7 @@ pub(crate) fn ping(shared: &Shared, to: NodeId, service: &Service) -> Result<Pin
     let plan = plan.ok_or_else(|| format!("there is no way to {name} for packets: {}", service.words()))?;
     let links = match &plan {
         Plan::Path(path) => path.nodes().windows(2).map(|link| (link[0], link[1])).collect(),
-        Plan::Subgraph(subgraph) => subgraph.links().collect(),
+        Plan::Subgraph(subgraph, _) => subgraph.links().collect(),
     };
     let (answer, answered) = oneshot::channel();
     let number = {

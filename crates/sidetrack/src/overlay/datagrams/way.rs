@@ -9,7 +9,7 @@ use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{Packet, Path, Protocol, SessionId, Spread, Subgraph, Timed};
 use sidetrack_core::overlay::node::echo_request;
 use sidetrack_core::overlay::route::Graph;
-use sidetrack_core::overlay::service::{LinkKind, Service};
+use sidetrack_core::overlay::service::{Dissemination, LinkKind, Service};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -38,15 +38,17 @@ const NODE_BYTES: usize = 8;
 pub(super) enum Plan {
     /// One path, in frames that every version understands.
     Path(Path),
-    /// A subgraph.
-    Subgraph(Arc<Subgraph>),
+    /// A subgraph, and the dissemination that its packets name.
+    Subgraph(Arc<Subgraph>, Dissemination),
 }
 
 impl Plan {
     /// Chooses the links of a service to a node.
     pub(super) fn new(graph: &Graph, own: NodeId, to: NodeId, service: &Service) -> Option<Self> {
         if service.spreads() {
-            graph.subgraph(own, to, service).map(|subgraph| Self::Subgraph(Arc::new(subgraph)))
+            let subgraph = graph.subgraph(own, to, service)?;
+            let named = graph.named(&subgraph, service.dissemination);
+            Some(Self::Subgraph(Arc::new(subgraph), named))
         } else {
             graph.route(own, to, &BTreeSet::new()).map(|route| Self::Path(route.path))
         }
@@ -57,9 +59,10 @@ impl Plan {
         let payload = number.to_be_bytes().to_vec();
         match self {
             Self::Path(path) => forward(shared, echo_request(path, payload)),
-            Self::Subgraph(subgraph) => {
+            Self::Subgraph(subgraph, named) => {
                 let subgraph = Subgraph::clone(&subgraph);
-                spread::send(shared, service, subgraph, Protocol::EchoRequest, payload)
+                let service = Service { dissemination: named, ..*service };
+                spread::send(shared, &service, subgraph, Protocol::EchoRequest, payload)
             }
         }
     }
@@ -143,7 +146,7 @@ impl Paths {
         let ways = ways.ways.iter().filter(|((node, service), _)| *node == to && service.spreads());
         ways.map(|((_, service), way)| {
             let subgraph = match &way.plan {
-                Some((_, Some(Plan::Subgraph(subgraph)))) => Some(subgraph.clone()),
+                Some((_, Some(Plan::Subgraph(subgraph, _)))) => Some(subgraph.clone()),
                 _ => None,
             };
             (*service, subgraph, way.is_proven(now))
@@ -222,7 +225,7 @@ pub(crate) fn send(
     };
     let (nexts, around): (Vec<NodeId>, _) = match &plan {
         Plan::Path(path) => (path.at(1).into_iter().collect(), FRAME_BYTES + NODE_BYTES * path.nodes().len()),
-        Plan::Subgraph(subgraph) => {
+        Plan::Subgraph(subgraph, _) => {
             let numbers = if service.kind == LinkKind::RealTime { Timed::OVERHEAD_BYTES } else { 0 };
             let around = SESSION_BYTES + Spread::overhead(subgraph) + numbers;
             (subgraph.next(shared.identity.own()).collect(), around)
@@ -235,8 +238,9 @@ pub(crate) fn send(
     let payload = [&session.0[..], &ip].concat();
     Some(match plan {
         Plan::Path(path) => forward(shared, Packet { path, position: 0, protocol: Protocol::Ip, payload }),
-        Plan::Subgraph(subgraph) => {
-            spread::send(shared, service, Subgraph::clone(&subgraph), Protocol::Ip, payload)
+        Plan::Subgraph(subgraph, named) => {
+            let service = Service { dissemination: named, ..*service };
+            spread::send(shared, &service, Subgraph::clone(&subgraph), Protocol::Ip, payload)
         }
     })
 }
