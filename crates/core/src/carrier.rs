@@ -2,6 +2,7 @@
 //! reached through the one before.
 
 use crate::flow::{Destination, DestinationError};
+use crate::overlay::session::Mode;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -63,6 +64,35 @@ pub struct Hop {
     pub mptcp: bool,
 }
 
+/// A node of the overlay that delivers flows, and how their bytes use the paths to it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OverlayCarrier {
+    /// The name of the node.
+    pub node: Arc<str>,
+    /// How the bytes of a flow use its paths.
+    pub mode: Mode,
+    /// The number of paths, 1 with [`Mode::Shortest`], otherwise in [`PATHS`](crate::overlay::service::PATHS). Fewer are used
+    /// if the network has fewer.
+    pub paths: u8,
+}
+
+impl OverlayCarrier {
+    /// Returns the carrier over one path to this node.
+    pub fn one_path(node: Arc<str>) -> Self {
+        Self { node, mode: Mode::Shortest, paths: 1 }
+    }
+}
+
+impl fmt::Display for OverlayCarrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "overlay:{}", self.node)?;
+        match self.mode {
+            Mode::Shortest => Ok(()),
+            mode => write!(f, " ({} over {} paths)", mode.name(), self.paths),
+        }
+    }
+}
+
 /// How a flow is carried.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Carrier {
@@ -72,7 +102,7 @@ pub enum Carrier {
     /// Through these hops, in order. Never empty.
     Hops(Vec<Hop>),
     /// Over the overlay to the node with this name, which delivers the flow.
-    Overlay(Arc<str>),
+    Overlay(OverlayCarrier),
     /// Through the tunnel with this name (`[[tunnel]]`). Its far side dials the destination.
     Tunnel(Arc<str>),
 }
@@ -196,7 +226,7 @@ impl fmt::Display for Carrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Direct => f.write_str("direct"),
-            Self::Overlay(node) => write!(f, "overlay:{node}"),
+            Self::Overlay(carrier) => carrier.fmt(f),
             Self::Hops(hops) => {
                 for (index, hop) in hops.iter().enumerate() {
                     if index > 0 {

@@ -143,6 +143,7 @@ pub struct Metrics {
     function_flows: Family<FunctionLabel, Counter>,
     function_bytes: Family<FunctionBytesLabels, Counter>,
     overlay_packets: Family<FateLabel, Counter>,
+    overlay_paths: Family<FateLabel, Counter>,
     shunt_entries: Family<EntriesLabel, Gauge>,
     shunt_evicted: Family<ReasonLabel, Counter>,
     connect: Buckets,
@@ -193,6 +194,7 @@ impl Metrics {
             function_flows: Family::default(),
             function_bytes: Family::default(),
             overlay_packets: Family::default(),
+            overlay_paths: Family::default(),
             shunt_entries: Family::default(),
             shunt_evicted: Family::default(),
             connect: Buckets::new(&CONNECT_BUCKETS),
@@ -236,6 +238,11 @@ impl Metrics {
             "overlay_packets",
             "Whole packets of the overlay, by their fate",
             self.overlay_packets.clone(),
+        );
+        to.register(
+            "overlay_paths",
+            "Changes of the paths that flows of the overlay use",
+            self.overlay_paths.clone(),
         );
         to.register(
             "shunt_entries",
@@ -345,6 +352,13 @@ impl Metrics {
     pub fn read_packets(&self, fates: &[(&'static str, u64)]) {
         for &(fate, total) in fates {
             raise(&self.overlay_packets.get_or_create_owned(&FateLabel { fate }), total);
+        }
+    }
+
+    /// Takes over the counts of the overlay's paths, by their fate.
+    pub fn read_paths(&self, fates: &[(&'static str, u64)]) {
+        for &(fate, total) in fates {
+            raise(&self.overlay_paths.get_or_create_owned(&FateLabel { fate }), total);
         }
     }
 

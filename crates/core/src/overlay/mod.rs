@@ -32,6 +32,7 @@ pub mod frame;
 pub mod group;
 pub mod hello;
 pub mod key;
+pub mod legs;
 pub mod mss;
 pub mod node;
 pub mod packet;

@@ -136,6 +136,8 @@ fn extensions() -> Vec<(Frame, Option<&'static str>)> {
             Frame::MembershipAck { origin: NodeId(1), sequence: 2 },
             Some("000000119100000000000000010000000000000002"),
         ),
+        (Frame::Session(SessionFrame::Arrived { bytes: 258 }), Some("00000009c00000000000000102")),
+        (Frame::LegHello { leg: 3, hello: leg_hello() }, Some("0000000ac1030200000102001c00")),
         (timed(None), None),
         (timed(Some(Repeats { first: 3, lost: 7 })), None),
         (
@@ -144,6 +146,10 @@ fn extensions() -> Vec<(Frame, Option<&'static str>)> {
         ),
         (Frame::Newest(Newest { number: 5, heard: 2 }), Some("0000000d84000000000000000500000002")),
     ]
+}
+
+fn leg_hello() -> Hello {
+    Hello { state: LinkState::Up, sequence: 258, interval_ms: 28, echo: None }
 }
 
 fn timed(repeats: Option<Repeats>) -> Frame {
@@ -374,6 +380,8 @@ fn old_nodes_skip_the_new_frames() {
                 | Frame::Newest(_)
                 | Frame::Membership(_)
                 | Frame::MembershipAck { .. }
+                | Frame::LegHello { .. }
+                | Frame::Session(SessionFrame::Arrived { .. })
         );
         assert_eq!(frame.to_bytes()[4] >= 0x80, is_new, "{frame:?}");
     }

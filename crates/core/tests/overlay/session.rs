@@ -3,7 +3,7 @@
 
 use crate::random::{Random, each_seed};
 use sidetrack_core::overlay::frame::{Ack, DATA_MAX, ResetReason, SessionFrame};
-use sidetrack_core::overlay::session::{Config, Input, Output, Session};
+use sidetrack_core::overlay::session::{Config, Input, Output, PathSet, Session};
 use sidetrack_core::time::Instant;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -74,7 +74,7 @@ impl Pair {
         self.path = true;
         for end in 0..2 {
             let (next, limit) = self.ends[1 - end].session.expects();
-            self.tell(end, Input::PathUp { next, limit });
+            self.tell(end, Input::PathUp { path: 0, next, limit });
         }
     }
 
@@ -82,7 +82,7 @@ impl Pair {
         self.path = false;
         self.wires = Default::default();
         for end in 0..2 {
-            self.tell(end, Input::PathDown);
+            self.tell(end, Input::PathDown(0));
         }
     }
 
@@ -104,16 +104,16 @@ impl Pair {
     fn step(&mut self, end: usize) {
         while let Some(entry) = self.wires[end].first_entry().filter(|entry| entry.key().0 <= self.now) {
             let frame = entry.remove();
-            self.tell(end, Input::Frame(frame));
+            self.tell(end, Input::Frame(0, frame));
         }
         self.tell(end, Input::Tick);
         self.application(end);
         // The path takes only so much in a millisecond.
         for _ in 0..8 {
-            match self.ends[end].session.poll() {
+            match self.ends[end].session.poll(PathSet::ALL) {
                 None => break,
-                Some(Output::Send(frame)) => self.transmit(1 - end, frame),
-                Some(Output::SendData { offset }) => {
+                Some(Output::Send(_, frame)) => self.transmit(1 - end, frame),
+                Some(Output::SendData { offset, .. }) => {
                     let bytes = self.ends[end].session.data(offset).to_vec();
                     assert!(!bytes.is_empty() && bytes.len() <= DATA_MAX);
                     self.transmit(1 - end, SessionFrame::Data { offset, bytes });
@@ -281,9 +281,9 @@ fn an_end_that_lies_is_reset() {
     ];
     for lie in lies {
         let mut session = Session::new(Config::default(), Instant::ZERO);
-        session.handle(Instant::ZERO, Input::PathUp { next: 0, limit: 1000 });
-        session.handle(Instant::ZERO, Input::Frame(lie.clone()));
-        let outputs: VecDeque<_> = std::iter::from_fn(|| session.poll()).collect();
+        session.handle(Instant::ZERO, Input::PathUp { path: 0, next: 0, limit: 1000 });
+        session.handle(Instant::ZERO, Input::Frame(0, lie.clone()));
+        let outputs: VecDeque<_> = std::iter::from_fn(|| session.poll(PathSet::ALL)).collect();
         assert_eq!(
             outputs.back(),
             Some(&Output::Closed(Some(ResetReason::Protocol))),
@@ -291,8 +291,8 @@ fn an_end_that_lies_is_reset() {
         );
     }
     let mut session = Session::new(Config::default(), Instant::ZERO);
-    session.handle(Instant::ZERO, Input::PathUp { next: 77, limit: 1000 });
-    let outputs: Vec<_> = std::iter::from_fn(|| session.poll()).collect();
+    session.handle(Instant::ZERO, Input::PathUp { path: 0, next: 77, limit: 1000 });
+    let outputs: Vec<_> = std::iter::from_fn(|| session.poll(PathSet::ALL)).collect();
     assert!(outputs.is_empty() && session.wants_path(), "such a path is none: {outputs:?}");
 }
 
@@ -300,13 +300,13 @@ fn an_end_that_lies_is_reset() {
 fn crumbs_are_put_together_and_ahead_of_a_gap_they_are_bounded() {
     let config = Config { retransmit: Some(Duration::from_millis(50)), ..Config::default() };
     let mut session = Session::new(config, Instant::ZERO);
-    session.handle(Instant::ZERO, Input::PathUp { next: 0, limit: 1000 });
+    session.handle(Instant::ZERO, Input::PathUp { path: 0, next: 0, limit: 1000 });
     for offset in (1..20_000).rev() {
-        session.handle(Instant::ZERO, Input::Frame(SessionFrame::Data { offset, bytes: vec![1] }));
+        session.handle(Instant::ZERO, Input::Frame(0, SessionFrame::Data { offset, bytes: vec![1] }));
     }
     assert!(session.deliverable().is_empty());
     for offset in 0..1000 {
-        session.handle(Instant::ZERO, Input::Frame(SessionFrame::Data { offset, bytes: vec![1] }));
+        session.handle(Instant::ZERO, Input::Frame(0, SessionFrame::Data { offset, bytes: vec![1] }));
     }
     assert!(session.deliverable().len() >= 1000, "one buffer holds them");
 }
@@ -315,15 +315,15 @@ fn crumbs_are_put_together_and_ahead_of_a_gap_they_are_bounded() {
 fn window_after(bytes: u64, pace: Duration) -> u64 {
     let (mut now, mut offset) = (Instant::ZERO, 0);
     let mut end = Session::new(Config::default(), now);
-    end.handle(now, Input::PathUp { next: 0, limit: 0 });
+    end.handle(now, Input::PathUp { path: 0, next: 0, limit: 0 });
     while offset < bytes {
         now = now + pace;
-        end.handle(now, Input::Frame(SessionFrame::Data { offset, bytes: vec![0; DATA_MAX] }));
+        end.handle(now, Input::Frame(0, SessionFrame::Data { offset, bytes: vec![0; DATA_MAX] }));
         offset += DATA_MAX as u64;
         while let n @ 1.. = end.deliverable().len() {
             end.handle(now, Input::Written(n));
         }
-        while end.poll().is_some() {}
+        while end.poll(PathSet::ALL).is_some() {}
     }
     let (next, limit) = end.expects();
     assert_eq!(next, offset, "no piece was refused");

@@ -390,7 +390,7 @@ impl World {
             let now = self.time(name);
             let mut end = Session::new(config, now);
             let (next, limit) = end.expects();
-            end.handle(now, session::Input::PathUp { next, limit });
+            end.handle(now, session::Input::PathUp { path: 0, next, limit });
             end
         });
         let zero = [0; 2];
@@ -455,10 +455,10 @@ impl World {
     fn flow_outputs(&mut self, index: usize, end: usize) {
         for _ in 0..6 {
             let flow = &mut self.flows[index];
-            let frame = match flow.ends[end].poll() {
+            let frame = match flow.ends[end].poll(session::PathSet::ALL) {
                 None => break,
-                Some(session::Output::Send(frame)) => frame,
-                Some(session::Output::SendData { offset }) => {
+                Some(session::Output::Send(_, frame)) => frame,
+                Some(session::Output::SendData { offset, .. }) => {
                     SessionFrame::Data { offset, bytes: flow.ends[end].data(offset).to_vec() }
                 }
                 Some(session::Output::Fin) => {
@@ -493,7 +493,7 @@ impl World {
         let now = self.time(packet.path.last());
         let flow = &mut self.flows[index];
         let end = usize::from(packet.path.last() == flow.nodes[1]);
-        flow.ends[end].handle(now, session::Input::Frame(frame));
+        flow.ends[end].handle(now, session::Input::Frame(0, frame));
         self.flow_outputs(index, end);
     }
 

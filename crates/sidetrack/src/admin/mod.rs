@@ -210,6 +210,7 @@ impl AdminState {
         }
         if let Some(overlay) = self.control.overlay() {
             self.metrics.read_packets(&overlay.spread().fates());
+            self.metrics.read_paths(&overlay.path_counts());
         }
         if let Some(capacity) = self.control.shunt_capacity() {
             self.metrics.read_shunt(&capacity.entries(), capacity.evicted);

@@ -122,7 +122,7 @@ async fn carry_on(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Carr
     let carried = match &order.carry.carrier {
         Carrier::Direct => direct::carry(order, first).await?,
         Carrier::Hops(hops) => hops::carry(order, hops, &destination, first).await?,
-        Carrier::Overlay(node) => overlay::carry(order, node, destination).await?,
+        Carrier::Overlay(carrier) => overlay::carry(order, carrier, destination).await?,
         Carrier::Tunnel(name) => tunnel::carry(order, name, destination, first).await?,
     };
     Ok(Carried { leads_to, ..carried })

@@ -2,18 +2,18 @@
 
 use super::{Carried, Failure, Order};
 use crate::reactor::TcpStream;
+use sidetrack_core::carrier::OverlayCarrier;
 use sidetrack_core::flow::{Destination, EndReason, Host, HostName};
 use std::fmt::Debug;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 
 /// A flow for the overlay to carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OverlayOrder {
-    /// The node that delivers it, by name.
-    pub node: Arc<str>,
+    /// The node that delivers it, by name, and how the flow uses the paths to it.
+    pub carrier: OverlayCarrier,
     /// The destination.
     pub destination: Destination,
     /// The application that opened the flow.
@@ -35,7 +35,7 @@ pub trait OverlayEntry: Debug + Send + Sync {
 /// Carries a flow over the overlay.
 pub(super) async fn carry(
     order: &Order<'_>,
-    node: &Arc<str>,
+    carrier: &OverlayCarrier,
     destination: Destination,
 ) -> Result<Carried, Failure> {
     let Some(overlay) = &order.dialing.overlay else {
@@ -48,7 +48,7 @@ pub(super) async fn carry(
         Host::Name(name) => Some(name.clone()),
         Host::Ip(_) => order.host.cloned(),
     };
-    let order = OverlayOrder { node: node.clone(), destination, client: order.client, host };
+    let order = OverlayOrder { carrier: carrier.clone(), destination, client: order.client, host };
     let failed = |error| Failure::new(EndReason::Internal, format!("the socket to the overlay: {error}"));
     let stream = TcpStream::new(overlay.open(order).await?.into()).map_err(failed)?;
     Ok(Carried {

@@ -4,8 +4,8 @@ use super::Printed;
 use super::flows::which;
 use crate::admin::Client;
 use crate::overlay::{
-    BenchView, DatagramsView, LinkSettingView, PathView, PingView, RealTimeView, ServiceView, SpreadView,
-    Status, identity,
+    BenchView, DatagramsView, LinkSettingView, PathView, PingView, RealTimeView, ServiceView,
+    SessionPathsView, SpreadView, Status, identity,
 };
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
@@ -180,6 +180,7 @@ fn path(status: &Status, node: &str) -> anyhow::Result<String> {
     anyhow::ensure!(!found.path.is_empty(), "there is no path to {node} now");
     let mut out = format!("{}  ({:.1} ms)\n", found.path.join(" -> "), found.cost_ms);
     found.services.iter().for_each(|service| out += &service_line(service));
+    found.sessions.iter().for_each(|sessions| out += &sessions_line(sessions));
     Ok(out)
 }
 
@@ -279,6 +280,13 @@ fn service_line(service: &ServiceView) -> String {
     format!("{}, {}: {}{best_effort}{state}\n", service.kind, service.dissemination, arrows(&service.links))
 }
 
+/// Returns the line about sessions that use several paths.
+fn sessions_line(view: &SessionPathsView) -> String {
+    let paths = view.paths.iter().zip(&view.sent_bytes);
+    let paths: Vec<_> = paths.map(|(path, sent)| format!("{} ({sent} bytes)", path.join(" -> "))).collect();
+    format!("{} sessions, {}: {}\n", view.sessions, view.dissemination, paths.join(", "))
+}
+
 /// Returns the line about packets on several paths, if this node has seen any.
 fn spread_line(spread: &SpreadView) -> String {
     let mut out = String::new();
@@ -320,6 +328,7 @@ fn paths_table(paths: &[PathView]) -> String {
             let _ = writeln!(out, "{:<20} {:>9.2}  {}", path.to, path.cost_ms, path.path.join(" -> "));
         }
         path.services.iter().for_each(|service| out += &format!("{:<32}{}", "", service_line(service)));
+        path.sessions.iter().for_each(|sessions| out += &format!("{:<32}{}", "", sessions_line(sessions)));
     }
     out
 }

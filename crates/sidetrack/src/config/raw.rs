@@ -269,6 +269,18 @@ pub struct Login {
     pub password_file: Option<String>,
 }
 
+/// The paths of the overlay that the bytes of a flow use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum FlowDissemination {
+    /// The cheapest path.
+    Shortest,
+    /// Each byte on one of several paths.
+    Stripe,
+    /// Each byte on all of several paths.
+    Duplicate,
+}
+
 /// One rule: which flows it matches, and what happens to them.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -284,6 +296,13 @@ pub struct Rule {
     /// "direct", "tunnel:<name>", a hop such as "socks6://gw:1080", or a list of hops, each reached through the one before.
     /// Schemes: socks5, socks6, socks6+socksx, socks6+socksx010, http.
     pub carrier: Option<List<String>>,
+    /// The paths that the bytes of a flow use. "shortest": the cheapest path. "stripe": `paths` paths that share no relay, each
+    /// byte on one of them. "duplicate": all bytes on each of these paths; the first copy counts. Only with carrier
+    /// "overlay:<node>". Default "shortest".
+    pub dissemination: Option<At<FlowDissemination>>,
+    /// The number of paths with `dissemination = "stripe"` or "duplicate", 2 to 5. If the network has fewer, flows use those.
+    /// Default 2.
+    pub paths: Option<At<u8>>,
     /// A file with one line "user:password" for each hop of `carrier`, in order; "-" for a hop without.
     pub credentials_file: Option<At<String>>,
     /// A destination "host:port" instead of the client's. A link-local address needs its interface: "[fe80::1%eth0]:80".

@@ -7,6 +7,7 @@ use super::ingress::Request;
 use super::pair;
 use crate::carry::OverlayOrder;
 use serde::{Deserialize, Serialize};
+use sidetrack_core::carrier::OverlayCarrier;
 use sidetrack_core::overlay::reserved::Reserved;
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -84,7 +85,8 @@ async fn open(requests: &mpsc::Sender<Request>, node: &str) -> Result<TcpStream,
     let (reply, answer) = oneshot::channel();
     let destination = Reserved::Bench.destination().ok_or("no name for measurements")?;
     let client = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-    let order = OverlayOrder { node: node.into(), destination, client, host: None };
+    let order =
+        OverlayOrder { carrier: OverlayCarrier::one_path(node.into()), destination, client, host: None };
     let stopping = "the overlay is stopping";
     requests.send(Request { order, leg, reply }).await.map_err(|_| stopping)?;
     let opened = timeout(PATIENCE, answer).await.map_err(|_| format!("no session to {node} in time"))?;

@@ -6,7 +6,7 @@
 use super::bench;
 use super::circuit::refuse;
 use super::delivered::Delivered;
-use super::endpoint::{self, Endpoint};
+use super::endpoint::{self, Endpoint, Lane, Path};
 use super::packets;
 use super::sessions::Resumed;
 use super::shared::Shared;
@@ -16,6 +16,7 @@ use crate::config::Deliver;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Intercept, Process, Protocol};
 use sidetrack_core::overlay::frame::{Open, Refusal, Resume};
 use sidetrack_core::overlay::reserved::Reserved;
+use sidetrack_core::overlay::session::Attempt;
 use sidetrack_core::overlay::{Keys, NodeId};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -95,11 +96,16 @@ pub(super) async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, o
 /// Gives an open session a new path over this link.
 async fn go_on(shared: &Arc<Shared>, stream: Stream, link: (NodeId, u64), open: &Open, resume: Resume) {
     let Resume { attempt, next } = resume;
-    match shared.sessions.resume(open.session, open.path.first(), attempt) {
+    let Some(named) = Attempt::from_bits(attempt) else {
+        return refuse(shared, stream, Refusal::BadRequest, "there is no such path of a session").await;
+    };
+    match shared.sessions.resume(open.session, open.path.first(), named) {
         Resumed::On(paths) => {
             shared.counters.sessions_resumed.fetch_add(1, Relaxed);
             let peer = (next, next.saturating_add(u64::from(open.window_bytes)));
+            let lane = Lane { number: named.path, mode: named.mode, serial: attempt.into() };
             let path = endpoint::path(shared, stream, link, peer, Some(open.session));
+            let path = Path { lane, ..path };
             // If the session ends at this moment, the path ends with it.
             let _ = paths.send(path).await;
         }

@@ -1,11 +1,12 @@
-//! One end of a session: an application's socket on one side, and on the other a path that may change.
+//! One end of a session: an application's socket on one side, and on the other one or several paths that may change.
 
 use super::circuit::LAST_WORDS;
+use super::lanes::Usage;
 use super::shared::Shared;
 use super::stream::Stream;
 use crate::live::LiveFlow;
 use sidetrack_core::overlay::frame::{DATA_MAX, Frame, Opened, ResetReason, SessionFrame, SessionId};
-use sidetrack_core::overlay::session::{Config, Input, Output, Session};
+use sidetrack_core::overlay::session::{Config, Input, Mode, Output, PATHS_MAX, PathSet, Session};
 use sidetrack_core::overlay::{Keys, NodeId, Signature};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt;
@@ -34,6 +35,8 @@ thread_local! {
 
 /// A working path.
 pub(super) struct Path {
+    /// Its number in the session, and how the session uses its paths.
+    pub lane: Lane,
     /// The connection to the first node on it.
     pub stream: Stream,
     /// Resolves when the link to that node is down.
@@ -42,6 +45,17 @@ pub(super) struct Path {
     pub peer: (u64, u64),
     /// Set if the other end waits for the answer that the session is open.
     pub answer: Option<SessionId>,
+}
+
+/// A path's place in its session.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Lane {
+    /// The number of the path, below [`PATHS_MAX`].
+    pub number: u8,
+    /// How the session uses its paths.
+    pub mode: Mode,
+    /// Tells this path from an earlier one with its number.
+    pub serial: u64,
 }
 
 /// Why a session was reset.
@@ -61,8 +75,11 @@ pub(super) struct Endpoint {
     is_broken_here: bool,
     session: Session,
     application: TcpStream,
-    path: Option<Path>,
+    /// By number.
+    lanes: Vec<Option<Path>>,
     paths: mpsc::Receiver<Path>,
+    /// Gets what the session does with its paths, if it uses several.
+    usage: Option<Arc<Usage>>,
     /// Gets the next byte expected and the credit when a path is needed. None at the far end, which cannot ask for paths.
     wants: Option<mpsc::Sender<(u64, u64)>>,
     asked: bool,
@@ -79,8 +96,14 @@ impl Endpoint {
     ) -> Self {
         let session = Session::new(Config::default(), shared.clock.now());
         let timer = Box::pin(sleep(Duration::ZERO));
-        let (live, path, asked) = (None, None, false);
-        Self { shared, live, is_broken_here: false, session, application, path, paths, wants, asked, timer }
+        let (live, usage, lanes, asked, is_broken_here) = (None, None, Vec::new(), false, false);
+        Self { shared, live, is_broken_here, session, application, lanes, paths, usage, wants, asked, timer }
+    }
+
+    /// Makes it use several paths. `usage` gets what it does with them.
+    pub(super) fn over_paths(self, usage: Arc<Usage>) -> Self {
+        let session = Session::with_mode(Config::default(), usage.mode, self.shared.clock.now());
+        Self { session, usage: Some(usage), ..self }
     }
 
     /// Adds a flow of ours: it counts the bytes, and may ask for the end.
@@ -101,7 +124,7 @@ impl Endpoint {
         // If this task is dropped, the application must see a reset, not an orderly end.
         let _ = sockopt::reset_on_close(&self.application);
         let end = std::future::poll_fn(|cx| self.poll(cx)).await;
-        if let Some(path) = self.path.take() {
+        for path in self.lanes.drain(..).flatten() {
             tokio::spawn(timeout(LAST_WORDS, path.stream.close()));
         }
         match end {
@@ -149,7 +172,9 @@ impl Endpoint {
         for _ in 0..ROUNDS {
             self.tell(Input::Tick);
             let mut moved = self.take_path(cx);
-            moved |= self.read_path(cx);
+            for number in 0..self.lanes.len() {
+                moved |= self.read_path(number, cx);
+            }
             moved |= self.write_application(cx);
             moved |= self.read_application(cx);
             self.confirm();
@@ -181,10 +206,13 @@ impl Endpoint {
 
     fn take_path(&mut self, cx: &mut Context<'_>) -> bool {
         let Poll::Ready(Some(mut path)) = self.paths.poll_recv(cx) else { return false };
-        if self.path.is_some() {
-            self.path = None;
-            self.tell(Input::PathDown);
+        let Lane { number, mode, .. } = path.lane;
+        if number >= PATHS_MAX {
+            return true;
         }
+        self.tell(Input::Mode(mode));
+        self.lanes.resize_with(self.lanes.len().max(usize::from(number) + 1), || None);
+        self.lose_path(number.into());
         if let Some(session) = path.answer {
             let (next, limit) = self.session.expects();
             let window_bytes = u32::try_from(limit.saturating_sub(next)).unwrap_or(u32::MAX);
@@ -195,19 +223,26 @@ impl Endpoint {
             }
         }
         let (next, limit) = path.peer;
-        self.path = Some(path);
+        self.lanes[usize::from(number)] = Some(path);
         self.asked = false;
-        self.tell(Input::PathUp { next, limit });
+        self.tell(Input::PathUp { path: number, next, limit });
         true
     }
 
-    fn lose_path(&mut self) {
-        if self.path.take().is_some() {
-            self.tell(Input::PathDown);
+    fn lose_path(&mut self, number: usize) {
+        let lost = self.lanes.get_mut(number).and_then(Option::take);
+        if let Some(Path { lane, .. }) = lost {
+            self.tell(Input::PathDown(lane.number));
+            if let Some(usage) = &self.usage {
+                usage.lost(lane);
+            }
         }
     }
 
     fn ask_for_path(&mut self) {
+        if let Some(usage) = &self.usage {
+            usage.set_expected(self.session.expects());
+        }
         if let Some(wants) = &self.wants
             && !self.asked
             && self.session.wants_path()
@@ -216,17 +251,18 @@ impl Endpoint {
         }
     }
 
-    fn read_path(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(path) = &mut self.path else { return false };
+    fn read_path(&mut self, number: usize, cx: &mut Context<'_>) -> bool {
+        let Some(Some(path)) = self.lanes.get_mut(number) else { return false };
         if path.cut.as_mut().poll(cx).is_ready() {
-            self.lose_path();
+            self.lose_path(number);
             return true;
         }
+        let lane = path.lane.number;
         match path.stream.poll_frame(cx) {
             Poll::Pending => return false,
-            Poll::Ready(Ok(Some(Frame::Session(frame)))) => self.tell(Input::Frame(frame)),
+            Poll::Ready(Ok(Some(Frame::Session(frame)))) => self.tell(Input::Frame(lane, frame)),
             // Other frames are invalid here, and an end of the stream is the end of the path.
-            Poll::Ready(_) => self.lose_path(),
+            Poll::Ready(_) => self.lose_path(number),
         }
         true
     }
@@ -290,44 +326,59 @@ impl Endpoint {
 
     fn do_outputs(&mut self, cx: &mut Context<'_>) -> Poll<Option<ResetReason>> {
         loop {
-            if let Some(path) = &mut self.path {
-                match path.stream.poll_ready(cx) {
-                    Poll::Ready(Ok(())) => {}
-                    Poll::Ready(Err(_)) => self.lose_path(),
-                    Poll::Pending => return Poll::Pending,
-                }
-            }
-            let Some(output) = self.session.poll() else { break };
-            let sent = match output {
-                Output::Send(frame) => self.send(&Frame::Session(frame)),
-                Output::SendData { offset } => self.send_data(offset),
+            let ready = self.ready(cx);
+            let Some(output) = self.session.poll(ready) else { break };
+            let (path, sent) = match output {
+                Output::Send(path, frame) => (path, self.send(path, &Frame::Session(frame))),
+                Output::SendData { path, offset } => (path, self.send_data(path, offset)),
                 Output::Fin => {
                     // This never blocks. If the application has ended, reading shows it.
                     let _ = Pin::new(&mut self.application).poll_shutdown(cx);
-                    Ok(())
+                    continue;
                 }
                 Output::Closed(reason) => return Poll::Ready(reason),
             };
             if sent.is_err() {
-                self.lose_path();
+                self.lose_path(path.into());
             }
         }
-        if let Some(path) = &mut self.path
-            && let Poll::Ready(Err(_)) = path.stream.poll_flush(cx)
-        {
-            self.lose_path();
+        for number in 0..self.lanes.len() {
+            if let Some(Some(path)) = self.lanes.get_mut(number)
+                && let Poll::Ready(Err(_)) = path.stream.poll_flush(cx)
+            {
+                self.lose_path(number);
+            }
         }
         Poll::Pending
     }
 
-    fn send(&mut self, frame: &Frame) -> io::Result<()> {
-        self.path.as_mut().map_or(Ok(()), |path| path.stream.write_frame(frame))
+    /// Returns the paths that accept more. Paths that broke are removed.
+    fn ready(&mut self, cx: &mut Context<'_>) -> PathSet {
+        let mut ready = PathSet::default();
+        for number in 0..self.lanes.len() {
+            let Some(Some(path)) = self.lanes.get_mut(number) else { continue };
+            match path.stream.poll_ready(cx) {
+                Poll::Ready(Ok(())) => ready = ready.with(path.lane.number),
+                Poll::Ready(Err(_)) => self.lose_path(number),
+                Poll::Pending => {}
+            }
+        }
+        ready
     }
 
-    fn send_data(&mut self, offset: u64) -> io::Result<()> {
+    fn send(&mut self, path: u8, frame: &Frame) -> io::Result<()> {
+        let path = self.lanes.get_mut(usize::from(path)).and_then(Option::as_mut);
+        path.map_or(Ok(()), |path| path.stream.write_frame(frame))
+    }
+
+    fn send_data(&mut self, path: u8, offset: u64) -> io::Result<()> {
         let bytes = self.session.data(offset);
-        let Some(path) = self.path.as_mut().filter(|_| !bytes.is_empty()) else { return Ok(()) };
-        path.stream.write(&SessionFrame::data_header(offset, bytes.len()), bytes)
+        let at = self.lanes.get_mut(usize::from(path)).and_then(Option::as_mut);
+        let Some(at) = at.filter(|_| !bytes.is_empty()) else { return Ok(()) };
+        if let Some(usage) = &self.usage {
+            usage.sent(path, bytes.len());
+        }
+        at.stream.write(&SessionFrame::data_header(offset, bytes.len()), bytes)
     }
 }
 
@@ -341,5 +392,5 @@ pub(super) fn path(
 ) -> Path {
     let shared = shared.clone();
     let cut = Box::pin(async move { shared.link_is_down(link.0, link.1).await });
-    Path { stream, cut, peer, answer }
+    Path { lane: Lane::default(), stream, cut, peer, answer }
 }

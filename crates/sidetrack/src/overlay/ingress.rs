@@ -3,14 +3,16 @@
 use super::circuit::LAST_WORDS;
 use super::endpoint::{self, Broken, Endpoint, Path};
 use super::identity;
+use super::lanes;
 use super::pool;
 use super::shared::Shared;
 use super::stream::Stream;
 use crate::carry::{Failure, OverlayOrder};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::overlay::frame::{
-    self, Frame, Open, Opened, Refusal, Refused, ResetReason, Resume, SessionFrame, SessionId,
+    self, Features, Frame, Open, Opened, Refusal, Refused, ResetReason, Resume, SessionFrame, SessionId,
 };
+use sidetrack_core::overlay::session::Mode;
 use sidetrack_core::overlay::{Keys, NodeId, Signature};
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
@@ -45,7 +47,7 @@ pub(super) struct Request {
 }
 
 /// Why an attempt failed.
-enum Setback {
+pub(super) enum Setback {
     /// Temporary: another path, or a later attempt, may succeed.
     Passing(String),
     /// Temporary, like `Passing`: there was no answer in time.
@@ -57,8 +59,8 @@ enum Setback {
 /// Handles one flow, from the opening to the end.
 pub(super) async fn run(shared: Arc<Shared>, request: Request) {
     let Request { order, leg, mut reply } = request;
-    let Some(to) = shared.identity.node_named(&order.node) else {
-        let detail = format!("the overlay has no node '{}'", order.node);
+    let Some(to) = shared.identity.node_named(&order.carrier.node) else {
+        let detail = format!("the overlay has no node '{}'", order.carrier.node);
         let _ = reply.send(Err(Failure::new(EndReason::Unreachable, detail)));
         return;
     };
@@ -66,7 +68,7 @@ pub(super) async fn run(shared: Arc<Shared>, request: Request) {
         let _ = reply.send(Err(Failure::new(EndReason::Limit, "this node has too many sessions")));
         return;
     };
-    let ingress = Ingress { shared: shared.clone(), order, to };
+    let ingress = Arc::new(Ingress { shared: shared.clone(), order, to });
     let opened = tokio::select! {
         opened = ingress.open() => opened,
         // The client left, or the time for the path is over.
@@ -79,7 +81,7 @@ pub(super) async fn run(shared: Arc<Shared>, request: Request) {
             return;
         }
     };
-    let Path { stream, cut, peer, answer } = path;
+    let (Path { lane, stream, cut, peer, answer }, route) = path;
     // If the worker is gone by now, dropping `asked` tells the far end.
     let asked = Asked { stream: Some(stream), begins: true };
     let Ok(leg) = TcpStream::from_std(leg) else { return };
@@ -88,7 +90,12 @@ pub(super) async fn run(shared: Arc<Shared>, request: Request) {
     }
     let Some(stream) = asked.answered() else { return };
     shared.counters.sessions_opened.fetch_add(1, Relaxed);
-    ingress.carry(session, Path { stream, cut, peer, answer }, leg).await;
+    let path = Path { lane, stream, cut, peer, answer };
+    if ingress.mode() == Mode::Shortest {
+        ingress.carry(session, path, leg).await;
+    } else {
+        lanes::carry(ingress, session, (path, route), leg).await;
+    }
 }
 
 /// A connection on which a path was requested. If the request is dropped, the far end is told. It may have connected to
@@ -136,15 +143,16 @@ struct Beginning {
     stream: Stream,
 }
 
-struct Ingress {
-    shared: Arc<Shared>,
-    order: OverlayOrder,
-    to: NodeId,
+/// The near end of one session, to open paths for it.
+pub(super) struct Ingress {
+    pub shared: Arc<Shared>,
+    pub order: OverlayOrder,
+    pub to: NodeId,
 }
 
 impl Ingress {
     /// Opens a session: tries one path after the other until one succeeds or the last node refuses.
-    async fn open(&self) -> Result<(SessionId, Path), Failure> {
+    async fn open(&self) -> Result<(SessionId, (Path, frame::Path)), Failure> {
         let mut avoid = BTreeSet::new();
         let mut rest = REST_FIRST;
         loop {
@@ -152,12 +160,12 @@ impl Ingress {
                 new_session().map_err(|error| Failure::new(EndReason::Internal, error.to_string()))?;
             match self.attempt(session, None, Endpoint::first_window(), &mut avoid, ATTEMPT).await {
                 Ok(path) => return Ok((session, path)),
-                Err(Setback::Final(reason, detail)) => return Err(failure(reason, &self.order.node, detail)),
+                Err(Setback::Final(reason, detail)) => return Err(failure(reason, self.node(), detail)),
                 Err(Setback::Passing(detail)) => {
-                    tracing::debug!(node = %self.order.node, %detail, "no session yet");
+                    tracing::debug!(node = %self.node(), %detail, "no session yet");
                 }
                 Err(Setback::Late) => {
-                    tracing::debug!(node = %self.order.node, "no answer in time: no session yet");
+                    tracing::debug!(node = %self.node(), "no answer in time: no session yet");
                 }
             }
             sleep(rest).await;
@@ -189,7 +197,7 @@ impl Ingress {
             () = renew => Err(Broken { reason: ResetReason::PathLost, is_here: false }),
         };
         let Self { order, .. } = self;
-        tracing::debug!(node = %order.node, destination = %order.destination, ?ended, "session ended");
+        tracing::debug!(node = %order.carrier.node, destination = %order.destination, ?ended, "session ended");
     }
 
     /// Returns a new path for an open session; none if the far end no longer knows the session. The session itself ends
@@ -201,19 +209,19 @@ impl Ingress {
             *attempts = attempts.saturating_add(1);
             let resume = Resume { attempt: *attempts, next };
             match self.attempt(session, Some(resume), window, &mut avoid, patience).await {
-                Ok(path) => {
+                Ok((path, _)) => {
                     self.shared.counters.sessions_resumed.fetch_add(1, Relaxed);
                     return Some(path);
                 }
                 Err(Setback::Final(reason, detail)) => {
-                    tracing::info!(node = %self.order.node, ?reason, %detail, "a session cannot go on");
+                    tracing::info!(node = %self.node(), ?reason, %detail, "a session cannot go on");
                     return None;
                 }
                 Err(Setback::Passing(detail)) => {
-                    tracing::debug!(node = %self.order.node, %detail, "no new path yet");
+                    tracing::debug!(node = %self.node(), %detail, "no new path yet");
                 }
                 Err(Setback::Late) => {
-                    tracing::debug!(node = %self.order.node, ?patience, "no answer in time: no new path yet");
+                    tracing::debug!(node = %self.node(), ?patience, "no answer in time: no new path yet");
                     patience *= 2;
                 }
             }
@@ -231,11 +239,12 @@ impl Ingress {
         window_bytes: u32,
         avoid: &mut BTreeSet<NodeId>,
         patience: Duration,
-    ) -> Result<Path, Setback> {
+    ) -> Result<(Path, frame::Path), Setback> {
         let mut path = None;
         let result = timeout(patience, async {
             let begin = self.begin(avoid, &mut path).await?;
-            self.ask(session, resume, window_bytes, begin).await
+            let route = begin.path.clone();
+            Ok((self.ask(session, resume, window_bytes, begin).await?, route))
         });
         let result = result.await.unwrap_or(Err(Setback::Late));
         if matches!(result, Err(Setback::Passing(_) | Setback::Late)) {
@@ -254,20 +263,64 @@ impl Ingress {
         avoid: &BTreeSet<NodeId>,
         tried: &mut Option<frame::Path>,
     ) -> Result<Beginning, Setback> {
-        let shared = &self.shared;
         loop {
-            let route = shared.graph.load().route(shared.identity.own(), self.to, avoid);
-            let path = route.ok_or_else(|| passing(format!("no path to {}", self.order.node)))?.path;
-            let first = path.nodes()[1];
+            let path = self.first_path(avoid);
+            let path = path.ok_or_else(|| passing(format!("no path to {}", self.node())))?;
             *tried = Some(path.clone());
-            let number = shared.link(first).ok_or_else(|| passing("the first link is down"))?;
-            let stream = pool::take(shared, first).await.map_err(Setback::Passing)?;
-            if shared.graph.load().has(&path) {
-                return Ok(Beginning { path, number, stream });
+            if let Some(begin) = self.connection(path).await? {
+                return Ok(begin);
             }
-            // The path broke while we waited. Another flow may use the connection.
-            shared.pool.put_back(first, stream);
         }
+    }
+
+    /// Returns the path that a session begins with: one of those that it will use, so that it need not move.
+    fn first_path(&self, avoid: &BTreeSet<NodeId>) -> Option<frame::Path> {
+        let (graph, own) = (self.shared.graph.load(), self.shared.identity.own());
+        let several = match self.mode() {
+            Mode::Shortest => None,
+            _ => graph.flow_paths(own, self.to, self.order.carrier.paths, avoid).into_iter().next(),
+        };
+        several.or_else(|| Some(graph.route(own, self.to, avoid)?.path))
+    }
+
+    /// Returns a connection to the first node of a path. `None`: the path broke in the meantime.
+    async fn connection(&self, path: frame::Path) -> Result<Option<Beginning>, Setback> {
+        let shared = &self.shared;
+        let first = path.nodes()[1];
+        let number = shared.link(first).ok_or_else(|| passing("the first link is down"))?;
+        let stream = pool::take(shared, first).await.map_err(Setback::Passing)?;
+        if shared.graph.load().has(&path) {
+            return Ok(Some(Beginning { path, number, stream }));
+        }
+        // Another flow may use the connection.
+        shared.pool.put_back(first, stream);
+        Ok(None)
+    }
+
+    /// Opens one of several paths of an open session.
+    pub(super) async fn open_path(
+        &self,
+        session: SessionId,
+        resume: Resume,
+        window_bytes: u32,
+        path: frame::Path,
+    ) -> Result<Path, Setback> {
+        let attempt = async {
+            let begin = self.connection(path).await?.ok_or_else(|| passing("the path broke"))?;
+            self.ask(session, Some(resume), window_bytes, begin).await
+        };
+        timeout(RESUME_ATTEMPT, attempt).await.unwrap_or(Err(Setback::Late))
+    }
+
+    /// Returns the name of the node that delivers the flow.
+    pub(super) fn node(&self) -> &str {
+        &self.order.carrier.node
+    }
+
+    /// Returns how the session uses its paths. A far end that knows nothing of several paths gets one.
+    pub(super) fn mode(&self) -> Mode {
+        let has_paths = self.shared.graph.load().features(self.to) & Features::PATHS != 0;
+        if has_paths { self.order.carrier.mode } else { Mode::Shortest }
     }
 
     async fn ask(

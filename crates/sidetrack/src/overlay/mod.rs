@@ -16,6 +16,7 @@ mod delivered;
 mod endpoint;
 pub mod identity;
 mod ingress;
+mod lanes;
 mod packets;
 mod places;
 mod pool;
@@ -32,7 +33,8 @@ pub use bench::BenchView;
 pub use control::Echo;
 pub use setting::{LinkSetting, LinkSettingView};
 pub use status::{
-    CaughtView, DatagramsView, LinkView, PathView, PingView, RealTimeView, ServiceView, SpreadView, Status,
+    CaughtView, DatagramsView, LinkView, PathView, PingView, RealTimeView, ServiceView, SessionPathsView,
+    SpreadView, Status,
 };
 
 use crate::carry::{Dialing, Failure, OverlayEntry, OverlayOrder};
@@ -228,6 +230,15 @@ impl Entry {
     /// Returns the counts of packets over subgraphs.
     pub fn spread(&self) -> SpreadView {
         status::spread(&self.shared.datagrams)
+    }
+
+    /// Returns the metric name and the count of each change of the paths that flows use.
+    pub fn path_counts(&self) -> [(&'static str, u64); 2] {
+        let counters = &self.shared.counters;
+        [
+            ("resumed", counters.sessions_resumed.load(Relaxed)),
+            ("opened", counters.paths_opened.load(Relaxed)),
+        ]
     }
 
     /// Returns the state of the overlay. `None`: it is stopping.

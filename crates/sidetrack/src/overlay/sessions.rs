@@ -1,12 +1,14 @@
 //! Sessions whose far end is this node. They are looked up here when they continue over a new path.
 
 use super::endpoint::Path;
+use super::lanes::Usage;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::SessionId;
+use sidetrack_core::overlay::session::{Attempt, PATHS_MAX};
 use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 
 /// Most ended sessions whose ids are remembered, so that a replayed opening starts nothing.
@@ -26,8 +28,8 @@ struct Live {
     from: NodeId,
     /// Takes its new paths.
     paths: mpsc::Sender<Path>,
-    /// The latest attempt to continue over another path.
-    attempt: u32,
+    /// The latest attempt to open each path again, by its number.
+    attempts: [u32; PATHS_MAX as usize],
 }
 
 /// The result of an attempt to continue a session.
@@ -45,6 +47,8 @@ struct Inner {
     live: BTreeMap<SessionId, Live>,
     ended: BTreeMap<SessionId, ()>,
     order: VecDeque<SessionId>,
+    /// Sessions that began here and use several paths.
+    usages: BTreeMap<SessionId, Arc<Usage>>,
 }
 
 /// The open sessions, and the ids of ended ones.
@@ -90,21 +94,38 @@ impl Sessions {
         if inner.live.contains_key(&id) || inner.ended.contains_key(&id) {
             return false;
         }
-        inner.live.insert(id, Live { from, paths, attempt: 0 });
+        inner.live.insert(id, Live { from, paths, attempts: [0; PATHS_MAX as usize] });
         true
     }
 
     /// Checks an attempt of `from` to continue the session with this id over another path.
-    pub(super) fn resume(&self, id: SessionId, from: NodeId, attempt: u32) -> Resumed {
+    pub(super) fn resume(&self, id: SessionId, from: NodeId, attempt: Attempt) -> Resumed {
         let mut inner = lock(&self.inner);
-        match inner.live.get_mut(&id).filter(|live| live.from == from) {
-            Some(live) if live.attempt < attempt => {
-                live.attempt = attempt;
+        let Some(live) = inner.live.get_mut(&id).filter(|live| live.from == from) else {
+            return Resumed::Unknown;
+        };
+        match live.attempts.get_mut(usize::from(attempt.path)) {
+            Some(latest) if *latest < attempt.number => {
+                *latest = attempt.number;
                 Resumed::On(live.paths.clone())
             }
-            Some(_) => Resumed::Overtaken,
-            None => Resumed::Unknown,
+            _ => Resumed::Overtaken,
         }
+    }
+
+    /// Notes a session that began here and uses several paths. [`Sessions::forget`] takes it back.
+    pub(super) fn note(&self, id: SessionId, usage: Arc<Usage>) {
+        lock(&self.inner).usages.insert(id, usage);
+    }
+
+    /// Forgets a session that began here.
+    pub(super) fn forget(&self, id: SessionId) {
+        lock(&self.inner).usages.remove(&id);
+    }
+
+    /// Returns what the sessions that began here do with their paths.
+    pub(super) fn usages(&self) -> Vec<Arc<Usage>> {
+        lock(&self.inner).usages.values().cloned().collect()
     }
 
     /// Removes a session, and remembers its id.
@@ -125,20 +146,25 @@ impl Sessions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sidetrack_core::overlay::session::Mode;
 
     #[test]
     fn an_attempt_that_is_late_or_said_again_changes_nothing() {
         let (sessions, id, from) = (Sessions::default(), SessionId([7; 16]), NodeId(1));
-        let is_on = |from, attempt| matches!(sessions.resume(id, from, attempt), Resumed::On(_));
-        assert!(matches!(sessions.resume(id, from, 1), Resumed::Unknown), "it never was");
+        let attempt = |number| Attempt { mode: Mode::Shortest, path: 0, number };
+        let is_on = |from, number| matches!(sessions.resume(id, from, attempt(number)), Resumed::On(_));
+        assert!(matches!(sessions.resume(id, from, attempt(1)), Resumed::Unknown), "it never was");
         assert!(sessions.enter(id, from, mpsc::channel(1).0));
         assert!(is_on(from, 1) && is_on(from, 3));
-        for attempt in [2, 3] {
-            assert!(matches!(sessions.resume(id, from, attempt), Resumed::Overtaken), "{attempt}");
+        for number in [2, 3] {
+            assert!(matches!(sessions.resume(id, from, attempt(number)), Resumed::Overtaken), "{number}");
         }
-        assert!(matches!(sessions.resume(id, NodeId(2), 4), Resumed::Unknown), "of somebody else");
+        assert!(matches!(sessions.resume(id, NodeId(2), attempt(4)), Resumed::Unknown), "of somebody else");
         assert!(is_on(from, 4));
+        let other = Attempt { mode: Mode::Stripe, path: 1, number: 1 };
+        assert!(matches!(sessions.resume(id, from, other), Resumed::On(_)), "each path counts by itself");
+        assert!(matches!(sessions.resume(id, from, other), Resumed::Overtaken));
         sessions.leave(id);
-        assert!(matches!(sessions.resume(id, from, 5), Resumed::Unknown), "it is over");
+        assert!(matches!(sessions.resume(id, from, attempt(5)), Resumed::Unknown), "it is over");
     }
 }

@@ -60,6 +60,8 @@ pub(super) struct Counters {
     pub sessions_delivered: AtomicU64,
     /// Sessions that went on over a new path.
     pub sessions_resumed: AtomicU64,
+    /// Further paths that were opened for sessions of this node.
+    pub paths_opened: AtomicU64,
     /// Sessions refused here.
     pub sessions_refused: AtomicU64,
     /// Flows that were relayed here.

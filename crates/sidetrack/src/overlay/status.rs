@@ -2,6 +2,7 @@
 
 use super::control::names;
 use super::datagrams::{Counters, Datagrams, Totals};
+use super::lanes;
 use super::packets;
 use super::setting::LinkSettingView;
 use super::shared::Shared;
@@ -37,6 +38,9 @@ pub struct Status {
     pub sessions_delivered: u64,
     /// Sessions that went on over a new path.
     pub sessions_resumed: u64,
+    /// Further paths that were opened for sessions begun here.
+    #[serde(default)]
+    pub paths_opened: u64,
     /// Sessions refused here.
     pub sessions_refused: u64,
     /// Flows relayed here.
@@ -254,6 +258,22 @@ pub struct PathView {
     /// The services of packets to this node that use more than one path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub services: Vec<ServiceView>,
+    /// The paths of sessions to this node that use several: at most 16 sets of paths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sessions: Vec<SessionPathsView>,
+}
+
+/// The paths of sessions that use several, and the same ones.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SessionPathsView {
+    /// "stripe" or "duplicate".
+    pub dissemination: String,
+    /// How many sessions use these paths now.
+    pub sessions: u64,
+    /// The nodes of each path.
+    pub paths: Vec<Vec<String>>,
+    /// Bytes of flows that these sessions have sent on each path, copies included.
+    pub sent_bytes: Vec<u64>,
 }
 
 /// The answer to a ping.
@@ -298,6 +318,7 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
             cost_ms: ms(route.cost_us),
             by_datagram: shared.datagrams.paths.is_proven(to, shared.clock.now()),
             services: services(shared, to),
+            sessions: lanes::view(shared, to),
         },
         None => PathView {
             to: identity.name(to),
@@ -305,6 +326,7 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
             cost_ms: 0.0,
             by_datagram: false,
             services: Vec::new(),
+            sessions: lanes::view(shared, to),
         },
     });
     let caught = shared.packets.as_ref().map(|packets| caught(&packets.counters));
@@ -320,6 +342,7 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         sessions_opened: count(&counters.sessions_opened),
         sessions_delivered: count(&counters.sessions_delivered),
         sessions_resumed: count(&counters.sessions_resumed),
+        paths_opened: count(&counters.paths_opened),
         sessions_refused: count(&counters.sessions_refused),
         relayed: count(&counters.relayed),
         relayed_bytes: count(&counters.relayed_bytes),

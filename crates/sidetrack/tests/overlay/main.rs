@@ -11,6 +11,7 @@ mod endings;
 mod faults;
 mod liar;
 mod packets;
+mod paths;
 mod realtime;
 mod scene;
 mod silence;

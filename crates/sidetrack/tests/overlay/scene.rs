@@ -109,6 +109,16 @@ impl Scene {
     pub(crate) fn through(
         server: SocketAddr,
         deliver: &str,
+        between: impl FnMut(&str, SocketAddr) -> SocketAddr,
+    ) -> Self {
+        Self::by_rule(server, deliver, "", between)
+    }
+
+    /// The same; `keys` are further keys of the rule.
+    pub(crate) fn by_rule(
+        server: SocketAddr,
+        deliver: &str,
+        keys_of_rule: &str,
         mut between: impl FnMut(&str, SocketAddr) -> SocketAddr,
     ) -> Self {
         let keys = Keys::new(&["a", "b1", "b2", "c"]);
@@ -120,7 +130,7 @@ impl Scene {
         let dials = [("b1", overlay_address(&b1)), ("b2", overlay_address(&b2))];
         let listener = format!(
             "[[listen]]\nkind = \"reverse\"\naddress = \"127.0.0.1:0\"\nto = \"{server}\"\n\
-             [[rule]]\nname = \"over\"\ncarrier = \"overlay:c\"\n"
+             [[rule]]\nname = \"over\"\ncarrier = \"overlay:c\"\n{keys_of_rule}"
         );
         let a = Up::start("default = \"deny\"\n", &(listener + &keys.section("a", &dials, false)));
         let scene = Self { a, b1: Some(b1), b2: Some(b2), c };

@@ -29,6 +29,9 @@ const FIN: u8 = 0x22;
 const RESET: u8 = 0x23;
 const DONE: u8 = 0x24;
 
+const ARRIVED: u8 = 0xC0;
+const LEG_HELLO: u8 = 0xC1;
+
 /// A receiver that does not know a type from here on skips the frame.
 const MAY_BE_SKIPPED: u8 = 0x80;
 
@@ -77,7 +80,10 @@ impl Frame {
             Self::Greeting(greeting) => {
                 out.put(&[GREETING, greeting.version, greeting.kind.code(), greeting.purpose.code()]);
             }
-            Self::Hello(hello) => put_hello(out, hello),
+            Self::Hello(hello) => {
+                out.put_u8(HELLO);
+                put_hello(out, hello);
+            }
             Self::Record(record) => {
                 out.put_u8(RECORD);
                 record.put_signed(out);
@@ -166,6 +172,10 @@ impl Frame {
                 out.put_u8(NEWEST);
                 newest.put(out);
             }
+            Self::LegHello { leg, hello } => {
+                out.put(&[LEG_HELLO, *leg]);
+                put_hello(out, hello);
+            }
             // `encode_body` encodes the others.
             _ => {}
         }
@@ -197,11 +207,12 @@ impl Frame {
                 signature: reader.signature()?,
             }),
             REFUSED => Self::Refused(read_refused(&mut reader)?),
-            DATA | ACK | FIN | RESET | DONE => Self::Session(read_session(kind, &mut reader)?),
+            DATA | ACK | FIN | RESET | DONE | ARRIVED => Self::Session(read_session(kind, &mut reader)?),
             SPREAD => Self::Spread(Box::new(Spread::read(&mut reader)?)),
             TIMED => Self::Timed(Timed::read(&mut reader)?),
             RESEND => Self::Resend(Resend::read(&mut reader)?),
             NEWEST => Self::Newest(Newest::read(&mut reader)?),
+            LEG_HELLO => Self::LegHello { leg: reader.u8()?, hello: read_hello(&mut reader)? },
             FEATURES => Self::Features(Features::read(&mut reader)?),
             MEMBERSHIP => Self::Membership(Membership::read(&mut reader)?),
             MEMBERSHIP_ACK => Self::MembershipAck { origin: reader.node()?, sequence: reader.u64()? },
@@ -225,7 +236,7 @@ fn words(text: &str) -> &str {
 }
 
 fn put_hello(out: &mut Vec<u8>, hello: &Hello) {
-    out.put(&[HELLO, hello.state.code()]);
+    out.put_u8(hello.state.code());
     out.put_u32(hello.sequence);
     out.put_u16(hello.interval_ms);
     out.put_u8(u8::from(hello.echo.is_some()));
@@ -352,6 +363,10 @@ fn put_session(out: &mut Vec<u8>, frame: &SessionFrame) {
             out.put_u8(reason.code());
         }
         SessionFrame::Done => out.put_u8(DONE),
+        SessionFrame::Arrived { bytes } => {
+            out.put_u8(ARRIVED);
+            out.put_u64(*bytes);
+        }
     }
 }
 
@@ -374,6 +389,7 @@ fn read_session(kind: u8, reader: &mut Reader<'_>) -> Result<SessionFrame, Frame
         }),
         FIN => SessionFrame::Fin { offset: reader.u64()? },
         RESET => SessionFrame::Reset { offset: reader.u64()?, reason: ResetReason::read(reader)? },
+        ARRIVED => SessionFrame::Arrived { bytes: reader.u64()? },
         _ => SessionFrame::Done,
     })
 }

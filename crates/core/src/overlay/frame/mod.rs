@@ -297,6 +297,12 @@ pub enum SessionFrame {
     },
     /// The sender has nothing more to send, and expects nothing more.
     Done,
+    /// This number of data bytes came on this path since it began. Only ends that use several paths say so
+    /// ([`Features::PATHS`]).
+    Arrived {
+        /// Data bytes, without headers; repeated ones count, too.
+        bytes: u64,
+    },
 }
 
 /// What has arrived of the other direction, and how much more may be sent.
@@ -376,6 +382,13 @@ pub enum Frame {
     Resend(Resend),
     /// Says which transmission on this real-time link was the newest one (in datagrams only).
     Newest(Newest),
+    /// Shows that the sender is alive on this leg of the link (in datagrams only).
+    LegHello {
+        /// The number of the leg ([`super::legs`]).
+        leg: u8,
+        /// The same as on the link itself.
+        hello: Hello,
+    },
 }
 
 impl Path {

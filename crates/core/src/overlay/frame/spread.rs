@@ -227,8 +227,14 @@ impl Features {
     /// The node knows groups: it keeps and passes on [`super::Membership`]s, and relays packets with [`Protocol::Group`].
     pub const GROUPS: u32 = 16;
 
+    /// The node can be the far end of a session that uses several paths at a time.
+    pub const PATHS: u32 = 0x1000;
+
+    /// The node measures the legs of its links, and moves between them ([`super::super::legs`]).
+    pub const LEGS: u32 = 0x2000;
+
     /// The features of this program.
-    pub const ALL: u32 = Self::SPREAD | Self::REAL_TIME | Self::GRAPH | Self::GROUPS;
+    pub const ALL: u32 = Self::SPREAD | Self::REAL_TIME | Self::GRAPH | Self::GROUPS | Self::PATHS;
 
     /// Each feature with its name, for people. A bit stands here once.
     pub const NAMES: &[(u32, &str)] = &[
@@ -236,6 +242,7 @@ impl Features {
         (Self::REAL_TIME, "real-time links"),
         (Self::GRAPH, "graphs"),
         (Self::GROUPS, "groups"),
+        (Self::PATHS, "flows over several paths"),
     ];
 
     /// Returns the bytes that the origin signs.

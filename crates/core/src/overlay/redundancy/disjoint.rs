@@ -64,8 +64,19 @@ impl Graph {
     /// Returns at most `most` paths between two nodes that share no relay, over nodes that understand packets with a
     /// subgraph. Their total cost is the lowest for their number. Each path has both ends.
     pub fn disjoint(&self, from: NodeId, to: NodeId, most: u8) -> Vec<Vec<NodeId>> {
+        self.disjoint_over(from, to, most, |node| self.spreads(node))
+    }
+
+    /// Returns at most `most` paths between two nodes that share no relay, over the nodes that may be used.
+    pub(super) fn disjoint_over(
+        &self,
+        from: NodeId,
+        to: NodeId,
+        most: u8,
+        may_use: impl Fn(NodeId) -> bool,
+    ) -> Vec<Vec<NodeId>> {
         let mut nodes: Vec<_> = self.links().flat_map(|(a, b, _)| [a, b]).collect();
-        nodes.retain(|node| self.spreads(*node));
+        nodes.retain(|node| may_use(*node));
         nodes.sort_unstable();
         nodes.dedup();
         let index: BTreeMap<_, _> = nodes.iter().enumerate().map(|(at, node)| (*node, at)).collect();

@@ -10,7 +10,10 @@
 //! Only nodes that understand such packets are used ([`Features`]).
 
 mod disjoint;
+mod flows;
 mod targeted;
+
+pub use flows::openings;
 
 use super::NodeId;
 use super::frame::{Dissemination, Features, Subgraph};

@@ -1,4 +1,5 @@
-//! One end of a session: carries the bytes of one flow in both directions, in order and each exactly once, over changing paths.
+//! One end of a session: carries the bytes of one flow in both directions, in order and each exactly once, over one or several
+//! changing paths.
 //!
 //! An end buffers the bytes of its application until the other end has received them. When a path dies, the other end says on
 //! the next path which byte it expects, and this end continues there. The promise: **the application sees a FIN only after the
@@ -7,6 +8,10 @@
 //!
 //! Paths that keep order and lose nothing ([`Config::retransmit`] is `None`) need no recovery here. On other paths missing
 //! pieces are requested and retransmitted one by one, never a whole window.
+//!
+//! With several paths ([`Mode`]) the paths keep order and lose nothing while they exist; the picture of one path is at the head
+//! of `lanes.rs`. Striped data that was on a path that died, and striped data that is on its way for too long, is sent on the
+//! other paths. The receiver puts the data in order in its window, and at most [`PIECES_MAX`] pieces of it.
 //!
 //! ```text
 //!                      both directions are complete
@@ -30,12 +35,21 @@
 //! that lose data, Resetting waits for an answer and repeats its Reset until `linger` is over. A Reset frame ends Resetting
 //! and Lingering at once; a reset of our application ends Lingering and `ResetByPeer` at once.
 
+mod attempt;
+mod lanes;
+mod outputs;
+mod pace;
 mod receive;
 mod send;
 
+pub use attempt::Attempt;
+pub use lanes::{Mode, PATHS_MAX, PathSet};
+pub use receive::PIECES_MAX;
+
 use super::frame::{Ack, DATA_MAX, ResetReason, SessionFrame};
 use crate::time::Instant;
-use receive::Receiver;
+use lanes::Lanes;
+use receive::{Gaps, Receiver};
 use send::Sender;
 use std::time::Duration;
 
@@ -82,17 +96,22 @@ impl Default for Config {
 /// An event that the driver reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// A path is established. The other end expects byte `next`, and this end may send bytes before `limit`.
+    /// A path is established. The other end expects byte `next`, and this end may send bytes before `limit`. A path that had
+    /// this number before is gone. With [`Mode::Shortest`], every other path is gone, too.
     PathUp {
+        /// The number of the path, below [`PATHS_MAX`].
+        path: u8,
         /// The next byte (or the FIN behind the last) that the other end expects.
         next: u64,
         /// The credit.
         limit: u64,
     },
-    /// The path is gone.
-    PathDown,
-    /// A frame of the other end arrived.
-    Frame(SessionFrame),
+    /// The path with this number is gone.
+    PathDown(u8),
+    /// A frame of the other end arrived on this path.
+    Frame(u8, SessionFrame),
+    /// The other end uses several paths in this way, so this end does so, too. It has no effect after the first time.
+    Mode(Mode),
     /// The application sent these bytes; no more than [`Session::room`].
     Read(Vec<u8>),
     /// The application sent FIN.
@@ -110,10 +129,12 @@ pub enum Input {
 /// What the driver has to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// Send this along the path.
-    Send(SessionFrame),
-    /// Send the data that begins at this offset ([`Session::data`]) along the path.
+    /// Send this along the path with this number.
+    Send(u8, SessionFrame),
+    /// Send the data that begins at this offset ([`Session::data`]) along this path.
     SendData {
+        /// The number of the path.
+        path: u8,
         /// The position of its first byte in the flow.
         offset: u64,
     },
@@ -145,14 +166,16 @@ enum Phase {
 #[derive(Clone, Debug)]
 pub struct Session {
     config: Config,
+    mode: Mode,
     phase: Phase,
     now: Instant,
     /// Since when there is no path. `None`: there is a path.
     pathless_since: Option<Instant>,
     send: Sender,
     receive: Receiver,
-    reset_sent: bool,
-    done_sent: bool,
+    lanes: Lanes,
+    /// The other end is told what came on each path.
+    tells: bool,
     done_came: bool,
     /// When unanswered frames are sent again on a path that loses data.
     repeat_at: Option<Instant>,
@@ -166,16 +189,29 @@ impl Session {
             Config { window_bytes: window, window_max_bytes: config.window_max_bytes.max(window), ..config };
         Self {
             config,
+            mode: Mode::Shortest,
             phase: Phase::Open,
             now,
             pathless_since: Some(now),
             send: Sender::new(config.keep_max_bytes),
             receive: Receiver::new(&config, now),
-            reset_sent: false,
-            done_sent: false,
+            lanes: Lanes::new(),
+            tells: false,
             done_came: false,
             repeat_at: None,
         }
+    }
+
+    /// Makes an end without a path that uses its paths in this way. They have to keep order and lose nothing if it is not
+    /// [`Mode::Shortest`]: [`Config::retransmit`] has no effect then.
+    pub fn with_mode(config: Config, mode: Mode, now: Instant) -> Self {
+        let retransmit = config.retransmit.filter(|_| mode == Mode::Shortest);
+        Self { mode, tells: mode != Mode::Shortest, ..Self::new(Config { retransmit, ..config }, now) }
+    }
+
+    /// Returns how this end uses its paths.
+    pub fn mode(&self) -> Mode {
+        self.mode
     }
 
     /// Returns the number of bytes that may be read from the application now.
@@ -250,7 +286,8 @@ impl Session {
         };
         let pathless = self.pathless_since.map(|since| since + self.config.path_timeout);
         let repeat = self.repeat_at.filter(|_| self.has_path());
-        [phase, pathless, repeat].into_iter().flatten().min()
+        let lanes = self.lanes.deadline(self.now, self.tells, self.mode == Mode::Stripe);
+        [phase, pathless, repeat, lanes].into_iter().flatten().min()
     }
 
     /// Handles one event. An event that does not fit the state is ignored.
@@ -260,11 +297,10 @@ impl Session {
             return;
         }
         match input {
-            Input::PathUp { next, limit } => self.path_up(next, limit),
-            Input::PathDown => {
-                self.pathless_since.get_or_insert(now);
-            }
-            Input::Frame(frame) => self.frame(frame),
+            Input::PathUp { path, next, limit } => self.path_up(path, next, limit),
+            Input::PathDown(path) => self.path_down(path),
+            Input::Frame(path, frame) => self.frame(path, frame),
+            Input::Mode(mode) => self.change_mode(mode),
             Input::Read(bytes) => {
                 if matches!(self.phase, Phase::Open) {
                     self.send.read(bytes);
@@ -280,82 +316,71 @@ impl Session {
         self.settle();
     }
 
-    /// Returns the next output. While the path accepts no more data, the driver need not call this: no output is lost.
-    pub fn poll(&mut self) -> Option<Output> {
-        match self.phase {
-            Phase::Closed => None,
-            Phase::Closing(reason) => {
-                self.phase = Phase::Closed;
-                Some(Output::Closed(reason))
-            }
-            Phase::Resetting(reason, _) => self.poll_reset(reason),
-            Phase::Open | Phase::ResetByPeer { .. } | Phase::Lingering(_) => self.poll_open(),
-        }
-    }
-
-    fn poll_open(&mut self) -> Option<Output> {
-        let may_fin = matches!(self.phase, Phase::Open) && self.send.is_confirmed_to_mark();
-        if may_fin && self.receive.take_fin() {
-            self.settle();
-            return Some(Output::Fin);
-        }
-        // All that follows is sent along the path.
-        if !self.has_path() {
-            return None;
-        }
-        // Acknowledgements go before data: credit that waits behind our data would stop the other end.
-        if let Some(ack) = self.receive.take_ack() {
-            return Some(Output::Send(SessionFrame::Ack(ack)));
-        }
-        if matches!(self.phase, Phase::Open)
-            && let Some(output) = self.send.poll(self.now)
-        {
-            self.arm();
-            return Some(output);
-        }
-        if matches!(self.phase, Phase::Lingering(_)) && !self.done_sent {
-            self.done_sent = true;
-            self.arm();
-            self.settle();
-            return Some(Output::Send(SessionFrame::Done));
-        }
-        None
-    }
-
-    fn poll_reset(&mut self, reason: ResetReason) -> Option<Output> {
-        if !self.has_path() || self.reset_sent {
-            return None;
-        }
-        self.reset_sent = true;
-        if self.config.retransmit.is_none() {
-            self.phase = Phase::Closing(Some(reason));
-        }
-        self.arm();
-        Some(Output::Send(SessionFrame::Reset { offset: self.send.sent(), reason }))
-    }
-
     fn arm(&mut self) {
         if let Some(retransmit) = self.config.retransmit {
             self.repeat_at.get_or_insert(self.now + retransmit);
         }
     }
 
-    // A protocol error of the other end resets the session: it asks for bytes that were never sent or are
+    // A protocol error of the other end resets the session: it asks for bytes that were never sent or, on its only path, are
     // acknowledged.
-    fn path_up(&mut self, next: u64, limit: u64) {
-        if !self.send.rewind(next, limit) {
+    fn path_up(&mut self, path: u8, next: u64, limit: u64) {
+        let is_fair = match self.mode {
+            Mode::Shortest => self.send.rewind(next, limit),
+            // What was on a path that died is in the hands of the others, so nothing is rewound.
+            Mode::Stripe | Mode::Duplicate => {
+                self.path_down(path);
+                self.send.catch_up(next, limit)
+            }
+        };
+        if !is_fair {
             return self.reset(ResetReason::Protocol);
         }
+        if self.mode == Mode::Shortest {
+            self.lanes.lower_all();
+        }
+        // The other end may not know yet that this end uses several paths. It tells what arrived when it has heard the same.
+        let tell = (self.mode != Mode::Shortest).then_some(self.now);
+        self.lanes.raise(path, next, tell);
         self.pathless_since = None;
         self.receive.must_ack();
-        (self.reset_sent, self.done_sent) = (false, false);
         self.arm();
     }
 
-    fn frame(&mut self, frame: SessionFrame) {
+    fn path_down(&mut self, path: u8) {
+        for (offset, bytes) in self.lanes.lower(path) {
+            if self.mode == Mode::Stripe {
+                self.send.lost(offset, bytes);
+            }
+        }
+        if self.lanes.has_any() {
+            // An acknowledgement may have been lost with the path.
+            self.receive.must_ack();
+        } else {
+            self.pathless_since.get_or_insert(self.now);
+        }
+    }
+
+    fn change_mode(&mut self, mode: Mode) {
+        if self.mode != Mode::Shortest || mode == Mode::Shortest {
+            return;
+        }
+        (self.mode, self.tells) = (mode, true);
+        if !self.lanes.has_any() {
+            // What was on the path that died is sent again: only one path rewinds by itself.
+            self.send.rewind_to_acked();
+        }
+    }
+
+    fn frame(&mut self, path: u8, frame: SessionFrame) {
         let is_fair = match frame {
             SessionFrame::Data { offset, bytes } => {
-                self.receive.data(offset, bytes, self.config.retransmit.is_some())
+                self.lanes.came(path, bytes.len(), self.now);
+                self.receive.data(offset, bytes, self.gaps())
+            }
+            SessionFrame::Arrived { bytes } => {
+                self.tells = true;
+                self.lanes.arrived(path, bytes, self.now)
             }
             SessionFrame::Fin { offset } => {
                 // Note only the first FIN: a repeated one must not add to the bytes that must be confirmed before
@@ -387,9 +412,20 @@ impl Session {
         }
     }
 
+    fn gaps(&self) -> Gaps {
+        match (self.mode, self.config.retransmit) {
+            (Mode::Shortest, None) => Gaps::None,
+            (Mode::Shortest, Some(_)) => Gaps::Lossy,
+            (Mode::Stripe | Mode::Duplicate, _) => Gaps::Paths,
+        }
+    }
+
     fn ack(&mut self, ack: &Ack) -> bool {
         let is_news = self.send.acked() < ack.next;
         let is_fair = self.send.ack(ack);
+        if self.mode == Mode::Shortest {
+            self.lanes.acked(self.send.acked());
+        }
         if let Some(retransmit) = self.config.retransmit {
             if is_news {
                 self.repeat_at = Some(self.now + retransmit);
@@ -428,7 +464,7 @@ impl Session {
         // The other end was silent for too long: repeat what it may have missed, and our acknowledgement.
         if self.has_path() && self.repeat_at.is_some_and(|at| at <= now) {
             self.repeat_at = None;
-            (self.reset_sent, self.done_sent) = (false, false);
+            self.lanes.repeat_last();
             self.send.repeat();
             self.receive.must_ack();
             self.arm();
@@ -442,7 +478,9 @@ impl Session {
                 // The other end may look for a new path for this time, because our last frames may not have reached it.
                 self.phase = Phase::Lingering(self.now + self.config.path_timeout);
             }
-            Phase::Lingering(_) if self.done_sent && self.done_came => self.phase = Phase::Closing(None),
+            Phase::Lingering(_) if self.done_came && self.lanes.all(|lane| lane.done_sent) => {
+                self.phase = Phase::Closing(None);
+            }
             Phase::ResetByPeer { offset, reason, .. }
                 if self.receive.deliverable().is_empty() && self.receive.next() >= offset =>
             {

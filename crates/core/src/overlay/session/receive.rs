@@ -6,8 +6,20 @@ use crate::time::Instant;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Most pieces that are buffered behind a gap. Only a peer that cuts its data into tiny pieces exceeds it.
-const AHEAD_MAX: usize = 2048;
+/// Most pieces that are buffered behind a gap. With several paths a sender keeps to it. With one path only a peer that cuts
+/// its data into tiny pieces exceeds it.
+pub const PIECES_MAX: usize = 2048;
+
+/// Why data may come behind a gap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gaps {
+    /// It may not.
+    None,
+    /// The path loses and reorders data.
+    Lossy,
+    /// The data before it comes on another path, and nothing is lost.
+    Paths,
+}
 
 /// An acknowledgement is sent after this number of new bytes.
 const ACK_EVERY: u64 = 128 * 1024;
@@ -112,19 +124,18 @@ impl Receiver {
         due
     }
 
-    /// Takes data. Returns false if the other end broke the protocol. `gaps`: the path may lose and reorder data.
-    pub(super) fn data(&mut self, offset: u64, mut bytes: Vec<u8>, gaps: bool) -> bool {
+    /// Takes data. Returns false if the other end broke the protocol.
+    pub(super) fn data(&mut self, offset: u64, mut bytes: Vec<u8>, gaps: Gaps) -> bool {
         let end = offset.saturating_add(bytes.len() as u64);
-        if end > self.told.limit || self.fin.is_some_and(|fin| end > fin) || (offset > self.next && !gaps) {
+        let is_ahead = offset > self.next;
+        if end > self.told.limit || self.fin.is_some_and(|fin| end > fin) || (is_ahead && gaps == Gaps::None)
+        {
             return false;
         }
-        if offset > self.next {
-            if self.ahead.len() < AHEAD_MAX {
-                self.ahead.entry(offset).or_insert(bytes);
-            }
-            self.must_ack = true;
-            return true;
+        if is_ahead {
+            return self.keep_ahead(offset, bytes, gaps);
         }
+        let gaps = gaps == Gaps::Lossy;
         let known = usize::try_from(self.next - offset).unwrap_or(usize::MAX);
         if known >= bytes.len() {
             // All of it is a duplicate: the acknowledgement was lost, or is still on its way.
@@ -145,6 +156,16 @@ impl Receiver {
         }
         self.must_ack |= gaps || self.next >= self.told.next + ACK_EVERY || self.fin == Some(self.next);
         true
+    }
+
+    fn keep_ahead(&mut self, offset: u64, bytes: Vec<u8>, gaps: Gaps) -> bool {
+        let fits = self.ahead.len() < PIECES_MAX || self.ahead.contains_key(&offset);
+        if fits {
+            self.ahead.entry(offset).or_insert(bytes);
+        }
+        self.must_ack |= gaps == Gaps::Lossy;
+        // Data that is dropped comes again from a path that loses data anyway. On several paths it counts as arrived.
+        fits || gaps == Gaps::Lossy
     }
 
     fn append(&mut self, bytes: Vec<u8>) {
@@ -198,13 +219,19 @@ impl Receiver {
         }
     }
 
-    /// Returns the acknowledgement to send now, if one is due.
-    pub(super) fn take_ack(&mut self) -> Option<Ack> {
-        if !std::mem::take(&mut self.must_ack) {
-            return None;
-        }
+    /// Returns whether an acknowledgement is due, and forgets it.
+    pub(super) fn take_due(&mut self) -> bool {
+        std::mem::take(&mut self.must_ack)
+    }
+
+    /// Returns the acknowledgement of what is here now.
+    pub(super) fn ack(&self) -> Ack {
         let hole_end = self.ahead.first_key_value().map_or(0, |(offset, _)| *offset);
-        self.told = Ack { next: self.next(), limit: self.limit(), confirmed: self.confirmed, hole_end };
-        Some(self.told)
+        Ack { next: self.next(), limit: self.limit(), confirmed: self.confirmed, hole_end }
+    }
+
+    /// Notes that this acknowledgement is sent.
+    pub(super) fn told(&mut self, ack: Ack) {
+        self.told = ack;
     }
 }

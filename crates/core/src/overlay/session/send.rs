@@ -1,6 +1,6 @@
 //! The sending half of a session: buffers the application's data until the other end has acknowledged it.
 
-use super::{Output, fits_one_frame};
+use super::{Output, PIECES_MAX, fits_one_frame};
 use crate::overlay::frame::{Ack, DATA_MAX, SessionFrame};
 use crate::time::Instant;
 use std::collections::{BTreeSet, VecDeque};
@@ -149,12 +149,13 @@ impl Sender {
         self.index_of(offset).map_or(&[], |at| &self.pieces[at].bytes)
     }
 
-    pub(super) fn poll(&mut self, now: Instant) -> Option<Output> {
+    /// Returns what to send on the only path.
+    pub(super) fn poll(&mut self, path: u8, now: Instant) -> Option<Output> {
         if let Some(offset) = self.again.pop_first()
             && let Some(at) = self.index_of(offset)
         {
             self.pieces[at].sent_at = now;
-            return Some(Output::SendData { offset });
+            return Some(Output::SendData { path, offset });
         }
         // Retransmissions are done; now send new data within the credit.
         if self.next < self.end {
@@ -168,11 +169,11 @@ impl Sender {
             let offset = piece.offset;
             self.next = after;
             self.sent = self.sent.max(after);
-            return Some(Output::SendData { offset });
+            return Some(Output::SendData { path, offset });
         }
         if self.fin && !self.fin_sent && self.acked <= self.end {
             (self.fin_sent, self.fin_ever_sent) = (true, true);
-            return Some(Output::Send(SessionFrame::Fin { offset: self.end }));
+            return Some(Output::Send(path, SessionFrame::Fin { offset: self.end }));
         }
         None
     }
@@ -202,13 +203,86 @@ impl Sender {
         while self.pieces.front().is_some_and(|piece| piece.offset + piece.bytes.len() as u64 <= next) {
             self.pieces.pop_front();
         }
-        self.again = self.again.split_off(&next);
+        let again = self.again.split_off(&next);
         // The other end has part of a piece only. It may do so, even if it usually acknowledges whole pieces.
-        if let Some(piece) = self.pieces.front_mut().filter(|piece| piece.offset < next) {
+        let is_part = self.pieces.front_mut().filter(|piece| piece.offset < next);
+        let mut again = std::mem::replace(&mut self.again, again);
+        if let Some(piece) = is_part {
             let taken = usize::try_from(next - piece.offset).unwrap_or(usize::MAX);
             piece.bytes.drain(..taken.min(piece.bytes.len()));
+            if again.remove(&piece.offset) {
+                self.again.insert(next);
+            }
             piece.offset = next;
         }
+    }
+
+    /// Takes what the other end says at the beginning of one of several paths. Returns false if it expects what was never
+    /// sent. It may expect a byte that is acknowledged by now: it has said so before the path began.
+    pub(super) fn catch_up(&mut self, next: u64, limit: u64) -> bool {
+        if !self.is_possible(next) {
+            return false;
+        }
+        self.advance(next);
+        self.limit = self.limit.max(limit);
+        true
+    }
+
+    /// Continues at the first byte that is not acknowledged.
+    pub(super) fn rewind_to_acked(&mut self) {
+        self.next = self.acked.min(self.end);
+        self.again.clear();
+    }
+
+    /// Marks data for another path, because the path that it was sent on is gone.
+    pub(super) fn lost(&mut self, offset: u64, bytes: u64) {
+        if offset + bytes > self.acked {
+            self.again.insert(offset.max(self.acked));
+        }
+    }
+
+    /// Whether the data at this offset is still buffered.
+    pub(super) fn has(&self, offset: u64) -> bool {
+        self.index_of(offset).is_some()
+    }
+
+    /// Returns data for whichever path is free: what was lost with a path, then new data.
+    pub(super) fn stripe(&mut self) -> Option<u64> {
+        while let Some(offset) = self.again.pop_first() {
+            if self.has(offset) {
+                return Some(offset);
+            }
+        }
+        let (offset, after) = self.piece_at(self.next)?;
+        self.next = after;
+        Some(offset)
+    }
+
+    /// Returns the data at this offset, or behind it the first data that is not acknowledged.
+    pub(super) fn copy(&mut self, offset: u64) -> Option<u64> {
+        let (offset, after) = self.piece_at(offset.max(self.acked))?;
+        self.next = self.next.max(after);
+        Some(offset)
+    }
+
+    /// Returns the piece at this offset, if it may be sent: its offset, and that of the next one.
+    fn piece_at(&mut self, offset: u64) -> Option<(u64, u64)> {
+        let at = self.index_of(offset).filter(|at| *at < PIECES_MAX)?;
+        let after = offset + self.pieces[at].bytes.len() as u64;
+        if after > self.limit {
+            return None;
+        }
+        self.sent = self.sent.max(after);
+        Some((offset, after))
+    }
+
+    /// Returns FIN if it may be sent: all data was sent on some path, and the other end does not have the FIN.
+    pub(super) fn fin_of_paths(&mut self) -> Option<SessionFrame> {
+        let is_due = self.fin && self.next >= self.end && self.again.is_empty() && self.acked <= self.end;
+        is_due.then(|| {
+            self.fin_ever_sent = true;
+            SessionFrame::Fin { offset: self.end }
+        })
     }
 
     /// Continues on a new path at the byte that the other end expects. Returns false if this byte is impossible.

@@ -21,6 +21,8 @@ const DELAY_ADDED_MS: f64 = 23.0;
 const SCP_SHARE: f64 = 0.9;
 /// Maximum stall after a relay was killed, for 99 of 100.
 const STALL_MS: f64 = 300.0;
+/// Maximum pause of a flow with a copy on each of two paths, after a relay of one was killed: the round trip of the longer path.
+const COPIED_MS: f64 = 68.0;
 /// Time limit until the last of twelve nodes has the new routes after a cut.
 const CONVERGED_MS: f64 = 200.0;
 /// Maximum bandwidth of an idle link.
@@ -52,6 +54,11 @@ pub(super) fn judge(figures: &Figures) -> Vec<Bar> {
     if !figures.killed_ms.is_empty() {
         let bar = format!("stall after a relay was killed, 99 of 100, at most {STALL_MS} ms");
         bars.push(at_most(bar, percentile(&figures.killed_ms, 0.99), STALL_MS));
+    }
+    if let Some(worst) = figures.copied_ms.last() {
+        let bar =
+            format!("pause of a duplicated flow after a relay was killed, the worst, at most {COPIED_MS} ms");
+        bars.push(at_most(bar, *worst, COPIED_MS));
     }
     if !figures.cut_ms.is_empty() {
         let bar = format!("stall after a link was cut, 99 of 100, at most {STALL_MS} ms");
@@ -161,6 +168,7 @@ mod tests {
             ],
             copies: vec![copy(0.0, 150.0), copy(SCP_LOSS, scp)],
             killed_ms: vec![10.0, stall],
+            copied_ms: vec![5.0, stall / 5.0],
             idle_kbit: Some(60.0),
             lost_under_load: Some(0),
             overload: Some((190.0, 0.0)),
@@ -172,13 +180,15 @@ mod tests {
     fn a_missed_bar_fails_and_a_held_one_does_not() {
         let failed = |figures: &Figures| judge(figures).iter().filter(|bar| bar.is_failure()).count();
         let good = figures(185.0, 54.0, 140.0, 250.0);
-        assert_eq!((failed(&good), judge(&good).len()), (0, 11));
+        assert_eq!((failed(&good), judge(&good).len()), (0, 12));
         let missed: Vec<_> = judge(&good).into_iter().filter(|bar| !bar.holds()).collect();
         assert!(
             missed.len() == 1 && missed[0].need == Need::Goal,
             "13 s/GB are enough, 10 would be better: {missed:?}"
         );
         assert_eq!(failed(&figures(183.0, 56.0, 134.0, 301.0)), 5, "each a little beyond its bar");
+        let paused = Figures { copied_ms: vec![5.0, 69.0], ..Figures::default() };
+        assert_eq!((judge(&paused).len(), failed(&paused)), (1, 1), "more than a round trip");
         assert_eq!(failed(&figures(185.0, 111.0, 140.0, 250.0)), 2, "also behind TCP");
         let overload = Some((190.0, 0.2));
         let lost =

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use sidetrack_core::overlay::frame::LinkKind;
 use sidetrack_sys::sockopt;
 
-use super::scene::{PACKETS, PACKETS_BEST_EFFORT, PACKETS_RELIABLE, PLAIN, Scene, TARGET};
+use super::scene::{COPIES, PACKETS, PACKETS_BEST_EFFORT, PACKETS_RELIABLE, PLAIN, Scene, TARGET};
 
 /// Bytes of a message of [`messages`], as in the literature on delays of overlays.
 const MESSAGE_BYTES: usize = 1000;
@@ -26,6 +26,8 @@ pub(super) enum Way {
     Plain(&'static str),
     /// Over the overlay; the application's socket has the system's defaults.
     Overlay,
+    /// Over the overlay, a copy of each byte on both paths.
+    Copies,
     /// Over the overlay, as whole packets on links of this kind.
     Packets(LinkKind),
 }
@@ -39,6 +41,7 @@ impl Way {
         match self {
             Self::Plain(congestion) => format!("TCP {congestion}"),
             Self::Overlay => "ours".to_owned(),
+            Self::Copies => "ours, duplicated".to_owned(),
             Self::Packets(LinkKind::Reliable) => "ours, packets, reliable".to_owned(),
             Self::Packets(LinkKind::BestEffort | LinkKind::RealTime) => {
                 "ours, packets, best effort".to_owned()
@@ -51,6 +54,7 @@ impl Way {
         match self {
             Self::Plain(_) => PLAIN,
             Self::Overlay => TARGET,
+            Self::Copies => COPIES,
             Self::Packets(_) => PACKETS,
         }
     }
@@ -265,6 +269,49 @@ fn read_messages(far: &mut TcpStream, epoch: Instant, count: usize) -> Result<Ve
         delays.push(delay.as_secs_f64() * 1e3);
     }
     Ok(delays)
+}
+
+/// Returns the longest time between two messages, in milliseconds, from the moment on when `break_it` is called: after a third of
+/// the messages.
+///
+/// # Errors
+/// The flow breaks.
+pub(super) fn pause(
+    scene: &mut Scene,
+    way: Way,
+    count: usize,
+    break_it: impl FnOnce(&mut Scene) -> Result<()>,
+) -> Result<f64> {
+    let Ends { near, mut far } = open(scene, way)?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| write_messages(&near, Instant::now(), count, &stop));
+        let longest = longest_pause(&mut far, count, || break_it(scene));
+        stop.store(true, Relaxed);
+        let _ = near.shutdown(Shutdown::Read);
+        writer.join().map_err(|_| anyhow!("the writer panicked"))??;
+        Ok(longest?.as_secs_f64() * 1e3)
+    })
+}
+
+fn longest_pause(
+    far: &mut TcpStream,
+    count: usize,
+    break_it: impl FnOnce() -> Result<()>,
+) -> Result<Duration> {
+    let mut message = vec![0; MESSAGE_BYTES];
+    let mut read = |count: usize| -> Result<Duration> {
+        let (mut longest, mut last) = (Duration::ZERO, Instant::now());
+        for _ in 0..count {
+            far.read_exact(&mut message).context("a message did not come")?;
+            longest = longest.max(last.elapsed());
+            last = Instant::now();
+        }
+        Ok(longest)
+    };
+    read(count / 3)?;
+    break_it()?;
+    read(count - count / 3)
 }
 
 /// Returns the longest time without a byte after `break_it`, in milliseconds, of a flood over the overlay that is

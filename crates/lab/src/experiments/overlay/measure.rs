@@ -138,6 +138,8 @@ pub(super) struct Figures {
     pub copies: Vec<CopyRow>,
     /// Stalls after a relay was killed, in milliseconds, ascending.
     pub killed_ms: Vec<f64>,
+    /// Pauses of a duplicated flow after a relay of one of its paths was killed, in milliseconds, ascending.
+    pub copied_ms: Vec<f64>,
     /// Stalls after a link was cut, in milliseconds, ascending.
     pub cut_ms: Vec<f64>,
     /// Bandwidth of the idle middle link in kbit/s, both directions together.
@@ -302,11 +304,14 @@ pub(super) fn failure(
         progress.say(&format!("failure {} of {}", round + 1, plan.failures));
         figures.killed_ms.push(flow::stall(scene, warm, watch, Scene::kill_relay)?);
         scene.revive_relay()?;
+        figures.copied_ms.push(flow::pause(scene, Way::Copies, plan.messages, Scene::kill_relay)?);
+        scene.revive_relay()?;
         figures.cut_ms.push(flow::stall(scene, warm, watch, |scene| scene.set_cut(true))?);
         scene.set_cut(false)?;
         scene.wait_for_path("near")?;
     }
     figures.killed_ms.sort_by(f64::total_cmp);
+    figures.copied_ms.sort_by(f64::total_cmp);
     figures.cut_ms.sort_by(f64::total_cmp);
     Ok(())
 }

@@ -144,7 +144,11 @@ fn failures(page: &mut Page, figures: &Figures) {
     }
     page.blank();
     page.columns(["longest stall of a transfer, ms", "median:", "worst:", "each"]);
-    for (name, stalls) in [("relay killed", &figures.killed_ms), ("link cut", &figures.cut_ms)] {
+    for (name, stalls) in [
+        ("relay killed", &figures.killed_ms),
+        ("link cut", &figures.cut_ms),
+        ("relay killed, messages on two paths", &figures.copied_ms),
+    ] {
         let each: Vec<_> = stalls.iter().map(|ms| format!("{ms:.0}")).collect();
         let (middle, worst) = (cell(median(stalls)), cell(stalls.last().copied()));
         page.row(format_args!("{name} | {middle} | {worst} | {}", each.join(", ")));

@@ -19,6 +19,8 @@ use crate::topology::{self, Link, Node};
 
 /// The target's address for flows over the overlay.
 pub(super) const TARGET: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
+/// The target's address for flows over the overlay that use two paths at a time.
+pub(super) const COPIES: Ipv4Addr = Ipv4Addr::new(10, 99, 3, 1);
 /// The target's address for plain TCP.
 pub(super) const PLAIN: Ipv4Addr = Ipv4Addr::new(10, 99, 1, 1);
 /// The target's address for packets that are caught whole.
@@ -146,14 +148,14 @@ impl Scene {
     }
 
     fn route(&self) -> Result<()> {
-        for address in [TARGET, PLAIN, PACKETS] {
+        for address in [TARGET, COPIES, PLAIN, PACKETS] {
             self.target().run("ip", &["addr", "add", &format!("{address}/32"), "dev", "lo"])?;
         }
         // The overlay's addresses have no route, so that an uncaught connection cannot arrive by accident.
         let nowhere = |node: &Node, to: &str, via: Ipv4Addr| {
             node.run("ip", &["route", "add", to, "via", &via.to_string()]).map(|_| ())
         };
-        for address in [TARGET, PACKETS] {
+        for address in [TARGET, COPIES, PACKETS] {
             nowhere(self.source(), &address.to_string(), self.wires[0].link.b.v4)?;
         }
         if let Some(Hosts { links: [left, right], .. }) = &self.hosts {
@@ -336,12 +338,14 @@ impl Scene {
             let _ = write!(
                 text,
                 "[[listen]]\nkind = \"redirect\"\naddress = \"127.0.0.1:{LISTENER}\"\nlocal = true\n\
-                 dst = \"{TARGET}/32\"\n[[rule]]\nname = \"all\"\nmatch = {{ to = \"{TARGET}/32\" }}\n\
-                 carrier = \"overlay:target\"\n"
+                 dst = [\"{TARGET}/32\", \"{COPIES}/32\"]\n\
+                 [[rule]]\nname = \"all\"\nmatch = {{ to = \"{TARGET}/32\" }}\ncarrier = \"overlay:target\"\n\
+                 [[rule]]\nname = \"copies\"\nmatch = {{ to = \"{COPIES}/32\" }}\ncarrier = \"overlay:target\"\n\
+                 dissemination = \"duplicate\"\n"
             );
             text += &packets("target", PACKETS);
         } else if at == self.shape.target() {
-            for address in [TARGET, PACKETS] {
+            for address in [TARGET, COPIES, PACKETS] {
                 let _ = write!(text, "[[overlay.deliver]]\nfrom = \"source\"\nto = \"{address}/32\"\n");
             }
             text += &packets("source", self.wires[0].link.a.v4);

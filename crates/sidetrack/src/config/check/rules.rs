@@ -2,7 +2,7 @@
 
 use super::super::{At, List, Listener, raw};
 use super::Check;
-use sidetrack_core::carrier::{Carrier, Credentials, Hop, HopError, HopProtocol};
+use sidetrack_core::carrier::{Carrier, Credentials, Hop, HopError, HopProtocol, OverlayCarrier};
 use sidetrack_core::flow::{Intercept, Protocol};
 use sidetrack_core::policy::{
     Action, Carry, Condition, Dial, KernelPath, Match, ProxyVersion, Resolve, Rule, Warm,
@@ -123,7 +123,7 @@ impl Check<'_> {
         // `carrier` beside `action` is an error of its own.
         let refused = keys!(
             allowed: name, matcher, action, carrier;
-            refused: credentials_file, to, dial, resolve, keep_client_address, proxy_protocol, idle_timeout_ms,
+            refused: dissemination, paths, credentials_file, to, dial, resolve, keep_client_address, proxy_protocol, idle_timeout_ms,
             lifetime_ms, connect_timeout_ms, initial_data_wait_ms, tfo, mptcp, warm, warm_idle_ms, kernel, metadata,
             on_chain_change, on_function_down, agreement, shunt, chain,
         );
@@ -139,6 +139,7 @@ impl Check<'_> {
     fn carry(&mut self, rule: &raw::Rule) -> Option<Carry> {
         let carrier = rule.carrier.as_ref();
         let carrier = carrier.and_then(|carrier| self.carrier(carrier, rule.credentials_file.as_ref()));
+        let carrier = carrier.map(|carrier| self.with_paths(carrier, rule));
         let flag = |at: &Option<At<bool>>| at.as_deref().copied().unwrap_or(false);
         let wait =
             self.number(rule.initial_data_wait_ms.as_ref(), 0..=INITIAL_DATA_WAIT_MAX_MS, " milliseconds");
@@ -242,7 +243,8 @@ impl Check<'_> {
             if let Some(file) = credentials {
                 self.error(file.span(), "an overlay needs no credentials", "take `credentials_file` out");
             }
-            return self.overlay_carrier(only, name).map(Carrier::Overlay);
+            let node = self.overlay_carrier(only, name)?;
+            return Some(Carrier::Overlay(OverlayCarrier::one_path(node)));
         }
         if let [only] = texts.items()
             && let Some(name) = only.strip_prefix("tunnel:")

@@ -1,9 +1,11 @@
-//! Checks how the packets of an `[[overlay.packets]]` travel.
+//! Checks how the packets of an `[[overlay.packets]]` travel, and how flows use the paths of the overlay.
 
 use super::super::{At, raw};
 use super::Check;
-use raw::{PacketsDissemination, PacketsLink};
+use raw::{FlowDissemination, PacketsDissemination, PacketsLink};
+use sidetrack_core::carrier::{Carrier, OverlayCarrier};
 use sidetrack_core::overlay::service::{Dissemination, HOPS, LinkKind, PATHS, Service};
+use sidetrack_core::overlay::session::Mode;
 use std::time::Duration;
 
 /// Longest deadline, milliseconds.
@@ -51,6 +53,30 @@ impl Check<'_> {
             self.error(link.span(), "packets on real-time links need a `deadline_ms`", help);
         }
         service
+    }
+
+    /// Returns the carrier with the dissemination of its rule. Keys that say nothing for this carrier are errors.
+    pub(super) fn with_paths(&mut self, carrier: Carrier, rule: &raw::Rule) -> Carrier {
+        let mode = match rule.dissemination.as_deref() {
+            Some(FlowDissemination::Stripe) => Mode::Stripe,
+            Some(FlowDissemination::Duplicate) => Mode::Duplicate,
+            Some(FlowDissemination::Shortest) | None => Mode::Shortest,
+        };
+        let is_overlay = matches!(carrier, Carrier::Overlay(_));
+        if let Some(dissemination) = rule.dissemination.as_ref().filter(|_| !is_overlay) {
+            let help = "write `carrier = \"overlay:<node>\"`, or remove `dissemination`";
+            let message = "only flows over the overlay have paths to choose from";
+            self.error(dissemination.span(), message, help);
+        }
+        let range = (*PATHS.start()).into()..=(*PATHS.end()).into();
+        let paths = self.only_with(rule.paths.as_ref(), mode != Mode::Shortest, "duplicate", "paths", range);
+        match carrier {
+            Carrier::Overlay(overlay) if mode != Mode::Shortest => {
+                let paths = paths.and_then(|paths| u8::try_from(paths).ok()).unwrap_or(*PATHS.start());
+                Carrier::Overlay(OverlayCarrier { mode, paths, ..overlay })
+            }
+            carrier => carrier,
+        }
     }
 
     /// Returns a number that has a meaning only with this dissemination, if it is in its range.

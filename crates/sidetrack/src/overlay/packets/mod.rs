@@ -17,6 +17,7 @@ use crate::config::{self, OnCrash};
 use crate::steer::OWN_MARK;
 use anyhow::Context as _;
 use judge::Judged;
+use sidetrack_core::carrier::OverlayCarrier;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::SessionId;
 use sidetrack_core::overlay::packet::{Catch, Interceptor, PACKET_MAX, Refused};
@@ -383,7 +384,8 @@ async fn open(node: &Arc<str>, requests: &mpsc::Sender<Request>) -> anyhow::Resu
     let (reply, answer) = oneshot::channel();
     let destination = Reserved::Packets.destination().context("the name of packets")?;
     let client = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-    let order = OverlayOrder { node: node.clone(), destination, client, host: None };
+    let order =
+        OverlayOrder { carrier: OverlayCarrier::one_path(node.clone()), destination, client, host: None };
     requests.send(Request { order, leg, reply }).await.context("the overlay is stopping")?;
     let opened = answer.await.context("the overlay is stopping")?;
     let session = opened.map_err(|failure| anyhow::anyhow!(failure.detail))?;
