@@ -354,6 +354,47 @@ fn check_says_which_services_of_packets_do_not_exist() {
 }
 
 #[test]
+fn check_says_what_a_link_without_congestion_control_needs() {
+    let folder = tempfile::tempdir().unwrap();
+    let [here, far] = ["here", "far"].map(|name| program(folder.path(), &["overlay", "key", name]).1);
+    let check = |link: &str| {
+        let text = format!(
+            "version = 1\n[overlay]\nname = 'here'\nkey_file = 'here'\nlisten = '127.0.0.1:8100'\n[overlay.node.here]\nkey = '{}'\n\
+             [overlay.node.far]\nkey = '{}'\n[[overlay.packets]]\nnode = 'far'\nto = '10.2.0.0/24'\n{link}",
+            here.trim(),
+            far.trim()
+        );
+        let path = file(folder.path(), &text);
+        let printed = plan::report(&parsed(&["-c", path.to_str().unwrap()]), false).unwrap();
+        (printed.code, printed.err)
+    };
+    let link = |more: &str| format!("[[overlay.link]]\nbetween = ['here', 'far']\n{more}");
+    for good in [
+        "rate = '200Mbit/s'\nbought = true\n",
+        "rate = '1.5 Gbit/s'\n",
+        "rate = '64kbit/s'\nbought = false\n",
+    ] {
+        assert_eq!(check(&link(good)), (0, String::new()), "{good}");
+    }
+    for (bad, said) in [
+        (
+            link("bought = true\n"),
+            "a bought link without a rate: without congestion control, nothing else limits",
+        ),
+        (link(""), "this link has no rate"),
+        (link("rate = '200'\n"), "\"200\" is not a rate"),
+        (link("rate = '1kbit/s'\n"), "from \"64kbit/s\" to \"100Gbit/s\""),
+        ("[[overlay.link]]\nrate = '1Mbit/s'\n".to_owned(), "does not say which link it is about"),
+        (link("rate = '1Mbit/s'\n").replace("'far'", "'fra'"), "the overlay has no node 'fra'"),
+        (link("rate = '1Mbit/s'\n").replace("'far'", "'here'"), "a link is between two different nodes"),
+        (link("rate = '1Mbit/s'\n").repeat(2), "a second rate for the link between 'here' and 'far'"),
+    ] {
+        let (code, err) = check(&bad);
+        assert!(code != 0 && err.contains(said), "{bad}{err}");
+    }
+}
+
+#[test]
 fn plan_lists_what_engines_and_shunts_do() {
     let engine = "[[listen]]\nkind = 'engine'\naddress = '192.0.2.10:443'\ninterfaces = ['eth0']\n\
                   names = { 'a.example' = '10.0.0.5:443' }\n";

@@ -144,6 +144,7 @@ fn the_tables_are_those_of_the_program() {
         "tunnel",
         "overlay",
         "overlay.node",
+        "overlay.link",
         "overlay.deliver",
         "overlay.packets",
         "rule",

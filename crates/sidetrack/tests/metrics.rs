@@ -4,6 +4,7 @@ mod support;
 
 use sidetrack::live::{Ledger, LiveFlow, Taken, Transport};
 use sidetrack::metrics::{ClosedForOthers, Metrics, Surroundings};
+use sidetrack::overlay::PacedTotals;
 use sidetrack::record::Observer;
 use sidetrack::shunt::Capacity;
 use sidetrack_core::flow::{EndReason, FlowId, Intercept};
@@ -62,6 +63,16 @@ fn everything_at_a_glance() {
     metrics.closed_scraper();
     let capacity = Capacity { entries: 7, entries_max: 65_536, waiting: 2, evicted: 3 };
     metrics.read_shunt(&capacity.entries(), capacity.evicted);
+    let paced = PacedTotals {
+        bytes: 900,
+        bytes_again: 18,
+        packets: 10,
+        lost: 3,
+        late: 1,
+        acks: 4,
+        ..PacedTotals::default()
+    };
+    metrics.read_paced(&paced.counts(), (5, 40));
     let ledger = Arc::new(Ledger::default());
     enter(&ledger, &full(6));
     enter(&ledger, &Arc::new(LiveFlow::new(FlowId(7))));
@@ -124,6 +135,7 @@ fn the_manual_names_every_metric() {
     metrics.closed_scraper();
     enter(&ledger, &full(2));
     metrics.read_packets(&[("denied", 1)]);
+    metrics.read_paced(&[("lost", 1)], (1, 1));
     metrics.read_shunt(&[("used", 1)], 1);
     metrics.read_dropped(&[("limit", 1)]);
     let text = metrics.text(&[ledger], Surroundings::default());

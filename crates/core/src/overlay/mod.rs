@@ -13,6 +13,7 @@
 //! | [`node`] | the five above as one machine |
 //! | [`service`] | how packets travel: the axes that a rule chooses |
 //! | [`realtime`] | the recovery of a real-time link: requests and retransmissions while a packet can still be in time |
+//! | [`paced`] | the reliable link between nodes whose bandwidth is bought: paced, without congestion control |
 //! | [`redundancy`] | the links that the packets of a service use |
 //! | [`trouble`] | which links cost more than usual |
 //! | [`spread`] | packets over such links: numbered by the source, each copy but the first dropped |
@@ -35,6 +36,7 @@ pub mod key;
 pub mod legs;
 pub mod mss;
 pub mod node;
+pub mod paced;
 pub mod packet;
 pub mod realtime;
 mod recent;

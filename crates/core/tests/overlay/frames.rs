@@ -2,10 +2,10 @@
 
 use crate::random::Random;
 use sidetrack_core::overlay::frame::{
-    Ack, DATA_MAX, Decoder, Dissemination, FRAME_MAX, Features, Frame, FrameError, Greeting, Hello,
-    LinkEntry, LinkKind, LinkState, Mark, Membership, Newest, Open, Opened, Packet, Path, Piece, Protocol,
-    Purpose, RESEND_MAX, Record, Refusal, Refused, Repeats, Resend, ResetReason, Resume, SUBGRAPH_NODES_MAX,
-    SessionFrame, SessionId, Spread, Subgraph, Timed,
+    Ack, Chunk, DATA_MAX, Decoder, Dissemination, FRAME_MAX, Features, Frame, FrameError, Greeting, Hello,
+    LinkEntry, LinkKind, LinkState, Mark, Membership, Newest, Offer, Open, Opened, Paced, PacedAck, Packet,
+    Path, Piece, Protocol, Purpose, RESEND_MAX, RUNS_MAX, Record, Refusal, Refused, Repeats, Resend,
+    ResetReason, Resume, Run, SUBGRAPH_NODES_MAX, SessionFrame, SessionId, Spread, Subgraph, Timed,
 };
 use sidetrack_core::overlay::group::GROUPS_MAX;
 use sidetrack_core::overlay::{NodeId, PATH_MAX, Signature};
@@ -145,11 +145,45 @@ fn extensions() -> Vec<(Frame, Option<&'static str>)> {
             Some("00000015830000000200000000000000010000000000000003"),
         ),
         (Frame::Newest(Newest { number: 5, heard: 2 }), Some("0000000d84000000000000000500000002")),
+        (
+            Frame::Paced(Box::new(paced())),
+            Some(concat!(
+                "00000047a0",                 // length, type
+                "000000070002",               // number, back
+                "00000000010000000000000002", // data: stream, offset,
+                "0001ab",                     // length, byte
+                "01000000030000000000000004", // end: stream, offset
+                "0200000005",                 // reset: stream
+                "03000000060000000000000007", // credit: stream, limit
+                "0000000008000000000000000a0002cdef",
+            )),
+        ),
+        (Frame::PacedAck(Box::new(paced_ack())), Some("00000013a100000009000000100003000200010001ffff")),
+        (
+            Frame::Offer(Offer { rate: 200_000_000, credit: 65_536, heard: true }),
+            Some("0000000ea2000000000bebc2000001000001"),
+        ),
     ]
 }
 
 fn leg_hello() -> Hello {
     Hello { state: LinkState::Up, sequence: 258, interval_ms: 28, echo: None }
+}
+
+fn paced() -> Paced {
+    let chunks = vec![
+        Chunk::Data { stream: 1, offset: 2, bytes: vec![0xAB] },
+        Chunk::End { stream: 3, offset: 4 },
+        Chunk::Reset { stream: 5 },
+        Chunk::Credit { stream: 6, limit: 7 },
+        Chunk::Data { stream: 8, offset: 10, bytes: vec![0xCD, 0xEF] },
+    ];
+    Paced { number: 7, back: 2, chunks }
+}
+
+fn paced_ack() -> PacedAck {
+    let runs = vec![Run { missing: 2, arrived: 1 }, Run { missing: 1, arrived: u16::MAX }];
+    PacedAck { newest: 9, age_us: 16, arrived: 3, runs }
 }
 
 fn timed(repeats: Option<Repeats>) -> Frame {
@@ -368,6 +402,40 @@ fn frames_of_real_time_links_say_what_they_repeat_and_request() {
 }
 
 #[test]
+fn a_frame_of_a_paced_link_that_is_cut_or_impossible_is_an_error() {
+    // A packet that is cut between two chunks is a shorter packet, which the seal of its datagram forbids.
+    let between = [20 + 3, 20 + 16, 20 + 21, 20 + 34];
+    for frame in [Frame::Paced(Box::new(paced())), Frame::Offer(Offer { rate: 1, credit: 2, heard: false })] {
+        let bytes = frame.to_datagram();
+        for length in 1..bytes.len() {
+            let cut = Frame::from_datagram(&bytes[..length]);
+            let is_whole = matches!(frame, Frame::Paced(_)) && between.contains(&length);
+            assert_eq!(cut.is_ok(), is_whole, "{length} bytes of {frame:?}: {cut:?}");
+        }
+    }
+    let ack = |ack: PacedAck| Frame::from_datagram(&Frame::PacedAck(Box::new(ack)).to_datagram());
+    let bad = Err(FrameError::BadValue("run of packets"));
+    let run = Run { missing: 1, arrived: 1 };
+    assert!(ack(PacedAck { runs: vec![run; RUNS_MAX], ..paced_ack() }).is_ok());
+    assert_eq!(ack(PacedAck { runs: vec![run; RUNS_MAX + 1], ..paced_ack() }), bad);
+    assert_eq!(ack(PacedAck { runs: vec![Run { missing: 0, ..run }], ..paced_ack() }), bad);
+    assert_eq!(ack(PacedAck { runs: vec![Run { arrived: 0, ..run }], ..paced_ack() }), bad);
+    assert_eq!(ack(PacedAck { arrived: 0, ..paced_ack() }), bad);
+    let packet = |chunk: Chunk| {
+        Frame::from_datagram(&Frame::Paced(Box::new(Paced { chunks: vec![chunk], ..paced() })).to_datagram())
+    };
+    let data = |offset: u64, bytes: Vec<u8>| packet(Chunk::Data { stream: 1, offset, bytes });
+    assert_eq!(data(0, Vec::new()), Err(FrameError::BadValue("chunk")));
+    assert_eq!(data(u64::MAX, vec![1]), Err(FrameError::BadValue("chunk")));
+    assert!(data(u64::MAX - 2, vec![1]).is_ok());
+    assert_eq!(
+        Frame::from_datagram(&[0xA0, 0, 0, 0, 1, 0, 0, 4, 0, 0, 0, 1]),
+        Err(FrameError::BadValue("chunk"))
+    );
+    assert_eq!(Frame::from_datagram(&[0xA0, 0, 0, 0, 1, 0, 0]), Err(FrameError::Truncated), "no chunk");
+}
+
+#[test]
 fn old_nodes_skip_the_new_frames() {
     // What version 1 says about types from 0x80 on; a node of this version does it with what comes after them.
     for (frame, _) in all() {
@@ -382,6 +450,9 @@ fn old_nodes_skip_the_new_frames() {
                 | Frame::MembershipAck { .. }
                 | Frame::LegHello { .. }
                 | Frame::Session(SessionFrame::Arrived { .. })
+                | Frame::Paced(_)
+                | Frame::PacedAck(_)
+                | Frame::Offer(_)
         );
         assert_eq!(frame.to_bytes()[4] >= 0x80, is_new, "{frame:?}");
     }

@@ -8,6 +8,7 @@ mod features;
 mod frames;
 mod groups;
 mod network;
+mod paced;
 mod paths;
 mod random;
 mod realtime;

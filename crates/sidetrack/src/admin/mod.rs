@@ -211,6 +211,10 @@ impl AdminState {
         if let Some(overlay) = self.control.overlay() {
             self.metrics.read_packets(&overlay.spread().fates());
             self.metrics.read_paths(&overlay.path_counts());
+            if let Some(paced) = overlay.paced() {
+                let waiting = (paced.queued_bytes, paced.pacing_delay_us);
+                self.metrics.read_paced(&paced.counts(), waiting);
+            }
         }
         if let Some(capacity) = self.control.shunt_capacity() {
             self.metrics.read_shunt(&capacity.entries(), capacity.evicted);

@@ -4,8 +4,8 @@ use super::Printed;
 use super::flows::which;
 use crate::admin::Client;
 use crate::overlay::{
-    BenchView, DatagramsView, LinkSettingView, PathView, PingView, RealTimeView, ServiceView,
-    SessionPathsView, SpreadView, Status, identity,
+    BenchView, DatagramsView, LinkSettingView, LinkView, PacedView, PathView, PingView, RealTimeView,
+    ServiceView, SessionPathsView, SpreadView, Status, identity,
 };
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
@@ -318,6 +318,32 @@ fn spread_line(spread: &SpreadView) -> String {
     out
 }
 
+/// Returns the line about the paced part of a link, if one of its ends declares it.
+fn paced_line(link: &LinkView) -> String {
+    let Some(paced) = &link.paced else { return String::new() };
+    let PacedView { state, rate_mbit, peer_rate_mbit, .. } = paced;
+    let fix = match &**state {
+        "agreed" => {
+            return format!(
+                "paced link to {}: {rate_mbit} Mb/s there, {peer_rate_mbit} Mb/s back; {} flows, {} bytes queued ({:.1} ms), \
+                 {} bytes sent, {} sent again, {:.2} % lost\n",
+                link.neighbour,
+                paced.streams,
+                paced.queued_bytes,
+                paced.pacing_delay_ms,
+                paced.bytes,
+                paced.bytes_again,
+                paced.loss_percent
+            );
+        }
+        "not declared here" => "write an [[overlay.link]] with bought = true into this node's file",
+        "not declared there" => "write the same [[overlay.link]] into its file, and let its UDP pass",
+        "not known there" => "install this version there",
+        _ => "flows use TCP meanwhile",
+    };
+    format!("paced link to {}: {state}; {fix}\n", link.neighbour)
+}
+
 fn paths_table(paths: &[PathView]) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "\n{:<20} {:>9}  PATH", "NODE", "COST ms");
@@ -388,6 +414,7 @@ fn table(status: &Status) -> String {
             link.idle_connections
         );
     }
+    status.links.iter().for_each(|link| out += &paced_line(link));
     for view in &status.settings {
         let _ = writeln!(out, "by hand: {}", setting(view));
     }

@@ -17,6 +17,8 @@ pub struct Overlay {
     pub listen: Vec<SocketAddr>,
     /// All nodes, including this one.
     pub nodes: Vec<OverlayNode>,
+    /// Rates of links; those between other nodes, too.
+    pub links: Vec<OverlayLink>,
     /// Flows that may be delivered here. All others are denied.
     pub deliver: Vec<Deliver>,
     /// Congestion control of the links, by its kernel name.
@@ -60,4 +62,26 @@ pub struct Deliver {
     pub to: IpSet,
     /// Their destination ports. `None`: any port.
     pub port: Option<PortSet>,
+}
+
+/// The rate of a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverlayLink {
+    /// The two nodes.
+    pub between: [Arc<str>; 2],
+    /// The rate at which each of them sends, bits per second, above 0.
+    pub rate: u64,
+    /// The link is paced and has no congestion control, because its bandwidth is bought.
+    pub bought: bool,
+}
+
+impl OverlayLink {
+    /// Returns the node at the other end from this one. `None`: the link is between two other nodes.
+    pub fn other(&self, own: &str) -> Option<&str> {
+        match &self.between {
+            [one, other] if **one == *own => Some(other),
+            [other, one] if **one == *own => Some(other),
+            _ => None,
+        }
+    }
 }

@@ -18,7 +18,9 @@ pub use function::Function;
 pub use htcp::{Htcp, HtcpSibling};
 pub use listen::{Dialect, Listen, ListenKind};
 pub use outgoing::Outgoing;
-pub use overlay::{Deliver, Overlay, OverlayNode, Packets, PacketsAt, PacketsDissemination, PacketsLink};
+pub use overlay::{
+    Deliver, Overlay, OverlayLink, OverlayNode, Packets, PacketsAt, PacketsDissemination, PacketsLink,
+};
 pub use policy::{Access, Clause, End, Policy, PolicyMode};
 pub use run::{Run, RunDns};
 pub use shunt::{

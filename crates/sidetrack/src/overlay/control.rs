@@ -3,10 +3,11 @@
 
 use super::datagrams::{LABEL, recover};
 use super::identity::Identity;
+use super::paced;
 use super::setting::{LinkSetting, LinkSettingView};
 use super::shared::Shared;
 use super::status::{self, Status};
-use super::stream::{Parked, Stream};
+use super::stream::{ParkedStream, Stream};
 use sidetrack_core::overlay::frame::{Frame, Hello, Packet, Purpose};
 use sidetrack_core::overlay::hello::{self, Lane, Lanes};
 use sidetrack_core::overlay::node::{self, Input, Node, Output, echo_request};
@@ -59,7 +60,7 @@ pub(super) enum Event {
         /// The neighbour.
         neighbour: NodeId,
         /// The connection.
-        stream: Box<Parked>,
+        stream: Box<ParkedStream>,
         /// True if we dialled it.
         dialled: bool,
         /// Resolves when the connection is no longer used.
@@ -282,7 +283,8 @@ impl Control {
         let cost = (view.cost_ms > 0.0).then_some((view.cost_ms * 1000.0).ceil() as u32);
         self.tell(Input::Cost(neighbour, cost));
         let rate = (view.rate_mbit > 0.0).then_some((view.rate_mbit * 1e6).ceil() as u64);
-        self.shared.shapers.of(neighbour).set(rate);
+        self.shared.shapers.set(neighbour, rate);
+        paced::limit(&self.shared, neighbour, rate);
         self.shared.datagrams.set_loss(neighbour, (view.loss_percent * 10_000.0) as u32);
         if view.down {
             self.disconnect(neighbour);
@@ -303,7 +305,7 @@ impl Control {
         self.settings.get(&neighbour).is_some_and(|setting| setting.down)
     }
 
-    fn connect(&mut self, neighbour: NodeId, stream: Parked, dialled: bool, gone: oneshot::Sender<()>) {
+    fn connect(&mut self, neighbour: NodeId, stream: ParkedStream, dialled: bool, gone: oneshot::Sender<()>) {
         if self.is_kept_down(neighbour) {
             return;
         }

@@ -1,6 +1,7 @@
 //! Runs an overlay node (Seamless Overlays): links to neighbours, relayed flows, and both ends of sessions.
 //!
-//! Three threads run beside the workers: one for control (hellos, link state), one for flows, and one that receives datagrams.
+//! Four threads run beside the workers: one for control (hellos, link state), one for flows, one that receives datagrams, and
+//! one that sends for paced links.
 //! A link is one control connection and one connection for each flow, all TLS 1.3 over kernel TCP; some are kept ready. So each
 //! hop repairs its own losses, the kernel applies back-pressure, and no flow waits for another.
 //!
@@ -17,10 +18,12 @@ mod endpoint;
 pub mod identity;
 mod ingress;
 mod lanes;
+mod paced;
 mod packets;
 mod places;
 mod pool;
 mod records;
+mod secured;
 mod sessions;
 mod setting;
 mod shape;
@@ -31,6 +34,7 @@ mod tls;
 
 pub use bench::BenchView;
 pub use control::Echo;
+pub use paced::{PacedTotals, PacedView};
 pub use setting::{LinkSetting, LinkSettingView};
 pub use status::{
     CaughtView, DatagramsView, LinkView, PathView, PingView, RealTimeView, ServiceView, SessionPathsView,
@@ -155,6 +159,7 @@ impl Bound {
         let stopped_datagrams = Arc::new(AtomicBool::new(false));
         let threads = vec![
             datagram_thread(shared.clone(), stopped_datagrams.clone())?,
+            paced_thread(shared.clone(), stopped_datagrams.clone())?,
             thread("overlay-control", control::run(shared.clone(), inbox, stopped.clone()))?,
             thread(
                 "overlay-flows",
@@ -180,6 +185,12 @@ fn datagram_thread(shared: Arc<Shared>, stopped: Arc<AtomicBool>) -> anyhow::Res
     let thread = std::thread::Builder::new().name("overlay-datagrams".to_owned());
     let spawned = thread.spawn(move || datagrams::run(&shared, &stopped));
     spawned.context("cannot start a thread for the overlay's datagrams")
+}
+
+fn paced_thread(shared: Arc<Shared>, stopped: Arc<AtomicBool>) -> anyhow::Result<JoinHandle<()>> {
+    let thread = std::thread::Builder::new().name("overlay-paced".to_owned());
+    let spawned = thread.spawn(move || paced::run(&shared, &stopped));
+    spawned.context("cannot start a thread for the overlay's paced links")
 }
 
 impl Overlay {
@@ -225,6 +236,11 @@ impl Entry {
     /// Returns the counts of whole packets. `None`: the node has no `[[overlay.packets]]`.
     pub fn packets(&self) -> Option<CaughtView> {
         self.shared.packets.as_ref().map(|packets| status::caught(&packets.counters))
+    }
+
+    /// Returns the counts of paced links. `None`: the node declares none.
+    pub fn paced(&self) -> Option<PacedTotals> {
+        paced::totals(&self.shared)
     }
 
     /// Returns the counts of packets over subgraphs.
@@ -373,6 +389,7 @@ async fn serve(
     for (node, _) in shared.identity.members().filter(|(node, _)| *node != shared.identity.own()) {
         tokio::spawn(pool::maintain(shared.clone(), node));
     }
+    tokio::spawn(paced::serve(shared.clone()));
     for way in ways {
         tokio::spawn(way);
     }

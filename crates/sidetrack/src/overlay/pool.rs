@@ -8,6 +8,7 @@
 
 use super::circuit;
 use super::control::Event;
+use super::paced;
 use super::shared::Shared;
 use super::stream::Stream;
 use sidetrack_core::overlay::NodeId;
@@ -182,6 +183,10 @@ pub(super) async fn take(shared: &Shared, neighbour: NodeId) -> Answer {
     let name = || shared.identity.name(neighbour);
     if shared.link(neighbour).is_none() {
         return Err(format!("the link to {} is down", name()));
+    }
+    // A stream of a paced link needs no handshake.
+    if let Some(stream) = paced::open(shared, neighbour) {
+        return Ok(stream);
     }
     if let Some(stream) = ready(shared, neighbour).await {
         return Ok(stream);

@@ -64,9 +64,26 @@ impl Shaper {
 #[derive(Debug, Default)]
 pub(super) struct Shapers {
     all: Mutex<BTreeMap<NodeId, Arc<Shaper>>>,
+    /// The limits of the configuration, bits per second.
+    declared: BTreeMap<NodeId, u64>,
 }
 
 impl Shapers {
+    /// Returns limits, some of them declared in the configuration, bits per second.
+    pub(super) fn new(declared: BTreeMap<NodeId, u64>) -> Self {
+        let shapers = Self { all: Mutex::default(), declared };
+        for neighbour in shapers.declared.keys() {
+            shapers.set(*neighbour, None);
+        }
+        shapers
+    }
+
+    /// Sets the limit of the link to this neighbour, bits per second; none: the one of the configuration.
+    pub(super) fn set(&self, neighbour: NodeId, bits_per_second: Option<u64>) {
+        let rate = bits_per_second.or_else(|| self.declared.get(&neighbour).copied());
+        self.of(neighbour).set(rate);
+    }
+
     /// Returns the limit of the link to this neighbour.
     pub(super) fn of(&self, neighbour: NodeId) -> Arc<Shaper> {
         lock(&self.all).entry(neighbour).or_default().clone()

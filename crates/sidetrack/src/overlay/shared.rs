@@ -3,6 +3,7 @@
 use super::control::Event;
 use super::datagrams::Datagrams;
 use super::identity::Identity;
+use super::paced::Lanes;
 use super::packets::Interception;
 use super::pool::Pool;
 use super::sessions::Sessions;
@@ -121,6 +122,17 @@ pub(super) struct Shared {
     pub packets: Option<Arc<Interception>>,
 }
 
+/// Returns the declared rates of this node's links, by neighbour, bits per second: of those links that `is_meant` names.
+fn rates(
+    overlay: &config::Overlay,
+    is_meant: impl Fn(&config::OverlayLink) -> bool,
+) -> BTreeMap<NodeId, u64> {
+    let node =
+        |name: &str| overlay.nodes.iter().find(|node| *node.name == *name).map(|node| node.key.node_id());
+    let links = overlay.links.iter().filter(|link| is_meant(link));
+    links.filter_map(|link| Some((node(link.other(&overlay.name)?)?, link.rate))).collect()
+}
+
 impl Shared {
     /// Returns the state of a new overlay node.
     ///
@@ -135,7 +147,8 @@ impl Shared {
         let (identity, clock) = (Identity::new(overlay)?, Clock::start());
         let datagrams = {
             let members = identity.members().map(|(node, _)| node).collect();
-            Datagrams::new(identity.own(), members, datagrams, control.clone(), clock)?
+            let lanes = Lanes::new(rates(overlay, |link| link.bought))?;
+            Datagrams::new(identity.own(), members, datagrams, control.clone(), clock, lanes)?
         };
         Ok(Self {
             tls: Tls::new(&identity)?,
@@ -153,7 +166,7 @@ impl Shared {
             pool: Pool::default(),
             sessions: Sessions::default(),
             control,
-            shapers: Shapers::default(),
+            shapers: Shapers::new(rates(overlay, |link| !link.bought)),
             benches: Arc::new(Semaphore::new(BENCHES_MAX)),
             datagrams,
             clock,

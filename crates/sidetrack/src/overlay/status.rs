@@ -3,6 +3,7 @@
 use super::control::names;
 use super::datagrams::{Counters, Datagrams, Totals};
 use super::lanes;
+use super::paced::{self, PacedTotals, PacedView};
 use super::packets;
 use super::setting::LinkSettingView;
 use super::shared::Shared;
@@ -59,6 +60,9 @@ pub struct Status {
     /// Packets over subgraphs.
     #[serde(default)]
     pub spread: SpreadView,
+    /// All paced links, if this node declares one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paced: Option<PacedTotals>,
     /// What operators have set for links.
     #[serde(default)]
     pub settings: Vec<LinkSettingView>,
@@ -241,6 +245,9 @@ pub struct LinkView {
     pub real_time: bool,
     /// Connections that wait for flows.
     pub idle_connections: usize,
+    /// Its paced part, if one of the two ends declares it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paced: Option<PacedView>,
 }
 
 /// The best path to a node.
@@ -309,6 +316,7 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         datagram_bytes: shared.datagrams.link(neighbour).map_or(0, |link| link.datagram_bytes()),
         real_time: graph.recovers(identity.own(), neighbour),
         idle_connections: shared.pool.idle(neighbour),
+        paced: paced::of(shared, neighbour),
     });
     let others = identity.members().filter(|(other, _)| *other != identity.own());
     let paths = others.map(|(to, _)| match node.route(to, &BTreeSet::new()) {
@@ -351,6 +359,7 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         packets_dropped: packets.no_link + packets.off_path,
         datagrams: datagrams(&shared.datagrams.counters),
         spread: spread(&shared.datagrams),
+        paced: paced::totals(shared),
         settings: Vec::new(),
         caught,
     }

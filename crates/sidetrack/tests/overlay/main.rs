@@ -10,6 +10,7 @@ mod duplicate;
 mod endings;
 mod faults;
 mod liar;
+mod paced;
 mod packets;
 mod paths;
 mod realtime;

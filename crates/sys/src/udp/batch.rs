@@ -128,6 +128,14 @@ impl Batch {
         one.into_iter().chain(bytes.chunks(step))
     }
 
+    /// Calls `each` with every datagram of a message, to be changed in its place.
+    pub fn each(&mut self, at: usize, mut each: impl FnMut(&mut [u8])) {
+        let message = self.messages[..self.count].get(at).copied().unwrap_or_default();
+        let bytes = at * ROOM..at * ROOM + message.len.min(ROOM);
+        let step = if message.segment == 0 { message.len.max(1) } else { message.segment };
+        self.memory.get_mut(bytes).unwrap_or_default().chunks_mut(step).for_each(&mut each);
+    }
+
     fn bytes(&self, at: usize) -> &[u8] {
         let len = self.messages[..self.count].get(at).map_or(0, |message| message.len.min(ROOM));
         self.memory.get(at * ROOM..at * ROOM + len).unwrap_or_default()
@@ -218,6 +226,15 @@ impl Batch {
 /// # Errors
 /// `WouldBlock` if there is no room; the second error of two.
 pub fn send_one(socket: impl AsFd, datagram: &[u8], target: Option<&Target>) -> io::Result<()> {
+    send_message(&socket, datagram, target, None)
+}
+
+fn send_message(
+    socket: &impl AsFd,
+    datagram: &[u8],
+    target: Option<&Target>,
+    segment: Option<u16>,
+) -> io::Result<()> {
     let name = target.map(|target| SockAddr::from(target.to));
     let mut control = [0_u64; CONTROL_WORDS];
     let mut part = libc::iovec { iov_base: datagram.as_ptr().cast_mut().cast(), iov_len: datagram.len() };
@@ -229,7 +246,7 @@ pub fn send_one(socket: impl AsFd, datagram: &[u8], target: Option<&Target>) -> 
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
-    describe(&mut message, target.and_then(|target| Some((target.to, target.from?))), None);
+    describe(&mut message, target.and_then(|target| Some((target.to, target.from?))), segment);
     let (fd, flags) = (socket.as_fd().as_raw_fd(), libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
     // SAFETY: every pointer in `message` is to a live local or to `datagram`, with its true size; sendmsg only reads.
     let send = || match unsafe { libc::sendmsg(fd, &raw const message, flags) } {
@@ -238,6 +255,24 @@ pub fn send_one(socket: impl AsFd, datagram: &[u8], target: Option<&Target>) -> 
     };
     match send() {
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => send(),
+        result => result,
+    }
+}
+
+/// Sends a train: datagrams of `segment` bytes each, the last one may be shorter. If the path does not take trains, the
+/// datagrams are sent one by one.
+///
+/// # Errors
+/// `WouldBlock` if there is no room; EMSGSIZE if one datagram is longer than the MTU of the device.
+pub fn send_train(socket: impl AsFd, bytes: &[u8], segment: usize, target: &Target) -> io::Result<()> {
+    let step = u16::try_from(segment).ok().filter(|step| *step > 0 && usize::from(*step) < bytes.len());
+    if step.is_none() {
+        return send_one(socket, bytes, Some(target));
+    }
+    match send_message(&socket, bytes, Some(target), step) {
+        Err(error) if is_about_trains(&error) => {
+            bytes.chunks(segment).try_for_each(|datagram| send_one(&socket, datagram, Some(target)))
+        }
         result => result,
     }
 }
@@ -359,6 +394,27 @@ mod tests {
         let got = datagrams(&end, 10);
         assert_eq!(got.iter().map(Vec::len).collect::<Vec<_>>(), lengths);
         assert_eq!(got.concat(), payload);
+    }
+
+    #[test]
+    fn a_train_is_sent_and_its_datagrams_can_be_changed_where_they_are() {
+        let (near, far) = (bound(), bound());
+        receive_trains(&far);
+        let target = Target { to: far.local_addr().unwrap(), from: None };
+        let payload: Vec<u8> = (0..950_u16).map(|at| (at % 251) as u8).collect();
+        send_train(&near, &payload, 100, &target).unwrap();
+        send_train(&near, b"one", 100, &target).unwrap();
+        let (mut batch, mut got) = (Batch::new(), Vec::new());
+        while got.len() < 11 {
+            for at in 0..receive(&far, &mut batch) {
+                batch.each(at, |datagram| datagram[0] ^= 0xff);
+                got.extend(batch.datagrams(at).map(<[u8]>::to_vec));
+            }
+        }
+        let mut expected: Vec<Vec<u8>> =
+            payload.chunks(100).map(<[u8]>::to_vec).chain([b"one".to_vec()]).collect();
+        expected.iter_mut().for_each(|datagram| datagram[0] ^= 0xff);
+        assert_eq!(got, expected);
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! Encodes and decodes the bodies of frames, type by type.
 
 use super::membership::{MEMBERSHIP, MEMBERSHIP_ACK};
+use super::paced::{OFFER, PACED, PACED_ACK};
 use super::spread::{FEATURES, SPREAD};
 use super::timed::{NEWEST, RESEND, TIMED};
 use super::wire::{Put, Reader};
 use super::{
     Ack, DATA_MAX, DETAIL_MAX, Dissemination, Features, Frame, FrameError, Greeting, Hello, LinkEntry,
-    LinkKind, LinkState, Membership, Newest, Open, Opened, PACKET_MAX, Packet, Piece, Protocol, Purpose,
-    Record, Refusal, Refused, Resend, ResetReason, Resume, SessionFrame, SessionId, Spread, Timed,
+    LinkKind, LinkState, Membership, Newest, Offer, Open, Opened, PACKET_MAX, Paced, PacedAck, Packet, Piece,
+    Protocol, Purpose, Record, Refusal, Refused, Resend, ResetReason, Resume, SessionFrame, SessionId,
+    Spread, Timed,
 };
 use crate::overlay::NODES_MAX;
 
@@ -176,6 +178,18 @@ impl Frame {
                 out.put(&[LEG_HELLO, *leg]);
                 put_hello(out, hello);
             }
+            Self::Paced(packet) => {
+                out.put_u8(PACED);
+                packet.put(out);
+            }
+            Self::PacedAck(ack) => {
+                out.put_u8(PACED_ACK);
+                ack.put(out);
+            }
+            Self::Offer(offer) => {
+                out.put_u8(OFFER);
+                offer.put(out);
+            }
             // `encode_body` encodes the others.
             _ => {}
         }
@@ -213,6 +227,9 @@ impl Frame {
             RESEND => Self::Resend(Resend::read(&mut reader)?),
             NEWEST => Self::Newest(Newest::read(&mut reader)?),
             LEG_HELLO => Self::LegHello { leg: reader.u8()?, hello: read_hello(&mut reader)? },
+            PACED => Self::Paced(Box::new(Paced::read(&mut reader)?)),
+            PACED_ACK => Self::PacedAck(Box::new(PacedAck::read(&mut reader)?)),
+            OFFER => Self::Offer(Offer::read(&mut reader)?),
             FEATURES => Self::Features(Features::read(&mut reader)?),
             MEMBERSHIP => Self::Membership(Membership::read(&mut reader)?),
             MEMBERSHIP_ACK => Self::MembershipAck { origin: reader.node()?, sequence: reader.u64()? },

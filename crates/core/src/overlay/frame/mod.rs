@@ -8,12 +8,14 @@
 mod body;
 mod codec;
 mod membership;
+mod paced;
 mod spread;
 mod timed;
 mod wire;
 
 pub use codec::{Decoder, FRAME_MAX, FrameError, HEADER_BYTES};
 pub use membership::Membership;
+pub use paced::{Chunk, Offer, Paced, PacedAck, RUNS_MAX, Run};
 pub use spread::{Features, SUBGRAPH_NODES_MAX, Spread, Subgraph};
 pub use timed::{Mark, Newest, RESEND_MAX, Repeats, Resend, Timed};
 
@@ -389,6 +391,12 @@ pub enum Frame {
         /// The same as on the link itself.
         hello: Hello,
     },
+    /// A packet of a paced link (in datagrams only).
+    Paced(Box<Paced>),
+    /// Says which packets of a paced link have arrived (in datagrams only).
+    PacedAck(Box<PacedAck>),
+    /// Says that the sender uses this link as a paced one (in datagrams only).
+    Offer(Offer),
 }
 
 impl Path {

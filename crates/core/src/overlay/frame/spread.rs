@@ -227,6 +227,9 @@ impl Features {
     /// The node knows groups: it keeps and passes on [`super::Membership`]s, and relays packets with [`Protocol::Group`].
     pub const GROUPS: u32 = 16;
 
+    /// The node can send and receive on paced links.
+    pub const PACED: u32 = 256;
+
     /// The node can be the far end of a session that uses several paths at a time.
     pub const PATHS: u32 = 0x1000;
 
@@ -234,7 +237,8 @@ impl Features {
     pub const LEGS: u32 = 0x2000;
 
     /// The features of this program.
-    pub const ALL: u32 = Self::SPREAD | Self::REAL_TIME | Self::GRAPH | Self::GROUPS | Self::PATHS;
+    pub const ALL: u32 =
+        Self::SPREAD | Self::REAL_TIME | Self::GRAPH | Self::GROUPS | Self::PACED | Self::PATHS;
 
     /// Each feature with its name, for people. A bit stands here once.
     pub const NAMES: &[(u32, &str)] = &[
@@ -243,6 +247,7 @@ impl Features {
         (Self::GRAPH, "graphs"),
         (Self::GROUPS, "groups"),
         (Self::PATHS, "flows over several paths"),
+        (Self::PACED, "paced links"),
     ];
 
     /// Returns the bytes that the origin signs.

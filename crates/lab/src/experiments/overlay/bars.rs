@@ -1,5 +1,6 @@
 //! The bars for ours (`make bench-overlay`).
 
+use super::bought::Bought;
 use super::gap::{Gap, Way};
 use super::measure::{DELAY_LOSS, DelayRow, FAST_LOSS, Figures, FloodRow, SCP_LOSS};
 use super::shape::{ONE_HOP, Shape, THREE_HOPS};
@@ -73,6 +74,7 @@ pub(super) fn judge(figures: &Figures) -> Vec<Bar> {
     if let Some((_, lost)) = figures.overload {
         bars.push(at_most("hellos lost under overload, percent, none".to_owned(), lost, 0.0));
     }
+    bars.extend(figures.bought.iter().flat_map(Bought::bars));
     bars.extend(figures.wide.iter().flat_map(wide));
     bars.extend(figures.gap.iter().flat_map(gap));
     bars

@@ -164,28 +164,39 @@ pub(super) fn flood(scene: &Scene, way: Way, warm: Duration, window: Duration) -
 /// # Errors
 /// A flow breaks.
 pub(super) fn overload(scene: &Scene, flows: usize, duration: Duration) -> Result<f64> {
+    Ok(together(scene, flows, Duration::ZERO, duration)?.iter().sum())
+}
+
+/// Floods the overlay with several flows at once: `warm` first, then `duration` is measured. Returns the Mb/s of each.
+///
+/// # Errors
+/// A flow breaks.
+pub(super) fn together(scene: &Scene, flows: usize, warm: Duration, duration: Duration) -> Result<Vec<f64>> {
     let ends: Vec<_> = (0..flows).map(|_| open(scene, Way::Overlay)).collect::<Result<_>>()?;
     let writers: Vec<_> =
         ends.iter().map(|ends| Ok(flooder(ends.near.try_clone()?))).collect::<Result<_>>()?;
     let began = Instant::now();
     let read = |far: &TcpStream| {
         let (mut far, mut buffer, mut bytes) = (far.try_clone()?, vec![0; 262_144], 0);
-        while began.elapsed() < duration {
+        while began.elapsed() < warm {
+            read_some(&mut far, &mut buffer)?;
+        }
+        let since = Instant::now();
+        while began.elapsed() < warm + duration {
             bytes += read_some(&mut far, &mut buffer)?;
         }
-        anyhow::Ok(bytes)
+        anyhow::Ok(bytes as f64 * 8.0 / since.elapsed().as_secs_f64() / 1e6)
     };
-    let bytes = std::thread::scope(|scope| {
+    let mbit = std::thread::scope(|scope| {
         let readers: Vec<_> = ends.iter().map(|ends| scope.spawn(|| read(&ends.far))).collect();
         let joined =
             readers.into_iter().map(|reader| reader.join().map_err(|_| anyhow!("a reader panicked"))?);
-        joined.sum::<Result<usize>>()
+        joined.collect::<Result<Vec<f64>>>()
     })?;
-    let seconds = began.elapsed().as_secs_f64();
     for (ends, writer) in ends.iter().zip(writers) {
         end(&ends.near, &ends.far, writer)?;
     }
-    Ok(bytes as f64 * 8.0 / seconds / 1e6)
+    Ok(mbit)
 }
 
 fn end(near: &TcpStream, far: &TcpStream, writer: JoinHandle<()>) -> Result<()> {

@@ -6,6 +6,7 @@ use anyhow::Result;
 use serde::Serialize;
 use sidetrack_core::overlay::frame::LinkKind;
 
+use super::bought::Bought;
 use super::flow::{self, Way};
 use super::gap::Gap;
 use super::scene::Scene;
@@ -148,6 +149,8 @@ pub(super) struct Figures {
     pub lost_under_load: Option<usize>,
     /// Links that were lost, in total.
     pub links_lost: usize,
+    /// Hops whose bandwidth is bought.
+    pub bought: Option<Bought>,
     /// Twelve nodes.
     pub wide: Option<Wide>,
     /// Ways of dissemination, simulated.

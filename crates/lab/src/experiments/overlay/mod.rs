@@ -8,6 +8,7 @@
 //! The applications are not changed: our node redirects connections to the overlay's address, [`scene::TARGET`].
 
 mod bars;
+mod bought;
 mod flow;
 mod gap;
 mod measure;
@@ -71,6 +72,8 @@ pub enum Part {
     Failure,
     /// The bandwidth of an idle link.
     Idle,
+    /// Hops whose bandwidth is bought: goodput with losses, and two flows; not with `--quick`, unless requested.
+    Bought,
     /// Twelve nodes at wide-area distances, many flows, and cut links.
     Wide,
     /// How much of the gap between one path and flooding the ways of dissemination close, in simulation.
@@ -113,7 +116,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let machine = Machine::probe();
     let (meter, began) = (DisturbanceMeter::start(), Instant::now());
     let mut figures = Figures::default();
-    let usual = |part: Part| plan.is_full || part != Part::Packets;
+    let usual = |part: Part| plan.is_full || !matches!(part, Part::Packets | Part::Bought);
     let wanted = |part: &Part| options.only.contains(part) || options.only.is_empty() && usual(*part);
     let kind = options.links.resolved(&launch::launcher()?)?;
     let mut lateness = None;
@@ -133,6 +136,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if let Some(scene) = scene.and_then(|scene| missing.note("Fast", scene, &progress)) {
         missing.note("Fast", measure::fast(&scene, &plan, &mut figures, &progress), &progress);
         lateness = lateness.or(scene.network().lateness()?);
+    }
+    if wanted(&Part::Bought) {
+        let bought = bought::measure(kind, options.seed, &plan, &progress);
+        figures.bought = missing.note("Bought", bought, &progress);
     }
     if wanted(&Part::Wide) {
         let wide = wide::run(kind, options.seed, plan.cuts, plan.flows, &progress);
@@ -176,7 +183,7 @@ fn three_hops(
         Part::Scp => measure::scp(scene, plan, figures, progress),
         Part::Failure => measure::failure(scene, plan, figures, progress),
         // These parts have separate networks.
-        Part::Fast | Part::Wide | Part::Gap => Ok(()),
+        Part::Fast | Part::Bought | Part::Wide | Part::Gap => Ok(()),
     }
 }
 

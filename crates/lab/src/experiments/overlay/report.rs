@@ -34,6 +34,9 @@ pub(super) fn page(results: &Results) -> Page {
     delays(&mut page, figures);
     copies(&mut page, figures);
     failures(&mut page, figures);
+    if let Some(bought) = &figures.bought {
+        bought.render(&mut page);
+    }
     wide(&mut page, figures);
     page.text(format_args!("{}", figures.gap.as_ref().map_or_else(String::new, Gap::text)));
     page.blank();

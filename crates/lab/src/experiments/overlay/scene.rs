@@ -270,6 +270,28 @@ impl Scene {
         Err(anyhow!("no path from source to target over {first}: {said}"))
     }
 
+    /// Waits until flows use the paced link of every hop.
+    ///
+    /// # Errors
+    /// They do not within a minute.
+    pub(super) fn wait_for_paced(&self) -> Result<()> {
+        let began = Instant::now();
+        while began.elapsed() < PATH_WITHIN {
+            let agreed = self.shape.names[..self.shape.hops].iter().zip(&self.shape.names[1..]);
+            let agreed = agreed.map(|(node, next)| {
+                let status: serde_json::Value =
+                    serde_json::from_str(&self.overlay_of(node, &["status", "--json"])?)?;
+                let links = status["links"].as_array().context("no links")?;
+                Ok(links.iter().any(|link| link["neighbour"] == *next && link["paced"]["state"] == "agreed"))
+            });
+            if agreed.collect::<Result<Vec<bool>>>()?.into_iter().all(|is_agreed| is_agreed) {
+                return Ok(());
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        bail!("no paced links from source to target")
+    }
+
     /// Waits until packets to the target travel in datagrams.
     ///
     /// # Errors
@@ -333,6 +355,15 @@ impl Scene {
             if let Some((_, wire)) = dialled {
                 let _ = writeln!(text, "address = \"{}\"", SocketAddr::from((wire.link.b.v4, PORT)));
             }
+        }
+        for (one, other, _) in self.shape.links.iter().take(self.shape.hops) {
+            let Some(rate) = self.shape.bought else { break };
+            let (one, other) = (self.shape.names[*one], self.shape.names[*other]);
+            let _ = write!(
+                text,
+                "[[overlay.link]]\nbetween = [\"{one}\", \"{other}\"]\nrate = \"{}kbit/s\"\nbought = true\n",
+                rate / 1000
+            );
         }
         if at == 0 {
             let _ = write!(

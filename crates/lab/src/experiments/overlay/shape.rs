@@ -23,6 +23,8 @@ pub(super) struct Shape {
     pub lossy: usize,
     /// Rate of every link, in bits per second.
     pub rate: u64,
+    /// The declared rate of every hop whose bandwidth is bought, in bits per second. `None`: hops are TCP.
+    pub bought: Option<u64>,
     /// Whether applications of plain hosts beside source and target are carried, too.
     pub has_hosts: bool,
 }
@@ -35,8 +37,13 @@ pub(super) const THREE_HOPS: Shape = Shape {
     hops: 3,
     lossy: 1,
     rate: 200_000_000,
+    bought: None,
     has_hosts: true,
 };
+
+/// The same path with paced links. The links count Ethernet headers, too, so the declared rate is a little lower.
+pub(super) const THREE_BOUGHT_HOPS: Shape =
+    Shape { bought: Some(190_000_000), has_hosts: false, ..THREE_HOPS };
 
 /// One long and fast hop.
 pub(super) const ONE_HOP: Shape = Shape {
@@ -45,6 +52,7 @@ pub(super) const ONE_HOP: Shape = Shape {
     hops: 1,
     lossy: 0,
     rate: 500_000_000,
+    bought: None,
     has_hosts: false,
 };
 

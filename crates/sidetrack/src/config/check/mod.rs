@@ -11,6 +11,7 @@ mod listen;
 mod lists;
 mod outgoing;
 mod overlay;
+mod overlay_link;
 mod policy;
 mod reached;
 mod relations;

@@ -26,8 +26,9 @@ impl Check<'_> {
             .iter()
             .filter_map(|packets| self.packets(packets, &nodes, name.as_deref()))
             .collect();
+        let links = self.overlay_links(overlay, &nodes);
         let congestion = overlay.congestion.as_ref().map_or("bbr", |name| name.as_str()).into();
-        Some(Overlay { name: name?, key: key?, listen, nodes, deliver, congestion, packets })
+        Some(Overlay { name: name?, key: key?, listen, nodes, links, deliver, congestion, packets })
     }
 
     fn overlay_nodes(&mut self, overlay: &raw::Overlay) -> Vec<OverlayNode> {
@@ -68,7 +69,7 @@ impl Check<'_> {
     }
 
     /// Returns one of the nodes, by name. Reports an error if there is none.
-    fn overlay_node(&mut self, name: &At<String>, nodes: &[OverlayNode]) -> Option<Arc<str>> {
+    pub(super) fn overlay_node(&mut self, name: &At<String>, nodes: &[OverlayNode]) -> Option<Arc<str>> {
         let known = nodes.iter().find(|node| *node.name == **name);
         if known.is_none() {
             let near = super::nearest(name, nodes.iter().map(|node| &*node.name));

@@ -24,6 +24,9 @@ pub struct Overlay {
     /// All nodes of the overlay by name, including this one. The same table may be in the file of each node.
     #[serde(default)]
     pub node: BTreeMap<String, At<OverlayNode>>,
+    /// Rates of links between two nodes. The same entries may be in the file of each node. Default: none.
+    #[serde(default)]
+    pub link: Vec<At<OverlayLink>>,
     /// Flows of other nodes that are delivered here. Default: none.
     #[serde(default)]
     pub deliver: Vec<At<Deliver>>,
@@ -113,6 +116,24 @@ pub struct OverlayNode {
     pub key: Option<At<String>>,
     /// The address that this node dials. Default: none; it may dial this node.
     pub address: Option<At<String>>,
+}
+
+/// The rate of the link between two nodes. Entries that do not name this node have no effect here.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OverlayLink {
+    /// The two nodes: `["baltimore", "chicago"]`.
+    #[schemars(required)]
+    pub between: Option<List<String>>,
+    /// The rate at which this node sends on the link: a number and "kbit/s", "Mbit/s" or "Gbit/s", from "64kbit/s" to
+    /// "100Gbit/s". With `bought = true` it counts the headers of UDP and IP.
+    #[schemars(required)]
+    pub rate: Option<At<String>>,
+    /// The bandwidth of the link is bought, so that this rate is free for the overlay at any time. Then the flows of the
+    /// link travel in datagrams at this rate, without congestion control: a loss does not slow them down. Both nodes must
+    /// say so, otherwise flows use TCP. Never set it for a path that other users share. Default false: `rate` limits the
+    /// TCP connections of the link.
+    pub bought: Option<At<bool>>,
 }
 
 /// Flows of other nodes that are delivered here.

@@ -1,6 +1,7 @@
 //! The datagrams of one link, from one control connection to its end.
 
 use super::seal::Direction;
+use crate::overlay::paced::Lane;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::datagram::mtu::{self, Search};
 use sidetrack_core::overlay::datagram::pieces::{self, Joiner};
@@ -65,6 +66,8 @@ pub(crate) struct Link {
     pub alive_told: AtomicU64,
     /// Half of the round trip of the link, µs.
     pub one_way_us: AtomicU32,
+    /// Its paced part, if this node declares its bandwidth as bought.
+    pub lane: Option<Lane>,
 }
 
 impl Link {
@@ -74,6 +77,7 @@ impl Link {
         number: u64,
         (send, receive): (Direction, Direction),
         route: Option<Route>,
+        lane: Option<Lane>,
         now: Instant,
     ) -> Self {
         let search = Search::new(now);
@@ -92,6 +96,7 @@ impl Link {
             bytes,
             alive_told: AtomicU64::new(0),
             one_way_us: AtomicU32::new(0),
+            lane,
         }
     }
 
@@ -129,6 +134,12 @@ impl Link {
         let message = self.message.fetch_add(1, Relaxed);
         let cut = pieces::cut(&bytes, message, room);
         cut.into_iter().flatten().filter_map(|piece| self.seal_one(&piece)).collect()
+    }
+
+    /// Appends the datagram of a frame that fits into one. Returns whether it could be sealed.
+    pub(crate) fn seal_onto(&self, frame: &Frame, out: &mut Vec<u8>) -> bool {
+        let sequence = self.sequence.fetch_add(1, Relaxed);
+        sequence < SEQUENCE_MAX && self.send.seal_onto(sequence, &frame.to_datagram(), out).is_some()
     }
 
     fn seal_one(&self, frame: &[u8]) -> Option<Vec<u8>> {

@@ -9,22 +9,25 @@ mod realtime;
 mod receive;
 mod seal;
 mod spread;
+mod train;
 mod way;
 
 pub(super) use link::Link;
 pub(super) use pings::{Pinged, ping};
+pub(super) use realtime::Bell;
 pub(super) use realtime::{Totals, recover};
 pub(super) use receive::run;
 pub(super) use seal::{LABEL, MATERIAL_BYTES};
+pub(super) use train::Train;
 pub(super) use way::{Paths, send};
 
 use super::control::Event;
+use super::paced::{Lane, Lanes};
 use crate::live::Clock;
 use crate::steer::OWN_MARK;
 use link::{Dropped, Route};
-use realtime::Bell;
 use sidetrack_core::overlay::NodeId;
-use sidetrack_core::overlay::datagram::mtu;
+use sidetrack_core::overlay::datagram::{OVERHEAD_BYTES, mtu};
 use sidetrack_core::overlay::frame::Frame;
 use sidetrack_core::overlay::spread::{Counts, Relay, Source};
 use sidetrack_sys::sync::{lock, read, write};
@@ -93,7 +96,13 @@ pub(super) struct Datagrams {
     source: Mutex<Source>,
     /// Relays and receives packets over subgraphs.
     relay: Mutex<Relay>,
+    /// What paced links share.
+    pub lanes: Lanes,
 }
+
+/// Bytes of the headers of IP and UDP before a datagram.
+const HEADERS_V4: usize = 20 + 8;
+const HEADERS_V6: usize = 40 + 8;
 
 /// Binds the sockets for datagrams: one with the same port as each listener, and one of each address family for
 /// neighbours that we dial.
@@ -124,6 +133,7 @@ fn bind_one(address: SocketAddr) -> io::Result<UdpSocket> {
     sockopt::set_dont_fragment(&socket, true)?;
     sockopt::set_receive_buffer(&socket, BUFFER_BYTES)?;
     sockopt::set_send_buffer(&socket, BUFFER_BYTES)?;
+    udp::batch::receive_trains(&socket);
     // Without the right to set marks, the node cannot catch packets either, so its datagrams need no mark.
     match sockopt::set_mark(&socket, OWN_MARK.value) {
         Err(error) if error.kind() != io::ErrorKind::PermissionDenied => Err(error),
@@ -142,6 +152,7 @@ impl Datagrams {
         sockets: Vec<UdpSocket>,
         control: mpsc::Sender<Event>,
         clock: Clock,
+        lanes: Lanes,
     ) -> io::Result<Self> {
         let epoch = u32::from_be_bytes(sidetrack_sys::random::bytes());
         Ok(Self {
@@ -157,6 +168,7 @@ impl Datagrams {
             relay: Mutex::new(Relay::new(own, members)),
             real_time: Totals::default(),
             bell: Bell::new()?,
+            lanes,
         })
     }
 
@@ -175,12 +187,33 @@ impl Datagrams {
     ) {
         let Some(directions) = seal::directions(self.own, neighbour, material) else { return };
         let route = address.and_then(|to| self.route_to(to));
-        let link = Arc::new(Link::new(neighbour, number, directions, route, self.clock.now()));
-        let mut links = write(&self.links);
-        if let Some(old) = links.by_node.insert(neighbour, link.clone()) {
-            links.by_name.remove(&old.name());
+        let now = self.clock.now();
+        let lane = self.lanes.rate_now(neighbour).map(|rate| {
+            let around = OVERHEAD_BYTES + self.headers(address);
+            Lane::new(rate, around, self.own < neighbour, now)
+        });
+        let link = Arc::new(Link::new(neighbour, number, directions, route, lane, now));
+        let old = {
+            let mut links = write(&self.links);
+            let old = links.by_node.insert(neighbour, link.clone());
+            if let Some(old) = &old {
+                links.by_name.remove(&old.name());
+            }
+            links.by_name.insert(link.name(), link);
+            old
+        };
+        if let Some(old) = old {
+            self.lanes.ended(&old, now);
         }
-        links.by_name.insert(link.name(), link);
+        self.lanes.began();
+    }
+
+    /// Returns the bytes of the headers before a datagram to this address. While it is unknown, the longer ones that our
+    /// sockets can send count.
+    fn headers(&self, address: Option<SocketAddr>) -> usize {
+        let is_v4 = |socket: &UdpSocket| socket.local_addr().is_ok_and(|own| own.is_ipv4());
+        let is_v4 = address.map_or_else(|| self.sockets.iter().all(is_v4), |to| to.is_ipv4());
+        if is_v4 { HEADERS_V4 } else { HEADERS_V6 }
     }
 
     /// Returns the route to a neighbour that we dial. It uses the last socket of the address family, which is bound to
@@ -195,9 +228,16 @@ impl Datagrams {
 
     /// Removes the link, because the control connection has ended.
     pub(super) fn leave(&self, neighbour: NodeId) {
-        let mut links = write(&self.links);
-        if let Some(old) = links.by_node.remove(&neighbour) {
-            links.by_name.remove(&old.name());
+        let old = {
+            let mut links = write(&self.links);
+            let old = links.by_node.remove(&neighbour);
+            if let Some(old) = &old {
+                links.by_name.remove(&old.name());
+            }
+            old
+        };
+        if let Some(old) = old {
+            self.lanes.ended(&old, self.clock.now());
         }
     }
 
@@ -212,7 +252,8 @@ impl Datagrams {
         links.by_name.get(&name).cloned()
     }
 
-    fn all(&self) -> Vec<Arc<Link>> {
+    /// Returns all links.
+    pub(super) fn all(&self) -> Vec<Arc<Link>> {
         let links = read(&self.links);
         links.by_node.values().cloned().collect()
     }
@@ -244,6 +285,10 @@ impl Datagrams {
 
     fn give(&self, link: &Link, route: Route, datagram: &[u8]) -> io::Result<()> {
         let socket = self.sockets.get(route.socket).ok_or(io::ErrorKind::NotFound)?;
+        if let Some(lane) = &link.lane {
+            let headers = if route.to.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
+            lane.spend(datagram.len() + headers);
+        }
         let given = udp::send(socket, datagram, route.to, route.from);
         if given.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE)) {
             // The search must learn of the limit. It returns its next probes, which are sent at once.

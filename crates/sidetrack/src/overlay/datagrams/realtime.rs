@@ -9,7 +9,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use sidetrack_core::overlay::frame::{Frame, Mark, Spread, Timed};
 use sidetrack_core::overlay::realtime::{Counts, Input};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -46,26 +47,35 @@ impl Totals {
     }
 }
 
-/// Wakes the receiving thread when another thread has sent the first packet after a silence: that thread keeps the time.
-pub(super) struct Bell(pub(super) OwnedFd);
+/// Wakes a thread that keeps the time: the receiving one when another thread has sent the first packet after a silence, or
+/// the one that sends for paced links.
+#[derive(Clone, Debug)]
+pub(crate) struct Bell(Arc<OwnedFd>);
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 impl Bell {
     /// Makes a bell.
     ///
     /// # Errors
     /// Fails if the system provides no descriptor.
-    pub(super) fn new() -> io::Result<Self> {
-        Ok(Self(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?))
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?)))
     }
 
-    fn ring(&self) {
+    /// Wakes the thread.
+    pub(crate) fn ring(&self) {
         // A full counter also wakes the thread.
-        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(self, &1_u64.to_ne_bytes());
     }
 
     /// Resets it after a wait.
-    pub(super) fn heard(&self) {
-        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    pub(crate) fn heard(&self) {
+        let _ = rustix::io::read(self, &mut [0; 8]);
     }
 }
 

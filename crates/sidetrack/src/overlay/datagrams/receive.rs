@@ -3,23 +3,22 @@
 use super::link::{Link, Route};
 use super::{Datagrams, realtime, spread, way};
 use crate::overlay::control::Event;
+use crate::overlay::paced;
 use crate::overlay::shared::Shared;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_core::overlay::NodeId;
-use sidetrack_core::overlay::datagram::{Header, mtu};
+use sidetrack_core::overlay::datagram::{Header, OVERHEAD_BYTES, mtu};
 use sidetrack_core::overlay::frame::{Frame, Packet, Protocol, SessionId};
 use sidetrack_core::overlay::realtime::Input;
-use sidetrack_sys::udp;
+use sidetrack_sys::udp::batch::{BATCH, Batch};
 use std::io::ErrorKind;
+use std::net::UdpSocket;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Longest datagram that UDP allows, bytes.
-const DATAGRAM_MAX: usize = 65_535;
-
-/// Most datagrams read from one socket before the next one has its turn.
-const TURN: usize = 256;
+/// Most batches read from one socket before the next one has its turn.
+const TURN: usize = 8;
 
 /// How often the thread checks whether it must end.
 const LOOK: Duration = Duration::from_millis(200);
@@ -33,24 +32,34 @@ const ALIVE_EVERY_NS: u64 = 15_000_000;
 /// Receives until `stopped`.
 pub(crate) fn run(shared: &Shared, stopped: &AtomicBool) {
     let datagrams = &shared.datagrams;
-    let mut buffer = vec![0; DATAGRAM_MAX];
+    let mut batch = Batch::new();
     let mut dice = Dice(shared.clock.now().as_nanos());
     while !stopped.load(Relaxed) {
         let ready = wait(datagrams, shared);
         for (number, socket) in datagrams.sockets.iter().enumerate().filter(|(at, _)| ready.contains(at)) {
-            for _ in 0..TURN {
-                match udp::receive(socket, &mut buffer) {
-                    Ok(came) => {
-                        let route = Route { socket: number, to: came.from, from: came.to };
-                        take(shared, buffer.get_mut(..came.len).unwrap_or_default(), route, &mut dice);
-                    }
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                    // An ICMP error about something we sent; the next datagram may be good.
-                    Err(_) => {}
-                }
-            }
+            read(shared, number, socket, &mut batch, &mut dice);
         }
         tick(shared);
+    }
+}
+
+/// Reads what has come to one socket: many datagrams with one system call.
+fn read(shared: &Shared, number: usize, socket: &UdpSocket, batch: &mut Batch, dice: &mut Dice) {
+    for _ in 0..TURN {
+        let count = match batch.receive(socket) {
+            Ok(count) => count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+            // An ICMP error about something we sent; the next datagram may be good.
+            Err(_) => continue,
+        };
+        for at in 0..count {
+            let (Some(from), Some(to)) = batch.addresses(at) else { continue };
+            let route = Route { socket: number, to: from, from: to };
+            batch.each(at, |datagram| take(shared, datagram, route, dice));
+        }
+        if count < BATCH {
+            return;
+        }
     }
 }
 
@@ -69,7 +78,7 @@ fn wait(datagrams: &Datagrams, shared: &Shared) -> Vec<usize> {
         std::thread::park_timeout(due);
         return Vec::new();
     }
-    sockets.push(PollFd::new(&datagrams.bell.0, PollFlags::IN));
+    sockets.push(PollFd::new(&datagrams.bell, PollFlags::IN));
     // A signal needs no reaction.
     let _ = poll(&mut sockets, Some(&limit));
     if !sockets[count].revents().is_empty() {
@@ -104,13 +113,14 @@ fn take(shared: &Shared, datagram: &mut [u8], route: Route, dice: &mut Dice) {
         counters.lost_on_purpose.fetch_add(1, Relaxed);
         return;
     }
+    let bytes = datagram.len().saturating_sub(OVERHEAD_BYTES);
     let sealed = datagram.get_mut(sidetrack_core::overlay::datagram::HEADER_BYTES..).unwrap_or_default();
     match link.open(header, sealed, route) {
         Ok(frame) => {
             counters.received.fetch_add(1, Relaxed);
             tell_alive(shared, &link);
             if let Some(frame) = frame {
-                serve(shared, &link, frame);
+                serve(shared, &link, frame, bytes);
             }
         }
         Err(dropped) => datagrams.count(dropped),
@@ -127,7 +137,7 @@ fn tell_alive(shared: &Shared, link: &Link) {
     }
 }
 
-fn serve(shared: &Shared, link: &Arc<Link>, frame: Frame) {
+fn serve(shared: &Shared, link: &Arc<Link>, frame: Frame, bytes: usize) {
     let datagrams = &shared.datagrams;
     match frame {
         Frame::Hello(hello) => {
@@ -150,6 +160,9 @@ fn serve(shared: &Shared, link: &Arc<Link>, frame: Frame) {
         }
         Frame::Newest(newest) => {
             realtime::recover(shared, link, Input::Newest(newest));
+        }
+        frame @ (Frame::Paced(_) | Frame::PacedAck(_) | Frame::Offer(_)) => {
+            paced::came(shared, link, frame, bytes);
         }
         // Other frames are not allowed in a datagram.
         _ => {

@@ -51,14 +51,21 @@ impl Direction {
 
     /// Returns the datagram of this frame. A sequence must not be used twice.
     pub(crate) fn seal(&self, sequence: u64, frame: &[u8]) -> Option<Vec<u8>> {
-        let header = Header { link: self.name, sequence }.to_bytes();
         let mut datagram = Vec::with_capacity(frame.len() + OVERHEAD_BYTES);
-        datagram.extend_from_slice(&header);
-        datagram.extend_from_slice(frame);
-        let body = datagram.get_mut(HEADER_BYTES..)?;
-        let tag = self.key.seal_in_place_separate_tag(self.nonce(sequence), Aad::from(header), body).ok()?;
-        datagram.extend_from_slice(tag.as_ref());
+        self.seal_onto(sequence, frame, &mut datagram)?;
         Some(datagram)
+    }
+
+    /// Appends the datagram of this frame to `out`. `None`: it is too long, and `out` may hold a part of it.
+    pub(crate) fn seal_onto(&self, sequence: u64, frame: &[u8], out: &mut Vec<u8>) -> Option<()> {
+        let header = Header { link: self.name, sequence }.to_bytes();
+        let start = out.len() + HEADER_BYTES;
+        out.extend_from_slice(&header);
+        out.extend_from_slice(frame);
+        let body = out.get_mut(start..)?;
+        let tag = self.key.seal_in_place_separate_tag(self.nonce(sequence), Aad::from(header), body).ok()?;
+        out.extend_from_slice(tag.as_ref());
+        Some(())
     }
 
     /// Returns the frame of a datagram, if its seal is right.
