@@ -1,5 +1,9 @@
 //! Explains which rule decides about a flow, why, and what would happen to it. No packet is sent.
 
+mod packets;
+
+pub use packets::{CapturedPackets, Links};
+
 use crate::config::{Config, ListenerKind, Question};
 use serde::Serialize;
 use sidetrack_core::flow::{Flow, Host, Protocol};
@@ -42,6 +46,9 @@ pub struct Answer {
     /// The state of the containers on the way in a running sidetrack. `None` if there are none on the way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub containers: Option<Health>,
+    /// How the overlay carries its packets, if it captures them whole. `None` if it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub packets: Option<CapturedPackets>,
 }
 
 /// What happens to a forwarded flow if the packet filter leaves it to the rules.
@@ -171,6 +178,7 @@ pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
         forwarded: forwarded(config, question, &flow),
         trace: trace.iter().map(ToString::to_string).collect(),
         containers: None,
+        packets: packets::of(config, &flow),
         flow: AskedFlow {
             client: flow.client,
             orig_dst: flow.orig_dst.to_string(),
@@ -311,6 +319,9 @@ impl fmt::Display for Answer {
         writeln!(f, "path     {path}")?;
         if let Some(forwarded) = &self.forwarded {
             writeln!(f, "shunt    {forwarded}")?;
+        }
+        if let Some(packets) = &self.packets {
+            write!(f, "{packets}")?;
         }
         for (index, line) in self.trace.iter().enumerate() {
             writeln!(f, "{}{line}", if index == 0 { "rules    " } else { "         " })?;

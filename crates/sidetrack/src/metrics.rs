@@ -4,10 +4,12 @@
 //! addresses.
 
 mod buckets;
+mod overlay;
 
 use crate::live::{Batch, Decided, Ended, Ledger, Tally, Transport};
 use crate::record::Observer;
 use buckets::{Buckets, Seen};
+use overlay::OverlayMetrics;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -101,16 +103,6 @@ struct FunctionBytesLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct WhatLabel {
-    what: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct FateLabel {
-    fate: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EntriesLabel {
     entries: &'static str,
 }
@@ -147,11 +139,7 @@ pub struct Metrics {
     bytes: Family<BytesLabels, Counter>,
     function_flows: Family<FunctionLabel, Counter>,
     function_bytes: Family<FunctionBytesLabels, Counter>,
-    overlay_packets: Family<FateLabel, Counter>,
-    overlay_paths: Family<FateLabel, Counter>,
-    overlay_paced: Family<WhatLabel, Counter>,
-    overlay_paced_queued_bytes: Gauge,
-    overlay_pacing_delay_us: Gauge,
+    overlay: OverlayMetrics,
     shunt_entries: Family<EntriesLabel, Gauge>,
     shunt_evicted: Family<ReasonLabel, Counter>,
     connect: Buckets,
@@ -201,11 +189,7 @@ impl Metrics {
             bytes: Family::default(),
             function_flows: Family::default(),
             function_bytes: Family::default(),
-            overlay_packets: Family::default(),
-            overlay_paths: Family::default(),
-            overlay_paced: Family::default(),
-            overlay_paced_queued_bytes: Gauge::default(),
-            overlay_pacing_delay_us: Gauge::default(),
+            overlay: OverlayMetrics::default(),
             shunt_entries: Family::default(),
             shunt_evicted: Family::default(),
             connect: Buckets::new(&CONNECT_BUCKETS),
@@ -225,7 +209,7 @@ impl Metrics {
             listeners: Mutex::default(),
         };
         metrics.register_flows();
-        metrics.register_overlay();
+        metrics.overlay.register(&mut metrics.registry);
         metrics.register_process();
         metrics
     }
@@ -282,35 +266,6 @@ impl Metrics {
             "datagrams_dropped",
             "Datagrams that were not passed on, by the reason",
             self.datagrams_dropped.clone(),
-        );
-    }
-
-    fn register_overlay(&mut self) {
-        let to = &mut self.registry;
-        to.register(
-            "overlay_packets",
-            "Whole packets of the overlay, by their fate",
-            self.overlay_packets.clone(),
-        );
-        to.register(
-            "overlay_paths",
-            "Changes of the paths that flows of the overlay use",
-            self.overlay_paths.clone(),
-        );
-        to.register(
-            "overlay_paced",
-            "Packets and bytes on paced links of the overlay, and what was lost and sent again",
-            self.overlay_paced.clone(),
-        );
-        to.register(
-            "overlay_paced_queued_bytes",
-            "Bytes that wait on paced links to be sent for the first time",
-            self.overlay_paced_queued_bytes.clone(),
-        );
-        to.register(
-            "overlay_pacing_delay_us",
-            "How long the longest queue of a paced link needs at its rate",
-            self.overlay_pacing_delay_us.clone(),
         );
     }
 
@@ -377,29 +332,6 @@ impl Metrics {
                 raise(&self.function_bytes.get_or_create_owned(&labels), bytes);
             }
         }
-    }
-
-    /// Takes over the counts of the overlay's whole packets, by fate.
-    pub fn read_packets(&self, fates: &[(&'static str, u64)]) {
-        for &(fate, total) in fates {
-            raise(&self.overlay_packets.get_or_create_owned(&FateLabel { fate }), total);
-        }
-    }
-
-    /// Takes over the counts of the overlay's paths, by their fate.
-    pub fn read_paths(&self, fates: &[(&'static str, u64)]) {
-        for &(fate, total) in fates {
-            raise(&self.overlay_paths.get_or_create_owned(&FateLabel { fate }), total);
-        }
-    }
-
-    /// Takes over the counts of paced links, and what waits on them: bytes, and the µs that the longest queue needs.
-    pub fn read_paced(&self, counts: &[(&'static str, u64)], (queued_bytes, delay_us): (u64, u64)) {
-        for &(what, total) in counts {
-            raise(&self.overlay_paced.get_or_create_owned(&WhatLabel { what }), total);
-        }
-        self.overlay_paced_queued_bytes.set(signed(queued_bytes));
-        self.overlay_pacing_delay_us.set(signed(delay_us));
     }
 
     /// Takes over how full the shunt's fast path is.

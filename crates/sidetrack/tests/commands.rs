@@ -176,6 +176,50 @@ fn explain_is_asked_about_udp() {
 }
 
 #[test]
+fn explain_says_which_packets_the_overlay_captures() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = |name: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_sidetrack"));
+        command.args(["overlay", "key"]).arg(folder.path().join(name));
+        String::from_utf8(command.output().unwrap().stdout).unwrap().trim().to_owned()
+    };
+    let (near, far) = (key("node.key"), key("far.key"));
+    let config = format!(
+        "version = 1\ndefault = \"deny\"\n[admin]\nsocket = \"{0}/none.sock\"\n[overlay]\nname = \"near\"\n\
+         key_file = \"{0}/node.key\"\n[overlay.node.near]\nkey = \"{1}\"\n[overlay.node.far]\nkey = \"{2}\"\n\
+         [[overlay.packets]]\nnode = \"far\"\nto = \"10.2.0.0/24\"\nport = [22]\n\
+         [[overlay.packets]]\nnode = \"far\"\nto = \"10.2.0.0/24\"\nlink = \"real-time\"\n\
+         dissemination = \"graph\"\ndeadline_ms = 65\nat = \"router\"\n",
+        folder.path().display(),
+        near,
+        far
+    );
+    let say = |words: &[&str]| explained_by(&config, words).unwrap().out;
+    let ssh = say(&["10.1.0.5", "10.2.0.9:22"]);
+    assert!(
+        ssh.contains("packets  sent by this host, captured whole by [[overlay.packets]] number 1"),
+        "{ssh}"
+    );
+    assert!(ssh.contains("to node far: reliable, shortest\nlinks    not known: "), "{ssh}");
+    // The answers of a server at port 22 match by their source port.
+    let answer = say(&["10.1.0.5:22", "10.2.0.9:4000"]);
+    assert!(answer.contains("[[overlay.packets]] number 1,"), "{answer}");
+    let voice = say(&["10.1.0.5", "10.2.0.9:5004", "--protocol", "udp"]);
+    assert!(voice.contains("packets  sent or forwarded by this host"), "{voice}");
+    assert!(
+        voice.contains("number 2, before any listener; to node far: real-time, graph, within 65 ms"),
+        "{voice}"
+    );
+    let json = say(&["10.1.0.5", "10.2.0.9:5004", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let packets = &json["packets"];
+    assert_eq!((&packets["entry"], &packets["dissemination"]), (&2.into(), &"graph".into()));
+    assert_eq!(packets["deadline_ms"], 65);
+    let other = say(&["10.1.0.5", "10.3.0.9:22"]);
+    assert!(!other.contains("overlay.packets"), "{other}");
+}
+
+#[test]
 fn explain_speaks_json() {
     let words = ["10.0.0.5", "203.0.113.10:443", "--host", "www.example", "--listener", "lan", "--json"];
     let json: serde_json::Value = serde_json::from_str(&explained(&words).unwrap().out).unwrap();

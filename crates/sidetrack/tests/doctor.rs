@@ -2,7 +2,8 @@
 
 use sidetrack::cli::doctor::report;
 use sidetrack::doctor::{
-    Check, EngineUse, Facts, Interface, Isolation, Level, Neighbour, Nftables, ShuntUse, Switch, examine,
+    Check, EngineUse, Facts, Interface, Isolation, Level, Neighbour, Nftables, OverlayUse, ShuntUse, Switch,
+    examine,
 };
 use sidetrack_core::shunt::FastPathKind;
 use sidetrack_sys::driver::{Offloads, Xdp};
@@ -48,6 +49,7 @@ fn good() -> Facts {
         neighbours: Vec::new(),
         engines: Vec::new(),
         shunt: None,
+        overlay: None,
     }
 }
 
@@ -320,6 +322,41 @@ fn what_the_shunt_needs_is_looked_at() {
             Some(Switch { listen: listen.clone(), is_served, connected });
         assert_eq!(check(&facts, "shunt: switch").level, level);
     }
+}
+
+#[test]
+fn what_the_overlay_needs_is_looked_at() {
+    let overlay =
+        |mtu, lacking| OverlayUse { congestion: "bbr".into(), mtus: vec![("chicago".into(), mtu)], lacking };
+    let with = |settings: [(&'static str, &str); 3], overlay| {
+        let mut facts = Facts { overlay: Some(overlay), ..good() };
+        facts.settings.extend(settings.map(|(name, value)| (name, value.to_owned())));
+        facts
+    };
+    let control = "net/ipv4/tcp_available_congestion_control";
+    let fine = [(control, "cubic bbr"), ("net/core/rmem_max", "4194304"), ("net/core/wmem_max", "8388608")];
+    let facts = with(fine, overlay(Some(1500), Ok(vec![("chicago".into(), Vec::new())])));
+    assert!(examine(&facts).iter().all(|check| check.level == Level::Ok));
+    assert_eq!(check(&facts, "overlay: receive buffer").found, "4096 KiB of the wanted 4096 KiB");
+    let poor = [(control, "reno cubic"), ("net/core/rmem_max", "212992"), ("net/core/wmem_max", "212992")];
+    let old =
+        vec![("chicago".into(), vec!["graphs".into(), "groups".into()]), ("sanjose".into(), Vec::new())];
+    let facts = with(poor, overlay(Some(1200), Ok(old)));
+    for (name, fix) in [
+        ("overlay: congestion control", "modprobe tcp_bbr"),
+        ("overlay: receive buffer", "sysctl net.core.rmem_max=4194304"),
+        ("overlay: send buffer", "sysctl net.core.wmem_max=4194304"),
+        ("overlay: MTU to chicago", "raise the MTU"),
+        ("overlay: versions", "install this version"),
+    ] {
+        let check = check(&facts, name);
+        assert_eq!(check.level, Level::Warn, "{check:?}");
+        assert!(check.fix.as_ref().is_some_and(|told| told.starts_with(fix)), "{check:?}");
+    }
+    assert_eq!(check(&facts, "overlay: versions").found, "chicago does not know graphs, groups");
+    let facts = with(fine, overlay(None, Err("it does not run".into())));
+    assert_eq!(check(&facts, "overlay: MTU to chicago").found, "there is no route to its address");
+    assert_eq!(check(&facts, "overlay: versions").found, "not known: it does not run");
 }
 
 #[test]

@@ -147,3 +147,23 @@ fn the_manual_names_every_metric() {
         .collect();
     assert_eq!(named, there);
 }
+
+#[test]
+fn packets_of_the_overlay_are_counted_by_service_and_never_fall() {
+    let metrics = Metrics::new();
+    for delivered in [5, 9, 9] {
+        metrics.read_service(
+            "real-time",
+            "graph",
+            &[("copy_sent", 0), ("delivered", delivered), ("late", 2)],
+        );
+    }
+    metrics.read_packets(&[("copy_sent", 7)]);
+    let text = metrics.text(&[], Surroundings::default());
+    let count = |fate: &str| {
+        let labels = format!("{{kind=\"real-time\",dissemination=\"graph\",fate=\"{fate}\"}}");
+        value(&text, &format!("sidetrack_overlay_service_packets_total{labels}"))
+    };
+    assert_eq!((count("copy_sent"), count("delivered"), count("late")), (0, 9, 2));
+    assert_eq!(value(&text, "sidetrack_overlay_packets_total{fate=\"copy_sent\"}"), 7);
+}

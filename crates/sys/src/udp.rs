@@ -10,6 +10,7 @@ use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 
+use rustix::net::sockopt as rustix_sockopt;
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 
 use crate::sockopt::set_int;
@@ -107,6 +108,19 @@ fn of_family(address: SocketAddr) -> io::Result<Socket> {
         socket.set_only_v6(true)?;
     }
     Ok(socket)
+}
+
+/// Returns the MTU of the route to an address, as this host knows it: that of the interface, or a smaller one that the kernel has
+/// learnt. No packet is sent.
+///
+/// # Errors
+/// There is no route.
+pub fn route_mtu(to: SocketAddr) -> io::Result<u32> {
+    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(to)?;
+    let mtu = if to.is_ipv4() { rustix_sockopt::ip_mtu(&socket) } else { rustix_sockopt::ipv6_mtu(&socket) };
+    Ok(mtu?)
 }
 
 /// Receives one datagram on a socket of [`bind`].

@@ -24,7 +24,8 @@
 //! | `GET /v1/status` | a summary of the process |
 //! | `GET /v1/overlay` | links, paths and sessions of the overlay |
 //! | `GET /v1/overlay/ping/{node}` | a round trip to a node over the path that flows take |
-//! | `POST /v1/overlay/bench/{node}` | floods that path and reports how much arrived |
+//! | `GET /v1/overlay/way/{node}` | the links that packets of a service to a node use |
+//! | `POST /v1/overlay/bench/{node}` | floods that path, or sends packets of a service, and reports how much arrived |
 //! | `POST /v1/overlay/link/{neighbour}` | sets cost, rate or loss of a link, or takes it down |
 //! | `GET /metrics` | OpenMetrics text; also on a TCP address, if configured |
 //!
@@ -215,6 +216,9 @@ impl AdminState {
                 let waiting = (paced.queued_bytes, paced.pacing_delay_us);
                 self.metrics.read_paced(&paced.counts(), waiting);
             }
+            for service in overlay.services() {
+                self.metrics.read_service(&service.kind, &service.dissemination, &service.fates());
+            }
         }
         if let Some(capacity) = self.control.shunt_capacity() {
             self.metrics.read_shunt(&capacity.entries(), capacity.evicted);
@@ -241,6 +245,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/status", get(status::status))
         .route("/v1/overlay", get(overlay::status))
         .route("/v1/overlay/ping/{node}", get(overlay::ping))
+        .route("/v1/overlay/way/{node}", get(overlay::way))
         .route("/v1/overlay/bench/{node}", axum::routing::post(overlay::bench))
         .route("/v1/overlay/link/{neighbour}", axum::routing::post(overlay::set_link))
         .route("/metrics", get(metrics))

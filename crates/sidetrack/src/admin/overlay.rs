@@ -2,11 +2,14 @@
 
 use super::AdminState;
 use super::error::ApiError;
-use crate::overlay::{BenchView, Entry, LinkSetting, LinkSettingView, PingView, Status};
+use crate::overlay::{
+    BenchView, Entry, LinkSetting, LinkSettingView, PER_SECOND_MAX, PacketBenchView, PingView, Status,
+    WayView,
+};
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use sidetrack_core::overlay::service::{Dissemination, LinkKind, Service};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +30,7 @@ pub(super) async fn status(State(state): State<AdminState>) -> Result<Json<Statu
 /// A service that packets cannot have.
 struct NoSuchService;
 
-/// The links that a ping uses. Without a kind: the path that flows take.
+/// The service of packets. Without a kind: the path that flows take.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PingWish {
@@ -79,6 +82,22 @@ pub(super) async fn ping(
     pinged.map(Json).map_err(failed)
 }
 
+/// The links that packets of a service would use now.
+pub(super) async fn way(
+    State(state): State<AdminState>,
+    Path(node): Path<String>,
+    wish: Result<Query<PingWish>, QueryRejection>,
+) -> Result<Json<WayView>, ApiError> {
+    let help = "the path takes kind=best-effort or real-time, dissemination=shortest, duplicate, graph or flood, and \
+                deadline_ms; 'sidetrack overlay status' shows the paths of flows";
+    let Query(wish) = wish.map_err(|rejection| ApiError::bad_request(rejection.body_text(), help))?;
+    let service = wish.service().ok().flatten();
+    let service =
+        service.ok_or_else(|| ApiError::bad_request("there is no such service for packets", help))?;
+    let failed = |error| ApiError::conflict(error, "'sidetrack overlay status' shows links and paths");
+    entry(&state)?.way(&node, &service).map(Json).map_err(failed)
+}
+
 /// The changes to a link.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -109,25 +128,57 @@ pub(super) async fn set_link(
 pub(super) struct BenchWish {
     seconds: Option<f64>,
     rate_mbit: Option<f64>,
+    packets_per_second: Option<u32>,
+    kind: Option<String>,
+    dissemination: Option<String>,
+    deadline_ms: Option<u32>,
+}
+
+/// The result of a measurement: of a flow, or of packets.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum Measured {
+    Flow(BenchView),
+    Packets(PacketBenchView),
 }
 
 /// Default duration of a measurement, seconds.
 const BENCH_SECONDS: f64 = 5.0;
 
+/// Default number of packets per second: that of voice.
+const BENCH_PACKETS: u32 = 50;
+
 pub(super) async fn bench(
     State(state): State<AdminState>,
     Path(node): Path<String>,
     wish: Result<Query<BenchWish>, QueryRejection>,
-) -> Result<Json<BenchView>, ApiError> {
-    let help = "the path takes seconds (0.1 to 60) and rate_mbit (above 0)";
+) -> Result<Json<Measured>, ApiError> {
+    let help = "the path takes seconds (0.1 to 60); for flows rate_mbit (above 0); with kind=best-effort or real-time \
+                packets_per_second (1 to 500), dissemination and deadline_ms";
     let Query(wish) = wish.map_err(|rejection| ApiError::bad_request(rejection.body_text(), help))?;
     let seconds = wish.seconds.unwrap_or(BENCH_SECONDS);
     let is_fast_enough = wish.rate_mbit.is_none_or(|mbit| mbit > 0.0 && mbit <= 1e6);
-    if !(0.1..=60.0).contains(&seconds) || !is_fast_enough {
-        return Err(ApiError::bad_request("a measurement that cannot be", help));
+    let per_second = wish.packets_per_second.unwrap_or(BENCH_PACKETS);
+    let cannot_be = || ApiError::bad_request("a measurement that cannot be", help);
+    let is_possible = is_fast_enough && (1..=PER_SECOND_MAX).contains(&per_second);
+    if !(0.1..=60.0).contains(&seconds) || !is_possible {
+        return Err(cannot_be());
     }
-    let rate = wish.rate_mbit.map(|mbit| (mbit * 1e6).ceil() as u64);
+    let BenchWish { rate_mbit, packets_per_second, kind, dissemination, deadline_ms, .. } = wish;
+    let service = PingWish { kind, dissemination, deadline_ms }.service();
+    let service = service.map_err(|NoSuchService| cannot_be())?;
     let failed = |error| ApiError::conflict(error, "'sidetrack overlay status' shows links and paths");
-    let measured = entry(&state)?.bench(&node, Duration::from_secs_f64(seconds), rate).await;
+    let (entry, duration) = (entry(&state)?, Duration::from_secs_f64(seconds));
+    let measured = match service {
+        Some(service) if rate_mbit.is_none() => {
+            entry.bench_packets(&node, &service, duration, per_second).await.map(Measured::Packets)
+        }
+        None if packets_per_second.is_none() => {
+            let rate = rate_mbit.map(|mbit| (mbit * 1e6).ceil() as u64);
+            entry.bench(&node, duration, rate).await.map(Measured::Flow)
+        }
+        // A flow has a rate, and packets have a pace.
+        _ => return Err(cannot_be()),
+    };
     measured.map(Json).map_err(failed)
 }

@@ -2,8 +2,10 @@
 
 use super::Printed;
 use super::wrap::{self, push_wrapped};
-use crate::config::{BadConfiguration, Config};
+use crate::admin::default_socket;
+use crate::config::{AdminAt, BadConfiguration, Config};
 use crate::doctor::{Check, Facts, Level, examine};
+use crate::overlay::Status;
 use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -15,7 +17,7 @@ use unicode_width::UnicodeWidthStr;
 /// Exits with 1 if something is missing without which nothing much works.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// The configuration whose interfaces are looked at, for engine listeners and [shunt] [default: ./sidetrack.toml, else
+    /// The configuration that is looked at: interfaces of engine listeners and [shunt], and the overlay [default: ./sidetrack.toml, else
     /// /etc/sidetrack/sidetrack.toml, if there is one]
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -34,7 +36,22 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         // If the default configuration is wrong, `check` reports that.
         None => Config::load(Config::default_path()).ok(),
     };
-    Ok(report(&Facts::gather(config.as_ref()), args.json, wrap::width()).print())
+    let mut facts = Facts::gather(config.as_ref());
+    if let (Some(config), Some(overlay)) = (&config, &mut facts.overlay) {
+        overlay.lacking = lacking(config);
+    }
+    Ok(report(&facts, args.json, wrap::width()).print())
+}
+
+/// Asks the running sidetrack what its neighbours in the overlay lack.
+fn lacking(config: &Config) -> Result<Vec<(String, Vec<String>)>, String> {
+    let socket = match &config.admin.socket {
+        AdminAt::Path(path) => path.clone(),
+        AdminAt::Default => default_socket(),
+        AdminAt::None => return Err("the configuration has no admin socket ([admin])".to_owned()),
+    };
+    let status: Status = super::ask_once(&socket, "/v1/overlay", &[])?;
+    Ok(status.links.into_iter().map(|link| (link.neighbour, link.lacks)).collect())
 }
 
 #[derive(Serialize)]

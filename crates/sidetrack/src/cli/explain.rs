@@ -1,21 +1,17 @@
 //! `sidetrack explain`: says which rule decides about a flow and why, without traffic, and how the containers on its path are.
 
 use super::Printed;
-use crate::admin::{Client, Functions, default_socket};
+use crate::admin::{Functions, default_socket};
 use crate::config::{AdminAt, Config, Listener, Question, Surroundings, System, numbered};
-use crate::explain::{Answer, FunctionHealth, Health, explain};
+use crate::explain::{Answer, CapturedPackets, FunctionHealth, Health, Links, explain};
+use crate::overlay::{Status, WayView};
 use anyhow::{Context, bail};
-use hyper::Method;
 use sidetrack_common::admin::ContainersHealth;
 use sidetrack_core::flow::{Destination, HostName, Intercept, Process, Protocol};
+use sidetrack_core::overlay::service::LinkKind;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
-use tokio::time::timeout;
-
-/// Time limit for a running sidetrack to answer about its containers.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Shows which rule decides about a flow, why, and what happens to the flow. It sends no packet; it asks a running
 /// sidetrack about the health of the containers on the path.
@@ -78,6 +74,9 @@ pub fn report(args: &ExplainArgs, colours: bool) -> anyhow::Result<Printed> {
         "the flow has no destination: add DST as host:port, or --listener (and --host) of a reverse listener",
     )?;
     answer.containers = health(args, &config, &answer);
+    if let Some(packets) = &mut answer.packets {
+        packets.links = links(args, &config, packets).map_or_else(Links::Unknown, Links::Known);
+    }
     let out = if args.json { format!("{}\n", serde_json::to_string(&answer)?) } else { answer.to_string() };
     Ok(Printed { out, err: String::new(), code: 0 })
 }
@@ -92,27 +91,42 @@ fn health(args: &ExplainArgs, config: &Config, answer: &Answer) -> Option<Health
     if names.is_empty() {
         return None;
     }
-    let socket = match (&args.admin, &config.admin.socket) {
-        (Some(path), _) | (None, AdminAt::Path(path)) => path.clone(),
-        (None, AdminAt::Default) => default_socket(),
-        (None, AdminAt::None) => {
-            return Some(Health::Unknown("the configuration has no admin socket ([admin])".to_owned()));
-        }
-    };
-    Some(asked(&socket, &names).map_or_else(Health::Unknown, Health::Known))
+    let known = admin_socket(args, config).and_then(|socket| asked(&socket, &names));
+    Some(known.map_or_else(Health::Unknown, Health::Known))
+}
+
+/// Returns the links that captured packets use in the running sidetrack.
+fn links(args: &ExplainArgs, config: &Config, packets: &CapturedPackets) -> Result<Vec<[String; 2]>, String> {
+    let socket = admin_socket(args, config)?;
+    if packets.link == LinkKind::Reliable.name() {
+        let status: Status = super::ask_once(&socket, "/v1/overlay", &[])?;
+        let path = status.paths.into_iter().find(|path| path.to == packets.node).unwrap_or_default().path;
+        let links: Vec<_> = path.windows(2).map(|link| [link[0].clone(), link[1].clone()]).collect();
+        return if links.is_empty() {
+            Err(format!("there is no path to {}", packets.node))
+        } else {
+            Ok(links)
+        };
+    }
+    let deadline = packets.deadline_ms.map(|ms| ms.to_string());
+    let mut query = vec![("kind", packets.link), ("dissemination", packets.dissemination)];
+    query.extend(deadline.as_deref().map(|ms| ("deadline_ms", ms)));
+    let way: WayView = super::ask_once(&socket, &format!("/v1/overlay/way/{}", packets.node), &query)?;
+    Ok(way.links)
+}
+
+/// Returns the admin socket of the running sidetrack, or why there is none.
+fn admin_socket(args: &ExplainArgs, config: &Config) -> Result<PathBuf, String> {
+    match (&args.admin, &config.admin.socket) {
+        (Some(path), _) | (None, AdminAt::Path(path)) => Ok(path.clone()),
+        (None, AdminAt::Default) => Ok(default_socket()),
+        (None, AdminAt::None) => Err("the configuration has no admin socket ([admin])".to_owned()),
+    }
 }
 
 /// Asks the sidetrack at this socket about these functions.
 fn asked(socket: &Path, names: &[String]) -> Result<Vec<FunctionHealth>, String> {
-    let first_line = |error: String| error.lines().next().unwrap_or_default().to_owned();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| error.to_string())?;
-    let client = Client::new(socket);
-    let asking =
-        async { timeout(PATIENCE, client.ask::<Functions>(Method::GET, "/v1/functions", &[])).await };
-    let answer = runtime.block_on(asking);
-    let answer = answer.map_err(|_| format!("{} does not answer", socket.display()))?;
-    let functions = answer.map_err(|error| first_line(error.to_string()))?.functions;
+    let functions = super::ask_once::<Functions>(socket, "/v1/functions", &[])?.functions;
     let of = |name: &String| {
         let known = functions.iter().find(|function| function.name == *name);
         let health = known.and_then(|function| function.containers.clone());

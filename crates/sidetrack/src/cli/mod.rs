@@ -28,8 +28,31 @@ pub mod shunt;
 pub mod tunnel;
 pub mod wrap;
 
+use crate::admin::Client;
+use hyper::Method;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// How long a running sidetrack may take to answer a command that can do without.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Asks the sidetrack at this socket once. Returns the first line of the reason if it does not answer.
+fn ask_once<T: serde::de::DeserializeOwned>(
+    socket: &Path,
+    request: &str,
+    query: &[(&str, &str)],
+) -> Result<T, String> {
+    let first_line = |error: String| error.lines().next().unwrap_or_default().to_owned();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    let client = Client::new(socket);
+    let answer = runtime.block_on(async { timeout(PATIENCE, client.ask(Method::GET, request, query)).await });
+    let answer = answer.map_err(|_| format!("{} does not answer", socket.display()))?;
+    answer.map_err(|error| first_line(error.to_string()))
+}
 
 /// The output of a subcommand: data for standard output, and the rest for standard error.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -4,13 +4,14 @@ use super::Printed;
 use super::flows::which;
 use crate::admin::Client;
 use crate::overlay::{
-    BenchView, DatagramsView, LinkSettingView, LinkView, PacedView, PathView, PingView, RealTimeView,
-    ServiceView, SessionPathsView, SpreadView, Status, identity,
+    BenchView, DatagramsView, LinkSettingView, LinkView, PacedView, PacketBenchView, PathView, PingView,
+    RealTimeView, ServiceCountView, ServiceView, SessionPathsView, SpreadView, Status, WayView, identity,
 };
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use hyper::Method;
 use sidetrack_core::overlay::key::SecretKey;
+use sidetrack_core::overlay::service::LinkKind;
 use std::fmt::Write as _;
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write as _};
@@ -42,10 +43,12 @@ enum OverlayCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Shows the path that flows take to a node
+    /// Shows the path that flows take to a node, or the links that packets of a service use
     Path {
         /// The node's name
         node: String,
+        #[command(flatten)]
+        service: PacketService,
     },
     /// Measures the round trip to a node over the path that flows take
     Ping {
@@ -55,9 +58,9 @@ enum OverlayCommand {
         #[arg(short, long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100_000))]
         count: u32,
         #[command(flatten)]
-        service: PingService,
+        service: PacketService,
     },
-    /// Floods a session to a node over the path of flows, and shows the rate that arrives
+    /// Floods a session to a node and shows the rate that arrives; with --kind, sends packets and shows what is lost
     Bench {
         /// The node's name
         node: String,
@@ -67,6 +70,11 @@ enum OverlayCommand {
         /// Maximum rate in Mb/s
         #[arg(short, long, value_name = "MBIT")]
         rate: Option<f64>,
+        /// Packets per second with --kind best-effort or real-time, 1 to 500 [default: 50]
+        #[arg(long, value_name = "N", requires = "kind")]
+        packets: Option<u32>,
+        #[command(flatten)]
+        service: PacketService,
         /// Prints one JSON object
         #[arg(long)]
         json: bool,
@@ -78,18 +86,38 @@ enum OverlayCommand {
     },
 }
 
-/// The links that echo requests use, as in [[overlay.packets]].
+/// How packets travel, as in [[overlay.packets]].
 #[derive(Debug, Args)]
-struct PingService {
+struct PacketService {
     /// Kind of links: reliable (the path of flows), best-effort or real-time
     #[arg(long, value_name = "KIND")]
     kind: Option<String>,
     /// Links that packets use: shortest, duplicate, graph or flood
     #[arg(long, value_name = "WAY", requires = "kind")]
     dissemination: Option<String>,
-    /// Milliseconds that the request may travel
+    /// Milliseconds that a packet may travel
     #[arg(long, value_name = "MS", requires = "kind")]
     deadline: Option<u32>,
+}
+
+impl PacketService {
+    /// Returns the parameters of a request for this service.
+    fn query(&self) -> Vec<(&'static str, String)> {
+        let Self { kind, dissemination, deadline } = self;
+        let deadline = deadline.map(|ms| ms.to_string());
+        let wishes = [("kind", kind), ("dissemination", dissemination), ("deadline_ms", &deadline)];
+        wishes.into_iter().filter_map(|(key, value)| Some((key, value.clone()?))).collect()
+    }
+
+    /// Whether it names datagrams: flows have the other kind.
+    fn is_of_datagrams(&self) -> bool {
+        self.kind.as_deref().is_some_and(|kind| kind != LinkKind::Reliable.name())
+    }
+}
+
+/// Returns the parameters as a request takes them.
+fn borrowed<'q>(query: &'q [(&'static str, String)]) -> Vec<(&'static str, &'q str)> {
+    query.iter().map(|(key, value)| (*key, value.as_str())).collect()
 }
 
 #[derive(Debug, Subcommand)]
@@ -139,9 +167,16 @@ pub fn run(args: &OverlayArgs) -> anyhow::Result<ExitCode> {
             OverlayCommand::Ping { node, count, service } => {
                 return ping(&client, node, *count, service).await;
             }
-            OverlayCommand::Path { node } => path(&status(&client).await?, node)?,
-            OverlayCommand::Bench { node, seconds, rate, json } => {
-                bench(&client, node, *seconds, *rate, *json).await?
+            OverlayCommand::Path { node, service } if service.is_of_datagrams() => {
+                way(&client, node, service).await?
+            }
+            OverlayCommand::Path { node, .. } => path(&status(&client).await?, node)?,
+            OverlayCommand::Bench { node, seconds, rate, packets, service, json } => {
+                let mut query = service.query();
+                query.push(("seconds", seconds.to_string()));
+                query.extend(rate.map(|rate| ("rate_mbit", rate.to_string())));
+                query.extend(packets.map(|packets| ("packets_per_second", packets.to_string())));
+                bench(&client, node, &query, service.is_of_datagrams(), *json).await?
             }
             OverlayCommand::Link { command: LinkCommand::Set(set) } => set_link(&client, set).await?,
             OverlayCommand::Status { json: true } => serde_json::to_string(&status(&client).await?)? + "\n",
@@ -184,18 +219,39 @@ fn path(status: &Status, node: &str) -> anyhow::Result<String> {
     Ok(out)
 }
 
+/// Shows the links that packets of a service would use now.
+async fn way(client: &Client, node: &str, service: &PacketService) -> anyhow::Result<String> {
+    let query = service.query();
+    let way: WayView = client.ask(Method::GET, &format!("/v1/overlay/way/{node}"), &borrowed(&query)).await?;
+    let WayView { kind, dissemination, named, links } = way;
+    let named = if named == dissemination {
+        String::new()
+    } else {
+        format!(" (its packets name {named}, because an old node on the way does not know {dissemination})")
+    };
+    Ok(format!("{kind}, {dissemination}: {}{named}\n", arrows(&links)))
+}
+
 async fn bench(
     client: &Client,
     node: &str,
-    seconds: f64,
-    rate: Option<f64>,
+    query: &[(&'static str, String)],
+    of_packets: bool,
     json: bool,
 ) -> anyhow::Result<String> {
-    let seconds = seconds.to_string();
-    let rate = rate.map(|rate| rate.to_string());
-    let mut query = vec![("seconds", &*seconds)];
-    query.extend(rate.as_deref().map(|rate| ("rate_mbit", rate)));
-    let bench: BenchView = client.ask(Method::POST, &format!("/v1/overlay/bench/{node}"), &query).await?;
+    let (request, query) = (format!("/v1/overlay/bench/{node}"), borrowed(query));
+    if of_packets {
+        let bench: PacketBenchView = client.ask(Method::POST, &request, &query).await?;
+        if json {
+            return Ok(serde_json::to_string(&bench)? + "\n");
+        }
+        let PacketBenchView { packets, lost_percent, rtt_ms: [median, tail, most], links } = bench;
+        return Ok(format!(
+            "{packets} packets over {links:.1} links: {lost_percent:.2} % without an answer; round trip {median:.1} ms in \
+             the median, {tail:.1} ms at most for 99 of 100, {most:.1} ms at most\n"
+        ));
+    }
+    let bench: BenchView = client.ask(Method::POST, &request, &query).await?;
     if json {
         return Ok(serde_json::to_string(&bench)? + "\n");
     }
@@ -236,15 +292,9 @@ fn setting(view: &LinkSettingView) -> String {
     format!("link to {}: {words}", view.neighbour)
 }
 
-async fn ping(client: &Client, node: &str, count: u32, service: &PingService) -> anyhow::Result<ExitCode> {
-    let PingService { kind, dissemination, deadline } = service;
-    let deadline = deadline.map(|ms| ms.to_string());
-    let wishes = [
-        ("kind", kind.as_deref()),
-        ("dissemination", dissemination.as_deref()),
-        ("deadline_ms", deadline.as_deref()),
-    ];
-    let query: Vec<_> = wishes.iter().filter_map(|(key, value)| Some((*key, (*value)?))).collect();
+async fn ping(client: &Client, node: &str, count: u32, service: &PacketService) -> anyhow::Result<ExitCode> {
+    let query = service.query();
+    let query = borrowed(&query);
     let mut failed = 0;
     for number in 1..=count {
         let request = format!("/v1/overlay/ping/{node}");
@@ -344,6 +394,22 @@ fn paced_line(link: &LinkView) -> String {
     format!("paced link to {}: {state}; {fix}\n", link.neighbour)
 }
 
+/// Returns the line about the packets of one service.
+fn counts_line(counts: &ServiceCountView) -> String {
+    let ServiceCountView { kind, dissemination, copies, delivered, late } = counts;
+    format!(
+        "packets by {kind}, {dissemination}: {copies} copies sent, {delivered} delivered here, {late} late\n"
+    )
+}
+
+/// Returns the line about a neighbour of an older version.
+fn lacks_line(link: &LinkView) -> String {
+    match &link.lacks[..] {
+        [] => String::new(),
+        lacks => format!("older version: {} does not know {}\n", link.neighbour, lacks.join(", ")),
+    }
+}
+
 fn paths_table(paths: &[PathView]) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "\n{:<20} {:>9}  PATH", "NODE", "COST ms");
@@ -395,6 +461,7 @@ fn table(status: &Status) -> String {
         );
     }
     out += &spread_line(&status.spread);
+    status.services.iter().for_each(|service| out += &counts_line(service));
     let _ = writeln!(
         out,
         "\n{:<20} {:<5} {:>9} {:>9} {:>7} {:>9} {:>9} {:>5}",
@@ -415,6 +482,7 @@ fn table(status: &Status) -> String {
         );
     }
     status.links.iter().for_each(|link| out += &paced_line(link));
+    status.links.iter().for_each(|link| out += &lacks_line(link));
     for view in &status.settings {
         let _ = writeln!(out, "by hand: {}", setting(view));
     }

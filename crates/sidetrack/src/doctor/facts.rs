@@ -1,6 +1,6 @@
 //! Gathers all that the checks need, as plain data.
 
-use super::uses::{self, EngineUse, ShuntUse};
+use super::uses::{self, EngineUse, OverlayUse, ShuntUse};
 use crate::config::{Config, RunAs};
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::cgroup::Hierarchy;
@@ -13,11 +13,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The kernel settings that are read, by their names under /proc/sys.
-pub const SETTINGS: [&str; 14] = [
+pub const SETTINGS: [&str; 16] = [
     "fs/pipe-max-size",
     "fs/pipe-user-pages-soft",
     "net/bridge/bridge-nf-call-iptables",
+    "net/core/rmem_max",
     "net/core/somaxconn",
+    "net/core/wmem_max",
     "net/ipv4/conf/all/rp_filter",
     "net/ipv4/ip_forward",
     "net/ipv4/ip_local_port_range",
@@ -118,6 +120,8 @@ pub struct Facts {
     pub engines: Vec<EngineUse>,
     /// What the shunt uses.
     pub shunt: Option<ShuntUse>,
+    /// What the overlay uses.
+    pub overlay: Option<OverlayUse>,
 }
 
 impl Facts {
@@ -148,6 +152,7 @@ impl Facts {
             neighbours: neighbours(),
             engines: config.map(uses::engines).unwrap_or_default(),
             shunt: config.and_then(uses::shunt),
+            overlay: config.and_then(uses::overlay),
         }
     }
 

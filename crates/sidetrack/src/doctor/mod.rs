@@ -8,12 +8,13 @@ mod facts;
 mod limits;
 mod neighbours;
 mod network;
+mod overlay;
 mod rules;
 mod shunt;
 mod uses;
 
 pub use facts::{Facts, Isolation, Neighbour, Nftables, SETTINGS};
-pub use uses::{EngineUse, Interface, ShuntUse, Switch};
+pub use uses::{EngineUse, Interface, OverlayUse, ShuntUse, Switch};
 
 use serde::Serialize;
 
@@ -93,6 +94,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
         neighbours::examine(facts),
         engine::examine(facts),
         shunt::examine(facts),
+        overlay::examine(facts),
     ]
     .concat()
 }

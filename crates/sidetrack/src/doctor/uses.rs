@@ -3,7 +3,7 @@
 use crate::config::{Config, EngineIo, ListenerKind, ShuntPath};
 use sidetrack_core::shunt::FastPathKind;
 use sidetrack_sys::driver::{self, Offloads, Xdp};
-use sidetrack_sys::{link, xsk};
+use sidetrack_sys::{link, udp, xsk};
 use std::net::SocketAddr;
 
 /// An interface that the configuration names.
@@ -80,6 +80,28 @@ pub struct ShuntUse {
     pub ports: Vec<Interface>,
     /// The switch, if it has one.
     pub switch: Option<Switch>,
+}
+
+/// What a node of the overlay uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverlayUse {
+    /// Congestion control of its links.
+    pub congestion: String,
+    /// For each neighbour that it dials: its name, and the MTU of the route to it; `None` without a route.
+    pub mtus: Vec<(String, Option<u32>)>,
+    /// For each neighbour: its name, and what it lacks. Or why that is not known.
+    pub lacking: Result<Vec<(String, Vec<String>)>, String>,
+}
+
+/// Returns what the overlay of a configuration uses.
+pub(super) fn overlay(config: &Config) -> Option<OverlayUse> {
+    let overlay = config.overlay.as_ref()?;
+    let dialled = overlay.nodes.iter().filter_map(|node| Some((node.name.to_string(), node.address?)));
+    Some(OverlayUse {
+        congestion: overlay.congestion.to_string(),
+        mtus: dialled.map(|(name, address)| (name, udp::route_mtu(address).ok())).collect(),
+        lacking: Err("no running sidetrack was asked".to_owned()),
+    })
 }
 
 /// Returns what the engine listeners of a configuration use.

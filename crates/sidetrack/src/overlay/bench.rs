@@ -3,6 +3,7 @@
 //! The far node discards what it receives, and only members can open sessions. So `[[overlay.deliver]]` is not checked.
 //! Every 20 ms, and once more at the end, the far end reports how many bytes have come (8 bytes, big-endian).
 
+use super::echoes::share_of;
 use super::ingress::Request;
 use super::pair;
 use crate::carry::OverlayOrder;
@@ -70,10 +71,7 @@ pub(super) async fn run(
     let counted = counted.map_err(|_| "the last bytes did not arrive in time".to_owned())?;
     let (bytes, last, mut answers) = counted.map_err(|error| format!("the session broke: {error}"))?;
     answers.sort_by(f64::total_cmp);
-    let share = |share: f64| {
-        let at = (answers.len() as f64 * share).ceil().max(1.0) as usize - 1;
-        answers.get(at).or(answers.last()).copied().unwrap_or(0.0)
-    };
+    let share = |share: f64| share_of(&answers, share);
     let seconds = last.saturating_duration_since(began).as_secs_f64();
     let mbit = bytes as f64 * 8.0 / seconds.max(1e-6) / 1e6;
     Ok(BenchView { bytes, seconds, mbit, answer_ms: [share(0.5), share(0.99)] })

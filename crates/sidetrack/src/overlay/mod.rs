@@ -14,6 +14,7 @@ mod control;
 mod datagrams;
 mod deliver;
 mod delivered;
+mod echoes;
 mod endpoint;
 pub mod identity;
 mod ingress;
@@ -34,11 +35,13 @@ mod tls;
 
 pub use bench::BenchView;
 pub use control::Echo;
+pub(crate) use echoes::PER_SECOND_MAX;
+pub use echoes::PacketBenchView;
 pub use paced::{PacedTotals, PacedView};
 pub use setting::{LinkSetting, LinkSettingView};
 pub use status::{
-    CaughtView, DatagramsView, LinkView, PathView, PingView, RealTimeView, ServiceView, SessionPathsView,
-    SpreadView, Status,
+    CaughtView, DatagramsView, LinkView, PathView, PingView, RealTimeView, ServiceCountView, ServiceView,
+    SessionPathsView, SpreadView, Status, WayView,
 };
 
 use crate::carry::{Dialing, Failure, OverlayEntry, OverlayOrder};
@@ -257,6 +260,11 @@ impl Entry {
         ]
     }
 
+    /// Returns the counts of packets over subgraphs, by service.
+    pub fn services(&self) -> Vec<ServiceCountView> {
+        status::counted(&self.shared.datagrams)
+    }
+
     /// Returns the state of the overlay. `None`: it is stopping.
     pub async fn status(&self) -> Option<Status> {
         let (reply, answer) = oneshot::channel();
@@ -288,7 +296,7 @@ impl Entry {
     pub async fn ping_by(&self, node: &str, service: &Service) -> Result<PingView, String> {
         let to = self.other(node)?;
         let since = Instant::now();
-        let Pinged { links, answer } = datagrams::ping(&self.shared, to, service)?;
+        let Pinged { links, answer } = datagrams::ping(&self.shared, to, service, datagrams::ECHO_BYTES)?;
         let answer = timeout(PING_TIMEOUT, answer).await;
         answer
             .map_err(|_| format!("no answer from {node} in 3 s"))?
@@ -296,6 +304,35 @@ impl Entry {
         let rtt_ms = since.elapsed().as_secs_f64() * 1000.0;
         let named = |(from, to)| [from, to].map(|node| self.shared.identity.name(node));
         Ok(PingView { path: Vec::new(), links: links.into_iter().map(named).collect(), rtt_ms })
+    }
+
+    /// Returns the links that packets of a service to a node would use now.
+    ///
+    /// # Errors
+    /// Returns the reason in words.
+    pub fn way(&self, node: &str, service: &Service) -> Result<WayView, String> {
+        let (links, named) = datagrams::links(&self.shared, self.other(node)?, service)?;
+        let name = |(from, to)| [from, to].map(|node| self.shared.identity.name(node));
+        Ok(WayView {
+            kind: service.kind.name().to_owned(),
+            dissemination: service.dissemination.name().to_owned(),
+            named: named.name().to_owned(),
+            links: links.into_iter().map(name).collect(),
+        })
+    }
+
+    /// Measures a service by a steady stream of echo requests.
+    ///
+    /// # Errors
+    /// Returns the reason in words.
+    pub async fn bench_packets(
+        &self,
+        node: &str,
+        service: &Service,
+        duration: Duration,
+        per_second: u32,
+    ) -> Result<PacketBenchView, String> {
+        echoes::run(&self.shared, self.other(node)?, service, duration, per_second).await
     }
 
     /// Returns another node of the overlay by its name.

@@ -1,16 +1,16 @@
 //! The status of the overlay, as operators see it.
 
 use super::control::names;
-use super::datagrams::{Counters, Datagrams, Totals};
+use super::datagrams::{Counters, Datagrams, ServiceCounts, Totals};
 use super::lanes;
 use super::paced::{self, PacedTotals, PacedView};
 use super::packets;
 use super::setting::LinkSettingView;
 use super::shared::Shared;
 use serde::{Deserialize, Serialize};
-use sidetrack_core::overlay::frame::Subgraph;
+use sidetrack_core::overlay::frame::{Features, Subgraph};
 use sidetrack_core::overlay::node::Node;
-use sidetrack_core::overlay::service::{LinkKind, Service};
+use sidetrack_core::overlay::service::{Dissemination, LinkKind, Service};
 use sidetrack_core::overlay::{Keys, NodeId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -63,6 +63,9 @@ pub struct Status {
     /// All paced links, if this node declares one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paced: Option<PacedTotals>,
+    /// The same by service: those whose packets this node has sent, relayed or received.
+    #[serde(default)]
+    pub services: Vec<ServiceCountView>,
     /// What operators have set for links.
     #[serde(default)]
     pub settings: Vec<LinkSettingView>,
@@ -129,6 +132,29 @@ pub struct RealTimeView {
     pub recovered: u64,
     /// Missing copies that did not come in time.
     pub given_up: u64,
+}
+
+/// Counts of the packets of one service over subgraphs, echoes not included.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceCountView {
+    /// The kind of links that the packets name.
+    pub kind: String,
+    /// The dissemination that they name.
+    pub dissemination: String,
+    /// Copies that this node has sent to neighbours, of its own packets and of those that it relays. Repetitions on real-time
+    /// links are not included.
+    pub copies: u64,
+    /// Packets for this node: the first copy of each.
+    pub delivered: u64,
+    /// Copies that came after the deadline of their packet, dropped.
+    pub late: u64,
+}
+
+impl ServiceCountView {
+    /// Returns the metric name and the count of each result.
+    pub const fn fates(&self) -> [(&'static str, u64); 3] {
+        [("copy_sent", self.copies), ("delivered", self.delivered), ("late", self.late)]
+    }
 }
 
 /// Packets by dissemination.
@@ -243,6 +269,9 @@ pub struct LinkView {
     /// True if the neighbour recovers packets of real-time services. Otherwise they are sent as best effort.
     #[serde(default)]
     pub real_time: bool,
+    /// What this program understands and the neighbour does not announce: it runs an older version.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lacks: Vec<String>,
     /// Connections that wait for flows.
     pub idle_connections: usize,
     /// Its paced part, if one of the two ends declares it.
@@ -251,7 +280,7 @@ pub struct LinkView {
 }
 
 /// The best path to a node.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PathView {
     /// The node.
     pub to: String,
@@ -295,6 +324,19 @@ pub struct PingView {
     pub rtt_ms: f64,
 }
 
+/// The links that packets of a service to a node would use now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WayView {
+    /// The kind of links.
+    pub kind: String,
+    /// The dissemination in question.
+    pub dissemination: String,
+    /// The dissemination that the packets name: another one if a node on the way does not know its code.
+    pub named: String,
+    /// The links, each from one node to another.
+    pub links: Vec<[String; 2]>,
+}
+
 fn ms(us: impl Into<u64>) -> f64 {
     let us: u64 = us.into();
     us as f64 / 1000.0
@@ -315,6 +357,8 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         datagrams: node.reaches_by_datagram(neighbour, shared.clock.now()),
         datagram_bytes: shared.datagrams.link(neighbour).map_or(0, |link| link.datagram_bytes()),
         real_time: graph.recovers(identity.own(), neighbour),
+        // Statements of features travel only over links that are up.
+        lacks: if up { lacking(graph.features(neighbour)) } else { Vec::new() },
         idle_connections: shared.pool.idle(neighbour),
         paced: paced::of(shared, neighbour),
     });
@@ -360,9 +404,16 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         datagrams: datagrams(&shared.datagrams.counters),
         spread: spread(&shared.datagrams),
         paced: paced::totals(shared),
+        services: counted(&shared.datagrams),
         settings: Vec::new(),
         caught,
     }
+}
+
+/// Returns the names of the features that are missing among these bits.
+fn lacking(bits: u32) -> Vec<String> {
+    let missing = Features::NAMES.iter().filter(|(bit, _)| bits & bit == 0);
+    missing.map(|(_, name)| (*name).to_owned()).collect()
 }
 
 /// Returns the counts of whole packets.
@@ -412,6 +463,19 @@ pub(super) fn spread(datagrams: &Datagrams) -> SpreadView {
         off_graph: counts.off_graph,
         real_time: real_time(&datagrams.real_time),
     }
+}
+
+/// Returns the counts of each service that has any.
+pub(super) fn counted(datagrams: &Datagrams) -> Vec<ServiceCountView> {
+    let view = |(kind, dissemination, counts): (LinkKind, Dissemination, &ServiceCounts)| ServiceCountView {
+        kind: kind.name().to_owned(),
+        dissemination: dissemination.name().to_owned(),
+        copies: counts.copies.load(Relaxed),
+        delivered: counts.delivered.load(Relaxed),
+        late: counts.late.load(Relaxed),
+    };
+    let is_used = |view: &ServiceCountView| view.fates().iter().any(|(_, count)| *count > 0);
+    datagrams.services.all().map(view).filter(is_used).collect()
 }
 
 fn real_time(totals: &Totals) -> RealTimeView {

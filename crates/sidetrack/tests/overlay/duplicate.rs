@@ -231,6 +231,15 @@ fn a_graph_uses_all_neighbours_of_a_source_in_trouble_and_two_paths_again_later(
     assert!(run(&square.up_a, &["path", "b"]).contains("best-effort, graph: a -> r"));
     let end = status(&square.up_b);
     assert!(end["spread"]["delivered"]["graph"].as_u64() >= Some(u64::from(COUNT)), "{end:#}");
+    let services = end["services"].as_array().expect("services");
+    let of = services.iter().find(|of| of["kind"] == "best-effort" && of["dissemination"] == "graph");
+    let of = of.expect("the service of the stream");
+    assert!(of["delivered"].as_u64() >= Some(u64::from(COUNT)) && of["late"] == 0, "{end:#}");
+    let copies = status(&square.up_a)["services"][0]["copies"].as_u64();
+    assert!(copies > Some(u64::from(2 * COUNT)), "{copies:?}");
+    let metrics = crate::node::admin::show(&square.up_b, "/metrics");
+    let labels = "kind=\"best-effort\",dissemination=\"graph\",fate=\"delivered\"";
+    assert!(metrics.contains(&format!("sidetrack_overlay_service_packets_total{{{labels}}}")), "{metrics}");
     lose(&square, "0");
     square.stands();
 }

@@ -3,6 +3,7 @@
 use crate::node::{Up, at};
 use crate::scene::Server;
 use crate::scene::{Scene, exchange, path_to, random_bytes};
+use sidetrack_testkit::eventually;
 use std::process::{Command, Output};
 
 fn overlay(up: &Up, arguments: &[&str]) -> Output {
@@ -86,4 +87,35 @@ fn links_are_taken_down_made_dear_and_left_alone_again() {
     assert!(refused(&scene.a, &["link", "set", "a", "--down"]).contains("this node itself"));
     assert!(refused(&scene.a, &["link", "set", "b1", "--loss", "101"]).contains("0 to 100"));
     assert!(refused(&scene.a, &["link", "set", "b1"]).contains("nothing to set"));
+}
+
+#[test]
+fn packets_of_a_service_are_measured_and_their_links_are_shown() {
+    let scene = Scene::new(at("127.0.0.1", 9), "");
+    let service = ["--kind", "real-time", "--dissemination", "duplicate", "--deadline", "5000"];
+    let path = [&["path", "c"], &service[..]].concat();
+    // Nodes learn what others understand a moment after their links are up.
+    eventually("two paths for packets", || {
+        let out = String::from_utf8(overlay(&scene.a, &path).stdout).expect("text");
+        out.starts_with("real-time, duplicate: a -> b") && out.matches(" -> ").count() == 4
+    });
+    let bench = [&["bench", "c", "-s", "0.5", "--packets", "100", "--json"], &service[..]].concat();
+    eventually("packets are answered", || {
+        let view: serde_json::Value = serde_json::from_str(&run(&scene.a, &bench)).expect("JSON");
+        assert!(view["packets"].as_u64() > Some(1) && view["links"] == 4.0, "{view}");
+        view["lost_percent"].as_f64() < Some(50.0) && view["rtt_ms"][0].as_f64() > Some(0.0)
+    });
+    let words = run(&scene.a, &["bench", "c", "-s", "0.2", "--kind", "best-effort"]);
+    assert!(words.contains("packets over 2.0 links"), "{words}");
+    // The kind of flows is measured as a flow.
+    let flow = run(&scene.a, &["bench", "c", "-s", "0.2", "--kind", "reliable"]);
+    assert!(flow.contains("bytes arrived in"), "{flow}");
+    for wrong in [["--kind", "best-effort", "-r", "5"], ["--kind", "best-effort", "--packets", "501"]] {
+        let told = refused(&scene.a, &[&["bench", "c"], &wrong[..]].concat());
+        assert!(told.contains("packets_per_second (1 to 500)"), "{told}");
+    }
+    assert!(refused(&scene.a, &["path", "c", "--kind", "carrier-pigeon"]).contains("no such service"));
+    assert!(refused(&scene.a, &["path", "nobody", "--kind", "best-effort"]).contains("no node 'nobody'"));
+    // All nodes have this version.
+    assert!(scene.status()["links"].as_array().expect("links").iter().all(|link| link["lacks"].is_null()));
 }

@@ -8,18 +8,20 @@ mod pings;
 mod realtime;
 mod receive;
 mod seal;
+mod services;
 mod spread;
 mod train;
 mod way;
 
 pub(super) use link::Link;
-pub(super) use pings::{Pinged, ping};
+pub(super) use pings::{Pinged, links, ping};
 pub(super) use realtime::Bell;
 pub(super) use realtime::{Totals, recover};
 pub(super) use receive::run;
 pub(super) use seal::{LABEL, MATERIAL_BYTES};
+pub(super) use services::{Counts as ServiceCounts, Services};
 pub(super) use train::Train;
-pub(super) use way::{Paths, send};
+pub(super) use way::{ECHO_BYTES, Paths, send};
 
 use super::control::Event;
 use super::paced::{Lane, Lanes};
@@ -89,6 +91,8 @@ pub(super) struct Datagrams {
     pub paths: Paths,
     /// Counts of real-time links.
     pub real_time: Totals,
+    /// Counts of packets over subgraphs, by service.
+    pub services: Services,
     bell: Bell,
     /// Losses that an operator has set, by neighbour, parts per million.
     losses: Mutex<BTreeMap<NodeId, Arc<AtomicU32>>>,
@@ -167,6 +171,7 @@ impl Datagrams {
             source: Mutex::new(Source::new(epoch)),
             relay: Mutex::new(Relay::new(own, members)),
             real_time: Totals::default(),
+            services: Services::default(),
             bell: Bell::new()?,
             lanes,
         })

@@ -3,7 +3,7 @@
 use super::way::Plan;
 use crate::overlay::shared::Shared;
 use sidetrack_core::overlay::NodeId;
-use sidetrack_core::overlay::service::Service;
+use sidetrack_core::overlay::service::{Dissemination, Service};
 use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -50,18 +50,31 @@ impl Pings {
     }
 }
 
-/// Sends an echo request over the links that packets of this service to a node would use.
+fn plan(shared: &Shared, to: NodeId, service: &Service) -> Result<Plan, String> {
+    let plan = Plan::new(&shared.graph.load(), shared.identity.own(), to, service);
+    let name = shared.identity.name(to);
+    plan.ok_or_else(|| format!("there is no way to {name} for packets: {}", service.words()))
+}
+
+/// Returns the links that packets of this service to a node would use now, and the dissemination that they would name.
 ///
 /// # Errors
 /// Returns the reason in words.
-pub(crate) fn ping(shared: &Shared, to: NodeId, service: &Service) -> Result<Pinged, String> {
-    let name = shared.identity.name(to);
-    let plan = Plan::new(&shared.graph.load(), shared.identity.own(), to, service);
-    let plan = plan.ok_or_else(|| format!("there is no way to {name} for packets: {}", service.words()))?;
-    let links = match &plan {
-        Plan::Path(path) => path.nodes().windows(2).map(|link| (link[0], link[1])).collect(),
-        Plan::Subgraph(subgraph, _) => subgraph.links().collect(),
-    };
+pub(crate) fn links(shared: &Shared, to: NodeId, service: &Service) -> Result<Planned, String> {
+    let plan = plan(shared, to, service)?;
+    Ok((plan.links(), plan.named()))
+}
+
+/// The links of packets, and the dissemination that they name.
+pub(crate) type Planned = (Vec<(NodeId, NodeId)>, Dissemination);
+
+/// Sends an echo request of `bytes` bytes over the links that packets of this service to a node would use.
+///
+/// # Errors
+/// Returns the reason in words.
+pub(crate) fn ping(shared: &Shared, to: NodeId, service: &Service, bytes: usize) -> Result<Pinged, String> {
+    let plan = plan(shared, to, service)?;
+    let links = plan.links();
     let (answer, answered) = oneshot::channel();
     let number = {
         let mut waiting = lock(&shared.datagrams.paths.pings.0);
@@ -74,9 +87,9 @@ pub(crate) fn ping(shared: &Shared, to: NodeId, service: &Service) -> Result<Pin
         waiting.requests.insert(number, (to, answer));
         number
     };
-    if plan.echo(shared, service, number) {
+    if plan.echo(shared, service, number, bytes) {
         Ok(Pinged { links, answer: answered })
     } else {
-        Err(format!("no datagram could be sent to {name}"))
+        Err(format!("no datagram could be sent to {}", shared.identity.name(to)))
     }
 }

@@ -19,7 +19,8 @@ pub(super) fn arrived(shared: &Shared, link: &Link, mut packet: Spread) {
         let mut relay = lock(&datagrams.relay);
         relay.handle(link.neighbour, &mut packet, one_way_us)
     };
-    // The core has counted the copy.
+    datagrams.services.came(&packet, &step);
+    // The core has counted the copy, too.
     let Ok(step) = step else { return };
     if step.deliver {
         deliver_here(shared, &packet);
@@ -85,5 +86,9 @@ fn forward(shared: &Shared, packet: Spread, next: &[NodeId]) -> u64 {
             frame => shared.datagrams.send_on(&link, frame),
         }
     };
-    next.iter().map(|next| u64::from(send(*next))).sum()
+    let sent = next.iter().map(|next| u64::from(send(*next))).sum();
+    if let Frame::Spread(packet) = &frame {
+        shared.datagrams.services.sent(packet, sent);
+    }
+    sent
 }

@@ -33,6 +33,9 @@ const FRAME_BYTES: usize = 4 + SESSION_BYTES;
 const SESSION_BYTES: usize = 16;
 const NODE_BYTES: usize = 8;
 
+/// Bytes of an echo request: its number.
+pub(crate) const ECHO_BYTES: usize = 8;
+
 /// The links that packets use.
 #[derive(Clone)]
 pub(super) enum Plan {
@@ -54,9 +57,26 @@ impl Plan {
         }
     }
 
-    /// Sends an echo request with this number over its links. Returns false if it could not be sent.
-    pub(super) fn echo(self, shared: &Shared, service: &Service, number: u64) -> bool {
-        let payload = number.to_be_bytes().to_vec();
+    /// The dissemination that its packets name; see [`Graph::named`].
+    pub(super) fn named(&self) -> Dissemination {
+        match self {
+            Self::Path(_) => Dissemination::Shortest,
+            Self::Subgraph(_, named) => *named,
+        }
+    }
+
+    /// Returns its links.
+    pub(super) fn links(&self) -> Vec<(NodeId, NodeId)> {
+        match self {
+            Self::Path(path) => path.nodes().windows(2).map(|link| (link[0], link[1])).collect(),
+            Self::Subgraph(subgraph, _) => subgraph.links().collect(),
+        }
+    }
+
+    /// Sends an echo request with this number over its links, of `bytes` bytes. Returns false if it could not be sent.
+    pub(super) fn echo(self, shared: &Shared, service: &Service, number: u64, bytes: usize) -> bool {
+        let mut payload = number.to_be_bytes().to_vec();
+        payload.resize(bytes.max(ECHO_BYTES), 0);
         match self {
             Self::Path(path) => forward(shared, echo_request(path, payload)),
             Self::Subgraph(subgraph, named) => {
@@ -196,7 +216,7 @@ pub(super) fn probe(shared: &Shared, now: Instant) {
     // The lock is free again: an answer may come at once.
     for (service, plan, number) in requests {
         // A request that is not sent is not answered either.
-        let _ = plan.echo(shared, &service, number);
+        let _ = plan.echo(shared, &service, number, ECHO_BYTES);
     }
 }
 
