@@ -187,6 +187,7 @@ fn explain_says_which_packets_the_overlay_captures() {
     let config = format!(
         "version = 1\ndefault = \"deny\"\n[admin]\nsocket = \"{0}/none.sock\"\n[overlay]\nname = \"near\"\n\
          key_file = \"{0}/node.key\"\n[overlay.node.near]\nkey = \"{1}\"\n[overlay.node.far]\nkey = \"{2}\"\n\
+         address = \"192.0.2.9:8100\"\n\
          [[overlay.packets]]\nnode = \"far\"\nto = \"10.2.0.0/24\"\nport = [22]\n\
          [[overlay.packets]]\nnode = \"far\"\nto = \"10.2.0.0/24\"\nlink = \"real-time\"\n\
          dissemination = \"graph\"\ndeadline_ms = 65\nat = \"router\"\n",

@@ -13,9 +13,9 @@ pub mod frame;
 pub mod netem;
 pub mod random;
 
-use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use anyhow::{Context, Result, bail};
 use sidetrack_sys::tap::Tap;
@@ -61,7 +61,7 @@ impl Kind {
 pub struct Network {
     /// Absent: netem.
     emulator: Option<Arc<Emulator>>,
-    seed: Cell<u64>,
+    seed: AtomicU64,
 }
 
 /// An emulated link between two nodes; dropping it removes the link.
@@ -90,7 +90,7 @@ impl Network {
             Kind::Netem => None,
             Kind::Builtin | Kind::Auto => Some(Arc::new(Emulator::start()?)),
         };
-        Ok(Self { emulator, seed: Cell::new(seed) })
+        Ok(Self { emulator, seed: AtomicU64::new(seed) })
     }
 
     /// Returns the kind of its links: `netem` or `builtin`.
@@ -115,8 +115,8 @@ impl Network {
             node.run("ip", &["link", "set", "dev", &interface, "txqueuelen", TAP_QUEUE_FRAMES])?;
             Ok::<_, anyhow::Error>(tap)
         };
-        let seed = self.seed.get();
-        self.seed.set(random::Random::new(seed).bits());
+        let seed = self.seed.load(Relaxed);
+        self.seed.store(random::Random::new(seed).bits(), Relaxed);
         let number = emulator.add([tap(a)?, tap(b)?], conditions, seed)?;
         let link = topology::address(a, b, &interface, subnet)?;
         Ok(Wire { link, medium: Medium::Builtin { emulator: Arc::clone(emulator), number } })

@@ -11,6 +11,7 @@ use sidetrack_core::overlay::frame::LinkKind;
 use sidetrack_sys::sockopt;
 
 use super::scene::{COPIES, PACKETS, PACKETS_BEST_EFFORT, PACKETS_RELIABLE, PLAIN, Scene, TARGET};
+use crate::topology::Node;
 
 /// Bytes of a message of [`messages`], as in the literature on delays of overlays.
 const MESSAGE_BYTES: usize = 1000;
@@ -86,12 +87,30 @@ pub(super) fn open(scene: &Scene, way: Way) -> Result<Ends> {
     }
     let listener = scene.target().enter(|| Ok(TcpListener::bind((way.address(), way.port()))?))?;
     let to = listener.local_addr()?;
-    let near = scene.source().enter(|| connect(to))?;
+    let ends = ends(&listener, scene.source(), to)?;
     if let Way::Plain(congestion) = way {
-        let got = sockopt::congestion(&near)?;
-        ensure!(got == congestion, "asked for {congestion}, the kernel took {got}");
+        is_in_use(&ends, congestion)?;
     }
-    let far = accept(&listener)?;
+    Ok(ends)
+}
+
+/// Checks that the kernel took this congestion control for the application's socket.
+///
+/// # Errors
+/// It took another one.
+pub(super) fn is_in_use(ends: &Ends, congestion: &str) -> Result<()> {
+    let got = sockopt::congestion(&ends.near)?;
+    ensure!(got == congestion, "asked for {congestion}, the kernel took {got}");
+    Ok(())
+}
+
+/// Opens a flow from a node to the address that leads to the listener.
+///
+/// # Errors
+/// The connection fails.
+pub(super) fn ends(listener: &TcpListener, source: &Node, to: SocketAddr) -> Result<Ends> {
+    let near = source.enter(|| connect(to))?;
+    let far = accept(listener)?;
     far.set_read_timeout(Some(PATIENCE))?;
     near.set_nodelay(true)?;
     Ok(Ends { near, far })
@@ -141,19 +160,32 @@ pub(super) struct Flood {
 /// # Errors
 /// The flow breaks.
 pub(super) fn flood(scene: &Scene, way: Way, warm: Duration, window: Duration) -> Result<Flood> {
-    let Ends { near, mut far } = open(scene, way)?;
+    flood_through(open(scene, way)?, || scene.cpu_ns(), warm, window)
+}
+
+/// The same over an open flow. `cpu_ns` is the CPU time of the nodes.
+///
+/// # Errors
+/// The flow breaks.
+pub(super) fn flood_through(
+    ends: Ends,
+    cpu_ns: impl Fn() -> u64,
+    warm: Duration,
+    window: Duration,
+) -> Result<Flood> {
+    let Ends { near, mut far } = ends;
     let writer = flooder(near.try_clone()?);
     let mut buffer = vec![0; 262_144];
     let began = Instant::now();
     while began.elapsed() < warm {
         read_some(&mut far, &mut buffer)?;
     }
-    let (since, cpu) = (Instant::now(), scene.cpu_ns());
+    let (since, cpu) = (Instant::now(), cpu_ns());
     let mut bytes = 0_u64;
     while since.elapsed() < window {
         bytes += read_some(&mut far, &mut buffer)? as u64;
     }
-    let (seconds, cpu) = (since.elapsed().as_secs_f64(), scene.cpu_ns() - cpu);
+    let (seconds, cpu) = (since.elapsed().as_secs_f64(), cpu_ns() - cpu);
     end(&near, &far, writer)?;
     let gigabytes = bytes as f64 / 1e9;
     Ok(Flood { mbit: bytes as f64 * 8.0 / seconds / 1e6, cpu_s_per_gb: cpu as f64 / 1e9 / gigabytes })

@@ -11,7 +11,7 @@ use super::flow::{self, Way};
 use super::gap::Gap;
 use super::scene::Scene;
 use super::scp::{Copied, Copies};
-use super::wide::Wide;
+use super::wide::{Area, Chain, Routes};
 use crate::progress::Progress;
 use crate::statistics::percentile;
 
@@ -53,6 +53,16 @@ pub(super) struct Plan {
     pub flows: usize,
     /// Number of simulated traces.
     pub traces: u64,
+    /// Rounds of everything across the wide area.
+    pub area_rounds: u32,
+    /// Duration of a stream of voice there, in milliseconds.
+    pub voice_ms: u64,
+    /// Measured time of a flood there, in milliseconds.
+    pub flood_ms: u64,
+    /// Size of a file there, in bytes; cubic gets a tenth of it.
+    pub area_file_bytes: u64,
+    /// Duration of a stream over three hops with bursts of losses, in milliseconds.
+    pub stream_ms: u64,
 }
 
 impl Plan {
@@ -69,6 +79,11 @@ impl Plan {
             cuts: 2,
             flows: 1000,
             traces: 30,
+            area_rounds: 1,
+            voice_ms: 4000,
+            flood_ms: 1500,
+            area_file_bytes: 0,
+            stream_ms: 3000,
         }
     }
 
@@ -82,9 +97,14 @@ impl Plan {
             messages: 6000,
             file_bytes: 100_000_000,
             failures: 10,
-            cuts: 9,
+            cuts: 12,
             flows: 1000,
             traces: 300,
+            area_rounds: 5,
+            voice_ms: 20_000,
+            flood_ms: 8000,
+            area_file_bytes: 40_000_000,
+            stream_ms: 10_000,
         }
     }
 }
@@ -151,8 +171,12 @@ pub(super) struct Figures {
     pub links_lost: usize,
     /// Hops whose bandwidth is bought.
     pub bought: Option<Bought>,
-    /// Twelve nodes.
-    pub wide: Option<Wide>,
+    /// Flows over twelve nodes while links are cut.
+    pub routes: Option<Routes>,
+    /// Bulk data and voice over twelve nodes in bad weather.
+    pub area: Option<Area>,
+    /// A stream with a deadline over three hops.
+    pub chain: Option<Chain>,
     /// Ways of dissemination, simulated.
     pub gap: Option<Gap>,
 }

@@ -76,6 +76,10 @@ pub enum Part {
     Bought,
     /// Twelve nodes at wide-area distances, many flows, and cut links.
     Wide,
+    /// Twelve cities in bad weather: bulk data, voice by each kind of link and dissemination, and an uplink that is pulled out.
+    Area,
+    /// A stream with a deadline over three hops, one of which loses bursts.
+    Stream,
     /// How much of the gap between one path and flooding the ways of dissemination close, in simulation.
     Gap,
 }
@@ -142,8 +146,15 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         figures.bought = missing.note("Bought", bought, &progress);
     }
     if wanted(&Part::Wide) {
-        let wide = wide::run(kind, options.seed, plan.cuts, plan.flows, &progress);
-        figures.wide = missing.note("Wide", wide, &progress);
+        let routes = wide::routes(kind, options.seed, &plan, &progress);
+        figures.routes = missing.note("Wide", routes, &progress);
+    }
+    if wanted(&Part::Area) {
+        figures.area = missing.note("Area", wide::area(kind, options.seed, &plan, &progress), &progress);
+        missing.absent.extend(figures.area.iter().flat_map(|area| area.absent.clone()));
+    }
+    if wanted(&Part::Stream) {
+        figures.chain = missing.note("Stream", wide::chain(kind, options.seed, &plan, &progress), &progress);
     }
     if wanted(&Part::Gap) {
         progress.say("ways of dissemination, simulated");
@@ -183,7 +194,7 @@ fn three_hops(
         Part::Scp => measure::scp(scene, plan, figures, progress),
         Part::Failure => measure::failure(scene, plan, figures, progress),
         // These parts have separate networks.
-        Part::Fast | Part::Bought | Part::Wide | Part::Gap => Ok(()),
+        Part::Fast | Part::Bought | Part::Wide | Part::Area | Part::Stream | Part::Gap => Ok(()),
     }
 }
 

@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 
-use super::Results;
 use super::gap::Gap;
 use super::measure::{Figures, FloodRow, LOSSES, SCP_LOSS};
+use super::{Results, wide};
 use crate::kit::Page;
 use crate::machine;
 use crate::output::Output;
@@ -37,7 +37,7 @@ pub(super) fn page(results: &Results) -> Page {
     if let Some(bought) = &figures.bought {
         bought.render(&mut page);
     }
-    wide(&mut page, figures);
+    wide::pages(&mut page, figures);
     page.text(format_args!("{}", figures.gap.as_ref().map_or_else(String::new, Gap::text)));
     page.blank();
     page.columns(["bar", "reached:", ""]);
@@ -74,7 +74,7 @@ fn flood(figures: &Figures, way: &str, loss: f64) -> Option<f64> {
     figures.floods.iter().find(|row| row.way == way && row.loss == loss).and_then(|row| median(&row.mbit))
 }
 
-fn cell(value: Option<f64>) -> String {
+pub(super) fn cell(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"))
 }
 
@@ -158,25 +158,6 @@ fn failures(page: &mut Page, figures: &Figures) {
     }
 }
 
-fn wide(page: &mut Page, figures: &Figures) {
-    let Some(wide) = &figures.wide else { return };
-    page.line(format_args!(
-        "\nTwelve nodes at wide-area distances (links of 4 to 50 ms), {} flows from coast to coast; while \
-         these say nothing the busiest link carries {:.1} kbit/s, both ways; then links on their path are \
-         cut:\n",
-        wide.flows, wide.idle_kbit
-    ));
-    page.columns(["ms after a cut", "median:", "worst:", "each"]);
-    for (name, times) in [
-        ("all nodes have the new routes", &wide.converged_ms),
-        ("every flow has an answer", &wide.answered_ms),
-    ] {
-        let each: Vec<_> = times.iter().map(|ms| format!("{ms:.0}")).collect();
-        let (middle, worst) = (cell(median(times)), cell(times.last().copied()));
-        page.row(format_args!("{name} | {middle} | {worst} | {}", each.join(", ")));
-    }
-}
-
 /// Writes the figures as CSV.
 ///
 /// # Errors
@@ -198,5 +179,6 @@ pub(super) fn files(output: &Output, figures: &Figures) -> Result<()> {
             head.into_iter().chain(row.percentiles_ms.map(|ms| format!("{ms:.2}"))).collect()
         })
         .collect();
-    output.csv("delay", &["way", "loss_percent", "p50_ms", "p90_ms", "p99_ms", "p999_ms"], &delays)
+    output.csv("delay", &["way", "loss_percent", "p50_ms", "p90_ms", "p99_ms", "p999_ms"], &delays)?;
+    wide::files(output, figures)
 }

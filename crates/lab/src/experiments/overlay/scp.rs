@@ -1,8 +1,8 @@
 //! Copies files by the real scp to a real sshd.
 
 use std::fmt::Write as _;
-use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -15,6 +15,9 @@ use crate::service::Service;
 use crate::topology::Node;
 
 const PORT: u16 = 22;
+/// Files of the keys.
+const KEY: &str = "scp-key";
+const HOST_KEY: &str = "scp-host-key";
 /// Time limit for a copy, in seconds.
 const ENDS_WITHIN_S: &str = "100";
 /// sshd needs /run/sshd; a private /run avoids changing the host's.
@@ -48,7 +51,6 @@ impl Copied {
 /// sshd at the target and at the host behind it, and files at the source and at the host behind it.
 pub(super) struct Copies<'s> {
     scene: &'s Scene,
-    key: PathBuf,
     /// The servers; they end with this value.
     _sshd: [Service; 2],
 }
@@ -60,16 +62,11 @@ impl<'s> Copies<'s> {
     /// ssh is not installed.
     pub(super) fn new(scene: &'s Scene) -> Result<Self> {
         let directory = scene.directory().path();
-        let (key, host_key) = (directory.join("scp-key"), directory.join("scp-host-key"));
-        for path in [&key, &host_key] {
-            let made =
-                Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(path).status();
-            ensure!(made.context("ssh-keygen is missing (openssh-client)")?.success(), "ssh-keygen failed");
-        }
+        keys(directory)?;
         let (_, right, behind) = scene.hosts()?;
         let at_target = [(TARGET, PORT), (PLAIN, PORT), (PACKETS, PACKETS_RELIABLE)];
-        let sshd = [sshd(scene, scene.target(), &at_target)?, sshd(scene, right, &[(behind, PORT)])?];
-        Ok(Self { scene, key, _sshd: sshd })
+        let sshd = [sshd(directory, scene.target(), &at_target)?, sshd(directory, right, &[(behind, PORT)])?];
+        Ok(Self { scene, _sshd: sshd })
     }
 
     /// Copies a file of this size in bytes. Returns the Mb/s from the start of scp to its end.
@@ -87,37 +84,62 @@ impl<'s> Copies<'s> {
             Copied::Local => (self.scene.source(), PACKETS, PACKETS_RELIABLE),
             Copied::Router => (left, behind, PORT),
         };
-        let directory = self.scene.directory().path();
-        let (file, there) = (directory.join("scp-file"), directory.join("scp-arrived"));
-        std::fs::File::create(&file)?.set_len(bytes)?;
-        let _ = std::fs::remove_file(&there);
-        let mut command = from.command("timeout");
-        command.args([ENDS_WITHIN_S, "scp", "-q", "-F", "none", "-c", "aes128-gcm@openssh.com", "-P"]);
-        command.arg(port.to_string()).arg("-i").arg(&self.key);
-        for option in
-            ["BatchMode=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR"]
-        {
-            command.args(["-o", option]);
-        }
-        command.arg(&file).arg(format!("root@{to}:{}", there.display()));
-        let began = Instant::now();
-        let output = command.stdin(Stdio::null()).output()?;
-        let seconds = began.elapsed().as_secs_f64();
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "scp, {}: {}", copied.name(), said.trim());
-        let arrived = std::fs::metadata(&there).context("the file did not arrive")?.len();
-        ensure!(arrived == bytes, "{arrived} of {bytes} bytes arrived");
-        Ok(bytes as f64 * 8.0 / seconds / 1e6)
+        let to = SocketAddr::from((to, port));
+        copy(self.scene.directory().path(), from, to, bytes).with_context(|| copied.name())
     }
 }
 
-/// Starts sshd at these addresses of a host, with the keys of [`Copies::new`].
-fn sshd(scene: &Scene, node: &Node, addresses: &[(Ipv4Addr, u16)]) -> Result<Service> {
-    let directory = scene.directory().path();
+/// Makes the keys of client and server in a folder.
+///
+/// # Errors
+/// ssh is not installed.
+pub(super) fn keys(directory: &Path) -> Result<()> {
+    for name in [KEY, HOST_KEY] {
+        let mut command = Command::new("ssh-keygen");
+        command.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(directory.join(name));
+        let made = command.status().context("ssh-keygen is missing (openssh-client)")?;
+        ensure!(made.success(), "ssh-keygen failed");
+    }
+    Ok(())
+}
+
+/// Copies a file of this size in bytes from a node to a server, with the keys of [`keys`]. Returns the Mb/s from the start of
+/// scp to its end.
+///
+/// # Errors
+/// scp fails, or the file that arrived has another length.
+pub(super) fn copy(directory: &Path, from: &Node, to: SocketAddr, bytes: u64) -> Result<f64> {
+    let (file, there) = (directory.join("scp-file"), directory.join("scp-arrived"));
+    std::fs::File::create(&file)?.set_len(bytes)?;
+    let _ = std::fs::remove_file(&there);
+    let mut command = from.command("timeout");
+    command.args([ENDS_WITHIN_S, "scp", "-q", "-F", "none", "-c", "aes128-gcm@openssh.com", "-P"]);
+    command.arg(to.port().to_string()).arg("-i").arg(directory.join(KEY));
+    for option in
+        ["BatchMode=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR"]
+    {
+        command.args(["-o", option]);
+    }
+    command.arg(&file).arg(format!("root@{}:{}", to.ip(), there.display()));
+    let began = Instant::now();
+    let output = command.stdin(Stdio::null()).output()?;
+    let seconds = began.elapsed().as_secs_f64();
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "scp: {}", said.trim());
+    let arrived = std::fs::metadata(&there).context("the file did not arrive")?.len();
+    ensure!(arrived == bytes, "{arrived} of {bytes} bytes arrived");
+    Ok(bytes as f64 * 8.0 / seconds / 1e6)
+}
+
+/// Starts sshd at these addresses of a host, with the keys of [`keys`].
+///
+/// # Errors
+/// sshd is not installed, or does not start.
+pub(super) fn sshd(directory: &Path, node: &Node, addresses: &[(Ipv4Addr, u16)]) -> Result<Service> {
     let name = format!("sshd-{}", node.name());
     let config = directory.join(format!("{name}.conf"));
     let mut text = format!(
-        "HostKey {0}/scp-host-key\nAuthorizedKeysFile {0}/scp-key.pub\nPidFile none\n\
+        "HostKey {0}/{HOST_KEY}\nAuthorizedKeysFile {0}/{KEY}.pub\nPidFile none\n\
          PermitRootLogin prohibit-password\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n\
          LogLevel ERROR\nSubsystem sftp internal-sftp\n",
         directory.display()

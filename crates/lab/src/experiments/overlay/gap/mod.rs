@@ -16,6 +16,7 @@ use sidetrack_core::overlay::route::Graph;
 use sidetrack_core::overlay::service::{Dissemination, LinkKind, Service};
 
 use crate::link::random::Random;
+pub(super) use network::LINKS as CITIES;
 use network::{Announced, DIRECTED, EAST, NODES, State, WEST, delay_us, ends, id, link_between};
 use trace::Trace;
 

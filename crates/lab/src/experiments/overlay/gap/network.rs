@@ -15,7 +15,7 @@ pub(super) const EAST: [usize; 4] = [0, 1, 2, 3];
 pub(super) const WEST: [usize; 4] = [10, 9, 11, 8];
 
 /// Links and their one-way delays, ms, at about the distances of the cities by fibre.
-const LINKS: [(usize, usize, u32); 34] = [
+pub(in super::super) const LINKS: [(usize, usize, u32); 34] = [
     (0, 1, 3),
     (0, 2, 4),
     (0, 5, 10),
