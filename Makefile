@@ -24,7 +24,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo '
 # What is measured is what is installed.
 BUILD_DIST := $(CARGO) build --profile dist --locked --workspace
 
-.PHONY: help run test test-seed003 dist lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test test-seed003 dist deb deb-test lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -52,6 +52,16 @@ run: deps-run ## Builds the release binary and runs the main job on real namespa
 dist: need-cargo ## Builds the programs to install (target/dist): linked as one, some minutes more than for `make run`
 	@.ci/apt-install $(DEPS_BUILD)
 	$(BUILD_DIST)
+
+deb: need-cargo ## Builds the Debian package (target/packages), with manual pages, units and completions
+	@.ci/apt-install $(DEPS_BUILD) strip:binutils jq:jq dpkg-shlibdeps:dpkg-dev
+	$(CARGO) build --profile dist --locked --package sidetrack
+	packaging/deb/build.sh $(TARGET_DIR)/dist/sidetrack $(TARGET_DIR)/packages
+
+deb-test: deb ## Installs, uses, upgrades and purges the package in a clean Debian (root)
+	@.ci/apt-install debootstrap:debootstrap lintian:lintian
+	lintian --allow-root --fail-on error,warning $(TARGET_DIR)/packages/*.deb
+	packaging/deb/test.sh $(TARGET_DIR)/packages/*.deb
 
 test: deps-test ## Formatting, clippy, rustdoc, every test tier with the namespace tests, replay of the fuzz seeds
 	$(CARGO) fmt --all --check

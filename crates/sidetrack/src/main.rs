@@ -1,9 +1,10 @@
 //! The program `sidetrack`: all of its work is in subcommands.
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
 use sidetrack::cli::{
-    ca, cache, check, cleanup, doctor, explain, flows, functions, overlay, plan, run, schema, shunt, tunnel,
+    ca, cache, check, cleanup, doctor, explain, flows, functions, jobs, overlay, pages, plan, run, schema,
+    shunt, tunnel,
 };
 #[cfg(feature = "control")]
 use sidetrack::cli::{domain, orchestrate, policy};
@@ -22,7 +23,7 @@ const BAD_CONFIGURATION: u8 = 2;
 
 /// Catches the TCP traffic of unmodified programs, decides by policy, carries it.
 #[derive(Parser)]
-#[command(version, max_term_width = 100)]
+#[command(version, max_term_width = 100, disable_help_subcommand = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -46,6 +47,12 @@ enum Command {
     Chain(functions::ChainArgs),
     /// Checks a configuration file and shows every error with its place
     Check(check::CheckArgs),
+    /// Says how a job is done, or explains a command
+    Help(jobs::help::HelpArgs),
+    /// Writes a commented configuration for a job
+    Init(jobs::init::InitArgs),
+    /// Prints completions for a shell
+    Completions(pages::CompletionsArgs),
     /// Removes what a crash may have left: rules, routes, control groups, sockets, containers
     Cleanup(cleanup::CleanupArgs),
     /// Checks this machine, kernel and user, and says how to fix what is missing
@@ -62,6 +69,9 @@ enum Command {
     /// Runs the orchestrator and sets up applications across domains
     #[cfg(feature = "control")]
     Orchestrate(orchestrate::OrchestrateArgs),
+    /// Writes manual pages of all commands into a folder; packages do so
+    #[command(hide = true)]
+    Man(pages::ManArgs),
     /// Manages keys, links and paths of the overlay
     Overlay(overlay::OverlayArgs),
     /// Prints every privileged action of a configuration without doing it
@@ -118,6 +128,10 @@ fn main() -> ExitCode {
         Command::Flows(args) => flows::run(&args),
         #[cfg(feature = "control")]
         Command::Orchestrate(args) => orchestrate::run(&args),
+        Command::Help(args) => jobs::help::run(Cli::command(), &args),
+        Command::Init(args) => jobs::init::run(&args),
+        Command::Completions(args) => pages::completions(Cli::command(), &args),
+        Command::Man(args) => pages::man(Cli::command(), &args),
         Command::Overlay(args) => overlay::run(&args),
         Command::Plan(args) => plan::run(&args),
         #[cfg(feature = "control")]

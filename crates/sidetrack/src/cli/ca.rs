@@ -91,7 +91,7 @@ pub fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 }
 
 /// Parses a domain or a network.
-fn scope(text: &str) -> anyhow::Result<Scope> {
+pub(super) fn scope(text: &str) -> anyhow::Result<Scope> {
     if let Ok(net) = text.parse() {
         return Ok(Scope::Net(net));
     }

@@ -16,9 +16,11 @@ pub mod domain;
 pub mod explain;
 pub mod flows;
 pub mod functions;
+pub mod jobs;
 #[cfg(feature = "control")]
 pub mod orchestrate;
 pub mod overlay;
+pub mod pages;
 pub mod plan;
 #[cfg(feature = "control")]
 pub mod policy;

@@ -191,7 +191,7 @@ async fn status(client: &Client) -> anyhow::Result<Status> {
 }
 
 /// Returns the public key of the file's secret key; makes the file if it does not exist.
-fn key(file: &Path) -> anyhow::Result<String> {
+pub(super) fn key(file: &Path) -> anyhow::Result<String> {
     let named = || file.display().to_string();
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
     let public = match made {
