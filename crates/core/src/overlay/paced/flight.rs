@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_number_is_expanded_over_the_wrap() {
-        for expected in [0, 5, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 40) + 77] {
+        for expected in [0_u64, 5, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 40) + 77] {
             for distance in [0, 1, 100, (1 << 31) - 1] {
                 for number in [expected + distance, expected.saturating_sub(distance)] {
                     assert_eq!(expand(low(number), expected), number, "{number} near {expected}");
