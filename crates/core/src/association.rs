@@ -119,6 +119,14 @@ pub enum Input<'a> {
         /// Bytes of payload. May be 0.
         bytes: usize,
     },
+    /// The server of an association has sent a datagram on a path that only this association has: a hop does not say which
+    /// address belongs to a name.
+    FromServerOf {
+        /// The association.
+        id: Id,
+        /// Bytes of payload. May be 0.
+        bytes: usize,
+    },
     /// The path of an association is open. Late reports about an association that is over are ignored, also below.
     Opened {
         /// The association.
@@ -155,14 +163,32 @@ pub enum Dropped {
     Waiting,
     /// It came to a mapping that is over.
     Unknown,
-    /// A socket buffer had no room for it, or the system refused to send it. The driver counts these.
+    /// A socket buffer had no room for it, or the system refused to send it. The driver counts these and those below.
     Unsent,
+    /// It is longer than its path carries.
+    TooLong,
+    /// It came to the port of a SOCKS client from another sender.
+    Stranger,
+    /// It is a fragment in the sense of RFC 1928 Sec. 7.
+    Fragment,
+    /// Its header is malformed.
+    Malformed,
 }
 
 impl Dropped {
     /// All values, in the order of their declaration.
-    pub const ALL: [Self; 6] =
-        [Self::Full, Self::Filtered, Self::Refused, Self::Waiting, Self::Unknown, Self::Unsent];
+    pub const ALL: [Self; 10] = [
+        Self::Full,
+        Self::Filtered,
+        Self::Refused,
+        Self::Waiting,
+        Self::Unknown,
+        Self::Unsent,
+        Self::TooLong,
+        Self::Stranger,
+        Self::Fragment,
+        Self::Malformed,
+    ];
 
     /// Returns the word of metrics.
     pub const fn as_str(self) -> &'static str {
@@ -173,6 +199,10 @@ impl Dropped {
             Self::Waiting => "waiting",
             Self::Unknown => "unknown",
             Self::Unsent => "unsent",
+            Self::TooLong => "too_long",
+            Self::Stranger => "stranger",
+            Self::Fragment => "fragment",
+            Self::Malformed => "malformed",
         }
     }
 }

@@ -107,6 +107,22 @@ pub enum Carrier {
     Tunnel(Arc<str>),
 }
 
+impl Carrier {
+    /// Says why this carrier cannot carry UDP. `None`: it can.
+    pub fn udp_obstacle(&self) -> Option<&'static str> {
+        match self {
+            Self::Direct => None,
+            Self::Hops(hops) => hops.iter().find_map(|hop| match hop.protocol {
+                HopProtocol::Socks5 => None,
+                HopProtocol::Socks6(_) => Some("no hop of the kind socks6 carries UDP"),
+                HopProtocol::Http => Some("no hop of the kind http carries UDP"),
+            }),
+            Self::Overlay(_) => Some("the overlay carries no flows of UDP"),
+            Self::Tunnel(_) => Some("a tunnel carries no flows of UDP"),
+        }
+    }
+}
+
 /// Why a text is not a valid hop.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HopError {

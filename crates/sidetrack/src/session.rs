@@ -2,6 +2,7 @@
 //!
 //! [`setup::Setup`] asks interceptor, policy and carrier in turn; then the [`pump::Pump`] moves the bytes.
 
+mod associating;
 mod carrying;
 mod containers;
 mod farewell;
@@ -14,6 +15,7 @@ pub mod pump;
 mod setup;
 mod watch;
 
+pub use associating::{Asking, Associate};
 pub use carrying::{Carrying, Passage, carry_on};
 pub use lane::{Lane, allow_pipes};
 pub use setup::{Connect, ESTABLISHED, Refusals, undecided};
@@ -77,14 +79,17 @@ impl Drop for Entry {
     }
 }
 
-/// Serves one client until its end, in a task of its own.
-pub fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived) {
+/// Serves one client until its end, in a task of its own. `associate` serves clients that ask for UDP ASSOCIATE.
+pub fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived, associate: Associate) {
     let Some(Admitted { client, peer, admission }) = admit(&worker, &listening, arrived) else { return };
     let entry = Entry::new(&worker);
     if listening.mptcp {
         entry.live.speaks_multipath(Side::Client, client.stream.speaks_multipath());
     }
-    let mut carrying = carry_on(Passage { worker, listening, peer, connect: None }, client, entry);
+    let mut carrying = {
+        let passage = Passage { worker, listening, peer, connect: None, associate: Some(associate) };
+        carry_on(passage, client, entry)
+    };
     reactor::spawn(async move {
         // Await by reference: awaiting by value would store the future twice in this task.
         (&mut carrying).await;

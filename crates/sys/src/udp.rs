@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 pub mod batch;
+pub mod errors;
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -121,6 +122,11 @@ pub fn route_mtu(to: SocketAddr) -> io::Result<u32> {
     socket.connect(to)?;
     let mtu = if to.is_ipv4() { rustix_sockopt::ip_mtu(&socket) } else { rustix_sockopt::ipv6_mtu(&socket) };
     Ok(mtu?)
+}
+
+/// Whether a datagram was not sent because it is longer than UDP, or its path, carries.
+pub fn is_too_long(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EMSGSIZE)
 }
 
 /// Receives one datagram on a socket of [`bind`].

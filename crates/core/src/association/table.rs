@@ -121,6 +121,10 @@ impl Table {
                 self.client_sent(now, client, destination, bytes);
             }
             Input::FromServer { mapping, remote, bytes } => self.server_sent(now, mapping, remote, bytes),
+            Input::FromServerOf { id, bytes } => match self.alive(id) {
+                Some(_) => self.pass(now, id.slot, Side::Server, bytes),
+                None => self.drop_one(Dropped::Unknown),
+            },
             Input::Opened { id, remote, idle, lifetime } => self.opened(now, id, remote, (idle, lifetime)),
             Input::Refused(id, reason) => self.refuse(now, id, reason),
             Input::Error(id, reason) => {

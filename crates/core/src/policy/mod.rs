@@ -102,8 +102,8 @@ pub struct Carry {
 impl Carry {
     /// Says why this way to carry flows cannot carry UDP. `None`: it can.
     pub fn udp_obstacle(&self) -> Option<&'static str> {
-        if self.carrier != Carrier::Direct {
-            return Some("only the carrier \"direct\" carries UDP");
+        if let Some(why) = self.carrier.udp_obstacle() {
+            return Some(why);
         }
         if self.chain.is_some() {
             return Some("the functions of `chain` work on TCP only");

@@ -6,6 +6,7 @@
 
 pub mod address;
 pub mod client;
+mod command;
 mod handshake;
 pub(crate) mod password;
 pub(crate) mod reader;
@@ -15,5 +16,6 @@ pub mod v5;
 pub mod v6;
 
 pub use client::Client;
+pub use command::Command;
 pub use reply::ReplyCode;
 pub use server::Server;

@@ -1,6 +1,7 @@
 //! The server side: the inputs and outputs of all SOCKS server machines, and the machine that accepts versions 5 and
 //! 6 on one port.
 
+use super::Command;
 use super::reply::ReplyCode;
 use super::v6::{Metadata, SessionAnswer, SessionId, SessionQuery, StackOption};
 use super::{v5, v6};
@@ -38,6 +39,10 @@ pub struct ServerConfig {
     pub v6: bool,
     /// The layout of version 6.
     pub dialect: ServerDialect,
+    /// Serve UDP ASSOCIATE. Default: false, it is answered with code 7.
+    pub udp: bool,
+    /// Serve BIND. Default: false, it is answered with code 7.
+    pub bind: bool,
     /// The accounts that may use it. Empty: all clients may use it without authentication.
     pub accounts: Vec<Credentials>,
     /// Offer the sessions and tokens of version 6. The driver then answers [`Output::Session`] from a
@@ -51,12 +56,35 @@ pub struct ServerConfig {
     pub initial_data_wait: Duration,
 }
 
+impl ServerConfig {
+    /// Whether this command is served.
+    pub const fn serves(&self, command: Command) -> bool {
+        match command {
+            Command::Connect => true,
+            Command::Bind => self.bind,
+            Command::UdpAssociate => self.udp,
+        }
+    }
+
+    /// Returns the commands that are served, in words.
+    pub const fn served(&self) -> &'static str {
+        match (self.bind, self.udp) {
+            (false, false) => "CONNECT only",
+            (true, false) => "CONNECT and BIND only",
+            (false, true) => "CONNECT and UDP ASSOCIATE only",
+            (true, true) => "CONNECT, BIND and UDP ASSOCIATE only",
+        }
+    }
+}
+
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             v5: true,
             v6: true,
             dialect: ServerDialect::Auto,
+            udp: false,
+            bind: false,
             accounts: Vec::new(),
             sessions: true,
             handshake_timeout: Duration::from_secs(10),
@@ -76,12 +104,15 @@ pub enum Version {
     V6Socksx,
 }
 
-/// A complete, authenticated CONNECT.
+/// A complete, authenticated request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The version of the request.
     pub version: Version,
-    /// The destination.
+    /// What the client asks for.
+    pub command: Command,
+    /// CONNECT: the destination. BIND: the host that will connect. UDP ASSOCIATE: the address that the client sends
+    /// from. In both, zeros mean that the client does not know it yet. Version 6: the address to bind.
     pub destination: Destination,
     /// The authenticated user, if authentication was needed.
     pub user: Option<String>,
@@ -102,7 +133,8 @@ pub struct Request {
 pub struct Reply {
     /// The result.
     pub code: ReplyCode,
-    /// The local address of the connection to the destination. `None` is sent as `0.0.0.0:0`.
+    /// The local address of the connection to the destination; of BIND the listening address, then the peer; of UDP
+    /// ASSOCIATE the address that receives datagrams. `None` is sent as `0.0.0.0:0`.
     pub bound: Option<SocketAddr>,
     /// Which stack options were applied. TFO, MPTCP and Happy Eyeballs are answered as not used if they were
     /// requested but are not listed here.
@@ -146,7 +178,8 @@ pub enum Output {
     Send(Vec<u8>),
     /// Look this up in the session table, and answer with [`Input::Session`].
     Session(SessionQuery),
-    /// Dial the destination, and answer with [`Input::Reply`].
+    /// Do what the client asks for, and answer with [`Input::Reply`]. A successful BIND has two answers: when it
+    /// listens, and when the peer has connected.
     Request(Box<Request>),
     /// The handshake is over. From now on, the bytes belong to the flow.
     Done {

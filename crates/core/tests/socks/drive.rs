@@ -7,7 +7,7 @@ use sidetrack_core::socks::server::{Input, MAX_PIPELINED_LEN, Output, Reply, Req
 use sidetrack_core::socks::v6::{
     ClientCommand, SessionId, SessionLimits, SessionQuery, SessionTable, SessionUse, StackOption, UdpMessage,
 };
-use sidetrack_core::socks::{Client, Server, client, v5, v6};
+use sidetrack_core::socks::{Client, Command, Server, client, v5, v6};
 use sidetrack_core::time::Instant;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -158,6 +158,7 @@ pub(crate) fn server_configs() -> Vec<ServerConfig> {
 /// One of the version 5 clients.
 pub(crate) fn v5_client(destination: &Destination, password: bool, optimistic: bool) -> Client {
     let config = v5::ClientConfig {
+        command: Command::Connect,
         destination: destination.clone(),
         credentials: password.then(credentials),
         optimistic,

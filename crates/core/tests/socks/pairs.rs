@@ -6,7 +6,7 @@ use sidetrack_core::carrier::Socks6Dialect::{self, Draft, Socksx, Socksx010};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::socks::server::{Output, Reply, ServerConfig, Version};
 use sidetrack_core::socks::v6::{ClientCommand, ClientConfig, Metadata, SessionUse, StackOption};
-use sidetrack_core::socks::{Client, ReplyCode, v5, v6};
+use sidetrack_core::socks::{Client, Command, ReplyCode, v5, v6};
 use sidetrack_core::time::Instant;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ fn network(accounts: &[&str]) -> Network {
 
 fn v5(credentials: Option<&str>, optimistic: bool) -> impl FnOnce(Instant) -> Client {
     let config = v5::ClientConfig {
+        command: Command::Connect,
         destination: to("db.example.nl:5432"),
         credentials: credentials.map(account),
         optimistic,

@@ -4,8 +4,8 @@ use crate::drive::{dial, v5_client, v6_client};
 use crate::{hex, to};
 use sidetrack_core::carrier::Socks6Dialect::{Draft, Socksx, Socksx010};
 use sidetrack_core::flow::EndReason::{self, AuthFailed, HopFailed, Refused, Unreachable};
-use sidetrack_core::socks::Client;
 use sidetrack_core::socks::client::Output;
+use sidetrack_core::socks::{Client, Command};
 
 fn check(client: Client, bytes: &str, expected: EndReason, words: &str) {
     match dial(client, [&hex(bytes)[..]]).end {
@@ -121,6 +121,7 @@ fn credentials_that_no_message_can_carry_fail_before_a_byte_is_sent() {
     assert!(matches!(six.poll(), Some(Output::Failed { .. })));
     let mut five = v5::Client::new(
         v5::ClientConfig {
+            command: Command::Connect,
             destination: to("a:1"),
             credentials: Some(wrong),
             optimistic: true,

@@ -41,8 +41,9 @@ const MAY_USE: [(&str, &[&str]); 29] = [
     ("session", &["carry", "config", "dns", "function", "intercept", "live", "process", "reactor", "worker"]),
     // Requests of one client, each a flow; a CONNECT, an upgrade and what is not HTTP go on as a session.
     ("http", &["carry", "config", "intercept", "live", "reactor", "session", "tls", "worker"]),
-    // Flows of UDP: the task of a listening socket, beside the session that each connection has.
-    ("datagram", &["carry", "intercept", "live", "reactor", "session", "worker"]),
+    // Flows of UDP: the task of a listening socket, beside the session that each connection has; a session whose client asks
+    // for UDP ASSOCIATE goes on here.
+    ("datagram", &["carry", "config", "intercept", "live", "reactor", "session", "worker"]),
     // Threads of their own: links, relayed flows and both ends of sessions. Workers reach them through a trait of `carry`.
     // Packets that it catches know the mark of our own connections.
     ("overlay", &["carry", "config", "live", "steer", "tls"]),

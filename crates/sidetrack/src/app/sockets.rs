@@ -3,7 +3,7 @@
 use super::ports;
 use crate::config::{Config, HttpListener, Listener, ListenerKind};
 use crate::http::Proxy;
-use crate::intercept::{Catches, Listening};
+use crate::intercept::{Catches, Listening, SocksCatch};
 use anyhow::Context;
 use sidetrack_core::flow::Protocol;
 use sidetrack_core::socks::server::{ServerConfig, ServerDialect};
@@ -171,17 +171,21 @@ fn catches(kind: &ListenerKind, config: &Config) -> Option<Catches> {
         ListenerKind::Reverse(target) => Catches::Reverse(target.clone()),
         ListenerKind::Http(_) => Catches::Http,
         ListenerKind::Tunnel(mutual) => Catches::Tunnel(mutual.clone()),
-        ListenerKind::Socks(socks) => Catches::Socks(Arc::new(ServerConfig {
-            v5: socks.v5,
-            v6: socks.v6,
-            dialect: match socks.dialect {
-                crate::config::DialectSetting::Auto => ServerDialect::Auto,
-                crate::config::DialectSetting::Draft => ServerDialect::Draft,
-                crate::config::DialectSetting::Socksx => ServerDialect::Socksx,
-            },
-            accounts: socks.users.clone(),
-            handshake_timeout: Duration::from_millis(config.limits.handshake_timeout_ms),
-            ..ServerConfig::default()
-        })),
+        ListenerKind::Socks(socks) => Catches::Socks(SocksCatch {
+            server: Arc::new(ServerConfig {
+                v5: socks.v5,
+                v6: socks.v6,
+                dialect: match socks.dialect {
+                    crate::config::DialectSetting::Auto => ServerDialect::Auto,
+                    crate::config::DialectSetting::Draft => ServerDialect::Draft,
+                    crate::config::DialectSetting::Socksx => ServerDialect::Socksx,
+                },
+                udp: socks.udp.is_some(),
+                accounts: socks.users.clone(),
+                handshake_timeout: Duration::from_millis(config.limits.handshake_timeout_ms),
+                ..ServerConfig::default()
+            }),
+            udp: socks.udp,
+        }),
     })
 }

@@ -148,7 +148,9 @@ impl Fleet {
             Some(proxy) => Box::new(move |worker, listening, arrived| {
                 proxy.clone().serve(worker, listening, arrived);
             }),
-            None => Box::new(session::serve),
+            None => Box::new(|worker, listening, arrived| {
+                session::serve(worker, listening, arrived, datagram::relay);
+            }),
         };
         let service = Arc::new(Service { listening: bound.listening.clone(), serve });
         let (mut sockets, mut datagrams) = (bound.sockets.into_iter(), bound.datagrams.into_iter());

@@ -10,14 +10,15 @@ use crate::reactor::TcpStream;
 use sidetrack_core::carrier::{Hop, HopProtocol};
 use sidetrack_core::flow::{Destination, EndReason};
 use sidetrack_core::http::connect;
-use sidetrack_core::socks::client as socks;
+use sidetrack_core::socks::address::UNSPECIFIED;
 use sidetrack_core::socks::v6::{Metadata, StackOption};
+use sidetrack_core::socks::{Command, client as socks};
 use sidetrack_core::socks::{v5, v6};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt;
 use std::future::poll_fn;
 use std::io;
-use std::task::{Poll, ready};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 
@@ -29,7 +30,9 @@ pub const INITIAL_DATA_MAX: usize = 1 << 14;
 pub struct Request<'a> {
     /// The proxy.
     pub hop: &'a Hop,
-    /// The destination for the proxy to connect to.
+    /// What to ask the proxy for: CONNECT, or UDP ASSOCIATE.
+    pub command: Command,
+    /// The destination for the proxy to connect to. UDP ASSOCIATE: zeros, as the address of the datagrams is not known yet.
     pub destination: Destination,
     /// Metadata for the proxy (SOCKS6).
     pub metadata: Vec<Metadata>,
@@ -68,13 +71,14 @@ impl Machine {
     /// Creates the machine that asks a hop for a destination, and sends first bytes as early as the protocol
     /// allows.
     fn new(request: Request<'_>, now: Instant) -> Self {
-        let Request { hop, destination, metadata, stack, initial } = request;
+        let Request { hop, command, destination, metadata, stack, initial } = request;
         let credentials = hop.credentials.clone();
         // The flow's own deadline ends the handshakes; this time-out is never reached.
         let timeout = Duration::from_secs(3600);
         match hop.protocol {
             HopProtocol::Socks5 => {
                 let config = v5::ClientConfig {
+                    command,
                     destination,
                     credentials,
                     optimistic: hop.optimistic,
@@ -142,23 +146,26 @@ impl Machine {
     }
 }
 
-/// Creates the machines from the last hop to the first, each with the opening of the next as its initial data.
+/// Creates the machines of the first `count` hops, from the last one to the first, each with the opening of the next as its initial data.
 /// Returns them in order, with the bytes that open the first.
 fn machines(
     order: &Order<'_>,
-    hops: &[Hop],
-    destination: &Destination,
+    (hops, count): (&[Hop], usize),
+    (command, destination): (Command, &Destination),
     first: &[u8],
     now: Instant,
 ) -> Result<(Vec<Machine>, Vec<u8>), Failure> {
-    let mut machines = Vec::with_capacity(hops.len());
+    let mut machines = Vec::with_capacity(count);
     let mut initial = first.to_vec();
-    for (index, hop) in hops.iter().enumerate().rev() {
-        let to = hops.get(index + 1).map_or(destination, |next| &next.address);
+    for (index, hop) in hops.iter().enumerate().take(count).rev() {
+        let is_last = index + 1 == count;
+        let to = if is_last { destination } else { &hops[index + 1].address };
         let own = order.carry.metadata.iter();
         let own = own.map(|(key, value)| Metadata { key: *key, value: value.clone() });
         let metadata = order.metadata.iter().cloned().chain(own).collect();
-        let request = Request { hop, destination: to.clone(), metadata, stack: order.stack, initial };
+        let command = if is_last { command } else { Command::Connect };
+        let request =
+            Request { hop, command, destination: to.clone(), metadata, stack: order.stack, initial };
         let mut machine = Machine::new(request, now);
         initial = match machine.poll() {
             Some(Step::Send(opening)) => opening,
@@ -192,6 +199,33 @@ pub(super) async fn carry(
     destination: &Destination,
     first: &mut impl FirstBytes,
 ) -> Result<Carried, Failure> {
+    ask_all(order, (hops, hops.len()), (Command::Connect, destination), first).await
+}
+
+/// Asks the hop with this index for UDP ASSOCIATE, through those before it. The connection is then for this alone.
+pub(super) async fn associate(order: &Order<'_>, hops: &[Hop], index: usize) -> Result<Carried, Failure> {
+    ask_all(order, (hops, index + 1), (Command::UdpAssociate, &UNSPECIFIED), &mut Nothing).await
+}
+
+/// The first bytes of a connection that has none.
+struct Nothing;
+
+impl FirstBytes for Nothing {
+    fn held(&mut self) -> &[u8] {
+        &[]
+    }
+
+    fn poll_more(&mut self, _: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
+}
+
+async fn ask_all(
+    order: &Order<'_>,
+    (hops, count): (&[Hop], usize),
+    what: (Command, &Destination),
+    first: &mut impl FirstBytes,
+) -> Result<Carried, Failure> {
     let entry = &hops[0];
     let addresses = resolve(&entry.address).await.map_err(|failure| at(failure, 0, hops))?;
     let wishes = Wishes { tfo: entry.tfo, speaks_first: true, mptcp: entry.mptcp, ..Wishes::default() };
@@ -201,7 +235,7 @@ pub(super) async fn carry(
     // Read the client's bytes only now: those that came while we dialled travel with the request.
     let held = first.held();
     let sent = held.len().min(INITIAL_DATA_MAX);
-    let (machines, opening) = machines(order, hops, destination, &held[..sent], clock.now())?;
+    let (machines, opening) = machines(order, (hops, count), what, &held[..sent], clock.now())?;
     let written = stream.write_all(&opening).await;
     written.map_err(|error| at(broken(&error, "sending the request"), 0, hops))?;
     let mut bytes = Vec::new();

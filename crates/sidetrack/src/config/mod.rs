@@ -42,12 +42,13 @@ pub use tap::Tap;
 
 use crate::tls::Mutual;
 use sidetrack_common::file::{nearest, parse_all};
+use sidetrack_core::association::Filtering;
 use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::{Destination, HostName, Protocol};
 use sidetrack_core::function::FunctionSpec;
 use sidetrack_core::net::{IpSet, PortSet};
 use sidetrack_core::policy::{Capture, HostPattern, KernelRule, Policy};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -289,6 +290,17 @@ pub struct SocksListener {
     pub users: Vec<Credentials>,
     /// Which wire layouts of SOCKS6 it accepts.
     pub dialect: DialectSetting,
+    /// How it relays datagrams (UDP ASSOCIATE). `None`: it does not.
+    pub udp: Option<SocksDatagrams>,
+}
+
+/// How a SOCKS listener relays datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocksDatagrams {
+    /// The address that clients are told to send to. `None`: the one that they have connected to.
+    pub advertise: Option<IpAddr>,
+    /// Which servers may send to a client.
+    pub filtering: Filtering,
 }
 
 /// An HTTP listener.

@@ -16,7 +16,7 @@ mod tunnel;
 pub use engine::{Choice, Engine, EngineIo, Steering, SynCookies};
 pub use function::Function;
 pub use htcp::{Htcp, HtcpSibling};
-pub use listen::{Dialect, Listen, ListenKind};
+pub use listen::{Dialect, Listen, ListenKind, UdpFiltering, UdpPorts};
 pub use outgoing::Outgoing;
 pub use overlay::{
     Deliver, Overlay, OverlayLink, OverlayNode, Packets, PacketsAt, PacketsDissemination, PacketsLink,

@@ -1,74 +1,95 @@
-//! The associations of one listening socket: their flows, their sockets to servers, and what waits for them.
+//! The associations of one clients' socket: their flows, from the first datagram to the record.
 
-use super::ROUNDS;
+use super::clients::Clients;
+use super::path::{Found, PathId, Paths, State, Waiting};
 use super::ready::Ready;
-use crate::carry::{Admitted, Failure, Gate, datagrams, resolve};
+use crate::carry::datagrams::{Direct, Remote, associate, connect, probe};
+use crate::carry::{Admitted, Failure, Gate, Order, resolve};
 use crate::intercept::Listening;
 use crate::live::LiveFlow;
 use crate::reactor::{self, UdpSocket};
 use crate::session::Entry;
 use crate::worker::{Admission, Worker};
 use sidetrack_core::association::{Config, Counts, Dropped, Id, Input, MappingId, Output, Table};
-use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process};
-use sidetrack_core::policy::{Action, Carry, Decision, Seen};
-use sidetrack_core::time::Instant;
+use sidetrack_core::carrier::Carrier;
+use sidetrack_core::flow::{EndReason, Flow, Host, HostName, Process, Side};
+use sidetrack_core::policy::{Action, Carry, Decision, Resolve, Seen};
 use sidetrack_sys::sockopt;
 use sidetrack_sys::udp::batch::{Batch, Target};
-use std::cell::RefCell;
-use std::io;
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+/// How the datagrams of an association get to its server.
+#[derive(Debug)]
+pub(super) enum Server {
+    /// Not yet.
+    None,
+    /// By a socket that is connected to the server.
+    Own(UdpSocket),
+    /// By a path to many servers.
+    Path(PathId, Remote),
+}
+
 /// An association that is not over.
-struct Association {
-    id: Id,
-    mapping: MappingId,
-    entry: Entry,
-    flow: Flow,
+pub(super) struct Association {
+    pub id: Id,
+    pub mapping: MappingId,
+    pub entry: Entry,
+    pub flow: Flow,
     /// The client, as the socket's family writes it, and the address that it has sent to: answers leave from there.
-    client: Target,
-    /// Set once it is open.
-    server: Option<UdpSocket>,
-    /// Datagrams of the client that wait until it is open. The table bounds them.
+    pub client: Target,
+    /// The side that has sent the first datagram.
+    from: Side,
+    pub server: Server,
+    /// Datagrams of that side that wait until the association is open. The table bounds them.
     held: Vec<Box<[u8]>>,
-    waker: Waker,
+    pub waker: Waker,
     _admission: Admission,
 }
 
-/// The resolved addresses of an association's server.
-type Resolved = (Id, Arc<Carry>, Result<Vec<SocketAddr>, Failure>);
-
-/// All of one listening socket.
+/// All associations of one socket.
 pub(super) struct Associations {
-    worker: Arc<Worker>,
-    listening: Arc<Listening>,
-    socket: UdpSocket,
-    server: Destination,
-    table: Table,
+    pub worker: Arc<Worker>,
+    pub listening: Arc<Listening>,
+    /// Where clients send to.
+    pub socket: UdpSocket,
+    pub clients: Clients,
+    pub table: Table,
     /// By the slot of the id.
-    slots: Vec<Option<Association>>,
-    ready: Arc<Ready>,
-    /// Wakes for the listening socket.
-    waker: Waker,
+    pub slots: Vec<Option<Association>>,
+    pub paths: Paths,
+    /// The only mapping, if all associations belong to one client and it has one.
+    pub mapping: Option<MappingId>,
+    pub ready: Arc<Ready>,
+    /// Wakes for the clients' socket.
+    pub waker: Waker,
     /// The slots that are looked at now.
     looked: Vec<u32>,
-    batch: Batch,
-    resolved: Rc<RefCell<Vec<Resolved>>>,
-    dropped: [u64; Dropped::ALL.len()],
+    found: Rc<RefCell<Vec<Found>>>,
+    pub dropped: [u64; Dropped::ALL.len()],
 }
 
-/// The slot number that stands for the listening socket, and for resolved names.
-const LISTENER: u32 = u32::MAX;
+/// The slot number that stands for the clients' socket, and for what tasks have found.
+pub(super) const LISTENER: u32 = u32::MAX;
+
+/// The bit that tells a path's index from a slot number.
+pub(super) const PATH: u32 = 1 << 31;
+
+thread_local! {
+    /// The memory for batches. The tasks of a worker use it in turn.
+    static BATCH: Cell<Option<Box<Batch>>> = const { Cell::new(None) };
+}
 
 impl Associations {
     pub(super) fn new(
         worker: Arc<Worker>,
         listening: Arc<Listening>,
         socket: UdpSocket,
-        server: Destination,
+        clients: Clients,
         config: Config,
     ) -> Self {
         let ready = Arc::new(Ready::default());
@@ -77,14 +98,15 @@ impl Associations {
             worker,
             listening,
             socket,
-            server,
+            clients,
             table: Table::new(config),
             slots: Vec::new(),
+            paths: Paths::default(),
+            mapping: None,
             waker: ready.waker(LISTENER),
             ready,
             looked: Vec::new(),
-            batch: Batch::new(),
-            resolved: Rc::default(),
+            found: Rc::default(),
             dropped: [0; Dropped::ALL.len()],
         }
     }
@@ -100,14 +122,15 @@ impl Associations {
         self.finish();
     }
 
-    /// Ends all associations: the listener stops.
-    pub(super) fn close(&mut self) {
+    /// Ends all associations.
+    pub(super) fn close(&mut self, reason: EndReason) {
         let now = self.worker.clock.now();
         let ids: Vec<_> = self.slots.iter().flatten().map(|association| association.id).collect();
         for id in ids {
-            self.table.handle(now, Input::End(id, EndReason::Shutdown));
+            self.table.handle(now, Input::End(id, reason));
             self.finish();
         }
+        self.publish();
     }
 
     /// Handles what is ready. Ready after some work, so that the caller can look at its other events.
@@ -115,220 +138,114 @@ impl Associations {
         self.ready.set_task(cx.waker());
         let mut looked = std::mem::take(&mut self.looked);
         self.ready.exchange(&mut looked);
+        if looked.is_empty() {
+            self.looked = looked;
+            return Poll::Pending;
+        }
+        let mut batch = BATCH.take().unwrap_or_default();
         for &slot in &looked {
             match slot {
                 LISTENER => {
-                    self.open_resolved();
-                    self.read_clients();
+                    self.take_found();
+                    self.read_clients(&mut batch);
                 }
-                slot => self.look_at(slot),
+                path if path & PATH != 0 => self.look_at_path(path & !PATH, &mut batch),
+                slot => self.look_at(slot, &mut batch),
             }
         }
-        let worked = !looked.is_empty();
+        BATCH.set(Some(batch));
         self.looked = looked;
         self.publish();
-        if worked { Poll::Ready(()) } else { Poll::Pending }
+        Poll::Ready(())
     }
 
-    /// Reads from the listening socket.
-    fn read_clients(&mut self) {
-        for _ in 0..ROUNDS {
-            match self.socket.receive(&mut self.batch) {
-                Ok(count) => self.take_from_clients(count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // An ICMP error about an answer: the socket cannot say which client it is about.
-                Err(_) => {}
-            }
-        }
-        if self.socket.poll_read_ready(&mut Context::from_waker(&self.waker)).is_ready() {
-            self.ready.notify(LISTENER);
-        }
+    /// Returns an association that is not over.
+    pub(super) fn find(&self, id: Id) -> Option<&Association> {
+        self.slots.get(id.slot as usize)?.as_ref().filter(|association| association.id == id)
     }
 
-    /// Passes on the messages in the batch. Neighbours of one association leave in one call.
-    fn take_from_clients(&mut self, count: usize) {
-        let now = self.worker.clock.now();
-        let mut run: Option<(Id, usize)> = None;
-        for at in 0..count {
-            let forwards = self.take_from_client(now, at);
-            if let Some((id, first)) = run.filter(|(id, _)| Some(*id) != forwards) {
-                self.forward(id, first..at);
-                run = None;
-            }
-            run = run.or(forwards.map(|id| (id, at)));
-        }
-        if let Some((id, first)) = run {
-            self.forward(id, first..count);
-        }
+    fn find_mut(&mut self, id: Id) -> Option<&mut Association> {
+        self.slots.get_mut(id.slot as usize)?.as_mut().filter(|association| association.id == id)
     }
 
-    /// Asks the table about each datagram of a message. Returns the association whose server gets the whole message.
-    fn take_from_client(&mut self, now: Instant, at: usize) -> Option<Id> {
-        let (Some(from), to) = self.batch.addresses(at) else { return None };
-        let client = self.listening.client(sockopt::canonical(from));
-        let target = Target { to: from, from: to };
-        let sizes = self.batch.datagrams(at).count();
-        let mut all = None;
-        for number in 0..sizes {
-            let bytes = self.batch.datagrams(at).nth(number).map_or(0, <[u8]>::len);
-            let input = Input::FromClient { client, destination: &self.server, bytes };
-            self.table.handle(now, input);
-            let passed = self.outputs(Some((at, number)), target);
-            // The first one may be held while the others already pass.
-            match (passed, all) {
-                (Some(id), None) if number == 0 => all = Some(id),
-                (Some(id), None) => self.forward_one(id, at, number),
-                _ => {}
-            }
-        }
-        all
-    }
-
-    fn forward(&mut self, id: Id, range: std::ops::Range<usize>) {
-        let Some(association) = self.slots.get(id.slot as usize).and_then(Option::as_ref) else { return };
-        let Some(server) = association.server.as_ref().filter(|_| association.id == id) else { return };
-        let sent = server.send(&self.batch, range, None);
-        self.dropped[Dropped::Unsent as usize] += sent.lost as u64;
-        if let Some(error) = sent.error {
-            self.failed(id, &error);
-        }
-        self.count(id);
-    }
-
-    fn forward_one(&mut self, id: Id, at: usize, number: usize) {
-        let Some(association) = self.slots.get(id.slot as usize).and_then(Option::as_ref) else { return };
-        let Some(server) = &association.server else { return };
-        let sent = self.batch.datagrams(at).nth(number).map(|datagram| server.send_one(datagram, None));
-        if let Some(Err(error)) = sent {
-            self.failed(id, &error);
-        }
-    }
-
-    /// Looks at an association that was woken: its server has sent, or another thread ends it.
-    fn look_at(&mut self, slot: u32) {
-        let now = self.worker.clock.now();
-        let Some(association) = self.slots.get(slot as usize).and_then(Option::as_ref) else { return };
-        let id = association.id;
-        if let Some(reason) = association.entry.live().ending() {
-            self.table.handle(now, Input::End(id, reason));
-            return self.finish();
-        }
-        association.entry.live().set_waker(&association.waker);
-        for _ in 0..ROUNDS {
-            let Some(association) = self.slots.get(slot as usize).and_then(Option::as_ref) else { return };
-            let Some(server) = &association.server else { return };
-            match server.receive(&mut self.batch) {
-                Ok(count) => self.take_from_server(now, id, count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => self.failed(id, &error),
-            }
-        }
-        let Some(association) = self.slots.get(slot as usize).and_then(Option::as_ref) else { return };
-        let cx = &mut Context::from_waker(&association.waker);
-        if association.server.as_ref().is_some_and(|server| server.poll_read_ready(cx).is_ready()) {
-            self.ready.notify(slot);
-        }
-    }
-
-    /// Passes the messages in the batch to the client.
-    fn take_from_server(&mut self, now: Instant, id: Id, count: usize) {
-        let Some(association) = self.slots.get(id.slot as usize).and_then(Option::as_ref) else { return };
-        let (mapping, target) = (association.mapping, association.client);
-        association.entry.live().first_byte(association.entry.live().age());
-        for at in 0..count {
-            let Some(remote) = self.batch.addresses(at).0.map(sockopt::canonical) else { continue };
-            let datagrams = self.batch.datagrams(at).count();
-            let mut passed = 0;
-            for number in 0..datagrams {
-                let bytes = self.batch.datagrams(at).nth(number).map_or(0, <[u8]>::len);
-                self.table.handle(now, Input::FromServer { mapping, remote, bytes });
-                passed += usize::from(self.outputs(None, target).is_some());
-            }
-            // The state of an association does not change between the datagrams of one message.
-            if passed == datagrams {
-                let sent = self.socket.send(&self.batch, at..at + 1, Some(&target));
-                self.dropped[Dropped::Unsent as usize] += sent.lost as u64;
-            }
-        }
-        self.count(id);
-    }
-
-    /// Does what the table wants. Returns the association that the datagram of this input passes in.
-    fn outputs(&mut self, message: Option<(usize, usize)>, client: Target) -> Option<Id> {
+    /// Does what the table wants. `payload`: the datagram of this input. `client`: where answers to it go. Returns the
+    /// association that the datagram passes in.
+    pub(super) fn outputs(&mut self, payload: Option<&[u8]>, client: Target) -> Option<Id> {
         let mut passed = None;
         while let Some(output) = self.table.poll() {
             match output {
-                Output::Begin { id, mapping, .. } => self.begin(id, mapping, client),
+                Output::Begin { id, mapping, from, .. } => self.begin(id, mapping, (client, from)),
                 Output::Forward(id) | Output::Deliver(id) => passed = Some(id),
-                Output::Hold(id) => self.hold(id, message),
+                Output::Hold(id) => {
+                    if let Some((association, payload)) = self.find_mut(id).zip(payload) {
+                        association.held.push(payload.into());
+                    }
+                }
                 Output::Drop(why) => self.dropped[why as usize] += 1,
                 Output::Release(id) => self.release(id),
                 Output::End { id, reason, counts } => self.end(id, reason, None, counts),
-                Output::Unmapped(_) => {}
+                Output::Unmapped(mapping) => {
+                    if self.mapping == Some(mapping) {
+                        // The client has no outside port any more.
+                        self.mapping = None;
+                        self.paths.clear();
+                    }
+                }
             }
         }
         passed
     }
 
-    fn finish(&mut self) {
+    /// Does what the table wants after an input without a datagram.
+    pub(super) fn finish(&mut self) {
         let nowhere = Target { to: self.listening.address, from: None };
         self.outputs(None, nowhere);
     }
 
-    fn hold(&mut self, id: Id, message: Option<(usize, usize)>) {
-        let association = self.slots.get_mut(id.slot as usize).and_then(Option::as_mut);
-        let Some((association, (at, number))) = association.zip(message) else { return };
-        if let Some(datagram) = self.batch.datagrams(at).nth(number) {
-            association.held.push(datagram.into());
-        }
-    }
-
     fn release(&mut self, id: Id) {
-        let Some(association) = self.slots.get_mut(id.slot as usize).and_then(Option::as_mut) else { return };
-        let held = std::mem::take(&mut association.held);
-        let Some(server) = &association.server else { return };
-        let mut failed = None;
-        for datagram in &held {
-            failed = server.send_one(datagram, None).err().or(failed);
-        }
-        if let Some(error) = failed {
-            self.failed(id, &error);
+        let Some(association) = self.find_mut(id) else { return };
+        let (from, client) = (association.from, association.client);
+        let remote = association.flow.orig_dst.socket_addr();
+        for datagram in std::mem::take(&mut association.held) {
+            match (from, remote) {
+                (Side::Client, _) => self.forward_one(id, &datagram),
+                (Side::Server, Some(remote)) => self.deliver(&client, remote, &datagram),
+                (Side::Server, None) => {}
+            }
         }
         self.count(id);
-    }
-
-    /// An error of the association's socket. Mostly an ICMP error, which ends nothing (RFC 4787 REQ-10).
-    fn failed(&mut self, id: Id, error: &io::Error) {
-        let Some(association) = self.slots.get(id.slot as usize).and_then(Option::as_ref) else { return };
-        let to = association.flow.orig_dst.socket_addr().unwrap_or(self.listening.address);
-        let reason = datagrams::failure(error, to).reason;
-        self.table.handle(self.worker.clock.now(), Input::Error(id, reason));
     }
 
     fn end(&mut self, id: Id, reason: EndReason, detail: Option<String>, counts: Counts) {
         let place = self.slots.get_mut(id.slot as usize);
         let Some(mut association) = place.and_then(|place| place.take_if(|it| it.id == id)) else { return };
+        self.leave_path(id, &association.server);
         show(association.entry.live(), counts);
         association.entry.end(reason, detail);
     }
 
     /// Copies the counts of an association to where they are shown.
-    fn count(&self, id: Id) {
-        let Some(association) = self.slots.get(id.slot as usize).and_then(Option::as_ref) else { return };
-        if let Some(counts) = self.table.counts(id) {
+    pub(super) fn count(&self, id: Id) {
+        if let Some((association, counts)) = self.find(id).zip(self.table.counts(id)) {
             let live = association.entry.live();
             show(live, counts);
             live.touch(live.age());
         }
     }
 
-    /// A client has sent its first datagram: makes the flow, and asks policy.
-    fn begin(&mut self, id: Id, mapping: MappingId, client: Target) {
+    /// The first datagram of an association has come: makes the flow, and asks policy.
+    fn begin(&mut self, id: Id, mapping: MappingId, (client, from): (Target, Side)) {
+        let Some((_, destination)) = self.table.parties(id) else { return };
         let mut flow = crate::session::undecided(&self.listening, sockopt::canonical(client.to)).flow;
+        flow.protocol = sidetrack_core::flow::Protocol::Udp;
         flow.client = self.listening.client(flow.client);
-        flow.orig_dst = self.server.clone();
-        if let Host::Name(name) = &self.server.host {
+        flow.orig_dst = destination.clone();
+        if let Host::Name(name) = &destination.host {
             flow.host = Some(name.clone());
+        }
+        if let Clients::Associated(associated) = &self.clients {
+            flow.user.clone_from(&associated.user);
+            self.mapping = Some(mapping);
         }
         // Processes are not looked up by UDP sockets: rules that ask for one do not match.
         flow.process = Some(Process::default());
@@ -350,10 +267,10 @@ impl Associations {
         if self.slots.len() <= slot {
             self.slots.resize_with(slot + 1, || None);
         }
-        let held = Vec::new();
-        let (server, _admission) = (None, admission);
-        self.slots[slot] =
-            Some(Association { id, mapping, entry, flow, client, server, held, waker, _admission });
+        let (held, server, _admission) = (Vec::new(), Server::None, admission);
+        let association =
+            Association { id, mapping, entry, flow, client, from, server, held, waker, _admission };
+        self.slots[slot] = Some(association);
         match verdict {
             Ok(carry) => self.reach(id, carry),
             Err(failure) => self.refuse(id, failure),
@@ -377,71 +294,174 @@ impl Associations {
         }
     }
 
-    /// Opens the path, at once to an address, otherwise after the name is resolved.
+    /// Finds the server's address, at once or after its name is resolved.
     fn reach(&mut self, id: Id, carry: Arc<Carry>) {
-        let Some(association) = self.slots.get(id.slot as usize).and_then(Option::as_ref) else { return };
+        let Some(association) = self.find(id) else { return };
         let destination = carry.destination(&association.flow);
         if let Some(address) = destination.socket_addr() {
-            return self.open(id, &carry, None, vec![address]);
+            return self.open(id, carry, None, vec![address]);
         }
-        let (resolved, ready) = (self.resolved.clone(), self.ready.clone());
+        let is_direct = carry.carrier == Carrier::Direct;
+        let is_localhost = matches!(&destination.host, Host::Name(name) if name.is_localhost());
+        if !is_direct && carry.resolve != Resolve::Local && !is_localhost {
+            // The last hop resolves it. For `localhost` the address is known, so it is checked here.
+            return self.join(Waiting { id, carry, remote: Remote::Name(destination) });
+        }
+        let (found, ready) = (self.found.clone(), self.ready.clone());
         reactor::spawn(async move {
             let addresses = resolve(&destination).await;
-            resolved.borrow_mut().push((id, carry, addresses));
+            found.borrow_mut().push(Found::Addresses(id, carry, addresses));
             ready.notify(LISTENER);
         });
     }
 
-    fn open_resolved(&mut self) {
-        let all = std::mem::take(&mut *self.resolved.borrow_mut());
-        for (id, carry, addresses) in all {
-            let association = self.slots.get(id.slot as usize).and_then(Option::as_ref);
-            let Some(association) = association.filter(|association| association.id == id) else { continue };
-            let name = match carry.destination(&association.flow).host {
-                Host::Name(name) => Some(name),
-                Host::Ip(_) => None,
-            };
-            match addresses {
-                Ok(addresses) => self.open(id, &carry, name.as_ref(), addresses),
-                Err(failure) => self.refuse(id, failure),
+    fn take_found(&mut self) {
+        let all = std::mem::take(&mut *self.found.borrow_mut());
+        for found in all {
+            match found {
+                Found::Addresses(id, carry, addresses) => {
+                    let Some(association) = self.find(id) else { continue };
+                    let name = match carry.destination(&association.flow).host {
+                        Host::Name(name) => Some(name),
+                        Host::Ip(_) => None,
+                    };
+                    match addresses {
+                        Ok(addresses) => self.open(id, carry, name.as_ref(), addresses),
+                        Err(failure) => self.refuse(id, failure),
+                    }
+                }
+                Found::Path(path, Ok(open)) => {
+                    let Some(only) = self.paths.get(path).map(|place| place.only) else { continue };
+                    if only.is_some_and(|id| self.find(id).is_none()) {
+                        // The association has ended meanwhile.
+                        self.paths.remove(path);
+                        continue;
+                    }
+                    let Some(place) = self.paths.get(path) else { continue };
+                    let before = std::mem::replace(&mut place.state, State::Open(open));
+                    self.ready.notify(path.index | PATH);
+                    if let State::Opening(waiting) = before {
+                        waiting.into_iter().for_each(|waiting| self.opened(waiting, path));
+                    }
+                }
+                Found::Path(path, Err(failure)) => self.refuse_waiting(path, &failure),
             }
             self.finish();
         }
     }
 
-    /// Opens a socket to the first of these addresses that may be dialled and has a route.
-    fn open(&mut self, id: Id, carry: &Carry, name: Option<&HostName>, addresses: Vec<SocketAddr>) {
-        let Some(association) = self.slots.get_mut(id.slot as usize).and_then(Option::as_mut) else { return };
+    /// Opens the way to the first of these addresses that may be dialled and has a route.
+    fn open(&mut self, id: Id, carry: Arc<Carry>, name: Option<&HostName>, addresses: Vec<SocketAddr>) {
+        let Some(association) = self.find(id) else { return };
         let config = self.worker.config();
         let (policy, flow, peer) = (&*config.policy, &association.flow, association.flow.client.ip());
-        let gate = Gate { policy, flow, carry, resource: None, peer, is_configured: true };
-        let dialing = self.worker.dialing();
-        let connected = gate.admit_all(name, addresses).and_then(|admitted| {
-            let mut first = None;
-            let mut sockets = admitted.into_iter().filter_map(|to: Admitted| {
-                let socket = datagrams::connect(&dialing, to);
-                socket.map_err(|failure| first.get_or_insert(failure).clone()).ok().zip(Some(to.address()))
-            });
-            let socket = sockets.next();
-            drop(sockets);
-            let none = || Failure::new(EndReason::Unreachable, "no address to try");
-            socket.ok_or_else(|| first.unwrap_or_else(none))
-        });
-        let (socket, remote) = match connected {
-            Ok(connected) => connected,
+        let is_configured = matches!(self.clients, Clients::Asking { .. });
+        let gate = Gate { policy, flow, carry: &carry, resource: None, peer, is_configured };
+        let admitted = match gate.admit_all(name, addresses) {
+            Ok(admitted) => admitted,
             Err(failure) => return self.refuse(id, failure),
         };
-        association.entry.live().connected(association.entry.live().age());
-        association.server = Some(socket);
-        let millis = |value: Option<u64>| value.map(Duration::from_millis);
-        let (idle, lifetime) = (millis(carry.idle_timeout_ms), millis(carry.lifetime_ms));
-        let remote = Some(sockopt::canonical(remote));
-        self.table.handle(self.worker.clock.now(), Input::Opened { id, remote, idle, lifetime });
-        // The loop tells of the socket once the task has asked for it.
-        self.ready.notify(id.slot);
+        let dialing = self.worker.dialing();
+        let done = match (&carry.carrier, &self.clients) {
+            (Carrier::Direct, Clients::Asking { .. }) => {
+                first_of(admitted, |to| connect(&dialing, to)).map(|(socket, to)| (Some(socket), to))
+            }
+            (Carrier::Direct, Clients::Associated(_)) => {
+                first_of(admitted, |to| probe(&dialing, to)).map(|((), to)| (None, to))
+            }
+            _ => first_of(admitted, |_| Ok(())).map(|((), to)| (None, to)),
+        };
+        match done {
+            Ok((Some(socket), to)) => {
+                let remote = Some(sockopt::canonical(to.address()));
+                self.begins(id, Server::Own(socket), remote, &carry);
+                // The loop tells of the socket once the task has asked for it.
+                self.ready.notify(id.slot);
+            }
+            Ok((None, to)) => self.join(Waiting { id, carry, remote: Remote::Address(to) }),
+            Err(failure) => self.refuse(id, failure),
+        }
     }
 
-    fn refuse(&mut self, id: Id, failure: Failure) {
+    /// Lets an association use the path of its carrier: one that is open, one that opens, or a new one.
+    fn join(&mut self, waiting: Waiting) {
+        let carrier = &waiting.carry.carrier;
+        let is_own = matches!(self.clients, Clients::Asking { .. })
+            // A hop's answers do not tell which address belongs to which name.
+            || *carrier != Carrier::Direct && matches!(waiting.remote, Remote::Name(_));
+        if !is_own && let Some(path) = self.paths.shared(carrier) {
+            match self.paths.get(path).map(|path| &mut path.state) {
+                Some(State::Opening(others)) => others.push(waiting),
+                _ => self.opened(waiting, path),
+            }
+            return;
+        }
+        let ready = self.ready.clone();
+        let waker = |index: u32| ready.waker(index | PATH);
+        let only = is_own.then_some(waiting.id);
+        let carrier = carrier.clone();
+        if carrier == Carrier::Direct {
+            let direct = Box::new(Direct::new(self.worker.dialing()));
+            let path = self.paths.add(carrier, only, State::Open(direct), waker);
+            return self.opened(waiting, path);
+        }
+        let (id, carry) = (waiting.id, waiting.carry.clone());
+        let path = self.paths.add(carrier, only, State::Opening(vec![waiting]), waker);
+        self.ask_hops(id, carry, path);
+    }
+
+    /// Asks the hops of a carrier for a path.
+    fn ask_hops(&self, id: Id, carry: Arc<Carry>, path: PathId) {
+        let Some(association) = self.find(id) else { return };
+        let (worker, flow) = (self.worker.clone(), association.flow.clone());
+        let (found, ready) = (self.found.clone(), self.ready.clone());
+        let limit = carry.connect_timeout_ms.unwrap_or(worker.config().limits.connect_timeout_ms);
+        reactor::spawn(async move {
+            let Carrier::Hops(hops) = &carry.carrier else { return };
+            let dialing = worker.dialing();
+            let order = Order {
+                carry: &carry,
+                destination: carry.destination(&flow),
+                client: flow.client,
+                stack: &[],
+                host: flow.host.as_ref(),
+                tunnels: &worker.tunnels,
+                warm: &worker.warm,
+                metadata: Vec::new(),
+                // The caller has asked the gate about the destination; the hops are from the configuration.
+                gate: None,
+                dialing: &dialing,
+            };
+            let asked = Box::pin(associate(&order, hops));
+            let late = || Failure::new(EndReason::ConnectTimeout, "the hops did not relay datagrams in time");
+            let done = reactor::timeout(Duration::from_millis(limit), asked).await;
+            let done = done.unwrap_or_else(|_| Err(late()));
+            found.borrow_mut().push(Found::Path(path, done));
+            ready.notify(LISTENER);
+        });
+    }
+
+    /// The path of an association is open.
+    fn opened(&mut self, waiting: Waiting, path: PathId) {
+        let Waiting { id, carry, remote } = waiting;
+        let address = remote.address();
+        if self.find(id).is_some() {
+            self.begins(id, Server::Path(path, remote), address, &carry);
+            // A path's sockets may have been opened by this datagram: they are watched once the path was polled.
+            self.ready.notify(path.index | PATH);
+        }
+    }
+
+    fn begins(&mut self, id: Id, server: Server, remote: Option<SocketAddr>, carry: &Carry) {
+        let Some(association) = self.find_mut(id) else { return };
+        association.entry.live().connected(association.entry.live().age());
+        association.server = server;
+        let millis = |value: Option<u64>| value.map(Duration::from_millis);
+        let (idle, lifetime) = (millis(carry.idle_timeout_ms), millis(carry.lifetime_ms));
+        self.table.handle(self.worker.clock.now(), Input::Opened { id, remote, idle, lifetime });
+    }
+
+    pub(super) fn refuse(&mut self, id: Id, failure: Failure) {
         self.end(id, failure.reason, Some(failure.detail), Counts::default());
         self.table.handle(self.worker.clock.now(), Input::Refused(id, failure.reason));
     }
@@ -452,6 +472,21 @@ impl Associations {
             self.worker.drop_datagrams(std::mem::take(&mut self.dropped));
         }
     }
+}
+
+/// Tries addresses in their order. Returns what the first one that works gives, or the first failure.
+fn first_of<T>(
+    all: Vec<Admitted>,
+    mut attempt: impl FnMut(Admitted) -> Result<T, Failure>,
+) -> Result<(T, Admitted), Failure> {
+    let mut first = None;
+    for to in all {
+        match attempt(to) {
+            Ok(done) => return Ok((done, to)),
+            Err(failure) => drop(first.get_or_insert(failure)),
+        }
+    }
+    Err(first.unwrap_or_else(|| Failure::new(EndReason::Unreachable, "no address to try")))
 }
 
 fn show(live: &LiveFlow, counts: Counts) {

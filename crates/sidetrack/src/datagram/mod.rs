@@ -1,17 +1,28 @@
 //! UDP flows: the driver of the associations in core.
 //!
-//! A UDP listener has one task for each of its sockets, and each worker has one socket. The task receives, asks the
-//! table, and sends, in batches and without allocating for a datagram. Each association has a connected socket to its
-//! server, whose readiness wakes this one task ([`ready`]). No datagram starts a task; only a name to resolve does.
+//! Clients reach it in two ways. A UDP listener has one task for each of its sockets, and each worker has one socket
+//! ([`serve`]). A SOCKS client that has asked for UDP ASSOCIATE has a task and a socket of its own ([`relay`]).
+//!
+//! The task receives, asks the table, and sends, in batches and without allocating for a datagram. Servers are reached by
+//! a connected socket for each association, or by a path that all associations of a client share ([`path`]). Their
+//! readiness wakes this one task ([`ready`]). No datagram starts a task; only a name to resolve or a hop to ask does.
 
 mod association;
+mod clients;
+mod path;
 mod ready;
+mod relay;
+mod servers;
+
+pub use relay::relay;
 
 use crate::intercept::{Catches, Listening};
 use crate::reactor::{self, UdpSocket};
 use crate::worker::Worker;
 use association::Associations;
+use clients::Clients;
 use sidetrack_core::association::{Config, Filtering};
+use sidetrack_core::flow::EndReason;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -38,17 +49,12 @@ pub async fn serve(
             return;
         }
     };
-    let limits = worker.config().limits;
-    let config = Config {
-        // A connected socket receives from its server only.
-        filtering: Filtering::AddressAndPortDependent,
-        max: limits.max_associations,
-        per_client: limits.max_associations.div_ceil(2),
-        idle: Duration::from_millis(limits.udp_idle_timeout_ms),
-        lifetime: limits.lifetime_ms.map(Duration::from_millis),
-        ..Config::default()
-    };
-    let mut associations = Associations::new(worker, listening, socket, server, config);
+    let max = worker.config().limits.max_associations;
+    // A connected socket receives from its server only.
+    let config =
+        Config { max, per_client: max.div_ceil(2), ..config(&worker, Filtering::AddressAndPortDependent) };
+    let clients = Clients::Asking { server };
+    let mut associations = Associations::new(worker, listening, socket, clients, config);
     loop {
         let at = associations.deadline();
         tokio::select! {
@@ -61,10 +67,21 @@ pub async fn serve(
             () = until(at) => associations.tick(),
         }
     }
-    associations.close();
+    associations.close(EndReason::Shutdown);
     // Close the socket before `stop` is dropped: the task that waits for `stop` must find the address free.
     drop(associations);
     drop(stop);
+}
+
+/// Returns the limits of a table in this configuration.
+fn config(worker: &Worker, filtering: Filtering) -> Config {
+    let limits = worker.config().limits;
+    Config {
+        filtering,
+        idle: Duration::from_millis(limits.udp_idle_timeout_ms),
+        lifetime: limits.lifetime_ms.map(Duration::from_millis),
+        ..Config::default()
+    }
 }
 
 /// Waits until this time. `None`: for ever.

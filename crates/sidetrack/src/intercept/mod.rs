@@ -9,7 +9,7 @@ pub mod run;
 pub mod socks;
 pub mod tunnel;
 
-use crate::config::ReverseTarget;
+use crate::config::{ReverseTarget, SocksDatagrams};
 use crate::dns::Resolver;
 use crate::tls::Mutual;
 use sidetrack_core::flow::{Intercept, Protocol};
@@ -48,13 +48,22 @@ pub enum Catches {
     /// The local address of the connection.
     Tproxy,
     /// The SOCKS request of the client.
-    Socks(Arc<ServerConfig>),
+    Socks(SocksCatch),
     /// The HTTP requests of the client, one by one.
     Http,
     /// A configured server, or several by name.
     Reverse(ReverseTarget),
     /// The request of the near side of a tunnel. Holds our identity and the accepted peers.
     Tunnel(Mutual),
+}
+
+/// How requests of SOCKS clients are served.
+#[derive(Debug)]
+pub struct SocksCatch {
+    /// The handshakes.
+    pub server: Arc<ServerConfig>,
+    /// How datagrams are relayed. `None`: they are not.
+    pub udp: Option<SocksDatagrams>,
 }
 
 /// The state for capturing one command.

@@ -28,8 +28,8 @@ pub struct Handshake {
 /// The result of a handshake.
 #[derive(Debug)]
 pub enum Asked {
-    /// The client wants a connection: dial, then call [`Handshake::reply`].
-    Connect(Box<Request>),
+    /// The client's request: serve it, then call [`Handshake::reply`].
+    Request(Box<Request>),
     /// Everything was answered (a NOOP).
     Nothing,
 }
@@ -72,7 +72,7 @@ impl Handshake {
                         // This sends the authentication reply of version 6. The operation reply follows after
                         // dialling.
                         client.answer_first(&unsent).await.map_err(gone)?;
-                        return Ok(Asked::Connect(request));
+                        return Ok(Asked::Request(request));
                     }
                     output => {
                         client.answer(&std::mem::take(&mut unsent)).await.map_err(gone)?;

@@ -1,11 +1,11 @@
 //! The task of one flow: its path is set up, then its bytes are moved. Written as a state machine by hand: an
 //! `async fn` reserves room for all its stages side by side, and ten thousand idle flows need only the last one.
 
-use super::Entry;
 use super::containers::Joint;
 use super::parts::Parts;
 use super::pump::{Ending, Pump};
 use super::setup::{Connect, Ready, Setup, SetupEnd, undecided};
+use super::{Asking, Associate, Entry};
 use crate::carry::{Client, Stream};
 use crate::intercept::Listening;
 use crate::live::{Clock, LiveFlow};
@@ -29,6 +29,8 @@ pub struct Passage {
     pub peer: SocketAddr,
     /// The client's HTTP CONNECT request. `None`: the interceptor finds the destination.
     pub connect: Option<Connect>,
+    /// Serves clients that ask for UDP ASSOCIATE. `None`: there are none.
+    pub associate: Option<Associate>,
 }
 
 /// Sets up the path, moves the bytes, and ends the flow.
@@ -91,13 +93,25 @@ impl Future for Carrying {
 
 /// Runs the set-up. `None`: the flow has ended.
 async fn make(passage: Passage, mut client: Client, mut entry: Entry) -> Option<Carried> {
-    let Passage { worker, listening, peer, connect } = passage;
+    let Passage { worker, listening, peer, connect, associate } = passage;
     let made = Setup::new(&worker, &listening, entry.live(), peer, connect).run(&mut client).await;
     if entry.live().decided().is_none() {
         entry.live().decide(undecided(&listening, peer));
     }
     match made {
         SetupEnd::Ready(ready) => Some(carried(client, ready, entry, worker.clock)),
+        SetupEnd::Associate(handshake, mut request, peer) => {
+            let mut shown = undecided(&listening, peer);
+            shown.flow.user.clone_from(&request.user);
+            entry.live().decide(shown);
+            let session = request.session.take().map(|session| worker.flow_of(session));
+            let asking =
+                Asking { worker, listening, client, handshake: *handshake, request, peer, entry, session };
+            if let Some(associate) = associate {
+                associate(asking).await;
+            }
+            None
+        }
         SetupEnd::Answered(reason, detail) => {
             entry.end(reason, detail);
             client.close_after_answer().await;

@@ -13,9 +13,9 @@ use crate::worker::{CROWDED, FlowOfSession, Place, Worker};
 use sidetrack_core::chain::{Chain, Offered};
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process, Side};
 use sidetrack_core::policy::{Action, Carry, Decision, ProxyVersion, Seen, Verdict};
-use sidetrack_core::socks::ReplyCode;
 use sidetrack_core::socks::server::{Reply, Request};
 use sidetrack_core::socks::v6::{Leg, Metadata};
+use sidetrack_core::socks::{Command, ReplyCode};
 use sidetrack_core::splice;
 use sidetrack_sys::sockopt;
 use std::future::Future;
@@ -32,6 +32,8 @@ pub(super) enum SetupEnd {
     Answered(EndReason, Option<String>),
     /// The client's connection must be reset.
     Failed(Failure),
+    /// The client, at this address, asks for UDP ASSOCIATE.
+    Associate(Box<Handshake>, Box<Request>, SocketAddr),
 }
 
 /// A path that is set up.
@@ -133,6 +135,7 @@ enum Asker {
 enum Stop {
     Failed(Failure),
     Answered(EndReason, Option<String>),
+    Associate(Box<Handshake>, Box<Request>, SocketAddr),
 }
 
 impl From<Failure> for Stop {
@@ -169,6 +172,7 @@ impl<'a> Setup<'a> {
             Ok(ready) => SetupEnd::Ready(ready),
             Err(Stop::Failed(failure)) => SetupEnd::Failed(failure),
             Err(Stop::Answered(reason, detail)) => SetupEnd::Answered(reason, detail),
+            Err(Stop::Associate(handshake, request, peer)) => SetupEnd::Associate(handshake, request, peer),
         }
     }
 
@@ -327,12 +331,16 @@ impl<'a> Setup<'a> {
                 let metadata = metadata.map(|(key, value)| Metadata { key, value }).collect();
                 caught.asker = Asker::Tunnel(metadata);
             }
-            Catches::Socks(config) => {
+            Catches::Socks(socks) => {
                 let sessions = self.worker.sessions.clone();
-                let mut handshake = Handshake::new(config.clone(), sessions, self.worker.clock, peer.ip());
+                let config = socks.server.clone();
+                let mut handshake = Handshake::new(config, sessions, self.worker.clock, peer.ip());
                 match handshake.request(client).await? {
                     Asked::Nothing => return Err(Stop::Answered(EndReason::Ok, None)),
-                    Asked::Connect(mut request) => {
+                    Asked::Request(request) if request.command == Command::UdpAssociate => {
+                        return Err(Stop::Associate(Box::new(handshake), request, peer));
+                    }
+                    Asked::Request(mut request) => {
                         client.put_first(std::mem::take(&mut request.first_bytes));
                         caught.flow.orig_dst = request.destination.clone();
                         caught.flow.user = request.user.clone();

@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
 mod configuration;
+mod hops;
 #[path = "../node/mod.rs"]
 mod node;
+mod socks;
 
 use node::{Up, admin};
 use rustix::process::Signal;
@@ -182,7 +184,7 @@ fn a_denied_client_has_one_record_however_often_it_sends() {
 #[test]
 fn a_rule_that_cannot_carry_datagrams_refuses_them() {
     let rule =
-        "[[rule]]\nname = \"far\"\nmatch = { listener = \"dns\" }\ncarrier = \"socks5://127.0.0.1:9\"\n";
+        "[[rule]]\nname = \"far\"\nmatch = { listener = \"dns\" }\ncarrier = \"http://127.0.0.1:9\"\n";
     let mut up = up("127.0.0.1:9", "", rule);
     let client = client(up.addresses("dns")[0]);
     client.send(b"x").unwrap();

@@ -7,16 +7,21 @@ use super::super::password::{self, METHOD_NONE, METHOD_PASSWORD, METHOD_UNACCEPT
 use super::super::reader::{Reader, Stop};
 use super::super::reply::ReplyCode;
 use super::super::v6::SessionReport;
-use super::{CONNECT, VERSION, put_message};
+use super::{VERSION, put_message};
 use crate::carrier::Credentials;
 use crate::flow::{Destination, EndReason};
+use crate::socks::Command;
 use crate::time::Instant;
+use std::borrow::Cow;
 use std::time::Duration;
 
-/// The configuration of one CONNECT through a version 5 proxy.
+/// The configuration of one request to a version 5 proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
-    /// The destination. A name is sent as a name.
+    /// What the proxy is asked for. BIND: [`Output::Connected`] tells of the first reply.
+    pub command: Command,
+    /// The destination. A name is sent as a name. UDP ASSOCIATE: the address that datagrams come from; zeros if it is not
+    /// known.
     pub destination: Destination,
     /// The credentials. Without them, the client does not offer the password method.
     pub credentials: Option<Credentials>,
@@ -35,16 +40,6 @@ enum State {
     Method,
     Status,
     Reply,
-}
-
-impl State {
-    const fn awaited(self) -> &'static str {
-        match self {
-            Self::Method => "method selection",
-            Self::Status => "answer to the password",
-            Self::Reply => "reply to CONNECT",
-        }
-    }
 }
 
 /// The client machine for one version 5 proxy.
@@ -86,7 +81,7 @@ impl Client {
             }
         }
         if optimistic {
-            put_message(&mut opening, CONNECT, &self.config.destination);
+            put_message(&mut opening, self.config.command.wire(), &self.config.destination);
             self.handshake.send_with(opening, &initial_data);
         } else {
             self.config.initial_data = initial_data;
@@ -96,10 +91,11 @@ impl Client {
 
     /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: Input<'_>) {
-        match self.handshake.handle(now, input, self.state.awaited()) {
+        let awaited = self.awaited();
+        match self.handshake.handle(now, input, &awaited) {
             Event::Bytes => self.advance(),
             Event::Eof => {
-                let detail = format!("the proxy closed before its {}", self.state.awaited());
+                let detail = format!("the proxy closed before its {}", self.awaited());
                 self.handshake.fail(EndReason::HopFailed, detail);
             }
             Event::None => {}
@@ -119,6 +115,15 @@ impl Client {
     /// As [`super::super::Client::initial_data_sent`].
     pub fn initial_data_sent(&self) -> usize {
         self.handshake.initial_data_sent()
+    }
+
+    /// Returns what the proxy has to send next.
+    fn awaited(&self) -> Cow<'static, str> {
+        match self.state {
+            State::Method => "method selection".into(),
+            State::Status => "answer to the password".into(),
+            State::Reply => format!("reply to {}", self.config.command).into(),
+        }
     }
 
     fn advance(&mut self) {
@@ -154,7 +159,7 @@ impl Client {
                 b'H' => " (it seems to speak HTTP)",
                 _ => "",
             };
-            let awaited = self.state.awaited();
+            let awaited = self.awaited();
             self.handshake.fail(
                 EndReason::HopFailed,
                 format!("the proxy's {awaited} begins with 0x{version:02x} instead of 05{seems}"),
@@ -219,7 +224,7 @@ impl Client {
         self.state = State::Reply;
         if !self.config.optimistic {
             let mut message = Vec::new();
-            put_message(&mut message, CONNECT, &self.config.destination);
+            put_message(&mut message, self.config.command.wire(), &self.config.destination);
             self.handshake.send(message);
         }
     }
@@ -231,8 +236,11 @@ impl Client {
         let code = ReplyCode::from_wire(reader.u8()?);
         if code != ReplyCode::Succeeded {
             // Do not wait for the rest: many servers truncate a failure reply.
-            let destination = &self.config.destination;
-            let detail = format!("the proxy answered CONNECT to {destination}: {code}");
+            let ClientConfig { command, destination, .. } = &self.config;
+            let detail = match command {
+                Command::UdpAssociate => format!("the proxy answered {command}: {code}"),
+                _ => format!("the proxy answered {command} to {destination}: {code}"),
+            };
             self.handshake.fail(code.end_reason(), detail);
             return Ok(());
         }

@@ -1,4 +1,5 @@
-//! SOCKS version 5 (RFC 1928) with user name and password (RFC 1929): CONNECT, both ends, and the header of datagrams.
+//! SOCKS version 5 (RFC 1928) with user name and password (RFC 1929): both ends of all commands,
+//! and the header of datagrams.
 
 mod client;
 mod server;
@@ -12,8 +13,6 @@ use crate::flow::Destination;
 
 /// The version byte.
 const VERSION: u8 = 5;
-/// Command: CONNECT.
-const CONNECT: u8 = 1;
 
 /// Writes `05 code 00 atyp address port`: a request or a reply.
 fn put_message(out: &mut Vec<u8>, code: u8, address: &Destination) {

@@ -5,9 +5,10 @@ use super::super::password::{self, METHOD_NONE, METHOD_PASSWORD, METHOD_UNACCEPT
 use super::super::reader::{Reader, Stop};
 use super::super::reply::ReplyCode;
 use super::super::server::{Input, MAX_PIPELINED_LEN, Output, Reply, Request, ServerConfig, Version};
-use super::{CONNECT, VERSION, put_message};
+use super::{VERSION, put_message};
 use crate::flow::{Destination, EndReason};
 use crate::secret;
+use crate::socks::Command;
 use crate::time::Instant;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,6 +20,8 @@ enum State {
     Request,
     /// The driver dials the destination.
     Dialing,
+    /// The driver listens for a client of BIND. Its address is told next, then its peer.
+    Binding,
     Over,
 }
 
@@ -27,14 +30,14 @@ impl State {
         match self {
             Self::Greeting => "its greeting",
             Self::Password => "its user name and password",
-            Self::Request | Self::Dialing | Self::Over => "its request",
+            Self::Request | Self::Dialing | Self::Binding | Self::Over => "its request",
         }
     }
 }
 
-/// The server machine for one version 5 connection: greeting, password if accounts are configured, CONNECT.
+/// The server machine for one version 5 connection: greeting, password if accounts are configured, request.
 ///
-/// BIND and UDP ASSOCIATE are answered with code 7. GSSAPI is never selected, because it would wrap all later data.
+/// A BIND waits for two replies of the driver; the state after the first is that after CONNECT's request. GSSAPI is never selected, because it would wrap all later data.
 #[derive(Debug)]
 pub struct Server {
     config: Arc<ServerConfig>,
@@ -62,9 +65,11 @@ impl Server {
     /// Handles one event.
     pub fn handle(&mut self, now: Instant, input: Input<'_>) {
         match (self.state, input) {
-            (State::Over, _) | (_, Input::Session(_)) | (State::Dialing, Input::Eof | Input::Tick) => {}
-            (State::Dialing, Input::Bytes(bytes)) => self.hold(bytes),
-            (State::Dialing, Input::Reply(reply)) => self.reply(&reply),
+            (State::Over, _)
+            | (_, Input::Session(_))
+            | (State::Dialing | State::Binding, Input::Eof | Input::Tick) => {}
+            (State::Dialing | State::Binding, Input::Bytes(bytes)) => self.hold(bytes),
+            (State::Dialing | State::Binding, Input::Reply(reply)) => self.reply(&reply),
             (_, Input::Bytes(bytes)) => {
                 self.buffer.extend_from_slice(bytes);
                 self.advance();
@@ -87,7 +92,7 @@ impl Server {
 
     /// Returns when to pass [`Input::Tick`]. `None` once the request was returned.
     pub fn deadline(&self) -> Option<Instant> {
-        (!matches!(self.state, State::Dialing | State::Over)).then_some(self.deadline)
+        (!matches!(self.state, State::Dialing | State::Binding | State::Over)).then_some(self.deadline)
     }
 
     /// Whether the driver may read from the client. See [`MAX_PIPELINED_LEN`].
@@ -97,7 +102,8 @@ impl Server {
 
     /// As [`super::super::Server::take_pipelined`].
     pub fn take_pipelined(&mut self) -> Vec<u8> {
-        if self.state == State::Dialing { std::mem::take(&mut self.buffer) } else { Vec::new() }
+        let has_request = matches!(self.state, State::Dialing | State::Binding);
+        if has_request { std::mem::take(&mut self.buffer) } else { Vec::new() }
     }
 
     fn hold(&mut self, bytes: &[u8]) {
@@ -118,7 +124,7 @@ impl Server {
                 State::Greeting => self.greeting(&mut reader),
                 State::Password => self.password(&mut reader),
                 State::Request => self.request(&mut reader),
-                State::Dialing | State::Over => Err(Stop::Incomplete),
+                State::Dialing | State::Binding | State::Over => Err(Stop::Incomplete),
             };
             match step {
                 Ok(()) => self.buffer = reader.rest().to_vec(),
@@ -130,7 +136,7 @@ impl Server {
             }
         }
         // The request is complete, so the bytes behind it belong to the destination.
-        if self.state == State::Dialing {
+        if matches!(self.state, State::Dialing | State::Binding) {
             self.emit_first_bytes();
         }
     }
@@ -206,22 +212,20 @@ impl Server {
         let atyp = reader.u8()?;
         let host = address::read_host(reader, atyp, NameLayout::Bare)?;
         let destination = Destination { host, port: reader.u16()?, zone: 0 };
-        if command != CONNECT {
-            let name = match command {
-                2 => "BIND",
-                3 => "UDP ASSOCIATE",
-                _ => "unknown",
-            };
+        let Some(command) = Command::from_wire(command).filter(|command| self.config.serves(*command)) else {
+            let name = Command::from_wire(command).map_or("unknown", Command::name);
+            let served = self.config.served();
             self.refuse(
                 ReplyCode::CommandNotSupported,
                 EndReason::Unsupported,
-                format!("command {command} ({name}) to {destination} is not served, CONNECT only"),
+                format!("command {command} ({name}) to {destination} is not served, {served}"),
             );
             return Ok(());
-        }
-        self.state = State::Dialing;
+        };
+        self.state = if command == Command::Bind { State::Binding } else { State::Dialing };
         self.outputs.push_back(Output::Request(Box::new(Request {
             version: Version::V5,
+            command,
             destination,
             user: self.user.take(),
             stack: Vec::new(),
@@ -244,7 +248,10 @@ impl Server {
         let mut message = Vec::with_capacity(22);
         put_message(&mut message, reply.code.v5(), &bound);
         self.send(message);
-        if reply.code == ReplyCode::Succeeded {
+        if reply.code == ReplyCode::Succeeded && self.state == State::Binding {
+            // The driver waits for the peer now, as it waits for a server after CONNECT.
+            self.state = State::Dialing;
+        } else if reply.code == ReplyCode::Succeeded {
             let leftover = std::mem::take(&mut self.buffer);
             self.outputs.push_back(Output::Done { leftover });
             self.state = State::Over;

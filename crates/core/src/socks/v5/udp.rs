@@ -1,5 +1,4 @@
 //! The header of datagrams in UDP ASSOCIATE (RFC 1928 Sec. 7): `0000 fragment atyp address port`, then the payload.
-//! Only the codec exists; the server does not support the command yet.
 
 use super::super::address::{self, AddressError, NameLayout};
 use super::super::reader::{Reader, Stop};

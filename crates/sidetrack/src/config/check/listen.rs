@@ -2,16 +2,18 @@
 
 use super::super::nearest;
 use super::super::{
-    At, DialectSetting, List, Listener, ListenerKind, Redirect, ReverseTarget, SocksListener, Tproxy, raw,
+    At, DialectSetting, List, Listener, ListenerKind, Redirect, ReverseTarget, SocksDatagrams, SocksListener,
+    Tproxy, raw,
 };
 use super::Check;
 use super::rules::protocol;
 use raw::ListenKind as Kind;
+use sidetrack_core::association::Filtering;
 use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::Protocol;
 use sidetrack_core::net::IpSet;
 use sidetrack_core::policy::HostPattern;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 
 /// The word of a kind in the file.
@@ -30,7 +32,7 @@ const fn word(kind: Kind) -> &'static str {
 /// A key that only some kinds have: the key, its place if it is given, and the kinds.
 type SpecialKey = (&'static str, Option<Range<usize>>, &'static [Kind]);
 
-fn special_keys(listen: &raw::Listen) -> [SpecialKey; 21] {
+fn special_keys(listen: &raw::Listen) -> [SpecialKey; 24] {
     const CAPTURE: &[Kind] = &[Kind::Redirect, Kind::Tproxy];
     const HTTP: &[Kind] = &[Kind::Http, Kind::Redirect, Kind::Tproxy];
     fn at<T>(at: &Option<At<T>>) -> Option<Range<usize>> {
@@ -44,6 +46,9 @@ fn special_keys(listen: &raw::Listen) -> [SpecialKey; 21] {
         ("protocol", at(&listen.protocol), &[Kind::Reverse]),
         ("users", list(&listen.users), &[Kind::Socks, Kind::Http, Kind::Redirect]),
         ("dialect", at(&listen.dialect), &[Kind::Socks]),
+        ("udp_ports", at(&listen.udp_ports), &[Kind::Socks]),
+        ("udp_advertise", at(&listen.udp_advertise), &[Kind::Socks]),
+        ("udp_filtering", at(&listen.udp_filtering), &[Kind::Socks]),
         ("to", at(&listen.to), &[Kind::Reverse, Kind::Http, Kind::Engine]),
         ("cache", at(&listen.cache), HTTP),
         ("tap", at(&listen.tap), HTTP),
@@ -203,7 +208,37 @@ impl Check<'_> {
             Some(raw::Dialect::Socksx) => DialectSetting::Socksx,
         };
         let users = listen.users.as_ref().map(|users| self.logins(users)).unwrap_or_default();
-        SocksListener { v5, v6, users, dialect }
+        let udp = self.relaying(listen);
+        SocksListener { v5, v6, users, dialect, udp }
+    }
+
+    /// Checks how a SOCKS listener relays datagrams.
+    fn relaying(&mut self, listen: &raw::Listen) -> Option<SocksDatagrams> {
+        let advertise = listen.udp_advertise.as_ref().and_then(|at| match at.parse::<IpAddr>() {
+            Ok(ip) if !ip.is_unspecified() => Some(ip),
+            _ => {
+                let help = "write the address that clients reach, such as \"203.0.113.1\"";
+                self.error(at.span(), format!("'{}' is not an IP address of a host", at.as_str()), help);
+                None
+            }
+        });
+        if listen.udp_ports.as_deref() == Some(&raw::UdpPorts::Off) {
+            let others = [
+                ("udp_advertise", listen.udp_advertise.as_ref().map(At::span)),
+                ("udp_filtering", listen.udp_filtering.as_ref().map(At::span)),
+            ];
+            for (key, span) in others.into_iter().filter_map(|(key, span)| Some((key, span?))) {
+                let help = format!("take `{key}` out, or write `udp_ports = \"each\"`");
+                self.error(span, format!("`{key}` does not go with `udp_ports = \"off\"`"), help);
+            }
+            return None;
+        }
+        let filtering = match listen.udp_filtering.as_deref().copied().unwrap_or_default() {
+            raw::UdpFiltering::EndpointIndependent => Filtering::EndpointIndependent,
+            raw::UdpFiltering::AddressDependent => Filtering::AddressDependent,
+            raw::UdpFiltering::AddressAndPortDependent => Filtering::AddressAndPortDependent,
+        };
+        Some(SocksDatagrams { advertise, filtering })
     }
 
     pub(super) fn logins(&mut self, users: &List<raw::UserEntry>) -> Vec<Credentials> {

@@ -32,6 +32,17 @@ pub struct Listen {
     pub users: Option<List<UserEntry>>,
     /// socks: wire layouts of SOCKS6 accepted. Default "auto".
     pub dialect: Option<At<Dialect>>,
+    /// socks: the UDP ports that relay datagrams (UDP ASSOCIATE): "each" means a port of its own for each client connection,
+    /// "off" none. Default "each".
+    pub udp_ports: Option<At<UdpPorts>>,
+    /// socks: the IP address that clients are told to send datagrams to, if a translator (NAT) is before this host. Default:
+    /// the address that they have connected to.
+    pub udp_advertise: Option<At<String>>,
+    /// socks: which servers may send datagrams to a client (RFC 4787 Sec. 5): those that it has sent to
+    /// ("address-and-port-dependent"), other ports of their addresses too ("address-dependent"), or every server
+    /// ("endpoint-independent", for peer-to-peer programs; policy is asked about each). Default
+    /// "address-and-port-dependent".
+    pub udp_filtering: Option<At<UdpFiltering>>,
     /// The server. reverse: "host:port". engine: an address and port. http: the server for requests that name none; without
     /// it they are rejected.
     pub to: Option<At<String>>,
@@ -90,6 +101,30 @@ pub enum ListenKind {
     Tunnel,
     /// The packet engine, for one server or for several by name. It has its own TCP and no sockets.
     Engine,
+}
+
+/// The UDP ports of a SOCKS listener.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum UdpPorts {
+    /// One for each connection of a client that asks for UDP ASSOCIATE.
+    #[default]
+    Each,
+    /// None: UDP ASSOCIATE is refused.
+    Off,
+}
+
+/// Which servers may send datagrams to a client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum UdpFiltering {
+    /// Every server, once the client has sent anything.
+    EndpointIndependent,
+    /// Servers at an address to which the client has sent.
+    AddressDependent,
+    /// Servers at an address and port to which the client has sent.
+    #[default]
+    AddressAndPortDependent,
 }
 
 /// Which wire layouts of SOCKS6 are accepted.

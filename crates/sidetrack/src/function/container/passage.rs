@@ -13,7 +13,7 @@ use sidetrack_core::function::{Spoken, WayBack, metadata_from, metadata_to};
 use sidetrack_core::proxy_protocol::{self, Addresses, Tlv};
 use sidetrack_core::socks::server::{Input, Output, Reply, ServerConfig, ServerDialect};
 use sidetrack_core::socks::v6::Metadata;
-use sidetrack_core::socks::{ReplyCode, Server};
+use sidetrack_core::socks::{Command, ReplyCode, Server};
 use sidetrack_sys::sockopt;
 use socket2::Socket;
 use std::future::poll_fn;
@@ -123,7 +123,8 @@ async fn passing(instance: &Instance, place: &Place, intro: Intro<'_>) -> Result
         WayBack::Link => intro.destination.clone(),
     };
     let metadata = metadata_to(intro.metadata, spec, back).map_err(|error| failed(error.to_string()))?;
-    let request = Request { hop: &hop, destination, metadata, stack: &[], initial: intro.first.to_vec() };
+    let (command, initial) = (Command::Connect, intro.first.to_vec());
+    let request = Request { hop: &hop, command, destination, metadata, stack: &[], initial };
     let asked = async { hops::ask(&mut into, request).await.map_err(refused) };
     let (early, (back, held, said)) = tokio::try_join!(asked, returned(instance, place))?;
     Ok(Passed { into, early, back, held, metadata: metadata_from(intro.metadata, &said) })

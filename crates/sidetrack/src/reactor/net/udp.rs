@@ -3,6 +3,7 @@
 use super::Place;
 use rustix::event::epoll::EventFlags;
 use sidetrack_sys::udp::batch::{Batch, Sent, Target, send_one};
+use sidetrack_sys::udp::errors::{self, AboutDatagram};
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -58,6 +59,11 @@ impl UdpSocket {
     /// The system's error; the datagram is lost then.
     pub fn send_one(&self, datagram: &[u8], target: Option<&Target>) -> io::Result<()> {
         send_one(&self.socket, datagram, target)
+    }
+
+    /// Takes the oldest error about a datagram, if the socket keeps them ([`errors::report`]).
+    pub fn next_error(&self) -> Option<AboutDatagram> {
+        errors::next(&self.socket)
     }
 
     /// Returns the address it is bound to.

@@ -14,6 +14,7 @@ use super::stack::StackOption;
 use super::{DecodeError, dialect};
 use crate::carrier::Socks6Dialect;
 use crate::flow::{Destination, EndReason, Host};
+use crate::socks::Command as Served;
 use crate::socks::address::AddressError;
 use crate::socks::reply::ReplyCode;
 use crate::socks::server::{self as driver, Input, MAX_PIPELINED_LEN, Output, Reply, ServerConfig, Version};
@@ -33,6 +34,8 @@ enum State {
     InitialData(Box<driver::Request>, Instant),
     /// The driver dials the destination.
     Dialing,
+    /// The driver listens for a client of BIND. Its address is told next, then its peer.
+    Binding,
     Over,
 }
 
@@ -54,7 +57,8 @@ struct Authenticated {
 
 /// The server machine for one version 6 connection.
 ///
-/// BIND and UDP ASSOCIATE are answered with code 7. The `socksx` layouts get the one reply that both generations
+/// A BIND waits for two replies of the driver. In the `socksx` layouts, BIND and UDP ASSOCIATE are answered with code 7.
+/// These layouts get the one reply that both generations
 /// accept.
 #[derive(Debug)]
 pub struct Server {
@@ -116,7 +120,7 @@ impl Server {
         match &self.state {
             State::Request | State::Exchange(_) | State::Session(_) => Some(self.deadline),
             State::InitialData(_, until) => Some(*until),
-            State::Dialing | State::Over => None,
+            State::Dialing | State::Binding | State::Over => None,
         }
     }
 
@@ -127,13 +131,14 @@ impl Server {
 
     /// As [`super::super::Server::take_pipelined`].
     pub fn take_pipelined(&mut self) -> Vec<u8> {
-        if matches!(self.state, State::Dialing) { std::mem::take(&mut self.buffer) } else { Vec::new() }
+        let has_request = matches!(self.state, State::Dialing | State::Binding);
+        if has_request { std::mem::take(&mut self.buffer) } else { Vec::new() }
     }
 
     fn bytes(&mut self, bytes: &[u8]) {
         match self.state {
             State::Over => return,
-            State::Dialing | State::Session(_) if self.buffer.len() >= MAX_PIPELINED_LEN => {
+            State::Dialing | State::Binding | State::Session(_) if self.buffer.len() >= MAX_PIPELINED_LEN => {
                 let detail =
                     "more client bytes than are held while dialling: the driver must heed wants_bytes";
                 return self.fail(EndReason::Limit, detail.into());
@@ -225,36 +230,53 @@ impl Server {
                 let detail = format!("CONNECT to {destination} asks for DNS, which is not offered");
                 self.refuse(ReplyCode::ConnectionRefused, EndReason::Unsupported, detail);
             }
-            Command::Connect => {
-                if !may_wait {
-                    self.send_held();
+            command => match self.served(command) {
+                Some(command) => {
+                    if !may_wait {
+                        self.send_held();
+                    }
+                    let request = Box::new(driver::Request {
+                        version: match self.dialect {
+                            Socks6Dialect::Draft => Version::V6,
+                            Socks6Dialect::Socksx010 | Socks6Dialect::Socksx => Version::V6Socksx,
+                        },
+                        command,
+                        destination,
+                        user: auth.user,
+                        stack: options.stack,
+                        metadata: options.metadata,
+                        session: auth.session,
+                        announced_len: options.auth_methods.map_or(0, |methods| methods.initial_data_len),
+                        first_bytes: Vec::new(),
+                    });
+                    self.initial_data(request, self.now + self.config.initial_data_wait);
                 }
-                let request = Box::new(driver::Request {
-                    version: match self.dialect {
-                        Socks6Dialect::Draft => Version::V6,
-                        Socks6Dialect::Socksx010 | Socks6Dialect::Socksx => Version::V6Socksx,
-                    },
-                    destination,
-                    user: auth.user,
-                    stack: options.stack,
-                    metadata: options.metadata,
-                    session: auth.session,
-                    announced_len: options.auth_methods.map_or(0, |methods| methods.initial_data_len),
-                    first_bytes: Vec::new(),
-                });
-                self.initial_data(request, self.now + self.config.initial_data_wait);
-            }
-            Command::Bind | Command::UdpAssociate | Command::Other(_) => {
-                let detail =
-                    format!("command {command:?} with {destination} is not served, CONNECT and NOOP only");
-                self.refuse(ReplyCode::CommandNotSupported, EndReason::Unsupported, detail);
-            }
+                None => {
+                    let served = self.config.served();
+                    let detail =
+                        format!("command {command:?} with {destination} is not served: {served}, and NOOP");
+                    self.refuse(ReplyCode::CommandNotSupported, EndReason::Unsupported, detail);
+                }
+            },
+        }
+    }
+
+    /// Returns the command of the driver. `None`: it is not served in this layout.
+    fn served(&self, command: Command) -> Option<Served> {
+        let is_draft = self.dialect == Socks6Dialect::Draft;
+        match command {
+            Command::Connect => Some(Served::Connect),
+            Command::Bind => Some(Served::Bind).filter(|_| is_draft && self.config.bind),
+            Command::UdpAssociate => Some(Served::UdpAssociate).filter(|_| is_draft && self.config.udp),
+            Command::Noop | Command::Other(_) => None,
         }
     }
 
     /// Returns the request to the driver, or delays it if waiting for its initial data is useful.
     fn initial_data(&mut self, request: Box<driver::Request>, until: Instant) {
-        let wants_syn_data = request.stack.iter().any(|option| matches!(option, StackOption::Tfo(_)));
+        let is_connect = request.command == Served::Connect;
+        let wants_syn_data =
+            is_connect && request.stack.iter().any(|option| matches!(option, StackOption::Tfo(_)));
         let missing = self.buffer.len() < usize::from(request.announced_len);
         if wants_syn_data && missing && self.now < until {
             self.state = State::InitialData(request, until);
@@ -265,12 +287,13 @@ impl Server {
 
     fn emit(&mut self, mut request: Box<driver::Request>) {
         request.first_bytes = std::mem::take(&mut self.buffer);
-        self.state = State::Dialing;
+        self.state = if request.command == Served::Bind { State::Binding } else { State::Dialing };
         self.outputs.push_back(Output::Request(request));
     }
 
     fn reply(&mut self, reply: Reply) {
-        if !matches!(self.state, State::Dialing) {
+        let is_first = matches!(self.state, State::Binding);
+        if !is_first && !matches!(self.state, State::Dialing) {
             return;
         }
         let Reply { code, bound, stack, metadata } = reply;
@@ -280,7 +303,10 @@ impl Server {
             bound.map(Destination::from),
             Options { stack, metadata, ..Options::default() },
         );
-        if code == ReplyCode::Succeeded {
+        if code == ReplyCode::Succeeded && is_first {
+            // The driver waits for the peer now, as it waits for a server after CONNECT.
+            self.state = State::Dialing;
+        } else if code == ReplyCode::Succeeded {
             let leftover = std::mem::take(&mut self.buffer);
             self.outputs.push_back(Output::Done { leftover });
             self.state = State::Over;

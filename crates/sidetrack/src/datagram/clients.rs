@@ -1,0 +1,170 @@
+//! The clients' side: which datagrams are taken, where each goes, and how answers are written.
+
+use super::ROUNDS;
+use super::association::{Associations, LISTENER};
+use sidetrack_core::association::{Dropped, Id, Input};
+use sidetrack_core::flow::Destination;
+use sidetrack_core::socks::v5::udp::{Datagram, HeaderError, put_header};
+use sidetrack_core::time::Instant;
+use sidetrack_sys::sockopt;
+use sidetrack_sys::udp;
+use sidetrack_sys::udp::batch::{Batch, Target};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::task::Context;
+
+/// Who sends to the socket, and what.
+#[derive(Debug)]
+pub(super) enum Clients {
+    /// Any client sends payload for this server.
+    Asking {
+        /// The server.
+        server: Destination,
+    },
+    /// One SOCKS client sends each datagram with its destination before it.
+    Associated(Associated),
+}
+
+/// A client that has asked for UDP ASSOCIATE.
+#[derive(Debug)]
+pub(super) struct Associated {
+    /// Its address: that of its connection.
+    pub ip: IpAddr,
+    /// Its port. `None`: that of its first datagram.
+    pub port: Option<u16>,
+    /// Where answers go, from its first datagram on.
+    pub target: Option<Target>,
+    /// The user that it has authenticated as.
+    pub user: Option<String>,
+    /// For the datagram that is sent next.
+    pub scratch: Vec<u8>,
+}
+
+impl Associated {
+    /// Whether a datagram from this address is the client's. RFC 1928 Sec. 6: others must be dropped.
+    fn admits(&self, from: SocketAddr) -> bool {
+        from.ip() == self.ip && self.port.is_none_or(|port| port == from.port())
+    }
+}
+
+impl Associations {
+    /// Reads from the clients' socket.
+    pub(super) fn read_clients(&mut self, batch: &mut Batch) {
+        for _ in 0..ROUNDS {
+            match self.socket.receive(batch) {
+                Ok(count) => self.take_from_clients(batch, count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                // An ICMP error about an answer: the socket cannot say which client it is about.
+                Err(_) => {}
+            }
+        }
+        if self.socket.poll_read_ready(&mut Context::from_waker(&self.waker)).is_ready() {
+            self.ready.notify(LISTENER);
+        }
+    }
+
+    /// Passes on the messages in the batch. Neighbours of one association leave in one call.
+    fn take_from_clients(&mut self, batch: &Batch, count: usize) {
+        let now = self.worker.clock.now();
+        let mut run: Option<(Id, usize)> = None;
+        for at in 0..count {
+            let forwards = match &self.clients {
+                Clients::Asking { .. } => self.take_from_client(batch, now, at),
+                Clients::Associated(_) => {
+                    self.take_from_associated(batch, now, at);
+                    None
+                }
+            };
+            if let Some((id, first)) = run.filter(|(id, _)| Some(*id) != forwards) {
+                self.forward(id, batch, first..at);
+                run = None;
+            }
+            run = run.or(forwards.map(|id| (id, at)));
+        }
+        if let Some((id, first)) = run {
+            self.forward(id, batch, first..count);
+        }
+    }
+
+    /// Asks the table about each datagram of a message. Returns the association whose server gets the whole message.
+    fn take_from_client(&mut self, batch: &Batch, now: Instant, at: usize) -> Option<Id> {
+        let (Some(from), to) = batch.addresses(at) else { return None };
+        let client = self.listening.client(sockopt::canonical(from));
+        let target = Target { to: from, from: to };
+        let mut all = None;
+        for (number, payload) in batch.datagrams(at).enumerate() {
+            let Clients::Asking { server } = &self.clients else { return None };
+            let input = Input::FromClient { client, destination: server, bytes: payload.len() };
+            self.table.handle(now, input);
+            let passed = self.outputs(Some(payload), target);
+            // The first one may be held while the others already pass.
+            match (passed, all) {
+                (Some(id), None) if number == 0 && self.sends_trains(id) => all = Some(id),
+                (Some(id), None) => self.forward_one(id, payload),
+                _ => {}
+            }
+        }
+        all
+    }
+
+    /// Takes the datagrams of a message whose sender has to be the client of an association.
+    fn take_from_associated(&mut self, batch: &Batch, now: Instant, at: usize) {
+        let (Some(from), to) = batch.addresses(at) else { return };
+        let (client, target) = (sockopt::canonical(from), Target { to: from, from: to });
+        for datagram in batch.datagrams(at) {
+            let Clients::Associated(associated) = &mut self.clients else { return };
+            if !associated.admits(client) {
+                self.dropped[Dropped::Stranger as usize] += 1;
+                continue;
+            }
+            let (destination, payload) = match Datagram::parse(datagram) {
+                Ok(Datagram { remote, payload }) => (remote, payload),
+                Err(error) => {
+                    self.dropped[malformed(error) as usize] += 1;
+                    continue;
+                }
+            };
+            associated.port = Some(client.port());
+            associated.target = Some(target);
+            let input = Input::FromClient { client, destination: &destination, bytes: payload.len() };
+            self.table.handle(now, input);
+            if let Some(id) = self.outputs(Some(payload), target) {
+                self.forward_one(id, payload);
+                self.count(id);
+            }
+        }
+    }
+
+    /// Returns where the datagrams go that come on a path, which may be for one association only.
+    pub(super) fn client_of(&self, only: Option<Id>) -> Option<Target> {
+        match &self.clients {
+            Clients::Asking { .. } => Some(self.find(only?)?.client),
+            Clients::Associated(associated) => associated.target,
+        }
+    }
+
+    /// Sends a datagram of this server to the client.
+    pub(super) fn deliver(&mut self, client: &Target, from: SocketAddr, payload: &[u8]) {
+        let sent = match &mut self.clients {
+            Clients::Asking { .. } => self.socket.send_one(payload, Some(client)),
+            Clients::Associated(associated) => {
+                let scratch = &mut associated.scratch;
+                scratch.clear();
+                put_header(scratch, &from.into());
+                scratch.extend_from_slice(payload);
+                self.socket.send_one(scratch, Some(client))
+            }
+        };
+        if let Err(error) = sent {
+            let why = if udp::is_too_long(&error) { Dropped::TooLong } else { Dropped::Unsent };
+            self.dropped[why as usize] += 1;
+        }
+    }
+}
+
+const fn malformed(error: HeaderError) -> Dropped {
+    match error {
+        HeaderError::Fragment(_) => Dropped::Fragment,
+        HeaderError::Short | HeaderError::Address(_) => Dropped::Malformed,
+    }
+}

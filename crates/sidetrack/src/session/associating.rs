@@ -1,0 +1,35 @@
+//! Where a session ends and the relay of datagrams begins: a SOCKS client has asked for UDP ASSOCIATE.
+
+use super::Entry;
+use crate::carry::Client;
+use crate::intercept::Listening;
+use crate::intercept::socks::Handshake;
+use crate::worker::{FlowOfSession, Worker};
+use sidetrack_core::socks::server::Request;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+
+/// A client that waits for the answer to UDP ASSOCIATE.
+pub struct Asking {
+    /// The worker.
+    pub worker: Arc<Worker>,
+    /// The listener.
+    pub listening: Arc<Listening>,
+    /// The client's connection. The association lives as long as this.
+    pub client: Client,
+    /// The handshake that waits for the reply.
+    pub handshake: Handshake,
+    /// The request.
+    pub request: Box<Request>,
+    /// The client's address: that of the connection, or the one that a trusted peer names.
+    pub peer: SocketAddr,
+    /// The record of the connection. Each flow of datagrams has its own.
+    pub entry: Entry,
+    /// The SOCKS6 session it is part of, which stays in use until the connection ends.
+    pub session: Option<FlowOfSession>,
+}
+
+/// Serves such a client until its connection ends. A stage that uses sessions provides it, so `app` hands it over.
+pub type Associate = fn(Asking) -> Pin<Box<dyn Future<Output = ()>>>;
