@@ -71,9 +71,14 @@ fn pump(server: &mut Server, table: &mut SessionTable, served: &mut Served, repl
             }
             Output::Request(mut request) => {
                 served.delivered.append(&mut request.first_bytes);
+                let is_bind = request.command == Command::Bind;
                 assert_eq!(served.request.replace(*request), None, "two requests");
                 served.delivered.append(&mut server.take_pipelined());
                 server.handle(now, Input::Reply(reply.clone()));
+                if is_bind {
+                    // The second one tells of the peer. After a failure it is ignored.
+                    server.handle(now, Input::Reply(reply.clone()));
+                }
             }
             Output::Done { mut leftover } => {
                 served.delivered.append(&mut leftover);

@@ -21,6 +21,8 @@ pub(super) enum State {
     /// A hop is being asked.
     Opening(Vec<Waiting>),
     Open(Box<dyn Datagrams>),
+    /// It is open, and what it has received is being looked at.
+    Looked,
 }
 
 /// One path.

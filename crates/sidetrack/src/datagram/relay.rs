@@ -144,7 +144,10 @@ mod tests {
     #[test]
     fn a_port_counts_if_it_is_about_the_address_that_we_see() {
         let seen = "192.0.2.1".parse().expect("an address");
-        let port = |text: &str| port(&text.parse().expect("a destination"), seen);
+        let port = |text: &str| {
+            let address = text.parse::<SocketAddr>().map(Destination::from);
+            port(&address.unwrap_or_else(|_| text.parse().expect("a destination")), seen)
+        };
         assert_eq!(port("0.0.0.0:0"), None);
         assert_eq!(port("0.0.0.0:4000"), Some(4000));
         assert_eq!(port("192.0.2.1:4000"), Some(4000));

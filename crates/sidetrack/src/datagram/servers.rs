@@ -108,10 +108,11 @@ impl Associations {
     pub(super) fn look_at_path(&mut self, index: u32, batch: &mut Batch) {
         let Some((id, path)) = self.paths.at(index) else { return };
         let (only, waker) = (path.only, path.waker.clone());
-        // The path is taken out meanwhile, because what it receives may end associations that use it.
-        let State::Open(mut open) = std::mem::replace(&mut path.state, State::Opening(Vec::new())) else {
+        if !matches!(path.state, State::Open(_)) {
             return;
-        };
+        }
+        // The path is taken out meanwhile, because what it receives may begin and end associations that use it.
+        let State::Open(mut open) = std::mem::replace(&mut path.state, State::Looked) else { return };
         let mut cx = Context::from_waker(&waker);
         let polled = open.poll_receive(&mut cx, batch, &mut |came| self.take_from_path(id, only, came));
         if let Some(path) = self.paths.get(id) {
