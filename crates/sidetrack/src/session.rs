@@ -3,6 +3,7 @@
 //! [`setup::Setup`] asks interceptor, policy and carrier in turn; then the [`pump::Pump`] moves the bytes.
 
 mod associating;
+mod binding;
 mod carrying;
 mod containers;
 mod farewell;

@@ -152,6 +152,9 @@ pub(crate) fn server_configs() -> Vec<ServerConfig> {
                     dialect,
                     accounts: accounts.clone(),
                     sessions,
+                    // With and without the other commands.
+                    udp: sessions,
+                    bind: sessions,
                     ..ServerConfig::default()
                 });
             }

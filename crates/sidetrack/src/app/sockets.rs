@@ -181,6 +181,7 @@ fn catches(kind: &ListenerKind, config: &Config) -> Option<Catches> {
                     crate::config::DialectSetting::Socksx => ServerDialect::Socksx,
                 },
                 udp: socks.udp.is_some(),
+                bind: socks.bind,
                 accounts: socks.users.clone(),
                 handshake_timeout: Duration::from_millis(config.limits.handshake_timeout_ms),
                 ..ServerConfig::default()

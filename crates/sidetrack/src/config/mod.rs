@@ -290,6 +290,8 @@ pub struct SocksListener {
     pub users: Vec<Credentials>,
     /// Which wire layouts of SOCKS6 it accepts.
     pub dialect: DialectSetting,
+    /// Whether clients may have a port that waits for a connection (BIND).
+    pub bind: bool,
     /// How it relays datagrams (UDP ASSOCIATE). `None`: it does not.
     pub udp: Option<SocksDatagrams>,
 }

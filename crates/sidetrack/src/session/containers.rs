@@ -2,12 +2,12 @@
 //! next step dials.
 
 use super::hello;
-use super::setup::{Setup, gone, offered, stopped};
+use super::setup::{Setup, gone};
 use crate::carry::{Client, Failure, Order};
 use crate::function::Leg;
 use crate::function::container::{Guest, Intro, Passed, Trouble, pass};
 use crate::reactor::TcpStream;
-use sidetrack_core::chain::Chain;
+use sidetrack_core::chain::{Chain, Offered};
 use sidetrack_core::flow::{EndReason, Flow, Side};
 use sidetrack_core::function::{ChainSpec, OnDown, Stop};
 use std::sync::Arc;
@@ -201,4 +201,28 @@ fn blame(leg: &Leg, failure: Failure) -> Failure {
         _ => EndReason::FunctionFailed,
     };
     Failure::new(reason, format!("function '{}': {}", leg.name, failure.detail))
+}
+
+/// Passes bytes from the set-up through these functions and returns the output.
+pub(super) fn offered(
+    chain: &mut Chain,
+    now: sidetrack_core::time::Instant,
+    from: Side,
+    bytes: Vec<u8>,
+) -> Result<Vec<u8>, Failure> {
+    if bytes.is_empty() && from == Side::Server {
+        return Ok(bytes);
+    }
+    let done = match bytes.is_empty() {
+        true => Offered::Inside,
+        false => chain.handle(now, from, &bytes).map_err(stopped)?,
+    };
+    Ok(match done {
+        Offered::Unchanged => bytes,
+        Offered::Inside => chain.take(from, usize::MAX).to_vec(),
+    })
+}
+
+pub(super) fn stopped(stop: sidetrack_core::function::Stop) -> Failure {
+    Failure::new(stop.reason, stop.detail)
 }

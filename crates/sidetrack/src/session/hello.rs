@@ -8,8 +8,8 @@
 //! A flow without functions waits before its bytes move ([`Guard`]). On a flow that passes functions the bytes have to move
 //! first, so two more stages of its chain check them: before the first function, and after the last ([`put_around`]).
 
-use super::containers::Way;
-use super::setup::{gone, stopped};
+use super::containers::{Way, stopped};
+use super::setup::gone;
 use crate::carry::{Carried, Client, Failure, FirstBytes, HELD_MAX, Incoming, Stream, Wire};
 use crate::function::Leg;
 use crate::live::LiveFlow;

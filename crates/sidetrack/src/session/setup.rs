@@ -1,6 +1,6 @@
 //! The set-up of a path: interceptor, policy and carrier in this order, then the answer to the client.
 
-use super::containers::Way;
+use super::containers::{Way, offered};
 use super::hello;
 use super::watch::Watched;
 use crate::carry::{Carried, Client, Failure, Gate, Order, Stream, Wire, stack};
@@ -10,7 +10,7 @@ use crate::intercept::socks::{Asked, Handshake, Refused};
 use crate::intercept::{Catches, Listening, RunCatch, proxy_header, redirect, reverse, tunnel};
 use crate::live::{Decided, LiveFlow};
 use crate::worker::{CROWDED, FlowOfSession, Place, Worker};
-use sidetrack_core::chain::{Chain, Offered};
+use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process, Side};
 use sidetrack_core::policy::{Action, Carry, Decision, ProxyVersion, Seen, Verdict};
 use sidetrack_core::socks::server::{Reply, Request};
@@ -121,7 +121,7 @@ struct Caught {
 }
 
 /// The protocol in which the client expects an answer about the set-up.
-enum Asker {
+pub(super) enum Asker {
     /// None: the client is not aware of us.
     Nobody,
     /// SOCKS: the handshake that waits for its reply, and the request.
@@ -194,7 +194,8 @@ impl<'a> Setup<'a> {
                     carry.connect_timeout_ms.unwrap_or(limits.connect_timeout_ms),
                     EndReason::ConnectTimeout,
                 );
-                match self.watched(pin!(self.carry(carry, &caught, client, &mut way, guard.as_ref()))).await {
+                let asking = (&caught.flow, &mut caught.asker, caught.looks_at_hello);
+                match self.watched(pin!(self.reach(carry, asking, client, &mut way, guard.as_ref()))).await {
                     Ok(carried) => carried.map(|carried| (carry, carried)),
                     // The client may expect an answer in its own protocol: `refuse` sends it.
                     Err(late) if late.reason == EndReason::ConnectTimeout => Err(late),
@@ -412,27 +413,26 @@ impl<'a> Setup<'a> {
     }
 
     /// The gate that checks the addresses to which the flow's destination resolves.
-    fn gate<'b>(&'b self, flow: &'b Flow, carry: &'b Carry) -> Gate<'b> {
+    pub(super) fn gate<'b>(&'b self, flow: &'b Flow, carry: &'b Carry) -> Gate<'b> {
         let is_configured = matches!(self.listening.catches, Catches::Reverse(_));
         let (policy, peer) = (&*self.config.policy, self.peer.ip());
         Gate { policy, flow, carry, resource: None, peer, is_configured }
     }
 
-    async fn carry(
+    pub(super) async fn carry(
         &self,
         carry: &Carry,
-        caught: &Caught,
+        (flow, asker, looks_at_hello): (&Flow, &Asker, bool),
         client: &mut Client,
         way: &mut Way,
         guard: Option<&hello::Guard<'_>>,
     ) -> Result<Carried, Failure> {
-        let flow = &caught.flow;
         let mut legs = Vec::new();
         if let Some(spec) = &carry.chain {
             // Before anything is dialled, because a function may deny the flow.
-            legs = self.route(spec, flow, caught.looks_at_hello, way)?;
+            legs = self.route(spec, flow, looks_at_hello, way)?;
         }
-        let (asked, metadata): (&[_], _) = match &caught.asker {
+        let (asked, metadata): (&[_], _) = match asker {
             Asker::Nobody | Asker::Connect(_) => (&[], Vec::new()),
             Asker::Socks(_, request) => (&request.stack, request.metadata.clone()),
             Asker::Tunnel(metadata) => (&[], metadata.clone()),
@@ -534,26 +534,6 @@ impl<'a> Setup<'a> {
     }
 }
 
-/// Passes bytes from the set-up through these functions and returns the output.
-pub(super) fn offered(
-    chain: &mut Chain,
-    now: sidetrack_core::time::Instant,
-    from: Side,
-    bytes: Vec<u8>,
-) -> Result<Vec<u8>, Failure> {
-    if bytes.is_empty() && from == Side::Server {
-        return Ok(bytes);
-    }
-    let done = match bytes.is_empty() {
-        true => Offered::Inside,
-        false => chain.handle(now, from, &bytes).map_err(stopped)?,
-    };
-    Ok(match done {
-        Offered::Unchanged => bytes,
-        Offered::Inside => chain.take(from, usize::MAX).to_vec(),
-    })
-}
-
 /// The limits of a flow: buffer, idle time, lifetime.
 pub(super) fn bounds(limits: &Limits, carry: &Carry) -> splice::Config {
     splice::Config {
@@ -582,10 +562,6 @@ async fn refuse(asker: Asker, client: &mut Client, failure: Failure) -> Stop {
         Asker::Tunnel(_) => tunnel::refused(client, &failure).await,
     }
     Stop::Answered(failure.reason, Some(failure.detail))
-}
-
-pub(super) fn stopped(stop: sidetrack_core::function::Stop) -> Failure {
-    Failure::new(stop.reason, stop.detail)
 }
 
 fn internal(error: std::io::Error) -> Failure {

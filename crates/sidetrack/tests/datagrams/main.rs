@@ -1,10 +1,12 @@
 //! Flows of UDP through the program itself, on loopback: what passes, what does not, and one record for each.
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
+mod bind;
 mod configuration;
 mod hops;
 #[path = "../node/mod.rs"]
 mod node;
+mod programs;
 mod socks;
 
 use node::{Up, admin};

@@ -32,7 +32,7 @@ const fn word(kind: Kind) -> &'static str {
 /// A key that only some kinds have: the key, its place if it is given, and the kinds.
 type SpecialKey = (&'static str, Option<Range<usize>>, &'static [Kind]);
 
-fn special_keys(listen: &raw::Listen) -> [SpecialKey; 24] {
+fn special_keys(listen: &raw::Listen) -> [SpecialKey; 25] {
     const CAPTURE: &[Kind] = &[Kind::Redirect, Kind::Tproxy];
     const HTTP: &[Kind] = &[Kind::Http, Kind::Redirect, Kind::Tproxy];
     fn at<T>(at: &Option<At<T>>) -> Option<Range<usize>> {
@@ -46,6 +46,7 @@ fn special_keys(listen: &raw::Listen) -> [SpecialKey; 24] {
         ("protocol", at(&listen.protocol), &[Kind::Reverse]),
         ("users", list(&listen.users), &[Kind::Socks, Kind::Http, Kind::Redirect]),
         ("dialect", at(&listen.dialect), &[Kind::Socks]),
+        ("bind", at(&listen.bind), &[Kind::Socks]),
         ("udp_ports", at(&listen.udp_ports), &[Kind::Socks]),
         ("udp_advertise", at(&listen.udp_advertise), &[Kind::Socks]),
         ("udp_filtering", at(&listen.udp_filtering), &[Kind::Socks]),
@@ -209,7 +210,8 @@ impl Check<'_> {
         };
         let users = listen.users.as_ref().map(|users| self.logins(users)).unwrap_or_default();
         let udp = self.relaying(listen);
-        SocksListener { v5, v6, users, dialect, udp }
+        let bind = listen.bind.as_deref().copied().unwrap_or_default();
+        SocksListener { v5, v6, users, dialect, bind, udp }
     }
 
     /// Checks how a SOCKS listener relays datagrams.

@@ -32,6 +32,9 @@ pub struct Listen {
     pub users: Option<List<UserEntry>>,
     /// socks: wire layouts of SOCKS6 accepted. Default "auto".
     pub dialect: Option<At<Dialect>>,
+    /// socks: serve BIND: a port on this host waits for one connection from the host that the client names. Needs a rule with
+    /// `carrier = "direct"`. Default false.
+    pub bind: Option<At<bool>>,
     /// socks: the UDP ports that relay datagrams (UDP ASSOCIATE): "each" means a port of its own for each client connection,
     /// "off" none. Default "each".
     pub udp_ports: Option<At<UdpPorts>>,
