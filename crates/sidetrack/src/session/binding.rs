@@ -4,18 +4,18 @@
 //! ```text
 //! client: BIND, the host that will connect -> rules decide about that host
 //!      <- first answer: the address of our port
-//!                  a connection comes: its address is of that host, and passes the gate? otherwise it is reset
+//!                  a connection comes: is it that host, and do the rules allow it? otherwise it is reset
 //!      <- second answer: the peer's address; bytes move
 //! ```
 
 use super::containers::Way;
 use super::hello;
 use super::setup::{Asker, Setup, gone};
-use crate::carry::{Carried, Client, Failure, Gate, resolve};
+use crate::carry::{Carried, Client, Failure, resolve};
 use crate::reactor::TcpListener;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host};
-use sidetrack_core::policy::Carry;
+use sidetrack_core::policy::{Action, Carry, Decision, Policy, Seen};
 use sidetrack_core::socks::Command;
 use sidetrack_core::socks::server::Reply;
 use sidetrack_sys::sockopt::{self, ListenOptions};
@@ -54,17 +54,32 @@ impl Setup<'_> {
     ) -> Result<Carried, Failure> {
         match asker {
             Asker::Socks(handshake, request) if request.command == Command::Bind => {
-                let gate = self.gate(flow, carry);
+                let policy = &self.config.policy;
                 let listener = prepare(carry, flow, client).await?;
                 let told = listener.told;
                 if handshake.reply(client, Reply::connected(told)).await.is_err() {
                     return Err(gone());
                 }
-                Box::pin(listener.wait(&gate, client)).await
+                Box::pin(listener.wait(policy, flow, client)).await
             }
             asker => self.carry(carry, (flow, asker, looks_at_hello), client, way, guard).await,
         }
     }
+}
+
+/// Asks the policy about the address that has connected, as if the client had asked for it: before, only zeros or a name
+/// may have been known.
+fn ask(policy: &Policy, flow: &Flow, peer: SocketAddr) -> Result<(), Failure> {
+    let orig_dst = Destination::from(SocketAddr::new(peer.ip(), flow.orig_dst.port));
+    let flow = Flow { orig_dst, ..flow.clone() };
+    let why = match policy.decide(&flow, Seen::FirstBytes(flow.host.as_ref())) {
+        Decision::Verdict(verdict) if matches!(verdict.action, Action::Carry(_)) => return Ok(()),
+        Decision::Verdict(verdict) => verdict.why.to_string(),
+        Decision::NeedProcess { rule } | Decision::NeedFirstBytes { rule, .. } => {
+            format!("rule '{rule}' asks for what is not known")
+        }
+    };
+    Err(Failure::new(EndReason::PolicyDenied, format!("{peer} connected: {why}")))
 }
 
 /// A port that waits for one connection.
@@ -106,16 +121,16 @@ async fn expected(peer: &Destination) -> Result<Expected, Failure> {
 
 impl Waiting {
     /// Waits for the connection. The flow's deadline for connecting ends the wait.
-    async fn wait(self, gate: &Gate<'_>, client: &mut Client) -> Result<Carried, Failure> {
+    async fn wait(self, policy: &Policy, flow: &Flow, client: &mut Client) -> Result<Carried, Failure> {
         let (presence, _) = client.split();
         tokio::select! {
             biased;
-            carried = self.accept(gate) => carried,
+            carried = self.accept(policy, flow) => carried,
             () = presence.lost() => Err(gone()),
         }
     }
 
-    async fn accept(self, gate: &Gate<'_>) -> Result<Carried, Failure> {
+    async fn accept(self, policy: &Policy, flow: &Flow) -> Result<Carried, Failure> {
         let mut denied = None;
         for _ in 0..STRANGERS_MAX {
             let accepted = self.listener.accept().await;
@@ -123,9 +138,9 @@ impl Waiting {
                 Failure::new(EndReason::Internal, format!("cannot accept the peer: {error}"))
             })?;
             let peer = sockopt::canonical(peer);
-            let admitted = self.expected.admits(peer.ip()).then(|| gate.admit(None, peer));
+            let admitted = self.expected.admits(peer.ip()).then(|| ask(policy, flow, peer));
             match admitted {
-                Some(Ok(_)) => {
+                Some(Ok(())) => {
                     let _ = sockopt::set_tcp_nodelay(&stream, true);
                     return Ok(Carried {
                         stream: stream.into(),

@@ -413,7 +413,7 @@ impl<'a> Setup<'a> {
     }
 
     /// The gate that checks the addresses to which the flow's destination resolves.
-    pub(super) fn gate<'b>(&'b self, flow: &'b Flow, carry: &'b Carry) -> Gate<'b> {
+    fn gate<'b>(&'b self, flow: &'b Flow, carry: &'b Carry) -> Gate<'b> {
         let is_configured = matches!(self.listening.catches, Catches::Reverse(_));
         let (policy, peer) = (&*self.config.policy, self.peer.ip());
         Gate { policy, flow, carry, resource: None, peer, is_configured }

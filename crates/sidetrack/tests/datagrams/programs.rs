@@ -3,9 +3,11 @@
 use super::node::Up;
 use super::socks::RULES;
 use super::{Echo, client, echo};
+use rustix::process::{Pid, Signal, kill_process_group};
 use sidetrack_testkit::{LIMIT, eventually};
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -18,18 +20,20 @@ fn is_here(program: &str, arguments: &[&str]) -> bool {
     found
 }
 
-/// A process that ends with the test.
+/// A process that ends with the test, with those that it has started.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.0.kill();
+        // dante passes each client to a process of its own.
+        let group = Pid::from_child(&self.0);
+        let _ = kill_process_group(group, Signal::KILL);
         let _ = self.0.wait();
     }
 }
 
 /// dante on a free port of loopback.
-fn dante(folder: &Path) -> (Running, SocketAddr) {
+fn start_dante(folder: &Path) -> (Running, SocketAddr) {
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap();
     drop(free);
@@ -44,7 +48,8 @@ fn dante(folder: &Path) -> (Running, SocketAddr) {
     std::fs::write(&path, config).unwrap();
     let mut command = Command::new("danted");
     command.args(["-p", "/dev/null", "-f"]).arg(&path);
-    let running = Running(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
+    let running =
+        Running(command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
     eventually("dante listens", || TcpStream::connect(address).is_ok());
     (running, address)
 }
@@ -63,14 +68,14 @@ fn dante_relays_our_datagrams() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let (_dante, hop) = dante(folder.path());
+    let (dante, hop) = start_dante(folder.path());
     let server = Echo::start("127.0.0.1");
     let mut up = reverse(server.address, &format!("socks5://{hop}"));
     let client = client(up.addresses("dns")[0]);
     for payload in [&b"through dante"[..], &[7; 1200]] {
         assert_eq!(echo(&client, payload), payload);
     }
-    drop(_dante);
+    drop(dante);
     let record = up.record();
     assert_eq!((record.text("rule"), record.text("reason")), ("all", "hop_failed"), "{record:?}");
 }
@@ -137,7 +142,7 @@ fn socat_passes_through_a_reverse_listener() {
     let to = format!("UDP4:{}", up.addresses("dns")[0]);
     let mut command = Command::new("socat");
     command.args(["-t", "60", "STDIO", &to]).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut socat = Running(command.spawn().unwrap());
+    let mut socat = Running(command.process_group(0).spawn().unwrap());
     socat.0.stdin.take().unwrap().write_all(b"a line").unwrap();
     let mut said = [0; 6];
     let mut out = socat.0.stdout.take().unwrap();
