@@ -135,7 +135,7 @@ fn each_destination_has_its_own_verdict_and_a_denied_one_one_record() {
 }
 
 #[test]
-fn only_the_client_is_served_and_nobody_else_gets_a_byte() {
+fn only_the_client_is_served_and_strangers_get_no_byte() {
     let server = Echo::start("127.0.0.1");
     let up = up("", RULES);
     let client = Associated::new(up.addresses("proxy")[0]);
@@ -367,7 +367,7 @@ fn users_are_known_to_rules_of_datagrams() {
     drop(client);
     let records = [up.record(), up.record()];
     assert!(records.iter().all(|record| record.text("user") == "ann"), "{records:?}");
-    // Without a password there is no association.
+    // A client without a password is refused.
     let mut control = TcpStream::connect(proxy).unwrap();
     control.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     control.write_all(&[5, 1, 0]).unwrap();
