@@ -7,7 +7,7 @@ use crate::carry::{Carried, Client, Failure, Gate, Order, Stream, Wire, stack};
 use crate::config::{Config, Limits};
 use crate::dns;
 use crate::intercept::socks::{Asked, Handshake, Refused};
-use crate::intercept::{Catches, Listening, RunCatch, proxy_header, redirect, reverse, tunnel};
+use crate::intercept::{Catches, Listening, RunCatch, SocksCatch, proxy_header, redirect, reverse, tunnel};
 use crate::live::{Decided, LiveFlow};
 use crate::worker::{CROWDED, FlowOfSession, Place, Worker};
 use sidetrack_core::chain::Chain;
@@ -333,27 +333,37 @@ impl<'a> Setup<'a> {
                 caught.asker = Asker::Tunnel(metadata);
             }
             Catches::Socks(socks) => {
-                let sessions = self.worker.sessions.clone();
-                let config = socks.server.clone();
-                let mut handshake = Handshake::new(config, sessions, self.worker.clock, peer.ip());
-                match handshake.request(client).await? {
-                    Asked::Nothing => return Err(Stop::Answered(EndReason::Ok, None)),
-                    Asked::Request(request) if request.command == Command::UdpAssociate => {
-                        return Err(Stop::Associate(Box::new(handshake), request, peer));
-                    }
-                    Asked::Request(mut request) => {
-                        client.put_first(std::mem::take(&mut request.first_bytes));
-                        caught.flow.orig_dst = request.destination.clone();
-                        caught.flow.user = request.user.clone();
-                        caught.asker = Asker::Socks(handshake, request);
-                    }
-                }
+                let (handshake, request) = self.socks_request(socks, client, peer).await?;
+                caught.flow.orig_dst = request.destination.clone();
+                caught.flow.user.clone_from(&request.user);
+                caught.asker = Asker::Socks(handshake, request);
             }
         }
         if let (None, Host::Name(name)) = (&caught.flow.host, &caught.flow.orig_dst.host) {
             caught.flow.host = Some(name.clone());
         }
         Ok(caught)
+    }
+
+    /// Reads the request of a SOCKS client, which asks for CONNECT or BIND.
+    async fn socks_request(
+        &self,
+        socks: &SocksCatch,
+        client: &mut Client,
+        peer: SocketAddr,
+    ) -> Result<(Handshake, Box<Request>), Stop> {
+        let (config, sessions) = (socks.server.clone(), self.worker.sessions.clone());
+        let mut handshake = Handshake::new(config, sessions, self.worker.clock, peer.ip());
+        match handshake.request(client).await? {
+            Asked::Nothing => Err(Stop::Answered(EndReason::Ok, None)),
+            Asked::Request(request) if request.command == Command::UdpAssociate => {
+                Err(Stop::Associate(Box::new(handshake), request, peer))
+            }
+            Asked::Request(mut request) => {
+                client.put_first(std::mem::take(&mut request.first_bytes));
+                Ok((handshake, request))
+            }
+        }
     }
 
     /// Serves a DNS query over TCP that the command sends to our resolver.
