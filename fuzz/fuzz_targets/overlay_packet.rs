@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sidetrack_core::overlay::packet::{Catch, Ends, Interceptor, Refused};
+use sidetrack_core::overlay::packet::{Catch, Ends, Interceptor, Receiver, Refused, Target};
 use sidetrack_core::overlay::service::{LinkKind, Service};
 use sidetrack_core::overlay::{NodeId, mss};
 
@@ -14,9 +14,14 @@ fuzz_target!(|bytes: &[u8]| {
     let everything = ["0.0.0.0/0", "::/0"].into_iter().filter_map(|net| net.parse().ok()).collect();
     let node = NodeId(1);
     let service = Service::new(LinkKind::Reliable);
-    let mut rules = Interceptor::new(vec![Catch { node, to: everything, ports: None, service }]);
+    let mut rules = Interceptor::new(vec![Catch {
+        target: Target::Node(node),
+        to: everything,
+        ports: None,
+        service,
+    }]);
     assert!(rules.incoming(node, bytes, |_| Err(Refused::Denied)).is_err(), "no rule lets it begin");
-    assert_eq!(rules.outgoing(bytes), Some((node, service)));
+    assert_eq!(rules.outgoing(bytes), Some((Receiver::Node(node), service)));
     let mut clamped = bytes.to_vec();
     mss::clamp(&mut clamped, 1400);
     assert_eq!(Ends::of(&clamped), Some(ends), "the same ends");

@@ -121,7 +121,28 @@ fn listen(address: SocketAddr, whose: &str) -> Step {
 fn overlaying(overlay: &Overlay, on_crash: OnCrash) -> Vec<Step> {
     let mut steps: Vec<Step> =
         overlay.listen.iter().map(|address| listen(*address, "[overlay], TCP and UDP")).collect();
+    let step = |what, needs, undone| Step { what, needs: Some(needs), undone };
+    for group in overlay.groups.iter().filter(|group| !group.interfaces.is_empty()) {
+        let names: Vec<_> = group.interfaces.iter().map(ToString::to_string).collect();
+        steps.push(Step {
+            what: format!(
+                "listen to the IP multicast addresses of {} on {}, for group '{}'",
+                group.to,
+                names.join(", "),
+                group.name
+            ),
+            needs: None,
+            undone: WITH_THE_SOCKET,
+        });
+    }
+    let raw = step(
+        "open raw sockets that deliver packets of other nodes, for [[overlay.packets]] and [[overlay.group]]"
+            .into(),
+        "CAP_NET_RAW",
+        WITH_THE_SOCKET,
+    );
     if overlay.packets.is_empty() {
+        steps.extend((!overlay.groups.is_empty()).then_some(raw));
         return steps;
     }
     let (life, undone) = match on_crash {
@@ -131,7 +152,6 @@ fn overlaying(overlay: &Overlay, on_crash: OnCrash) -> Vec<Step> {
             "deleted at an orderly end; after a crash it stays until `sidetrack cleanup`",
         ),
     };
-    let step = |what, needs, undone| Step { what, needs: Some(needs), undone };
     steps.push(step(
         "open a packet queue (NFQUEUE), for [[overlay.packets]]".into(),
         "CAP_NET_ADMIN",
@@ -148,20 +168,16 @@ fn overlaying(overlay: &Overlay, on_crash: OnCrash) -> Vec<Step> {
         let whose = if packets.local { "of this host" } else { "that leave this host, forwarded ones too," };
         steps.push(step(
             format!(
-                "take the packets {whose} to {} from the kernel, for node '{}' ({})",
+                "take the packets {whose} to {} from the kernel, for {} ({})",
                 packets.to,
-                packets.node,
+                packets.target,
                 packets.service.words()
             ),
             "CAP_NET_ADMIN",
             undone,
         ));
     }
-    steps.push(step(
-        "open a raw socket that delivers packets of other nodes, for [[overlay.packets]]".into(),
-        "CAP_NET_RAW",
-        WITH_THE_SOCKET,
-    ));
+    steps.push(raw);
     steps
 }
 

@@ -30,6 +30,7 @@ pub mod exec;
 pub mod landlock;
 pub mod link;
 pub mod lookup;
+pub mod multicast;
 pub mod napi;
 pub mod netlink;
 pub mod netns;

@@ -299,6 +299,36 @@ impl RoutedSocket {
         Ok(Self { v4: open(Domain::IPV4)?, v6: open(Domain::IPV6).ok() })
     }
 
+    /// The same, and packets to IP multicast addresses leave by this interface.
+    ///
+    /// # Errors
+    /// EPERM without the right; an error if there is no such interface.
+    pub fn open_on(mark: u32, interface: &str) -> io::Result<Self> {
+        let index = crate::route::interface_index(interface).map_err(io::Error::other)?;
+        let sockets = Self::open(mark)?;
+        // `struct ip_mreqn`: group, local address, interface index.
+        let mut request = [0_u8; 12];
+        request[8..].copy_from_slice(&index.to_ne_bytes());
+        let length = request.len() as libc::socklen_t;
+        // SAFETY: the kernel reads the twelve bytes of `request`, which lives across the call.
+        let set = unsafe {
+            libc::setsockopt(
+                sockets.v4.as_raw_fd(),
+                libc::IPPROTO_IP,
+                libc::IP_MULTICAST_IF,
+                request.as_ptr().cast(),
+                length,
+            )
+        };
+        if set < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if let Some(v6) = &sockets.v6 {
+            v6.set_multicast_if_v6(index)?;
+        }
+        Ok(sockets)
+    }
+
     /// Sends one packet to the address that its header names as well.
     ///
     /// # Errors

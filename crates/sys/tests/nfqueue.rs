@@ -15,7 +15,7 @@ const DELIVERED: MarkBits = MarkBits { value: 0x5f00, mask: 0xff00 };
 
 fn catch(queue: u16, bypass: bool, name: &str) {
     let to = ["10.5.0.0/24", "fd05::/64"].iter().map(|net| net.parse().expect("a network")).collect();
-    let catches = vec![PacketCatch { local: true, to, ports: None }];
+    let catches = vec![PacketCatch { local: true, to, ports: None, heard_on: None }];
     let packets = Packets { catches, queue, bypass, own: [OWN, DELIVERED] };
     let mut socket = Socket::open(Protocol::Netfilter).expect("a socket");
     packets.table(name).apply(&mut socket).expect("applied");

@@ -2,10 +2,14 @@
 //! destination node, and whether they may be delivered. TCP and UDP over IPv4 and IPv6.
 
 use super::NodeId;
+use super::group::GroupName;
+use super::group::rule::{self, Rule};
 use super::recent::Recent;
-use super::service::Service;
+use super::service::{Delivery, Service};
 use crate::net::{IpSet, PortSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
 /// Most bytes of a packet: the most that NFQUEUE copies (linux/netfilter/nfnetlink_queue.h).
 pub const PACKET_MAX: usize = 65_531;
@@ -117,11 +121,40 @@ impl Head {
     }
 }
 
+/// Which nodes deliver packets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// This node.
+    Node(NodeId),
+    /// All members of a group.
+    Group(GroupName),
+    /// The nearest member of a group.
+    Nearest(GroupName),
+}
+
+/// Where a caught packet goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Receiver {
+    /// To this node.
+    Node(NodeId),
+    /// To all members of a group.
+    Group(GroupName),
+    /// To the nearest member of a group.
+    Nearest {
+        /// The group.
+        group: GroupName,
+        /// The member that has got the packets of this conversation so far ([`Interceptor::keep`]).
+        kept: Option<NodeId>,
+    },
+    /// Nowhere: it stays in the network of its sender.
+    Here,
+}
+
 /// A rule: which packets go to which node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Catch {
-    /// The node that delivers the packets.
-    pub node: NodeId,
+    /// Who delivers the packets.
+    pub target: Target,
     /// The destination addresses.
     pub to: IpSet,
     /// The packet must have one of these ports at either end. `None`: any port.
@@ -174,6 +207,8 @@ pub struct Interceptor {
     /// removes no others.
     denied: Recent<Decided>,
     generation: u64,
+    /// The groups that this node has entries for.
+    groups: Arc<BTreeMap<GroupName, Rule>>,
 }
 
 impl Interceptor {
@@ -181,7 +216,13 @@ impl Interceptor {
     pub fn new(catches: Vec<Catch>) -> Self {
         let (ours, theirs, denied) =
             (Recent::new(CONVERSATIONS_MAX), Recent::new(CONVERSATIONS_MAX), Recent::new(CONVERSATIONS_MAX));
-        Self { catches, ours, theirs, denied, generation: 0 }
+        Self { catches, ours, theirs, denied, generation: 0, groups: Arc::default() }
+    }
+
+    /// Sets what the configuration says of groups.
+    #[must_use]
+    pub fn with_groups(self, groups: BTreeMap<GroupName, Rule>) -> Self {
+        Self { groups: Arc::new(groups), ..self }
     }
 
     /// The rules that [`Interceptor::incoming`] asks have changed: they are asked again about each conversation.
@@ -189,14 +230,23 @@ impl Interceptor {
         self.generation += 1;
     }
 
-    /// Returns the destination node of a packet that was caught here, and how it travels. `None` if no rule
-    /// matches. From now on, answers to this packet are accepted.
-    pub fn outgoing(&mut self, packet: &[u8]) -> Option<(NodeId, Service)> {
+    /// Returns where a packet that was caught here goes, and how it travels. `None` if no rule matches. From now on, answers
+    /// to this packet are accepted; those of a nearest member after [`Interceptor::keep`].
+    pub fn outgoing(&mut self, packet: &[u8]) -> Option<(Receiver, Service)> {
         let head = Head::of(packet)?;
         let ends = head.ends;
         let fits = |catch: &&Catch| catch.to.contains(ends.destination.ip()) && catch.has_port(&ends);
-        let Catch { node, service, .. } = *self.catches.iter().find(fits)?;
-        let answer = ends.reversed();
+        let Catch { target, service, .. } = self.catches.iter().find(fits)?;
+        let (answer, service) = (ends.reversed(), *service);
+        let node = match target {
+            Target::Node(node) => *node,
+            Target::Group(group) => return Some((self.to_group(group, packet, &ends), service)),
+            Target::Nearest(group) => {
+                let group = group.clone();
+                let kept = self.ours.touch(&answer).copied();
+                return Some((Receiver::Nearest { group, kept }, service));
+            }
+        };
         // A first SYN begins a conversation here, whatever was before. UDP of a conversation that the other side was not
         // allowed to begin may be the beginning of one of ours.
         let is_theirs = match ends.transport {
@@ -209,7 +259,41 @@ impl Interceptor {
             self.theirs.remove(&answer);
             self.ours.put(answer, node);
         }
-        Some((node, service))
+        Some((Receiver::Node(node), service))
+    }
+
+    fn to_group(&self, group: &GroupName, packet: &[u8], ends: &Ends) -> Receiver {
+        // Another gateway of this network may have delivered it: if both sent it on, it would go in a circle.
+        let is_elsewhere =
+            |catch: &Catch| matches!(catch.target, Target::Node(_)) && catch.to.contains(ends.source.ip());
+        let leaves = self.groups.get(group).is_some_and(|rule| rule.leaves(packet));
+        if self.catches.iter().any(is_elsewhere) || (ends.destination.ip().is_multicast() && !leaves) {
+            return Receiver::Here;
+        }
+        Receiver::Group(group.clone())
+    }
+
+    /// Notes that the packets of this conversation, which begins here, go to this member of a group. Its answers are accepted.
+    pub fn keep(&mut self, packet: &[u8], member: NodeId) {
+        if let Some(ends) = Ends::of(packet) {
+            self.ours.put(ends.reversed(), member);
+        }
+    }
+
+    /// Checks a packet that `from` has sent to a group, and sets its time to live.
+    ///
+    /// # Errors
+    /// Fails with the reason for the refusal.
+    pub fn incoming_to_group(
+        &mut self,
+        (from, delivery): (NodeId, Delivery),
+        group: &GroupName,
+        packet: &mut [u8],
+        judge: impl FnOnce(&Ends) -> Result<(), Refused>,
+    ) -> Result<Ends, rule::Refused> {
+        let groups = self.groups.clone();
+        let rule = groups.get(group).ok_or(rule::Refused::NotMember)?;
+        rule.admit(self, (from, delivery), packet, judge)
     }
 
     /// Whether a packet that `from` has sent may be delivered. `judge` says whether our rules let that node begin the
@@ -225,8 +309,15 @@ impl Interceptor {
     ) -> Result<Ends, Refused> {
         let ends = Ends::of(packet).ok_or(Refused::Unreadable)?;
         // Check the source first: a node must not send packets in the name of hosts of another node.
+        let answers = self.ours.get(&ends).is_some_and(|node| *node == from);
         let is_theirs = |catch: &Catch| {
-            catch.node == from && catch.to.contains(ends.source.ip()) && catch.has_port(&ends)
+            let fits = match catch.target {
+                Target::Node(node) => node == from,
+                // A member may answer, and begin nothing: the address is not behind it alone.
+                Target::Nearest(_) => answers,
+                Target::Group(_) => false,
+            };
+            fits && catch.to.contains(ends.source.ip()) && catch.has_port(&ends)
         };
         if !self.catches.iter().any(is_theirs) {
             return Err(Refused::Source);
@@ -241,14 +332,14 @@ impl Interceptor {
         if !is_one_host {
             return Err(Refused::Destination);
         }
-        if self.ours.get(&ends).is_some_and(|node| *node == from) {
+        if answers {
             return Ok(ends);
         }
         self.decided(from, ends, judge).map(|()| ends)
     }
 
     /// Returns what the rules say of a conversation that `from` has begun.
-    fn decided(
+    pub(super) fn decided(
         &mut self,
         from: NodeId,
         ends: Ends,
@@ -276,229 +367,4 @@ impl Interceptor {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::service::LinkKind;
-    use super::*;
-
-    const FAR: NodeId = NodeId(7);
-    const BEST_EFFORT: Service = Service::new(LinkKind::BestEffort);
-
-    /// A SYN from 10.1.0.2:40000 to 10.2.0.3:22, as Linux sends it (checksums left out).
-    const SYN: [u8; 40] = [
-        0x45, 0, 0, 40, 0x12, 0x34, 0x40, 0, 64, 6, 0, 0, 10, 1, 0, 2, 10, 2, 0, 3, // IPv4
-        0x9c, 0x40, 0, 22, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff, 0, 0, 0, 0, // TCP
-    ];
-
-    fn v6_udp(extension: bool) -> Vec<u8> {
-        let (next, more) = if extension { (60, &[17, 0, 1, 4, 0, 0, 0, 0][..]) } else { (17, &[][..]) };
-        let udp = [0x1f, 0x90, 0, 53, 0, 9, 0, 0, 0xaa];
-        let length = u8::try_from(more.len() + udp.len()).unwrap();
-        let mut packet = vec![0x60, 0, 0, 0, 0, length, next, 64];
-        packet.extend("fd00::1".parse::<Ipv6Addr>().unwrap().octets());
-        packet.extend("fd00::2".parse::<Ipv6Addr>().unwrap().octets());
-        packet.extend(more);
-        packet.extend(udp);
-        packet
-    }
-
-    fn nets(text: &str) -> IpSet {
-        text.split(' ').map(|net| net.parse().unwrap()).collect()
-    }
-
-    fn catch(to: &str, port: Option<u16>) -> Catch {
-        let ports = port.map(|port| [(port, port)].into_iter().collect());
-        Catch { node: FAR, to: nets(to), ports, service: BEST_EFFORT }
-    }
-
-    #[test]
-    fn ends_of_both_versions() {
-        let ends = Ends::of(&SYN).unwrap();
-        assert_eq!(ends.transport, Transport::Tcp);
-        assert_eq!(
-            (ends.source, ends.destination),
-            ("10.1.0.2:40000".parse().unwrap(), "10.2.0.3:22".parse().unwrap())
-        );
-        assert_eq!(ends.reversed().reversed(), ends);
-        for extension in [false, true] {
-            let ends = Ends::of(&v6_udp(extension)).unwrap();
-            assert_eq!(ends.transport, Transport::Udp);
-            assert_eq!(ends.destination, "[fd00::2]:53".parse().unwrap());
-        }
-    }
-
-    #[test]
-    fn what_is_cut_changed_or_a_fragment_names_nobody() {
-        for packet in [&SYN[..], &v6_udp(false), &v6_udp(true)] {
-            for length in 0..packet.len() {
-                assert_eq!(Ends::of(&packet[..length]), None, "{length} bytes of {packet:?}");
-            }
-            // Change any one byte: no panic.
-            for at in 0..packet.len() {
-                for value in 0..=255 {
-                    let mut changed = packet.to_vec();
-                    changed[at] = value;
-                    let _ = Ends::of(&changed);
-                }
-            }
-        }
-        let mut fragment = SYN;
-        fragment[6] = 0x20;
-        assert_eq!(Ends::of(&fragment), None);
-        let mut icmp = SYN;
-        icmp[9] = 1;
-        assert_eq!(Ends::of(&icmp), None);
-    }
-
-    /// A node that may reach this destination only.
-    fn only(to: &str) -> impl Fn(&Ends) -> Result<(), Refused> {
-        let to: SocketAddr = to.parse().unwrap();
-        move |ends| if ends.destination == to { Ok(()) } else { Err(Refused::Destination) }
-    }
-
-    /// A node that may reach nothing.
-    fn nothing(_: &Ends) -> Result<(), Refused> {
-        Err(Refused::Destination)
-    }
-
-    fn never(_: &Ends) -> Result<(), Refused> {
-        panic!("the rules were asked already")
-    }
-
-    /// The answer to a TCP packet over IPv4, as a segment with these flags.
-    fn answer_to(packet: &[u8; 40], flags: u8) -> [u8; 40] {
-        let mut answer = *packet;
-        answer[12..16].copy_from_slice(&packet[16..20]);
-        answer[16..20].copy_from_slice(&packet[12..16]);
-        answer[20..22].copy_from_slice(&packet[22..24]);
-        answer[22..24].copy_from_slice(&packet[20..22]);
-        answer[33] = flags;
-        answer
-    }
-
-    const SYN_ACK: u8 = 0x12;
-    const ACK: u8 = 0x10;
-
-    #[test]
-    fn only_what_the_rules_allow_is_delivered() {
-        let ssh = only("10.2.0.3:22");
-        // The far side: packets for our ssh come from 10.1/16, whose packets the rules send to the same node.
-        let server = || Interceptor::new(vec![catch("10.1.0.0/16", Some(22))]);
-        assert!(server().incoming(FAR, &SYN, &ssh).is_ok());
-        assert_eq!(server().incoming(FAR, &SYN, nothing), Err(Refused::Destination));
-        assert_eq!(server().incoming(NodeId(8), &SYN, &ssh), Err(Refused::Source), "another node");
-        assert_eq!(server().incoming(FAR, &SYN[..30], &ssh), Err(Refused::Unreadable));
-        let mut elsewhere = Interceptor::new(vec![catch("10.9.0.0/16", None)]);
-        assert_eq!(elsewhere.incoming(FAR, &SYN, &ssh), Err(Refused::Source), "a forged source");
-        let mut loopback = SYN;
-        loopback[16..20].copy_from_slice(&[127, 0, 0, 1]);
-        assert_eq!(server().incoming(FAR, &loopback, |_| Ok(())), Err(Refused::Destination));
-    }
-
-    #[test]
-    fn an_answer_is_let_in_and_nothing_beside_it() {
-        let mut client = Interceptor::new(vec![catch("10.2.0.0/16", Some(22))]);
-        assert_eq!(client.outgoing(&v6_udp(false)), None);
-        let mut answer = answer_to(&SYN, SYN_ACK);
-        assert_eq!(client.incoming(FAR, &answer, nothing), Err(Refused::Destination), "nobody asked");
-        assert_eq!(client.outgoing(&SYN), Some((FAR, BEST_EFFORT)));
-        assert!(client.incoming(FAR, &answer, never).is_ok());
-        // From the right port of the right host to another port of ours: this would bypass a firewall.
-        answer[22..24].copy_from_slice(&[0, 25]);
-        assert_eq!(client.incoming(FAR, &answer, nothing), Err(Refused::Destination));
-    }
-
-    #[test]
-    fn the_rules_are_asked_once_for_each_conversation_and_again_after_they_changed() {
-        let mut server = Interceptor::new(vec![catch("10.1.0.0/16", None)]);
-        let mut denied = SYN;
-        denied[23] = 23;
-        let denies = |_: &Ends| Err(Refused::Denied);
-        assert!(server.incoming(FAR, &SYN, |_| Ok(())).is_ok());
-        assert_eq!(server.incoming(FAR, &denied, denies), Err(Refused::Denied));
-        for _ in 0..3 {
-            assert!(server.incoming(FAR, &SYN, never).is_ok());
-            assert_eq!(server.incoming(FAR, &denied, never), Err(Refused::Denied));
-        }
-        server.rules_changed();
-        assert_eq!(server.incoming(FAR, &SYN, denies), Err(Refused::Denied));
-        assert!(server.incoming(FAR, &denied, |_| Ok(())).is_ok());
-        assert_eq!(server.incoming(FAR, &SYN, never), Err(Refused::Denied));
-        assert!(server.incoming(FAR, &denied, never).is_ok());
-    }
-
-    #[test]
-    fn a_denied_conversation_does_not_go_on_as_the_answer_to_its_own_answers() {
-        let denies = |_: &Ends| Err(Refused::Denied);
-        let mut segment = SYN;
-        segment[33] = ACK;
-        // Delivered and answered, and then denied by a reload.
-        let mut server = Interceptor::new(vec![catch("10.1.0.0/16", None)]);
-        assert!(server.incoming(FAR, &SYN, |_| Ok(())).is_ok());
-        assert!(server.outgoing(&answer_to(&SYN, SYN_ACK)).is_some());
-        server.rules_changed();
-        assert_eq!(server.incoming(FAR, &segment, denies), Err(Refused::Denied));
-        assert!(server.outgoing(&answer_to(&SYN, ACK)).is_some(), "a retransmission of the server's");
-        assert_eq!(server.incoming(FAR, &segment, never), Err(Refused::Denied));
-        // The same after a restart, which forgets what was delivered.
-        let mut server = Interceptor::new(vec![catch("10.1.0.0/16", None)]);
-        assert_eq!(server.incoming(FAR, &segment, denies), Err(Refused::Denied));
-        assert!(server.outgoing(&answer_to(&SYN, ACK)).is_some());
-        assert_eq!(server.incoming(FAR, &segment, never), Err(Refused::Denied));
-        // The same two ends, begun here: their answers are let in.
-        assert!(server.outgoing(&answer_to(&SYN, 0x02)).is_some());
-        assert!(server.incoming(FAR, &segment, never).is_ok());
-    }
-
-    #[test]
-    fn a_datagram_that_is_denied_does_not_keep_ours_to_the_same_port_from_being_answered() {
-        let mut node = Interceptor::new(vec![catch("fd00::1/128", None)]);
-        let theirs = v6_udp(false);
-        let mut ours = theirs.clone();
-        ours[8..24].copy_from_slice(&theirs[24..40]);
-        ours[24..40].copy_from_slice(&theirs[8..24]);
-        ours[40..42].copy_from_slice(&theirs[42..44]);
-        ours[42..44].copy_from_slice(&theirs[40..42]);
-        assert_eq!(node.incoming(FAR, &theirs, |_| Err(Refused::Denied)), Err(Refused::Denied));
-        assert!(node.outgoing(&ours).is_some());
-        assert!(node.incoming(FAR, &theirs, never).is_ok());
-    }
-
-    #[test]
-    fn conversations_are_bounded_and_the_silent_ones_go_first() {
-        let mut client = Interceptor::new(vec![catch("10.2.0.0/16", None)]);
-        let packet = |number: u32| {
-            let mut packet = SYN;
-            packet[14..16].copy_from_slice(&number.to_be_bytes()[..2]);
-            packet[20..22].copy_from_slice(&number.to_be_bytes()[2..]);
-            packet
-        };
-        let most = u32::try_from(CONVERSATIONS_MAX).unwrap();
-        for number in 0..most {
-            client.outgoing(&packet(number));
-        }
-        client.outgoing(&packet(0));
-        client.outgoing(&packet(most));
-        assert_eq!(client.ours.len(), CONVERSATIONS_MAX);
-        let knows = |number: u32| client.ours.get(&Ends::of(&packet(number)).unwrap().reversed()).is_some();
-        assert!(knows(0) && !knows(1) && knows(2) && knows(most));
-    }
-
-    #[test]
-    fn a_flood_of_denied_conversations_is_bounded_and_removes_no_others() {
-        let mut server = Interceptor::new(vec![catch("10.0.0.0/8", None)]);
-        let packet = |number: usize| {
-            let mut packet = SYN;
-            packet[13..16].copy_from_slice(&number.to_be_bytes()[5..]);
-            packet
-        };
-        let mut answered = SYN;
-        answered[13] = 255;
-        assert!(server.incoming(FAR, &answered, |_| Ok(())).is_ok());
-        server.outgoing(&packet(0));
-        for number in 1..CONVERSATIONS_MAX + 10 {
-            assert!(server.incoming(FAR, &packet(number), |_| Err(Refused::Denied)).is_err());
-        }
-        assert_eq!((server.denied.len(), server.theirs.len(), server.ours.len()), (CONVERSATIONS_MAX, 1, 1));
-        assert!(server.incoming(FAR, &answered, never).is_ok());
-    }
-}
+mod tests;

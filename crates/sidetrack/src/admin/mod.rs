@@ -23,6 +23,8 @@
 //! removed from disk too |
 //! | `GET /v1/status` | a summary of the process |
 //! | `GET /v1/overlay` | links, paths and sessions of the overlay |
+//! | `GET /v1/overlay/group` | the groups that this node knows, their members, and counts of packets |
+//! | `POST /v1/overlay/group/{group}` | makes this node a member of a group, or not |
 //! | `GET /v1/overlay/ping/{node}` | a round trip to a node over the path that flows take |
 //! | `GET /v1/overlay/way/{node}` | the links that packets of a service to a node use |
 //! | `POST /v1/overlay/bench/{node}` | floods that path, or sends packets of a service, and reports how much arrived |
@@ -219,6 +221,8 @@ impl AdminState {
             for service in overlay.services() {
                 self.metrics.read_service(&service.kind, &service.dissemination, &service.fates());
             }
+            let totals = overlay.group_totals();
+            self.metrics.read_groups(&totals.packets, totals.groups, totals.members);
         }
         if let Some(capacity) = self.control.shunt_capacity() {
             self.metrics.read_shunt(&capacity.entries(), capacity.evicted);
@@ -244,6 +248,8 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/cache/resources", get(cache::list))
         .route("/v1/status", get(status::status))
         .route("/v1/overlay", get(overlay::status))
+        .route("/v1/overlay/group", get(overlay::groups))
+        .route("/v1/overlay/group/{group}", axum::routing::post(overlay::join_group))
         .route("/v1/overlay/ping/{node}", get(overlay::ping))
         .route("/v1/overlay/way/{node}", get(overlay::way))
         .route("/v1/overlay/bench/{node}", axum::routing::post(overlay::bench))

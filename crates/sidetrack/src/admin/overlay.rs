@@ -3,8 +3,8 @@
 use super::AdminState;
 use super::error::ApiError;
 use crate::overlay::{
-    BenchView, Entry, LinkSetting, LinkSettingView, PER_SECOND_MAX, PacketBenchView, PingView, Status,
-    WayView,
+    BenchView, Entry, GroupView, LinkSetting, LinkSettingView, PER_SECOND_MAX, PacketBenchView, PingView,
+    Status, WayView,
 };
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
@@ -25,6 +25,29 @@ fn entry(state: &AdminState) -> Result<Arc<Entry>, ApiError> {
 pub(super) async fn status(State(state): State<AdminState>) -> Result<Json<Status>, ApiError> {
     let stopping = || ApiError::busy("the overlay is stopping", "ask again when sidetrack runs");
     entry(&state)?.status().await.map(Json).ok_or_else(stopping)
+}
+
+pub(super) async fn groups(State(state): State<AdminState>) -> Result<Json<Vec<GroupView>>, ApiError> {
+    Ok(Json(entry(&state)?.groups()))
+}
+
+/// Whether this node is a member.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GroupWish {
+    member: bool,
+}
+
+pub(super) async fn join_group(
+    State(state): State<AdminState>,
+    Path(group): Path<String>,
+    wish: Result<Query<GroupWish>, QueryRejection>,
+) -> Result<Json<GroupView>, ApiError> {
+    let help = "the path takes member=true or member=false";
+    let Query(GroupWish { member }) =
+        wish.map_err(|rejection| ApiError::bad_request(rejection.body_text(), help))?;
+    let failed = |error| ApiError::conflict(error, "'sidetrack overlay group ls' shows the groups");
+    entry(&state)?.join_group(&group, member).await.map(Json).map_err(failed)
 }
 
 /// A service that packets cannot have.

@@ -97,21 +97,20 @@ fn health(args: &ExplainArgs, config: &Config, answer: &Answer) -> Option<Health
 
 /// Returns the links that captured packets use in the running sidetrack.
 fn links(args: &ExplainArgs, config: &Config, packets: &CapturedPackets) -> Result<Vec<[String; 2]>, String> {
+    let Some(node) = &packets.node else {
+        return Err("they depend on the members; 'sidetrack overlay group ls' shows these".to_owned());
+    };
     let socket = admin_socket(args, config)?;
     if packets.link == LinkKind::Reliable.name() {
         let status: Status = super::ask_once(&socket, "/v1/overlay", &[])?;
-        let path = status.paths.into_iter().find(|path| path.to == packets.node).unwrap_or_default().path;
+        let path = status.paths.into_iter().find(|path| path.to == *node).unwrap_or_default().path;
         let links: Vec<_> = path.windows(2).map(|link| [link[0].clone(), link[1].clone()]).collect();
-        return if links.is_empty() {
-            Err(format!("there is no path to {}", packets.node))
-        } else {
-            Ok(links)
-        };
+        return if links.is_empty() { Err(format!("there is no path to {node}")) } else { Ok(links) };
     }
     let deadline = packets.deadline_ms.map(|ms| ms.to_string());
     let mut query = vec![("kind", packets.link), ("dissemination", packets.dissemination)];
     query.extend(deadline.as_deref().map(|ms| ("deadline_ms", ms)));
-    let way: WayView = super::ask_once(&socket, &format!("/v1/overlay/way/{}", packets.node), &query)?;
+    let way: WayView = super::ask_once(&socket, &format!("/v1/overlay/way/{node}"), &query)?;
     Ok(way.links)
 }
 

@@ -1,5 +1,7 @@
 //! `sidetrack overlay`: makes keys, and shows links, paths and round trips.
 
+mod groups;
+
 use super::Printed;
 use super::flows::which;
 use crate::admin::Client;
@@ -78,6 +80,11 @@ enum OverlayCommand {
         /// Prints one JSON object
         #[arg(long)]
         json: bool,
+    },
+    /// Shows groups, and joins or leaves one
+    Group {
+        #[command(subcommand)]
+        command: groups::GroupCommand,
     },
     /// Changes one link of this node until it restarts
     Link {
@@ -178,6 +185,7 @@ pub fn run(args: &OverlayArgs) -> anyhow::Result<ExitCode> {
                 query.extend(packets.map(|packets| ("packets_per_second", packets.to_string())));
                 bench(&client, node, &query, service.is_of_datagrams(), *json).await?
             }
+            OverlayCommand::Group { command } => groups::run(&client, command).await?,
             OverlayCommand::Link { command: LinkCommand::Set(set) } => set_link(&client, set).await?,
             OverlayCommand::Status { json: true } => serde_json::to_string(&status(&client).await?)? + "\n",
             _ => table(&status(&client).await?),

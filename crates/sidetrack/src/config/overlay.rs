@@ -1,8 +1,11 @@
 //! The overlay, checked.
 
 use sidetrack_core::net::{IpSet, PortSet};
+use sidetrack_core::overlay::group::GroupName;
 use sidetrack_core::overlay::key::{PublicKey, SecretKey};
 use sidetrack_core::overlay::service::Service;
+use sidetrack_sys::nft::InterfaceName;
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -25,13 +28,53 @@ pub struct Overlay {
     pub congestion: Arc<str>,
     /// IP packets that are captured and sent through the overlay.
     pub packets: Vec<Packets>,
+    /// Groups that this node sends to, or can be a member of.
+    pub groups: Vec<Group>,
+}
+
+/// A group of nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Its name.
+    pub name: GroupName,
+    /// This node is a member from its start.
+    pub join: bool,
+    /// The nodes whose packets are delivered. `None`: all nodes.
+    pub senders: Option<Vec<Arc<str>>>,
+    /// Its addresses.
+    pub to: IpSet,
+    /// Where packets to its IP multicast addresses are captured and delivered.
+    pub interfaces: Vec<InterfaceName>,
+    /// Time to live of delivered packets to IP multicast addresses. `None`: one less than they had.
+    pub ttl: Option<u8>,
+}
+
+/// Which nodes deliver captured packets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// This node.
+    Node(Arc<str>),
+    /// All members of a group.
+    Group(GroupName),
+    /// The nearest member of a group.
+    Nearest(GroupName),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node(node) => write!(f, "node '{node}'"),
+            Self::Group(group) => write!(f, "all members of group '{group}'"),
+            Self::Nearest(group) => write!(f, "the nearest member of group '{group}'"),
+        }
+    }
 }
 
 /// IP packets that are captured whole and delivered by another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packets {
-    /// The node that delivers them.
-    pub node: Arc<str>,
+    /// Who delivers them.
+    pub target: Target,
     /// Their destinations.
     pub to: IpSet,
     /// TCP and UDP ports at either end. `None`: any port.

@@ -19,7 +19,7 @@ pub use htcp::{Htcp, HtcpSibling};
 pub use listen::{Dialect, Listen, ListenKind, UdpFiltering, UdpPorts};
 pub use outgoing::Outgoing;
 pub use overlay::{
-    Deliver, Overlay, OverlayLink, OverlayNode, Packets, PacketsAt, PacketsDissemination, PacketsLink,
+    Deliver, Group, Overlay, OverlayLink, OverlayNode, Packets, PacketsAt, PacketsDissemination, PacketsLink,
 };
 pub use policy::{Access, Clause, End, Policy, PolicyMode};
 pub use run::{Run, RunDns};

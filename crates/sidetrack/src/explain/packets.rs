@@ -1,8 +1,9 @@
 //! Packets that the overlay captures whole: which `[[overlay.packets]]` they match, and how they travel.
 
-use crate::config::Config;
+use crate::config::{Config, Target};
 use serde::Serialize;
 use sidetrack_core::flow::Flow;
+use sidetrack_core::overlay::service::Delivery;
 use std::fmt;
 
 /// How the overlay carries the packets of a flow, if it captures them whole. They reach no listener.
@@ -10,8 +11,12 @@ use std::fmt;
 pub struct CapturedPackets {
     /// The number of the `[[overlay.packets]]` in the file, from 1 on: the first one that matches.
     pub entry: usize,
-    /// The node that delivers them.
-    pub node: String,
+    /// The node that delivers them. `None`: members of a group.
+    pub node: Option<String>,
+    /// The group whose members deliver them: all, or the nearest one. `None`: a node.
+    pub group: Option<String>,
+    /// Which nodes deliver them: `node`, `group` (all members) or `nearest`.
+    pub delivery: &'static str,
     /// The kind of links.
     pub link: &'static str,
     /// The dissemination.
@@ -46,9 +51,16 @@ pub(super) fn of(config: &Config, flow: &Flow) -> Option<CapturedPackets> {
         entry.to.contains(to.ip()) && has_port
     })?;
     let service = &entry.service;
+    let (node, group, delivery) = match &entry.target {
+        Target::Node(node) => (Some(node.to_string()), None, Delivery::Node),
+        Target::Group(group) => (None, Some(group.to_string()), Delivery::Group),
+        Target::Nearest(group) => (None, Some(group.to_string()), Delivery::Nearest),
+    };
     Some(CapturedPackets {
         entry: index + 1,
-        node: entry.node.to_string(),
+        node,
+        group,
+        delivery: delivery.name(),
         link: service.kind.name(),
         dissemination: service.dissemination.name(),
         deadline_ms: service.deadline.and_then(|deadline| u64::try_from(deadline.as_millis()).ok()),
@@ -60,12 +72,19 @@ pub(super) fn of(config: &Config, flow: &Flow) -> Option<CapturedPackets> {
 
 impl fmt::Display for CapturedPackets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { entry, node, service, forwarded, links, .. } = self;
+        let Self { entry, node, group, delivery, service, forwarded, links, .. } = self;
+        let to = match (node, group) {
+            (Some(node), _) => format!("node {node}"),
+            (None, Some(group)) if *delivery == Delivery::Nearest.name() => {
+                format!("the nearest member of group {group}")
+            }
+            (None, group) => format!("all members of group {}", group.as_deref().unwrap_or_default()),
+        };
         let whose = if *forwarded { "sent or forwarded" } else { "sent" };
         writeln!(
             f,
             "packets  {whose} by this host, captured whole by [[overlay.packets]] number {entry}, before any listener; to \
-             node {node}: {service}"
+             {to}: {service}"
         )?;
         match links {
             Links::Unknown(why) => writeln!(f, "links    not known: {why}"),

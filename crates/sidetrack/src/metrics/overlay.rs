@@ -29,6 +29,9 @@ struct ServiceLabels {
 pub(super) struct OverlayMetrics {
     packets: Family<FateLabel, Counter>,
     services: Family<ServiceLabels, Counter>,
+    group_packets: Family<FateLabel, Counter>,
+    groups: Gauge,
+    group_members: Gauge,
     paths: Family<FateLabel, Counter>,
     paced: Family<WhatLabel, Counter>,
     paced_queued_bytes: Gauge,
@@ -43,6 +46,13 @@ impl OverlayMetrics {
             "Packets of the overlay over subgraphs, by kind of links, dissemination and fate",
             self.services.clone(),
         );
+        to.register(
+            "overlay_group_packets",
+            "Packets to groups of the overlay, by their fate",
+            self.group_packets.clone(),
+        );
+        to.register("overlay_groups", "Groups of the overlay that have members", self.groups.clone());
+        to.register("overlay_group_members", "Members of all groups", self.group_members.clone());
         to.register(
             "overlay_paths",
             "Changes of the paths that flows of the overlay use",
@@ -81,6 +91,15 @@ impl Metrics {
             let labels = ServiceLabels { kind, dissemination, fate };
             raise(&self.overlay.services.get_or_create_owned(&labels), total);
         }
+    }
+
+    /// Takes over the counts of packets to the overlay's groups, by fate, and how many groups and members there are.
+    pub fn read_groups(&self, fates: &[(&'static str, u64)], groups: u64, members: u64) {
+        for &(fate, total) in fates {
+            raise(&self.overlay.group_packets.get_or_create_owned(&FateLabel { fate }), total);
+        }
+        self.overlay.groups.set(signed(groups));
+        self.overlay.group_members.set(signed(members));
     }
 
     /// Takes over the counts of the overlay's paths, by their fate.

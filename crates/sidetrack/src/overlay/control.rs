@@ -80,6 +80,8 @@ pub(super) enum Event {
     SetLink(NodeId, LinkSetting, oneshot::Sender<LinkSettingView>),
     /// A request for the status.
     Status(oneshot::Sender<Status>),
+    /// This node has joined or left a group.
+    Groups,
     /// A request to ping a node.
     Ping(NodeId, oneshot::Sender<Result<Echo, String>>),
 }
@@ -147,7 +149,7 @@ pub(super) async fn run(
     for (neighbour, _) in shared.identity.dialled() {
         tokio::spawn(dial(shared.clone(), neighbour, control.connected.subscribe()));
     }
-    control.drain();
+    control.tell(Input::Groups(shared.member.joined()));
     loop {
         let deadline = control.node.deadline();
         let now = shared.clock.now();
@@ -267,6 +269,7 @@ impl Control {
             Event::SetLink(neighbour, setting, reply) => {
                 let _ = reply.send(self.set_link(neighbour, &setting));
             }
+            Event::Groups => self.tell(Input::Groups(self.shared.member.joined())),
             Event::Ping(to, reply) => self.ping(to, reply),
         }
     }

@@ -1,6 +1,7 @@
 //! The near end of sessions: flows that this node caught and sends over the overlay.
 
 use super::circuit::LAST_WORDS;
+use super::datagrams;
 use super::endpoint::{self, Broken, Endpoint, Path};
 use super::identity;
 use super::lanes;
@@ -59,8 +60,11 @@ pub(super) enum Setback {
 /// Handles one flow, from the opening to the end.
 pub(super) async fn run(shared: Arc<Shared>, request: Request) {
     let Request { order, leg, mut reply } = request;
-    let Some(to) = shared.identity.node_named(&order.carrier.node) else {
-        let detail = format!("the overlay has no node '{}'", order.carrier.node);
+    let Some(to) = destination(&shared, &order.carrier.node) else {
+        let detail = match order.carrier.node.strip_prefix(NEAREST) {
+            Some(group) => format!("no other member of the group '{group}' can be reached"),
+            None => format!("the overlay has no node '{}'", order.carrier.node),
+        };
         let _ = reply.send(Err(Failure::new(EndReason::Unreachable, detail)));
         return;
     };
@@ -143,10 +147,22 @@ struct Beginning {
     stream: Stream,
 }
 
+/// What a carrier has ahead of the name of a group.
+const NEAREST: &str = "nearest:";
+
+/// Returns the node that a carrier names. `None` if there is no such node, or no member of the group can be reached.
+fn destination(shared: &Shared, name: &str) -> Option<NodeId> {
+    match name.strip_prefix(NEAREST) {
+        Some(group) => datagrams::nearest(shared, &group.parse().ok()?, None, false),
+        None => shared.identity.node_named(name),
+    }
+}
+
 /// The near end of one session, to open paths for it.
 pub(super) struct Ingress {
     pub shared: Arc<Shared>,
     pub order: OverlayOrder,
+    /// The node that delivers: it stays the same for the whole session.
     pub to: NodeId,
 }
 

@@ -16,6 +16,7 @@ mod deliver;
 mod delivered;
 mod echoes;
 mod endpoint;
+mod groups;
 pub mod identity;
 mod ingress;
 mod lanes;
@@ -37,6 +38,7 @@ pub use bench::BenchView;
 pub use control::Echo;
 pub(crate) use echoes::PER_SECOND_MAX;
 pub use echoes::PacketBenchView;
+pub use groups::{GroupTotals, GroupView};
 pub use paced::{PacedTotals, PacedView};
 pub use setting::{LinkSetting, LinkSettingView};
 pub use status::{

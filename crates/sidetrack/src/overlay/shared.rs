@@ -2,6 +2,7 @@
 
 use super::control::Event;
 use super::datagrams::Datagrams;
+use super::groups::Member;
 use super::identity::Identity;
 use super::paced::Lanes;
 use super::packets::Interception;
@@ -118,6 +119,8 @@ pub(super) struct Shared {
     pub benches: Arc<Semaphore>,
     /// Datagrams to and from neighbours.
     pub datagrams: Datagrams,
+    /// The groups that this node has entries for, and whether it is a member.
+    pub member: Member,
     /// Whole packets, if this node has rules for them.
     pub packets: Option<Arc<Interception>>,
 }
@@ -171,6 +174,7 @@ impl Shared {
             datagrams,
             clock,
             counters: Counters::default(),
+            member: Member::new(&overlay.groups),
             packets: None,
         })
     }

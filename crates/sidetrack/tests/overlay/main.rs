@@ -9,6 +9,7 @@ mod deliveries;
 mod duplicate;
 mod endings;
 mod faults;
+mod groups;
 mod liar;
 mod paced;
 mod packets;

@@ -5,12 +5,14 @@
 //! | this file | names of groups, and who is a member: what the records of all nodes say together |
 //! | [`head`] | what a packet to a group carries ahead of the IP packet |
 //! | [`plan`] | the links that packets to a group use, and the nearest member |
+//! | [`rule`] | which packets may be delivered here |
 //!
 //! Each node signs a list of its groups and floods it like its links ([`super::disseminate`]). The source of a packet works out
 //! the links and writes them into the packet, so relays keep no state for groups or flows.
 
 pub mod head;
 pub mod plan;
+pub mod rule;
 
 use super::NodeId;
 use super::frame::Membership;

@@ -6,6 +6,7 @@ pub(super) mod decision_tests;
 mod engine;
 mod functions;
 mod gate;
+mod groups;
 mod http;
 mod listen;
 mod lists;
@@ -28,6 +29,7 @@ use super::{Problem, nearest};
 use sidetrack_core::flow::HostName;
 use sidetrack_core::function::FunctionSpec;
 use sidetrack_core::net::IpSet;
+use sidetrack_core::overlay::group::GroupName;
 use sidetrack_core::policy::{Action, Policy};
 use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
@@ -45,6 +47,8 @@ struct Check<'a> {
     functions: BTreeMap<String, Option<Arc<FunctionSpec>>>,
     /// The names of the overlay's nodes. `None`: there is no overlay.
     overlay_names: Option<Vec<Arc<str>>>,
+    /// The names of the overlay's groups.
+    overlay_groups: Vec<GroupName>,
     /// Whether the file has a table `[policy]`, right or wrong.
     has_agreement: bool,
     /// Names of tunnels, including tunnels with errors.
@@ -65,6 +69,7 @@ impl<'a> Check<'a> {
             never: IpSet::default(),
             functions: BTreeMap::new(),
             overlay_names: None,
+            overlay_groups: Vec::new(),
             has_agreement: file.policy.is_some(),
             tunnels: Vec::new(),
             has_tap: false,

@@ -1,7 +1,8 @@
 //! `[overlay]`.
 
-use super::super::{At, Deliver, Overlay, OverlayNode, Packets, raw};
+use super::super::{At, Deliver, Overlay, OverlayNode, Packets, Target, raw};
 use super::Check;
+use super::groups::Known;
 use sidetrack_core::net::PortSet;
 use sidetrack_core::overlay::NODES_MAX;
 use sidetrack_core::overlay::key::{PublicKey, SecretKey};
@@ -21,14 +22,12 @@ impl Check<'_> {
             self.error(overlay.span(), "this node neither listens nor dials: it would have no links", help);
         }
         let deliver = overlay.deliver.iter().filter_map(|deliver| self.deliver(deliver, &nodes)).collect();
-        let packets = overlay
-            .packets
-            .iter()
-            .filter_map(|packets| self.packets(packets, &nodes, name.as_deref()))
-            .collect();
+        let groups = self.groups(overlay, &nodes);
+        let known = Known { nodes: &nodes, groups: &groups, own: name.as_deref() };
+        let packets = overlay.packets.iter().filter_map(|packets| self.packets(packets, &known)).collect();
         let links = self.overlay_links(overlay, &nodes);
         let congestion = overlay.congestion.as_ref().map_or("bbr", |name| name.as_str()).into();
-        Some(Overlay { name: name?, key: key?, listen, nodes, links, deliver, congestion, packets })
+        Some(Overlay { name: name?, key: key?, listen, nodes, links, deliver, congestion, packets, groups })
     }
 
     fn overlay_nodes(&mut self, overlay: &raw::Overlay) -> Vec<OverlayNode> {
@@ -126,42 +125,44 @@ impl Check<'_> {
         Some(Deliver { from, to, port })
     }
 
-    fn packets(
-        &mut self,
-        packets: &At<raw::Packets>,
-        nodes: &[OverlayNode],
-        own: Option<&str>,
-    ) -> Option<Packets> {
-        let Some(name) = &packets.node else {
-            let help = "write `node = \"…\"`: the node that delivers them";
-            self.error(packets.span(), "this entry does not say which node delivers the packets", help);
-            return None;
+    fn packets(&mut self, packets: &At<raw::Packets>, known: &Known<'_>) -> Option<Packets> {
+        let target = self.target(packets, known)?;
+        let to = match (&packets.to, &target) {
+            (Some(to), _) => self.networks(to),
+            (None, Target::Group(name) | Target::Nearest(name)) => {
+                known.groups.iter().find(|group| group.name == *name).map(|group| group.to.clone())?
+            }
+            (None, Target::Node(_)) => {
+                let help = "write `to = \"192.0.2.0/24\"`: the addresses behind that node";
+                self.error(packets.span(), "this entry does not say which packets it is about", help);
+                return None;
+            }
         };
-        let node = self.overlay_node(name, nodes)?;
-        if own == Some(&*node) {
-            let help = "name the node at the other side; what may come here is in [[overlay.deliver]]";
-            self.error(name.span(), "packets for this node itself need no overlay", help);
-            return None;
-        }
-        let Some(to) = &packets.to else {
-            let help = "write `to = \"192.0.2.0/24\"`: the addresses behind that node";
-            self.error(packets.span(), "this entry does not say which packets it is about", help);
-            return None;
-        };
-        let to = self.networks(to);
+        self.suits(packets, &target, &to);
         let port = packets.port.as_ref().map(|ports| self.ports(ports));
         let local = packets.at.as_deref().is_none_or(|at| *at == raw::PacketsAt::Local);
         let service = self.service(packets);
-        Some(Packets { node, to, port, local, service })
+        Some(Packets { target, to, port, local, service })
     }
 
-    /// Returns the node that the carrier `overlay:NAME` means.
+    /// Returns the node that the carrier `overlay:NAME` means, or `nearest:GROUP`.
     pub(super) fn overlay_carrier(&mut self, text: &At<String>, name: &str) -> Option<Arc<str>> {
+        if let Some(group) = name.strip_prefix("group:") {
+            let help = format!(
+                "a connection has one server: write \"overlay:nearest:{group}\"; for UDP packets to all members write \
+                 [[overlay.packets]] with `group = \"{group}\"`"
+            );
+            self.error(text.span(), "a connection cannot go to all members of a group", help);
+            return None;
+        }
         let Some(nodes) = self.overlay_names.clone() else {
             let help = "write an [overlay] section: who this node is, and who the others are";
             self.error(text.span(), "this file has no overlay", help);
             return None;
         };
+        if let Some(group) = name.strip_prefix("nearest:") {
+            return self.nearest_carrier(text, group);
+        }
         if nodes.iter().any(|node| **node == *name) {
             return Some(name.into());
         }

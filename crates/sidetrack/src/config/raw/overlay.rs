@@ -33,6 +33,34 @@ pub struct Overlay {
     /// IP packets that are captured whole and delivered by another node. Default: none.
     #[serde(default)]
     pub packets: Vec<At<Packets>>,
+    /// Groups of nodes that packets are sent to, or delivered from, here. Default: none.
+    #[serde(default)]
+    pub group: Vec<At<Group>>,
+}
+
+/// A group of nodes. Packets to it are delivered by all of its members, or by the nearest one. Each node that sends
+/// to the group or is a member needs an entry.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Group {
+    /// The name: 1 to 32 letters, digits, dots, underscores and hyphens; the same on all nodes.
+    #[schemars(required)]
+    pub name: Option<At<String>>,
+    /// Makes this node a member from its start: it delivers packets of the group. 'sidetrack overlay group join' and
+    /// 'leave' change this until the node restarts. Default false.
+    pub join: Option<At<bool>>,
+    /// The nodes whose packets this member delivers. Default: all nodes.
+    pub senders: Option<List<String>>,
+    /// The addresses of the group: IP multicast addresses one by one, and networks or "@set"s of virtual addresses that
+    /// several members have.
+    #[schemars(required)]
+    pub to: Option<List<String>>,
+    /// The interfaces on which packets to IP multicast addresses are captured and delivered. Required if `to` has such
+    /// addresses.
+    pub interface: Option<List<String>>,
+    /// Time to live (hop limit), 1 to 255, of delivered packets to IP multicast addresses. With it, this node also sends
+    /// packets that have only one hop left. Default: one less than the packet had; packets with one hop left are not sent.
+    pub ttl: Option<At<u8>>,
 }
 
 /// IP packets (TCP and UDP) that are captured whole and delivered by another node. The applications' own TCP
@@ -41,20 +69,25 @@ pub struct Overlay {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Packets {
-    /// The node that delivers them.
-    #[schemars(required)]
+    /// The node that delivers them. Each entry has one of `node`, `group` and `nearest`.
     pub node: Option<At<String>>,
-    /// Destination networks or "@set"s.
-    #[schemars(required)]
+    /// The name of a group in [[overlay.group]]: each of its members delivers them (UDP only).
+    pub group: Option<At<String>>,
+    /// The name of a group in [[overlay.group]]: its nearest member delivers them. All packets of a conversation go to the
+    /// same member while it is there. If this node is a member, its packets stay here.
+    pub nearest: Option<At<String>>,
+    /// Destination networks or "@set"s. Required with `node`; else the default is `to` of the group.
     pub to: Option<List<String>>,
     /// Ports at either end, of TCP and UDP alike, numbers or "first-last". Default: any.
     pub port: Option<List<Number>>,
     /// Which packets are captured: "local" for those of this host, "router" for all packets that leave it,
-    /// including forwarded ones. Default "local".
+    /// including forwarded ones. For IP multicast "router" means packets that arrive on the interfaces of the group.
+    /// Default "local".
     pub at: Option<At<PacketsAt>>,
     /// The kind of links. "reliable" recovers losses on each hop and keeps all packets in order. "best-effort"
     /// leaves both to the applications, so that one flow does not wait for another. "real-time" recovers a loss on its
-    /// hop while the packet can still be in time, and no packet waits for another. Default "reliable".
+    /// hop while the packet can still be in time, and no packet waits for another. Default "reliable"; with `group` or
+    /// `nearest` write another one.
     pub link: Option<At<PacketsLink>>,
     /// The links that a packet uses. "shortest": the cheapest path. "duplicate": a copy on each of `paths` paths that
     /// share no relay; the first copy is delivered. "flood": all links on ways with at most `hops` links. "graph": two such

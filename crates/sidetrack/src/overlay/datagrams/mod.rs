@@ -3,6 +3,7 @@
 //! A sending thread seals a datagram and gives it to the socket itself, so that a hello does not wait in a queue of ours.
 //! One thread receives.
 
+mod groups;
 mod link;
 mod pings;
 mod realtime;
@@ -13,6 +14,7 @@ mod spread;
 mod train;
 mod way;
 
+pub(super) use groups::{Plans, nearest, send_to_group};
 pub(super) use link::Link;
 pub(super) use pings::{Pinged, links, ping};
 pub(super) use realtime::Bell;
@@ -89,6 +91,8 @@ pub(super) struct Datagrams {
     pub counters: Counters,
     /// Paths of this node's own packets.
     pub paths: Paths,
+    /// The links of this node's packets to groups.
+    pub plans: Mutex<Plans>,
     /// Counts of real-time links.
     pub real_time: Totals,
     /// Counts of packets over subgraphs, by service.
@@ -170,6 +174,7 @@ impl Datagrams {
             losses: Mutex::default(),
             source: Mutex::new(Source::new(epoch)),
             relay: Mutex::new(Relay::new(own, members)),
+            plans: Mutex::default(),
             real_time: Totals::default(),
             services: Services::default(),
             bell: Bell::new()?,

@@ -4,6 +4,7 @@
 use super::link::Link;
 use super::realtime;
 use super::receive::{deliver, link_to};
+use crate::overlay::groups;
 use crate::overlay::shared::Shared;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{Frame, Protocol, Spread, Subgraph};
@@ -43,7 +44,8 @@ fn deliver_here(shared: &Shared, packet: &Spread) {
         }
         Protocol::EchoReply => datagrams.paths.answered(source, &packet.payload, shared.clock.now()),
         Protocol::Ip => deliver(shared, source, &packet.payload),
-        Protocol::Session | Protocol::Group => {
+        Protocol::Group => groups::deliver(shared, source, &packet.payload),
+        Protocol::Session => {
             datagrams.counters.unreadable.fetch_add(1, Relaxed);
         }
     }

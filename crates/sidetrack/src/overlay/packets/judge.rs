@@ -42,6 +42,15 @@ pub(super) fn judge(shared: &Shared, from: &str, ends: &Ends) -> Result<(), Refu
     if !is_allowed(&shared.deliver, from, to) {
         return Err(Refused::Destination);
     }
+    of_group(shared, from, ends)
+}
+
+/// Checks whether a node may begin this conversation with a group. The entry of the group has allowed its addresses.
+///
+/// # Errors
+/// A rule denies it, or the destination is a port of our own.
+pub(super) fn of_group(shared: &Shared, from: &str, ends: &Ends) -> Result<(), Refused> {
+    let to = ends.destination;
     let flow = flow(from, ends.source, to.into());
     let denied = match gate::delivered(&shared.config.load().policy, &flow, vec![to]) {
         Err(failure) => failure.detail,

@@ -6,8 +6,11 @@
 //! Packets that come faster than they can be sent are dropped, as by any router: the applications' congestion control
 //! reacts.
 
+mod groups;
 mod judge;
 mod way;
+
+pub(super) use groups::deliver_to_group;
 
 use super::ingress::Request;
 use super::pair;
@@ -20,12 +23,12 @@ use judge::Judged;
 use sidetrack_core::carrier::OverlayCarrier;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::SessionId;
-use sidetrack_core::overlay::packet::{Catch, Interceptor, PACKET_MAX, Refused};
+use sidetrack_core::overlay::packet::{Catch, Interceptor, PACKET_MAX, Receiver, Refused, Target};
 use sidetrack_core::overlay::reserved::Reserved;
 use sidetrack_core::overlay::service::{LinkKind, Service};
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::nfqueue::{Queue, Verdict};
-use sidetrack_sys::nft::{Lifetime, MarkBits, OwnedTable, PacketCatch, Packets};
+use sidetrack_sys::nft::{Lifetime, MarkBits, OwnedTable, Packets};
 use sidetrack_sys::raw::RoutedSocket;
 use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, BTreeSet};
@@ -89,6 +92,8 @@ pub(super) struct Interception {
     /// The configuration that the verdicts about conversations come from.
     judged: Mutex<Judged>,
     raw: RoutedSocket,
+    /// Where packets to IP multicast addresses are delivered.
+    networks: groups::Networks,
     /// Sessions of packets that other nodes have opened. Datagrams must come under these ids and from these nodes.
     sessions: Mutex<BTreeMap<SessionId, NodeId>>,
     /// Counts of packets.
@@ -98,6 +103,8 @@ pub(super) struct Interception {
 /// The resources that need rights, opened while the process has them.
 pub(super) struct Bound {
     catches: Vec<config::Packets>,
+    groups: Vec<config::Group>,
+    networks: groups::Networks,
     raw: RoutedSocket,
     queue: Option<Waiting>,
     /// The thread, if it runs.
@@ -111,6 +118,29 @@ struct Waiting {
     bypass: bool,
 }
 
+impl Waiting {
+    /// Opens a queue and installs the rules that put packets into it.
+    fn new(config: &config::Overlay, on_crash: OnCrash) -> anyhow::Result<Self> {
+        let bypass = on_crash == OnCrash::Open;
+        let queue = Queue::open(QUEUES, QUEUE_PACKETS, bypass, LOOK)
+            .context("[[overlay.packets]] needs a packet queue (root, and NFQUEUE in the kernel)")?;
+        let rules = Packets {
+            catches: config
+                .packets
+                .iter()
+                .flat_map(|packets| groups::catches(packets, &config.groups))
+                .collect(),
+            queue: queue.number(),
+            bypass,
+            own: [OWN_MARK, DELIVERED_MARK],
+        };
+        let lifetime = if bypass { Lifetime::Socket } else { Lifetime::SocketThenOrphan };
+        let table = OwnedTable::create(&rules.table(TABLE), lifetime)
+            .context("[[overlay.packets]] cannot catch packets")?;
+        Ok(Self { queue, table, bypass })
+    }
+}
+
 /// The right that is needed at the moment when a verdict is given.
 pub(super) const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN;
 
@@ -118,6 +148,7 @@ pub(super) const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN;
 struct Begin {
     interception: Arc<Interception>,
     ways: BTreeMap<(NodeId, Service), Box<dyn Way>>,
+    shared: Arc<Shared>,
     stopped: Arc<AtomicBool>,
 }
 
@@ -133,30 +164,14 @@ impl Bound {
     /// # Errors
     /// Returns the resource that is not available.
     pub(super) fn new(config: &config::Overlay, on_crash: OnCrash) -> anyhow::Result<Option<Self>> {
-        if config.packets.is_empty() {
+        if config.packets.is_empty() && config.groups.is_empty() {
             return Ok(None);
         }
-        let bypass = on_crash == OnCrash::Open;
-        let queue = Queue::open(QUEUES, QUEUE_PACKETS, bypass, LOOK)
-            .context("[[overlay.packets]] needs a packet queue (root, and NFQUEUE in the kernel)")?;
-        let catch = |packets: &config::Packets| PacketCatch {
-            local: packets.local,
-            to: packets.to.clone(),
-            ports: packets.port.clone(),
-        };
-        let rules = Packets {
-            catches: config.packets.iter().map(catch).collect(),
-            queue: queue.number(),
-            bypass,
-            own: [OWN_MARK, DELIVERED_MARK],
-        };
-        let lifetime = if bypass { Lifetime::Socket } else { Lifetime::SocketThenOrphan };
-        let table = OwnedTable::create(&rules.table(TABLE), lifetime)
-            .context("[[overlay.packets]] cannot catch packets")?;
-        let raw =
-            RoutedSocket::open(DELIVERED_MARK.value).context("[[overlay.packets]] cannot deliver packets")?;
-        let queue = Some(Waiting { queue, table, bypass });
-        Ok(Some(Self { catches: config.packets.clone(), raw, queue, thread: None }))
+        let queue = if config.packets.is_empty() { None } else { Some(Waiting::new(config, on_crash)?) };
+        let raw = RoutedSocket::open(DELIVERED_MARK.value)
+            .context("[[overlay.packets]] and [[overlay.group]] cannot deliver packets (they need root)")?;
+        let (groups, networks) = (config.groups.clone(), groups::Networks::open(config)?);
+        Ok(Some(Self { catches: config.packets.clone(), groups, networks, raw, queue, thread: None }))
     }
 
     /// Starts the thread that answers the kernel. Only this thread keeps the right to do so.
@@ -179,23 +194,37 @@ impl Bound {
     /// Adds what the other threads of the overlay need to `shared`.
     pub(super) fn start(self, shared: &mut Shared) -> Start {
         let node = |packets: &config::Packets| {
-            let node = shared.identity.node_named(&packets.node)?;
+            let target = match &packets.target {
+                config::Target::Node(node) => Target::Node(shared.identity.node_named(node)?),
+                config::Target::Group(group) => Target::Group(group.clone()),
+                config::Target::Nearest(group) => Target::Nearest(group.clone()),
+            };
             Some(Catch {
-                node,
+                target,
                 to: packets.to.clone(),
                 ports: packets.port.clone(),
                 service: packets.service,
             })
         };
-        let rules = Interceptor::new(self.catches.iter().filter_map(node).collect());
+        let rules = Interceptor::new(self.catches.iter().filter_map(node).collect())
+            .with_groups(groups::rules(&self.groups, &shared.identity));
         let counters = Counters::default();
         let (rules, judged, sessions) = (Mutex::new(rules), Mutex::default(), Mutex::default());
-        let interception = Arc::new(Interception { rules, judged, raw: self.raw, sessions, counters });
+        let interception = Arc::new(Interception {
+            rules,
+            judged,
+            raw: self.raw,
+            networks: self.networks,
+            sessions,
+            counters,
+        });
         shared.packets = Some(interception.clone());
         let mut nodes = BTreeMap::new();
         for packets in &self.catches {
-            let services: &mut BTreeSet<_> = nodes.entry(packets.node.clone()).or_default();
-            services.insert(packets.service);
+            if let config::Target::Node(node) = &packets.target {
+                let services: &mut BTreeSet<_> = nodes.entry(node.clone()).or_default();
+                services.insert(packets.service);
+            }
         }
         Start { interception, nodes, thread: self.thread }
     }
@@ -242,7 +271,12 @@ impl Start {
         let stop = Arc::new(AtomicBool::new(false));
         let thread = self.thread.map(|(thread, begin)| {
             // If the thread has ended already, it has logged the reason.
-            let _ = begin.send(Begin { interception: self.interception, ways, stopped: stop.clone() });
+            let _ = begin.send(Begin {
+                interception: self.interception,
+                ways,
+                shared: shared.clone(),
+                stopped: stop.clone(),
+            });
             thread
         });
         (Catching { stop, thread }, tasks)
@@ -279,6 +313,13 @@ impl Begin {
     fn caught(&self, packet: &[u8], without_way: Verdict) -> Verdict {
         let counters = &self.interception.counters;
         let whom = self.interception.rules().outgoing(packet);
+        let whom = match whom {
+            Some((Receiver::Node(node), service)) => Some((node, service)),
+            Some((to_group, service)) => return self.to_group(packet, to_group, &service, without_way),
+            // Packets to IP multicast addresses are copies of what goes on in the network itself.
+            None if groups::is_multicast(packet) => return Verdict::Accept,
+            None => None,
+        };
         let way = whom.and_then(|whom| self.ways.get(&whom)).filter(|way| way.stands());
         let Some(way) = way else {
             counters.without_way.fetch_add(1, Relaxed);

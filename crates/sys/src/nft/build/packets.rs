@@ -4,8 +4,8 @@ use sidetrack_core::net::{IpSet, PortSet};
 
 use super::selector::{MarkBits, Versions};
 use crate::nft::{
-    Chain, ChainKind, DataKind, Family, Field, Hook, Rule, Set, Span, Statement, Table, Value, Verdict,
-    priority,
+    Chain, ChainKind, DataKind, Family, Field, Hook, InterfaceName, Rule, Set, Span, Statement, Table, Value,
+    Verdict, priority,
 };
 
 /// Packets that are to be caught.
@@ -17,6 +17,9 @@ pub struct PacketCatch {
     pub to: IpSet,
     /// TCP and UDP with one of these ports at either end; none = with any.
     pub ports: Option<PortSet>,
+    /// Set for IP multicast: its packets go on after the queue, so they stay in conntrack. Unless `local`, they are those that come
+    /// in by these interfaces (hook prerouting): the host itself does not forward them.
+    pub heard_on: Option<Vec<InterfaceName>>,
 }
 
 /// Catches packets and hands them to a queue.
@@ -43,6 +46,7 @@ impl Packets {
             Chain::base("untracked_out", ChainKind::Filter, Hook::Output, priority::RAW),
             Chain::base("caught_here", ChainKind::Filter, Hook::Output, priority::MANGLE),
             Chain::base("caught", ChainKind::Filter, Hook::Postrouting, priority::MANGLE),
+            Chain::base("heard", ChainKind::Filter, Hook::Prerouting, priority::MANGLE),
         ];
         for chain in &mut chains {
             let is_raw = chain.name.starts_with("untracked");
@@ -62,15 +66,21 @@ impl Packets {
         }
         for (number, catch) in self.catches.iter().enumerate() {
             let matches = catch.matches(&format!("catch{number}"), &mut table.sets);
-            let [untracked_in, untracked_out, here, everywhere] = &mut chains;
+            let [untracked_in, untracked_out, here, everywhere, heard] = &mut chains;
             for matching in matches {
                 let with = |end: Statement| Rule::new(matching.iter().cloned().chain([end]));
+                let queued = with(Statement::Queue { number: self.queue, bypass: self.bypass });
+                if catch.heard_on.is_some() {
+                    let chain = if catch.local { &mut *here } else { &mut *heard };
+                    chain.rules.push(queued);
+                    continue;
+                }
                 untracked_out.rules.push(with(Statement::NoTrack));
                 if !catch.local {
                     untracked_in.rules.push(with(Statement::NoTrack));
                 }
                 let chain = if catch.local { &mut *here } else { &mut *everywhere };
-                chain.rules.push(with(Statement::Queue { number: self.queue, bypass: self.bypass }));
+                chain.rules.push(queued);
             }
         }
         table.chains.extend(chains);
@@ -93,7 +103,10 @@ impl PacketCatch {
             let transport =
                 TRANSPORTS.map(|protocol| Statement::is(Field::L4Proto, Value::Protocol(protocol)));
             for transport in transport {
-                let common = vec![to.clone(), transport];
+                let mut common = vec![to.clone(), transport];
+                if let (false, Some(interfaces)) = (self.local, &self.heard_on) {
+                    common.extend(super::selector::interface_match(interfaces, name, sets));
+                }
                 match &self.ports {
                     None => rules.push(common),
                     Some(ports) => {

@@ -84,7 +84,7 @@ impl Selector {
             common.extend(self.port_match(name, sets));
             common.extend(match origin {
                 Origin::Local => user_match(&self.users, &format!("{name}_users"), sets),
-                Origin::Forwarded => self.interface_match(name, sets),
+                Origin::Forwarded => interface_match(&self.interfaces, name, sets),
             });
             if !self.to_this_host {
                 common.push(Statement::is_not(Field::DestinationType, Value::AddressType(RTN_LOCAL)));
@@ -137,11 +137,16 @@ impl Selector {
             }
         }
     }
+}
 
-    fn interface_match(&self, name: &str, sets: &mut Vec<Set>) -> Option<Statement> {
-        let values = self.interfaces.iter().copied().map(Value::Interface).collect();
-        one_of(Field::InputInterface, values, format!("{name}_interfaces"), sets)
-    }
+/// A match on packets that come in by these interfaces; none if there are none.
+pub(super) fn interface_match(
+    interfaces: &[InterfaceName],
+    name: &str,
+    sets: &mut Vec<Set>,
+) -> Option<Statement> {
+    let values = interfaces.iter().copied().map(Value::Interface).collect();
+    one_of(Field::InputInterface, values, format!("{name}_interfaces"), sets)
 }
 
 /// Nothing to match for both versions; the version itself for one.

@@ -1,0 +1,68 @@
+//! `sidetrack overlay group`.
+
+use crate::admin::Client;
+use crate::overlay::GroupView;
+use clap::Subcommand;
+use hyper::Method;
+use std::fmt::Write as _;
+
+/// What to do with groups.
+#[derive(Debug, Subcommand)]
+pub(super) enum GroupCommand {
+    /// Lists the groups that this node knows, and their members
+    Ls {
+        /// Prints one JSON array
+        #[arg(long)]
+        json: bool,
+    },
+    /// Makes this node a member until it restarts
+    Join {
+        /// The group's name
+        group: String,
+    },
+    /// Ends this node's membership until it restarts
+    Leave {
+        /// The group's name
+        group: String,
+    },
+}
+
+/// Runs the command. Returns what to print.
+///
+/// # Errors
+/// The answer of the running sidetrack, in words.
+pub(super) async fn run(client: &Client, command: &GroupCommand) -> anyhow::Result<String> {
+    let (group, member) = match command {
+        GroupCommand::Ls { json } => {
+            let views: Vec<GroupView> = client.ask(Method::GET, "/v1/overlay/group", &[]).await?;
+            return Ok(if *json { serde_json::to_string(&views)? + "\n" } else { table(&views) });
+        }
+        GroupCommand::Join { group } => (group, "true"),
+        GroupCommand::Leave { group } => (group, "false"),
+    };
+    let path = format!("/v1/overlay/group/{group}");
+    let view: GroupView = client.ask(Method::POST, &path, &[("member", member)]).await?;
+    let state = if view.joined { "a member" } else { "no member" };
+    Ok(format!("this node is {state} of {}\n", view.name))
+}
+
+fn table(views: &[GroupView]) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(out, "{:<20} {:<6} {:<20} MEMBERS", "GROUP", "JOINED", "NEAREST");
+    for GroupView { name, joined, members, nearest, packets } in views {
+        let joined = if *joined { "yes" } else { "no" };
+        let nearest = if nearest.is_empty() { "none" } else { nearest };
+        let members = if members.is_empty() { "none".to_owned() } else { members.join(", ") };
+        let _ = writeln!(out, "{name:<20} {joined:<6} {nearest:<20} {members}");
+        let counts: Vec<_> = packets
+            .iter()
+            .filter(|(_, count)| **count > 0)
+            .map(|(word, count)| format!("{count} {}", word.replace('_', " ")))
+            .collect();
+        if !counts.is_empty() {
+            let _ = writeln!(out, "{:<20} packets: {}", "", counts.join(", "));
+        }
+    }
+    out
+}
