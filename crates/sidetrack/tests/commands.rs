@@ -374,6 +374,8 @@ fn check_says_which_services_of_packets_do_not_exist() {
         "dissemination = 'flood'\nhops = 15\ndeadline_ms = 10000\n",
         "dissemination = 'shortest'\n",
         "dissemination = 'graph'\ndeadline_ms = 65\n",
+        "trust = 'intrusion-tolerant'\npriority = 10\n",
+        "trust = 'members'\n[[overlay.topology]]\nends = ['here', 'far']\nleast_us = 2500\n",
     ] {
         assert_eq!(check(&format!("{best}{good}")), (0, String::new()), "{good}");
     }
@@ -392,6 +394,13 @@ fn check_says_which_services_of_packets_do_not_exist() {
         ("link = 'best-effort'\ndissemination = 'broadcast'\n", "broadcast"),
         ("link = 'real-time'\n", "packets on real-time links need a `deadline_ms`"),
         ("link = 'real-time'\ndeadline_ms = 0\n", "`deadline_ms` cannot be 0"),
+        ("trust = 'intrusion-tolerant'\n", "intrusion-tolerant packets travel over best-effort links"),
+        ("link = 'best-effort'\npriority = 3\n", "`priority` has no meaning with this trust"),
+        ("link = 'best-effort'\ntrust = 'intrusion-tolerant'\npriority = 11\n", "`priority` cannot be 11"),
+        ("[[overlay.topology]]\nends = ['here']\n", "a link has two ends"),
+        ("[[overlay.topology]]\nends = ['here', 'here']\n", "the two ends of a link are the same node"),
+        ("[[overlay.topology]]\nends = ['here', 'elsewhere']\n", "the overlay has no node 'elsewhere'"),
+        ("[[overlay.topology]]\nends = ['here', 'far']\nleast_us = 0\n", "`least_us` cannot be 0"),
     ] {
         let (code, err) = check(bad);
         assert!(code != 0 && err.contains(said), "{bad}{err}");

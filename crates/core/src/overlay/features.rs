@@ -1,4 +1,5 @@
-//! What each node understands beyond version 1: signed statements that nodes flood to each other.
+//! What each node understands beyond version 1, and under which epoch its proofs count: signed statements that nodes flood to
+//! each other.
 //!
 //! Old nodes skip the statements and do not pass them on. So the statements that a node holds are just those of nodes that
 //! new nodes connect with it. A statement names a sequence of its origin's record, and holds for the next
@@ -9,7 +10,8 @@
 //! are acknowledged and sent again, so a lost statement comes again with them.
 
 use super::disseminate::{ACCEPT_BURST, Config};
-use super::frame::{Features, Record};
+use super::frame::{Features, Record, Standing};
+use super::tolerant::Epoch;
 use super::{Keys, NodeId, Signature};
 use crate::time::Instant;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,10 +26,53 @@ const RENEWED_AFTER: u64 = 32;
 /// Average shortest time between two accepted statements of one origin.
 const ACCEPT_EVERY: Duration = Duration::from_millis(500);
 
+/// A signed statement of a node about itself.
+pub(super) trait Claim: Copy {
+    /// Returns the node that makes it.
+    fn origin(&self) -> NodeId;
+    /// Returns the sequence of the origin's record at that time.
+    fn sequence(&self) -> u64;
+    /// Returns the bytes that the origin signs.
+    fn signed(&self) -> Vec<u8>;
+    /// Returns the signature.
+    fn signature(&self) -> &Signature;
+    /// Returns the place of the signature.
+    fn signature_mut(&mut self) -> &mut Signature;
+}
+
+macro_rules! claim {
+    ($name:ty) => {
+        impl Claim for $name {
+            fn origin(&self) -> NodeId {
+                self.origin
+            }
+
+            fn sequence(&self) -> u64 {
+                self.sequence
+            }
+
+            fn signed(&self) -> Vec<u8> {
+                self.signed_bytes()
+            }
+
+            fn signature(&self) -> &Signature {
+                &self.signature
+            }
+
+            fn signature_mut(&mut self) -> &mut Signature {
+                &mut self.signature
+            }
+        }
+    };
+}
+
+claim!(Features);
+claim!(Standing);
+
 /// A stored statement.
 #[derive(Clone, Debug)]
-struct Held {
-    features: Features,
+struct Held<C> {
+    claim: C,
     /// How many more statements of this origin are accepted now.
     leave: u32,
     leave_since: Instant,
@@ -35,26 +80,26 @@ struct Held {
 
 /// The statements of all nodes.
 #[derive(Clone, Debug)]
-pub(super) struct Book {
+pub(super) struct Book<C> {
     own: NodeId,
-    /// The features of this node. 0: it says nothing and listens to nothing, as version 1 did.
-    bits: u32,
-    held: BTreeMap<NodeId, Held>,
+    /// False: this node says nothing and listens to nothing, as version 1 did.
+    speaks: bool,
+    held: BTreeMap<NodeId, Held<C>>,
     neighbours: BTreeSet<NodeId>,
 }
 
 /// Statements to send, each to one neighbour.
-pub(super) type Sent = Vec<(NodeId, Features)>;
+pub(super) type Sent<C> = Vec<(NodeId, C)>;
 
-impl Book {
-    pub(super) fn new(own: NodeId, bits: u32) -> Self {
-        Self { own, bits, held: BTreeMap::new(), neighbours: BTreeSet::new() }
+impl<C: Claim> Book<C> {
+    pub(super) fn new(own: NodeId, speaks: bool) -> Self {
+        Self { own, speaks, held: BTreeMap::new(), neighbours: BTreeSet::new() }
     }
 
     /// The link to a neighbour is up: it gets all statements.
-    pub(super) fn up(&mut self, neighbour: NodeId) -> Sent {
+    pub(super) fn up(&mut self, neighbour: NodeId) -> Sent<C> {
         self.neighbours.insert(neighbour);
-        self.held.values().map(|held| (neighbour, held.features)).collect()
+        self.held.values().map(|held| (neighbour, held.claim)).collect()
     }
 
     /// The link to a neighbour is down.
@@ -62,19 +107,26 @@ impl Book {
         self.neighbours.remove(&neighbour);
     }
 
-    /// The record of this node has this sequence now. Returns a new statement to send, if it is time for one.
-    pub(super) fn own_record(&mut self, now: Instant, sequence: u64, keys: &impl Keys) -> Sent {
-        let is_fresh = |held: &Held| {
-            (held.features.sequence..held.features.sequence.saturating_add(RENEWED_AFTER)).contains(&sequence)
+    /// The record of this node has this sequence now. Returns a new statement to send, if it is time for one; `make` makes
+    /// it without its signature.
+    pub(super) fn own_record(
+        &mut self,
+        now: Instant,
+        sequence: u64,
+        keys: &impl Keys,
+        make: impl FnOnce() -> C,
+    ) -> Sent<C> {
+        let is_fresh = |held: &Held<C>| {
+            let said = held.claim.sequence();
+            (said..said.saturating_add(RENEWED_AFTER)).contains(&sequence)
         };
-        if self.bits == 0 || self.held.get(&self.own).is_some_and(is_fresh) {
+        if !self.speaks || self.held.get(&self.own).is_some_and(is_fresh) {
             return Vec::new();
         }
-        let mut features =
-            Features { origin: self.own, sequence, bits: self.bits, signature: Signature::NONE };
-        features.signature = keys.sign(&features.signed_bytes());
-        self.held.insert(self.own, Held { features, leave: 0, leave_since: now });
-        self.flood(features, None)
+        let mut claim = make();
+        *claim.signature_mut() = keys.sign(&claim.signed());
+        self.held.insert(self.own, Held { claim, leave: 0, leave_since: now });
+        self.flood(claim, None)
     }
 
     /// Handles a statement from a neighbour. Returns what to send, or `None` if the statement is dropped: old, forged, too
@@ -83,19 +135,19 @@ impl Book {
         &mut self,
         now: Instant,
         from: NodeId,
-        features: Features,
+        claim: C,
         config: &Config,
         keys: &impl Keys,
-    ) -> Option<Sent> {
-        let origin = features.origin;
+    ) -> Option<Sent<C>> {
+        let origin = claim.origin();
         // The neighbour may see the link up a little sooner than this node does, so `neighbours` is not asked.
-        let is_expected = self.bits != 0 && origin != self.own && config.members.contains(&origin);
+        let is_expected = self.speaks && origin != self.own && config.members.contains(&origin);
         if !is_expected {
             return None;
         }
         let (mut leave, mut leave_since) = (ACCEPT_BURST, now);
         if let Some(held) = self.held.get(&origin) {
-            if features.sequence <= held.features.sequence {
+            if claim.sequence() <= held.claim.sequence() {
                 return None;
             }
             let more = now.since(held.leave_since).as_millis() / ACCEPT_EVERY.as_millis();
@@ -104,31 +156,41 @@ impl Book {
             leave_since = if more > 0 { now } else { held.leave_since };
         }
         // Check the rate before the signature, so that a flood of statements does not cost a verification each.
-        if leave == 0 || !keys.verify(origin, &features.signed_bytes(), &features.signature) {
+        if leave == 0 || !keys.verify(origin, &claim.signed(), claim.signature()) {
             return None;
         }
-        self.held.insert(origin, Held { features, leave: leave - 1, leave_since });
-        Some(self.flood(features, Some(from)))
+        self.held.insert(origin, Held { claim, leave: leave - 1, leave_since });
+        Some(self.flood(claim, Some(from)))
     }
 
-    fn flood(&self, features: Features, except: Option<NodeId>) -> Sent {
+    fn flood(&self, claim: C, except: Option<NodeId>) -> Sent<C> {
         let to = self.neighbours.iter().filter(|neighbour| Some(**neighbour) != except);
-        to.map(|neighbour| (*neighbour, features)).collect()
+        to.map(|neighbour| (*neighbour, claim)).collect()
     }
 
     /// Returns the statement of a node. It is sent ahead of each of its records and each acknowledgement of one, and so again
     /// whenever a record is.
-    pub(super) fn of_origin(&self, origin: NodeId) -> Option<Features> {
-        self.held.get(&origin).map(|held| held.features)
+    pub(super) fn of_origin(&self, origin: NodeId) -> Option<C> {
+        self.held.get(&origin).map(|held| held.claim)
     }
+}
 
+impl Book<Features> {
     /// Returns the features of the nodes that have these records.
     pub(super) fn of<'a>(&self, records: impl Iterator<Item = &'a Record>) -> BTreeMap<NodeId, u32> {
         let features = |record: &Record| {
-            let held = &self.held.get(&record.origin)?.features;
+            let held = &self.held.get(&record.origin)?.claim;
             let holds = record.sequence <= held.sequence.saturating_add(HOLDS_FOR);
             holds.then_some((record.origin, held.bits))
         };
         records.filter_map(features).collect()
+    }
+}
+
+impl Book<Standing> {
+    /// Returns the epoch of each node, and the number of its next packet when it said so.
+    pub(super) fn epochs(&self) -> BTreeMap<NodeId, Epoch> {
+        let epoch = |held: &Held<Standing>| Epoch { number: held.claim.epoch, next: held.claim.next };
+        self.held.iter().map(|(node, held)| (*node, epoch(held))).collect()
     }
 }

@@ -15,6 +15,8 @@
 //! | [`realtime`] | the recovery of a real-time link: requests and retransmissions while a packet can still be in time |
 //! | [`paced`] | the reliable link between nodes whose bandwidth is bought: paced, without congestion control |
 //! | [`redundancy`] | the links that the packets of a service use |
+//! | [`topology`] | the links that nodes may announce, and their lowest costs |
+//! | [`tolerant`] | packets that arrive although some members lie: proofs of the source, and a share for each source |
 //! | [`trouble`] | which links cost more than usual |
 //! | [`spread`] | packets over such links: numbered by the source, each copy but the first dropped |
 //! | [`packet`] | whole IP packets: their destination node, and which may be delivered |
@@ -46,6 +48,8 @@ pub mod route;
 pub mod service;
 pub mod session;
 pub mod spread;
+pub mod tolerant;
+pub mod topology;
 pub mod trouble;
 
 use std::fmt;

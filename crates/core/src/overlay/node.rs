@@ -5,12 +5,14 @@ mod groups;
 
 use super::disseminate::{self, Disseminator, Drops};
 use super::features::{Book, Sent};
-use super::frame::{Features, Frame, Hello, LinkEntry, Packet, Path, Protocol};
+use super::frame::{Features, Frame, Hello, LinkEntry, Packet, Path, Protocol, Standing};
 use super::group::GroupName;
 use super::hello::{self, Detector, Lane, Lanes, Quality};
 use super::route::{Graph, Route};
+use super::tolerant::Epoch;
+use super::topology::Topology;
 use super::trouble::Troubles;
-use super::{Keys, NodeId};
+use super::{Keys, NodeId, Signature};
 use crate::time::Instant;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -28,13 +30,18 @@ pub struct Config {
     pub cost_interval: Duration,
     /// What this node understands beyond version 1 ([`Features`]). 0: it behaves as version 1 did.
     pub features: u32,
+    /// The epoch of this node's packets with proofs, drawn at random.
+    pub epoch: u32,
+    /// The links that nodes may announce.
+    pub topology: Topology,
 }
 
 impl Config {
-    /// Makes a configuration with the default times.
+    /// Makes a configuration with the default times and without limits of the topology.
     pub fn new(disseminate: disseminate::Config) -> Self {
-        let cost_interval = Duration::from_secs(2);
-        Self { hello: hello::Config::default(), disseminate, cost_interval, features: Features::ALL }
+        let (cost_interval, topology) = (Duration::from_secs(2), Topology::default());
+        let hello = hello::Config::default();
+        Self { hello, disseminate, cost_interval, features: Features::ALL, epoch: 0, topology }
     }
 }
 
@@ -103,8 +110,12 @@ pub struct Node<K> {
     costs: BTreeMap<NodeId, u32>,
     state: Disseminator,
     members: groups::Members,
-    features: Book,
-    /// A statement about features has changed since the graph was made.
+    features: Book<Features>,
+    /// Under which epochs the proofs of nodes count.
+    standings: Book<Standing>,
+    /// The number of this node's next packet with a proof.
+    next_packet: u64,
+    /// A statement has changed since the graph was made.
     features_changed: bool,
     announced: BTreeMap<NodeId, u32>,
     announced_at: Instant,
@@ -121,7 +132,9 @@ impl<K: Keys> Node<K> {
         let mut state = Disseminator::new(config.disseminate.clone());
         state.handle(now, disseminate::Input::Own(Vec::new()), &keys);
         let mut node = Self {
-            features: Book::new(own, config.features),
+            features: Book::new(own, config.features != 0),
+            standings: Book::new(own, config.features & Features::TOLERANT != 0),
+            next_packet: 0,
             features_changed: false,
             config,
             own,
@@ -230,6 +243,17 @@ impl<K: Keys> Node<K> {
         self.settle(now);
     }
 
+    /// Sets the number of this node's next packet with a proof. Its next statement names it.
+    pub fn set_next_packet(&mut self, number: u64) {
+        self.next_packet = number;
+    }
+
+    /// Returns how many links were announced beyond the topology: links that it does not allow, or at lower costs.
+    pub fn beyond_topology(&self) -> u64 {
+        let records = self.state.records();
+        records.map(|record| self.config.topology.beyond(record)).sum()
+    }
+
     /// Returns the next output, or `None`.
     pub fn poll(&mut self) -> Option<Output> {
         self.outputs.pop_front()
@@ -242,7 +266,9 @@ impl<K: Keys> Node<K> {
     }
 
     fn opened(&mut self, now: Instant, neighbour: NodeId) {
-        if neighbour == self.own || !self.config.disseminate.members.contains(&neighbour) {
+        let is_member = self.config.disseminate.members.contains(&neighbour);
+        let is_allowed = self.config.topology.least_us(self.own, neighbour).is_some();
+        if neighbour == self.own || !is_member || !is_allowed {
             return;
         }
         self.closed(now, neighbour);
@@ -259,6 +285,7 @@ impl<K: Keys> Node<K> {
     fn down(&mut self, now: Instant, neighbour: NodeId) {
         self.state.handle(now, disseminate::Input::NeighbourDown(neighbour), &self.keys);
         self.features.down(neighbour);
+        self.standings.down(neighbour);
         self.outputs.push_back(Output::LinkDown(neighbour));
     }
 
@@ -281,7 +308,9 @@ impl<K: Keys> Node<K> {
                 hello::Output::Up => {
                     // First what the nodes understand, then their links: a new path can be used at once.
                     let sent = self.features.up(neighbour);
-                    self.say(sent);
+                    self.say(sent, Frame::Features);
+                    let sent = self.standings.up(neighbour);
+                    self.say(sent, Frame::Standing);
                     self.state.handle(now, disseminate::Input::NeighbourUp(neighbour), &self.keys);
                     self.outputs.push_back(Output::LinkUp(neighbour));
                 }
@@ -311,7 +340,14 @@ impl<K: Keys> Node<K> {
                 let config = &self.config.disseminate;
                 if let Some(sent) = self.features.arrived(now, from, features, config, &self.keys) {
                     self.features_changed = true;
-                    self.say(sent);
+                    self.say(sent, Frame::Features);
+                }
+            }
+            Frame::Standing(standing) => {
+                let config = &self.config.disseminate;
+                if let Some(sent) = self.standings.arrived(now, from, standing, config, &self.keys) {
+                    self.features_changed = true;
+                    self.say(sent, Frame::Standing);
                 }
             }
             // No other frame is valid on the control connection.
@@ -319,9 +355,34 @@ impl<K: Keys> Node<K> {
         }
     }
 
-    fn say(&mut self, sent: Sent) {
-        let frames = sent.into_iter().map(|(to, features)| Output::Send(to, Frame::Features(features)));
-        self.outputs.extend(frames);
+    fn say<C>(&mut self, sent: Sent<C>, frame: impl Fn(C) -> Frame) {
+        self.outputs.extend(sent.into_iter().map(|(to, claim)| Output::Send(to, frame(claim))));
+    }
+
+    /// Makes new statements about this node if its record has moved on since the last ones.
+    fn state_own(&mut self, now: Instant) {
+        let Some(sequence) = self.state.own_sequence() else { return };
+        let (origin, signature) = (self.own, Signature::NONE);
+        let features = || Features { origin, sequence, bits: self.config.features, signature };
+        let sent = self.features.own_record(now, sequence, &self.keys, features);
+        self.features_changed |= !sent.is_empty();
+        self.say(sent, Frame::Features);
+        let (epoch, next) = (self.config.epoch, self.next_packet);
+        let standing = || Standing { origin, sequence, epoch, next, signature };
+        let sent = self.standings.own_record(now, sequence, &self.keys, standing);
+        self.features_changed |= !sent.is_empty();
+        self.say(sent, Frame::Standing);
+    }
+
+    /// Returns the epochs of all nodes. An epoch keeps the number that was said of it first, so that only a new epoch changes the
+    /// graph.
+    fn epochs(&self) -> BTreeMap<NodeId, Epoch> {
+        let mut epochs = self.standings.epochs();
+        for (node, epoch) in &mut epochs {
+            let known = self.graph.epochs().get(node).filter(|known| known.number == epoch.number);
+            *epoch = known.copied().unwrap_or(*epoch);
+        }
+        epochs
     }
 
     fn originate(&mut self, packet: Packet) {
@@ -394,11 +455,7 @@ impl<K: Keys> Node<K> {
 
     /// Turns the outputs of the link state into frames, and updates the graph.
     fn settle(&mut self, now: Instant) {
-        if let Some(sequence) = self.state.own_sequence() {
-            let sent = self.features.own_record(now, sequence, &self.keys);
-            self.features_changed |= !sent.is_empty();
-            self.say(sent);
-        }
+        self.state_own(now);
         let mut changed = std::mem::take(&mut self.features_changed);
         changed |= self.troubles.deadline().is_some_and(|at| at <= now);
         while let Some(output) = self.state.poll() {
@@ -406,6 +463,8 @@ impl<K: Keys> Node<K> {
                 disseminate::Output::Send(to, record) => {
                     let features = self.features.of_origin(record.origin);
                     self.outputs.extend(features.map(|features| Output::Send(to, Frame::Features(features))));
+                    let standing = self.standings.of_origin(record.origin);
+                    self.outputs.extend(standing.map(|standing| Output::Send(to, Frame::Standing(standing))));
                     self.outputs.push_back(Output::Send(to, Frame::Record((*record).clone())));
                 }
                 disseminate::Output::Ack { to, origin, sequence } => {
@@ -413,6 +472,8 @@ impl<K: Keys> Node<K> {
                     // other record brings it.
                     let features = self.features.of_origin(origin);
                     self.outputs.extend(features.map(|features| Output::Send(to, Frame::Features(features))));
+                    let standing = self.standings.of_origin(origin);
+                    self.outputs.extend(standing.map(|standing| Output::Send(to, Frame::Standing(standing))));
                     self.outputs.push_back(Output::Send(to, Frame::RecordAck { origin, sequence }));
                 }
                 disseminate::Output::Changed => changed = true,
@@ -420,7 +481,8 @@ impl<K: Keys> Node<K> {
         }
         if changed {
             let features = self.features.of(self.state.records());
-            let graph = Graph::new(self.state.records()).with_features(features);
+            let graph = Graph::within(self.state.records(), &self.config.topology).with_features(features);
+            let graph = graph.with_epochs(self.epochs());
             let troubled = self.troubles.look(now, &graph);
             let graph = graph.with_troubled(troubled);
             if graph != *self.graph {

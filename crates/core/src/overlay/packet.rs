@@ -5,7 +5,7 @@ use super::NodeId;
 use super::group::GroupName;
 use super::group::rule::{self, Rule};
 use super::recent::Recent;
-use super::service::{Delivery, Service};
+use super::service::{Delivery, Service, Trust};
 use crate::net::{IpSet, PortSet};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -171,6 +171,21 @@ impl Catch {
     }
 }
 
+/// Where a packet came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The node that sends it.
+    pub node: NodeId,
+    /// The packet carries a proof that this node made it. Otherwise a relay could have forged it.
+    pub is_proven: bool,
+}
+
+impl From<NodeId> for Origin {
+    fn from(node: NodeId) -> Self {
+        Self { node, is_proven: false }
+    }
+}
+
 /// Why a packet from another node is not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refused {
@@ -296,17 +311,19 @@ impl Interceptor {
         rule.admit(self, (from, delivery), packet, judge)
     }
 
-    /// Whether a packet that `from` has sent may be delivered. `judge` says whether our rules let that node begin the
-    /// conversation; it is asked about the first packet, and again after [`Interceptor::rules_changed`].
+    /// Whether a packet that `from` has sent may be delivered. If the entry for `from` is intrusion-tolerant, its source must be
+    /// proven: otherwise a relay that lies could send packets in the name of `from`. `judge` says whether our rules let that
+    /// node begin the conversation; it is asked about the first packet, and again after [`Interceptor::rules_changed`].
     ///
     /// # Errors
     /// Fails with the reason for the refusal.
     pub fn incoming(
         &mut self,
-        from: NodeId,
+        from: impl Into<Origin>,
         packet: &[u8],
         judge: impl FnOnce(&Ends) -> Result<(), Refused>,
     ) -> Result<Ends, Refused> {
+        let Origin { node: from, is_proven } = from.into();
         let ends = Ends::of(packet).ok_or(Refused::Unreadable)?;
         // Check the source first: a node must not send packets in the name of hosts of another node.
         let answers = self.ours.get(&ends).is_some_and(|node| *node == from);
@@ -317,7 +334,8 @@ impl Interceptor {
                 Target::Nearest(_) => answers,
                 Target::Group(_) => false,
             };
-            fits && catch.to.contains(ends.source.ip()) && catch.has_port(&ends)
+            let is_enough = is_proven || catch.service.trust == Trust::Members;
+            fits && is_enough && catch.to.contains(ends.source.ip()) && catch.has_port(&ends)
         };
         if !self.catches.iter().any(is_theirs) {
             return Err(Refused::Source);

@@ -5,6 +5,8 @@
 //! measured.
 
 use super::frame::{Path, Record};
+use super::tolerant::Epoch;
+use super::topology::Topology;
 use super::trouble::Ends;
 use super::{NodeId, PATH_MAX};
 use std::cmp::Reverse;
@@ -18,6 +20,8 @@ pub struct Graph {
     features: BTreeMap<NodeId, u32>,
     /// The links in trouble, with their usual costs in µs.
     troubled: BTreeMap<Ends, u32>,
+    /// Under which epochs the proofs of nodes count.
+    epochs: BTreeMap<NodeId, Epoch>,
 }
 
 /// A path and its cost.
@@ -36,13 +40,19 @@ type Way = (u64, u8, NodeId);
 impl Graph {
     /// Makes a graph of the links that both of their ends list.
     pub fn new<'a>(records: impl Iterator<Item = &'a Record>) -> Self {
+        Self::within(records, &Topology::default())
+    }
+
+    /// Makes a graph of the links that both of their ends list and that the topology allows. No link costs less than the topology
+    /// says.
+    pub fn within<'a>(records: impl Iterator<Item = &'a Record>, topology: &Topology) -> Self {
         let said: BTreeMap<NodeId, &Record> = records.map(|record| (record.origin, record)).collect();
         let mut edges: BTreeMap<NodeId, BTreeMap<NodeId, u32>> = BTreeMap::new();
         for (origin, record) in &said {
             for link in &record.links {
                 let back = said.get(&link.neighbour).and_then(|other| other.cost_to(*origin));
-                if let Some(back) = back {
-                    let cost = link.cost_us.max(back).max(1);
+                if let (Some(back), Some(least)) = (back, topology.least_us(*origin, link.neighbour)) {
+                    let cost = link.cost_us.max(back).max(least);
                     edges.entry(*origin).or_default().insert(link.neighbour, cost);
                 }
             }
@@ -70,6 +80,17 @@ impl Graph {
     pub fn usual_us(&self, one: NodeId, other: NodeId) -> u32 {
         let troubled = self.troubled.get(&(one.min(other), one.max(other))).copied();
         troubled.or_else(|| self.cost_us(one, other)).unwrap_or(u32::MAX)
+    }
+
+    /// Sets under which epochs the proofs of nodes count.
+    #[must_use]
+    pub fn with_epochs(self, epochs: BTreeMap<NodeId, Epoch>) -> Self {
+        Self { epochs, ..self }
+    }
+
+    /// Returns under which epochs the proofs of nodes count.
+    pub fn epochs(&self) -> &BTreeMap<NodeId, Epoch> {
+        &self.epochs
     }
 
     /// Sets what the nodes understand beyond version 1.

@@ -1,4 +1,5 @@
-//! How packets travel: three axes that each rule chooses on its own, the kind of links, the dissemination, and the delivery.
+//! How packets travel: four axes that each rule chooses on its own, the kind of links, the dissemination, the delivery and
+//! the trust.
 
 pub use super::frame::{Dissemination, LinkKind};
 use std::time::Duration;
@@ -31,6 +32,37 @@ impl Delivery {
         }
     }
 }
+
+/// Which nodes a packet relies on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Trust {
+    /// The members of the overlay: each node trusts what its neighbours pass on.
+    #[default]
+    Members,
+    /// The source, the destination, and one way of honest nodes between them ([`super::tolerant`]).
+    Tolerant,
+}
+
+impl Trust {
+    /// All kinds of trust.
+    pub const ALL: [Self; 2] = [Self::Members, Self::Tolerant];
+
+    /// Returns the word of the configuration for this trust.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Members => "members",
+            Self::Tolerant => "intrusion-tolerant",
+        }
+    }
+
+    /// Returns the trust with this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|one| one.name() == name)
+    }
+}
+
+/// The priority of packets that have none of their own.
+pub const PRIORITY: u8 = 5;
 
 impl LinkKind {
     /// Returns the word of the configuration for this kind.
@@ -78,12 +110,18 @@ pub struct Service {
     pub hops: u8,
     /// How long a packet may travel. Later it is dropped, and no link recovers it. `None`: there is no limit.
     pub deadline: Option<Duration>,
+    /// Which nodes a packet relies on.
+    pub trust: Trust,
+    /// With [`Trust::Tolerant`]: packets with a higher priority are sent before others of the same source,
+    /// [`super::frame::PRIORITIES`].
+    pub priority: u8,
 }
 
 impl Service {
     /// Returns a service with this kind of links, over the shortest path, without a deadline.
     pub const fn new(kind: LinkKind) -> Self {
-        Self { kind, dissemination: Dissemination::Shortest, paths: 2, hops: 4, deadline: None }
+        let (dissemination, trust) = (Dissemination::Shortest, Trust::Members);
+        Self { kind, dissemination, paths: 2, hops: 4, deadline: None, trust, priority: PRIORITY }
     }
 
     /// Returns the service in the words of the configuration, for people.
@@ -97,13 +135,17 @@ impl Service {
         if let Some(deadline) = self.deadline {
             words += &format!(", within {} ms", deadline.as_millis());
         }
+        if self.trust == Trust::Tolerant {
+            words += &format!(", {}", self.trust.name());
+        }
         words
     }
 
-    /// Whether packets travel in [`super::frame::Spread`] frames. Only nodes that announce
+    /// Whether packets travel in [`super::frame::Spread`] or [`super::frame::Vouched`] frames. Only nodes that announce
     /// [`super::frame::Features::SPREAD`] understand them.
     pub fn spreads(&self) -> bool {
-        self.dissemination != Dissemination::Shortest || self.kind == LinkKind::RealTime
+        let is_tolerant = self.trust == Trust::Tolerant;
+        is_tolerant || self.dissemination != Dissemination::Shortest || self.kind == LinkKind::RealTime
     }
 
     /// Returns the deadline as frames carry it: µs, 0 if there is no limit.

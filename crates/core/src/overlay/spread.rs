@@ -18,7 +18,6 @@
 use super::NodeId;
 use super::datagram::Window;
 use super::frame::{Dissemination, Protocol, Spread, Subgraph};
-use super::group::head::Head;
 use super::service::Service;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -56,6 +55,16 @@ impl Source {
     /// Starts an epoch, which must be random.
     pub const fn new(epoch: u32) -> Self {
         Self { epoch, sequence: 0 }
+    }
+
+    /// Returns the epoch.
+    pub const fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Returns the number that the next packet will have.
+    pub const fn next(&self) -> u64 {
+        self.sequence
     }
 
     /// Returns the number of the next packet. 2^64 packets take longer than any machine runs.
@@ -165,16 +174,7 @@ impl Relay {
         }
         window.accept(packet.sequence);
         let next = packet.subgraph.next(self.own).filter(|next| *next != from && *next != source);
-        Ok(Step { deliver: self.is_for_us(packet), next: next.collect() })
-    }
-
-    fn is_for_us(&self, packet: &Spread) -> bool {
-        if packet.protocol != Protocol::Group {
-            return packet.subgraph.destination() == self.own;
-        }
-        let index = packet.subgraph.nodes().iter().position(|node| *node == self.own);
-        let head = Head::split(&packet.payload);
-        index.zip(head).is_some_and(|(index, (head, _))| head.deliverers.has(index))
+        Ok(Step { deliver: packet.is_for(self.own), next: next.collect() })
     }
 
     /// Returns the window of this epoch. An unknown epoch replaces the one that was new for the longest time.

@@ -2,10 +2,11 @@
 
 use crate::random::Random;
 use sidetrack_core::overlay::frame::{
-    Ack, Chunk, DATA_MAX, Decoder, Dissemination, FRAME_MAX, Features, Frame, FrameError, Greeting, Hello,
-    LinkEntry, LinkKind, LinkState, Mark, Membership, Newest, Offer, Open, Opened, Paced, PacedAck, Packet,
-    Path, Piece, Protocol, Purpose, RESEND_MAX, RUNS_MAX, Record, Refusal, Refused, Repeats, Resend,
-    ResetReason, Resume, Run, SUBGRAPH_NODES_MAX, SessionFrame, SessionId, Spread, Subgraph, Timed,
+    Ack, Chunk, DATA_MAX, Decoder, Dissemination, FRAME_MAX, Features, Frame, FrameError, Greeting,
+    HASH_BYTES, Hello, LinkEntry, LinkKind, LinkState, Mark, Membership, Newest, Offer, Open, Opened, Paced,
+    PacedAck, Packet, Path, Piece, Proof, Protocol, Purpose, RESEND_MAX, RUNS_MAX, Record, Refusal, Refused,
+    Repeats, Resend, ResetReason, Resume, Run, SUBGRAPH_NODES_MAX, SessionFrame, SessionId, Spread, Standing,
+    Subgraph, Timed, Vouched,
 };
 use sidetrack_core::overlay::group::GROUPS_MAX;
 use sidetrack_core::overlay::{NodeId, PATH_MAX, Signature};
@@ -138,6 +139,17 @@ fn extensions() -> Vec<(Frame, Option<&'static str>)> {
         ),
         (Frame::Session(SessionFrame::Arrived { bytes: 258 }), Some("00000009c00000000000000102")),
         (Frame::LegHello { leg: 3, hello: leg_hello() }, Some("0000000ac1030200000102001c00")),
+        (Frame::Vouched(Box::new(vouched())), None),
+        (
+            Frame::Standing(standing()),
+            Some(concat!(
+                "0000005db1",                       // length, type
+                "00000000000000010000000000000002", // origin, sequence
+                "000000030000000000000004",         // epoch, next packet
+                "06060606060606060606060606060606060606060606060606060606060606060606060606060606",
+                "060606060606060606060606060606060606060606060606",
+            )),
+        ),
         (timed(None), None),
         (timed(Some(Repeats { first: 3, lost: 7 })), None),
         (
@@ -197,6 +209,40 @@ fn features() -> Features {
 fn membership(groups: &[&str]) -> Membership {
     let groups = groups.iter().map(|name| name.parse().expect("a name")).collect();
     Membership { origin: NodeId(1), sequence: 2, groups, signature: Signature([5; 64]) }
+}
+
+fn vouched() -> Vouched {
+    let steps = vec![[1; HASH_BYTES], [2; HASH_BYTES]];
+    let proof = Proof { index: 3, steps, signature: Signature([8; 64]) };
+    Vouched { priority: 7, target: 9, proof, packet: Box::new(spread()) }
+}
+
+fn standing() -> Standing {
+    Standing { origin: NodeId(1), sequence: 2, epoch: 3, next: 4, signature: Signature([6; 64]) }
+}
+
+#[test]
+fn a_proof_has_one_encoding_and_a_priority_is_in_its_range() {
+    let bytes = Frame::Vouched(Box::new(vouched())).to_datagram();
+    let head = "b007000000090302";
+    assert_eq!(hex(&bytes[..8]), head, "type, priority, target, index, steps");
+    assert_eq!(hex(&bytes[8..12]), "01010101");
+    let end = 8 + 2 * HASH_BYTES + 64;
+    assert_eq!(bytes[end..], Frame::Spread(Box::new(spread())).to_datagram()[1..], "then a spread packet");
+    let with = |at: usize, value: u8| {
+        let mut changed = bytes.clone();
+        changed[at] = value;
+        Frame::from_datagram(&changed)
+    };
+    for (at, value) in [(1, 0), (1, 11), (6, 4), (6, 255), (7, 6), (7, 1), (7, 0)] {
+        assert!(with(at, value).is_err(), "byte {at} = {value}");
+    }
+    // Another age changes nothing that the source vouches for; anything else does.
+    let mut older = vouched();
+    older.packet.age_us = 70_000;
+    assert_eq!(older.vouched_bytes(), vouched().vouched_bytes());
+    older.packet.budget_us += 1;
+    assert_ne!(older.vouched_bytes(), vouched().vouched_bytes());
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -453,6 +499,8 @@ fn old_nodes_skip_the_new_frames() {
                 | Frame::Paced(_)
                 | Frame::PacedAck(_)
                 | Frame::Offer(_)
+                | Frame::Vouched(_)
+                | Frame::Standing(_)
         );
         assert_eq!(frame.to_bytes()[4] >= 0x80, is_new, "{frame:?}");
     }

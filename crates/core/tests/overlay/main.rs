@@ -15,4 +15,5 @@ mod realtime;
 mod redundancy;
 mod session;
 mod spread;
+mod tolerant;
 mod world;

@@ -29,7 +29,7 @@ pub use check::decision_tests::{DecisionTest, Expectation};
 pub use engine::{Choice, EngineIo, EngineListener, Pattern};
 pub use fixed::waiting_for_restart;
 pub use outgoing::Outgoing;
-pub use overlay::{Deliver, Group, Overlay, OverlayLink, OverlayNode, Packets, Target};
+pub use overlay::{Deliver, Group, Overlay, OverlayEdge, OverlayLink, OverlayNode, Packets, Target};
 pub use policy::{AgreementFile, PolicyMode};
 pub use question::Question;
 pub use raw::RunDns;

@@ -3,7 +3,7 @@
 use sidetrack_core::net::{IpSet, PortSet};
 use sidetrack_core::overlay::group::GroupName;
 use sidetrack_core::overlay::key::{PublicKey, SecretKey};
-use sidetrack_core::overlay::service::Service;
+use sidetrack_core::overlay::service::{Service, Trust};
 use sidetrack_sys::nft::InterfaceName;
 use std::fmt;
 use std::net::SocketAddr;
@@ -26,6 +26,12 @@ pub struct Overlay {
     pub deliver: Vec<Deliver>,
     /// Congestion control of the links, by its kernel name.
     pub congestion: Arc<str>,
+    /// Which nodes packets rely on. [`Trust::Tolerant`]: packets without a proof of their source are dropped.
+    pub trust: Trust,
+    /// The rate of intrusion-tolerant packets on each link, bits per second.
+    pub tolerant_rate: u64,
+    /// The links that nodes may announce. Empty: all links.
+    pub edges: Vec<OverlayEdge>,
     /// IP packets that are captured and sent through the overlay.
     pub packets: Vec<Packets>,
     /// Groups that this node sends to, or can be a member of.
@@ -83,6 +89,15 @@ pub struct Packets {
     pub local: bool,
     /// How they travel.
     pub service: Service,
+}
+
+/// A link that its two ends may announce.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverlayEdge {
+    /// The names of its ends.
+    pub ends: [Arc<str>; 2],
+    /// The lowest cost that counts, µs.
+    pub least_us: u32,
 }
 
 /// A node of the overlay.

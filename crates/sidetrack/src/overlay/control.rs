@@ -184,7 +184,9 @@ impl Control {
     fn new(shared: Arc<Shared>) -> Self {
         let members = shared.identity.members().map(|(node, _)| node).collect();
         let disseminate = disseminate::Config::new(shared.identity.own(), members, unix_ms().max(1));
-        let config = node::Config { hello: HELLO, ..node::Config::new(disseminate) };
+        let (epoch, _) = shared.datagrams.numbering();
+        let topology = shared.identity.topology().clone();
+        let config = node::Config { hello: HELLO, epoch, topology, ..node::Config::new(disseminate) };
         Self {
             node: Node::new(config, OwnKeys(shared.clone()), shared.clock.now()),
             events: shared.control.clone(),
@@ -200,6 +202,8 @@ impl Control {
     }
 
     fn tell(&mut self, input: Input) {
+        let (_, next) = self.shared.datagrams.numbering();
+        self.node.set_next_packet(next);
         self.node.handle(self.shared.clock.now(), input);
         self.drain();
     }
@@ -309,7 +313,7 @@ impl Control {
     }
 
     fn connect(&mut self, neighbour: NodeId, stream: ParkedStream, dialled: bool, gone: oneshot::Sender<()>) {
-        if self.is_kept_down(neighbour) {
+        if self.is_kept_down(neighbour) || !self.shared.identity.may_have_link(neighbour) {
             return;
         }
         let own = self.shared.identity.own();

@@ -1,9 +1,13 @@
 //! The identity of this node and of the other members.
 
 use crate::config;
+use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
+use sidetrack_core::overlay::frame::{HASH_BYTES, Hash};
 use sidetrack_core::overlay::key::{PublicKey, SecretKey};
+use sidetrack_core::overlay::tolerant::Vouch;
+use sidetrack_core::overlay::topology::Topology;
 use sidetrack_core::overlay::{Keys, NodeId, Signature};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -27,6 +31,7 @@ pub struct Identity {
     public: PublicKey,
     pair: Ed25519KeyPair,
     members: BTreeMap<NodeId, Member>,
+    topology: Topology,
 }
 
 impl Identity {
@@ -54,7 +59,24 @@ impl Identity {
             members.len() == overlay.nodes.len(),
             "[overlay.node]: two nodes have keys that begin alike: make a new one with 'sidetrack overlay key'"
         );
-        Ok(Self { own, secret: overlay.key.clone(), public, pair, members })
+        let node = |name: &str| overlay.nodes.iter().find(|node| *node.name == *name);
+        let ends = |link: &config::OverlayEdge| {
+            let [one, other] = [node(&link.ends[0])?, node(&link.ends[1])?];
+            Some((one.key.node_id(), other.key.node_id(), link.least_us))
+        };
+        let links: Vec<_> = overlay.edges.iter().filter_map(ends).collect();
+        let topology = if links.is_empty() { Topology::default() } else { Topology::new(links) };
+        Ok(Self { own, secret: overlay.key.clone(), public, pair, members, topology })
+    }
+
+    /// Returns the links that nodes may announce.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Whether this node may have a link to another one.
+    pub fn may_have_link(&self, other: NodeId) -> bool {
+        self.topology.least_us(self.own, other).is_some()
     }
 
     /// Returns this node.
@@ -86,7 +108,7 @@ impl Identity {
     pub fn dialled(&self) -> impl Iterator<Item = (NodeId, SocketAddr)> {
         self.members
             .iter()
-            .filter(|(node, _)| **node != self.own)
+            .filter(|(node, _)| **node != self.own && self.may_have_link(**node))
             .filter_map(|(node, member)| Some((*node, member.address?)))
     }
 
@@ -98,6 +120,15 @@ impl Identity {
     /// Returns the name of a node; its number if it is not a member.
     pub fn name(&self, node: NodeId) -> String {
         self.members.get(&node).map_or_else(|| node.to_string(), |member| member.name.to_string())
+    }
+}
+
+impl Vouch for Identity {
+    fn digest(&self, bytes: &[u8]) -> Hash {
+        let digest = digest(&SHA256, bytes);
+        let mut hash = [0; HASH_BYTES];
+        hash.iter_mut().zip(digest.as_ref()).for_each(|(to, from)| *to = *from);
+        hash
     }
 }
 

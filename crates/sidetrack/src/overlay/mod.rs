@@ -33,6 +33,7 @@ mod shared;
 mod status;
 mod stream;
 mod tls;
+mod trust;
 
 pub use bench::BenchView;
 pub use control::Echo;
@@ -45,6 +46,7 @@ pub use status::{
     CaughtView, DatagramsView, LinkView, PathView, PingView, RealTimeView, ServiceCountView, ServiceView,
     SessionPathsView, SpreadView, Status, WayView,
 };
+pub use trust::TolerantView;
 
 use crate::carry::{Dialing, Failure, OverlayEntry, OverlayOrder};
 use crate::config::{self, OnCrash};

@@ -151,7 +151,8 @@ impl Shared {
         let datagrams = {
             let members = identity.members().map(|(node, _)| node).collect();
             let lanes = Lanes::new(rates(overlay, |link| link.bought))?;
-            Datagrams::new(identity.own(), members, datagrams, control.clone(), clock, lanes)?
+            let mode = (overlay.trust, overlay.tolerant_rate);
+            Datagrams::new(identity.own(), members, datagrams, control.clone(), clock, lanes, mode)?
         };
         Ok(Self {
             tls: Tls::new(&identity)?,

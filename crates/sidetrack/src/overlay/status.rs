@@ -7,6 +7,7 @@ use super::paced::{self, PacedTotals, PacedView};
 use super::packets;
 use super::setting::LinkSettingView;
 use super::shared::Shared;
+use super::trust::{self, TolerantView};
 use serde::{Deserialize, Serialize};
 use sidetrack_core::overlay::frame::{Features, Subgraph};
 use sidetrack_core::overlay::node::Node;
@@ -66,6 +67,9 @@ pub struct Status {
     /// The same by service: those whose packets this node has sent, relayed or received.
     #[serde(default)]
     pub services: Vec<ServiceCountView>,
+    /// Links in records that the topology does not allow, or allows only at a higher cost.
+    #[serde(default)]
+    pub links_beyond_topology: u64,
     /// What operators have set for links.
     #[serde(default)]
     pub settings: Vec<LinkSettingView>,
@@ -117,6 +121,12 @@ pub struct SpreadView {
     /// Packets on real-time links, and their recovery.
     #[serde(default)]
     pub real_time: RealTimeView,
+    /// Packets without a proof of their source, where `[overlay] trust` demands one, dropped.
+    #[serde(default)]
+    pub unvouched: u64,
+    /// Intrusion-tolerant packets. The counts above do not have them.
+    #[serde(default)]
+    pub tolerant: TolerantView,
 }
 
 /// Counts of real-time links: the recovery between this node and its neighbours.
@@ -173,8 +183,19 @@ pub struct DeliveredView {
 
 impl SpreadView {
     /// Returns the metric name and the count of each result.
-    pub const fn fates(&self) -> [(&'static str, u64); 9] {
+    pub const fn fates(&self) -> [(&'static str, u64); 20] {
         [
+            ("unvouched", self.unvouched),
+            ("tolerant_copy_sent", self.tolerant.copies),
+            ("tolerant_relayed", self.tolerant.relayed),
+            ("tolerant_duplicate", self.tolerant.duplicates),
+            ("tolerant_late", self.tolerant.late),
+            ("tolerant_off_graph", self.tolerant.off_graph),
+            ("tolerant_forged", self.tolerant.forged),
+            ("tolerant_replayed", self.tolerant.replayed),
+            ("tolerant_unchecked", self.tolerant.unchecked),
+            ("tolerant_over_share", self.tolerant.over_share),
+            ("tolerant_expired", self.tolerant.expired),
             ("repeated", self.real_time.repeated),
             ("requested", self.real_time.requested),
             ("recovered", self.real_time.recovered),
@@ -388,6 +409,7 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         node: identity.name(identity.own()),
         uptime_seconds: uptime.as_secs(),
         links: links.collect(),
+        links_beyond_topology: node.beyond_topology(),
         paths: paths.collect(),
         links_changed_unix_ms: 0,
         sessions: shared.sessions.len() as u64,
@@ -462,6 +484,8 @@ pub(super) fn spread(datagrams: &Datagrams) -> SpreadView {
         late: counts.late,
         off_graph: counts.off_graph,
         real_time: real_time(&datagrams.real_time),
+        unvouched: datagrams.counters.unvouched.load(Relaxed),
+        tolerant: trust::of(datagrams),
     }
 }
 

@@ -63,11 +63,11 @@ impl Believe for Gullible {
 
 /// A member with a key of its own, and what it needs to say whatever it wants under it.
 #[derive(Clone)]
-struct Who {
-    own: NodeId,
-    members: BTreeSet<NodeId>,
+pub(crate) struct Who {
+    pub own: NodeId,
+    pub members: BTreeSet<NodeId>,
     secret: SecretKey,
-    config: Arc<ClientConfig>,
+    pub config: Arc<ClientConfig>,
 }
 
 impl Signs for Who {
@@ -82,7 +82,7 @@ impl Signs for Who {
 }
 
 impl Who {
-    fn new(keys: &Keys, name: &str, members: &[&str]) -> Self {
+    pub(crate) fn new(keys: &Keys, name: &str, members: &[&str]) -> Self {
         let text = std::fs::read_to_string(keys.file(name)).expect("a key file");
         let secret: SecretKey = text.trim().parse().expect("a secret key");
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from([&PKCS8[..], &secret.0].concat()));

@@ -19,5 +19,6 @@ mod scene;
 mod silence;
 mod streams;
 mod together;
+mod tolerant;
 mod tools;
 mod transfers;

@@ -4,12 +4,13 @@ use super::membership::{MEMBERSHIP, MEMBERSHIP_ACK};
 use super::paced::{OFFER, PACED, PACED_ACK};
 use super::spread::{FEATURES, SPREAD};
 use super::timed::{NEWEST, RESEND, TIMED};
+use super::vouched::{STANDING, VOUCHED};
 use super::wire::{Put, Reader};
 use super::{
     Ack, DATA_MAX, DETAIL_MAX, Dissemination, Features, Frame, FrameError, Greeting, Hello, LinkEntry,
     LinkKind, LinkState, Membership, Newest, Offer, Open, Opened, PACKET_MAX, Paced, PacedAck, Packet, Piece,
     Protocol, Purpose, Record, Refusal, Refused, Resend, ResetReason, Resume, SessionFrame, SessionId,
-    Spread, Timed,
+    Spread, Standing, Timed, Vouched,
 };
 use crate::overlay::NODES_MAX;
 
@@ -190,6 +191,14 @@ impl Frame {
                 out.put_u8(OFFER);
                 offer.put(out);
             }
+            Self::Vouched(packet) => {
+                out.put_u8(VOUCHED);
+                packet.put(out);
+            }
+            Self::Standing(standing) => {
+                out.put_u8(STANDING);
+                standing.put(out);
+            }
             // `encode_body` encodes the others.
             _ => {}
         }
@@ -230,6 +239,8 @@ impl Frame {
             PACED => Self::Paced(Box::new(Paced::read(&mut reader)?)),
             PACED_ACK => Self::PacedAck(Box::new(PacedAck::read(&mut reader)?)),
             OFFER => Self::Offer(Offer::read(&mut reader)?),
+            VOUCHED => Self::Vouched(Box::new(Vouched::read(&mut reader)?)),
+            STANDING => Self::Standing(Standing::read(&mut reader)?),
             FEATURES => Self::Features(Features::read(&mut reader)?),
             MEMBERSHIP => Self::Membership(Membership::read(&mut reader)?),
             MEMBERSHIP_ACK => Self::MembershipAck { origin: reader.node()?, sequence: reader.u64()? },

@@ -11,6 +11,7 @@ mod membership;
 mod paced;
 mod spread;
 mod timed;
+mod vouched;
 mod wire;
 
 pub use codec::{Decoder, FRAME_MAX, FrameError, HEADER_BYTES};
@@ -18,6 +19,7 @@ pub use membership::Membership;
 pub use paced::{Chunk, Offer, Paced, PacedAck, RUNS_MAX, Run};
 pub use spread::{Features, SUBGRAPH_NODES_MAX, Spread, Subgraph};
 pub use timed::{Mark, Newest, RESEND_MAX, Repeats, Resend, Timed};
+pub use vouched::{HASH_BYTES, Hash, PRIORITIES, Proof, STEPS_MAX, Standing, Vouched};
 
 use super::{NodeId, PATH_MAX, Signature};
 use crate::flow::{Destination, HostName};
@@ -397,6 +399,10 @@ pub enum Frame {
     PacedAck(Box<PacedAck>),
     /// Says that the sender uses this link as a paced one (in datagrams only).
     Offer(Offer),
+    /// A packet with the proof of its source (in datagrams only).
+    Vouched(Box<Vouched>),
+    /// The statement under which the proofs of a node count.
+    Standing(Standing),
 }
 
 impl Path {

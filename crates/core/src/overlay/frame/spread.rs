@@ -7,6 +7,7 @@
 
 use super::wire::{Put, Reader};
 use super::{Dissemination, FrameError, LinkKind, PACKET_MAX, Protocol};
+use crate::overlay::group::head::Head;
 use crate::overlay::{NodeId, Signature};
 use std::time::Duration;
 
@@ -159,6 +160,16 @@ impl Spread {
         4 + 4 + 8 + 4 + 4 + subgraph.bytes()
     }
 
+    /// Whether this node delivers the packet.
+    pub fn is_for(&self, node: NodeId) -> bool {
+        if self.protocol != Protocol::Group {
+            return self.subgraph.destination() == node;
+        }
+        let index = self.subgraph.nodes().iter().position(|other| *other == node);
+        let head = Head::split(&self.payload);
+        index.zip(head).is_some_and(|(index, (head, _))| head.deliverers.has(index))
+    }
+
     /// Whether the packet is too late to be of use.
     pub fn is_late(&self) -> bool {
         self.budget_us != 0 && self.age_us > self.budget_us
@@ -176,10 +187,15 @@ impl Spread {
     }
 
     pub(super) fn put(&self, out: &mut Vec<u8>) {
+        self.put_aged(out, self.age_us);
+    }
+
+    /// Appends the packet with another age.
+    pub(super) fn put_aged(&self, out: &mut Vec<u8>, age_us: u32) {
         out.put(&[self.kind.code(), self.dissemination.code(), self.protocol.code()]);
         out.put_u32(self.epoch);
         out.put_u64(self.sequence);
-        out.put_u32(self.age_us);
+        out.put_u32(age_us);
         out.put_u32(self.budget_us);
         self.subgraph.put(out);
         out.put(&self.payload);
@@ -236,9 +252,17 @@ impl Features {
     /// The node measures the legs of its links, and moves between them ([`super::super::legs`]).
     pub const LEGS: u32 = 0x2000;
 
+    /// The node relays and receives [`super::Vouched`] frames.
+    pub const TOLERANT: u32 = 0x1_0000;
+
     /// The features of this program.
-    pub const ALL: u32 =
-        Self::SPREAD | Self::REAL_TIME | Self::GRAPH | Self::GROUPS | Self::PACED | Self::PATHS;
+    pub const ALL: u32 = Self::SPREAD
+        | Self::REAL_TIME
+        | Self::GRAPH
+        | Self::GROUPS
+        | Self::PACED
+        | Self::PATHS
+        | Self::TOLERANT;
 
     /// Each feature with its name, for people. A bit stands here once.
     pub const NAMES: &[(u32, &str)] = &[
@@ -248,6 +272,7 @@ impl Features {
         (Self::GROUPS, "groups"),
         (Self::PATHS, "flows over several paths"),
         (Self::PACED, "paced links"),
+        (Self::TOLERANT, "proofs of the source"),
     ];
 
     /// Returns the bytes that the origin signs.

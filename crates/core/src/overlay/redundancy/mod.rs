@@ -18,7 +18,7 @@ pub use flows::openings;
 use super::NodeId;
 use super::frame::{Dissemination, Features, Subgraph};
 use super::route::Graph;
-use super::service::Service;
+use super::service::{Service, Trust};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A link in one direction.
@@ -28,6 +28,10 @@ impl Graph {
     /// Returns the subgraph for packets of this service. `None` if the source or the destination does not understand such
     /// packets, or if the nodes that do understand them do not connect the two.
     pub fn subgraph(&self, from: NodeId, to: NodeId, service: &Service) -> Option<Subgraph> {
+        if service.trust == Trust::Tolerant {
+            let tolerant = self.with_only(Features::SPREAD | Features::TOLERANT);
+            return tolerant.subgraph(from, to, &Service { trust: Trust::Members, ..*service });
+        }
         let links = match service.dissemination {
             Dissemination::Shortest => links_of(&self.disjoint(from, to, 1)),
             Dissemination::Duplicate => links_of(&self.disjoint(from, to, service.paths)),

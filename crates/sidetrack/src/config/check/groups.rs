@@ -6,6 +6,7 @@ use sidetrack_core::net::IpSet;
 use sidetrack_core::overlay::group::{GROUPS_MAX, GroupName, rule};
 use sidetrack_sys::nft::InterfaceName;
 
+use sidetrack_core::overlay::service::Trust;
 use std::sync::Arc;
 
 /// The names that packets can go to.
@@ -16,6 +17,8 @@ pub(super) struct Known<'a> {
     pub groups: &'a [Group],
     /// This node.
     pub own: Option<&'a str>,
+    /// The trust of entries that name none.
+    pub trust: Trust,
 }
 
 impl Check<'_> {

@@ -20,6 +20,7 @@ mod rules;
 mod service;
 mod shunt;
 mod tap;
+mod trust;
 mod tunnel;
 mod values;
 

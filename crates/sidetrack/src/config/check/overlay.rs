@@ -21,13 +21,30 @@ impl Check<'_> {
             let help = "write `listen = \"0.0.0.0:8100\"`, or give an `address` to a node to be dialled";
             self.error(overlay.span(), "this node neither listens nor dials: it would have no links", help);
         }
+        let edges = self.overlay_topology(overlay, &nodes);
+        let trust = self.overlay_trust(overlay);
         let deliver = overlay.deliver.iter().filter_map(|deliver| self.deliver(deliver, &nodes)).collect();
         let groups = self.groups(overlay, &nodes);
-        let known = Known { nodes: &nodes, groups: &groups, own: name.as_deref() };
+        let known = Known { nodes: &nodes, groups: &groups, own: name.as_deref(), trust };
         let packets = overlay.packets.iter().filter_map(|packets| self.packets(packets, &known)).collect();
         let links = self.overlay_links(overlay, &nodes);
+        let tolerant_rate = self.tolerant_rate(overlay);
         let congestion = overlay.congestion.as_ref().map_or("bbr", |name| name.as_str()).into();
-        Some(Overlay { name: name?, key: key?, listen, nodes, links, deliver, congestion, packets, groups })
+        let (name, key) = (name?, key?);
+        Some(Overlay {
+            name,
+            key,
+            listen,
+            nodes,
+            links,
+            deliver,
+            congestion,
+            trust,
+            tolerant_rate,
+            edges,
+            packets,
+            groups,
+        })
     }
 
     fn overlay_nodes(&mut self, overlay: &raw::Overlay) -> Vec<OverlayNode> {
@@ -141,7 +158,7 @@ impl Check<'_> {
         self.suits(packets, &target, &to);
         let port = packets.port.as_ref().map(|ports| self.ports(ports));
         let local = packets.at.as_deref().is_none_or(|at| *at == raw::PacketsAt::Local);
-        let service = self.service(packets);
+        let service = self.service(packets, known.trust);
         Some(Packets { target, to, port, local, service })
     }
 

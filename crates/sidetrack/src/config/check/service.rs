@@ -4,7 +4,7 @@ use super::super::{At, raw};
 use super::Check;
 use raw::{FlowDissemination, PacketsDissemination, PacketsLink};
 use sidetrack_core::carrier::{Carrier, OverlayCarrier};
-use sidetrack_core::overlay::service::{Dissemination, HOPS, LinkKind, PATHS, Service};
+use sidetrack_core::overlay::service::{Dissemination, HOPS, LinkKind, PATHS, Service, Trust};
 use sidetrack_core::overlay::session::Mode;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const DEADLINE_MAX_MS: u32 = 10_000;
 
 impl Check<'_> {
     /// Returns the service of these packets. Keys that say nothing together are errors.
-    pub(super) fn service(&mut self, packets: &At<raw::Packets>) -> Service {
+    pub(super) fn service(&mut self, packets: &At<raw::Packets>, trust: Trust) -> Service {
         let kind = match packets.link.as_deref() {
             Some(PacketsLink::BestEffort) => LinkKind::BestEffort,
             Some(PacketsLink::RealTime) => LinkKind::RealTime,
@@ -44,6 +44,7 @@ impl Check<'_> {
         if let Some(hops) = self.only_with(packets.hops.as_ref(), floods, "flood", "hops", range) {
             service.hops = u8::try_from(hops).unwrap_or(service.hops);
         }
+        self.service_trust(packets, trust, &mut service);
         let (spreads, range) = (service.spreads(), 1..=DEADLINE_MAX_MS);
         let deadline =
             self.only_with(packets.deadline_ms.as_ref(), spreads, "duplicate", "deadline_ms", range);

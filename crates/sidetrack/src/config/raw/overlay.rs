@@ -21,6 +21,18 @@ pub struct Overlay {
     pub listen: Option<List<String>>,
     /// Congestion control of the links, by its kernel name. Default "bbr".
     pub congestion: Option<At<String>>,
+    /// Which nodes packets rely on, where an [[overlay.packets]] does not say otherwise. With "intrusion-tolerant" this node
+    /// also drops all packets over subgraphs that carry no proof of their source, and there must be an
+    /// [[overlay.topology]].
+    /// Default "members".
+    pub trust: Option<At<OverlayTrust>>,
+    /// The rate of intrusion-tolerant packets on each link, Mb/s, 1 to 100000. All sources share it equally. It should be
+    /// below what the slowest link carries. Default 100.
+    pub tolerant_rate_mbit: Option<At<u32>>,
+    /// The links that nodes may announce. If there is one entry, all other links are forbidden. Default: all links are
+    /// allowed. The same list should be in the file of each node.
+    #[serde(default)]
+    pub topology: Vec<At<OverlayEdge>>,
     /// All nodes of the overlay by name, including this one. The same table may be in the file of each node.
     #[serde(default)]
     pub node: BTreeMap<String, At<OverlayNode>>,
@@ -99,9 +111,38 @@ pub struct Packets {
     pub paths: Option<At<u8>>,
     /// Most links on the way of a packet with `dissemination = "flood"`, 1 to 15. Default 4.
     pub hops: Option<At<u8>>,
+    /// Which nodes a packet relies on. "members": each node trusts its neighbours. "intrusion-tolerant": each node checks
+    /// a proof of the source, and each source has an equal share of every link; needs `link = "best-effort"`. The other
+    /// node's entry needs the same value. Default: `trust` of [overlay].
+    pub trust: Option<At<OverlayTrust>>,
+    /// With `trust = "intrusion-tolerant"`: which packets of this node are sent first where they wait, 1 to 10; 10 is
+    /// sent first. Default 5.
+    pub priority: Option<At<u8>>,
     /// Milliseconds that a packet may travel, 1 to 10000; later it is dropped. Required with `link = "real-time"`.
     /// With "best-effort" it needs another `dissemination` than "shortest", and the default is: there is no limit.
     pub deadline_ms: Option<At<u32>>,
+}
+
+/// Which nodes a packet relies on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OverlayTrust {
+    /// The members of the overlay.
+    Members,
+    /// The source, the destination, and one way of honest nodes between them.
+    IntrusionTolerant,
+}
+
+/// A link that its two ends may announce.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OverlayEdge {
+    /// The names of its two ends.
+    #[schemars(required)]
+    pub ends: Option<List<String>>,
+    /// The lowest cost that counts, µs, 1 to 60000000: half of the round trip that the distance allows. A node can only
+    /// make the link more expensive. Default 1.
+    pub least_us: Option<At<u32>>,
 }
 
 /// The kind of links that carry packets.

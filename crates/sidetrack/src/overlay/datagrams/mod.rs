@@ -11,6 +11,7 @@ mod receive;
 mod seal;
 mod services;
 mod spread;
+mod tolerant;
 mod train;
 mod way;
 
@@ -23,7 +24,7 @@ pub(super) use receive::run;
 pub(super) use seal::{LABEL, MATERIAL_BYTES};
 pub(super) use services::{Counts as ServiceCounts, Services};
 pub(super) use train::Train;
-pub(super) use way::{ECHO_BYTES, Paths, send};
+pub(super) use way::{ECHO_BYTES, Paths, send, send_vouched};
 
 use super::control::Event;
 use super::paced::{Lane, Lanes};
@@ -33,7 +34,9 @@ use link::{Dropped, Route};
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::datagram::{OVERHEAD_BYTES, mtu};
 use sidetrack_core::overlay::frame::Frame;
+use sidetrack_core::overlay::service::Trust;
 use sidetrack_core::overlay::spread::{Counts, Relay, Source};
+use sidetrack_core::overlay::tolerant as core;
 use sidetrack_sys::sync::{lock, read, write};
 use sidetrack_sys::{sockopt, udp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,6 +45,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, RwLock};
 use tokio::sync::mpsc;
+use tolerant::Tolerant;
 
 /// Wanted size of a socket's buffer, for datagrams that come while the thread is busy, bytes.
 const BUFFER_BYTES: usize = 4 << 20;
@@ -69,6 +73,8 @@ pub(super) struct Counters {
     pub too_fast: AtomicU64,
     /// Dropped because an operator has set a loss.
     pub lost_on_purpose: AtomicU64,
+    /// Packets over subgraphs without a proof of their source, where `[overlay] trust` demands one.
+    pub unvouched: AtomicU64,
     /// Copies that were sent of this node's own packets over subgraphs.
     pub copies: AtomicU64,
 }
@@ -106,6 +112,10 @@ pub(super) struct Datagrams {
     relay: Mutex<Relay>,
     /// What paced links share.
     pub lanes: Lanes,
+    /// Relays and receives packets with proofs of their source.
+    tolerant: Tolerant,
+    /// Packets without a proof are dropped.
+    only_tolerant: bool,
 }
 
 /// Bytes of the headers of IP and UDP before a datagram.
@@ -161,8 +171,11 @@ impl Datagrams {
         control: mpsc::Sender<Event>,
         clock: Clock,
         lanes: Lanes,
+        (trust, tolerant_rate): (Trust, u64),
     ) -> io::Result<Self> {
-        let epoch = u32::from_be_bytes(sidetrack_sys::random::bytes());
+        // 0 means several destinations.
+        let epoch = u32::from_be_bytes(sidetrack_sys::random::bytes()).max(1);
+        let tolerant = Tolerant::new(own, epoch, members.clone(), tolerant_rate);
         Ok(Self {
             own,
             sockets,
@@ -179,7 +192,20 @@ impl Datagrams {
             services: Services::default(),
             bell: Bell::new()?,
             lanes,
+            tolerant,
+            only_tolerant: trust == Trust::Tolerant,
         })
+    }
+
+    /// Returns the counts of packets with proofs, and how many of them wait with how many bytes.
+    pub(super) fn tolerant_counts(&self) -> (core::Counts, (usize, usize)) {
+        self.tolerant.counts()
+    }
+
+    /// Returns the epoch of this node's packets, and the number of the next one.
+    pub(super) fn numbering(&self) -> (u32, u64) {
+        let source = lock(&self.source);
+        (source.epoch(), source.next())
     }
 
     /// Returns the counts of packets over subgraphs.

@@ -1,7 +1,7 @@
 //! The thread that receives datagrams.
 
 use super::link::{Link, Route};
-use super::{Datagrams, realtime, spread, way};
+use super::{Datagrams, realtime, spread, tolerant, way};
 use crate::overlay::control::Event;
 use crate::overlay::paced;
 use crate::overlay::shared::Shared;
@@ -68,7 +68,7 @@ fn wait(datagrams: &Datagrams, shared: &Shared) -> Vec<usize> {
     let now = shared.clock.now();
     let links = datagrams.all();
     let tasks = links.iter().flat_map(|link| [Some(link.search_at()), link.recovery().deadline()]);
-    let due = tasks.flatten().map(|at| at.since(now)).min();
+    let due = tasks.chain([tolerant::deadline(datagrams)]).flatten().map(|at| at.since(now)).min();
     let due = due.unwrap_or(LOOK).min(datagrams.paths.due(now)).min(LOOK);
     let limit = Timespec { tv_sec: 0, tv_nsec: due.subsec_nanos().max(1_000_000).into() };
     let mut sockets: Vec<_> =
@@ -97,6 +97,7 @@ fn tick(shared: &Shared) {
         }
     }
     realtime::tick(shared, datagrams);
+    tolerant::tick(shared);
     way::probe(shared, now);
 }
 
@@ -153,6 +154,10 @@ fn serve(shared: &Shared, link: &Arc<Link>, frame: Frame, bytes: usize) {
             }
         }
         Frame::Packet(packet) => pass(shared, link.neighbour, packet),
+        Frame::Spread(_) | Frame::Timed(_) if datagrams.only_tolerant => {
+            datagrams.counters.unvouched.fetch_add(1, Relaxed);
+        }
+        Frame::Vouched(packet) => tolerant::came(shared, link, *packet),
         Frame::Spread(packet) => spread::arrived(shared, link, *packet),
         Frame::Timed(timed) => realtime::came(shared, link, timed),
         Frame::Resend(resend) => {

@@ -2,13 +2,13 @@
 //! ([`sidetrack_core::overlay::spread`]).
 
 use super::link::Link;
-use super::realtime;
 use super::receive::{deliver, link_to};
+use super::{realtime, tolerant};
 use crate::overlay::groups;
 use crate::overlay::shared::Shared;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{Frame, Protocol, Spread, Subgraph};
-use sidetrack_core::overlay::service::{LinkKind, Service};
+use sidetrack_core::overlay::service::{LinkKind, Service, Trust};
 use sidetrack_sys::sync::lock;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -59,6 +59,9 @@ pub(super) fn send(
     protocol: Protocol,
     payload: Vec<u8>,
 ) -> bool {
+    if service.trust == Trust::Tolerant {
+        return tolerant::send(shared, service, subgraph, protocol, payload);
+    }
     let packet = {
         let mut own = lock(&shared.datagrams.source);
         own.packet(service, subgraph, protocol, payload)

@@ -6,10 +6,10 @@ use super::receive::forward;
 use super::spread;
 use crate::overlay::shared::Shared;
 use sidetrack_core::overlay::NodeId;
-use sidetrack_core::overlay::frame::{Packet, Path, Protocol, SessionId, Spread, Subgraph, Timed};
+use sidetrack_core::overlay::frame::{Packet, Path, Protocol, SessionId, Spread, Subgraph, Timed, Vouched};
 use sidetrack_core::overlay::node::echo_request;
 use sidetrack_core::overlay::route::Graph;
-use sidetrack_core::overlay::service::{Dissemination, LinkKind, Service};
+use sidetrack_core::overlay::service::{Dissemination, LinkKind, Service, Trust};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -123,15 +123,26 @@ impl Paths {
     /// Allows packets to this node, under the session that it has accepted.
     pub(crate) fn enter(&self, to: NodeId, session: SessionId, services: &BTreeSet<Service>) {
         let mut ways = lock(&self.ways);
+        let services = services.iter().filter(|service| service.trust == Trust::Members);
         // Packets of a service that spreads take the plain way while their own way fails.
-        for service in services.iter().copied().filter(Service::spreads).chain([PLAIN]) {
+        for service in services.copied().filter(Service::spreads).chain([PLAIN]) {
             ways.ways.insert((to, service), Way { session: Some(session), ..Way::default() });
         }
     }
 
     /// Stops packets to this node.
     pub(crate) fn leave(&self, to: NodeId) {
-        lock(&self.ways).ways.retain(|(node, _), _| *node != to);
+        lock(&self.ways).ways.retain(|(node, service), _| *node != to || service.trust == Trust::Tolerant);
+    }
+
+    /// Allows packets of an intrusion-tolerant service to this node. They need no session: the node knows their source.
+    pub(crate) fn begin(&self, to: NodeId, service: Service) {
+        lock(&self.ways).ways.insert((to, service), Way::default());
+    }
+
+    /// True if packets of this service arrive at this node.
+    pub(crate) fn is_proven_by(&self, to: NodeId, service: &Service, now: Instant) -> bool {
+        lock(&self.ways).ways.get(&(to, *service)).is_some_and(|way| way.is_proven(now))
     }
 
     /// Returns the time until an echo request is due.
@@ -263,4 +274,30 @@ pub(crate) fn send(
             spread::send(shared, &service, Subgraph::clone(&subgraph), Protocol::Ip, payload)
         }
     })
+}
+
+/// Sends an IP packet to a node with a proof of its source. Returns false if it is dropped. `shrink` is as for [`send`].
+pub(crate) fn send_vouched(
+    shared: &Shared,
+    to: NodeId,
+    service: &Service,
+    mut ip: Vec<u8>,
+    shrink: impl FnOnce(&mut [u8], usize),
+) -> bool {
+    let plan = {
+        let mut ways = lock(&shared.datagrams.paths.ways);
+        ways.ways.get_mut(&(to, *service)).and_then(|way| {
+            way.used = Some(shared.clock.now());
+            way.plan(shared, to, service)
+        })
+    };
+    let Some(Plan::Subgraph(subgraph, named)) = plan else { return false };
+    let around = Vouched::OVERHEAD_BYTES + Spread::overhead(&subgraph);
+    let nexts = subgraph.next(shared.identity.own());
+    let rooms = nexts.filter_map(|next| Some(shared.datagrams.link(next)?.frame_bytes()));
+    if let Some(room) = rooms.min() {
+        shrink(&mut ip, room.saturating_sub(around));
+    }
+    let service = Service { dissemination: named, ..*service };
+    spread::send(shared, &service, Subgraph::clone(&subgraph), Protocol::Ip, ip)
 }

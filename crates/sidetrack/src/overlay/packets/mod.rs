@@ -23,9 +23,9 @@ use judge::Judged;
 use sidetrack_core::carrier::OverlayCarrier;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::SessionId;
-use sidetrack_core::overlay::packet::{Catch, Interceptor, PACKET_MAX, Receiver, Refused, Target};
+use sidetrack_core::overlay::packet::{Catch, Interceptor, Origin, PACKET_MAX, Receiver, Refused, Target};
 use sidetrack_core::overlay::reserved::Reserved;
-use sidetrack_core::overlay::service::{LinkKind, Service};
+use sidetrack_core::overlay::service::{LinkKind, Service, Trust};
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::nfqueue::{Queue, Verdict};
 use sidetrack_sys::nft::{Lifetime, MarkBits, OwnedTable, Packets};
@@ -42,7 +42,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader, BufWriter};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep;
-use way::{ByDatagram, Reliable, Way};
+use way::{ByDatagram, Reliable, Vouched, Way};
 
 /// The mark of delivered packets: our rules do not catch them.
 pub(super) const DELIVERED_MARK: MarkBits = MarkBits { value: 0x5f00_0000, mask: 0xff00_0000 };
@@ -253,6 +253,13 @@ impl Start {
             let stands = Arc::new(AtomicBool::new(false));
             let reliable = Reliable { packets, stands: stands.clone() };
             for service in services.iter().copied() {
+                if service.trust == Trust::Tolerant {
+                    shared.datagrams.paths.begin(node, service);
+                    let shared = shared.clone();
+                    let way: Box<dyn Way> = Box::new(Vouched { to: node, service, shared });
+                    ways.insert((node, service), way);
+                    continue;
+                }
                 let way: Box<dyn Way> = match service.kind {
                     LinkKind::Reliable => Box::new(reliable.clone()),
                     LinkKind::BestEffort | LinkKind::RealTime => Box::new(ByDatagram {
@@ -264,6 +271,10 @@ impl Start {
                     }),
                 };
                 ways.insert((node, service), way);
+            }
+            // Packets with proofs need no session.
+            if services.iter().all(|service| service.trust == Trust::Tolerant) {
+                continue;
             }
             let carried = Carried { node, name, services, stands, requests: requests.clone() };
             tasks.push(carry(shared.clone(), carried, waiting));
@@ -340,6 +351,13 @@ impl Interception {
         lock(&self.sessions)
     }
 
+    /// Delivers a packet whose source is proven.
+    pub(super) fn deliver_vouched(&self, shared: &Shared, from: NodeId, packet: &[u8]) {
+        if let Some(member) = shared.identity.member(from) {
+            self.deliver(shared, Origin { node: from, is_proven: true }, &member.name, packet);
+        }
+    }
+
     /// Delivers a packet that came in a datagram, if `from` has opened this session for packets.
     pub(super) fn deliver_datagram(&self, shared: &Shared, from: NodeId, session: SessionId, packet: &[u8]) {
         if self.sessions().get(&session) != Some(&from) {
@@ -352,7 +370,7 @@ impl Interception {
     }
 
     /// Delivers a packet that `from` has sent, if the rules allow it.
-    fn deliver(&self, shared: &Shared, from: NodeId, name: &str, packet: &[u8]) {
+    fn deliver(&self, shared: &Shared, from: impl Into<Origin>, name: &str, packet: &[u8]) {
         self.look_at_rules(shared);
         let verdict = self.rules().incoming(from, packet, |ends| judge::judge(shared, name, ends));
         let became = match verdict {

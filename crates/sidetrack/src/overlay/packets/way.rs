@@ -70,3 +70,27 @@ impl Way for ByDatagram {
         }
     }
 }
+
+/// Sends packets with a proof of their source. There is no session: a relay that lies could refuse it.
+pub(super) struct Vouched {
+    /// The node that delivers the packets.
+    pub to: NodeId,
+    /// How the packets travel.
+    pub service: Service,
+    /// The state with the datagrams.
+    pub shared: Arc<Shared>,
+}
+
+impl Way for Vouched {
+    fn stands(&self) -> bool {
+        let now = self.shared.clock.now();
+        self.shared.datagrams.paths.is_proven_by(self.to, &self.service, now)
+    }
+
+    fn take(&self, packet: &[u8]) -> bool {
+        let shrink = |packet: &mut [u8], most| {
+            mss::clamp(packet, most);
+        };
+        datagrams::send_vouched(&self.shared, self.to, &self.service, packet.to_vec(), shrink)
+    }
+}

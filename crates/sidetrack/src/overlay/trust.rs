@@ -1,0 +1,88 @@
+//! Intrusion-tolerant packets, as operators see them.
+
+use super::datagrams::Datagrams;
+use super::status::DeliveredView;
+use serde::{Deserialize, Serialize};
+
+/// Counts of intrusion-tolerant packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TolerantView {
+    /// Copies that this node has sent of its own packets, echoes included.
+    pub copies: u64,
+    /// Packets for this node: the first copy of each.
+    pub delivered: DeliveredView,
+    /// Packets of other nodes, relayed: the first copy of each.
+    pub relayed: u64,
+    /// Further copies, dropped.
+    pub duplicates: u64,
+    /// Copies that came after the deadline of their packet, dropped.
+    pub late: u64,
+    /// Copies on a link that their frame does not name, or of a node that is not a member, dropped.
+    pub off_graph: u64,
+    /// Copies with a wrong proof, dropped.
+    pub forged: u64,
+    /// Copies that were recorded before their source or this node restarted, dropped.
+    pub replayed: u64,
+    /// Copies of a source whose epoch this node does not know yet, dropped.
+    pub unknown: u64,
+    /// Copies that were dropped unchecked: their source or the neighbour caused more checks than its share.
+    pub unchecked: u64,
+    /// Waiting packets that were dropped because their source held most.
+    pub over_share: u64,
+    /// Waiting packets whose deadline was over, dropped.
+    pub expired: u64,
+    /// Packets that wait now, for all neighbours.
+    pub waiting: usize,
+    /// Their bytes.
+    pub waiting_bytes: usize,
+}
+
+/// Returns the counts now.
+pub(super) fn of(datagrams: &Datagrams) -> TolerantView {
+    let (counts, (waiting, waiting_bytes)) = datagrams.tolerant_counts();
+    let [shortest, duplicate, flood, graph] = counts.delivered;
+    TolerantView {
+        copies: counts.copies,
+        delivered: DeliveredView { shortest, duplicate, flood, graph },
+        relayed: counts.relayed,
+        duplicates: counts.duplicates,
+        late: counts.late,
+        off_graph: counts.off_graph,
+        forged: counts.forged,
+        replayed: counts.replayed,
+        unknown: counts.unknown,
+        unchecked: counts.unchecked,
+        over_share: counts.over_share,
+        expired: counts.expired,
+        waiting,
+        waiting_bytes,
+    }
+}
+
+impl TolerantView {
+    /// Returns the counts in words, or nothing if all are zero.
+    pub fn line(&self) -> String {
+        if *self == Self::default() {
+            return String::new();
+        }
+        let DeliveredView { shortest, duplicate, flood, graph } = self.delivered;
+        format!(
+            "intrusion-tolerant packets {} copies sent, {} relayed, {} delivered; {} waiting; dropped: {} duplicate, {} late, \
+             {} expired, {} over their share, {} forged, {} replayed, {} of unknown epochs, {} unchecked, {} off their \
+             subgraph\n",
+            self.copies,
+            self.relayed,
+            shortest + duplicate + flood + graph,
+            self.waiting,
+            self.duplicates,
+            self.late,
+            self.expired,
+            self.over_share,
+            self.forged,
+            self.replayed,
+            self.unknown,
+            self.unchecked,
+            self.off_graph
+        )
+    }
+}
