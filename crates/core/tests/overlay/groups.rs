@@ -344,7 +344,7 @@ fn a_tree_sends_one_copy_over_each_link_and_a_large_group_gets_several_packets()
     }
     assert_eq!(reached.len(), 70, "each once");
     assert_eq!(reached.into_iter().collect::<BTreeSet<_>>(), members);
-    // The source is no member of its own packets, and unknown members are no obstacle.
+    // The source gets no packet of its own. Unknown members are ignored.
     let few = [NodeId(100), NodeId(3), NodeId(999)];
     let branches = network.branches(NodeId(100), few, &service(Dissemination::Duplicate));
     assert_eq!(branches.len(), 1);
@@ -384,7 +384,7 @@ fn packets_to_groups_that_are_changed_or_said_again_are_not_delivered() {
     let step = relay.handle(NodeId(1), &mut good.clone(), 1).expect("new");
     assert_eq!((step.deliver, step.next), (true, vec![NodeId(3)]));
     assert_eq!(relay.handle(NodeId(1), &mut good.clone(), 1), Err(Dropped::Duplicate));
-    // A head that is cut at any byte, or names other nodes, is delivered by nobody; relays pass it on unread.
+    // A head that is cut at any byte, or names other nodes, is not delivered; relays pass it on unread.
     let whole = head.payload(b"");
     for length in 0..whole.len() {
         let step = relay.handle(NodeId(1), &mut packet(whole[..length].to_vec()), 1).expect("new");

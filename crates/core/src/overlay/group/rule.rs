@@ -24,7 +24,7 @@ pub struct Rule {
 /// Why a packet to a group is not delivered here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refused {
-    /// It has no valid head, is no TCP or UDP packet that can be parsed, or is TCP to all members.
+    /// It has no valid head, is not a TCP or UDP packet that can be parsed, or is TCP to all members.
     Unreadable,
     /// This node is not a member.
     NotMember,
