@@ -102,9 +102,12 @@ impl Usage {
 /// Most sets of paths that the status shows for a node.
 const SHOWN_MAX: usize = 16;
 
+/// Sessions over the same paths: their number, and the bytes sent on each path.
+type Sums = (u64, Vec<u64>);
+
 /// Returns the paths of the sessions to a node that use several.
 pub(super) fn view(shared: &Shared, to: NodeId) -> Vec<SessionPathsView> {
-    let mut sets: BTreeMap<(Mode, Vec<Vec<NodeId>>), (u64, Vec<u64>)> = BTreeMap::new();
+    let mut sets: BTreeMap<(Mode, Vec<Vec<NodeId>>), Sums> = BTreeMap::new();
     for usage in shared.sessions.usages().iter().filter(|usage| usage.to == to) {
         let mut paths = usage.paths();
         paths.sort_by(|one, other| one.0.nodes().cmp(other.0.nodes()));

@@ -62,10 +62,11 @@ impl Datagrams for Direct {
     ) -> Poll<Result<(), Failure>> {
         let mut all = Poll::Pending;
         for socket in [&self.v4, &self.v6].into_iter().flatten() {
-            let ready = receive(socket, cx, batch, |came| match came {
-                Ok((batch, count)) => pass(batch, count, take),
-                // Tells only that an error waits in the queue of errors.
-                Err(_) => {}
+            let ready = receive(socket, cx, batch, |came| {
+                // A failure only says that an error waits in the queue of errors.
+                if let Ok((batch, count)) = came {
+                    pass(batch, count, take);
+                }
             });
             while let Some(error) = socket.next_error() {
                 let to = sockopt::canonical(error.to);
