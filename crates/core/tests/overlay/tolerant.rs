@@ -353,7 +353,7 @@ fn a_source_that_floods_takes_its_share_and_the_others_lose_nothing() {
     for ms in 0..seconds * 1000 {
         for (at, sender) in senders.iter_mut().enumerate() {
             let every = if at == 4 { 4 } else { 45 };
-            if (ms + 7 * at as u64) % every == 0 {
+            if (ms + 7 * at as u64).is_multiple_of(every) {
                 let packet = sender.vouched(&ways[at], payload(sent[at]));
                 sent[at] += 1;
                 world.tell(NodeId(at as u64 + 1), Input::Send(packet));
