@@ -99,6 +99,13 @@ impl Legs {
         self.legs.iter().filter(|(_, leg)| leg.is_up()).map(|(number, _)| *number)
     }
 
+    /// Whether a leg is so much worse than the best one that what is on it should move.
+    pub fn is_worse(&self, leg: u8) -> bool {
+        let cost = |leg: u8| self.legs.get(&leg).map(|leg| leg.quality().cost_us());
+        let best = self.best.filter(|best| *best != leg).and_then(cost);
+        best.zip(cost(leg)).is_some_and(|(best, cost)| is_clearly_cheaper(best, cost))
+    }
+
     /// Returns all legs.
     pub fn views(&self) -> impl Iterator<Item = View> {
         let view = |(leg, detector): (&u8, &Detector)| View {

@@ -305,7 +305,7 @@ fn what_is_no_frame_is_told_by_name() {
     assert_eq!(decode("00000001ff0000000124"), Ok(Some(Frame::Session(SessionFrame::Done))));
     assert_eq!(decode("00000002240a"), Err(FrameError::TrailingBytes(1)));
     assert_eq!(decode("000000020500"), Err(FrameError::Truncated));
-    assert_eq!(decode("0000000401010003"), Err(FrameError::BadValue("purpose")));
+    assert_eq!(decode("0000000401010004"), Err(FrameError::BadValue("purpose")));
     assert_eq!(decode("00000009200000000000000001"), Err(FrameError::BadValue("data")), "no empty data");
     assert_eq!(
         decode("0000000a20ffffffffffffffffab"),

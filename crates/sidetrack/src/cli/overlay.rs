@@ -6,8 +6,9 @@ use super::Printed;
 use super::flows::which;
 use crate::admin::Client;
 use crate::overlay::{
-    BenchView, DatagramsView, LinkSettingView, LinkView, PacedView, PacketBenchView, PathView, PingView,
-    RealTimeView, ServiceCountView, ServiceView, SessionPathsView, SpreadView, Status, WayView, identity,
+    BenchView, DatagramsView, LegView, LinkSettingView, LinkView, PacedView, PacketBenchView, PathView,
+    PingView, RealTimeView, ServiceCountView, ServiceView, SessionPathsView, SpreadView, Status, WayView,
+    identity,
 };
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
@@ -418,6 +419,14 @@ fn lacks_line(link: &LinkView) -> String {
     }
 }
 
+/// Returns the line about one leg of a link.
+fn leg_line(leg: &LegView) -> String {
+    let up = if leg.up { "up" } else { "down" };
+    let used = if leg.used { ", used" } else { "" };
+    let (rtt, loss) = (leg.rtt_ms, leg.loss_percent);
+    format!("  leg {} -> {}: {up}{used}, {rtt:.2} ms, {loss:.2} % lost\n", leg.from, leg.to)
+}
+
 fn paths_table(paths: &[PathView]) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "\n{:<20} {:>9}  PATH", "NODE", "COST ms");
@@ -489,6 +498,7 @@ fn table(status: &Status) -> String {
             link.cost_ms,
             link.idle_connections
         );
+        link.legs.iter().for_each(|leg| out += &leg_line(leg));
     }
     status.links.iter().for_each(|link| out += &paced_line(link));
     status.links.iter().for_each(|link| out += &lacks_line(link));

@@ -6,7 +6,7 @@ use sidetrack_core::overlay::key::{PublicKey, SecretKey};
 use sidetrack_core::overlay::service::{Service, Trust};
 use sidetrack_sys::nft::InterfaceName;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 /// The overlay as this node sees it.
@@ -18,6 +18,10 @@ pub struct Overlay {
     pub key: SecretKey,
     /// Addresses on which neighbours dial this node. Empty: this node only dials.
     pub listen: Vec<SocketAddr>,
+    /// Addresses of this host to dial neighbours from. Empty: the system chooses one.
+    pub uplinks: Vec<IpAddr>,
+    /// Datagrams use all legs of a link that are up. Otherwise they use the best one.
+    pub all_legs: bool,
     /// All nodes, including this one.
     pub nodes: Vec<OverlayNode>,
     /// Rates of links; those between other nodes, too.
@@ -107,8 +111,8 @@ pub struct OverlayNode {
     pub name: Arc<str>,
     /// Its public key.
     pub key: PublicKey,
-    /// The address that this node dials. `None`: the node is not a neighbour, or dials this node.
-    pub address: Option<SocketAddr>,
+    /// The addresses that this node dials. Empty: the node is not a neighbour, or dials this node.
+    pub addresses: Vec<SocketAddr>,
 }
 
 /// Flows of the overlay that are delivered here.

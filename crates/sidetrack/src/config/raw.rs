@@ -19,7 +19,7 @@ pub use htcp::{Htcp, HtcpSibling};
 pub use listen::{Dialect, Listen, ListenKind, UdpFiltering, UdpPorts};
 pub use outgoing::Outgoing;
 pub use overlay::{
-    Deliver, Group, Overlay, OverlayEdge, OverlayLink, OverlayNode, OverlayTrust, Packets, PacketsAt,
+    Deliver, Group, Overlay, OverlayEdge, OverlayLegs, OverlayLink, OverlayNode, OverlayTrust, Packets, PacketsAt,
     PacketsDissemination, PacketsLink,
 };
 pub use policy::{Access, Clause, End, Policy, PolicyMode};

@@ -24,9 +24,10 @@ pub(super) async fn wait_for_open(
     from: NodeId,
     number: u64,
 ) -> Option<(Stream, Box<Open>)> {
+    let ends = stream.ends();
     let frame = tokio::select! {
         frame = stream.frame() => frame,
-        () = shared.link_is_down(from, number) => return None,
+        () = shared.connection_is_cut(from, number, ends) => return None,
     };
     match frame {
         Ok(Frame::Open(open)) => Some((stream, open)),
@@ -96,10 +97,11 @@ async fn relay(shared: &Shared, mut prev: Stream, from: NodeId, to: NodeId, open
     let rest = prev.take_rest();
     let begun = next.write_frame(&Frame::Open(open)).and_then(|()| next.write(&rest, &[]));
     if begun.is_ok() {
+        let (prev_ends, next_ends) = (prev.ends(), next.ends());
         let mut cut = pin!(async {
             tokio::select! {
-                () = shared.link_is_down(from, from_number) => {}
-                () = shared.link_is_down(to, to_number) => {}
+                () = shared.connection_is_cut(from, from_number, prev_ends) => {}
+                () = shared.connection_is_cut(to, to_number, next_ends) => {}
             }
         });
         poll_fn(|cx| {

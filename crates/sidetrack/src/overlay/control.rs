@@ -1,14 +1,15 @@
 //! The control thread: hellos, link state and paths. It shares no connection, queue or thread with flows, so that load
 //! does not make a link look dead.
 
-use super::datagrams::{LABEL, recover};
+use super::control_dial::{dial, redial};
+use super::datagrams::{Ends, LABEL, recover};
 use super::identity::Identity;
 use super::paced;
 use super::setting::{LinkSetting, LinkSettingView};
 use super::shared::Shared;
 use super::status::{self, Status};
 use super::stream::{ParkedStream, Stream};
-use sidetrack_core::overlay::frame::{Frame, Hello, Packet, Purpose};
+use sidetrack_core::overlay::frame::{Frame, Hello, Packet};
 use sidetrack_core::overlay::hello::{self, Lane, Lanes};
 use sidetrack_core::overlay::node::{self, Input, Node, Output, echo_request};
 use sidetrack_core::overlay::route::Graph;
@@ -22,7 +23,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::yield_now;
-use tokio::time::{sleep, sleep_until, timeout};
+use tokio::time::{sleep_until, timeout};
 
 /// Most events that wait for the control thread; a sender waits when the queue is full.
 pub(super) const EVENTS_MAX: usize = 4096;
@@ -32,13 +33,6 @@ const FRAMES_MAX: usize = 1024;
 
 /// Longest time for sending a frame; after that the connection counts as broken.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The shortest and longest wait between attempts to dial a neighbour.
-const REST_FIRST: Duration = Duration::from_millis(100);
-const REST_MAX: Duration = Duration::from_secs(2);
-
-/// A connection that ended within this time was refused.
-const SHORT_LIVED: Duration = Duration::from_millis(100);
 
 /// Most echo requests in flight.
 const PINGS_MAX: usize = 1024;
@@ -72,8 +66,19 @@ pub(super) enum Event {
     Datagram(NodeId, u64, Hello),
     /// Another datagram of that link came.
     Alive(NodeId, u64),
-    /// A control connection has ended.
-    Gone(NodeId, u64),
+    /// A connection is open that replaces the control connection of a link. The link stays as it is.
+    Moved {
+        /// The neighbour.
+        neighbour: NodeId,
+        /// The connection.
+        stream: Box<ParkedStream>,
+        /// True if we dialled it.
+        dialled: bool,
+    },
+    /// The legs of the link with this number have changed.
+    Legs(NodeId, u64),
+    /// A control connection has ended: the link with this number, and the number of the connection on it.
+    Gone(NodeId, u64, u64),
     /// Flows to this neighbour wait for connections that it must dial.
     Want(NodeId),
     /// An operator changes the link to this neighbour; the answer is what is in force then.
@@ -96,8 +101,14 @@ pub struct Echo {
 }
 
 struct Connection {
+    /// The number of the link. A connection that replaces another one keeps it.
     number: u64,
+    /// The number of the connection itself.
+    serial: u64,
     dialled: bool,
+    ends: Option<Ends>,
+    /// A connection that will replace this one is being dialled.
+    is_moving: bool,
     frames: mpsc::Sender<Frame>,
     /// A copy of the socket, to ask the kernel about it.
     socket: Option<OwnedFd>,
@@ -146,7 +157,7 @@ pub(super) async fn run(
     mut stop: watch::Receiver<bool>,
 ) {
     let mut control = Control::new(shared.clone());
-    for (neighbour, _) in shared.identity.dialled() {
+    for neighbour in shared.identity.dialled() {
         tokio::spawn(dial(shared.clone(), neighbour, control.connected.subscribe()));
     }
     control.tell(Input::Groups(shared.member.joined()));
@@ -257,8 +268,16 @@ impl Control {
                     self.tell(Input::Alive(neighbour, Duration::ZERO));
                 }
             }
-            Event::Gone(neighbour, number) => {
+            Event::Moved { neighbour, stream, dialled } => self.replace(neighbour, *stream, dialled),
+            Event::Legs(neighbour, number) => {
                 if self.is_current(neighbour, number) {
+                    self.move_off(neighbour);
+                }
+            }
+            Event::Gone(neighbour, number, serial) => {
+                let is_last = |connection: &Connection| connection.serial == serial;
+                if self.is_current(neighbour, number) && self.connections.get(&neighbour).is_some_and(is_last)
+                {
                     self.disconnect(neighbour);
                 }
             }
@@ -332,16 +351,58 @@ impl Control {
         self.next_number += 1;
         let (frames, outbox) = mpsc::channel(FRAMES_MAX);
         let socket = stream.watched().ok();
-        self.connections.insert(neighbour, Connection { number, dialled, frames, socket, _gone: gone });
+        let (serial, ends, is_moving) = (number, stream.ends(), false);
+        let connection = Connection { number, serial, dialled, ends, is_moving, frames, socket, _gone: gone };
+        self.connections.insert(neighbour, connection);
         if let Ok(material) = stream.exported(LABEL) {
-            let address = self.shared.identity.member(neighbour).and_then(|member| member.address);
-            self.shared.datagrams.enter(neighbour, number, &material, address);
+            let member = self.shared.identity.member(neighbour);
+            let addresses = member.map(|member| &*member.addresses).unwrap_or_default();
+            self.shared.datagrams.enter(neighbour, number, &material, (addresses, dialled));
         }
         self.connected.send_modify(|connected| {
             connected.insert(neighbour);
         });
-        tokio::spawn(converse(stream, neighbour, number, outbox, self.events.clone()));
+        tokio::spawn(converse(stream, neighbour, (number, serial), outbox, self.events.clone()));
         self.tell(Input::LinkOpened(neighbour));
+    }
+
+    /// Dials a connection over the best leg, if the control connection is on a leg that is left.
+    fn move_off(&mut self, neighbour: NodeId) {
+        let legs = &self.shared.datagrams.legs;
+        let is_left = |ends: Ends| legs.is_left(neighbour, ends) && legs.best(neighbour).is_some();
+        if let Some(connection) = self.connections.get_mut(&neighbour)
+            && connection.dialled
+            && !connection.is_moving
+            && connection.ends.is_some_and(is_left)
+        {
+            connection.is_moving = true;
+            tokio::spawn(redial(self.shared.clone(), neighbour, connection.number));
+        }
+    }
+
+    /// Replaces the control connection that the link has.
+    fn replace(&mut self, neighbour: NodeId, stream: ParkedStream, dialled: bool) {
+        let Some(connection) = self.connections.get_mut(&neighbour) else { return };
+        // Only the end that dialled the link moves it. A neighbour that restarted sends another purpose.
+        if connection.dialled != dialled {
+            return;
+        }
+        let stream = match stream.unpark() {
+            Ok(stream) => stream,
+            Err(error) => return tracing::error!(%error, "cannot watch a control connection"),
+        };
+        let (frames, outbox) = mpsc::channel(FRAMES_MAX);
+        let serial = self.next_number;
+        self.next_number += 1;
+        (connection.serial, connection.is_moving) = (serial, false);
+        (connection.ends, connection.socket) = (stream.ends(), stream.watched().ok());
+        // Dropping the sender ends the earlier connection. Records that were on their way there are sent again.
+        connection.frames = frames;
+        let number = connection.number;
+        tokio::spawn(converse(stream, neighbour, (number, serial), outbox, self.events.clone()));
+        tracing::info!(neighbour = %self.shared.identity.name(neighbour), "overlay link moved to another leg");
+        // The best leg may have changed in the meantime.
+        self.move_off(neighbour);
     }
 
     fn disconnect(&mut self, neighbour: NodeId) {
@@ -446,7 +507,7 @@ impl Control {
 async fn converse(
     mut stream: Stream,
     neighbour: NodeId,
-    number: u64,
+    (number, serial): (u64, u64),
     mut outbox: mpsc::Receiver<Frame>,
     events: mpsc::Sender<Event>,
 ) {
@@ -473,53 +534,7 @@ async fn converse(
         }
     }
     // The control thread ends before its tasks; an error only means that.
-    let _ = events.send(Event::Gone(neighbour, number)).await;
-}
-
-/// Keeps a control connection to a neighbour that has an address.
-async fn dial(shared: Arc<Shared>, neighbour: NodeId, mut connected: watch::Receiver<BTreeSet<NodeId>>) {
-    let mut rest = REST_FIRST;
-    let mut told = String::new();
-    loop {
-        if connected.wait_for(|connected| !connected.contains(&neighbour)).await.is_err() {
-            return;
-        }
-        let parked = match shared.dial(neighbour, Purpose::Control).await {
-            Ok(stream) => stream.park().map_err(anyhow::Error::from),
-            Err(error) => Err(error),
-        };
-        match parked {
-            Ok(stream) => {
-                let (gone, is_gone) = oneshot::channel();
-                let stream = Box::new(stream);
-                let event = Event::Connected { neighbour, stream, dialled: true, gone };
-                if shared.control.send(event).await.is_err() {
-                    return;
-                }
-                // The sender is dropped when the connection ends, which gives an error here: that is what we wait for.
-                let since = Instant::now();
-                let _ = is_gone.await;
-                told.clear();
-                // A neighbour that closes at once rejects us, for example because it keeps the link down.
-                let is_refused = since.elapsed() < SHORT_LIVED;
-                rest = if is_refused { (rest * 2).min(REST_MAX) } else { REST_FIRST };
-                if is_refused {
-                    sleep(rest).await;
-                }
-            }
-            Err(error) => {
-                let error = format!("{error:#}");
-                if error != told {
-                    let name = shared.identity.name(neighbour);
-                    tracing::warn!(neighbour = %name, %error, "cannot reach a neighbour; trying on");
-                    told = error;
-                }
-                sleep(rest).await;
-                rest = (rest * 2).min(REST_MAX);
-            }
-        }
-        sleep(rest.min(REST_FIRST)).await;
-    }
+    let _ = events.send(Event::Gone(neighbour, number, serial)).await;
 }
 
 /// Returns the links of the graph without their costs.

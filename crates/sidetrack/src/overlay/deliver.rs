@@ -203,7 +203,7 @@ async fn first_that_answers(shared: &Shared, addresses: &[Admitted]) -> Result<T
         if shared.dialing.load().is_own(to) {
             return Err(Failure::new(EndReason::Loop, format!("{to} is a listener of this node itself")));
         }
-        last = match shared.connect(*admitted, false).await {
+        last = match shared.connect(*admitted, None, false).await {
             Ok(application) => return Ok(application),
             Err(error) => Failure::new(unanswered(&error), format!("connect to {to}: {error}")),
         };

@@ -390,7 +390,7 @@ pub(super) fn path(
     peer: (u64, u64),
     answer: Option<SessionId>,
 ) -> Path {
-    let shared = shared.clone();
-    let cut = Box::pin(async move { shared.link_is_down(link.0, link.1).await });
+    let (shared, ends) = (shared.clone(), stream.ends());
+    let cut = Box::pin(async move { shared.connection_is_cut(link.0, link.1, ends).await });
     Path { lane: Lane::default(), stream, cut, peer, answer }
 }

@@ -20,8 +20,8 @@ pub struct Member {
     pub name: Arc<str>,
     /// Its key.
     pub key: PublicKey,
-    /// The address that we dial. None: it dials us, or it is not a neighbour.
-    pub address: Option<SocketAddr>,
+    /// The addresses that we dial. Empty: it dials us, or it is not a neighbour.
+    pub addresses: Vec<SocketAddr>,
 }
 
 /// This node's keys, and the members of the overlay.
@@ -44,7 +44,7 @@ impl Identity {
         let public = public_key(&pair)?;
         let mut members = BTreeMap::new();
         for node in &overlay.nodes {
-            let member = Member { name: node.name.clone(), key: node.key, address: node.address };
+            let member = Member { name: node.name.clone(), key: node.key, addresses: node.addresses.clone() };
             members.insert(node.key.node_id(), member);
         }
         let own = public.node_id();
@@ -105,11 +105,9 @@ impl Identity {
     }
 
     /// Returns the neighbours that we dial.
-    pub fn dialled(&self) -> impl Iterator<Item = (NodeId, SocketAddr)> {
-        self.members
-            .iter()
-            .filter(|(node, _)| **node != self.own && self.may_have_link(**node))
-            .filter_map(|(node, member)| Some((*node, member.address?)))
+    pub fn dialled(&self) -> impl Iterator<Item = NodeId> {
+        let others = self.members.iter().filter(|(node, _)| **node != self.own && self.may_have_link(**node));
+        others.filter(|(_, member)| !member.addresses.is_empty()).map(|(node, _)| *node)
     }
 
     /// Returns the member of this name.

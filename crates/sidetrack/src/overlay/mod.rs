@@ -11,6 +11,7 @@
 mod bench;
 mod circuit;
 mod control;
+mod control_dial;
 mod datagrams;
 mod deliver;
 mod delivered;
@@ -43,8 +44,8 @@ pub use groups::{GroupTotals, GroupView};
 pub use paced::{PacedTotals, PacedView};
 pub use setting::{LinkSetting, LinkSettingView};
 pub use status::{
-    CaughtView, DatagramsView, LinkView, PathView, PingView, RealTimeView, ServiceCountView, ServiceView,
-    SessionPathsView, SpreadView, Status, WayView,
+    CaughtView, DatagramsView, LegView, LinkView, PathView, PingView, RealTimeView, ServiceCountView,
+    ServiceView, SessionPathsView, SpreadView, Status, WayView,
 };
 pub use trust::TolerantView;
 
@@ -131,7 +132,7 @@ impl Bound {
         let listeners: Vec<TcpListener> = config.listen.iter().map(bind).collect::<anyhow::Result<_>>()?;
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
         let dialled = config.nodes.iter().filter(|node| node.name != config.name);
-        let datagrams = datagrams::bind(&addresses, dialled.filter_map(|node| node.address));
+        let datagrams = datagrams::bind(&addresses, dialled.flat_map(|node| node.addresses.clone()));
         let packets = packets::Bound::new(config, on_crash)?;
         Ok(Self { config: config.clone(), listeners, datagrams, packets })
     }
@@ -256,11 +257,12 @@ impl Entry {
     }
 
     /// Returns the metric name and the count of each change of the paths that flows use.
-    pub fn path_counts(&self) -> [(&'static str, u64); 2] {
+    pub fn path_counts(&self) -> [(&'static str, u64); 3] {
         let counters = &self.shared.counters;
         [
             ("resumed", counters.sessions_resumed.load(Relaxed)),
             ("opened", counters.paths_opened.load(Relaxed)),
+            ("leg_changed", self.shared.datagrams.legs.moves.load(Relaxed)),
         ]
     }
 
@@ -457,7 +459,8 @@ async fn serve(
 
 async fn accept(shared: Arc<Shared>, listener: tokio::net::TcpListener) {
     let identity = &shared.identity;
-    let addresses = identity.members().filter_map(|(node, _)| identity.member(node)?.address);
+    let members = identity.members().filter_map(|(node, _)| identity.member(node));
+    let addresses = members.flat_map(|member| member.addresses.clone());
     let places = places::Places::new(addresses.map(|address| address.ip()));
     loop {
         match listener.accept().await {
@@ -496,11 +499,14 @@ async fn arrived(
     purpose: Purpose,
 ) {
     match purpose {
-        Purpose::Control => match stream.park() {
+        Purpose::Control | Purpose::MovedControl => match stream.park() {
             Ok(stream) => {
                 let (gone, _) = oneshot::channel();
                 let stream = Box::new(stream);
-                let event = Event::Connected { neighbour, stream, dialled: false, gone };
+                let event = match purpose {
+                    Purpose::MovedControl => Event::Moved { neighbour, stream, dialled: false },
+                    _ => Event::Connected { neighbour, stream, dialled: false, gone },
+                };
                 // An error only means that the control thread has ended.
                 let _ = shared.control.send(event).await;
             }

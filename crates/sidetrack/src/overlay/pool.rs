@@ -143,6 +143,13 @@ impl Pool {
         (WARM + shelf.waiting.len()).saturating_sub(shelf.idle.len())
     }
 
+    /// Removes the connections on legs that are left.
+    fn remove_left(&self, shared: &Shared, neighbour: NodeId) {
+        if let Some(shelf) = lock(&self.shelves).get_mut(&neighbour) {
+            shelf.idle.retain(|stream| !shared.is_left(neighbour, stream));
+        }
+    }
+
     /// Removes everything kept for a neighbour whose link is down. Flows that wait for it get an error.
     fn clear(&self, neighbour: NodeId) {
         lock(&self.shelves).remove(&neighbour);
@@ -209,7 +216,7 @@ async fn ready(shared: &Shared, neighbour: NodeId) -> Option<Stream> {
     while let Some(mut stream) = shared.pool.pop(neighbour) {
         // The only thing that can come on an idle connection is its end.
         let is_quiet = poll_fn(|cx| Poll::Ready(stream.poll_frame(cx).is_pending())).await;
-        if is_quiet {
+        if is_quiet && !shared.is_left(neighbour, &stream) {
             return Some(stream);
         }
     }
@@ -218,7 +225,7 @@ async fn ready(shared: &Shared, neighbour: NodeId) -> Option<Stream> {
 
 /// True if we dial this neighbour; otherwise it dials us.
 fn is_dialled(shared: &Shared, neighbour: NodeId) -> bool {
-    shared.identity.member(neighbour).is_some_and(|member| member.address.is_some())
+    shared.identity.member(neighbour).is_some_and(|member| !member.addresses.is_empty())
 }
 
 /// Keeps connections to a neighbour ready, without end: those that we dial, and those that it dials.
@@ -318,12 +325,15 @@ async fn dial(shared: Arc<Shared>, aim: Aim) -> Purpose {
 async fn refill(shared: &Arc<Shared>, neighbour: NodeId, number: u64) {
     let offered = shared.pool.offered(neighbour);
     let mut dials = Dials::default();
+    let mut legs = shared.datagrams.legs.subscribe();
     loop {
         let used = shared.pool.used.notified();
         dials.start(shared, neighbour, number, offered.load(Relaxed));
         tokio::select! {
             () = used => {}
             () = dials.over() => {}
+            // The sender lives as long as `shared`.
+            _ = legs.changed() => shared.pool.remove_left(shared, neighbour),
         }
     }
 }

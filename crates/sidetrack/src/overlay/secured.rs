@@ -1,5 +1,6 @@
 //! One TLS connection to a neighbour, as a stream of plain bytes.
 
+use super::datagrams::Ends;
 use super::records::Records;
 use super::shape::Shaper;
 use super::tls;
@@ -8,6 +9,7 @@ use sidetrack_core::overlay::NodeId;
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -197,6 +199,12 @@ impl Secured {
     /// Returns the error of TLS.
     pub(super) fn exported<const N: usize>(&self, label: &[u8]) -> io::Result<[u8; N]> {
         self.tls.export_keying_material([0; N], label, None).map_err(broken)
+    }
+
+    /// Returns our address and the neighbour's address. `None`: the connection has ended.
+    pub(super) fn ends(&self) -> Option<Ends> {
+        let ip = |address: io::Result<SocketAddr>| Some(address.ok()?.ip().to_canonical());
+        ip(self.tcp.local_addr()).zip(ip(self.tcp.peer_addr()))
     }
 
     /// Returns a copy of the socket, for queries about its state.

@@ -1,7 +1,7 @@
 //! The state that the threads of the overlay share.
 
 use super::control::Event;
-use super::datagrams::Datagrams;
+use super::datagrams::{self, Datagrams, Ends};
 use super::groups::Member;
 use super::identity::Identity;
 use super::paced::Lanes;
@@ -22,10 +22,11 @@ use sidetrack_core::overlay::frame::{Frame, Greeting, LinkKind, Purpose, VERSION
 use sidetrack_core::overlay::group::Groups;
 use sidetrack_core::overlay::route::Graph;
 use sidetrack_sys::sockopt;
+use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
-use std::net::UdpSocket;
-use std::sync::Arc;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -33,6 +34,9 @@ use tokio::time::timeout;
 
 /// How long a neighbour may take to answer when it is dialled, and for its handshake.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The same while it is unknown which of several legs works: the next one has its turn soon.
+const LEG_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// How long a peer that dialled us may take to send its first byte.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -93,6 +97,10 @@ pub(super) struct Shared {
     pub next_id: NextId,
     /// The congestion control of links.
     congestion: Arc<str>,
+    /// Our addresses to dial from.
+    uplinks: Vec<IpAddr>,
+    /// Counts the failed dials to each neighbour. While its best leg is unknown, the next dial tries the next leg.
+    turns: Mutex<BTreeMap<NodeId, usize>>,
     /// Whether a warning about the congestion control was logged already.
     complained: AtomicBool,
     /// How sockets are dialled.
@@ -153,6 +161,7 @@ impl Shared {
             let lanes = Lanes::new(rates(overlay, |link| link.bought))?;
             let mode = (overlay.trust, overlay.tolerant_rate);
             Datagrams::new(identity.own(), members, datagrams, control.clone(), clock, lanes, mode)?
+                .with_legs(overlay)
         };
         Ok(Self {
             tls: Tls::new(&identity)?,
@@ -162,6 +171,8 @@ impl Shared {
             ledger: Arc::default(),
             next_id,
             congestion: overlay.congestion.clone(),
+            uplinks: overlay.uplinks.clone(),
+            turns: Mutex::default(),
             complained: AtomicBool::new(false),
             dialing: ArcSwap::default(),
             graph: ArcSwap::default(),
@@ -190,6 +201,25 @@ impl Shared {
         let mut links = self.links.subscribe();
         // The sender lives as long as `self`, so an error cannot happen.
         let _ = links.wait_for(|links| links.get(&neighbour) != Some(&number)).await;
+    }
+
+    /// Whether a connection to this neighbour is on a leg that is dead or clearly worse than another.
+    pub(super) fn is_left(&self, neighbour: NodeId, stream: &Stream) -> bool {
+        stream.ends().is_some_and(|ends| self.datagrams.legs.is_left(neighbour, ends))
+    }
+
+    /// Waits until the link with this number is down, or the leg of a connection with these ends is left.
+    pub(super) async fn connection_is_cut(&self, neighbour: NodeId, number: u64, ends: Option<Ends>) {
+        let left = async {
+            match ends {
+                Some(ends) => self.datagrams.legs.left(neighbour, ends).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.link_is_down(neighbour, number) => {}
+            () = left => {}
+        }
     }
 
     /// Waits until the link is up, and returns its number.
@@ -235,33 +265,49 @@ impl Shared {
     /// # Errors
     /// Returns the step that failed.
     pub(super) async fn dial(&self, to: NodeId, purpose: Purpose) -> anyhow::Result<Stream> {
-        let address =
-            self.identity.member(to).and_then(|member| member.address).context("it has no address")?;
+        let addresses = self.identity.member(to).map(|member| &*member.addresses).unwrap_or_default();
+        let legs = datagrams::candidates(&self.uplinks, addresses);
+        // The best leg; while there is none, one after the other.
+        let best = self.datagrams.legs.best(to).map(|(from, to)| (Some(from), to));
+        let turn = lock(&self.turns).get(&to).copied().unwrap_or(0);
+        let next = legs.get(turn.checked_rem(legs.len()).unwrap_or(0)).copied();
+        let (from, address) = best.or(next).context("it has no address")?;
+        let patience = if best.is_none() && legs.len() > 1 { LEG_TIMEOUT } else { HANDSHAKE_TIMEOUT };
         let tls = self.tls.dial(to)?;
-        let dialled = timeout(HANDSHAKE_TIMEOUT, async {
+        let dialled = timeout(patience, async {
             let neighbour = Admitted::configured(address);
-            let tcp = self.connect(neighbour, true).await.with_context(|| format!("connect to {address}"))?;
+            let tcp =
+                self.connect(neighbour, from, true).await.with_context(|| format!("connect to {address}"))?;
             let (mut stream, _) = Stream::handshake(tcp, tls).await.context("TLS handshake")?;
             let greeting = Greeting { version: VERSION, kind: LinkKind::Reliable, purpose };
             stream.send(&Frame::Greeting(greeting)).await.context("greeting")?;
             self.shape(&mut stream, to, purpose);
             anyhow::Ok(stream)
         });
-        dialled.await.with_context(|| format!("{address} did not answer in time"))?
+        let dialled = dialled.await;
+        if !matches!(dialled, Ok(Ok(_))) {
+            *lock(&self.turns).entry(to).or_default() = turn.wrapping_add(1);
+        }
+        dialled.with_context(|| format!("{address} did not answer in time"))?
     }
 
     /// Limits flows to the rate of their link. Control connections are not limited, so hellos and records never wait.
     fn shape(&self, stream: &mut Stream, neighbour: NodeId, purpose: Purpose) {
-        if purpose != Purpose::Control {
+        if !matches!(purpose, Purpose::Control | Purpose::MovedControl) {
             stream.shape(self.shapers.of(neighbour));
         }
     }
 
-    /// Connects to a neighbour (`is_link`) or to an allowed destination of a flow.
+    /// Connects to a neighbour (`is_link`) or to an allowed destination of a flow, from this address if there is one.
     ///
     /// # Errors
-    /// Returns the error of `connect(2)`.
-    pub(super) async fn connect(&self, to: Admitted, is_link: bool) -> std::io::Result<TcpStream> {
+    /// Returns the error of `bind(2)` or `connect(2)`.
+    pub(super) async fn connect(
+        &self,
+        to: Admitted,
+        from: Option<IpAddr>,
+        is_link: bool,
+    ) -> std::io::Result<TcpStream> {
         let socket = sockopt::stream_socket(&to.address())?;
         if let Some(mark) = self.dialing.load().mark {
             sockopt::set_mark(&socket, mark)?;
@@ -270,6 +316,9 @@ impl Shared {
             self.prepare(&socket)?;
         } else {
             sockopt::set_tcp_nodelay(&socket, true)?;
+        }
+        if let Some(from) = from {
+            socket.bind(&SocketAddr::new(from, 0).into())?;
         }
         gate::start(&socket, to)?;
         let tcp = TcpStream::from_std(socket.into())?;

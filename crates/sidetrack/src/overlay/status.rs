@@ -1,7 +1,7 @@
 //! The status of the overlay, as operators see it.
 
 use super::control::names;
-use super::datagrams::{Counters, Datagrams, ServiceCounts, Totals};
+use super::datagrams::{Counters, Datagrams, Route, ServiceCounts, Totals};
 use super::lanes;
 use super::paced::{self, PacedTotals, PacedView};
 use super::packets;
@@ -10,6 +10,7 @@ use super::shared::Shared;
 use super::trust::{self, TolerantView};
 use serde::{Deserialize, Serialize};
 use sidetrack_core::overlay::frame::{Features, Subgraph};
+use sidetrack_core::overlay::legs::View;
 use sidetrack_core::overlay::node::Node;
 use sidetrack_core::overlay::service::{Dissemination, LinkKind, Service};
 use sidetrack_core::overlay::{Keys, NodeId};
@@ -93,6 +94,9 @@ pub struct DatagramsView {
     pub forged: u64,
     /// Received for the second time.
     pub replayed: u64,
+    /// Received on another leg before, where a neighbour sends on all legs.
+    #[serde(default)]
+    pub leg_copies: u64,
     /// From a neighbour, but not a valid frame, or not for us.
     pub unreadable: u64,
     /// Relayed packets that were dropped because the next link was down.
@@ -298,6 +302,26 @@ pub struct LinkView {
     /// Its paced part, if one of the two ends declares it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paced: Option<PacedView>,
+    /// Its legs, if it has several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub legs: Vec<LegView>,
+}
+
+/// One leg of a link.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LegView {
+    /// Our address. "0.0.0.0" or "::" while it is unknown.
+    pub from: String,
+    /// The neighbour's address.
+    pub to: String,
+    /// True if both ends hear each other on it.
+    pub up: bool,
+    /// True if this node sends on it.
+    pub used: bool,
+    /// Round trip, milliseconds.
+    pub rtt_ms: f64,
+    /// Share of hellos that is lost, percent.
+    pub loss_percent: f64,
 }
 
 /// The best path to a node.
@@ -382,6 +406,7 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         lacks: if up { lacking(graph.features(neighbour)) } else { Vec::new() },
         idle_connections: shared.pool.idle(neighbour),
         paced: paced::of(shared, neighbour),
+        legs: legs(shared, neighbour),
     });
     let others = identity.members().filter(|(other, _)| *other != identity.own());
     let paths = others.map(|(to, _)| match node.route(to, &BTreeSet::new()) {
@@ -436,6 +461,20 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
 fn lacking(bits: u32) -> Vec<String> {
     let missing = Features::NAMES.iter().filter(|(bit, _)| bits & bit == 0);
     missing.map(|(_, name)| (*name).to_owned()).collect()
+}
+
+fn legs(shared: &Shared, neighbour: NodeId) -> Vec<LegView> {
+    let Some(link) = shared.datagrams.link(neighbour) else { return Vec::new() };
+    let used = link.legs.chosen();
+    let view = |(view, route): (View, Route)| LegView {
+        from: route.from.to_string(),
+        to: route.to.to_string(),
+        up: view.is_up,
+        used: used.contains(&route),
+        rtt_ms: ms(view.quality.rtt_us),
+        loss_percent: f64::from(view.quality.loss_ppm) / 10_000.0,
+    };
+    link.legs.views().into_iter().map(view).collect()
 }
 
 /// Returns the counts of whole packets.
@@ -522,6 +561,7 @@ fn datagrams(counters: &Counters) -> DatagramsView {
         unknown: count(&counters.unknown),
         forged: count(&counters.forged),
         replayed: count(&counters.replayed),
+        leg_copies: count(&counters.leg_copies),
         unreadable: count(&counters.unreadable),
         no_link: count(&counters.no_link),
         too_fast: count(&counters.too_fast),

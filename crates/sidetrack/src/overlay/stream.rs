@@ -1,6 +1,7 @@
 //! What carries one flow to a neighbour, as a stream of frames or of plain bytes: a TLS connection, or a stream of a paced
 //! link. Both behave alike for those that use them.
 
+use super::datagrams::Ends;
 use super::paced;
 use super::secured::{Parked, Secured};
 use super::shape::Shaper;
@@ -194,6 +195,14 @@ impl Stream {
         match &self.carrier {
             Carrier::Secured(secured) => secured.exported(label),
             Carrier::Paced(_) => Err(ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Returns our address and the neighbour's address. `None`: it is a stream of a paced link, or the connection has ended.
+    pub(super) fn ends(&self) -> Option<Ends> {
+        match &self.carrier {
+            Carrier::Secured(secured) => secured.ends(),
+            Carrier::Paced(_) => None,
         }
     }
 

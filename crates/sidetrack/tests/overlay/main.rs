@@ -10,6 +10,7 @@ mod duplicate;
 mod endings;
 mod faults;
 mod groups;
+mod legs;
 mod liar;
 mod paced;
 mod packets;

@@ -26,18 +26,23 @@ pub(crate) fn end(
     dials: &[(&str, SocketAddr)],
     service: &str,
 ) -> Up {
-    node.ip("link set lo up");
-    node.ip(&format!("addr add 10.{own}.0.1/32 dev lo"));
-    // What is not caught arrives nowhere.
-    node.ip("link add nowhere type veth peer name nothing");
-    node.ip("link set nowhere up");
-    node.ip(&format!("route add 10.{far}.0.0/24 dev nowhere src 10.{own}.0.1"));
+    behind(node, (own, far));
     let text = keys.section(name, dials, false)
         + &format!(
             "[[overlay.packets]]\nnode = \"{other}\"\nto = \"10.{far}.0.0/24\"\n{service}\
              [[overlay.deliver]]\nto = \"10.{own}.0.0/24\"\n"
         );
     node.run(move || Up::start("", &text))
+}
+
+/// Gives a node the address 10.`own`.0.1 of an application, and packets to 10.`far`.0.0/24 that are caught or arrive nowhere.
+pub(crate) fn behind(node: &Node, (own, far): (u8, u8)) {
+    node.ip("link set lo up");
+    node.ip(&format!("addr add 10.{own}.0.1/32 dev lo"));
+    // What is not caught arrives nowhere.
+    node.ip("link add nowhere type veth peer name nothing");
+    node.ip("link set nowhere up");
+    node.ip(&format!("route add 10.{far}.0.0/24 dev nowhere src 10.{own}.0.1"));
 }
 
 /// The path to b in a's status.

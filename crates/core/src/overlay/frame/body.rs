@@ -59,7 +59,7 @@ macro_rules! closed_list {
 
 closed_list!(LinkKind, "kind of link", Self::Reliable, Self::BestEffort, Self::RealTime);
 closed_list!(Dissemination, "dissemination", Self::Shortest, Self::Duplicate, Self::Flood, Self::Graph);
-closed_list!(Purpose, "purpose", Self::Control, Self::FromDialer, Self::FromAcceptor);
+closed_list!(Purpose, "purpose", Self::Control, Self::FromDialer, Self::FromAcceptor, Self::MovedControl);
 closed_list!(LinkState, "link state", Self::Down, Self::Init, Self::Up);
 closed_list!(Protocol, "protocol", Self::EchoRequest, Self::EchoReply, Self::Session, Self::Ip, Self::Group);
 closed_list!(

@@ -70,6 +70,8 @@ pub enum Purpose {
     FromDialer,
     /// An idle connection for a flow that the accepting node will send.
     FromAcceptor,
+    /// Hellos, records and packets, instead of on the control connection that the link has. The link and its keys stay.
+    MovedControl,
 }
 
 /// The first frame of every connection.

@@ -262,6 +262,7 @@ impl Features {
         | Self::GROUPS
         | Self::PACED
         | Self::PATHS
+        | Self::LEGS
         | Self::TOLERANT;
 
     /// Each feature with its name, for people. A bit stands here once.
@@ -272,6 +273,7 @@ impl Features {
         (Self::GROUPS, "groups"),
         (Self::PATHS, "flows over several paths"),
         (Self::PACED, "paced links"),
+        (Self::LEGS, "legs"),
         (Self::TOLERANT, "proofs of the source"),
     ];
 

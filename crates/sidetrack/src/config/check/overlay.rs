@@ -1,11 +1,13 @@
 //! `[overlay]`.
 
-use super::super::{At, Deliver, Overlay, OverlayNode, Packets, Target, raw};
+use super::super::{At, Deliver, List, Overlay, OverlayNode, Packets, Target, raw};
 use super::Check;
 use super::groups::Known;
 use sidetrack_core::net::PortSet;
 use sidetrack_core::overlay::NODES_MAX;
 use sidetrack_core::overlay::key::{PublicKey, SecretKey};
+use sidetrack_core::overlay::legs::LEGS_MAX;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 impl Check<'_> {
@@ -16,7 +18,7 @@ impl Check<'_> {
         let name = self.overlay_name(overlay, &nodes);
         let key = self.overlay_key(overlay);
         let listen = overlay.listen.as_ref().map(|list| self.addresses(list)).unwrap_or_default();
-        let dials = nodes.iter().any(|node| node.address.is_some() && Some(&node.name) != name.as_ref());
+        let dials = nodes.iter().any(|node| !node.addresses.is_empty() && Some(&node.name) != name.as_ref());
         if listen.is_empty() && !dials {
             let help = "write `listen = \"0.0.0.0:8100\"`, or give an `address` to a node to be dialled";
             self.error(overlay.span(), "this node neither listens nor dials: it would have no links", help);
@@ -30,11 +32,15 @@ impl Check<'_> {
         let links = self.overlay_links(overlay, &nodes);
         let tolerant_rate = self.tolerant_rate(overlay);
         let congestion = overlay.congestion.as_ref().map_or("bbr", |name| name.as_str()).into();
+        let uplinks = overlay.uplinks.as_ref().map(|list| self.uplinks(list)).unwrap_or_default();
+        let all_legs = overlay.legs.as_deref() == Some(&raw::OverlayLegs::Both);
         let (name, key) = (name?, key?);
         Some(Overlay {
             name,
             key,
             listen,
+            uplinks,
+            all_legs,
             nodes,
             links,
             deliver,
@@ -47,6 +53,44 @@ impl Check<'_> {
         })
     }
 
+    /// Parses the addresses of a node: at most as many as a link has legs.
+    fn node_addresses(&mut self, list: &List<String>) -> Vec<SocketAddr> {
+        self.not_empty(list);
+        self.at_most_legs(list);
+        list.items().iter().filter_map(|at| self.address(at)).collect()
+    }
+
+    /// Parses the addresses that this node dials from.
+    fn uplinks(&mut self, list: &List<String>) -> Vec<IpAddr> {
+        self.not_empty(list);
+        self.at_most_legs(list);
+        let mut uplinks: Vec<IpAddr> = Vec::new();
+        for at in list.items() {
+            match at.parse::<IpAddr>() {
+                Ok(ip) if ip.is_unspecified() || ip.is_multicast() => {
+                    let help = "write an address of an interface of this host, or remove it";
+                    self.error(at.span(), format!("'{}' cannot be dialled from", at.as_str()), help);
+                }
+                Ok(ip) if uplinks.contains(&ip) => {
+                    self.error(at.span(), format!("'{}' is there twice", at.as_str()), "remove one of them");
+                }
+                Ok(ip) => uplinks.push(ip),
+                Err(_) => {
+                    let help = "write an address without a port, such as \"192.0.2.7\"";
+                    self.error(at.span(), format!("'{}' is not an IP address", at.as_str()), help);
+                }
+            }
+        }
+        uplinks
+    }
+
+    fn at_most_legs(&mut self, list: &List<String>) {
+        if list.items().len() > LEGS_MAX.into() {
+            let help = format!("write at most {LEGS_MAX}: more legs than a link may have");
+            self.error(list.span(), "too many addresses", help);
+        }
+    }
+
     fn overlay_nodes(&mut self, overlay: &raw::Overlay) -> Vec<OverlayNode> {
         if overlay.node.len() > NODES_MAX {
             let help = format!("an overlay has at most {NODES_MAX} nodes");
@@ -54,7 +98,7 @@ impl Check<'_> {
         }
         let mut nodes: Vec<OverlayNode> = Vec::new();
         for (name, node) in &overlay.node {
-            let address = node.address.as_ref().and_then(|at| self.address(at));
+            let addresses = node.address.as_ref().map(|list| self.node_addresses(list)).unwrap_or_default();
             let Some(at) = &node.key else {
                 let help = "write `key = \"ed25519:…\"`; 'sidetrack overlay key FILE' prints it on that node";
                 self.error(node.span(), format!("the node '{name}' has no key"), help);
@@ -65,7 +109,7 @@ impl Check<'_> {
                     let help = "each node makes a key of its own: 'sidetrack overlay key FILE'";
                     self.error(at.span(), "two nodes have the same key", help);
                 }
-                Ok(key) => nodes.push(OverlayNode { name: name.as_str().into(), key, address }),
+                Ok(key) => nodes.push(OverlayNode { name: name.as_str().into(), key, addresses }),
                 Err(error) => {
                     let help = "'sidetrack overlay key FILE' on that node prints it";
                     self.error(at.span(), error.to_string(), help);

@@ -19,6 +19,12 @@ pub struct Overlay {
     /// Addresses on which neighbours dial this node: "0.0.0.0:8100", or a list. Default: none, this node only
     /// dials.
     pub listen: Option<List<String>>,
+    /// Addresses of this host to dial neighbours from, a list of at most 8: one for each uplink. Each pair of an uplink and an
+    /// address of a neighbour is a leg of the link to it. Default: the system chooses the address.
+    pub uplinks: Option<List<String>>,
+    /// The legs that datagrams use. "best": the leg with the lowest cost. "both": all legs; the first copy counts.
+    /// Connections are always on one leg. Default "best".
+    pub legs: Option<At<OverlayLegs>>,
     /// Congestion control of the links, by its kernel name. Default "bbr".
     pub congestion: Option<At<String>>,
     /// Which nodes packets rely on, where an [[overlay.packets]] does not say otherwise. With "intrusion-tolerant" this node
@@ -171,6 +177,16 @@ pub enum PacketsDissemination {
     Graph,
 }
 
+/// The legs of a link that datagrams use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OverlayLegs {
+    /// The one with the lowest cost.
+    Best,
+    /// All of them.
+    Both,
+}
+
 /// Which packets are captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -188,8 +204,9 @@ pub struct OverlayNode {
     /// Its public key, as 'sidetrack overlay key FILE' prints it.
     #[schemars(required)]
     pub key: Option<At<String>>,
-    /// The address that this node dials. Default: none; it may dial this node.
-    pub address: Option<At<String>>,
+    /// The addresses that this node dials: one, or a list of at most 8. With several, and with several `uplinks`, the link
+    /// has several legs: each is measured, and the link uses the best one. Default: none; it may dial this node.
+    pub address: Option<List<String>>,
 }
 
 /// The rate of the link between two nodes. Entries that do not name this node have no effect here.

@@ -1,5 +1,6 @@
 //! The datagrams of one link, from one control connection to its end.
 
+use super::legs::LinkLegs;
 use super::seal::Direction;
 use crate::overlay::paced::Lane;
 use sidetrack_core::overlay::NodeId;
@@ -35,6 +36,8 @@ pub(crate) enum Dropped {
     Forged,
     /// It came before, or is too old to decide that.
     Replayed,
+    /// It came before, and the link has several legs.
+    Copy,
     /// Sealed by the neighbour, but not a valid frame of this version.
     Unreadable,
 }
@@ -58,6 +61,8 @@ pub(crate) struct Link {
     message: AtomicU32,
     receiving: Mutex<Receiving>,
     route: Mutex<Option<Route>>,
+    /// Its legs, if it has several.
+    pub legs: LinkLegs,
     search: Mutex<Search>,
     recovery: Mutex<Recovery>,
     /// Most bytes of a datagram.
@@ -76,7 +81,7 @@ impl Link {
         neighbour: NodeId,
         number: u64,
         (send, receive): (Direction, Direction),
-        route: Option<Route>,
+        (route, legs): (Option<Route>, LinkLegs),
         lane: Option<Lane>,
         now: Instant,
     ) -> Self {
@@ -91,6 +96,7 @@ impl Link {
             message: AtomicU32::new(0),
             receiving: Mutex::default(),
             route: Mutex::new(route),
+            legs,
             search: Mutex::new(search),
             recovery: Mutex::default(),
             bytes,
@@ -158,7 +164,8 @@ impl Link {
         route: Route,
     ) -> Result<Option<Frame>, Dropped> {
         if !lock(&self.receiving).window.is_new(header.sequence) {
-            return Err(Dropped::Replayed);
+            let has_legs = !self.legs.chosen().is_empty();
+            return Err(if has_legs { Dropped::Copy } else { Dropped::Replayed });
         }
         let frame = self.receive.open(header, sealed).ok_or(Dropped::Forged)?;
         // Only one thread receives, so the window has not changed since the check above.
@@ -191,6 +198,13 @@ impl Link {
             padding: u16::try_from(probe.bytes - OVERHEAD_BYTES - PROBE_BYTES).unwrap_or(0),
         };
         probes.map(frame).collect()
+    }
+
+    /// Begins the search for the largest datagram again, because the way is another one.
+    pub(crate) fn restart_search(&self, now: Instant) {
+        let mut search = lock(&self.search);
+        *search = Search::new(now);
+        self.bytes.store(search.bytes(), Relaxed);
     }
 
     /// Returns when the search needs a tick.

@@ -4,6 +4,7 @@
 //! One thread receives.
 
 mod groups;
+mod legs;
 mod link;
 mod pings;
 mod realtime;
@@ -16,7 +17,8 @@ mod train;
 mod way;
 
 pub(super) use groups::{Plans, nearest, send_to_group};
-pub(super) use link::Link;
+pub(super) use legs::{Ends, candidates};
+pub(super) use link::{Link, Route};
 pub(super) use pings::{Pinged, links, ping};
 pub(super) use realtime::Bell;
 pub(super) use realtime::{Totals, recover};
@@ -28,9 +30,11 @@ pub(super) use way::{ECHO_BYTES, Paths, send, send_vouched};
 
 use super::control::Event;
 use super::paced::{Lane, Lanes};
+use crate::config;
 use crate::live::Clock;
 use crate::steer::OWN_MARK;
-use link::{Dropped, Route};
+use legs::{Announced, LinkLegs};
+use link::Dropped;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::datagram::{OVERHEAD_BYTES, mtu};
 use sidetrack_core::overlay::frame::Frame;
@@ -71,6 +75,8 @@ pub(super) struct Counters {
     pub no_link: AtomicU64,
     /// Packets dropped because they exceeded the rate that an operator has set.
     pub too_fast: AtomicU64,
+    /// Received on another leg before; expected where a neighbour sends on all legs.
+    pub leg_copies: AtomicU64,
     /// Dropped because an operator has set a loss.
     pub lost_on_purpose: AtomicU64,
     /// Packets over subgraphs without a proof of their source, where `[overlay] trust` demands one.
@@ -93,6 +99,12 @@ pub(super) struct Datagrams {
     links: RwLock<Links>,
     control: mpsc::Sender<Event>,
     clock: Clock,
+    /// Datagrams are sent on all legs of a link that are up.
+    all_legs: bool,
+    /// Our addresses to send from.
+    uplinks: Vec<IpAddr>,
+    /// What connections know of legs.
+    pub legs: Announced,
     /// Counts of datagrams.
     pub counters: Counters,
     /// Paths of this node's own packets.
@@ -182,6 +194,9 @@ impl Datagrams {
             links: RwLock::default(),
             control,
             clock,
+            all_legs: false,
+            uplinks: Vec::new(),
+            legs: Announced::default(),
             counters: Counters::default(),
             paths: Paths::default(),
             losses: Mutex::default(),
@@ -208,27 +223,36 @@ impl Datagrams {
         (source.epoch(), source.next())
     }
 
+    /// Adds what the configuration says about legs.
+    pub(super) fn with_legs(self, overlay: &config::Overlay) -> Self {
+        Self { all_legs: overlay.all_legs, uplinks: overlay.uplinks.clone(), ..self }
+    }
+
     /// Returns the counts of packets over subgraphs.
     pub(super) fn spread_counts(&self) -> Counts {
         lock(&self.relay).counts()
     }
 
     /// Adds the link of a new control connection. `material` is the secret that both ends have from its handshake.
+    /// `addresses` are those of the neighbour. If we `dialled` it, they are the legs of the link, each with each of our uplinks.
     pub(super) fn enter(
         &self,
         neighbour: NodeId,
         number: u64,
         material: &[u8; MATERIAL_BYTES],
-        address: Option<SocketAddr>,
+        (addresses, dialled): (&[SocketAddr], bool),
     ) {
         let Some(directions) = seal::directions(self.own, neighbour, material) else { return };
-        let route = address.and_then(|to| self.route_to(to));
+        let legs = candidates(&self.uplinks, addresses);
+        let routes: Vec<_> = legs.into_iter().filter_map(|(from, to)| self.route_to(from, to)).collect();
+        let legs = LinkLegs::new(dialled.then_some(&routes[..]));
+        let route = routes.first().copied();
         let now = self.clock.now();
         let lane = self.lanes.rate_now(neighbour).map(|rate| {
-            let around = OVERHEAD_BYTES + self.headers(address);
+            let around = OVERHEAD_BYTES + self.headers(addresses.first().copied());
             Lane::new(rate, around, self.own < neighbour, now)
         });
-        let link = Arc::new(Link::new(neighbour, number, directions, route, lane, now));
+        let link = Arc::new(Link::new(neighbour, number, directions, (route, legs), lane, now));
         let old = {
             let mut links = write(&self.links);
             let old = links.by_node.insert(neighbour, link.clone());
@@ -254,12 +278,12 @@ impl Datagrams {
 
     /// Returns the route to a neighbour that we dial. It uses the last socket of the address family, which is bound to
     /// any free port.
-    fn route_to(&self, to: SocketAddr) -> Option<Route> {
+    fn route_to(&self, from: Option<IpAddr>, to: SocketAddr) -> Option<Route> {
         let fits = |socket: &UdpSocket| socket.local_addr().is_ok_and(|own| own.is_ipv4() == to.is_ipv4());
         let socket = self.sockets.iter().rposition(fits)?;
         let any: IpAddr =
             if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        Some(Route { socket, to, from: any })
+        Some(Route { socket, to, from: from.unwrap_or(any) })
     }
 
     /// Removes the link, because the control connection has ended.
@@ -275,6 +299,7 @@ impl Datagrams {
         if let Some(old) = old {
             self.lanes.ended(&old, self.clock.now());
         }
+        self.forget_legs(neighbour);
     }
 
     /// Returns the link to this neighbour.
@@ -311,12 +336,30 @@ impl Datagrams {
     }
 
     fn send_on(&self, link: &Link, frame: &Frame) -> bool {
-        let sent = link.route().is_some_and(|route| {
-            link.seal(frame).iter().all(|datagram| self.give(link, route, datagram).is_ok())
-        });
+        let legs = link.legs.chosen();
+        let sent = match &legs[..] {
+            [] => link.route().is_some_and(|route| self.give_all(link, route, &link.seal(frame))),
+            [route] => self.give_all(link, *route, &link.seal(frame)),
+            // The same datagrams on each leg: the neighbour drops the second copy by its number.
+            legs => {
+                let datagrams = link.seal(frame);
+                legs.iter().fold(false, |sent, route| self.give_all(link, *route, &datagrams) || sent)
+            }
+        };
         let counter = if sent { &self.counters.sent } else { &self.counters.unsent };
         counter.fetch_add(1, Relaxed);
         sent
+    }
+
+    /// Sends a frame on one leg.
+    fn send_over(&self, link: &Link, route: Route, frame: &Frame) {
+        let sent = self.give_all(link, route, &link.seal(frame));
+        let counter = if sent { &self.counters.sent } else { &self.counters.unsent };
+        counter.fetch_add(1, Relaxed);
+    }
+
+    fn give_all(&self, link: &Link, route: Route, datagrams: &[Vec<u8>]) -> bool {
+        datagrams.iter().all(|datagram| self.give(link, route, datagram).is_ok())
     }
 
     fn give(&self, link: &Link, route: Route, datagram: &[u8]) -> io::Result<()> {
@@ -329,7 +372,7 @@ impl Datagrams {
         if given.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE)) {
             // The search must learn of the limit. It returns its next probes, which are sent at once.
             for probe in link.search(self.clock.now(), mtu::Input::TooLarge(datagram.len())) {
-                self.send_on(link, &probe);
+                self.send_probe(link, &probe);
             }
         }
         given.map(drop)
@@ -339,6 +382,7 @@ impl Datagrams {
         let counter = match dropped {
             Dropped::Forged => &self.counters.forged,
             Dropped::Replayed => &self.counters.replayed,
+            Dropped::Copy => &self.counters.leg_copies,
             Dropped::Unreadable => &self.counters.unreadable,
         };
         counter.fetch_add(1, Relaxed);

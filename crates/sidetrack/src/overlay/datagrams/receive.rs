@@ -1,7 +1,7 @@
 //! The thread that receives datagrams.
 
 use super::link::{Link, Route};
-use super::{Datagrams, realtime, spread, tolerant, way};
+use super::{Datagrams, legs, realtime, spread, tolerant, way};
 use crate::overlay::control::Event;
 use crate::overlay::paced;
 use crate::overlay::shared::Shared;
@@ -67,7 +67,9 @@ fn read(shared: &Shared, number: usize, socket: &UdpSocket, batch: &mut Batch, d
 fn wait(datagrams: &Datagrams, shared: &Shared) -> Vec<usize> {
     let now = shared.clock.now();
     let links = datagrams.all();
-    let tasks = links.iter().flat_map(|link| [Some(link.search_at()), link.recovery().deadline()]);
+    let tasks = links
+        .iter()
+        .flat_map(|link| [Some(link.search_at()), link.recovery().deadline(), link.legs.deadline()]);
     let due = tasks.chain([tolerant::deadline(datagrams)]).flatten().map(|at| at.since(now)).min();
     let due = due.unwrap_or(LOOK).min(datagrams.paths.due(now)).min(LOOK);
     let limit = Timespec { tv_sec: 0, tv_nsec: due.subsec_nanos().max(1_000_000).into() };
@@ -93,8 +95,11 @@ fn tick(shared: &Shared) {
     let (datagrams, now) = (&shared.datagrams, shared.clock.now());
     for link in datagrams.all().into_iter().filter(|link| link.search_at() <= now) {
         for probe in link.search(now, mtu::Input::Tick) {
-            datagrams.send_on(&link, &probe);
+            datagrams.send_probe(&link, &probe);
         }
+    }
+    for link in datagrams.all() {
+        legs::tick(shared, &link);
     }
     realtime::tick(shared, datagrams);
     tolerant::tick(shared);
@@ -121,7 +126,7 @@ fn take(shared: &Shared, datagram: &mut [u8], route: Route, dice: &mut Dice) {
             counters.received.fetch_add(1, Relaxed);
             tell_alive(shared, &link);
             if let Some(frame) = frame {
-                serve(shared, &link, frame, bytes);
+                serve(shared, &link, frame, (bytes, route));
             }
         }
         Err(dropped) => datagrams.count(dropped),
@@ -138,7 +143,7 @@ fn tell_alive(shared: &Shared, link: &Link) {
     }
 }
 
-fn serve(shared: &Shared, link: &Arc<Link>, frame: Frame, bytes: usize) {
+fn serve(shared: &Shared, link: &Arc<Link>, frame: Frame, (bytes, route): (usize, Route)) {
     let datagrams = &shared.datagrams;
     match frame {
         Frame::Hello(hello) => {
@@ -149,8 +154,10 @@ fn serve(shared: &Shared, link: &Arc<Link>, frame: Frame, bytes: usize) {
             datagrams.send_on(link, &Frame::ProbeAck { number });
         }
         Frame::ProbeAck { number } => {
-            for probe in link.search(shared.clock.now(), mtu::Input::Answered(number)) {
-                datagrams.send_on(link, &probe);
+            if legs::has_passed(link, number) {
+                for probe in link.search(shared.clock.now(), mtu::Input::Answered(number)) {
+                    datagrams.send_probe(link, &probe);
+                }
             }
         }
         Frame::Packet(packet) => pass(shared, link.neighbour, packet),
@@ -163,6 +170,7 @@ fn serve(shared: &Shared, link: &Arc<Link>, frame: Frame, bytes: usize) {
         Frame::Resend(resend) => {
             realtime::recover(shared, link, Input::Requested(resend));
         }
+        Frame::LegHello { leg, hello } => legs::came(shared, link, leg, hello, route),
         Frame::Newest(newest) => {
             realtime::recover(shared, link, Input::Newest(newest));
         }
