@@ -96,7 +96,8 @@ pub struct OverlayUse {
 /// Returns what the overlay of a configuration uses.
 pub(super) fn overlay(config: &Config) -> Option<OverlayUse> {
     let overlay = config.overlay.as_ref()?;
-    let dialled = overlay.nodes.iter().filter_map(|node| Some((node.name.to_string(), node.address?)));
+    let dialled =
+        overlay.nodes.iter().filter_map(|node| Some((node.name.to_string(), *node.addresses.first()?)));
     Some(OverlayUse {
         congestion: overlay.congestion.to_string(),
         mtus: dialled.map(|(name, address)| (name, udp::route_mtu(address).ok())).collect(),
