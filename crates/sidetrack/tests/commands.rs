@@ -341,7 +341,7 @@ fn plan_lists_what_an_overlay_does() {
             "open a packet queue (NFQUEUE)",
             "'inet sidetrack-packets', which puts packets into that queue, owned by our netlink socket",
             "packets of this host to 10.2.0.0/24",
-            "open a raw socket that delivers packets",
+            "open raw sockets that deliver packets of other nodes",
         ],
     );
     let router = format!("{packets}at = 'router'\n");

@@ -136,6 +136,9 @@ fn the_manual_names_every_metric() {
     enter(&ledger, &full(2));
     metrics.read_packets(&[("denied", 1)]);
     metrics.read_paced(&[("lost", 1)], (1, 1));
+    metrics.read_service("real-time", "shortest", &[("sent", 1)]);
+    metrics.read_groups(&[("delivered", 1)], 1, 1);
+    metrics.read_paths(&[("opened", 1)]);
     metrics.read_shunt(&[("used", 1)], 1);
     metrics.read_dropped(&[("limit", 1)]);
     let text = metrics.text(&[ledger], Surroundings::default());
