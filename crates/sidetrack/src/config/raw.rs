@@ -19,8 +19,8 @@ pub use htcp::{Htcp, HtcpSibling};
 pub use listen::{Dialect, Listen, ListenKind, UdpFiltering, UdpPorts};
 pub use outgoing::Outgoing;
 pub use overlay::{
-    Deliver, Group, Overlay, OverlayEdge, OverlayLegs, OverlayLink, OverlayNode, OverlayTrust, Packets, PacketsAt,
-    PacketsDissemination, PacketsLink,
+    Deliver, Group, Overlay, OverlayEdge, OverlayLegs, OverlayLink, OverlayNode, OverlayTrust, Packets,
+    PacketsAt, PacketsDissemination, PacketsLink,
 };
 pub use policy::{Access, Clause, End, Policy, PolicyMode};
 pub use run::{Run, RunDns};

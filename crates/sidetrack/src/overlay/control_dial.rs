@@ -78,7 +78,7 @@ pub(super) async fn redial(shared: Arc<Shared>, neighbour: NodeId, number: u64) 
             let _ = shared.control.send(event).await;
             return;
         }
-        if !shared.datagrams.link(neighbour).is_some_and(|link| link.number == number) {
+        if shared.datagrams.link(neighbour).is_none_or(|link| link.number != number) {
             return;
         }
         sleep(REST_FIRST).await;

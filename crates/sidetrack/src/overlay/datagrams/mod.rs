@@ -343,7 +343,8 @@ impl Datagrams {
             // The same datagrams on each leg: the neighbour drops the second copy by its number.
             legs => {
                 let datagrams = link.seal(frame);
-                legs.iter().fold(false, |sent, route| self.give_all(link, *route, &datagrams) || sent)
+                // All of them, also after one that took it.
+                legs.iter().filter(|route| self.give_all(link, **route, &datagrams)).count() > 0
             }
         };
         let counter = if sent { &self.counters.sent } else { &self.counters.unsent };
