@@ -1,7 +1,7 @@
 //! UDP flows: the driver of the associations in core.
 //!
 //! Clients reach it in two ways. A UDP listener has one task for each of its sockets, and each worker has one socket
-//! ([`serve`]). A SOCKS client that has asked for UDP ASSOCIATE has a task and a socket of its own ([`relay`]).
+//! ([`serve`]). A SOCKS client that has asked for UDP ASSOCIATE has a task and a socket of its own ([`mod@relay`]).
 //!
 //! The task receives, asks the table, and sends, in batches and without allocating for a datagram. Servers are reached by
 //! a connected socket for each association, or by a path that all associations of a client share ([`path`]). Their

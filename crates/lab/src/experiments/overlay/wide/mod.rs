@@ -2,9 +2,9 @@
 //!
 //! | part | measures |
 //! |---|---|
-//! | [`routes`] | many flows while links on their path are cut, one after the other |
-//! | [`area`] | the wide-area evaluation of Seamless Overlays, Sec. 4.2: bulk data and voice in bad weather |
-//! | [`chain`] | a stream with a deadline over three hops, one of which loses bursts |
+//! | [`mod@routes`] | many flows while links on their path are cut, one after the other |
+//! | [`mod@area`] | the wide-area evaluation of Seamless Overlays, Sec. 4.2: bulk data and voice in bad weather |
+//! | [`mod@chain`] | a stream with a deadline over three hops, one of which loses bursts |
 
 mod area;
 mod bulk;
