@@ -26,7 +26,7 @@ fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 # The program under test: $SIDETRACK, otherwise a release build, otherwise a debug build of this repository.
 sidetrack_binary() {
     local target=${CARGO_TARGET_DIR:-$repository/target} candidate
-    for candidate in "${SIDETRACK:-}" "$target/release/sidetrack" "$target/debug/sidetrack"; do
+    for candidate in "${SIDETRACK:-}" "$target/release/sidetrack" "$target/debug/sidetrack" "$(command -v sidetrack || true)"; do
         if [ -n "$candidate" ] && [ -x "$candidate" ]; then
             printf '%s\n' "$candidate"
             return

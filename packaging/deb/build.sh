@@ -70,9 +70,7 @@ size=$(du -k --apparent-size -s "$tree" | cut -f 1)
 sed -e "s/@VERSION@/$version/" -e "s/@ARCHITECTURE@/$architecture/" -e "s/@DEPENDS@/$depends/" -e "s/@SIZE@/$size/" \
     packaging/deb/control >"$tree/DEBIAN/control"
 echo /etc/sidetrack/sidetrack.toml >"$tree/DEBIAN/conffiles"
-for script in preinst postinst prerm postrm; do
-    [ ! -e "packaging/deb/$script" ] || install -m 755 "packaging/deb/$script" "$tree/DEBIAN/$script"
-done
+for script in postinst prerm postrm; do install -m 755 "packaging/deb/$script" "$tree/DEBIAN/$script"; done
 (cd "$tree" && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | sort -z | xargs -0 md5sum) >"$tree/DEBIAN/md5sums"
 chmod 644 "$tree/DEBIAN/control" "$tree/DEBIAN/conffiles" "$tree/DEBIAN/md5sums"
 find "$tree" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +

@@ -51,7 +51,7 @@ in_debian dpkg --install /tmp/sidetrack.deb >"$work/install.log" 2>&1 || { cat "
 ok "installed: $(in_debian sidetrack --version)"
 
 in_debian getent passwd sidetrack >/dev/null || fail 'there is no user sidetrack'
-[ "$(stat -c %a:%G "$work/root/etc/sidetrack")" = "750:$(stat -c %G "$work/root/etc/sidetrack")" ] || fail 'the folder of keys is open'
+[ "$(in_debian stat -c %a:%U:%G /etc/sidetrack)" = 750:root:sidetrack ] || fail 'the folder of keys is open'
 in_debian sidetrack check /etc/sidetrack/sidetrack.toml >"$work/check.log" 2>&1 || { cat "$work/check.log" >&2; fail 'its own configuration is wrong'; }
 ok 'the configuration that it brings is valid and does nothing'
 for file in /usr/share/man/man1/sidetrack.1.gz /usr/share/man/man1/sidetrack-run.1.gz /usr/share/bash-completion/completions/sidetrack \

@@ -217,12 +217,13 @@ impl Record {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::Signature;
     use super::super::frame::LinkEntry;
     use super::*;
 
-    fn record(origin: u64, links: &[(u64, u32)]) -> Record {
+    /// The record of a node with links to these neighbours at these costs, in µs.
+    pub(in crate::overlay) fn record(origin: u64, links: &[(u64, u32)]) -> Record {
         let entry = |(neighbour, cost_us): &(u64, u32)| LinkEntry {
             neighbour: NodeId(*neighbour),
             cost_us: *cost_us,

@@ -57,20 +57,10 @@ impl Topology {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Signature;
-    use super::super::frame::LinkEntry;
     use super::super::route::Graph;
+    use super::super::route::tests::record;
     use super::*;
     use std::collections::BTreeSet;
-
-    fn record(origin: u64, links: &[(u64, u32)]) -> Record {
-        let entry = |(neighbour, cost_us): &(u64, u32)| LinkEntry {
-            neighbour: NodeId(*neighbour),
-            cost_us: *cost_us,
-        };
-        let links = links.iter().map(entry).collect();
-        Record { origin: NodeId(origin), sequence: 1, links, signature: Signature::NONE }
-    }
 
     /// 8 and 9 lie together: a link between them that costs nothing, from one end of the network to the other.
     #[test]

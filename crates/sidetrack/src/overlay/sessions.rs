@@ -159,7 +159,7 @@ mod tests {
         for number in [2, 3] {
             assert!(matches!(sessions.resume(id, from, attempt(number)), Resumed::Overtaken), "{number}");
         }
-        assert!(matches!(sessions.resume(id, NodeId(2), attempt(4)), Resumed::Unknown), "of somebody else");
+        assert!(matches!(sessions.resume(id, NodeId(2), attempt(4)), Resumed::Unknown), "of another node");
         assert!(is_on(from, 4));
         let other = Attempt { mode: Mode::Stripe, path: 1, number: 1 };
         assert!(matches!(sessions.resume(id, from, other), Resumed::On(_)), "each path counts by itself");

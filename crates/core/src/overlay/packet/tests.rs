@@ -122,7 +122,7 @@ fn an_answer_is_let_in_and_nothing_beside_it() {
     let mut client = Interceptor::new(vec![catch("10.2.0.0/16", Some(22))]);
     assert_eq!(client.outgoing(&v6_udp(false)), None);
     let mut answer = answer_to(&SYN, SYN_ACK);
-    assert_eq!(client.incoming(FAR, &answer, nothing), Err(Refused::Destination), "nobody asked");
+    assert_eq!(client.incoming(FAR, &answer, nothing), Err(Refused::Destination), "unasked");
     assert_eq!(client.outgoing(&SYN), Some((Receiver::Node(FAR), BEST_EFFORT)));
     assert!(client.incoming(FAR, &answer, never).is_ok());
     // From the right port of the right host to another port of ours: this would bypass a firewall.
@@ -194,7 +194,7 @@ fn a_conversation_with_the_nearest_member_stays_with_it_and_only_it_may_answer()
     let to = |kept| Some((Receiver::Nearest { group: group.clone(), kept }, BEST_EFFORT));
     assert_eq!(client.outgoing(&SYN), to(None));
     let answer = answer_to(&SYN, SYN_ACK);
-    assert_eq!(client.incoming(FAR, &answer, nothing), Err(Refused::Source), "nobody was asked yet");
+    assert_eq!(client.incoming(FAR, &answer, nothing), Err(Refused::Source), "before the request");
     client.keep(&SYN, FAR);
     assert_eq!(client.outgoing(&SYN), to(Some(FAR)));
     assert!(client.incoming(FAR, &answer, never).is_ok());
