@@ -379,6 +379,8 @@ fn check_says_which_services_of_packets_do_not_exist() {
     ] {
         assert_eq!(check(&format!("{best}{good}")), (0, String::new()), "{good}");
     }
+    let reliable = "trust = 'intrusion-tolerant'\ndissemination = 'flood'\n";
+    assert_eq!(check(reliable), (0, String::new()));
     let real_time = "link = 'real-time'\ndeadline_ms = 65\n";
     for more in ["", "dissemination = 'duplicate'\npaths = 3\n"] {
         assert_eq!(check(&format!("{real_time}{more}")), (0, String::new()), "{more}");
@@ -394,7 +396,18 @@ fn check_says_which_services_of_packets_do_not_exist() {
         ("link = 'best-effort'\ndissemination = 'broadcast'\n", "broadcast"),
         ("link = 'real-time'\n", "packets on real-time links need a `deadline_ms`"),
         ("link = 'real-time'\ndeadline_ms = 0\n", "`deadline_ms` cannot be 0"),
-        ("trust = 'intrusion-tolerant'\n", "intrusion-tolerant packets travel over best-effort links"),
+        ("trust = 'intrusion-tolerant'\n", "reliable packets among members that lie are flooded"),
+        ("trust = 'intrusion-tolerant'\ndissemination = 'duplicate'\n", "members that lie are flooded"),
+        ("trust = 'intrusion-tolerant'\ndissemination = 'flood'\nhops = 3\n", "`hops` has no meaning"),
+        (
+            "trust = 'intrusion-tolerant'\ndissemination = 'flood'\npriority = 3\n",
+            "`priority` has no meaning",
+        ),
+        ("trust = 'intrusion-tolerant'\ndissemination = 'flood'\ndeadline_ms = 65\n", "`deadline_ms` has no"),
+        (
+            "link = 'real-time'\ndeadline_ms = 65\ntrust = 'intrusion-tolerant'\n",
+            "intrusion-tolerant packets do not travel over real-time links",
+        ),
         ("link = 'best-effort'\npriority = 3\n", "`priority` has no meaning with this trust"),
         ("link = 'best-effort'\ntrust = 'intrusion-tolerant'\npriority = 11\n", "`priority` cannot be 11"),
         ("[[overlay.topology]]\nends = ['here']\n", "a link has two ends"),

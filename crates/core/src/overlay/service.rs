@@ -148,6 +148,11 @@ impl Service {
         is_tolerant || self.dissemination != Dissemination::Shortest || self.kind == LinkKind::RealTime
     }
 
+    /// Whether packets are messages of a reliable intrusion-tolerant flow ([`super::tolerant::reliable`]).
+    pub fn is_reliable_flood(&self) -> bool {
+        self.trust == Trust::Tolerant && self.kind == LinkKind::Reliable
+    }
+
     /// Returns the deadline as frames carry it: µs, 0 if there is no limit.
     pub fn budget_us(&self) -> u32 {
         self.deadline.map_or(0, |deadline| u32::try_from(deadline.as_micros()).unwrap_or(u32::MAX).max(1))

@@ -2,11 +2,11 @@
 
 use crate::random::Random;
 use sidetrack_core::overlay::frame::{
-    Ack, Chunk, DATA_MAX, Decoder, Dissemination, FRAME_MAX, Features, Frame, FrameError, Greeting,
-    HASH_BYTES, Hello, LinkEntry, LinkKind, LinkState, Mark, Membership, Newest, Offer, Open, Opened, Paced,
-    PacedAck, Packet, Path, Piece, Proof, Protocol, Purpose, RESEND_MAX, RUNS_MAX, Record, Refusal, Refused,
-    Repeats, Resend, ResetReason, Resume, Run, SUBGRAPH_NODES_MAX, SessionFrame, SessionId, Spread, Standing,
-    Subgraph, Timed, Vouched,
+    Ack, Chunk, Confirmed, DATA_MAX, Decoder, Dissemination, FRAME_MAX, Features, FlowName, Frame,
+    FrameError, Greeting, HASH_BYTES, Hello, Holding, LinkEntry, LinkKind, LinkState, Mark, Membership,
+    Newest, Offer, Open, Opened, Paced, PacedAck, Packet, Path, Piece, Proof, Protocol, Purpose, RESEND_MAX,
+    RUNS_MAX, Record, Refusal, Refused, Repeats, Resend, ResetReason, Resume, Run, SUBGRAPH_NODES_MAX,
+    SessionFrame, SessionId, Spread, Standing, Subgraph, Timed, Vouched,
 };
 use sidetrack_core::overlay::group::GROUPS_MAX;
 use sidetrack_core::overlay::{NodeId, PATH_MAX, Signature};
@@ -150,6 +150,11 @@ fn extensions() -> Vec<(Frame, Option<&'static str>)> {
                 "060606060606060606060606060606060606060606060606",
             )),
         ),
+        (
+            Frame::Holding(Box::new(Holding { confirmed: None, next: 1, ..holding() })),
+            Some("00000024b2000000000000000100000000000000040000000500000009010000000000000001a080"),
+        ),
+        (Frame::Holding(Box::new(holding())), None),
         (timed(None), None),
         (timed(Some(Repeats { first: 3, lost: 7 })), None),
         (
@@ -215,6 +220,32 @@ fn vouched() -> Vouched {
     let steps = vec![[1; HASH_BYTES], [2; HASH_BYTES]];
     let proof = Proof { index: 3, steps, signature: Signature([8; 64]) };
     Vouched { priority: 7, target: 9, proof, packet: Box::new(spread()) }
+}
+
+fn holding() -> Holding {
+    let flow = FlowName { source: NodeId(1), destination: NodeId(4), epoch: 5, target: 9 };
+    let confirmed = Some(Confirmed { next: 258, signature: Signature([2; 64]) });
+    Holding { flow, asks: true, confirmed, next: 300, beyond: vec![0xA0, 0x80] }
+}
+
+#[test]
+fn what_a_node_has_of_a_flow_has_one_encoding() {
+    let bytes = Frame::Holding(Box::new(holding())).to_datagram();
+    // Flags, what is confirmed, next, the last byte of the list; the flow from a node to itself.
+    for (at, value) in [(25, 7), (25, 4), (26, 1), (98, 255), (bytes.len() - 1, 0), (16, 1)] {
+        let mut changed = bytes.clone();
+        changed[at] = value;
+        let is_same_length = Frame::from_datagram(&changed);
+        assert!(is_same_length.is_err() || at == 98, "byte {at} = {value}: {is_same_length:?}");
+    }
+    let long = Holding { beyond: vec![1; 65], ..holding() };
+    assert!(Frame::from_datagram(&Frame::Holding(Box::new(long)).to_datagram()).is_err());
+    let mut holding = holding();
+    let has: Vec<_> = (0..400).filter(|sequence| holding.has(*sequence)).collect();
+    assert_eq!(has, (0..300).chain([301, 303, 309]).collect::<Vec<_>>());
+    assert_eq!(holding.end(), 310);
+    holding.set_beyond([301, 303, 309, 299, 300, 301 + 512, u64::MAX].into_iter());
+    assert_eq!(holding.beyond, [0xA0, 0x80]);
 }
 
 fn standing() -> Standing {
@@ -501,6 +532,7 @@ fn old_nodes_skip_the_new_frames() {
                 | Frame::Offer(_)
                 | Frame::Vouched(_)
                 | Frame::Standing(_)
+                | Frame::Holding(_)
         );
         assert_eq!(frame.to_bytes()[4] >= 0x80, is_new, "{frame:?}");
     }

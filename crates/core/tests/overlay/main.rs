@@ -13,6 +13,7 @@ mod paths;
 mod random;
 mod realtime;
 mod redundancy;
+mod reliable;
 mod session;
 mod spread;
 mod tolerant;

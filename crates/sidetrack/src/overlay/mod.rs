@@ -47,7 +47,7 @@ pub use status::{
     CaughtView, DatagramsView, LegView, LinkView, PathView, PingView, RealTimeView, ServiceCountView,
     ServiceView, SessionPathsView, SpreadView, Status, WayView,
 };
-pub use trust::TolerantView;
+pub use trust::{FlowsView, TolerantView};
 
 use crate::carry::{Dialing, Failure, OverlayEntry, OverlayOrder};
 use crate::config::{self, OnCrash};

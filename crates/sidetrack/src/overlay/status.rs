@@ -187,7 +187,7 @@ pub struct DeliveredView {
 
 impl SpreadView {
     /// Returns the metric name and the count of each result.
-    pub const fn fates(&self) -> [(&'static str, u64); 20] {
+    pub const fn fates(&self) -> [(&'static str, u64); 27] {
         [
             ("unvouched", self.unvouched),
             ("tolerant_copy_sent", self.tolerant.copies),
@@ -200,6 +200,13 @@ impl SpreadView {
             ("tolerant_unchecked", self.tolerant.unchecked),
             ("tolerant_over_share", self.tolerant.over_share),
             ("tolerant_expired", self.tolerant.expired),
+            ("reliable_sent", self.tolerant.flows.sent),
+            ("reliable_blocked", self.tolerant.flows.blocked),
+            ("reliable_given_up", self.tolerant.flows.given_up),
+            ("reliable_copy_sent", self.tolerant.flows.copies),
+            ("reliable_resent", self.tolerant.flows.resent),
+            ("reliable_relayed", self.tolerant.flows.relayed),
+            ("reliable_forged", self.tolerant.flows.forged),
             ("repeated", self.real_time.repeated),
             ("requested", self.real_time.requested),
             ("recovered", self.real_time.recovered),

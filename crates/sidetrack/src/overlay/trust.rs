@@ -35,6 +35,95 @@ pub struct TolerantView {
     pub waiting: usize,
     /// Their bytes.
     pub waiting_bytes: usize,
+    /// Reliable flows. The counts above do not have them.
+    #[serde(default)]
+    pub flows: FlowsView,
+}
+
+/// Counts of reliable flows: intrusion-tolerant packets that all arrive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowsView {
+    /// Packets of this node, echo requests included.
+    pub sent: u64,
+    /// Packets of this node that were refused because too many were on their way.
+    pub blocked: u64,
+    /// Packets of this node that were dropped because their destination restarted before it confirmed them.
+    pub given_up: u64,
+    /// Copies sent to neighbours.
+    pub copies: u64,
+    /// Of these, copies that were sent to the same neighbour before.
+    pub resent: u64,
+    /// Packets for this node, delivered in order.
+    pub delivered: u64,
+    /// Packets of other nodes that were kept and passed on.
+    pub relayed: u64,
+    /// Further copies, dropped.
+    pub duplicates: u64,
+    /// Packets outside the window of their flow, or beyond the flows of their source, dropped.
+    pub beyond: u64,
+    /// Frames that name no flow between two members, dropped.
+    pub off_flow: u64,
+    /// Packets and confirmations with a wrong proof, dropped.
+    pub forged: u64,
+    /// Frames from before a restart of the source or the destination, dropped.
+    pub replayed: u64,
+    /// Frames of nodes whose epoch is not known yet, dropped.
+    pub unknown: u64,
+    /// Frames that were dropped unchecked: their source or the neighbour caused more checks than its share.
+    pub unchecked: u64,
+    /// Packets that are kept now.
+    pub kept: usize,
+    /// Their bytes.
+    pub kept_bytes: usize,
+}
+
+fn flows(datagrams: &Datagrams) -> FlowsView {
+    let (counts, (kept, kept_bytes)) = datagrams.flow_counts();
+    FlowsView {
+        sent: counts.sent,
+        blocked: counts.blocked,
+        given_up: counts.given_up,
+        copies: counts.copies,
+        resent: counts.resent,
+        delivered: counts.delivered,
+        relayed: counts.relayed,
+        duplicates: counts.duplicates,
+        beyond: counts.beyond,
+        off_flow: counts.off_flow,
+        forged: counts.forged,
+        replayed: counts.replayed,
+        unknown: counts.unknown,
+        unchecked: counts.unchecked,
+        kept,
+        kept_bytes,
+    }
+}
+
+impl FlowsView {
+    fn line(&self) -> String {
+        if *self == Self::default() {
+            return String::new();
+        }
+        format!(
+            "reliable flows {} packets sent, {} relayed, {} delivered; {} copies, {} of them again; {} kept; {} given up; \
+             dropped: {} duplicate, {} beyond the window, {} forged, {} replayed, {} of unknown epochs, {} unchecked, {} of \
+             no flow\n",
+            self.sent,
+            self.relayed,
+            self.delivered,
+            self.copies,
+            self.resent,
+            self.kept,
+            self.given_up,
+            self.duplicates,
+            self.beyond,
+            self.forged,
+            self.replayed,
+            self.unknown,
+            self.unchecked,
+            self.off_flow
+        )
+    }
 }
 
 /// Returns the counts now.
@@ -56,20 +145,22 @@ pub(super) fn of(datagrams: &Datagrams) -> TolerantView {
         expired: counts.expired,
         waiting,
         waiting_bytes,
+        flows: flows(datagrams),
     }
 }
 
 impl TolerantView {
     /// Returns the counts in words, or nothing if all are zero.
     pub fn line(&self) -> String {
-        if *self == Self::default() {
-            return String::new();
+        let flows = self.flows.line();
+        if (Self { flows: FlowsView::default(), ..*self }) == Self::default() {
+            return flows;
         }
         let DeliveredView { shortest, duplicate, flood, graph } = self.delivered;
         format!(
             "intrusion-tolerant packets {} copies sent, {} relayed, {} delivered; {} waiting; dropped: {} duplicate, {} late, \
              {} expired, {} over their share, {} forged, {} replayed, {} of unknown epochs, {} unchecked, {} off their \
-             subgraph\n",
+             subgraph\n{flows}",
             self.copies,
             self.relayed,
             shortest + duplicate + flood + graph,

@@ -1,5 +1,6 @@
 //! Encodes and decodes the bodies of frames, type by type.
 
+use super::holding::HOLDING;
 use super::membership::{MEMBERSHIP, MEMBERSHIP_ACK};
 use super::paced::{OFFER, PACED, PACED_ACK};
 use super::spread::{FEATURES, SPREAD};
@@ -7,10 +8,10 @@ use super::timed::{NEWEST, RESEND, TIMED};
 use super::vouched::{STANDING, VOUCHED};
 use super::wire::{Put, Reader};
 use super::{
-    Ack, DATA_MAX, DETAIL_MAX, Dissemination, Features, Frame, FrameError, Greeting, Hello, LinkEntry,
-    LinkKind, LinkState, Membership, Newest, Offer, Open, Opened, PACKET_MAX, Paced, PacedAck, Packet, Piece,
-    Protocol, Purpose, Record, Refusal, Refused, Resend, ResetReason, Resume, SessionFrame, SessionId,
-    Spread, Standing, Timed, Vouched,
+    Ack, DATA_MAX, DETAIL_MAX, Dissemination, Features, Frame, FrameError, Greeting, Hello, Holding,
+    LinkEntry, LinkKind, LinkState, Membership, Newest, Offer, Open, Opened, PACKET_MAX, Paced, PacedAck,
+    Packet, Piece, Protocol, Purpose, Record, Refusal, Refused, Resend, ResetReason, Resume, SessionFrame,
+    SessionId, Spread, Standing, Timed, Vouched,
 };
 use crate::overlay::NODES_MAX;
 
@@ -199,6 +200,10 @@ impl Frame {
                 out.put_u8(STANDING);
                 standing.put(out);
             }
+            Self::Holding(holding) => {
+                out.put_u8(HOLDING);
+                holding.put(out);
+            }
             // `encode_body` encodes the others.
             _ => {}
         }
@@ -241,6 +246,7 @@ impl Frame {
             OFFER => Self::Offer(Offer::read(&mut reader)?),
             VOUCHED => Self::Vouched(Box::new(Vouched::read(&mut reader)?)),
             STANDING => Self::Standing(Standing::read(&mut reader)?),
+            HOLDING => Self::Holding(Box::new(Holding::read(&mut reader)?)),
             FEATURES => Self::Features(Features::read(&mut reader)?),
             MEMBERSHIP => Self::Membership(Membership::read(&mut reader)?),
             MEMBERSHIP_ACK => Self::MembershipAck { origin: reader.node()?, sequence: reader.u64()? },

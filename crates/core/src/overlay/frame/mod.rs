@@ -7,6 +7,7 @@
 
 mod body;
 mod codec;
+mod holding;
 mod membership;
 mod paced;
 mod spread;
@@ -15,6 +16,7 @@ mod vouched;
 mod wire;
 
 pub use codec::{Decoder, FRAME_MAX, FrameError, HEADER_BYTES};
+pub use holding::{Confirmed, FLOW_WINDOW, FlowName, Holding};
 pub use membership::Membership;
 pub use paced::{Chunk, Offer, Paced, PacedAck, RUNS_MAX, Run};
 pub use spread::{Features, SUBGRAPH_NODES_MAX, Spread, Subgraph};
@@ -405,6 +407,8 @@ pub enum Frame {
     Vouched(Box<Vouched>),
     /// The statement under which the proofs of a node count.
     Standing(Standing),
+    /// Which messages of a reliable intrusion-tolerant flow the sender has (in datagrams only).
+    Holding(Box<Holding>),
 }
 
 impl Path {

@@ -255,6 +255,9 @@ impl Features {
     /// The node relays and receives [`super::Vouched`] frames.
     pub const TOLERANT: u32 = 0x1_0000;
 
+    /// The node takes part in reliable flooding: it keeps messages and sends [`super::Holding`] frames.
+    pub const RELIABLE_FLOODS: u32 = 0x2_0000;
+
     /// The features of this program.
     pub const ALL: u32 = Self::SPREAD
         | Self::REAL_TIME
@@ -263,7 +266,8 @@ impl Features {
         | Self::PACED
         | Self::PATHS
         | Self::LEGS
-        | Self::TOLERANT;
+        | Self::TOLERANT
+        | Self::RELIABLE_FLOODS;
 
     /// Each feature with its name, for people. A bit stands here once.
     pub const NAMES: &[(u32, &str)] = &[
@@ -275,6 +279,7 @@ impl Features {
         (Self::PACED, "paced links"),
         (Self::LEGS, "legs"),
         (Self::TOLERANT, "proofs of the source"),
+        (Self::RELIABLE_FLOODS, "reliable flooding"),
     ];
 
     /// Returns the bytes that the origin signs.

@@ -29,7 +29,8 @@ impl Graph {
     /// packets, or if the nodes that do understand them do not connect the two.
     pub fn subgraph(&self, from: NodeId, to: NodeId, service: &Service) -> Option<Subgraph> {
         if service.trust == Trust::Tolerant {
-            let tolerant = self.with_only(Features::SPREAD | Features::TOLERANT);
+            let keeps = if service.is_reliable_flood() { Features::RELIABLE_FLOODS } else { 0 };
+            let tolerant = self.with_only(Features::SPREAD | Features::TOLERANT | keeps);
             return tolerant.subgraph(from, to, &Service { trust: Trust::Members, ..*service });
         }
         let links = match service.dissemination {

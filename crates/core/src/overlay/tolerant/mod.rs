@@ -25,8 +25,10 @@
 //! | [`batch`] | proofs: one signature for up to 32 packets |
 //! | [`verify`] | accepts each packet of each source once, and bounds the work that liars cause |
 //! | [`store`] | the packets that wait for one neighbour, and the share of each source |
+//! | [`reliable`] | flows whose messages all arrive: each node keeps them until the destination has confirmed them |
 
 pub mod batch;
+pub mod reliable;
 pub mod store;
 pub mod verify;
 

@@ -196,7 +196,7 @@ impl Store {
 
 impl Rate {
     /// Returns the time that this number of bytes takes.
-    fn time(self, bytes: usize) -> Duration {
+    pub(super) fn time(self, bytes: usize) -> Duration {
         let nanos = u128::try_from(bytes).unwrap_or(u128::MAX).saturating_mul(1_000_000_000);
         let nanos = nanos / u128::from(self.0.max(1));
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))

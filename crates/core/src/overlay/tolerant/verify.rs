@@ -57,12 +57,22 @@ pub enum Refused {
 
 /// Allows a number of events per second, and some at once.
 #[derive(Clone, Copy, Debug)]
-struct Allowance {
+pub(super) struct Allowance {
     left: u32,
     since: Instant,
 }
 
 impl Allowance {
+    /// Returns what a neighbour may cost: wrong signatures.
+    pub(super) const fn of_neighbour(now: Instant) -> Self {
+        Self { left: FAULT_BURST, since: now }
+    }
+
+    /// Whether a neighbour may cost another check of a signature.
+    pub(super) fn may_fail(&mut self, now: Instant) -> bool {
+        self.left(now, NEIGHBOUR) > 0
+    }
+
     /// Returns what is left now.
     fn left(&mut self, now: Instant, (per_second, burst): (u32, u32)) -> u32 {
         let every = Duration::from_secs(1) / per_second.max(1);
@@ -74,7 +84,7 @@ impl Allowance {
         self.left
     }
 
-    fn spend(&mut self) {
+    pub(super) fn spend(&mut self) {
         self.left = self.left.saturating_sub(1);
     }
 }
@@ -82,14 +92,54 @@ impl Allowance {
 const SOURCE: (u32, u32) = (BATCHES, BATCH_BURST);
 const NEIGHBOUR: (u32, u32) = (FAULTS, FAULT_BURST);
 
+/// The batches of one source whose signatures were right.
+#[derive(Clone, Debug)]
+pub(super) struct Batches {
+    roots: VecDeque<Hash>,
+    more: Allowance,
+}
+
+impl Batches {
+    pub(super) const fn new(now: Instant) -> Self {
+        Self { roots: VecDeque::new(), more: Allowance { left: BATCH_BURST, since: now } }
+    }
+
+    /// Checks the proof of a packet. `faults` are those of the neighbour that it came from.
+    ///
+    /// # Errors
+    /// Returns [`Refused::Forged`] or [`Refused::Unchecked`].
+    pub(super) fn check(
+        &mut self,
+        now: Instant,
+        faults: &mut Allowance,
+        packet: &Vouched,
+        keys: &impl Vouch,
+    ) -> Result<(), Refused> {
+        let root = batch::root(packet, keys);
+        if self.roots.contains(&root) {
+            return Ok(());
+        }
+        if !faults.may_fail(now) || self.more.left(now, SOURCE) == 0 {
+            return Err(Refused::Unchecked);
+        }
+        if !batch::is_signed(packet.packet.subgraph.source(), &root, &packet.proof.signature, keys) {
+            // The source did not make this: only the neighbour pays for the check.
+            faults.spend();
+            return Err(Refused::Forged);
+        }
+        self.more.spend();
+        self.roots.truncate(ROOTS - 1);
+        self.roots.push_front(root);
+        Ok(())
+    }
+}
+
 /// What is known of a source.
 #[derive(Clone, Debug)]
 struct Known {
     epoch: u32,
     window: Window,
-    /// Roots whose signatures were right.
-    roots: VecDeque<Hash>,
-    batches: Allowance,
+    batches: Batches,
 }
 
 /// Checks the packets of all sources.
@@ -119,8 +169,7 @@ impl Verifier {
             if let Some(newest) = next.checked_sub(1) {
                 window.accept(newest);
             }
-            let batches = Allowance { left: BATCH_BURST, since: now };
-            self.sources.insert(node, Known { epoch: number, window, roots: VecDeque::new(), batches });
+            self.sources.insert(node, Known { epoch: number, window, batches: Batches::new(now) });
         }
     }
 
@@ -151,22 +200,8 @@ impl Verifier {
         if !known.window.is_new(spread.sequence) {
             return Err(Refused::Duplicate);
         }
-        let root = batch::root(packet, keys);
-        if !known.roots.contains(&root) {
-            let first = Allowance { left: FAULT_BURST, since: now };
-            let faults = self.faults.entry(from).or_insert(first);
-            if faults.left(now, NEIGHBOUR) == 0 || known.batches.left(now, SOURCE) == 0 {
-                return Err(Refused::Unchecked);
-            }
-            if !batch::is_signed(source, &root, &packet.proof.signature, keys) {
-                // The source did not make this: only the neighbour pays for the check.
-                faults.spend();
-                return Err(Refused::Forged);
-            }
-            known.batches.spend();
-            known.roots.truncate(ROOTS - 1);
-            known.roots.push_front(root);
-        }
+        let faults = self.faults.entry(from).or_insert(Allowance::of_neighbour(now));
+        known.batches.check(now, faults, packet, keys)?;
         // Only now: a forged copy must not take the number of the real packet.
         known.window.accept(spread.sequence);
         Ok(())

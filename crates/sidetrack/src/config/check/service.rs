@@ -29,13 +29,16 @@ impl Check<'_> {
         if let Some(dissemination) = &packets.dissemination
             && service.dissemination != Dissemination::Shortest
             && kind == LinkKind::Reliable
+            && !self.is_tolerant(packets, trust)
         {
             let help =
                 "write `link = \"best-effort\"` or \"real-time\"; with \"reliable\", packets take one path";
             self.error(dissemination.span(), "packets on reliable links take the shortest path only", help);
         }
         let is = |wanted| service.dissemination == wanted;
-        let (duplicates, floods) = (is(Dissemination::Duplicate), is(Dissemination::Flood));
+        // Reliable packets among members that lie go over all links.
+        let is_bounded = !(kind == LinkKind::Reliable && self.is_tolerant(packets, trust));
+        let (duplicates, floods) = (is(Dissemination::Duplicate), is(Dissemination::Flood) && is_bounded);
         let range = (*PATHS.start()).into()..=(*PATHS.end()).into();
         if let Some(paths) = self.only_with(packets.paths.as_ref(), duplicates, "duplicate", "paths", range) {
             service.paths = u8::try_from(paths).unwrap_or(service.paths);
@@ -45,9 +48,9 @@ impl Check<'_> {
             service.hops = u8::try_from(hops).unwrap_or(service.hops);
         }
         self.service_trust(packets, trust, &mut service);
-        let (spreads, range) = (service.spreads(), 1..=DEADLINE_MAX_MS);
+        let (has_deadline, range) = (service.spreads() && !service.is_reliable_flood(), 1..=DEADLINE_MAX_MS);
         let deadline =
-            self.only_with(packets.deadline_ms.as_ref(), spreads, "duplicate", "deadline_ms", range);
+            self.only_with(packets.deadline_ms.as_ref(), has_deadline, "duplicate", "deadline_ms", range);
         service.deadline = deadline.map(|ms| Duration::from_millis(ms.into()));
         if let (Some(link), None, LinkKind::RealTime) = (&packets.link, &packets.deadline_ms, kind) {
             let help = "write for how long a packet is of use, for example `deadline_ms = 65`";

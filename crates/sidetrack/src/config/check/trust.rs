@@ -4,7 +4,7 @@ use super::super::{At, OverlayEdge, OverlayNode, raw};
 use super::Check;
 use raw::OverlayTrust;
 use sidetrack_core::overlay::frame::PRIORITIES;
-use sidetrack_core::overlay::service::{LinkKind, Service, Trust};
+use sidetrack_core::overlay::service::{Dissemination, HOPS, LinkKind, Service, Trust};
 
 /// The rate of intrusion-tolerant packets on a link if the file names none, Mb/s.
 const RATE_MBIT: u32 = 100;
@@ -82,6 +82,11 @@ impl Check<'_> {
         Some(OverlayEdge { ends, least_us })
     }
 
+    /// Whether these packets are intrusion-tolerant.
+    pub(super) fn is_tolerant(&self, packets: &At<raw::Packets>, of_overlay: Trust) -> bool {
+        packets.trust.as_ref().map_or(of_overlay, |said| trust(**said)) == Trust::Tolerant
+    }
+
     /// Sets the trust of a service, and the keys that depend on it.
     pub(super) fn service_trust(
         &mut self,
@@ -96,10 +101,14 @@ impl Check<'_> {
             let help = "name a `node`, or write `trust = \"members\"`";
             self.error(span, "packets to a group cannot be intrusion-tolerant", help);
         }
-        if is_tolerant && service.kind != LinkKind::BestEffort {
+        if is_tolerant && service.kind == LinkKind::RealTime {
             let span = packets.link.as_ref().map_or_else(|| packets.span(), |link| link.span());
-            let help = "write `link = \"best-effort\"`, or `trust = \"members\"`";
-            self.error(span, "intrusion-tolerant packets travel over best-effort links", help);
+            let help = "write `link = \"best-effort\"` or \"reliable\", or `trust = \"members\"`";
+            self.error(span, "intrusion-tolerant packets do not travel over real-time links", help);
+        }
+        if service.is_reliable_flood() {
+            self.reliable_flood(packets, service);
+            return;
         }
         let Some(priority) = &packets.priority else { return };
         if !is_tolerant {
@@ -110,6 +119,26 @@ impl Check<'_> {
         } else {
             let help = format!("write a number from {} to {}", PRIORITIES.start(), PRIORITIES.end());
             self.error(priority.span(), format!("`priority` cannot be {}", **priority), help);
+        }
+    }
+
+    /// Checks the keys of packets that all arrive among members that lie.
+    fn reliable_flood(&mut self, packets: &At<raw::Packets>, service: &mut Service) {
+        if service.dissemination != Dissemination::Flood {
+            let said = packets.dissemination.as_ref().map(|said| said.span());
+            let span = said.or_else(|| packets.trust.as_ref().map(|said| said.span()));
+            let help = "write `dissemination = \"flood\"`, or `link = \"best-effort\"`";
+            let message = "reliable packets among members that lie are flooded";
+            self.error(span.unwrap_or_else(|| packets.span()), message, help);
+        }
+        service.hops = *HOPS.end();
+        if let Some(priority) = &packets.priority {
+            let help = "write `link = \"best-effort\"`, or remove `priority`";
+            self.error(
+                priority.span(),
+                "`priority` has no meaning for packets that all arrive in order",
+                help,
+            );
         }
     }
 }

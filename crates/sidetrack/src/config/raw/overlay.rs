@@ -118,10 +118,11 @@ pub struct Packets {
     /// Most links on the way of a packet with `dissemination = "flood"`, 1 to 15. Default 4.
     pub hops: Option<At<u8>>,
     /// Which nodes a packet relies on. "members": each node trusts its neighbours. "intrusion-tolerant": each node checks
-    /// a proof of the source, and each source has an equal share of every link; needs `link = "best-effort"`. The other
-    /// node's entry needs the same value. Default: `trust` of [overlay].
+    /// a proof of the source, and each source has an equal share of every link; needs `link = "best-effort"`, or
+    /// `link = "reliable"` with `dissemination = "flood"`: then all packets arrive, in order, while honest nodes connect
+    /// the two. The other node's entry needs the same value. Default: `trust` of [overlay].
     pub trust: Option<At<OverlayTrust>>,
-    /// With `trust = "intrusion-tolerant"`: which packets of this node are sent first where they wait, 1 to 10; 10 is
+    /// With `trust = "intrusion-tolerant"` and `link = "best-effort"`: which packets of this node are sent first where they wait, 1 to 10; 10 is
     /// sent first. Default 5.
     pub priority: Option<At<u8>>,
     /// Milliseconds that a packet may travel, 1 to 10000; later it is dropped. Required with `link = "real-time"`.

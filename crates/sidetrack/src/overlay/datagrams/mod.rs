@@ -9,6 +9,7 @@ mod link;
 mod pings;
 mod realtime;
 mod receive;
+mod reliable;
 mod seal;
 mod services;
 mod spread;
@@ -35,12 +36,14 @@ use crate::live::Clock;
 use crate::steer::OWN_MARK;
 use legs::{Announced, LinkLegs};
 use link::Dropped;
+use reliable::Flows;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::datagram::{OVERHEAD_BYTES, mtu};
 use sidetrack_core::overlay::frame::Frame;
 use sidetrack_core::overlay::service::Trust;
 use sidetrack_core::overlay::spread::{Counts, Relay, Source};
 use sidetrack_core::overlay::tolerant as core;
+use sidetrack_core::overlay::tolerant::reliable::Counts as FlowCounts;
 use sidetrack_sys::sync::{lock, read, write};
 use sidetrack_sys::{sockopt, udp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -126,6 +129,8 @@ pub(super) struct Datagrams {
     pub lanes: Lanes,
     /// Relays and receives packets with proofs of their source.
     tolerant: Tolerant,
+    /// Keeps and passes on the packets of reliable flows.
+    flows: Flows,
     /// Packets without a proof are dropped.
     only_tolerant: bool,
 }
@@ -188,6 +193,7 @@ impl Datagrams {
         // 0 means several destinations.
         let epoch = u32::from_be_bytes(sidetrack_sys::random::bytes()).max(1);
         let tolerant = Tolerant::new(own, epoch, members.clone(), tolerant_rate);
+        let flows = Flows::new(own, epoch, members.clone(), tolerant_rate);
         Ok(Self {
             own,
             sockets,
@@ -208,6 +214,7 @@ impl Datagrams {
             bell: Bell::new()?,
             lanes,
             tolerant,
+            flows,
             only_tolerant: trust == Trust::Tolerant,
         })
     }
@@ -215,6 +222,11 @@ impl Datagrams {
     /// Returns the counts of packets with proofs, and how many of them wait with how many bytes.
     pub(super) fn tolerant_counts(&self) -> (core::Counts, (usize, usize)) {
         self.tolerant.counts()
+    }
+
+    /// Returns the counts of reliable flows, and how many of their packets are kept with how many bytes.
+    pub(super) fn flow_counts(&self) -> (FlowCounts, (usize, usize)) {
+        self.flows.counts()
     }
 
     /// Returns the epoch of this node's packets, and the number of the next one.

@@ -1,14 +1,14 @@
 //! The thread that receives datagrams.
 
 use super::link::{Link, Route};
-use super::{Datagrams, legs, realtime, spread, tolerant, way};
+use super::{Datagrams, legs, realtime, reliable, spread, tolerant, way};
 use crate::overlay::control::Event;
 use crate::overlay::paced;
 use crate::overlay::shared::Shared;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::datagram::{Header, OVERHEAD_BYTES, mtu};
-use sidetrack_core::overlay::frame::{Frame, Packet, Protocol, SessionId};
+use sidetrack_core::overlay::frame::{Frame, LinkKind, Packet, Protocol, SessionId};
 use sidetrack_core::overlay::realtime::Input;
 use sidetrack_sys::udp::batch::{BATCH, Batch};
 use std::io::ErrorKind;
@@ -70,7 +70,11 @@ fn wait(datagrams: &Datagrams, shared: &Shared) -> Vec<usize> {
     let tasks = links
         .iter()
         .flat_map(|link| [Some(link.search_at()), link.recovery().deadline(), link.legs.deadline()]);
-    let due = tasks.chain([tolerant::deadline(datagrams)]).flatten().map(|at| at.since(now)).min();
+    let due = tasks
+        .chain([tolerant::deadline(datagrams), reliable::deadline(datagrams)])
+        .flatten()
+        .map(|at| at.since(now))
+        .min();
     let due = due.unwrap_or(LOOK).min(datagrams.paths.due(now)).min(LOOK);
     let limit = Timespec { tv_sec: 0, tv_nsec: due.subsec_nanos().max(1_000_000).into() };
     let mut sockets: Vec<_> =
@@ -103,6 +107,7 @@ fn tick(shared: &Shared) {
     }
     realtime::tick(shared, datagrams);
     tolerant::tick(shared);
+    reliable::tick(shared);
     way::probe(shared, now);
 }
 
@@ -164,6 +169,10 @@ fn serve(shared: &Shared, link: &Arc<Link>, frame: Frame, (bytes, route): (usize
         Frame::Spread(_) | Frame::Timed(_) if datagrams.only_tolerant => {
             datagrams.counters.unvouched.fetch_add(1, Relaxed);
         }
+        Frame::Vouched(packet) if packet.packet.kind == LinkKind::Reliable => {
+            reliable::came(shared, link, *packet);
+        }
+        Frame::Holding(holding) => reliable::heard(shared, link, *holding),
         Frame::Vouched(packet) => tolerant::came(shared, link, *packet),
         Frame::Spread(packet) => spread::arrived(shared, link, *packet),
         Frame::Timed(timed) => realtime::came(shared, link, timed),

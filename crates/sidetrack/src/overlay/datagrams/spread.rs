@@ -3,7 +3,7 @@
 
 use super::link::Link;
 use super::receive::{deliver, link_to};
-use super::{realtime, tolerant};
+use super::{realtime, reliable, tolerant};
 use crate::overlay::groups;
 use crate::overlay::shared::Shared;
 use sidetrack_core::overlay::NodeId;
@@ -59,6 +59,9 @@ pub(super) fn send(
     protocol: Protocol,
     payload: Vec<u8>,
 ) -> bool {
+    if service.is_reliable_flood() {
+        return reliable::send(shared, subgraph.destination(), protocol, payload);
+    }
     if service.trust == Trust::Tolerant {
         return tolerant::send(shared, service, subgraph, protocol, payload);
     }

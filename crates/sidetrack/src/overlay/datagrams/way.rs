@@ -3,7 +3,7 @@
 
 use super::pings::Pings;
 use super::receive::forward;
-use super::spread;
+use super::{reliable, spread};
 use crate::overlay::shared::Shared;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{Packet, Path, Protocol, SessionId, Spread, Subgraph, Timed, Vouched};
@@ -166,6 +166,14 @@ impl Paths {
         }
     }
 
+    /// A node has confirmed packets of its reliable flow.
+    pub(super) fn confirmed(&self, to: NodeId, now: Instant) {
+        let mut ways = lock(&self.ways);
+        let ways =
+            ways.ways.iter_mut().filter(|((node, service), _)| *node == to && service.is_reliable_flood());
+        ways.for_each(|(_, way)| way.proven = Some(now));
+    }
+
     /// True if datagrams arrive at this node on one path.
     pub(crate) fn is_proven(&self, to: NodeId, now: Instant) -> bool {
         lock(&self.ways).ways.get(&(to, PLAIN)).is_some_and(|way| way.is_proven(now))
@@ -284,6 +292,13 @@ pub(crate) fn send_vouched(
     mut ip: Vec<u8>,
     shrink: impl FnOnce(&mut [u8], usize),
 ) -> bool {
+    if service.is_reliable_flood() {
+        if let Some(way) = lock(&shared.datagrams.paths.ways).ways.get_mut(&(to, *service)) {
+            way.used = Some(shared.clock.now());
+        }
+        shrink(&mut ip, reliable::room(shared, to));
+        return reliable::send(shared, to, Protocol::Ip, ip);
+    }
     let plan = {
         let mut ways = lock(&shared.datagrams.paths.ways);
         ways.ways.get_mut(&(to, *service)).and_then(|way| {
