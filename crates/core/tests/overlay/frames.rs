@@ -162,6 +162,15 @@ fn extensions() -> Vec<(Frame, Option<&'static str>)> {
             Some("00000015830000000200000000000000010000000000000003"),
         ),
         (Frame::Newest(Newest { number: 5, heard: 2 }), Some("0000000d84000000000000000500000002")),
+    ]
+    .into_iter()
+    .chain(paced_links())
+    .collect()
+}
+
+/// The frames of paced links.
+fn paced_links() -> Vec<(Frame, Option<&'static str>)> {
+    vec![
         (
             Frame::Paced(Box::new(paced())),
             Some(concat!(

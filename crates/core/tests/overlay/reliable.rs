@@ -24,7 +24,7 @@ const FAST: Rate = Rate(12_500_000);
 
 const LINK_US: u64 = 10_000;
 
-/// What a liar does. Each speaks the protocol otherwise, where it has to, to be believed.
+/// What a liar does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lie {
     Drop,
@@ -112,7 +112,7 @@ impl World {
 
     /// A node has crashed and is back.
     fn restart(&mut self, name: NodeId) {
-        *self.epochs.get_mut(&name).unwrap() += 1000;
+        *self.epochs.entry(name).or_default() += 1000;
         self.start(name);
         let others: Vec<_> = self.machines.keys().copied().filter(|other| *other != name).collect();
         others.into_iter().for_each(|other| self.tell_epochs(other));
@@ -388,8 +388,9 @@ const ENDS: (NodeId, NodeId) = (NodeId(0), NodeId(1));
 #[test]
 fn all_messages_arrive_once_and_in_order_while_the_honest_nodes_are_connected() {
     const COUNT: u32 = 600;
-    let seen = std::sync::Mutex::new(Counts::default());
-    each_seed(300, |seed| {
+    let seen = std::cell::RefCell::new(Counts::default());
+    let counts = std::panic::AssertUnwindSafe(&seen);
+    each_seed(200, |seed| {
         let mut random = Random::new(seed);
         let (graph, liars) = among_liars(&mut random);
         let loss = [0, 10, 50][random.below(3) as usize];
@@ -407,14 +408,14 @@ fn all_messages_arrive_once_and_in_order_while_the_honest_nodes_are_connected() 
         assert_eq!(got, expected(COUNT), "{} of {COUNT}; liars: {:?}", got.len(), world.liars);
         assert_eq!(world.machines[&NodeId(0)].unconfirmed(NodeId(1)), 0, "liars: {:?}", world.liars);
         world.assert_bounded();
-        let counts = world.counts();
-        let mut sum = seen.lock().unwrap();
-        sum.forged += counts.forged;
-        sum.duplicates += counts.duplicates;
-        sum.beyond += counts.beyond;
-        sum.resent += counts.resent;
+        let more = world.counts();
+        let mut sum = counts.borrow_mut();
+        sum.forged += more.forged;
+        sum.duplicates += more.duplicates;
+        sum.beyond += more.beyond;
+        sum.resent += more.resent;
     });
-    let seen = seen.into_inner().unwrap();
+    let seen = seen.into_inner();
     assert!(
         seen.forged > 1000 && seen.duplicates > 1000 && seen.beyond > 1000 && seen.resent > 1000,
         "{seen:?}"
@@ -433,7 +434,7 @@ fn ring() -> Graph {
 
 #[test]
 fn a_partition_blocks_the_source_and_loses_nothing() {
-    each_seed(50, |seed| {
+    each_seed(30, |seed| {
         let mut world = World::new(seed, ring(), BTreeMap::new(), 20);
         assert_eq!(world.send_all(ENDS, 100, 10_000), 100);
         let cut = [(3, 1), (5, 1)].map(|(a, b)| (NodeId(a).min(NodeId(b)), NodeId(a).max(NodeId(b))));
@@ -455,7 +456,7 @@ fn a_partition_blocks_the_source_and_loses_nothing() {
 
 #[test]
 fn relays_that_restart_lose_nothing_and_an_end_that_restarts_begins_a_new_flow() {
-    each_seed(50, |seed| {
+    each_seed(30, |seed| {
         let mut world = World::new(seed, ring(), BTreeMap::new(), 20);
         let mut sent = 0;
         for round in 0..8 {

@@ -8,10 +8,10 @@ use crate::overlay::{NodeId, Signature};
 pub(super) const HOLDING: u8 = 0xB2;
 
 /// Most messages of a flow that are on their way at a time: beyond the first one that the destination has not confirmed.
-pub const FLOW_WINDOW: u64 = 512;
+pub const FLOW_WINDOW: u64 = 8 * BEYOND_MAX as u64;
 
 /// Most bytes of the list in a [`Holding`].
-const BEYOND_MAX: usize = FLOW_WINDOW as usize / 8;
+const BEYOND_MAX: usize = 64;
 
 const ASKS: u8 = 1;
 const IS_CONFIRMED: u8 = 2;

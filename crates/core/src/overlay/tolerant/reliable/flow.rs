@@ -113,7 +113,7 @@ impl Flow {
             if Some(*neighbour) == from {
                 peer.showed(sequence);
             }
-            // A source tells nobody: neighbours get each message from it anyway.
+            // A source does not tell what it has: neighbours get each message from it anyway.
             if from.is_some() {
                 peer.tell_soon(now);
             }
@@ -223,7 +223,7 @@ impl Flow {
 
     /// Returns the number of the next message for a neighbour. Messages that it has not acknowledged in time are due again.
     pub(super) fn next_for(&mut self, neighbour: NodeId, now: Instant, timeout: Duration) -> Option<u64> {
-        // The source has all messages, and behind the destination nobody needs one.
+        // The source has all messages, and no node behind the destination needs one.
         if self.count == 0 || self.is_here || neighbour == self.name.source {
             return None;
         }

@@ -208,7 +208,7 @@ impl Peer {
     }
 }
 
-/// Returns the time-out after so many failures in a row.
+/// Returns the time-out after this number of failures in a row.
 fn wait(timeout: Duration, failures: u32) -> Duration {
     let factor = 1_u32.checked_shl(failures.min(16)).unwrap_or(u32::MAX);
     timeout.max(TIMEOUT_MIN).saturating_mul(factor).min(TIMEOUT_MAX)
