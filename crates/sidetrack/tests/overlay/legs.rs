@@ -35,6 +35,11 @@ struct Site {
 impl Site {
     /// Both ends send on these legs.
     fn new(legs: &str) -> Self {
+        Self::with(legs, "")
+    }
+
+    /// `more` stands in the files of both ends.
+    fn with(legs: &str, more: &str) -> Self {
         let [a, b] = [(); 2].map(|()| Node::new());
         let keys = Keys::new(&["a", "b"]);
         for net in 1..=2 {
@@ -52,7 +57,7 @@ impl Site {
             )
         };
         let text = keys.section("b", &[], true).replace("127.0.0.1:0", "0.0.0.0:8100");
-        let text = text.replacen("[overlay.node.a]\n", &legs, 1) + &packets("a", 2, 1);
+        let text = text.replacen("[overlay.node.a]\n", &legs, 1) + &packets("a", 2, 1) + more;
         let up_b = b.run(move || Up::start("", &text));
         let uplinks = format!("uplinks = [\"10.8.1.1\", \"10.8.2.1\"]\n{legs}");
         let text = keys.section("a", &[("b", at("10.8.1.2", 8100))], false);
@@ -60,6 +65,7 @@ impl Site {
             .replacen("[overlay.node.a]\n", &uplinks, 1)
             .replace("address = \"10.8.1.2:8100\"", "address = [\"10.8.1.2:8100\", \"10.8.2.2:8100\"]")
             + &packets("b", 1, 2)
+            + more
             + &format!(
                 "[[listen]]\nkind = \"reverse\"\naddress = \"127.0.0.1:0\"\nto = \"{server}\"\n\
                  [[rule]]\nname = \"over\"\nmatch = {{ intercept = \"reverse\" }}\ncarrier = \"overlay:b\"\n"
@@ -190,4 +196,62 @@ fn a_pulled_uplink_moves_the_link_to_the_other_leg() {
     assert!(text.contains("  leg 10.8.1.1 -> 10.8.1.2:8100: ") && text.contains(": up, used, "), "{text}");
     let metrics = crate::node::admin::show(&site.up_a, "/metrics");
     assert!(metrics.contains("sidetrack_overlay_paths_total{fate=\"leg_changed\"} "), "{metrics}");
+}
+
+const BOUGHT: &str = "[[overlay.link]]\nbetween = [\"a\", \"b\"]\nrate = \"100Mbit/s\"\nbought = true\n";
+
+/// Returns the bytes that a has sent on each uplink.
+fn sent(site: &Site) -> [u64; 2] {
+    let table = site.a.run(|| std::fs::read_to_string("/proc/thread-self/net/dev").expect("the devices"));
+    ["up1:", "up2:"].map(|name| {
+        let line = table.lines().find_map(|line| line.trim().strip_prefix(name)).expect("the uplink");
+        line.split_whitespace().nth(8).and_then(|bytes| bytes.parse().ok()).expect("bytes sent")
+    })
+}
+
+/// Pulls the uplink that a paced link uses while it carries a flow. Returns false if the machine took the whole link for dead, or
+/// moved it to another leg before that.
+fn pull_paced() -> bool {
+    let mut site = Site::with("best", BOUGHT);
+    for up in [&site.up_a, &site.up_b] {
+        wait_for(up, "a paced link", |status| status["links"][0]["paced"]["state"] == "agreed");
+    }
+    let moves = |site: &Site| {
+        let metrics = crate::node::admin::show(&site.up_a, "/metrics");
+        let line = metrics.lines().find(|line| line.contains("leg_changed")).map(str::to_owned);
+        line.expect("the count of moves")
+    };
+    let (before, moved) = (sent(&site), moves(&site));
+    let bytes = random_bytes(43, 6_000_000);
+    let (sender, receiver) = site.transfer(bytes.clone());
+    let mut shares = [0; 2];
+    eventually("a third of the transfer", || {
+        let now = sent(&site);
+        shares = [now[0] - before[0], now[1] - before[1]];
+        shares[0] + shares[1] > 2_000_000
+    });
+    let has_moved = moves(&site) != moved;
+    site.a.ip(&format!("link set {} down", if shares[0] > shares[1] { "up1" } else { "up2" }));
+    sender.join().expect("no panic");
+    let (got, longest) = receiver.join().expect("no panic");
+    assert!(got == bytes, "every byte, once");
+    println!("paced: {shares:?} bytes on the uplinks before the pull; the longest pause was {longest:?}");
+    if site.fell() || has_moved {
+        return false;
+    }
+    assert!(shares.iter().any(|share| *share < 400_000), "one leg carries the flow: {shares:?}");
+    assert!(
+        status(&site.up_a)["links"][0]["paced"]["bytes"].as_u64() > Some(6_000_000),
+        "{:#}",
+        status(&site.up_a)
+    );
+    true
+}
+
+#[test]
+fn a_paced_link_sends_on_the_best_leg_and_moves_when_its_uplink_is_pulled() {
+    if !is_root() {
+        return;
+    }
+    assert!((0..RUNS).any(|_| pull_paced()), "the machine took the link for dead in each of {RUNS} runs");
 }

@@ -144,6 +144,12 @@ impl LinkLegs {
         self.chosen.load_full()
     }
 
+    /// Returns the route of the best leg, or `None` if the link has no legs.
+    pub(crate) fn best(&self) -> Option<Route> {
+        let state = lock(&self.state);
+        state.best.and_then(|best| state.routes[usize::from(best)])
+    }
+
     /// Returns when the legs need a tick.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         lock(&self.state).legs.deadline()

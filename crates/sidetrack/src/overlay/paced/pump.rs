@@ -45,7 +45,8 @@ fn wait(shared: &Shared, until: Option<Instant>) {
 fn pump(shared: &Shared, link: &Arc<Link>, frames: &mut Vec<Frame>, train: &mut Train) -> Option<Instant> {
     let lane = link.lane.as_ref()?;
     // Without an address nothing can be sent: the neighbour dials, and its first datagram brings the address.
-    let route = link.route();
+    // A link with several legs sends on its best one. The route of the link is that of the latest datagram, on whichever leg it came.
+    let route = link.legs.best().or_else(|| link.route());
     let due = {
         let now = shared.clock.now();
         let room = link.frame_bytes();
