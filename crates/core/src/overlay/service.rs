@@ -129,6 +129,7 @@ impl Service {
         let mut words = format!("{}, {}", self.kind.name(), self.dissemination.name());
         match self.dissemination {
             Dissemination::Duplicate => words += &format!(" over {} paths", self.paths),
+            Dissemination::Flood if self.is_reliable_flood() => {}
             Dissemination::Flood => words += &format!(" over {} hops", self.hops),
             Dissemination::Shortest | Dissemination::Graph => {}
         }

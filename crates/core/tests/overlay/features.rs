@@ -6,7 +6,7 @@ use crate::world::{Wire, World, key};
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{Features, Frame, Protocol};
 use sidetrack_core::overlay::node::Input;
-use sidetrack_core::overlay::service::{Dissemination, LinkKind, Service};
+use sidetrack_core::overlay::service::{Dissemination, LinkKind, Service, Trust};
 use sidetrack_core::overlay::spread::{Relay, Source};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,6 +69,42 @@ fn packets_over_subgraphs_avoid_nodes_that_do_not_understand_them() {
     assert_eq!((known(&world, 1, 5), known(&world, 4, 5)), (0, 0));
     let graph = world.node(NodeId(1)).graph().clone();
     assert_eq!(graph.subgraph(NodeId(1), NodeId(6), &DUPLICATE), None);
+}
+
+/// ```text
+/// 1 -- 2 -- 4      5 runs version 1; 6 knows proofs, but no reliable flooding
+/// |---- 5 --|
+/// |---- 6 --|
+/// ```
+#[test]
+fn packets_with_proofs_and_reliable_flows_pass_only_nodes_that_know_them() {
+    let links = [(1, 2), (2, 4), (1, 5), (5, 4), (1, 6), (6, 4)];
+    let mut world = with_old(1, wires(&links), &[5]);
+    let proofs = Features::ALL & !Features::RELIABLE_FLOODS;
+    restart(&mut world, 6, proofs, 1);
+    world.run_ms(3000);
+    let relays = |world: &World, trust: Trust, kind: LinkKind| {
+        let graph = world.node(NodeId(1)).graph().clone();
+        let dissemination = Dissemination::Flood;
+        let service = Service { dissemination, trust, ..Service::new(kind) };
+        let subgraph = graph.subgraph(NodeId(1), NodeId(4), &service)?;
+        Some(subgraph.nodes()[2..].iter().map(|node| node.0).collect::<Vec<_>>())
+    };
+    assert_eq!((known(&world, 1, 5), known(&world, 1, 6)), (0, proofs));
+    assert_eq!(relays(&world, Trust::Tolerant, LinkKind::BestEffort), Some(vec![2, 6]));
+    assert_eq!(relays(&world, Trust::Tolerant, LinkKind::Reliable), Some(vec![2]));
+    assert_eq!(relays(&world, Trust::Members, LinkKind::BestEffort), Some(vec![2, 6]));
+    // Each new node knows the epochs of the others, and none of the old one. The old one goes on: paths lead over it and to it.
+    let epochs = world.node(NodeId(1)).graph().epochs().keys().map(|node| node.0).collect::<Vec<_>>();
+    assert_eq!(epochs, [1, 2, 4, 6]);
+    for (from, to) in [(1, 5), (5, 1), (5, 2), (4, 5)] {
+        assert!(world.node(NodeId(from)).route(NodeId(to), &BTreeSet::new()).is_some(), "{from} to {to}");
+    }
+    // The destination is taken back to a version without reliable flows: there is no way for them any more, and one for proofs.
+    restart(&mut world, 4, proofs, 1_000_000);
+    world.run_ms(3000);
+    assert_eq!(relays(&world, Trust::Tolerant, LinkKind::Reliable), None);
+    assert_eq!(relays(&world, Trust::Tolerant, LinkKind::BestEffort), Some(vec![2, 6]));
 }
 
 /// A frame as a node with these features sees it: without [`Features::GRAPH`], the code of graphs is unknown.
