@@ -480,6 +480,7 @@ fn table(status: &Status) -> String {
     out += &spread_line(&status.spread);
     status.services.iter().for_each(|service| out += &counts_line(service));
     out += &status.spread.tolerant.line();
+    status.groups.iter().for_each(|group| out += &groups::line(group));
     let _ = writeln!(
         out,
         "\n{:<20} {:<5} {:>9} {:>9} {:>7} {:>9} {:>9} {:>5}",

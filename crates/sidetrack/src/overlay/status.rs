@@ -2,6 +2,7 @@
 
 use super::control::names;
 use super::datagrams::{Counters, Datagrams, Route, ServiceCounts, Totals};
+use super::groups::{self, GroupView};
 use super::lanes;
 use super::paced::{self, PacedTotals, PacedView};
 use super::packets;
@@ -77,6 +78,9 @@ pub struct Status {
     /// Whole packets, if this node has rules for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub caught: Option<CaughtView>,
+    /// The groups that this node knows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<GroupView>,
 }
 
 /// Counts of datagrams.
@@ -461,6 +465,7 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         services: counted(&shared.datagrams),
         settings: Vec::new(),
         caught,
+        groups: groups::views(shared),
     }
 }
 

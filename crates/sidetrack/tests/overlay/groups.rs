@@ -150,6 +150,9 @@ fn a_multicast_stream_reaches_the_members_one_leaves_and_a_relay_is_killed() {
     let sends_too = joins.clone() + &sends[TV.len()..];
     let mut sites = Sites::new([&sends, &joins, &sends_too]);
     sites.knows(0, &["b", "c"]);
+    let seen = run(&sites.ups[0], &["status"]);
+    assert!(seen.contains("group tv: this node is no member; members: b, c\n"), "{seen}");
+    assert!(run(&sites.ups[1], &["status"]).contains("group tv: this node is a member; members: "));
     let [near, far] = [sites.receiver(1), sites.receiver(2)];
     // In the network of the sender, the packets come as before, and only from there.
     let beside = sites.receiver(0);

@@ -46,6 +46,13 @@ pub(super) async fn run(client: &Client, command: &GroupCommand) -> anyhow::Resu
     Ok(format!("this node is {state} of {}\n", view.name))
 }
 
+/// Returns the line about a group in the status.
+pub(super) fn line(view: &GroupView) -> String {
+    let state = if view.joined { "a member" } else { "no member" };
+    let members = if view.members.is_empty() { "none".to_owned() } else { view.members.join(", ") };
+    format!("group {}: this node is {state}; members: {members}\n", view.name)
+}
+
 fn table(views: &[GroupView]) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
