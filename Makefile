@@ -8,12 +8,12 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 
 # command:package pairs of Debian 12; only what is missing is installed.
 DEPS_BUILD := cc:gcc clang:clang
-DEPS_RUN := $(DEPS_BUILD) ip:iproute2 curl:curl nginx:nginx-light jq:jq
+DEPS_RUN := $(DEPS_BUILD) ip:iproute2 curl:curl nginx:nginx-light jq:jq socat:socat
 DEPS_TEST := $(DEPS_RUN) g++:g++ nft:nftables iptables:iptables ssh:openssh-client /usr/sbin/sshd:openssh-server nc:netcat-openbsd \
 	python3:python3-minimal openssl:openssl setpriv:util-linux ps:procps tcpdump:tcpdump haproxy:haproxy \
 	unshare:util-linux /usr/sbin/squid:squid \
 	node:nodejs /usr/lib/python3/dist-packages/requests/__init__.py:python3-requests danted:dante-server microsocks:microsocks redsocks:redsocks httping:httping \
-	ethtool:ethtool /usr/sbin/ovs-vswitchd:openvswitch-switch /usr/sbin/slapd:slapd ldapsearch:ldap-utils /usr/lib/python3/dist-packages/socks.py:python3-socks dig:bind9-dnsutils socat:socat \
+	ethtool:ethtool /usr/sbin/ovs-vswitchd:openvswitch-switch /usr/sbin/slapd:slapd ldapsearch:ldap-utils /usr/lib/python3/dist-packages/socks.py:python3-socks dig:bind9-dnsutils \
 	podman:podman runc:runc strip:binutils
 
 # Tests that make namespaces of the host's kind need root. As an ordinary user the tests are built as you and run

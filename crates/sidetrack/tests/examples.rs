@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
-const TESTED: [&str; 19] = [
+const TESTED: [&str; 20] = [
     "chain-of-three",
     "cooperative-cache",
     "engine-ldap",
@@ -21,6 +21,7 @@ const TESTED: [&str; 19] = [
     "main-job",
     "outgoing",
     "overlay",
+    "overlay-multicast",
     "overlay-wan",
     "reverse-proxy",
     "reverse-through-a-chain",
@@ -162,6 +163,11 @@ fn http_cache() {
 #[test]
 fn overlay() {
     passes("overlay");
+}
+
+#[test]
+fn overlay_multicast() {
+    passes("overlay-multicast");
 }
 
 #[test]

@@ -359,6 +359,9 @@ fn the_nearest_member_is_the_cheapest_one_that_is_there() {
     assert_eq!(nearest(&[4, 3, 2]), Some(NodeId(2)));
     assert_eq!(nearest(&[4, 3]), Some(NodeId(3)));
     assert_eq!(nearest(&[5, 3]), Some(NodeId(3)), "of two that cost the same, the lower one");
+    let others = [1, 4, 9, 5, 3, 2].map(NodeId);
+    let in_order = [2, 3, 5, 4].map(NodeId);
+    assert_eq!(network.by_distance(NodeId(1), others), in_order, "without the node itself and the unknown");
     assert_eq!(
         (nearest(&[1, 4]), nearest(&[1]), nearest(&[9]), nearest(&[])),
         (Some(NodeId(4)), None, None, None)

@@ -1,10 +1,10 @@
 //! The near end of sessions: flows that this node caught and sends over the overlay.
 
 use super::circuit::LAST_WORDS;
-use super::datagrams;
 use super::endpoint::{self, Broken, Endpoint, Path};
 use super::identity;
 use super::lanes;
+use super::nearest;
 use super::pool;
 use super::shared::Shared;
 use super::stream::Stream;
@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
 /// Longest attempt to open a path; it includes the far end's connect.
-const ATTEMPT: Duration = Duration::from_secs(12);
+pub(super) const ATTEMPT: Duration = Duration::from_secs(12);
 
 /// First time limit for continuing an open session over one path, before another path is tried. It doubles each time when
 /// there is no answer. A link that dies is reported at once, so this limit is only for nodes that do not answer at all.
@@ -34,8 +34,8 @@ const ATTEMPT: Duration = Duration::from_secs(12);
 const RESUME_ATTEMPT: Duration = Duration::from_secs(4);
 
 /// The shortest and longest wait between attempts.
-const REST_FIRST: Duration = Duration::from_millis(10);
-const REST_MAX: Duration = Duration::from_millis(500);
+pub(super) const REST_FIRST: Duration = Duration::from_millis(10);
+pub(super) const REST_MAX: Duration = Duration::from_millis(500);
 
 /// A flow that a worker hands over.
 pub(super) struct Request {
@@ -60,26 +60,17 @@ pub(super) enum Setback {
 /// Handles one flow, from the opening to the end.
 pub(super) async fn run(shared: Arc<Shared>, request: Request) {
     let Request { order, leg, mut reply } = request;
-    let Some(to) = destination(&shared, &order.carrier.node) else {
-        let detail = match order.carrier.node.strip_prefix(NEAREST) {
-            Some(group) => format!("no other member of the group '{group}' can be reached"),
-            None => format!("the overlay has no node '{}'", order.carrier.node),
-        };
-        let _ = reply.send(Err(Failure::new(EndReason::Unreachable, detail)));
-        return;
-    };
     let Some(_counted) = shared.sessions.count() else {
         let _ = reply.send(Err(Failure::new(EndReason::Limit, "this node has too many sessions")));
         return;
     };
-    let ingress = Arc::new(Ingress { shared: shared.clone(), order, to });
     let opened = tokio::select! {
-        opened = ingress.open() => opened,
+        opened = nearest::open(&shared, &order) => opened,
         // The client left, or the time for the path is over.
         () = reply.closed() => return,
     };
-    let (session, path) = match opened {
-        Ok(opened) => opened,
+    let (ingress, session, path) = match opened {
+        Ok((ingress, session, path)) => (Arc::new(ingress), session, path),
         Err(failure) => {
             let _ = reply.send(Err(failure));
             return;
@@ -147,17 +138,6 @@ struct Beginning {
     stream: Stream,
 }
 
-/// What a carrier has ahead of the name of a group.
-const NEAREST: &str = "nearest:";
-
-/// Returns the node that a carrier names. `None` if there is no such node, or no member of the group can be reached.
-fn destination(shared: &Shared, name: &str) -> Option<NodeId> {
-    match name.strip_prefix(NEAREST) {
-        Some(group) => datagrams::nearest(shared, &group.parse().ok()?, None, false),
-        None => shared.identity.node_named(name),
-    }
-}
-
 /// The near end of one session, to open paths for it.
 pub(super) struct Ingress {
     pub shared: Arc<Shared>,
@@ -167,28 +147,6 @@ pub(super) struct Ingress {
 }
 
 impl Ingress {
-    /// Opens a session: tries one path after the other until one succeeds or the last node refuses.
-    async fn open(&self) -> Result<(SessionId, (Path, frame::Path)), Failure> {
-        let mut avoid = BTreeSet::new();
-        let mut rest = REST_FIRST;
-        loop {
-            let session =
-                new_session().map_err(|error| Failure::new(EndReason::Internal, error.to_string()))?;
-            match self.attempt(session, None, Endpoint::first_window(), &mut avoid, ATTEMPT).await {
-                Ok(path) => return Ok((session, path)),
-                Err(Setback::Final(reason, detail)) => return Err(failure(reason, self.node(), detail)),
-                Err(Setback::Passing(detail)) => {
-                    tracing::debug!(node = %self.node(), %detail, "no session yet");
-                }
-                Err(Setback::Late) => {
-                    tracing::debug!(node = %self.node(), "no answer in time: no session yet");
-                }
-            }
-            sleep(rest).await;
-            rest = (rest * 2).min(REST_MAX);
-        }
-    }
-
     /// Moves the flow's bytes, and finds a new path each time it has lost one.
     async fn carry(&self, session: SessionId, first: Path, leg: TcpStream) {
         let (paths, arriving) = mpsc::channel(1);
@@ -248,7 +206,7 @@ impl Ingress {
 
     /// Makes one attempt over the best path that has none of the relays in `avoid`. If it fails, its relays are avoided
     /// next time. When there is no such path, all are tried again.
-    async fn attempt(
+    pub(super) async fn attempt(
         &self,
         session: SessionId,
         resume: Option<Resume>,
@@ -404,13 +362,13 @@ fn passing(detail: impl Into<String>) -> Setback {
     Setback::Passing(detail.into())
 }
 
-fn new_session() -> anyhow::Result<SessionId> {
+pub(super) fn new_session() -> anyhow::Result<SessionId> {
     let mut id = [0; 16];
     identity::random(&mut id)?;
     Ok(SessionId(id))
 }
 
-fn failure(reason: Refusal, node: &str, detail: String) -> Failure {
+pub(super) fn failure(reason: Refusal, node: &str, detail: String) -> Failure {
     let reason = match reason {
         Refusal::Denied => EndReason::PolicyDenied,
         Refusal::ConnectionRefused => EndReason::Refused,

@@ -21,6 +21,7 @@ mod groups;
 pub mod identity;
 mod ingress;
 mod lanes;
+mod nearest;
 mod paced;
 mod packets;
 mod places;

@@ -19,11 +19,11 @@ const GROUP: Ipv4Addr = Ipv4Addr::new(239, 1, 2, 3);
 const PORT: u16 = 5004;
 
 /// Three sites with a host each, and two relays.
-struct Sites {
+pub(crate) struct Sites {
     hosts: Vec<Node>,
-    gateways: Vec<Node>,
+    pub(crate) gateways: Vec<Node>,
     _relays: Vec<Node>,
-    ups: Vec<Up>,
+    pub(crate) ups: Vec<Up>,
     up_relays: Vec<Option<Up>>,
 }
 
@@ -32,6 +32,11 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 impl Sites {
     /// `entries` are the groups and packets of each gateway.
     fn new(entries: [&str; 3]) -> Self {
+        Self::with("", entries)
+    }
+
+    /// The same; the file of a begins with `first`.
+    pub(crate) fn with(first: &str, entries: [&str; 3]) -> Self {
         let keys = Keys::new(&["a", "b", "c", "r1", "r2"]);
         let hosts: Vec<_> = NAMES.iter().map(|_| Node::new()).collect();
         let gateways: Vec<_> = NAMES.iter().map(|_| Node::new()).collect();
@@ -54,14 +59,15 @@ impl Sites {
         let ups = NAMES.iter().enumerate().map(|(number, name)| {
             let dial = |relay: usize| at(&format!("10.7.{relay}{number}.2"), 8100);
             let text = keys.section(name, &[("r1", dial(1)), ("r2", dial(2))], false) + entries[number];
-            gateways[number].run(move || Up::start("", &text))
+            let first = if number == 0 { first.to_owned() } else { String::new() };
+            gateways[number].run(move || Up::start(&first, &text))
         });
         let ups = ups.collect();
         Self { hosts, gateways, _relays: relays, ups, up_relays }
     }
 
     /// What a gateway says of its group.
-    fn group(&self, number: usize) -> Value {
+    pub(crate) fn group(&self, number: usize) -> Value {
         let all = crate::node::admin::show(&self.ups[number], "/v1/overlay/group");
         serde_json::from_str::<Value>(&all).expect("JSON")[0].clone()
     }
@@ -71,7 +77,7 @@ impl Sites {
     }
 
     /// Waits until a gateway knows these members, and paths to both other sites.
-    fn knows(&self, number: usize, members: &[&str]) {
+    pub(crate) fn knows(&self, number: usize, members: &[&str]) {
         wait_for(&self.ups[number], "paths", |status| {
             let paths = status["paths"].as_array().expect("paths");
             NAMES.iter().enumerate().filter(|(other, _)| *other != number).all(|(_, name)| {

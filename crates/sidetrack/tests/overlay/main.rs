@@ -12,6 +12,7 @@ mod faults;
 mod groups;
 mod legs;
 mod liar;
+mod nearest;
 mod paced;
 mod packets;
 mod paths;

@@ -111,8 +111,16 @@ impl Graph {
     /// Returns the member of these that is cheapest to reach from a node, for a graph of [`Graph::of_groups`]. Of two that cost
     /// the same, the lower node. The node itself does not count.
     pub fn nearest(&self, from: NodeId, members: impl IntoIterator<Item = NodeId>) -> Option<NodeId> {
+        self.by_distance(from, members).first().copied()
+    }
+
+    /// Returns the members of these that can be reached from a node, for a graph of [`Graph::of_groups`]: the cheapest one first. Of
+    /// two that cost the same, the lower node is first. The node itself does not count.
+    pub fn by_distance(&self, from: NodeId, members: impl IntoIterator<Item = NodeId>) -> Vec<NodeId> {
         let tree = self.cheapest_paths(from);
         let costs = members.into_iter().filter(|member| *member != from);
-        costs.filter_map(|member| Some((tree.cost_us(member)?, member))).min().map(|(_, member)| member)
+        let mut costs: Vec<_> = costs.filter_map(|member| Some((tree.cost_us(member)?, member))).collect();
+        costs.sort_unstable();
+        costs.into_iter().map(|(_, member)| member).collect()
     }
 }

@@ -69,6 +69,13 @@ pub(crate) fn nearest(
     kept.filter(is_there).or_else(|| network.nearest(own, groups.members(group)))
 }
 
+/// Returns the other members of a group that can be reached, the nearest one first.
+pub(crate) fn by_distance(shared: &Shared, group: &GroupName) -> Vec<NodeId> {
+    let mut plans = lock(&shared.datagrams.plans);
+    let Known { groups, network, .. } = plans.now(shared);
+    network.by_distance(shared.identity.own(), groups.members(group))
+}
+
 /// Sends an IP packet to all members of a group, or to this one. Returns false if no copy could be sent. `shrink` gets the packet
 /// and the largest size that travels in one datagram.
 pub(crate) fn send_to_group(

@@ -17,7 +17,7 @@ mod tolerant;
 mod train;
 mod way;
 
-pub(super) use groups::{Plans, nearest, send_to_group};
+pub(super) use groups::{Plans, by_distance, nearest, send_to_group};
 pub(super) use legs::{Ends, candidates};
 pub(super) use link::{Link, Route};
 pub(super) use pings::{Pinged, links, ping};
