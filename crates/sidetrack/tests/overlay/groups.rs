@@ -182,11 +182,14 @@ fn a_multicast_stream_reaches_the_members_one_leaves_and_a_relay_is_killed() {
     // What c has delivered comes by its own interface and is not sent again: a source that may not send is refused by b.
     assert_eq!(sites.count(1, "sender"), 0);
     let wrong = sites.sender(2, 4);
+    // They are numbered: the receiver in c's own network gets each of them once.
+    let mut number = 0;
     eventually("b refuses packets of c", || {
-        wrong.send_to(b"wrong", (GROUP, PORT)).expect("sent");
+        wrong.send_to(format!("wrong-{number}").as_bytes(), (GROUP, PORT)).expect("sent");
+        number += 1;
         sites.count(1, "sender") > 0
     });
-    assert!(arrived(&near).iter().all(|word| word != "wrong"));
+    assert!(arrived(&near).iter().all(|word| !word.starts_with("wrong")));
     // One leaves: it delivers nothing from then on.
     run(&sites.ups[2], &["group", "leave", "tv"]);
     sites.knows(0, &["b"]);

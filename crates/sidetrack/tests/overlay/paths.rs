@@ -58,7 +58,9 @@ fn a_striped_flow_uses_both_relays_and_arrives_whole() {
     let client = std::thread::spawn(move || exchange(entry, &sent));
     scene.wait("a session with two paths", |status| session_paths(status).len() == 2);
     let path = run(&scene.a, &["path", "c"]);
-    assert!(path.contains("1 sessions, stripe: a -> b1 -> c (") && path.contains("a -> b2 -> c ("), "{path}");
+    // The path that the session began with comes first: whichever relay was nearer at that moment.
+    assert!(path.contains("1 sessions, stripe: a -> b"), "{path}");
+    assert!(path.contains("a -> b1 -> c (") && path.contains("a -> b2 -> c ("), "{path}");
     assert!(client.join().expect("no panic").expect("an answer") == down, "what the server sent");
     assert!(server.finish().expect("an orderly end") == up, "what the client sent");
     let passed = [&scene.b1, &scene.b2].map(|relay| relayed(relay.as_ref().expect("it runs")));
