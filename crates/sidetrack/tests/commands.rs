@@ -215,6 +215,7 @@ fn explain_says_which_packets_the_overlay_captures() {
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     let packets = &json["packets"];
     assert_eq!((&packets["entry"], &packets["dissemination"]), (&2.into(), &"graph".into()));
+    assert_eq!(packets["trust"], "members");
     assert_eq!(packets["deadline_ms"], 65);
     let other = say(&["10.1.0.5", "10.3.0.9:22"]);
     assert!(!other.contains("overlay.packets"), "{other}");

@@ -3,7 +3,7 @@
 use sidetrack::cli::doctor::report;
 use sidetrack::doctor::{
     Check, EngineUse, Facts, Interface, Isolation, Level, Neighbour, Nftables, OverlayUse, ShuntUse, Switch,
-    examine,
+    TolerantUse, examine,
 };
 use sidetrack_core::shunt::FastPathKind;
 use sidetrack_sys::driver::{Offloads, Xdp};
@@ -326,8 +326,13 @@ fn what_the_shunt_needs_is_looked_at() {
 
 #[test]
 fn what_the_overlay_needs_is_looked_at() {
-    let overlay =
-        |mtu, lacking| OverlayUse { congestion: "bbr".into(), mtus: vec![("chicago".into(), mtu)], lacking };
+    let overlay = |mtu, lacking| OverlayUse {
+        congestion: "bbr".into(),
+        mtus: vec![("chicago".into(), mtu)],
+        lacking,
+        groups: vec![("tv".into(), Some(vec!["chicago".into()]))],
+        tolerant: Some(TolerantUse { links: 3, beyond: Some(0) }),
+    };
     let with = |settings: [(&'static str, &str); 3], overlay| {
         let mut facts = Facts { overlay: Some(overlay), ..good() };
         facts.settings.extend(settings.map(|(name, value)| (name, value.to_owned())));
@@ -354,7 +359,16 @@ fn what_the_overlay_needs_is_looked_at() {
         assert!(check.fix.as_ref().is_some_and(|told| told.starts_with(fix)), "{check:?}");
     }
     assert_eq!(check(&facts, "overlay: versions").found, "chicago does not know graphs, groups");
+    let mut lies = overlay(Some(1500), Ok(Vec::new()));
+    (lies.groups[0].1, lies.tolerant) = (Some(Vec::new()), Some(TolerantUse { links: 3, beyond: Some(2) }));
+    let facts = with(fine, lies.clone());
+    assert_eq!(check(&facts, "overlay: trust").found, "2 announced links exceed the topology");
+    let empty = check(&facts, "overlay: group tv");
+    assert!(empty.level == Level::Warn && empty.fix.is_some_and(|fix| fix.contains("group join tv")));
+    lies.tolerant = Some(TolerantUse { links: 0, beyond: None });
+    assert_eq!(check(&with(fine, lies), "overlay: trust").level, Level::Warn);
     let facts = with(fine, overlay(None, Err("it does not run".into())));
+    assert_eq!(check(&facts, "overlay: group tv").found, "members: chicago");
     assert_eq!(check(&facts, "overlay: MTU to chicago").found, "there is no route to its address");
     assert_eq!(check(&facts, "overlay: versions").found, "not known: it does not run");
 }

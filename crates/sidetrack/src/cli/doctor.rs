@@ -4,7 +4,7 @@ use super::Printed;
 use super::wrap::{self, push_wrapped};
 use crate::admin::default_socket;
 use crate::config::{AdminAt, BadConfiguration, Config};
-use crate::doctor::{Check, Facts, Level, examine};
+use crate::doctor::{Check, Facts, Level, OverlayUse, examine};
 use crate::overlay::Status;
 use clap::Args;
 use serde::Serialize;
@@ -38,20 +38,35 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     };
     let mut facts = Facts::gather(config.as_ref());
     if let (Some(config), Some(overlay)) = (&config, &mut facts.overlay) {
-        overlay.lacking = lacking(config);
+        ask(config, overlay);
     }
     Ok(report(&facts, args.json, wrap::width()).print())
 }
 
-/// Asks the running sidetrack what its neighbours in the overlay lack.
-fn lacking(config: &Config) -> Result<Vec<(String, Vec<String>)>, String> {
+/// Asks the running sidetrack what it knows of the overlay.
+fn ask(config: &Config, overlay: &mut OverlayUse) {
+    match status(config) {
+        Ok(status) => {
+            for (name, members) in &mut overlay.groups {
+                let known = status.groups.iter().find(|group| group.name == *name);
+                *members = Some(known.map(|group| group.members.clone()).unwrap_or_default());
+            }
+            if let Some(tolerant) = &mut overlay.tolerant {
+                tolerant.beyond = Some(status.links_beyond_topology);
+            }
+            overlay.lacking = Ok(status.links.into_iter().map(|link| (link.neighbour, link.lacks)).collect());
+        }
+        Err(why) => overlay.lacking = Err(why),
+    }
+}
+
+fn status(config: &Config) -> Result<Status, String> {
     let socket = match &config.admin.socket {
         AdminAt::Path(path) => path.clone(),
         AdminAt::Default => default_socket(),
         AdminAt::None => return Err("the configuration has no admin socket ([admin])".to_owned()),
     };
-    let status: Status = super::ask_once(&socket, "/v1/overlay", &[])?;
-    Ok(status.links.into_iter().map(|link| (link.neighbour, link.lacks)).collect())
+    super::ask_once(&socket, "/v1/overlay", &[])
 }
 
 #[derive(Serialize)]

@@ -4,11 +4,11 @@ use super::Printed;
 use crate::admin::{Functions, default_socket};
 use crate::config::{AdminAt, Config, Listener, Question, Surroundings, System, numbered};
 use crate::explain::{Answer, CapturedPackets, FunctionHealth, Health, Links, explain};
-use crate::overlay::{Status, WayView};
+use crate::overlay::{ServiceView, Status, WayView};
 use anyhow::{Context, bail};
 use sidetrack_common::admin::ContainersHealth;
 use sidetrack_core::flow::{Destination, HostName, Intercept, Process, Protocol};
-use sidetrack_core::overlay::service::LinkKind;
+use sidetrack_core::overlay::service::{LinkKind, Trust};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -101,6 +101,18 @@ fn links(args: &ExplainArgs, config: &Config, packets: &CapturedPackets) -> Resu
         return Err("they depend on the members; 'sidetrack overlay group ls' shows these".to_owned());
     };
     let socket = admin_socket(args, config)?;
+    if packets.trust == Trust::Tolerant.name() {
+        let status: Status = super::ask_once(&socket, "/v1/overlay", &[])?;
+        let services =
+            status.paths.into_iter().filter(|path| path.to == *node).flat_map(|path| path.services);
+        let is_this = |of: &ServiceView| of.kind == packets.link && of.dissemination == packets.dissemination;
+        let links = services.filter(is_this).map(|of| of.links).next().unwrap_or_default();
+        return if links.is_empty() {
+            Err(format!("no nodes that know proofs lead to {node}"))
+        } else {
+            Ok(links)
+        };
+    }
     if packets.link == LinkKind::Reliable.name() {
         let status: Status = super::ask_once(&socket, "/v1/overlay", &[])?;
         let path = status.paths.into_iter().find(|path| path.to == *node).unwrap_or_default().path;

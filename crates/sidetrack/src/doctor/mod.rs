@@ -14,7 +14,7 @@ mod shunt;
 mod uses;
 
 pub use facts::{Facts, Isolation, Neighbour, Nftables, SETTINGS};
-pub use uses::{EngineUse, Interface, OverlayUse, ShuntUse, Switch};
+pub use uses::{EngineUse, Interface, OverlayUse, ShuntUse, Switch, TolerantUse};
 
 use serde::Serialize;
 

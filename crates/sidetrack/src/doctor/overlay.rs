@@ -1,7 +1,7 @@
 //! What a node of the overlay needs: congestion control, buffers and packet sizes of its links, and neighbours of its version.
 //! Clocks are not looked at: ages of packets count from node to node, so no two clocks have to agree.
 
-use super::uses::OverlayUse;
+use super::uses::{OverlayUse, TolerantUse};
 use super::{Check, Facts};
 
 /// The size of a socket's buffer that a node asks for, bytes.
@@ -20,7 +20,36 @@ pub(super) fn examine(facts: &Facts) -> Vec<Check> {
     checks.extend(buffer(facts, "send", "net/core/wmem_max"));
     checks.extend(overlay.mtus.iter().map(|(node, mtu)| packet_size(node, *mtu)));
     checks.push(versions(overlay));
+    checks.extend(overlay.groups.iter().map(|(name, members)| group(name, members.as_deref())));
+    checks.extend(overlay.tolerant.map(trust));
     checks
+}
+
+fn group(name: &str, members: Option<&[String]>) -> Check {
+    let title = format!("overlay: group {name}");
+    let needed_for = "packets to the group";
+    match members {
+        None => Check::ok(title, "its members are not known: no running sidetrack was asked")
+            .needed_for(needed_for),
+        Some([]) => {
+            Check::warn(title, "it has no member: packets to it arrive nowhere").needed_for(needed_for).fix(
+                format!("run `sidetrack overlay group join {name}` on a node, or write `join = true` there"),
+            )
+        }
+        Some(members) => Check::ok(title, format!("members: {}", members.join(", "))).needed_for(needed_for),
+    }
+}
+
+fn trust(TolerantUse { links, beyond }: TolerantUse) -> Check {
+    let (name, needed_for) = ("overlay: trust", "packets that arrive although members lie");
+    let check = match (links, beyond) {
+        (0, _) => Check::warn(name, "the file does not say which links there may be")
+            .fix("write an [[overlay.topology]] for each link: otherwise two nodes that lie can draw paths to themselves"),
+        (_, Some(beyond @ 1..)) => Check::warn(name, format!("{beyond} announced links exceed the topology"))
+            .fix("look at the costs in `sidetrack overlay status` and at [[overlay.topology]]: it is out of date, or a node lies"),
+        (links, _) => Check::ok(name, format!("the topology has {links} links, and no other counts")),
+    };
+    check.needed_for(needed_for)
 }
 
 fn congestion(facts: &Facts, overlay: &OverlayUse) -> Check {

@@ -1,6 +1,7 @@
 //! The interfaces of this machine that the configuration uses, for the packet engine and the shunt.
 
 use crate::config::{Config, EngineIo, ListenerKind, ShuntPath};
+use sidetrack_core::overlay::service::Trust;
 use sidetrack_core::shunt::FastPathKind;
 use sidetrack_sys::driver::{self, Offloads, Xdp};
 use sidetrack_sys::{link, udp, xsk};
@@ -91,6 +92,19 @@ pub struct OverlayUse {
     pub mtus: Vec<(String, Option<u32>)>,
     /// For each neighbour: its name, and what it lacks. Or why that is not known.
     pub lacking: Result<Vec<(String, Vec<String>)>, String>,
+    /// For each group of the configuration: its name, and its members. `None`: they are not known.
+    pub groups: Vec<(String, Option<Vec<String>>)>,
+    /// What it does among members that lie, if any of its packets are intrusion-tolerant.
+    pub tolerant: Option<TolerantUse>,
+}
+
+/// What a node needs whose packets are intrusion-tolerant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TolerantUse {
+    /// The links of the topology.
+    pub links: usize,
+    /// Links in records that the topology does not allow, or allows only at a higher cost. `None`: not known.
+    pub beyond: Option<u64>,
 }
 
 /// Returns what the overlay of a configuration uses.
@@ -98,10 +112,14 @@ pub(super) fn overlay(config: &Config) -> Option<OverlayUse> {
     let overlay = config.overlay.as_ref()?;
     let dialled =
         overlay.nodes.iter().filter_map(|node| Some((node.name.to_string(), *node.addresses.first()?)));
+    let mut services = overlay.packets.iter().map(|packets| packets.service.trust);
+    let is_tolerant = overlay.trust == Trust::Tolerant || services.any(|trust| trust == Trust::Tolerant);
     Some(OverlayUse {
         congestion: overlay.congestion.to_string(),
         mtus: dialled.map(|(name, address)| (name, udp::route_mtu(address).ok())).collect(),
         lacking: Err("no running sidetrack was asked".to_owned()),
+        groups: overlay.groups.iter().map(|group| (group.name.to_string(), None)).collect(),
+        tolerant: is_tolerant.then_some(TolerantUse { links: overlay.edges.len(), beyond: None }),
     })
 }
 

@@ -21,6 +21,8 @@ pub struct CapturedPackets {
     pub link: &'static str,
     /// The dissemination.
     pub dissemination: &'static str,
+    /// Which nodes they rely on: `members` or `intrusion-tolerant`.
+    pub trust: &'static str,
     /// How long a packet may travel, milliseconds. `None`: there is no limit.
     pub deadline_ms: Option<u64>,
     /// The service in words.
@@ -63,6 +65,7 @@ pub(super) fn of(config: &Config, flow: &Flow) -> Option<CapturedPackets> {
         delivery: delivery.name(),
         link: service.kind.name(),
         dissemination: service.dissemination.name(),
+        trust: service.trust.name(),
         deadline_ms: service.deadline.and_then(|deadline| u64::try_from(deadline.as_millis()).ok()),
         service: service.words(),
         forwarded: !entry.local,

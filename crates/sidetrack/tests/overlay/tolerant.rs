@@ -350,6 +350,19 @@ fn claims(who: &Who, flow: FlowName) -> Vec<Frame> {
         .collect()
 }
 
+/// `explain` says which nodes the packets rely on, and over which links they go.
+fn explained(up: &Up) {
+    let folder = up.folder();
+    let mut explain = std::process::Command::new(env!("CARGO_BIN_EXE_sidetrack"));
+    explain
+        .args(["explain", "10.1.0.1", "10.2.0.1:80", "--intercept", "run", "-c"])
+        .arg(folder.join("sidetrack.toml"));
+    let out = explain.arg("--admin").arg(folder.join("admin.sock")).output().expect("the binary");
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(text.contains("to node b: reliable, flood, intrusion-tolerant"), "{out:?}");
+    assert!(text.contains("a -> r1") && text.contains("r1 -> b"), "{text}");
+}
+
 #[test]
 fn reliable_packets_all_arrive_over_links_that_lose_some_beside_a_member_that_claims_to_have_them() {
     if !is_root() {
@@ -391,6 +404,7 @@ fn reliable_packets_all_arrive_over_links_that_lose_some_beside_a_member_that_cl
     all_arrive("beside claims");
     assert!(flows(&chain.up_r1, "kept_bytes") < 4 << 20, "{:#}", status(&chain.up_r1));
     assert!(run(&chain.up_r1, &["status"]).contains("reliable flows "));
+    explained(&chain.up_a);
     let metrics = crate::node::admin::show(&chain.up_r1, "/metrics");
     assert!(metrics.contains("sidetrack_overlay_packets_total{fate=\"reliable_relayed\"}"), "{metrics}");
 }
