@@ -2,6 +2,7 @@
 //! reached through the one before.
 
 use crate::flow::{Destination, DestinationError};
+use crate::overlay::service::{LinkKind, Service};
 use crate::overlay::session::Mode;
 use std::fmt;
 use std::str::FromStr;
@@ -64,22 +65,24 @@ pub struct Hop {
     pub mptcp: bool,
 }
 
-/// A node of the overlay that delivers flows, and how their bytes use the paths to it.
+/// A node of the overlay that delivers flows, and how their bytes and datagrams use the paths to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OverlayCarrier {
-    /// The name of the node.
+    /// The name of the node; `nearest:GROUP` for the nearest member of a group, or `group:GROUP` for all of them (UDP).
     pub node: Arc<str>,
     /// How the bytes of a flow use its paths.
     pub mode: Mode,
     /// The number of paths, 1 with [`Mode::Shortest`], otherwise in [`PATHS`](crate::overlay::service::PATHS). Fewer are used
     /// if the network has fewer.
     pub paths: u8,
+    /// How the datagrams of a flow of UDP travel.
+    pub service: Service,
 }
 
 impl OverlayCarrier {
     /// Returns the carrier over one path to this node.
     pub fn one_path(node: Arc<str>) -> Self {
-        Self { node, mode: Mode::Shortest, paths: 1 }
+        Self { node, mode: Mode::Shortest, paths: 1, service: Service::new(LinkKind::BestEffort) }
     }
 }
 
@@ -87,7 +90,8 @@ impl fmt::Display for OverlayCarrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "overlay:{}", self.node)?;
         match self.mode {
-            Mode::Shortest => Ok(()),
+            Mode::Shortest if self.service == Service::new(LinkKind::BestEffort) => Ok(()),
+            Mode::Shortest => write!(f, " ({})", self.service.words()),
             mode => write!(f, " ({} over {} paths)", mode.name(), self.paths),
         }
     }
@@ -117,7 +121,7 @@ impl Carrier {
                 HopProtocol::Socks6(_) => Some("no hop of the kind socks6 carries UDP"),
                 HopProtocol::Http => Some("no hop of the kind http carries UDP"),
             }),
-            Self::Overlay(_) => Some("the overlay carries no flows of UDP"),
+            Self::Overlay(_) => None,
             Self::Tunnel(_) => Some("a tunnel carries no flows of UDP"),
         }
     }

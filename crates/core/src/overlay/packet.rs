@@ -1,6 +1,10 @@
 //! IP packets that the overlay carries whole (Seamless Overlays, Secs. 2.1 and 2.2): their addresses and ports, their
 //! destination node, and whether they may be delivered. TCP and UDP over IPv4 and IPv6.
 
+mod build;
+
+pub use build::datagram;
+
 use super::NodeId;
 use super::group::GroupName;
 use super::group::rule::{self, Rule};

@@ -10,16 +10,19 @@ pub enum Reserved {
     Packets,
     /// For measurements: the far node counts the bytes and discards them.
     Bench,
+    /// The far node's endpoint for flows of UDP ([`super::frame::Relayed`]).
+    Udp,
 }
 
 impl Reserved {
     /// All values.
-    pub const ALL: [Self; 2] = [Self::Packets, Self::Bench];
+    pub const ALL: [Self; 3] = [Self::Packets, Self::Bench, Self::Udp];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Packets => "packets.overlay.invalid",
             Self::Bench => "bench.overlay.invalid",
+            Self::Udp => "udp.overlay.invalid",
         }
     }
 

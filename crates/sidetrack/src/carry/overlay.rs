@@ -1,5 +1,6 @@
 //! The overlay carrier: sends the flow to another node of the overlay, which delivers it.
 
+use super::datagrams::Datagrams;
 use super::{Carried, Failure, Order};
 use crate::reactor::TcpStream;
 use sidetrack_core::carrier::OverlayCarrier;
@@ -8,6 +9,7 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 
 /// A flow for the overlay to carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +32,12 @@ pub trait OverlayEntry: Debug + Send + Sync {
         &self,
         order: OverlayOrder,
     ) -> Pin<Box<dyn Future<Output = Result<std::net::TcpStream, Failure>> + Send>>;
+
+    /// Opens a path for the datagrams of one client. The destination of the order is the first one.
+    fn associate(
+        &self,
+        order: OverlayOrder,
+    ) -> Pin<Box<dyn Future<Output = Result<Box<dyn Datagrams>, Failure>> + Send>>;
 }
 
 /// Carries a flow over the overlay.
@@ -38,19 +46,9 @@ pub(super) async fn carry(
     carrier: &OverlayCarrier,
     destination: Destination,
 ) -> Result<Carried, Failure> {
-    let Some(overlay) = &order.dialing.overlay else {
-        return Err(Failure::new(
-            EndReason::Unreachable,
-            "this process is not a node of an overlay: use 'sidetrack up'",
-        ));
-    };
-    let host = match &order.destination.host {
-        Host::Name(name) => Some(name.clone()),
-        Host::Ip(_) => order.host.cloned(),
-    };
-    let order = OverlayOrder { carrier: carrier.clone(), destination, client: order.client, host };
     let failed = |error| Failure::new(EndReason::Internal, format!("the socket to the overlay: {error}"));
-    let stream = TcpStream::new(overlay.open(order).await?.into()).map_err(failed)?;
+    let opened = entry(order)?.open(to_node(order, carrier, destination)).await?;
+    let stream = TcpStream::new(opened.into()).map_err(failed)?;
     Ok(Carried {
         stream: stream.into(),
         early: Vec::new(),
@@ -60,4 +58,28 @@ pub(super) async fn carry(
         taken: None,
         leads_to: None,
     })
+}
+
+/// Opens a path over the overlay for the datagrams of the order's client.
+///
+/// # Errors
+/// Fails if the node cannot be reached, or refuses the destination.
+pub(super) async fn associate(
+    order: &Order<'_>,
+    carrier: &OverlayCarrier,
+) -> Result<Box<dyn Datagrams>, Failure> {
+    entry(order)?.associate(to_node(order, carrier, order.destination.clone())).await
+}
+
+fn entry<'a>(order: &'a Order<'_>) -> Result<&'a Arc<dyn OverlayEntry>, Failure> {
+    let detail = "this process is not a node of an overlay: use 'sidetrack up'";
+    order.dialing.overlay.as_ref().ok_or_else(|| Failure::new(EndReason::Unreachable, detail))
+}
+
+fn to_node(order: &Order<'_>, carrier: &OverlayCarrier, destination: Destination) -> OverlayOrder {
+    let host = match &order.destination.host {
+        Host::Name(name) => Some(name.clone()),
+        Host::Ip(_) => order.host.cloned(),
+    };
+    OverlayOrder { carrier: carrier.clone(), destination, client: order.client, host }
 }

@@ -280,8 +280,12 @@ pub enum FlowDissemination {
     Shortest,
     /// Each byte on one of several paths.
     Stripe,
-    /// Each byte on all of several paths.
+    /// Each byte, or each datagram, on all of several paths.
     Duplicate,
+    /// Datagrams: all links on ways with a limited number of hops.
+    Flood,
+    /// Datagrams: two disjoint paths, and more links around a source or destination in trouble.
+    Graph,
 }
 
 /// One rule: which flows it matches, and what happens to them.
@@ -300,12 +304,22 @@ pub struct Rule {
     /// Schemes: socks5, socks6, socks6+socksx, socks6+socksx010, http.
     pub carrier: Option<List<String>>,
     /// The paths that the bytes of a flow use. "shortest": the cheapest path. "stripe": `paths` paths that share no relay, each
-    /// byte on one of them. "duplicate": all bytes on each of these paths; the first copy counts. Only with carrier
+    /// byte on one of them. "duplicate": all bytes on each of these paths; the first copy counts. Datagrams may also take
+    /// "flood", all links on ways with at most `hops` links, and "graph", two such paths and more links around the source or
+    /// the destination while links there are in trouble; both need `protocol = "udp"` in `match`. Only with carrier
     /// "overlay:<node>". Default "shortest".
     pub dissemination: Option<At<FlowDissemination>>,
     /// The number of paths with `dissemination = "stripe"` or "duplicate", 2 to 5. If the network has fewer, flows use those.
     /// Default 2.
     pub paths: Option<At<u8>>,
+    /// The kind of links for datagrams: "best-effort", "reliable" or "real-time", as in [[overlay.packets]]. Only for rules with
+    /// `protocol = "udp"` and carrier "overlay:<node>". Default "best-effort".
+    pub link: Option<At<PacketsLink>>,
+    /// Most links on the way of a datagram with `dissemination = "flood"`, 1 to 15. Default 4.
+    pub hops: Option<At<u8>>,
+    /// Milliseconds that a datagram may travel over the overlay, 1 to 10000; later it is dropped. Required with
+    /// `link = "real-time"`. With "best-effort" it needs another `dissemination` than "shortest". Default: there is no limit.
+    pub deadline_ms: Option<At<u32>>,
     /// A file with one line "user:password" for each hop of `carrier`, in order; "-" for a hop without.
     pub credentials_file: Option<At<String>>,
     /// A destination "host:port" instead of the client's. A link-local address needs its interface: "[fe80::1%eth0]:80".

@@ -407,17 +407,16 @@ impl Associations {
         }
         let (id, carry) = (waiting.id, waiting.carry.clone());
         let path = self.paths.add(carrier, only, State::Opening(vec![waiting]), waker);
-        self.ask_hops(id, carry, path);
+        self.ask_for_path(id, carry, path);
     }
 
-    /// Asks the hops of a carrier for a path.
-    fn ask_hops(&self, id: Id, carry: Arc<Carry>, path: PathId) {
+    /// Asks the hops of a carrier, or a node of the overlay, for a path.
+    fn ask_for_path(&self, id: Id, carry: Arc<Carry>, path: PathId) {
         let Some(association) = self.find(id) else { return };
         let (worker, flow) = (self.worker.clone(), association.flow.clone());
         let (found, ready) = (self.found.clone(), self.ready.clone());
         let limit = carry.connect_timeout_ms.unwrap_or(worker.config().limits.connect_timeout_ms);
         reactor::spawn(async move {
-            let Carrier::Hops(hops) = &carry.carrier else { return };
             let dialing = worker.dialing();
             let order = Order {
                 carry: &carry,
@@ -428,12 +427,12 @@ impl Associations {
                 tunnels: &worker.tunnels,
                 warm: &worker.warm,
                 metadata: Vec::new(),
-                // The caller has asked the gate about the destination; the hops are from the configuration.
+                // The caller has asked the gate about the destination; hops and nodes are from the configuration.
                 gate: None,
                 dialing: &dialing,
             };
-            let asked = Box::pin(associate(&order, hops));
-            let late = || Failure::new(EndReason::ConnectTimeout, "the hops did not relay datagrams in time");
+            let asked = Box::pin(associate(&order));
+            let late = || Failure::new(EndReason::ConnectTimeout, "there was no path for datagrams in time");
             let done = reactor::timeout(Duration::from_millis(limit), asked).await;
             let done = done.unwrap_or_else(|_| Err(late()));
             found.borrow_mut().push(Found::Path(path, done));

@@ -4,7 +4,7 @@ use super::ROUNDS;
 use super::association::{Associations, Server};
 use super::path::{PathId, State};
 use crate::carry::Failure;
-use crate::carry::datagrams::{self, Came, Lost};
+use crate::carry::datagrams::{self, Came, Lost, Remote};
 use sidetrack_core::association::{Dropped, Id, Input};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt;
@@ -130,6 +130,7 @@ impl Associations {
         let (from, payload) = match came {
             Came::Datagram { from, payload } => (from, payload),
             Came::Error { to, failure } => return self.error_on_path(path, to, &failure),
+            Came::Refused { to, failure } => return self.refused_on_path(path, to, &failure),
             Came::Dropped(why) => return self.dropped[why as usize] += 1,
         };
         let bytes = payload.len();
@@ -160,13 +161,23 @@ impl Associations {
         }
     }
 
+    /// The far end of a path refuses a destination: its associations end.
+    fn refused_on_path(&mut self, path: PathId, to: Option<SocketAddr>, failure: &Failure) {
+        self.end_on_path(path, failure, |remote| to.is_none() || remote.address() == to);
+    }
+
     /// A path is over: its associations end. The next datagram begins another one, on another path.
     fn path_is_over(&mut self, path: PathId, failure: &Failure) {
         self.paths.remove(path);
+        self.end_on_path(path, failure, |_| true);
+    }
+
+    /// Ends the associations of a path with these destinations.
+    fn end_on_path(&mut self, path: PathId, failure: &Failure, is_meant: impl Fn(&Remote) -> bool) {
         let now = self.worker.clock.now();
         let mut ids = Vec::new();
         for association in self.slots.iter_mut().flatten() {
-            if matches!(&association.server, Server::Path(its, _) if *its == path) {
+            if matches!(&association.server, Server::Path(its, to) if *its == path && is_meant(to)) {
                 association.entry.note(failure.detail.clone());
                 ids.push(association.id);
             }

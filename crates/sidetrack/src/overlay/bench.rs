@@ -4,19 +4,15 @@
 //! Every 20 ms, and once more at the end, the far end reports how many bytes have come (8 bytes, big-endian).
 
 use super::echoes::share_of;
-use super::ingress::Request;
-use super::pair;
-use crate::carry::OverlayOrder;
+use super::ingress::{Request, open_reserved};
 use serde::{Deserialize, Serialize};
-use sidetrack_core::carrier::OverlayCarrier;
 use sidetrack_core::overlay::reserved::Reserved;
 use std::collections::VecDeque;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{sleep, timeout};
 
 /// Bytes of one write.
@@ -78,18 +74,10 @@ pub(super) async fn run(
 }
 
 async fn open(requests: &mpsc::Sender<Request>, node: &str) -> Result<TcpStream, String> {
-    let broken = |error: std::io::Error| format!("a socket to the overlay: {error}");
-    let (near, leg) = pair().map_err(broken)?;
-    let (reply, answer) = oneshot::channel();
-    let destination = Reserved::Bench.destination().ok_or("no name for measurements")?;
-    let client = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-    let order =
-        OverlayOrder { carrier: OverlayCarrier::one_path(node.into()), destination, client, host: None };
-    let stopping = "the overlay is stopping";
-    requests.send(Request { order, leg, reply }).await.map_err(|_| stopping)?;
-    let opened = timeout(PATIENCE, answer).await.map_err(|_| format!("no session to {node} in time"))?;
-    opened.map_err(|_| stopping)?.map_err(|failure| failure.detail)?;
-    TcpStream::from_std(near).map_err(broken)
+    let node = node.into();
+    let opened = timeout(PATIENCE, open_reserved(Reserved::Bench, &node, requests)).await;
+    let opened = opened.map_err(|_| format!("no session to {node} in time"))?;
+    opened.map(|(stream, _)| stream).map_err(|failure| failure.detail)
 }
 
 /// A write: the offset of its end, and the time when it was done.

@@ -11,6 +11,7 @@ use super::packets;
 use super::sessions::Resumed;
 use super::shared::Shared;
 use super::stream::Stream;
+use super::udp;
 use crate::carry::{Admitted, Failure, gate, resolve};
 use crate::config::Deliver;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Intercept, Process, Protocol};
@@ -53,7 +54,8 @@ pub(super) async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, o
     let from_name = shared.identity.name(origin);
     // Packets and measurements end inside the overlay: they are not flows.
     let is_flow = Reserved::of(&open.destination).is_none();
-    let mut record = is_flow.then(|| Delivered::begin(&shared, &from_name, &open));
+    let asked = asked(&from_name, &open);
+    let mut record = is_flow.then(|| Delivered::begin(&shared, asked));
     let counted = shared.sessions.count();
     let application = match &counted {
         Some(_) => destination(&shared, origin, &open).await,
@@ -133,6 +135,13 @@ async fn destination(shared: &Arc<Shared>, origin: NodeId, open: &Open) -> Resul
             };
             tokio::spawn(packets::receive(shared.clone(), interception, origin, open.session, near));
         }
+        Reserved::Udp => {
+            if shared.deliver.is_empty() {
+                let detail = "this node delivers nothing: it has no [[overlay.deliver]]";
+                return Err(Failure::new(EndReason::PolicyDenied, detail));
+            }
+            tokio::spawn(udp::receive(shared.clone(), origin, open.session, near));
+        }
         Reserved::Bench => {
             let Ok(leave) = shared.benches.clone().try_acquire_owned() else {
                 return Err(Failure::new(EndReason::Limit, "this node is measured by others"));
@@ -148,7 +157,7 @@ async fn connect(shared: &Shared, origin: NodeId, open: &Open) -> Result<TcpStre
     let connected = timeout(CONNECT_TIMEOUT, async {
         let addresses = resolve(&open.destination).await?;
         let name = shared.identity.name(origin);
-        let allowed = admitted(shared, &name, open, addresses).inspect_err(|Failure { detail, .. }| {
+        let allowed = admitted(shared, &name, &asked(&name, open), addresses).inspect_err(|Failure { detail, .. }| {
             tracing::info!(
                 from = %name, destination = %open.destination, client = %open.client, "delivery denied: {detail}"
             );
@@ -162,28 +171,36 @@ async fn connect(shared: &Shared, origin: NodeId, open: &Open) -> Result<TcpStre
     connected.await.map_err(late)?
 }
 
+/// Returns the flow that an opening asks for.
+fn asked(from: &str, open: &Open) -> Flow {
+    let flow = flow(Protocol::Tcp, from, open.client, open.destination.clone());
+    Flow { host: open.host.clone(), ..flow }
+}
+
 /// Returns the addresses to which the flow may be delivered, in their order.
-fn admitted(
+///
+/// # Errors
+/// No entry of `[[overlay.deliver]]` allows one of them, or rules deny all of them.
+pub(super) fn admitted(
     shared: &Shared,
     from: &str,
-    open: &Open,
+    flow: &Flow,
     addresses: Vec<SocketAddr>,
 ) -> Result<Vec<Admitted>, Failure> {
     // Networks of `never_dial` that no entry names were removed from the entries when the configuration was read.
     let entered = addresses.into_iter().filter(|to| is_allowed(&shared.deliver, from, *to)).collect();
-    let flow = Flow { host: open.host.clone(), ..flow(from, open.client, open.destination.clone()) };
-    let admitted = gate::delivered(&shared.config.load().policy, &flow, entered)?;
+    let admitted = gate::delivered(&shared.config.load().policy, flow, entered)?;
     if admitted.is_empty() {
-        let detail = format!("[[overlay.deliver]] lets {from} reach nothing at {}", open.destination);
+        let detail = format!("[[overlay.deliver]] lets {from} reach nothing at {}", flow.orig_dst);
         return Err(Failure::new(EndReason::PolicyDenied, detail));
     }
     Ok(admitted)
 }
 
 /// Returns a flow of another node in the form that rules see.
-pub(super) fn flow(from: &str, client: SocketAddr, to: Destination) -> Flow {
+pub(super) fn flow(protocol: Protocol, from: &str, client: SocketAddr, to: Destination) -> Flow {
     Flow {
-        protocol: Protocol::Tcp,
+        protocol,
         intercept: Intercept::Tunnel,
         listener: LISTENER.into(),
         client,
@@ -232,7 +249,7 @@ pub(super) fn is_allowed(deliver: &[Deliver], from: &str, to: SocketAddr) -> boo
 }
 
 /// Returns the reason that is sent to the asking node.
-const fn refusal(reason: EndReason) -> Refusal {
+pub(super) const fn refusal(reason: EndReason) -> Refusal {
     match reason {
         EndReason::Refused | EndReason::ServerReset => Refusal::ConnectionRefused,
         EndReason::ConnectTimeout => Refusal::TimedOut,

@@ -1,12 +1,11 @@
 //! The record of a flow that this node delivers for another node: it shows in `flows` while it is in flight, and ends once.
 
-use super::deliver::flow;
 use super::endpoint::Broken;
 use super::shared::Shared;
 use crate::carry::Failure;
 use crate::live::{Decided, Ended, LiveFlow, Slot, Taken, Transport};
 use sidetrack_core::flow::{EndReason, Flow};
-use sidetrack_core::overlay::frame::{Open, ResetReason};
+use sidetrack_core::overlay::frame::ResetReason;
 use sidetrack_core::policy::{Action, Carry, Verdict};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,9 +19,8 @@ pub(super) struct Delivered {
 }
 
 impl Delivered {
-    /// Enters a flow that the node of this name asks to have delivered.
-    pub(super) fn begin(shared: &Arc<Shared>, from: &str, open: &Open) -> Self {
-        let flow = Flow { host: open.host.clone(), ..flow(from, open.client, open.destination.clone()) };
+    /// Enters a flow that another node asks to have delivered.
+    pub(super) fn begin(shared: &Arc<Shared>, flow: Flow) -> Self {
         let live = Arc::new(LiveFlow::new((shared.next_id)()));
         live.decide(Decided { flow: flow.clone(), verdict: None });
         let slot = Some(shared.ledger.enter(live.clone()));
@@ -77,7 +75,8 @@ impl Delivered {
         self.end(reason, detail);
     }
 
-    fn end(&mut self, reason: EndReason, detail: Option<String>) {
+    /// Ends a flow for this reason. Later calls do nothing.
+    pub(super) fn end(&mut self, reason: EndReason, detail: Option<String>) {
         if let Some(slot) = self.slot.take() {
             let (duration, detail) = (self.live.age(), detail.map(String::into_boxed_str));
             self.shared.ledger.leave(slot, Ended { flow: self.live.clone(), reason, detail, duration });

@@ -9,14 +9,17 @@ use super::pool;
 use super::shared::Shared;
 use super::stream::Stream;
 use crate::carry::{Failure, OverlayOrder};
+use sidetrack_core::carrier::OverlayCarrier;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::overlay::frame::{
     self, Features, Frame, Open, Opened, Refusal, Refused, ResetReason, Resume, SessionFrame, SessionId,
 };
+use sidetrack_core::overlay::reserved::Reserved;
 use sidetrack_core::overlay::session::Mode;
 use sidetrack_core::overlay::{Keys, NodeId, Signature};
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -45,6 +48,31 @@ pub(super) struct Request {
     pub leg: std::net::TcpStream,
     /// Gets the result: the session is open, or why it is not.
     pub reply: oneshot::Sender<Result<SessionId, Failure>>,
+}
+
+/// Opens a session of this node itself, to something inside the overlay at another node. Returns its stream and its id.
+///
+/// # Errors
+/// Returns why the node is not reached, or why it refuses.
+pub(super) async fn open_reserved(
+    what: Reserved,
+    node: &Arc<str>,
+    requests: &mpsc::Sender<Request>,
+) -> Result<(TcpStream, SessionId), Failure> {
+    let broken =
+        |error: io::Error| Failure::new(EndReason::Limit, format!("a socket to the overlay: {error}"));
+    let stopping = || Failure::new(EndReason::Shutdown, "the overlay is stopping");
+    let (near, leg) = super::pair().map_err(broken)?;
+    let (reply, answer) = oneshot::channel();
+    let destination = what
+        .destination()
+        .ok_or_else(|| Failure::new(EndReason::Internal, "a reserved name is not a name"))?;
+    let client = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+    let order =
+        OverlayOrder { carrier: OverlayCarrier::one_path(node.clone()), destination, client, host: None };
+    requests.send(Request { order, leg, reply }).await.map_err(|_| stopping())?;
+    let session = answer.await.map_err(|_| stopping())??;
+    Ok((TcpStream::from_std(near).map_err(broken)?, session))
 }
 
 /// Why an attempt failed.

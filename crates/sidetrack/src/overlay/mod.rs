@@ -36,6 +36,7 @@ mod status;
 mod stream;
 mod tls;
 mod trust;
+mod udp;
 
 pub use bench::BenchView;
 pub use control::Echo;
@@ -50,6 +51,7 @@ pub use status::{
 };
 pub use trust::{FlowsView, TolerantView};
 
+use crate::carry::datagrams::Datagrams;
 use crate::carry::{Dialing, Failure, OverlayEntry, OverlayOrder};
 use crate::config::{self, OnCrash};
 use crate::live::Ledger;
@@ -401,6 +403,13 @@ impl OverlayEntry for Entry {
             Ok(near)
         })
     }
+
+    fn associate(
+        &self,
+        order: OverlayOrder,
+    ) -> Pin<Box<dyn Future<Output = Result<Box<dyn Datagrams>, Failure>> + Send>> {
+        Box::pin(udp::associate(self.shared.clone(), self.requests.clone(), order))
+    }
 }
 
 /// Returns two connected sockets over loopback: the worker's end and ours. They are TCP, so that resets pass as resets.
@@ -430,6 +439,8 @@ async fn serve(
     ways: Vec<impl Future<Output = ()> + Send + 'static>,
     mut stop: watch::Receiver<bool>,
 ) {
+    // It is set once: this is the only thread of flows.
+    let _ = shared.flows.set(tokio::runtime::Handle::current());
     for (node, _) in shared.identity.members().filter(|(node, _)| *node != shared.identity.own()) {
         tokio::spawn(pool::maintain(shared.clone(), node));
     }

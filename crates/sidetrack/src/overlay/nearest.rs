@@ -110,7 +110,7 @@ async fn ask(
 
 /// Returns the nodes that a carrier names, in the order in which they are asked. Empty if there is no such node, or no member of the
 /// group can be reached.
-fn destinations(shared: &Shared, name: &str) -> Vec<NodeId> {
+pub(super) fn destinations(shared: &Shared, name: &str) -> Vec<NodeId> {
     match name.strip_prefix(NEAREST) {
         Some(group) => group.parse().map(|group| datagrams::by_distance(shared, &group)).unwrap_or_default(),
         None => shared.identity.node_named(name).into_iter().collect(),
@@ -118,7 +118,7 @@ fn destinations(shared: &Shared, name: &str) -> Vec<NodeId> {
 }
 
 /// Returns why there is no node to ask.
-fn no_node(name: &str) -> Failure {
+pub(super) fn no_node(name: &str) -> Failure {
     let detail = match name.strip_prefix(NEAREST) {
         Some(group) => format!("no other member of the group '{group}' can be reached"),
         None => format!("the overlay has no node '{name}'"),

@@ -11,6 +11,7 @@ use super::sessions::Sessions;
 use super::shape::Shapers;
 use super::stream::Stream;
 use super::tls::Tls;
+use super::udp::Udp;
 use crate::carry::{Admitted, Dialing, gate};
 use crate::config;
 use crate::live::{Clock, Ledger};
@@ -26,7 +27,7 @@ use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -131,6 +132,10 @@ pub(super) struct Shared {
     pub member: Member,
     /// Whole packets, if this node has rules for them.
     pub packets: Option<Arc<Interception>>,
+    /// Flows of UDP that this node catches or delivers.
+    pub udp: Udp,
+    /// The event loop of the thread of flows, once it runs.
+    pub flows: OnceLock<tokio::runtime::Handle>,
 }
 
 /// Returns the declared rates of this node's links, by neighbour, bits per second: of those links that `is_meant` names.
@@ -188,6 +193,8 @@ impl Shared {
             counters: Counters::default(),
             member: Member::new(&overlay.groups),
             packets: None,
+            udp: Udp::default(),
+            flows: OnceLock::new(),
         })
     }
 

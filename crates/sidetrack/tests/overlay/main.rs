@@ -5,6 +5,7 @@ mod dns;
 #[path = "../node/mod.rs"]
 mod node;
 
+mod associations;
 mod deliveries;
 mod duplicate;
 mod endings;

@@ -119,20 +119,30 @@ impl Scene {
         server: SocketAddr,
         deliver: &str,
         keys_of_rule: &str,
+        between: impl FnMut(&str, SocketAddr) -> SocketAddr,
+    ) -> Self {
+        let tables = format!(
+            "[[listen]]\nkind = \"reverse\"\naddress = \"127.0.0.1:0\"\nto = \"{server}\"\n\
+             [[rule]]\nname = \"over\"\ncarrier = \"overlay:c\"\n{keys_of_rule}"
+        );
+        Self::with(&tables, deliver, between)
+    }
+
+    /// The same; `tables` are the listeners and rules of `a`.
+    pub(crate) fn with(
+        tables: &str,
+        deliver: &str,
         mut between: impl FnMut(&str, SocketAddr) -> SocketAddr,
     ) -> Self {
         let keys = Keys::new(&["a", "b1", "b2", "c"]);
-        let c = Up::start("", &(keys.section("c", &[], true) + deliver));
+        let default = if deliver.contains("[[rule]]") { "default = \"direct\"\n" } else { "" };
+        let c = Up::start(default, &(keys.section("c", &[], true) + deliver));
         let [b1, b2] = ["b1", "b2"].map(|name| {
             let to_c = [("c", between(name, overlay_address(&c)))];
             Up::start("", &keys.section(name, &to_c, true))
         });
         let dials = [("b1", overlay_address(&b1)), ("b2", overlay_address(&b2))];
-        let listener = format!(
-            "[[listen]]\nkind = \"reverse\"\naddress = \"127.0.0.1:0\"\nto = \"{server}\"\n\
-             [[rule]]\nname = \"over\"\ncarrier = \"overlay:c\"\n{keys_of_rule}"
-        );
-        let a = Up::start("default = \"deny\"\n", &(listener + &keys.section("a", &dials, false)));
+        let a = Up::start("default = \"deny\"\n", &(tables.to_owned() + &keys.section("a", &dials, false)));
         let scene = Self { a, b1: Some(b1), b2: Some(b2), c };
         scene.wait("a path from a to c over both relays", |status| {
             let up = status["links"]

@@ -261,7 +261,7 @@ impl Frame {
 }
 
 /// Returns the first [`DETAIL_MAX`] bytes at most, cut between two characters.
-fn words(text: &str) -> &str {
+pub(super) fn words(text: &str) -> &str {
     let mut end = text.len().min(DETAIL_MAX);
     while !text.is_char_boundary(end) {
         end -= 1;

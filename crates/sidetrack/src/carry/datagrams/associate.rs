@@ -35,7 +35,7 @@ struct Through {
 ///
 /// # Errors
 /// Fails if a hop cannot be reached or refuses. The failure names the hop.
-pub async fn associate(order: &Order<'_>, hops: &[Hop]) -> Result<Box<dyn Datagrams>, Failure> {
+pub(super) async fn associate(order: &Order<'_>, hops: &[Hop]) -> Result<Box<dyn Datagrams>, Failure> {
     let mut controls = Vec::with_capacity(hops.len());
     let mut relays = Vec::with_capacity(hops.len());
     for (index, hop) in hops.iter().enumerate() {

@@ -6,13 +6,13 @@
 mod associate;
 mod direct;
 
-pub use associate::associate;
 pub use direct::Direct;
 
 use super::gate::{self, Admitted};
-use super::{Dialing, Failure};
+use super::{Dialing, Failure, Order, overlay};
 use crate::reactor::UdpSocket;
 use sidetrack_core::association::Dropped;
+use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{Destination, EndReason};
 use sidetrack_sys::udp::batch::Batch;
 use sidetrack_sys::{sockopt, udp};
@@ -48,6 +48,13 @@ pub enum Came<'a> {
         /// Their destination. `None`: it is not known.
         to: Option<SocketAddr>,
         /// What it means.
+        failure: Failure,
+    },
+    /// A destination that the path cannot be used for any more.
+    Refused {
+        /// The destination. `None`: its address is not known.
+        to: Option<SocketAddr>,
+        /// The reason.
         failure: Failure,
     },
     /// A datagram that is dropped.
@@ -93,11 +100,25 @@ impl Remote {
         }
     }
 
-    /// Returns the destination to send to a hop.
-    fn destination(&self) -> Destination {
+    /// Returns the destination to send to a hop, or to a node of the overlay.
+    pub fn destination(&self) -> Destination {
         match self {
             Self::Address(admitted) => sockopt::canonical(admitted.address()).into(),
             Self::Name(destination) => destination.clone(),
+        }
+    }
+}
+
+/// Opens a path for the datagrams of the order's client through its carrier: hops, or the overlay.
+///
+/// # Errors
+/// Fails if a hop or a node cannot be reached or refuses. The failure names it.
+pub async fn associate(order: &Order<'_>) -> Result<Box<dyn Datagrams>, Failure> {
+    match &order.carry.carrier {
+        Carrier::Hops(hops) => associate::associate(order, hops).await,
+        Carrier::Overlay(carrier) => overlay::associate(order, carrier).await,
+        Carrier::Direct | Carrier::Tunnel(_) => {
+            Err(Failure::new(EndReason::Internal, "this carrier has no such path for datagrams"))
         }
     }
 }
@@ -139,7 +160,7 @@ fn own(address: SocketAddr) -> Failure {
 
 /// Returns a socket for the family of this address. Its mark is set before the first datagram: our capture rules would lead
 /// an unmarked one back to us.
-fn unbound(dialing: &Dialing, address: SocketAddr) -> io::Result<socket2::Socket> {
+pub fn unbound(dialing: &Dialing, address: SocketAddr) -> io::Result<socket2::Socket> {
     let socket = udp::unbound(address)?;
     if let Some(mark) = dialing.mark {
         sockopt::set_mark(&socket, mark)?;

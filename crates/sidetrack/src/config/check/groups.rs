@@ -164,16 +164,16 @@ impl Check<'_> {
     }
 
     /// Returns the carrier `overlay:nearest:GROUP`.
-    pub(super) fn nearest_carrier(&mut self, text: &At<String>, group: &str) -> Option<Arc<str>> {
+    pub(super) fn group_carrier(&mut self, text: &At<String>, word: &str, group: &str) -> Option<Arc<str>> {
         let known = self.overlay_groups.iter().any(|name| name.as_str() == group);
         if !known {
             let near = super::nearest(group, self.overlay_groups.iter().map(GroupName::as_str));
             let help = match near {
-                Some(near) => format!("did you mean \"overlay:nearest:{near}\"?"),
+                Some(near) => format!("did you mean \"overlay:{word}:{near}\"?"),
                 None => "write an [[overlay.group]] with its name and addresses".to_owned(),
             };
             self.error(text.span(), format!("the overlay has no group '{group}'"), help);
         }
-        known.then(|| format!("nearest:{group}").into())
+        known.then(|| format!("{word}:{group}").into())
     }
 }

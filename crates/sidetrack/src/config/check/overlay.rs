@@ -206,23 +206,17 @@ impl Check<'_> {
         Some(Packets { target, to, port, local, service })
     }
 
-    /// Returns the node that the carrier `overlay:NAME` means, or `nearest:GROUP`.
+    /// Returns the node that the carrier `overlay:NAME` means, or `nearest:GROUP` or `group:GROUP`.
     pub(super) fn overlay_carrier(&mut self, text: &At<String>, name: &str) -> Option<Arc<str>> {
-        if let Some(group) = name.strip_prefix("group:") {
-            let help = format!(
-                "a connection has one server: write \"overlay:nearest:{group}\"; for UDP packets to all members write \
-                 [[overlay.packets]] with `group = \"{group}\"`"
-            );
-            self.error(text.span(), "a connection cannot go to all members of a group", help);
-            return None;
-        }
         let Some(nodes) = self.overlay_names.clone() else {
             let help = "write an [overlay] section: who this node is, and who the others are";
             self.error(text.span(), "this file has no overlay", help);
             return None;
         };
-        if let Some(group) = name.strip_prefix("nearest:") {
-            return self.nearest_carrier(text, group);
+        for word in ["nearest", "group"] {
+            if let Some(group) = name.strip_prefix(word).and_then(|rest| rest.strip_prefix(':')) {
+                return self.group_carrier(text, word, group);
+            }
         }
         if nodes.iter().any(|node| **node == *name) {
             return Some(name.into());

@@ -52,34 +52,117 @@ impl Check<'_> {
         let deadline =
             self.only_with(packets.deadline_ms.as_ref(), has_deadline, "duplicate", "deadline_ms", range);
         service.deadline = deadline.map(|ms| Duration::from_millis(ms.into()));
-        if let (Some(link), None, LinkKind::RealTime) = (&packets.link, &packets.deadline_ms, kind) {
-            let help = "write for how long a packet is of use, for example `deadline_ms = 65`";
-            self.error(link.span(), "packets on real-time links need a `deadline_ms`", help);
+        if packets.deadline_ms.is_none() {
+            self.needs_deadline(packets.link.as_ref(), service);
         }
         service
     }
 
     /// Returns the carrier with the dissemination of its rule. Keys that say nothing for this carrier are errors.
     pub(super) fn with_paths(&mut self, carrier: Carrier, rule: &raw::Rule) -> Carrier {
+        let is_udp = rule.matcher.protocol.as_deref() == Some(&raw::Protocol::Udp);
+        let Carrier::Overlay(overlay) = carrier else {
+            self.only_over_the_overlay(rule);
+            return carrier;
+        };
+        if overlay.node.starts_with("group:") && !is_udp {
+            let span = rule.carrier.as_ref().map(|carrier| carrier.span()).unwrap_or_default();
+            let group = overlay.node.trim_start_matches("group:");
+            let help = format!(
+                "a connection has one server: write \"overlay:nearest:{group}\", or add `protocol = \"udp\"` to `match`"
+            );
+            self.error(span, "a connection cannot go to all members of a group", help);
+        }
         let mode = match rule.dissemination.as_deref() {
             Some(FlowDissemination::Stripe) => Mode::Stripe,
             Some(FlowDissemination::Duplicate) => Mode::Duplicate,
-            Some(FlowDissemination::Shortest) | None => Mode::Shortest,
+            _ => Mode::Shortest,
         };
-        let is_overlay = matches!(carrier, Carrier::Overlay(_));
-        if let Some(dissemination) = rule.dissemination.as_ref().filter(|_| !is_overlay) {
-            let help = "write `carrier = \"overlay:<node>\"`, or remove `dissemination`";
-            let message = "only flows over the overlay have paths to choose from";
-            self.error(dissemination.span(), message, help);
-        }
         let range = (*PATHS.start()).into()..=(*PATHS.end()).into();
         let paths = self.only_with(rule.paths.as_ref(), mode != Mode::Shortest, "duplicate", "paths", range);
-        match carrier {
-            Carrier::Overlay(overlay) if mode != Mode::Shortest => {
-                let paths = paths.and_then(|paths| u8::try_from(paths).ok()).unwrap_or(*PATHS.start());
-                Carrier::Overlay(OverlayCarrier { mode, paths, ..overlay })
+        let several = paths.and_then(|paths| u8::try_from(paths).ok()).unwrap_or(*PATHS.start());
+        let service = self.flow_service(rule, is_udp, several);
+        let paths = if mode == Mode::Shortest { 1 } else { several };
+        Carrier::Overlay(OverlayCarrier { mode, paths, service, ..overlay })
+    }
+
+    /// Reports keys about the overlay in a rule with another carrier.
+    fn only_over_the_overlay(&mut self, rule: &raw::Rule) {
+        let keys = [
+            ("dissemination", rule.dissemination.as_ref().map(At::span)),
+            ("paths", rule.paths.as_ref().map(At::span)),
+            ("link", rule.link.as_ref().map(At::span)),
+            ("hops", rule.hops.as_ref().map(At::span)),
+            ("deadline_ms", rule.deadline_ms.as_ref().map(At::span)),
+        ];
+        for (key, span) in keys {
+            if let Some(span) = span {
+                let help = format!("write `carrier = \"overlay:<node>\"`, or remove `{key}`");
+                self.error(span, "only flows over the overlay have paths and links to choose from", help);
             }
-            carrier => carrier,
+        }
+    }
+
+    /// Returns how the datagrams of a rule travel.
+    fn flow_service(&mut self, rule: &raw::Rule, is_udp: bool, paths: u8) -> Service {
+        let kind = match rule.link.as_deref() {
+            Some(PacketsLink::Reliable) => LinkKind::Reliable,
+            Some(PacketsLink::RealTime) => LinkKind::RealTime,
+            Some(PacketsLink::BestEffort) | None => LinkKind::BestEffort,
+        };
+        let dissemination = match rule.dissemination.as_deref() {
+            Some(FlowDissemination::Duplicate) => Dissemination::Duplicate,
+            Some(FlowDissemination::Flood) => Dissemination::Flood,
+            Some(FlowDissemination::Graph) => Dissemination::Graph,
+            Some(FlowDissemination::Shortest | FlowDissemination::Stripe) | None => Dissemination::Shortest,
+        };
+        let mut service = Service { dissemination, paths, ..Service::new(kind) };
+        let is = |wanted| rule.dissemination.as_deref() == Some(&wanted);
+        let of_udp = [
+            ("link", rule.link.as_ref().map(At::span)),
+            ("deadline_ms", rule.deadline_ms.as_ref().map(At::span)),
+            (
+                "dissemination",
+                rule.dissemination.as_ref().filter(|_| is(FlowDissemination::Flood)).map(At::span),
+            ),
+            (
+                "dissemination",
+                rule.dissemination.as_ref().filter(|_| is(FlowDissemination::Graph)).map(At::span),
+            ),
+        ];
+        for (key, span) in of_udp {
+            if let Some(span) = span.filter(|_| !is_udp) {
+                let help = format!("add `protocol = \"udp\"` to `match`, or change `{key}`");
+                self.error(span, format!("this value of `{key}` is for datagrams only"), help);
+            }
+        }
+        if let Some(span) = rule.dissemination.as_ref().map(At::span).filter(|_| is_udp) {
+            if is(FlowDissemination::Stripe) {
+                let help = "write \"shortest\", \"duplicate\", \"graph\" or \"flood\"";
+                self.error(span.clone(), "datagrams are not striped over several paths", help);
+            }
+            if kind == LinkKind::Reliable && dissemination != Dissemination::Shortest {
+                let help = "write `link = \"best-effort\"` or \"real-time\"; with \"reliable\", datagrams take one path";
+                self.error(span, "datagrams on reliable links take the shortest path only", help);
+            }
+        }
+        let range = (*HOPS.start()).into()..=(*HOPS.end()).into();
+        let floods = dissemination == Dissemination::Flood;
+        if let Some(hops) = self.only_with(rule.hops.as_ref(), floods, "flood", "hops", range) {
+            service.hops = u8::try_from(hops).unwrap_or(service.hops);
+        }
+        let (spreads, range) = (service.spreads(), 1..=DEADLINE_MAX_MS);
+        let deadline = self.only_with(rule.deadline_ms.as_ref(), spreads, "duplicate", "deadline_ms", range);
+        service.deadline = deadline.map(|ms| Duration::from_millis(ms.into()));
+        self.needs_deadline(rule.link.as_ref(), service);
+        service
+    }
+
+    /// Reports a real-time link without a deadline.
+    fn needs_deadline(&mut self, link: Option<&At<PacketsLink>>, service: Service) {
+        if let (Some(link), None, LinkKind::RealTime) = (link, service.deadline, service.kind) {
+            let help = "write for how long a packet is of use, for example `deadline_ms = 65`";
+            self.error(link.span(), "packets on real-time links need a `deadline_ms`", help);
         }
     }
 

@@ -255,9 +255,12 @@ pub(super) fn may_send(shared: &Shared, next: NodeId, bytes: usize) -> bool {
     true
 }
 
-/// Delivers an IP packet; its sender must have opened a session for it.
+/// Delivers an IP packet, or a message about flows of UDP; there must be a session for it with its sender.
 pub(super) fn deliver(shared: &Shared, origin: NodeId, payload: &[u8]) {
     let Some((session, packet)) = payload.split_first_chunk::<16>() else { return };
+    if shared.udp.came(origin, SessionId(*session), packet) {
+        return;
+    }
     if let Some(packets) = &shared.packets {
         packets.deliver_datagram(shared, origin, SessionId(*session), packet);
     }

@@ -88,10 +88,21 @@ impl Plan {
     }
 }
 
+/// What a session between two nodes is for: its id stands ahead of each of its packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Use {
+    /// Whole packets.
+    Packets,
+    /// Flows of UDP that this node has caught.
+    Caught,
+    /// Flows of UDP that this node delivers.
+    Delivered,
+}
+
 /// The way of one service to one node.
 #[derive(Default)]
 struct Way {
-    session: Option<SessionId>,
+    sessions: BTreeMap<Use, SessionId>,
     /// The best plan in this graph.
     plan: Option<(Arc<Graph>, Option<Plan>)>,
     /// The numbers of the latest echo requests.
@@ -120,19 +131,31 @@ pub(crate) struct Paths {
 }
 
 impl Paths {
-    /// Allows packets to this node, under the session that it has accepted.
-    pub(crate) fn enter(&self, to: NodeId, session: SessionId, services: &BTreeSet<Service>) {
+    /// Allows packets of this use to a node, under a session that both ends know.
+    pub(crate) fn enter(
+        &self,
+        to: NodeId,
+        what: Use,
+        session: SessionId,
+        services: impl IntoIterator<Item = Service>,
+    ) {
         let mut ways = lock(&self.ways);
-        let services = services.iter().filter(|service| service.trust == Trust::Members);
+        let services = services.into_iter().filter(|service| service.trust == Trust::Members);
         // Packets of a service that spreads take the plain way while their own way fails.
-        for service in services.copied().filter(Service::spreads).chain([PLAIN]) {
-            ways.ways.insert((to, service), Way { session: Some(session), ..Way::default() });
+        for service in services.filter(Service::spreads).chain([PLAIN]) {
+            ways.ways.entry((to, service)).or_default().sessions.insert(what, session);
         }
     }
 
-    /// Stops packets to this node.
-    pub(crate) fn leave(&self, to: NodeId) {
-        lock(&self.ways).ways.retain(|(node, service), _| *node != to || service.trust == Trust::Tolerant);
+    /// Stops packets of this use to a node.
+    pub(crate) fn leave(&self, to: NodeId, what: Use) {
+        lock(&self.ways).ways.retain(|(node, service), way| {
+            if *node != to || service.trust == Trust::Tolerant {
+                return true;
+            }
+            way.sessions.remove(&what);
+            !way.sessions.is_empty()
+        });
     }
 
     /// Allows packets of an intrusion-tolerant service to this node. They need no session: the node knows their source.
@@ -239,13 +262,13 @@ pub(super) fn probe(shared: &Shared, now: Instant) {
     }
 }
 
-/// Sends an IP packet to a node. `None`: datagrams do not arrive there. False: the packet is dropped. `shrink` gets the
-/// packet and the largest size that travels in one datagram.
+/// Sends an IP packet, or a message about flows of UDP, to a node. `None`: datagrams do not arrive there. False: the packet is
+/// dropped. `shrink` gets the packet and the largest size that travels in one datagram.
 pub(crate) fn send(
     shared: &Shared,
-    to: NodeId,
+    (to, what): (NodeId, Use),
     service: &Service,
-    mut ip: Vec<u8>,
+    mut packet: Vec<u8>,
     shrink: impl FnOnce(&mut [u8], usize),
 ) -> Option<bool> {
     let (plan, session) = {
@@ -257,7 +280,7 @@ pub(crate) fn send(
             if !way.is_proven(now) {
                 return None;
             }
-            Some((way.plan(shared, to, service)?, way.session?))
+            Some((way.plan(shared, to, service)?, *way.sessions.get(&what)?))
         };
         let spread = if service.spreads() { proven(service) } else { None };
         spread.or_else(|| proven(&PLAIN))?
@@ -272,9 +295,9 @@ pub(crate) fn send(
     };
     let links = nexts.iter().filter_map(|next| shared.datagrams.link(*next));
     if let Some(room) = links.map(|link| link.frame_bytes()).min() {
-        shrink(&mut ip, room.saturating_sub(around));
+        shrink(&mut packet, room.saturating_sub(around));
     }
-    let payload = [&session.0[..], &ip].concat();
+    let payload = [&session.0[..], &packet].concat();
     Some(match plan {
         Plan::Path(path) => forward(shared, Packet { path, position: 0, protocol: Protocol::Ip, payload }),
         Plan::Subgraph(subgraph, named) => {

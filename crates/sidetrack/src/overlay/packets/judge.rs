@@ -6,6 +6,7 @@ use crate::carry::{Dialing, gate};
 use crate::config::Config;
 use crate::overlay::deliver::{flow, is_allowed};
 use crate::overlay::shared::Shared;
+use sidetrack_core::flow::Protocol;
 use sidetrack_core::overlay::packet::{Ends, Refused, Transport};
 use sidetrack_sys::sync::lock;
 use std::sync::{Arc, Weak};
@@ -51,7 +52,11 @@ pub(super) fn judge(shared: &Shared, from: &str, ends: &Ends) -> Result<(), Refu
 /// A rule denies it, or the destination is a port of our own.
 pub(super) fn of_group(shared: &Shared, from: &str, ends: &Ends) -> Result<(), Refused> {
     let to = ends.destination;
-    let flow = flow(from, ends.source, to.into());
+    let protocol = match ends.transport {
+        Transport::Tcp => Protocol::Tcp,
+        Transport::Udp => Protocol::Udp,
+    };
+    let flow = flow(protocol, from, ends.source, to.into());
     let denied = match gate::delivered(&shared.config.load().policy, &flow, vec![to]) {
         Err(failure) => failure.detail,
         // Our listeners speak TCP. A server may have the same port for UDP.

@@ -12,15 +12,13 @@ mod way;
 
 pub(super) use groups::deliver_to_group;
 
-use super::ingress::Request;
-use super::pair;
+use super::datagrams::Use;
+use super::ingress::{Request, open_reserved};
 use super::shared::Shared;
-use crate::carry::OverlayOrder;
 use crate::config::{self, OnCrash};
 use crate::steer::OWN_MARK;
 use anyhow::Context as _;
 use judge::Judged;
-use sidetrack_core::carrier::OverlayCarrier;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::SessionId;
 use sidetrack_core::overlay::packet::{Catch, Interceptor, Origin, PACKET_MAX, Receiver, Refused, Target};
@@ -33,7 +31,6 @@ use sidetrack_sys::raw::RoutedSocket;
 use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -406,17 +403,17 @@ async fn carry(shared: Arc<Shared>, carried: Carried, mut waiting: mpsc::Receive
     let by_datagram = services.iter().any(|service| service.kind != LinkKind::Reliable);
     let mut told = String::new();
     loop {
-        match open(&name, &requests).await {
+        match open_reserved(Reserved::Packets, &name, &requests).await {
             Ok((session, id)) => {
                 tracing::info!(node = %name, "packets pass over the overlay");
                 told.clear();
                 if by_datagram {
-                    shared.datagrams.paths.enter(node, id, &services);
+                    shared.datagrams.paths.enter(node, Use::Packets, id, services.iter().copied());
                 }
                 stands.store(true, Relaxed);
                 let ended = pass(session, &mut waiting).await;
                 stands.store(false, Relaxed);
-                shared.datagrams.paths.leave(node);
+                shared.datagrams.paths.leave(node, Use::Packets);
                 match ended {
                     Ok(()) => return,
                     Err(error) => {
@@ -425,7 +422,7 @@ async fn carry(shared: Arc<Shared>, carried: Carried, mut waiting: mpsc::Receive
                 }
             }
             Err(error) => {
-                let error = format!("{error:#}");
+                let error = error.detail;
                 if error != told {
                     tracing::warn!(node = %name, %error, "packets have no way to a node; trying on");
                     told = error;
@@ -436,19 +433,6 @@ async fn carry(shared: Arc<Shared>, carried: Carried, mut waiting: mpsc::Receive
         while waiting.try_recv().is_ok() {}
         sleep(REST).await;
     }
-}
-
-async fn open(node: &Arc<str>, requests: &mpsc::Sender<Request>) -> anyhow::Result<(TcpStream, SessionId)> {
-    let (near, leg) = pair()?;
-    let (reply, answer) = oneshot::channel();
-    let destination = Reserved::Packets.destination().context("the name of packets")?;
-    let client = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-    let order =
-        OverlayOrder { carrier: OverlayCarrier::one_path(node.clone()), destination, client, host: None };
-    requests.send(Request { order, leg, reply }).await.context("the overlay is stopping")?;
-    let opened = answer.await.context("the overlay is stopping")?;
-    let session = opened.map_err(|failure| anyhow::anyhow!(failure.detail))?;
-    Ok((TcpStream::from_std(near)?, session))
 }
 
 /// Writes packets, each after its length. Returns `Ok` when no sender is left. The far end sends nothing; reading only

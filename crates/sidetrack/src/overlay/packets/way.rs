@@ -1,7 +1,7 @@
 //! How caught packets get to the node that delivers them: one trait, with one implementation for each kind of link.
 
 use super::Interception;
-use crate::overlay::datagrams;
+use crate::overlay::datagrams::{self, Use};
 use crate::overlay::shared::Shared;
 use sidetrack_core::overlay::service::Service;
 use sidetrack_core::overlay::{NodeId, mss};
@@ -61,7 +61,7 @@ impl Way for ByDatagram {
         let shrink = |packet: &mut [u8], most| {
             mss::clamp(packet, most);
         };
-        match datagrams::send(&self.shared, self.to, &self.service, packet.to_vec(), shrink) {
+        match datagrams::send(&self.shared, (self.to, Use::Packets), &self.service, packet.to_vec(), shrink) {
             Some(sent) => {
                 self.interception.counters.by_datagram.fetch_add(u64::from(sent), Relaxed);
                 sent
