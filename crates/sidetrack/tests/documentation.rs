@@ -85,6 +85,11 @@ fn base(name: &str, whole: &[Block]) -> String {
         "a configuration with the functions gate and slow" => format!(
             "{TOP}[function.gate]\nkind = \"count\"\n[function.slow]\nkind = \"limit\"\nbytes_per_second = 1000\n{HTTP}"
         ),
+        "a configuration with the overlay node baltimore" => format!(
+            "{TOP}[overlay]\nname = \"chicago\"\nkey_file = \"/etc/sidetrack/node.key\"\n[overlay.node.chicago]\nkey = \"{}\"\n\
+             [overlay.node.baltimore]\nkey = \"ed25519:KMsvCKWgDjlv1GyKmJznRdVAQzbTizDKH2P/qTScf2k=\"\naddress = \"192.0.2.9:8100\"\n",
+            "ed25519:Mg6ynvWwoPDyqRMCO4yx8IZUnJVZtCDW2+7u8TBd4bw="
+        ),
         "the configuration above" => whole.last().expect("a whole configuration above").text.clone(),
         other => panic!("no base '{other}'"),
     }

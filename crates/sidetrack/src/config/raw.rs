@@ -317,7 +317,7 @@ pub struct Rule {
     pub link: Option<At<PacketsLink>>,
     /// Most links on the way of a datagram with `dissemination = "flood"`, 1 to 15. Default 4.
     pub hops: Option<At<u8>>,
-    /// Milliseconds that a datagram may travel over the overlay, 1 to 10000; later it is dropped. Required with
+    /// How long a datagram may travel over the overlay, 1 to 10000 milliseconds; later it is dropped. Required with
     /// `link = "real-time"`. With "best-effort" it needs another `dissemination` than "shortest". Default: there is no limit.
     pub deadline_ms: Option<At<u32>>,
     /// A file with one line "user:password" for each hop of `carrier`, in order; "-" for a hop without.

@@ -65,3 +65,57 @@ fn one_port_may_have_a_listener_of_each_protocol_and_none_is_left_to_the_kernel(
     assert_eq!(limits, default);
     wrong(&format!("[limits]\nmax_associations = 0\n{text}"), "max_associations");
 }
+
+/// A configuration of node `a` with an overlay, a group, and a rule with these lines.
+fn over(condition: &str, lines: &str) -> String {
+    format!(
+        "[overlay]\nname = \"a\"\nkey_file = \"KEY\"\n[overlay.node.a]\nkey = \"ed25519:OWN\"\n[overlay.node.b]\n\
+         key = \"ed25519:sz+aUKYYPXBfTtF/sl8boU8WbAZPTUUx8dKSNsEbQvk=\"\naddress = \"192.0.2.9:8100\"\n\
+         [[overlay.group]]\nname = \"tv\"\nto = \"10.9.0.1\"\n[[rule]]\nname = \"r\"\nmatch = {{ {condition} }}\n{lines}\n"
+    )
+}
+
+#[test]
+fn a_rule_over_the_overlay_chooses_how_datagrams_travel() {
+    let udp = "protocol = \"udp\"";
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.key");
+    let program = env!("CARGO_BIN_EXE_sidetrack");
+    let made = std::process::Command::new(program).args(["overlay", "key"]).arg(&file).output().unwrap();
+    let public = String::from_utf8(made.stdout).unwrap();
+    let over = |condition: &str, lines: &str| {
+        let text = over(condition, lines).replace("KEY", &file.display().to_string());
+        text.replace("ed25519:OWN", public.trim())
+    };
+    for lines in [
+        "carrier = \"overlay:b\"",
+        "carrier = \"overlay:b\"\nlink = \"reliable\"",
+        "carrier = \"overlay:b\"\nlink = \"real-time\"\ndeadline_ms = 65\ndissemination = \"graph\"",
+        "carrier = \"overlay:nearest:tv\"\ndissemination = \"flood\"\nhops = 3",
+        "carrier = \"overlay:group:tv\"\ndissemination = \"duplicate\"\npaths = 3",
+    ] {
+        let done = load(&over(udp, lines));
+        assert!(done.is_ok(), "{lines}\n{}", done.err().unwrap_or_default());
+    }
+    for (condition, lines, says) in [
+        ("", "carrier = \"overlay:group:tv\"", "cannot go to all members of a group"),
+        (udp, "carrier = \"overlay:group:tw\"", "did you mean \"overlay:group:tv\"?"),
+        (
+            "",
+            "carrier = \"overlay:b\"\nlink = \"real-time\"\ndeadline_ms = 65",
+            "`link` is for datagrams only",
+        ),
+        ("", "carrier = \"overlay:b\"\ndissemination = \"graph\"", "is for datagrams only"),
+        (udp, "carrier = \"overlay:b\"\ndissemination = \"stripe\"", "datagrams are not striped"),
+        (udp, "carrier = \"overlay:b\"\nlink = \"real-time\"", "need a `deadline_ms`"),
+        (udp, "carrier = \"overlay:b\"\nhops = 3", "`hops` has no meaning with this dissemination"),
+        (
+            udp,
+            "carrier = \"overlay:b\"\nlink = \"reliable\"\ndissemination = \"flood\"",
+            "reliable links take",
+        ),
+        (udp, "carrier = \"direct\"\nlink = \"reliable\"", "only flows over the overlay"),
+    ] {
+        wrong(&over(condition, lines), says);
+    }
+}

@@ -71,7 +71,7 @@ impl Outbox {
 }
 
 impl Waiting {
-    /// Returns the next message. `None`: nobody sends any more.
+    /// Returns the next message. `None`: no sender is left.
     async fn next(&mut self) -> Option<Vec<u8>> {
         tokio::select! {
             biased;
@@ -98,7 +98,7 @@ fn send(shared: &Shared, to: (NodeId, Use), service: &Service, message: Vec<u8>,
     session.datagrams.try_send(message).is_ok()
 }
 
-/// Moves the messages of a session until it ends, or nobody sends any more. `take` gets each message that comes.
+/// Moves the messages of a session until it ends, or no sender is left. `take` gets each message that comes.
 async fn pump(session: TcpStream, mut waiting: Waiting, mut take: impl FnMut(&[u8])) -> io::Result<()> {
     let (reading, writing) = session.into_split();
     let read = async {
