@@ -2,7 +2,7 @@
 //! reached through the one before.
 
 use crate::flow::{Destination, DestinationError};
-use crate::overlay::service::{LinkKind, Service};
+use crate::overlay::service::{Dissemination, LinkKind, Service};
 use crate::overlay::session::Mode;
 use std::fmt;
 use std::str::FromStr;
@@ -89,10 +89,14 @@ impl OverlayCarrier {
 impl fmt::Display for OverlayCarrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "overlay:{}", self.node)?;
-        match self.mode {
-            Mode::Shortest if self.service == Service::new(LinkKind::BestEffort) => Ok(()),
-            Mode::Shortest => write!(f, " ({})", self.service.words()),
-            mode => write!(f, " ({} over {} paths)", mode.name(), self.paths),
+        let Service { kind, dissemination, deadline, .. } = self.service;
+        // What connections have in common with datagrams is said in the words of connections.
+        let is_plain = kind == LinkKind::BestEffort && deadline.is_none();
+        match (self.mode, dissemination) {
+            (Mode::Shortest, Dissemination::Shortest) if is_plain => Ok(()),
+            (Mode::Stripe, _) => write!(f, " (stripe over {} paths)", self.paths),
+            (Mode::Duplicate, _) if is_plain => write!(f, " (duplicate over {} paths)", self.paths),
+            _ => write!(f, " ({})", self.service.words()),
         }
     }
 }

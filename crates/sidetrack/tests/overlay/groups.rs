@@ -218,6 +218,43 @@ fn a_multicast_stream_reaches_the_members_one_leaves_and_a_relay_is_killed() {
 }
 
 #[test]
+fn a_flow_of_udp_goes_to_all_members() {
+    if !is_root() {
+        return;
+    }
+    let sends = format!(
+        "{TV}[[listen]]\nname = \"video\"\nkind = \"reverse\"\nprotocol = \"udp\"\naddress = \"10.1.0.1:7000\"\n\
+         to = \"{GROUP}:{PORT}\"\n[[rule]]\nname = \"to-all\"\nmatch = {{ protocol = \"udp\" }}\n\
+         carrier = \"overlay:group:tv\"\ndissemination = \"duplicate\"\n"
+    );
+    let joins = format!("{TV}join = true\nsenders = [\"a\"]\n");
+    let mut sites = Sites::with("default = \"deny\"\n", [&sends, &joins, &joins]);
+    sites.knows(0, &["b", "c"]);
+    let receivers = [sites.receiver(1), sites.receiver(2)];
+    let own = Ipv4Addr::new(10, 1, 0, 2);
+    let sender = sites.hosts[0].run(move || UdpSocket::bind((own, 0)).expect("a socket"));
+    let from = sender.local_addr().expect("an address");
+    let mut seen = [false; 2];
+    eventually("both members have delivered it", || {
+        sender.send_to(b"frame", ("10.1.0.1", 7000)).expect("sent");
+        for (seen, receiver) in seen.iter_mut().zip(&receivers) {
+            let mut buffer = [0; 16];
+            while let Ok((length, source)) = receiver.recv_from(&mut buffer) {
+                assert_eq!((&buffer[..length], source), (&b"frame"[..], from));
+                *seen = true;
+            }
+        }
+        std::thread::park_timeout(Duration::from_millis(20));
+        seen == [true; 2]
+    });
+    assert!(sites.count(0, "sent") > 0 && sites.count(1, "delivered") > 0 && sites.count(2, "delivered") > 0);
+    let up = &mut sites.ups[0];
+    up.signal(rustix::process::Signal::TERM);
+    let record = up.record();
+    assert_eq!(record.fate(), ("to-all", "overlay:group:tv (duplicate over 2 paths)", "shutdown"));
+}
+
+#[test]
 fn the_nearest_server_answers_and_the_next_one_when_it_is_gone() {
     if !is_root() {
         return;
