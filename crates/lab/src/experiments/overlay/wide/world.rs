@@ -252,7 +252,11 @@ impl World {
         if own == source {
             for server in [Server::Echo, Server::Bulk, Server::Ssh] {
                 let (from, to) = (server.listener(), server.address());
-                let _ = write!(text, "[[listen]]\nkind = \"reverse\"\naddress = \"{from}\"\nto = \"{to}\"\n");
+                let _ = write!(
+                    text,
+                    "[[listen]]\nname = \"to-{}\"\nkind = \"reverse\"\naddress = \"{from}\"\nto = \"{to}\"\n",
+                    to.port()
+                );
             }
             let _ = write!(text, "[[rule]]\nname = \"all\"\ncarrier = \"overlay:{target}\"\n");
             for (port, service) in (FIRST_PORT..).zip(&self.map.services) {
