@@ -14,7 +14,7 @@ use super::super::measure::Plan;
 use super::super::scp;
 use super::area::Area;
 use super::weather::Weather;
-use super::world::{CLIENT, PLAIN, Server, World};
+use super::world::{PLAIN, PLAIN_CLIENT, Server, World};
 use crate::peers::Absent;
 use crate::progress::Progress;
 use crate::service::Service;
@@ -165,10 +165,10 @@ fn route_plain(world: &World, route: &[usize], congestion: &str) -> Result<()> {
         let (from, to) = (pair[0], pair[1]);
         let wire = &world.wires[world.link(from, to)?].link;
         let (near, far) = if from < to { (wire.a.v4, wire.b.v4) } else { (wire.b.v4, wire.a.v4) };
-        let own = (from == world.map.ends[0]).then_some(CLIENT);
+        let own = (from == world.map.ends[0]).then_some(PLAIN_CLIENT);
         replace(from, PLAIN, far, own)?;
         let own = (to == world.map.ends[1]).then_some(PLAIN);
-        replace(to, CLIENT, near, own)?;
+        replace(to, PLAIN_CLIENT, near, own)?;
     }
     Ok(())
 }

@@ -26,6 +26,8 @@ pub(super) const PLAIN: Ipv4Addr = Ipv4Addr::new(10, 99, 1, 1);
 pub(super) const PACKETS: Ipv4Addr = Ipv4Addr::new(10, 99, 2, 1);
 /// The address of the applications at the source.
 pub(super) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 99, 3, 1);
+/// Their address for plain TCP: the target's node catches all packets to [`CLIENT`].
+pub(super) const PLAIN_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 99, 4, 1);
 
 /// The port of the overlay nodes, and of the servers that the source's listeners lead to.
 const PORT: u16 = 8100;
@@ -196,7 +198,9 @@ impl World {
         for address in [SERVER, PLAIN, PACKETS] {
             add(self.target(), address)?;
         }
-        add(self.source(), CLIENT)?;
+        for address in [CLIENT, PLAIN_CLIENT] {
+            add(self.source(), address)?;
+        }
         let neighbour = |end: usize| {
             let link = self.map.links.iter().zip(&self.wires).find_map(|((a, b, _), wire)| {
                 (*a == end).then_some(wire.link.b.v4).or_else(|| (*b == end).then_some(wire.link.a.v4))
