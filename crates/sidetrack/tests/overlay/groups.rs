@@ -206,6 +206,11 @@ fn a_multicast_stream_reaches_the_members_one_leaves_and_a_relay_is_killed() {
     relay.signal(rustix::process::Signal::KILL);
     relay.gone();
     reaches(&sender, &[&near, &far], "fourth");
+    metrics_fit(&sites);
+}
+
+/// What b says in its metrics is what it says of its group.
+fn metrics_fit(sites: &Sites) {
     let metrics = crate::node::admin::show(&sites.ups[1], "/metrics");
     for line in ["sidetrack_overlay_groups 1", "sidetrack_overlay_group_members 2"] {
         assert!(metrics.lines().any(|found| found == line), "{line} in\n{metrics}");
