@@ -16,7 +16,7 @@ pub mod warm;
 pub use client::{Client, HELD_MAX, Incoming, Presence, Sniffed};
 pub use direct::Dialing;
 pub use gate::{Admitted, Gate};
-pub use overlay::{OverlayEntry, OverlayOrder};
+pub use overlay::{Associating, OverlayEntry, OverlayOrder};
 pub use resolve::resolve;
 pub use stream::{Stream, Wire};
 

@@ -24,6 +24,9 @@ pub struct OverlayOrder {
     pub host: Option<HostName>,
 }
 
+/// A path for datagrams, once it is open.
+pub type Associating = Pin<Box<dyn Future<Output = Result<Box<dyn Datagrams>, Failure>> + Send>>;
+
 /// The entry into the overlay.
 pub trait OverlayEntry: Debug + Send + Sync {
     /// Opens a session. Returns a non-blocking socket; the overlay carries its other end. FIN, resets and speed
@@ -34,10 +37,7 @@ pub trait OverlayEntry: Debug + Send + Sync {
     ) -> Pin<Box<dyn Future<Output = Result<std::net::TcpStream, Failure>> + Send>>;
 
     /// Opens a path for the datagrams of one client. The destination of the order is the first one.
-    fn associate(
-        &self,
-        order: OverlayOrder,
-    ) -> Pin<Box<dyn Future<Output = Result<Box<dyn Datagrams>, Failure>> + Send>>;
+    fn associate(&self, order: OverlayOrder) -> Associating;
 }
 
 /// Carries a flow over the overlay.

@@ -51,8 +51,7 @@ pub use status::{
 };
 pub use trust::{FlowsView, TolerantView};
 
-use crate::carry::datagrams::Datagrams;
-use crate::carry::{Dialing, Failure, OverlayEntry, OverlayOrder};
+use crate::carry::{Associating, Dialing, Failure, OverlayEntry, OverlayOrder};
 use crate::config::{self, OnCrash};
 use crate::live::Ledger;
 use anyhow::Context as _;
@@ -404,10 +403,7 @@ impl OverlayEntry for Entry {
         })
     }
 
-    fn associate(
-        &self,
-        order: OverlayOrder,
-    ) -> Pin<Box<dyn Future<Output = Result<Box<dyn Datagrams>, Failure>> + Send>> {
+    fn associate(&self, order: OverlayOrder) -> Associating {
         Box::pin(udp::associate(self.shared.clone(), self.requests.clone(), order))
     }
 }
