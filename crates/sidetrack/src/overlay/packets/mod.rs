@@ -405,12 +405,13 @@ async fn carry(shared: Arc<Shared>, carried: Carried, mut waiting: mpsc::Receive
     loop {
         match open_reserved(Reserved::Packets, &name, &requests).await {
             Ok((session, id)) => {
-                tracing::info!(node = %name, "packets pass over the overlay");
                 told.clear();
                 if by_datagram {
                     shared.datagrams.paths.enter(node, Use::Packets, id, services.iter().copied());
                 }
                 stands.store(true, Relaxed);
+                // A reader of the log may send at once: it is true by now.
+                tracing::info!(node = %name, "packets pass over the overlay");
                 let ended = pass(session, &mut waiting).await;
                 stands.store(false, Relaxed);
                 shared.datagrams.paths.leave(node, Use::Packets);
