@@ -1,7 +1,8 @@
-//! What the tests of several crates share: hosts in network namespaces of their own, small TCP peers, and waiting for a
+//! What the tests of several crates share: hosts in network namespaces of their own, small TCP and UDP peers, and waiting for a
 //! condition. Only tests depend on this crate.
 
 pub mod apart;
+pub mod datagrams;
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -11,55 +11,12 @@ mod socks;
 
 use node::{Up, admin};
 use rustix::process::Signal;
+use sidetrack_testkit::datagrams::Echo;
 use sidetrack_testkit::{LIMIT, eventually};
-use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
 
 /// The longest payload of UDP over IPv4 (RFC 768: 65,535 bytes with its header; 20 bytes of IP header).
 const LONGEST: usize = 65_507;
-
-/// A server that sends every datagram back. The answer to `who` is the sender's address.
-struct Echo {
-    address: SocketAddr,
-    stopping: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Echo {
-    fn start(ip: &str) -> Self {
-        let socket = UdpSocket::bind((ip, 0)).unwrap();
-        socket.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
-        let (address, stopping) = (socket.local_addr().unwrap(), Arc::<AtomicBool>::default());
-        let stop = stopping.clone();
-        let thread = std::thread::spawn(move || {
-            let mut buffer = vec![0; 65_536];
-            while !stop.load(Relaxed) {
-                match socket.recv_from(&mut buffer) {
-                    Ok((length, from)) if &buffer[..length] == b"who" => {
-                        socket.send_to(from.to_string().as_bytes(), from).unwrap();
-                    }
-                    Ok((length, from)) => drop(socket.send_to(&buffer[..length], from)),
-                    Err(error) => {
-                        assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut));
-                    }
-                }
-            }
-        });
-        Self { address, stopping, thread: Some(thread) }
-    }
-}
-
-impl Drop for Echo {
-    fn drop(&mut self) {
-        self.stopping.store(true, Relaxed);
-        if let Some(thread) = self.thread.take() {
-            thread.join().expect("it only echoes");
-        }
-    }
-}
 
 /// A client that takes answers only from the address it asks.
 fn client(to: SocketAddr) -> UdpSocket {

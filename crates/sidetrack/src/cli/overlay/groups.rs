@@ -42,26 +42,31 @@ pub(super) async fn run(client: &Client, command: &GroupCommand) -> anyhow::Resu
     };
     let path = format!("/v1/overlay/group/{group}");
     let view: GroupView = client.ask(Method::POST, &path, &[("member", member)]).await?;
-    let state = if view.joined { "a member" } else { "no member" };
-    Ok(format!("this node is {state} of {}\n", view.name))
+    Ok(format!("this node is {} of {}\n", state(&view), view.name))
 }
 
 /// Returns the line about a group in the status.
 pub(super) fn line(view: &GroupView) -> String {
-    let state = if view.joined { "a member" } else { "no member" };
-    let members = if view.members.is_empty() { "none".to_owned() } else { view.members.join(", ") };
-    format!("group {}: this node is {state}; members: {members}\n", view.name)
+    format!("group {}: this node is {}; members: {}\n", view.name, state(view), members(view))
+}
+
+const fn state(view: &GroupView) -> &'static str {
+    if view.joined { "a member" } else { "no member" }
+}
+
+fn members(view: &GroupView) -> String {
+    if view.members.is_empty() { "none".to_owned() } else { view.members.join(", ") }
 }
 
 fn table(views: &[GroupView]) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
     let _ = writeln!(out, "{:<20} {:<6} {:<20} MEMBERS", "GROUP", "JOINED", "NEAREST");
-    for GroupView { name, joined, members, nearest, packets } in views {
+    for view in views {
+        let GroupView { name, joined, nearest, packets, .. } = view;
         let joined = if *joined { "yes" } else { "no" };
         let nearest = if nearest.is_empty() { "none" } else { nearest };
-        let members = if members.is_empty() { "none".to_owned() } else { members.join(", ") };
-        let _ = writeln!(out, "{name:<20} {joined:<6} {nearest:<20} {members}");
+        let _ = writeln!(out, "{name:<20} {joined:<6} {nearest:<20} {}", members(view));
         let counts: Vec<_> = packets
             .iter()
             .filter(|(_, count)| **count > 0)

@@ -1,6 +1,6 @@
 //! Checks how the packets of an `[[overlay.packets]]` travel, and how flows use the paths of the overlay.
 
-use super::super::{At, raw};
+use super::super::{At, List, raw};
 use super::Check;
 use raw::{FlowDissemination, PacketsDissemination, PacketsLink};
 use sidetrack_core::carrier::{Carrier, OverlayCarrier};
@@ -11,14 +11,18 @@ use std::time::Duration;
 /// Longest deadline, milliseconds.
 const DEADLINE_MAX_MS: u32 = 10_000;
 
+const fn link_kind(link: &PacketsLink) -> LinkKind {
+    match link {
+        PacketsLink::Reliable => LinkKind::Reliable,
+        PacketsLink::BestEffort => LinkKind::BestEffort,
+        PacketsLink::RealTime => LinkKind::RealTime,
+    }
+}
+
 impl Check<'_> {
     /// Returns the service of these packets. Keys that say nothing together are errors.
     pub(super) fn service(&mut self, packets: &At<raw::Packets>, trust: Trust) -> Service {
-        let kind = match packets.link.as_deref() {
-            Some(PacketsLink::BestEffort) => LinkKind::BestEffort,
-            Some(PacketsLink::RealTime) => LinkKind::RealTime,
-            Some(PacketsLink::Reliable) | None => LinkKind::Reliable,
-        };
+        let kind = packets.link.as_deref().map_or(LinkKind::Reliable, link_kind);
         let mut service = Service::new(kind);
         service.dissemination = match packets.dissemination.as_deref() {
             Some(PacketsDissemination::Duplicate) => Dissemination::Duplicate,
@@ -65,9 +69,8 @@ impl Check<'_> {
             self.only_over_the_overlay(rule);
             return carrier;
         };
-        if overlay.node.starts_with("group:") && !is_udp {
-            let span = rule.carrier.as_ref().map(|carrier| carrier.span()).unwrap_or_default();
-            let group = overlay.node.trim_start_matches("group:");
+        if let Some(group) = overlay.node.strip_prefix("group:").filter(|_| !is_udp) {
+            let span = rule.carrier.as_ref().map(List::span).unwrap_or_default();
             let help = format!(
                 "a connection has one server: write \"overlay:nearest:{group}\", or add `protocol = \"udp\"` to `match`"
             );
@@ -105,11 +108,7 @@ impl Check<'_> {
 
     /// Returns how the datagrams of a rule travel.
     fn flow_service(&mut self, rule: &raw::Rule, is_udp: bool, paths: u8) -> Service {
-        let kind = match rule.link.as_deref() {
-            Some(PacketsLink::Reliable) => LinkKind::Reliable,
-            Some(PacketsLink::RealTime) => LinkKind::RealTime,
-            Some(PacketsLink::BestEffort) | None => LinkKind::BestEffort,
-        };
+        let kind = rule.link.as_deref().map_or(LinkKind::BestEffort, link_kind);
         let dissemination = match rule.dissemination.as_deref() {
             Some(FlowDissemination::Duplicate) => Dissemination::Duplicate,
             Some(FlowDissemination::Flood) => Dissemination::Flood,
@@ -117,18 +116,13 @@ impl Check<'_> {
             Some(FlowDissemination::Shortest | FlowDissemination::Stripe) | None => Dissemination::Shortest,
         };
         let mut service = Service { dissemination, paths, ..Service::new(kind) };
-        let is = |wanted| rule.dissemination.as_deref() == Some(&wanted);
+        let of_datagrams = |at: &&At<FlowDissemination>| {
+            matches!(***at, FlowDissemination::Flood | FlowDissemination::Graph)
+        };
         let of_udp = [
             ("link", rule.link.as_ref().map(At::span)),
             ("deadline_ms", rule.deadline_ms.as_ref().map(At::span)),
-            (
-                "dissemination",
-                rule.dissemination.as_ref().filter(|_| is(FlowDissemination::Flood)).map(At::span),
-            ),
-            (
-                "dissemination",
-                rule.dissemination.as_ref().filter(|_| is(FlowDissemination::Graph)).map(At::span),
-            ),
+            ("dissemination", rule.dissemination.as_ref().filter(of_datagrams).map(At::span)),
         ];
         for (key, span) in of_udp {
             if let Some(span) = span.filter(|_| !is_udp) {
@@ -137,7 +131,7 @@ impl Check<'_> {
             }
         }
         if let Some(span) = rule.dissemination.as_ref().map(At::span).filter(|_| is_udp) {
-            if is(FlowDissemination::Stripe) {
+            if rule.dissemination.as_deref() == Some(&FlowDissemination::Stripe) {
                 let help = "write \"shortest\", \"duplicate\", \"graph\" or \"flood\"";
                 self.error(span.clone(), "datagrams are not striped over several paths", help);
             }

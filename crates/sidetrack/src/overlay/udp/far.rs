@@ -8,7 +8,7 @@ use crate::overlay::delivered::Delivered;
 use crate::overlay::shared::Shared;
 use sidetrack_core::flow::{EndReason, Flow, Protocol};
 use sidetrack_core::overlay::NodeId;
-use sidetrack_core::overlay::frame::{OpenUdp, RELAYED_MAX, Refusal, Relayed, SessionId};
+use sidetrack_core::overlay::frame::{FrameError, OpenUdp, RELAYED_MAX, Refusal, Relayed, SessionId};
 use sidetrack_core::overlay::service::Service;
 use sidetrack_sys::sync::lock;
 use sidetrack_sys::{sockopt, udp};
@@ -90,7 +90,7 @@ impl Far {
     pub(super) fn came(&self, origin: NodeId, session: SessionId, message: &[u8]) -> bool {
         let session = lock(&self.sessions).get(&session).cloned();
         let Some(session) = session.filter(|session| session.origin == origin) else { return false };
-        session.came(message);
+        session.came(Relayed::parse(message));
         true
     }
 
@@ -124,7 +124,7 @@ pub(in crate::overlay) async fn receive(
             shared.datagrams.paths.enter(origin, Use::Delivered, id, [open.service]);
             session.open(number, *open);
         }
-        _ => session.came(message),
+        said => session.came(said),
     });
     tokio::select! {
         ended = moved => tracing::debug!(node = session.name, ?ended, "a session for flows of UDP ended"),
@@ -137,8 +137,8 @@ pub(in crate::overlay) async fn receive(
 
 impl Session {
     /// Handles a message about an association that is open.
-    fn came(&self, message: &[u8]) {
-        match Relayed::parse(message) {
+    fn came(&self, said: Result<(u32, Relayed<'_>), FrameError>) {
+        match said {
             Ok((number, Relayed::Datagram(payload))) => self.forward(number, payload),
             Ok((number, Relayed::Close)) => self.end(number, EndReason::Ok, None),
             // An opening travels in the session, where it comes once and in order.
