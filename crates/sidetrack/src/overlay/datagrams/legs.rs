@@ -112,6 +112,7 @@ impl Announced {
 pub(crate) struct LinkLegs {
     /// We dialled the link, so we number its legs.
     is_ours: bool,
+    /// Their hellos pass: we began to send them, or the neighbour's came.
     has_begun: AtomicBool,
     state: Mutex<State>,
     /// The routes that datagrams take now. Empty: the one of the link.
@@ -142,6 +143,16 @@ impl LinkLegs {
     /// Returns the routes that datagrams take now. Empty: the one of the link.
     pub(crate) fn chosen(&self) -> Arc<Vec<Route>> {
         self.chosen.load_full()
+    }
+
+    /// Returns whether the link has legs, whether or not one is up now: then a datagram may come more than once.
+    pub(crate) fn exist(&self) -> bool {
+        self.has_begun.load(Relaxed)
+    }
+
+    /// From now on hellos pass on the legs.
+    pub(super) fn begin(&self) {
+        self.has_begun.store(true, Relaxed);
     }
 
     /// Returns the route of the best leg, or `None` if the link has no legs.
@@ -188,7 +199,7 @@ pub(super) fn tick(shared: &Shared, link: &Arc<Link>) {
         if count < 2 || !knows {
             return;
         }
-        legs.has_begun.store(true, Relaxed);
+        legs.begin();
         (0..LEGS_MAX).take(count).for_each(|leg| state.legs.handle(now, Input::Add(leg)));
     } else if legs.deadline().is_none_or(|at| at > now) {
         return;
@@ -210,6 +221,7 @@ pub(super) fn came(shared: &Shared, link: &Arc<Link>, leg: u8, hello: Hello, rou
             // If the neighbour's NAT forgot its mapping, the leg comes from elsewhere now.
             _ => *known = Some(route),
         }
+        legs.begin();
         state.legs.handle(shared.clock.now(), Input::Hello(leg, hello));
     }
     drain(shared, link);

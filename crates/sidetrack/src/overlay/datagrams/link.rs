@@ -164,8 +164,7 @@ impl Link {
         route: Route,
     ) -> Result<Option<Frame>, Dropped> {
         if !lock(&self.receiving).window.is_new(header.sequence) {
-            let has_legs = !self.legs.chosen().is_empty();
-            return Err(if has_legs { Dropped::Copy } else { Dropped::Replayed });
+            return Err(if self.legs.exist() { Dropped::Copy } else { Dropped::Replayed });
         }
         let frame = self.receive.open(header, sealed).ok_or(Dropped::Forged)?;
         // Only one thread receives, so the window has not changed since the check above.
@@ -210,5 +209,34 @@ impl Link {
     /// Returns when the search needs a tick.
     pub(crate) fn search_at(&self) -> Instant {
         lock(&self.search).deadline()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::seal::directions;
+    use super::*;
+    use std::array;
+
+    fn link(own: NodeId, neighbour: NodeId) -> Link {
+        let keys = directions(own, neighbour, &array::from_fn(|at| at as u8)).expect("keys");
+        Link::new(neighbour, 1, keys, (None, LinkLegs::new(None)), None, Instant::ZERO)
+    }
+
+    /// The neighbour may use both legs a moment before one of them is up for us.
+    #[test]
+    fn a_second_copy_is_no_replay_where_hellos_pass_on_legs() {
+        let [sender, receiver] = [link(NodeId(1), NodeId(2)), link(NodeId(2), NodeId(1))];
+        let to = SocketAddr::from(([192, 0, 2, 9], 8100));
+        let route = Route { socket: 0, to, from: to.ip() };
+        let datagram = sender.seal(&Frame::Piece(Piece { message: 1, index: 0, count: 2, bytes: vec![7] }));
+        let open = || {
+            let (header, sealed) = Header::split(&datagram[0]).expect("a datagram");
+            receiver.open(header, &mut sealed.to_vec(), route).map(|_| ())
+        };
+        assert_eq!([open(), open()], [Ok(()), Err(Dropped::Replayed)]);
+        receiver.legs.begin();
+        assert!(receiver.legs.chosen().is_empty(), "none is up yet");
+        assert_eq!(open(), Err(Dropped::Copy));
     }
 }
