@@ -2,7 +2,7 @@
 //! reached through the one before.
 
 use crate::flow::{Destination, DestinationError};
-use crate::overlay::service::{Dissemination, LinkKind, Service};
+use crate::overlay::service::{Dissemination, LinkKind, Service, Trust};
 use crate::overlay::session::Mode;
 use std::fmt;
 use std::str::FromStr;
@@ -89,9 +89,9 @@ impl OverlayCarrier {
 impl fmt::Display for OverlayCarrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "overlay:{}", self.node)?;
-        let Service { kind, dissemination, deadline, .. } = self.service;
+        let Service { kind, dissemination, deadline, trust, .. } = self.service;
         // What connections have in common with datagrams is said in the words of connections.
-        let is_plain = kind == LinkKind::BestEffort && deadline.is_none();
+        let is_plain = kind == LinkKind::BestEffort && deadline.is_none() && trust == Trust::Members;
         match (self.mode, dissemination) {
             (Mode::Shortest, Dissemination::Shortest) if is_plain => Ok(()),
             (Mode::Stripe, _) => write!(f, " (stripe over {} paths)", self.paths),

@@ -305,7 +305,7 @@ impl Interceptor {
     /// Fails with the reason for the refusal.
     pub fn incoming_to_group(
         &mut self,
-        (from, delivery): (NodeId, Delivery),
+        (from, delivery): (Origin, Delivery),
         group: &GroupName,
         packet: &mut [u8],
         judge: impl FnOnce(&Ends) -> Result<(), Refused>,

@@ -57,6 +57,8 @@ pub struct Group {
     pub interfaces: Vec<InterfaceName>,
     /// Time to live of delivered packets to IP multicast addresses. `None`: one less than they had.
     pub ttl: Option<u8>,
+    /// Which nodes this member relies on.
+    pub trust: Trust,
 }
 
 /// Which nodes deliver captured packets.

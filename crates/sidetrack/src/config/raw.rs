@@ -317,6 +317,14 @@ pub struct Rule {
     pub link: Option<At<PacketsLink>>,
     /// Most links on the way of a datagram with `dissemination = "flood"`, 1 to 15. Default 4.
     pub hops: Option<At<u8>>,
+    /// Which nodes a datagram relies on. "members": each node trusts its neighbours. "intrusion-tolerant": each node checks a
+    /// proof of the source, as in [[overlay.packets]], and no relay can refuse the flow; needs `link = "best-effort"`, or
+    /// `link = "reliable"` with `dissemination = "flood"`. Only for rules with `protocol = "udp"` and carrier
+    /// "overlay:<node>". Default: `trust` of [overlay].
+    pub trust: Option<At<OverlayTrust>>,
+    /// With `trust = "intrusion-tolerant"` and `link = "best-effort"`: which datagrams of this node are sent first where they
+    /// wait, 1 to 10; 10 is sent first. Default 5.
+    pub priority: Option<At<u8>>,
     /// How long a datagram may travel over the overlay, 1 to 10000 milliseconds; later it is dropped. Required with
     /// `link = "real-time"`. With "best-effort" it needs another `dissemination` than "shortest". Default: there is no limit.
     pub deadline_ms: Option<At<u32>>,

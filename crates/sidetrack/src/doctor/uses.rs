@@ -1,7 +1,9 @@
 //! The interfaces of this machine that the configuration uses, for the packet engine and the shunt.
 
 use crate::config::{Config, EngineIo, ListenerKind, ShuntPath};
+use sidetrack_core::carrier::Carrier;
 use sidetrack_core::overlay::service::Trust;
+use sidetrack_core::policy::Action;
 use sidetrack_core::shunt::FastPathKind;
 use sidetrack_sys::driver::{self, Offloads, Xdp};
 use sidetrack_sys::{link, udp, xsk};
@@ -112,8 +114,17 @@ pub(super) fn overlay(config: &Config) -> Option<OverlayUse> {
     let overlay = config.overlay.as_ref()?;
     let dialled =
         overlay.nodes.iter().filter_map(|node| Some((node.name.to_string(), *node.addresses.first()?)));
-    let mut services = overlay.packets.iter().map(|packets| packets.service.trust);
-    let is_tolerant = overlay.trust == Trust::Tolerant || services.any(|trust| trust == Trust::Tolerant);
+    let of_packets = overlay.packets.iter().map(|packets| packets.service.trust);
+    let of_groups = overlay.groups.iter().map(|group| group.trust);
+    let of_rules = config.policy.rules().iter().filter_map(|rule| match &rule.action {
+        Action::Carry(carry) => match &carry.carrier {
+            Carrier::Overlay(carrier) => Some(carrier.service.trust),
+            _ => None,
+        },
+        Action::Deny => None,
+    });
+    let mut all = of_packets.chain(of_groups).chain(of_rules).chain([overlay.trust]);
+    let is_tolerant = all.any(|trust| trust == Trust::Tolerant);
     Some(OverlayUse {
         congestion: overlay.congestion.to_string(),
         mtus: dialled.map(|(name, address)| (name, udp::route_mtu(address).ok())).collect(),

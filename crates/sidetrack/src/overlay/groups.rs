@@ -6,10 +6,10 @@ use super::shared::Shared;
 use super::{Entry, datagrams};
 use crate::config;
 use serde::{Deserialize, Serialize};
-use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::group::GroupName;
 use sidetrack_core::overlay::group::head::Head;
 use sidetrack_core::overlay::group::rule::Refused;
+use sidetrack_core::overlay::packet::Origin;
 use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -101,8 +101,8 @@ pub struct GroupView {
     pub packets: BTreeMap<String, u64>,
 }
 
-/// Delivers a packet to a group that `source` has sent.
-pub(super) fn deliver(shared: &Shared, source: NodeId, payload: &[u8]) {
+/// Delivers a packet to a group that `from` has sent.
+pub(super) fn deliver(shared: &Shared, from: Origin, payload: &[u8]) {
     let Some((head, ip)) = Head::split(payload) else {
         return shared.member.unknown.refuse(Refused::Unreadable);
     };
@@ -110,7 +110,7 @@ pub(super) fn deliver(shared: &Shared, source: NodeId, payload: &[u8]) {
     match &shared.packets {
         // The configuration of this node counts, not what the source knows: a member that left delivers nothing.
         Some(packets) if shared.member.has_joined(&head.group) => {
-            packets::deliver_to_group(shared, packets, source, &head, ip.to_vec());
+            packets::deliver_to_group(shared, packets, from, &head, ip.to_vec());
         }
         _ => counters.refuse(Refused::NotMember),
     }

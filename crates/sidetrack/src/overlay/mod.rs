@@ -441,6 +441,7 @@ async fn serve(
         tokio::spawn(pool::maintain(shared.clone(), node));
     }
     tokio::spawn(paced::serve(shared.clone()));
+    tokio::spawn(udp::serve(shared.clone()));
     for way in ways {
         tokio::spawn(way);
     }

@@ -131,6 +131,80 @@ fn a_relay_is_killed_while_datagrams_are_duplicated_and_none_is_lost() {
     assert!(lost.is_empty(), "lost: {lost:?}");
 }
 
+/// Sends datagrams until one comes back: those on their way while links change may be lost.
+#[track_caller]
+fn answers(client: &UdpSocket, what: &str) {
+    client.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    let until = Instant::now() + LIMIT;
+    let mut buffer = [0; 64];
+    for number in 0.. {
+        assert!(Instant::now() < until, "{what}: no answer");
+        client.send(format!("{what}-{number}").as_bytes()).unwrap();
+        // It may be the answer to an earlier one.
+        if client.recv(&mut buffer).is_ok_and(|length| buffer[..length].starts_with(what.as_bytes())) {
+            break;
+        }
+    }
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+}
+
+#[test]
+fn flows_with_proofs_need_no_session_that_a_relay_could_refuse() {
+    let server = Echo::start("127.0.0.1");
+    let keys = "link = \"best-effort\"\ndissemination = \"duplicate\"\ntrust = \"intrusion-tolerant\"\n";
+    let mut scene = scene(server.address, keys);
+    let client = client(&scene);
+    answers(&client, "first");
+    for length in [0, 1, 1_200, 9_000, 60_000] {
+        let payload: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
+        client.send(&payload).unwrap();
+        eventually("an answer of this length", || receive(&client) == payload);
+    }
+    let at_a = status(&scene.a);
+    assert_eq!(at_a["sessions_opened"], 0, "{at_a:#}");
+    assert!(at_a["spread"]["tolerant"]["delivered"]["duplicate"].as_u64() > Some(0), "{at_a:#}");
+    let killed = scene.relay();
+    scene.kill(&killed);
+    answers(&client, "a relay is gone");
+    // What has no room in one packet is dropped, and harms nothing.
+    client.send(&[7; 65_507]).unwrap();
+    answers(&client, "after a long one");
+    scene.a.signal(Signal::TERM);
+    let record = scene.a.record();
+    assert_eq!(record.text("protocol"), "udp");
+    assert_eq!(
+        record.fate(),
+        ("over", "overlay:c (best-effort, duplicate over 2 paths, intrusion-tolerant)", "shutdown")
+    );
+    assert_eq!(scene.c.record().text("listener"), "overlay");
+}
+
+#[test]
+fn a_reliable_flow_with_proofs_loses_no_datagram_with_its_relay() {
+    let server = Echo::start("127.0.0.1");
+    let keys = "link = \"reliable\"\ndissemination = \"flood\"\ntrust = \"intrusion-tolerant\"\n";
+    let mut scene = scene(server.address, keys);
+    let client = client(&scene);
+    assert_eq!(echo(&client, b"first"), b"first");
+    // No more than the client's socket has room for.
+    for number in 0..200_u32 {
+        client.send(&number.to_be_bytes()).unwrap();
+        std::thread::park_timeout(Duration::from_millis(2));
+        if number == 100 {
+            let killed = scene.relay();
+            scene.kill(&killed);
+        }
+    }
+    for number in 0..200_u32 {
+        assert_eq!(receive(&client), number.to_be_bytes(), "in order, each once");
+    }
+    // A refusal passes the same way.
+    let none = "[[overlay.deliver]]\nfrom = \"a\"\nto = \"127.0.0.9\"\n";
+    let mut scene = scene_at(server.address, keys, none);
+    self::client(&scene).send(b"refused").unwrap();
+    assert_eq!(scene.a.record().text("reason"), "policy_denied");
+}
+
 #[test]
 fn the_far_node_refuses_what_its_rules_and_entries_do_not_allow_and_errors_come_back() {
     let server = Echo::start("127.0.0.1");

@@ -223,6 +223,35 @@ fn metrics_fit(sites: &Sites) {
 }
 
 #[test]
+fn a_member_among_liars_takes_only_packets_with_a_proof() {
+    if !is_root() {
+        return;
+    }
+    let sends = |service: &str| {
+        format!("{TV}[[overlay.packets]]\ngroup = \"tv\"\nat = \"router\"\nlink = \"best-effort\"\n{service}")
+    };
+    let proven = sends("dissemination = \"duplicate\"\ntrust = \"intrusion-tolerant\"\n");
+    let strict = format!("{TV}join = true\ntrust = \"intrusion-tolerant\"\n");
+    let any = format!("{TV}join = true\n");
+    // c sends without proofs.
+    let plain = any + &sends("")[TV.len()..];
+    let sites = Sites::new([&proven, &strict, &plain]);
+    sites.knows(0, &["b", "c"]);
+    let [near, far] = [sites.receiver(1), sites.receiver(2)];
+    reaches(&sites.sender(0, 4), &[&near, &far], "proven");
+    assert_eq!(sites.count(1, "unproven"), 0);
+    sites.knows(2, &["b", "c"]);
+    let plain = sites.sender(2, 4);
+    let mut number = 0;
+    eventually("b refuses packets without a proof", || {
+        plain.send_to(format!("plain-{number}").as_bytes(), (GROUP, PORT)).expect("sent");
+        number += 1;
+        sites.count(1, "unproven") > 0
+    });
+    assert!(arrived(&near).iter().all(|word| !word.starts_with("plain")));
+}
+
+#[test]
 fn a_flow_of_udp_goes_to_all_members() {
     if !is_root() {
         return;

@@ -258,6 +258,9 @@ impl Features {
     /// The node takes part in reliable flooding: it keeps messages and sends [`super::Holding`] frames.
     pub const RELIABLE_FLOODS: u32 = 0x2_0000;
 
+    /// The node takes flows of UDP and packets to groups in [`super::Vouched`] frames.
+    pub const TOLERANT_FLOWS: u32 = 0x4_0000;
+
     /// The features of this program.
     pub const ALL: u32 = Self::SPREAD
         | Self::REAL_TIME
@@ -267,7 +270,8 @@ impl Features {
         | Self::PATHS
         | Self::LEGS
         | Self::TOLERANT
-        | Self::RELIABLE_FLOODS;
+        | Self::RELIABLE_FLOODS
+        | Self::TOLERANT_FLOWS;
 
     /// Each feature with its name, for people. A bit stands here once.
     pub const NAMES: &[(u32, &str)] = &[
@@ -280,6 +284,7 @@ impl Features {
         (Self::LEGS, "legs"),
         (Self::TOLERANT, "proofs of the source"),
         (Self::RELIABLE_FLOODS, "reliable flooding"),
+        (Self::TOLERANT_FLOWS, "flows and groups with proofs of the source"),
     ];
 
     /// Returns the bytes that the origin signs.

@@ -1,10 +1,10 @@
 //! Which packets to a group may be delivered here, and with which time to live.
 //!
-//! The source of a packet is the node that its frame names. No end-to-end signature protects it: a relay that lies can send
-//! packets in another member's name. [`Rule::admit`] is the one place that asks whether a node may send.
+//! The source of a packet is the node that its frame names. Unless a proof came with it, no end-to-end signature protects it: a
+//! relay that lies can send packets in another member's name. [`Rule::admit`] is the one place that asks whether a node may send.
 
 use super::super::NodeId;
-use super::super::packet::{Ends, Interceptor, Refused as Judged, Transport};
+use super::super::packet::{Ends, Interceptor, Origin, Refused as Judged, Transport};
 use super::super::service::Delivery;
 use crate::net::{IpNet, IpSet};
 use std::collections::BTreeSet;
@@ -19,6 +19,8 @@ pub struct Rule {
     pub to: IpSet,
     /// The time to live (hop limit) of packets to IP multicast addresses when they are delivered. `None`: one less than they had.
     pub ttl: Option<u8>,
+    /// Only packets with a proof of their source are delivered ([`super::super::tolerant`]).
+    pub only_proven: bool,
 }
 
 /// Why a packet to a group is not delivered here.
@@ -30,6 +32,8 @@ pub enum Refused {
     NotMember,
     /// Its source may not send to the group.
     Sender,
+    /// It came without a proof of its source.
+    Unproven,
     /// The IP source is not the address of one host.
     Source,
     /// The destination is not an address of the group.
@@ -42,10 +46,11 @@ pub enum Refused {
 
 impl Refused {
     /// All values.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Unreadable,
         Self::NotMember,
         Self::Sender,
+        Self::Unproven,
         Self::Source,
         Self::Destination,
         Self::Ttl,
@@ -58,6 +63,7 @@ impl Refused {
             Self::Unreadable => "unreadable",
             Self::NotMember => "not_member",
             Self::Sender => "sender",
+            Self::Unproven => "unproven",
             Self::Source => "source",
             Self::Destination => "destination",
             Self::Ttl => "ttl",
@@ -100,11 +106,14 @@ impl Rule {
     pub fn admit(
         &self,
         interceptor: &mut Interceptor,
-        (from, delivery): (NodeId, Delivery),
+        (from, delivery): (Origin, Delivery),
         packet: &mut [u8],
         judge: impl FnOnce(&Ends) -> Result<(), Judged>,
     ) -> Result<Ends, Refused> {
-        if self.senders.as_ref().is_some_and(|senders| !senders.contains(&from)) {
+        if self.only_proven && !from.is_proven {
+            return Err(Refused::Unproven);
+        }
+        if self.senders.as_ref().is_some_and(|senders| !senders.contains(&from.node)) {
             return Err(Refused::Sender);
         }
         let ends = Ends::of(packet).ok_or(Refused::Unreadable)?;
@@ -125,7 +134,7 @@ impl Rule {
             let left = left.filter(|left| *left > 0).ok_or(Refused::Ttl)?;
             set_time_to_live(packet, left);
         }
-        interceptor.decided(from, ends, judge).map_err(|_| Refused::Denied)?;
+        interceptor.decided(from.node, ends, judge).map_err(|_| Refused::Denied)?;
         Ok(ends)
     }
 }
@@ -161,8 +170,10 @@ mod tests {
     use super::*;
 
     const FROM: NodeId = NodeId(7);
-    const TO_ALL: (NodeId, Delivery) = (FROM, Delivery::Group);
-    const TO_ONE: (NodeId, Delivery) = (FROM, Delivery::Nearest);
+    const PLAIN: Origin = Origin { node: FROM, is_proven: false };
+    const OTHER: Origin = Origin { node: NodeId(8), is_proven: false };
+    const TO_ALL: (Origin, Delivery) = (PLAIN, Delivery::Group);
+    const TO_ONE: (Origin, Delivery) = (PLAIN, Delivery::Nearest);
 
     /// UDP from 10.1.0.2:5000 to 239.1.2.3:5004 with a time to live of 16.
     const UDP: [u8; 29] = [
@@ -178,10 +189,10 @@ mod tests {
 
     fn rule() -> Rule {
         let to = ["239.1.2.3", "10.99.0.1", "127.0.0.0/8"].iter().map(|net| net.parse().unwrap()).collect();
-        Rule { senders: Some(BTreeSet::from([FROM])), to, ttl: None }
+        Rule { senders: Some(BTreeSet::from([FROM])), to, ttl: None, only_proven: false }
     }
 
-    fn admit(rule: &Rule, way: (NodeId, Delivery), mut packet: [u8; 29]) -> Result<u8, Refused> {
+    fn admit(rule: &Rule, way: (Origin, Delivery), mut packet: [u8; 29]) -> Result<u8, Refused> {
         let mut interceptor = Interceptor::new(Vec::new());
         rule.admit(&mut interceptor, way, &mut packet, |_| Ok(())).map(|_| packet[8])
     }
@@ -189,9 +200,19 @@ mod tests {
     #[test]
     fn only_what_the_group_allows_is_delivered() {
         assert_eq!(admit(&rule(), TO_ALL, UDP), Ok(15), "one less");
-        assert_eq!(admit(&rule(), (NodeId(8), Delivery::Group), UDP), Err(Refused::Sender));
+        assert_eq!(admit(&rule(), (OTHER, Delivery::Group), UDP), Err(Refused::Sender));
         let any = Rule { senders: None, ..rule() };
-        assert_eq!(admit(&any, (NodeId(8), Delivery::Group), UDP), Ok(15));
+        assert_eq!(admit(&any, (OTHER, Delivery::Group), UDP), Ok(15));
+        let strict = Rule { only_proven: true, ..rule() };
+        assert_eq!(admit(&strict, TO_ALL, UDP), Err(Refused::Unproven));
+        let proven = Origin { is_proven: true, ..PLAIN };
+        assert_eq!(admit(&strict, (proven, Delivery::Group), UDP), Ok(15));
+        let proven = Origin { is_proven: true, ..OTHER };
+        assert_eq!(
+            admit(&strict, (proven, Delivery::Group), UDP),
+            Err(Refused::Sender),
+            "a proof is no right"
+        );
         assert_eq!(admit(&rule(), TO_ONE, UDP), Err(Refused::Destination), "multicast is for all");
         assert_eq!(admit(&rule(), TO_ONE, changed(16, &[10, 99, 0, 1])), Ok(16), "as it came");
         assert_eq!(admit(&rule(), TO_ALL, changed(16, &[10, 99, 0, 1])), Ok(16));

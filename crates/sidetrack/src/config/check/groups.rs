@@ -2,6 +2,7 @@
 
 use super::super::{At, Group, List, OverlayNode, Target, raw};
 use super::Check;
+use super::trust::chosen;
 use sidetrack_core::net::IpSet;
 use sidetrack_core::overlay::group::{GROUPS_MAX, GroupName, rule};
 use sidetrack_sys::nft::InterfaceName;
@@ -23,14 +24,19 @@ pub(super) struct Known<'a> {
 
 impl Check<'_> {
     /// Checks the groups, and notes their names for carriers.
-    pub(super) fn groups(&mut self, overlay: &raw::Overlay, nodes: &[OverlayNode]) -> Vec<Group> {
+    pub(super) fn groups(
+        &mut self,
+        overlay: &raw::Overlay,
+        nodes: &[OverlayNode],
+        of_overlay: Trust,
+    ) -> Vec<Group> {
         if overlay.group.len() > GROUPS_MAX {
             let help = format!("a node has at most {GROUPS_MAX} groups");
             self.error(0..0, "too many [[overlay.group]] entries", help);
         }
         let mut groups: Vec<Group> = Vec::new();
         for at in &overlay.group {
-            let Some(group) = self.group(at, nodes) else { continue };
+            let Some(group) = self.group(at, nodes, of_overlay) else { continue };
             if groups.iter().any(|other| other.name == group.name) {
                 let help = "write one entry with all addresses of the group";
                 self.error(at.span(), format!("the group '{}' has two entries", group.name), help);
@@ -42,7 +48,7 @@ impl Check<'_> {
         groups
     }
 
-    fn group(&mut self, group: &At<raw::Group>, nodes: &[OverlayNode]) -> Option<Group> {
+    fn group(&mut self, group: &At<raw::Group>, nodes: &[OverlayNode], of_overlay: Trust) -> Option<Group> {
         let Some(name) = &group.name else {
             let help = "write `name = \"…\"`: the same on all nodes";
             self.error(group.span(), "this group has no name", help);
@@ -67,7 +73,8 @@ impl Check<'_> {
             self.error(at.span(), "`ttl` cannot be 0", "write a number from 1 to 255");
         }
         let join = group.join.as_deref().copied().unwrap_or(false);
-        Some(Group { name: parsed.ok()?, join, senders, to, interfaces, ttl })
+        let trust = chosen(group.trust.as_ref(), of_overlay);
+        Some(Group { name: parsed.ok()?, join, senders, to, interfaces, ttl, trust })
     }
 
     fn group_addresses(&mut self, group: &At<raw::Group>) -> Option<IpSet> {
@@ -146,11 +153,18 @@ impl Check<'_> {
     }
 
     /// Reports what packets to a group cannot have.
-    pub(super) fn suits(&mut self, packets: &At<raw::Packets>, target: &Target, to: &IpSet) {
+    pub(super) fn suits(
+        &mut self,
+        packets: &At<raw::Packets>,
+        target: &Target,
+        to: &IpSet,
+        of_overlay: Trust,
+    ) {
         if matches!(target, Target::Node(_)) {
             return;
         }
-        if matches!(packets.link.as_deref(), None | Some(raw::PacketsLink::Reliable)) {
+        let is_reliable = matches!(packets.link.as_deref(), None | Some(raw::PacketsLink::Reliable));
+        if is_reliable && chosen(packets.trust.as_ref(), of_overlay) == Trust::Members {
             let help = "write `link = \"best-effort\"`, or \"real-time\" with a `deadline_ms`";
             let span = packets.link.as_ref().map_or(packets.span(), At::span);
             self.error(span, "packets to a group travel in datagrams", help);

@@ -31,6 +31,7 @@ use sidetrack_core::flow::HostName;
 use sidetrack_core::function::FunctionSpec;
 use sidetrack_core::net::IpSet;
 use sidetrack_core::overlay::group::GroupName;
+use sidetrack_core::overlay::service::Trust;
 use sidetrack_core::policy::{Action, Policy};
 use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
@@ -50,6 +51,8 @@ struct Check<'a> {
     overlay_names: Option<Vec<Arc<str>>>,
     /// The names of the overlay's groups.
     overlay_groups: Vec<GroupName>,
+    /// Which nodes packets over the overlay rely on, where nothing else is said.
+    overlay_trust: Trust,
     /// Whether the file has a table `[policy]`, right or wrong.
     has_agreement: bool,
     /// Names of tunnels, including tunnels with errors.
@@ -71,6 +74,7 @@ impl<'a> Check<'a> {
             functions: BTreeMap::new(),
             overlay_names: None,
             overlay_groups: Vec::new(),
+            overlay_trust: Trust::Members,
             has_agreement: file.policy.is_some(),
             tunnels: Vec::new(),
             has_tap: false,

@@ -25,8 +25,9 @@ impl Check<'_> {
         }
         let edges = self.overlay_topology(overlay, &nodes);
         let trust = self.overlay_trust(overlay);
+        self.overlay_trust = trust;
         let deliver = overlay.deliver.iter().filter_map(|deliver| self.deliver(deliver, &nodes)).collect();
-        let groups = self.groups(overlay, &nodes);
+        let groups = self.groups(overlay, &nodes, trust);
         let known = Known { nodes: &nodes, groups: &groups, own: name.as_deref(), trust };
         let packets = overlay.packets.iter().filter_map(|packets| self.packets(packets, &known)).collect();
         let links = self.overlay_links(overlay, &nodes);
@@ -199,7 +200,7 @@ impl Check<'_> {
                 return None;
             }
         };
-        self.suits(packets, &target, &to);
+        self.suits(packets, &target, &to, known.trust);
         let port = packets.port.as_ref().map(|ports| self.ports(ports));
         let local = packets.at.as_deref().is_none_or(|at| *at == raw::PacketsAt::Local);
         let service = self.service(packets, known.trust);

@@ -123,7 +123,7 @@ impl Check<'_> {
         // `carrier` beside `action` is an error of its own.
         let refused = keys!(
             allowed: name, matcher, action, carrier;
-            refused: dissemination, paths, link, hops, deadline_ms, credentials_file, to, dial, resolve, keep_client_address, proxy_protocol, idle_timeout_ms,
+            refused: dissemination, paths, link, hops, trust, priority, deadline_ms, credentials_file, to, dial, resolve, keep_client_address, proxy_protocol, idle_timeout_ms,
             lifetime_ms, connect_timeout_ms, initial_data_wait_ms, tfo, mptcp, warm, warm_idle_ms, kernel, metadata,
             on_chain_change, on_function_down, agreement, shunt, chain,
         );

@@ -2,6 +2,7 @@
 
 use super::super::{At, List, raw};
 use super::Check;
+use super::trust::chosen;
 use raw::{FlowDissemination, PacketsDissemination, PacketsLink};
 use sidetrack_core::carrier::{Carrier, OverlayCarrier};
 use sidetrack_core::overlay::service::{Dissemination, HOPS, LinkKind, PATHS, Service, Trust};
@@ -30,10 +31,11 @@ impl Check<'_> {
             Some(PacketsDissemination::Graph) => Dissemination::Graph,
             Some(PacketsDissemination::Shortest) | None => Dissemination::Shortest,
         };
+        let is_tolerant = chosen(packets.trust.as_ref(), trust) == Trust::Tolerant;
         if let Some(dissemination) = &packets.dissemination
             && service.dissemination != Dissemination::Shortest
             && kind == LinkKind::Reliable
-            && !self.is_tolerant(packets, trust)
+            && !is_tolerant
         {
             let help =
                 "write `link = \"best-effort\"` or \"real-time\"; with \"reliable\", packets take one path";
@@ -41,7 +43,7 @@ impl Check<'_> {
         }
         let is = |wanted| service.dissemination == wanted;
         // Reliable packets among members that lie go over all links.
-        let is_bounded = !(kind == LinkKind::Reliable && self.is_tolerant(packets, trust));
+        let is_bounded = !(kind == LinkKind::Reliable && is_tolerant);
         let (duplicates, floods) = (is(Dissemination::Duplicate), is(Dissemination::Flood) && is_bounded);
         let range = (*PATHS.start()).into()..=(*PATHS.end()).into();
         if let Some(paths) = self.only_with(packets.paths.as_ref(), duplicates, "duplicate", "paths", range) {
@@ -51,7 +53,7 @@ impl Check<'_> {
         if let Some(hops) = self.only_with(packets.hops.as_ref(), floods, "flood", "hops", range) {
             service.hops = u8::try_from(hops).unwrap_or(service.hops);
         }
-        self.service_trust(packets, trust, &mut service);
+        self.service_trust(&packets.into(), trust, &mut service);
         let (has_deadline, range) = (service.spreads() && !service.is_reliable_flood(), 1..=DEADLINE_MAX_MS);
         let deadline =
             self.only_with(packets.deadline_ms.as_ref(), has_deadline, "duplicate", "deadline_ms", range);
@@ -96,6 +98,8 @@ impl Check<'_> {
             ("paths", rule.paths.as_ref().map(At::span)),
             ("link", rule.link.as_ref().map(At::span)),
             ("hops", rule.hops.as_ref().map(At::span)),
+            ("trust", rule.trust.as_ref().map(At::span)),
+            ("priority", rule.priority.as_ref().map(At::span)),
             ("deadline_ms", rule.deadline_ms.as_ref().map(At::span)),
         ];
         for (key, span) in keys {
@@ -122,6 +126,8 @@ impl Check<'_> {
         let of_udp = [
             ("link", rule.link.as_ref().map(At::span)),
             ("deadline_ms", rule.deadline_ms.as_ref().map(At::span)),
+            ("trust", rule.trust.as_ref().map(At::span)),
+            ("priority", rule.priority.as_ref().map(At::span)),
             ("dissemination", rule.dissemination.as_ref().filter(of_datagrams).map(At::span)),
         ];
         for (key, span) in of_udp {
@@ -130,22 +136,29 @@ impl Check<'_> {
                 self.error(span, format!("this value of `{key}` is for datagrams only"), help);
             }
         }
+        let of_overlay = if is_udp { self.overlay_trust } else { Trust::Members };
+        let is_tolerant = chosen(rule.trust.as_ref(), of_overlay) == Trust::Tolerant;
         if let Some(span) = rule.dissemination.as_ref().map(At::span).filter(|_| is_udp) {
             if rule.dissemination.as_deref() == Some(&FlowDissemination::Stripe) {
                 let help = "write \"shortest\", \"duplicate\", \"graph\" or \"flood\"";
                 self.error(span.clone(), "datagrams are not striped over several paths", help);
             }
-            if kind == LinkKind::Reliable && dissemination != Dissemination::Shortest {
+            if kind == LinkKind::Reliable && dissemination != Dissemination::Shortest && !is_tolerant {
                 let help = "write `link = \"best-effort\"` or \"real-time\"; with \"reliable\", datagrams take one path";
                 self.error(span, "datagrams on reliable links take the shortest path only", help);
             }
         }
         let range = (*HOPS.start()).into()..=(*HOPS.end()).into();
-        let floods = dissemination == Dissemination::Flood;
+        // Reliable datagrams among members that lie go over all links.
+        let is_bounded = !(kind == LinkKind::Reliable && is_tolerant);
+        let floods = dissemination == Dissemination::Flood && is_bounded;
         if let Some(hops) = self.only_with(rule.hops.as_ref(), floods, "flood", "hops", range) {
             service.hops = u8::try_from(hops).unwrap_or(service.hops);
         }
-        let (spreads, range) = (service.spreads(), 1..=DEADLINE_MAX_MS);
+        if is_udp {
+            self.service_trust(&rule.into(), of_overlay, &mut service);
+        }
+        let (spreads, range) = (service.spreads() && !service.is_reliable_flood(), 1..=DEADLINE_MAX_MS);
         let deadline = self.only_with(rule.deadline_ms.as_ref(), spreads, "duplicate", "deadline_ms", range);
         service.deadline = deadline.map(|ms| Duration::from_millis(ms.into()));
         self.needs_deadline(rule.link.as_ref(), service);

@@ -1,10 +1,11 @@
 //! Checks what the overlay does among members that lie: `trust`, `[[overlay.topology]]`, and the keys that belong to them.
 
-use super::super::{At, OverlayEdge, OverlayNode, raw};
+use super::super::{At, List, OverlayEdge, OverlayNode, raw};
 use super::Check;
 use raw::OverlayTrust;
 use sidetrack_core::overlay::frame::PRIORITIES;
 use sidetrack_core::overlay::service::{Dissemination, HOPS, LinkKind, Service, Trust};
+use std::ops::Range;
 
 /// The rate of intrusion-tolerant packets on a link if the file names none, Mb/s.
 const RATE_MBIT: u32 = 100;
@@ -19,6 +20,50 @@ fn trust(said: OverlayTrust) -> Trust {
     match said {
         OverlayTrust::Members => Trust::Members,
         OverlayTrust::IntrusionTolerant => Trust::Tolerant,
+    }
+}
+
+/// Returns the trust that an entry names, or else that of the overlay.
+pub(super) fn chosen(said: Option<&At<OverlayTrust>>, of_overlay: Trust) -> Trust {
+    said.map_or(of_overlay, |said| trust(**said))
+}
+
+/// What a table says about its packets, as far as trust depends on it.
+pub(super) struct Keys<'a> {
+    /// The place of the table.
+    pub table: Range<usize>,
+    /// The places of keys.
+    pub link: Option<Range<usize>>,
+    /// See [`Keys::link`].
+    pub dissemination: Option<Range<usize>>,
+    /// The trust.
+    pub trust: Option<&'a At<OverlayTrust>>,
+    /// The priority.
+    pub priority: Option<&'a At<u8>>,
+}
+
+impl<'a> From<&'a At<raw::Packets>> for Keys<'a> {
+    fn from(packets: &'a At<raw::Packets>) -> Self {
+        let (link, dissemination) =
+            (packets.link.as_ref().map(At::span), packets.dissemination.as_ref().map(At::span));
+        let (trust, priority) = (packets.trust.as_ref(), packets.priority.as_ref());
+        Self { table: packets.span(), link, dissemination, trust, priority }
+    }
+}
+
+impl<'a> From<&'a raw::Rule> for Keys<'a> {
+    fn from(rule: &'a raw::Rule) -> Self {
+        let (link, dissemination) =
+            (rule.link.as_ref().map(At::span), rule.dissemination.as_ref().map(At::span));
+        let (trust, priority) = (rule.trust.as_ref(), rule.priority.as_ref());
+        let table = rule.carrier.as_ref().map(List::span).unwrap_or_default();
+        Self { table, link, dissemination, trust, priority }
+    }
+}
+
+impl Keys<'_> {
+    fn span(&self) -> Range<usize> {
+        self.trust.map_or_else(|| self.table.clone(), At::span)
     }
 }
 
@@ -82,35 +127,20 @@ impl Check<'_> {
         Some(OverlayEdge { ends, least_us })
     }
 
-    /// Whether these packets are intrusion-tolerant.
-    pub(super) fn is_tolerant(&self, packets: &At<raw::Packets>, of_overlay: Trust) -> bool {
-        packets.trust.as_ref().map_or(of_overlay, |said| trust(**said)) == Trust::Tolerant
-    }
-
     /// Sets the trust of a service, and the keys that depend on it.
-    pub(super) fn service_trust(
-        &mut self,
-        packets: &At<raw::Packets>,
-        of_overlay: Trust,
-        service: &mut Service,
-    ) {
-        service.trust = packets.trust.as_ref().map_or(of_overlay, |said| trust(**said));
+    pub(super) fn service_trust(&mut self, keys: &Keys<'_>, of_overlay: Trust, service: &mut Service) {
+        service.trust = chosen(keys.trust, of_overlay);
         let is_tolerant = service.trust == Trust::Tolerant;
-        if is_tolerant && packets.node.is_none() {
-            let span = packets.trust.as_ref().map_or_else(|| packets.span(), |said| said.span());
-            let help = "name a `node`, or write `trust = \"members\"`";
-            self.error(span, "packets to a group cannot be intrusion-tolerant", help);
-        }
         if is_tolerant && service.kind == LinkKind::RealTime {
-            let span = packets.link.as_ref().map_or_else(|| packets.span(), |link| link.span());
+            let span = keys.link.clone().unwrap_or_else(|| keys.table.clone());
             let help = "write `link = \"best-effort\"` or \"reliable\", or `trust = \"members\"`";
             self.error(span, "intrusion-tolerant packets do not travel over real-time links", help);
         }
-        if service.is_reliable_flood() {
-            self.reliable_flood(packets, service);
+        if is_tolerant && service.kind == LinkKind::Reliable {
+            self.reliable_flood(keys, service);
             return;
         }
-        let Some(priority) = &packets.priority else { return };
+        let Some(priority) = keys.priority else { return };
         if !is_tolerant {
             let help = "write `trust = \"intrusion-tolerant\"`, or remove `priority`";
             self.error(priority.span(), "`priority` has no meaning with this trust", help);
@@ -123,16 +153,14 @@ impl Check<'_> {
     }
 
     /// Checks the keys of packets that all arrive among members that lie.
-    fn reliable_flood(&mut self, packets: &At<raw::Packets>, service: &mut Service) {
+    fn reliable_flood(&mut self, keys: &Keys<'_>, service: &mut Service) {
         if service.dissemination != Dissemination::Flood {
-            let said = packets.dissemination.as_ref().map(|said| said.span());
-            let span = said.or_else(|| packets.trust.as_ref().map(|said| said.span()));
+            let span = keys.dissemination.clone().unwrap_or_else(|| keys.span());
             let help = "write `dissemination = \"flood\"`, or `link = \"best-effort\"`";
-            let message = "reliable packets among members that lie are flooded";
-            self.error(span.unwrap_or_else(|| packets.span()), message, help);
+            self.error(span, "reliable packets among members that lie are flooded", help);
         }
         service.hops = *HOPS.end();
-        if let Some(priority) = &packets.priority {
+        if let Some(priority) = keys.priority {
             let help = "write `link = \"best-effort\"`, or remove `priority`";
             self.error(
                 priority.span(),

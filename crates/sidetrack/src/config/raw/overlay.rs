@@ -79,6 +79,9 @@ pub struct Group {
     /// Time to live (hop limit), 1 to 255, of delivered packets to IP multicast addresses. With it, this node also sends
     /// packets that have only one hop left. Default: one less than the packet had; packets with one hop left are not sent.
     pub ttl: Option<At<u8>>,
+    /// Which nodes this member relies on. "intrusion-tolerant": it delivers only packets with a proof of their source, so no
+    /// relay can send in another node's name. Default: `trust` of [overlay].
+    pub trust: Option<At<OverlayTrust>>,
 }
 
 /// IP packets (TCP and UDP) that are captured whole and delivered by another node. The applications' own TCP

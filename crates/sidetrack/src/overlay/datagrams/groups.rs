@@ -4,12 +4,14 @@
 use super::spread;
 use crate::overlay::shared::Shared;
 use sidetrack_core::overlay::NodeId;
-use sidetrack_core::overlay::frame::{LinkKind, PACKET_MAX, Protocol, Spread, Subgraph, Timed};
+use sidetrack_core::overlay::frame::{
+    Features, LinkKind, PACKET_MAX, Protocol, Spread, Subgraph, Timed, Vouched,
+};
 use sidetrack_core::overlay::group::head::Head;
 use sidetrack_core::overlay::group::plan::Branch;
 use sidetrack_core::overlay::group::{GroupName, Groups};
 use sidetrack_core::overlay::route::{Graph, Tree};
-use sidetrack_core::overlay::service::{Delivery, Service};
+use sidetrack_core::overlay::service::{Delivery, Service, Trust};
 use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -89,9 +91,9 @@ pub(crate) fn send_to_group(
     let branches = {
         let mut plans = lock(&shared.datagrams.plans);
         let Known { groups, network, branches, .. } = plans.now(shared);
-        let plan = || match to {
-            Some(member) => network.branches(own, [member], service).into(),
-            None => network.branches(own, groups.members(group), service).into(),
+        let plan = || {
+            let members = to.map_or_else(|| groups.members(group).collect(), |member| vec![member]);
+            branches_of(network, own, members, service)
         };
         branches.entry((group.clone(), *service, to)).or_insert_with(plan).clone()
     };
@@ -115,10 +117,22 @@ pub(crate) fn send_to_group(
     sent
 }
 
+/// Returns the links to these members.
+fn branches_of(network: &Graph, own: NodeId, members: Vec<NodeId>, service: &Service) -> Arc<[Branch]> {
+    if service.trust == Trust::Members {
+        return network.branches(own, members, service).into();
+    }
+    // A proof has one destination, so each member gets a packet of its own: no other node decides who has it.
+    let knows = |member: &NodeId| network.features(*member) & Features::TOLERANT_FLOWS != 0;
+    let members = members.into_iter().filter(knows);
+    members.flat_map(|member| network.branches(own, [member], service)).collect()
+}
+
 /// Returns the largest IP packet that travels in one datagram on the first links. `None`: no first link is up.
 fn room(shared: &Shared, service: &Service, subgraph: &Subgraph, head: &Head) -> Option<usize> {
     let numbers = if service.kind == LinkKind::RealTime { Timed::OVERHEAD_BYTES } else { 0 };
-    let around = head.payload(&[]).len() + Spread::overhead(subgraph) + numbers;
+    let proof = if service.trust == Trust::Tolerant { Vouched::OVERHEAD_BYTES } else { 0 };
+    let around = head.payload(&[]).len() + Spread::overhead(subgraph) + numbers + proof;
     let links = subgraph.next(shared.identity.own()).filter_map(|next| shared.datagrams.link(next));
     links.map(|link| link.frame_bytes()).min().map(|bytes| bytes.saturating_sub(around))
 }

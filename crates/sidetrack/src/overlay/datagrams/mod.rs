@@ -27,7 +27,7 @@ pub(super) use receive::run;
 pub(super) use seal::{LABEL, MATERIAL_BYTES};
 pub(super) use services::{Counts as ServiceCounts, Services};
 pub(super) use train::Train;
-pub(super) use way::{ECHO_BYTES, Paths, Use, send, send_vouched};
+pub(super) use way::{ECHO_BYTES, Paths, Use, send, send_reliably, send_vouched};
 
 use super::control::Event;
 use super::paced::{Lane, Lanes};

@@ -4,6 +4,7 @@
 
 use super::Datagrams;
 use super::link::Link;
+use super::tolerant;
 use crate::overlay::shared::Shared;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{Features, Frame, Holding, Protocol, Spread, Subgraph, Vouched};
@@ -166,7 +167,8 @@ fn handle(shared: &Shared, now: Instant, input: Input) {
                 transmit(shared, to, &Frame::Vouched(Box::new(Vouched::clone(&packet))));
             }
             Output::Holding(to, holding) => transmit(shared, to, &Frame::Holding(Box::new(holding))),
-            Output::Deliver(packet) => deliver(shared, &packet.packet),
+            // The confirmation of an echo request is its answer.
+            Output::Deliver(packet) => tolerant::deliver_proven(shared, &packet.packet),
             Output::Confirmed(to) => shared.datagrams.paths.confirmed(to, now),
         }
     }
@@ -182,19 +184,4 @@ fn transmit(shared: &Shared, to: NodeId, frame: &Frame) {
         shared.shapers.of(to).spend(packet.packet.payload.len());
     }
     datagrams.send_on(&link, frame);
-}
-
-fn deliver(shared: &Shared, packet: &Spread) {
-    match packet.protocol {
-        // Its confirmation is the answer.
-        Protocol::EchoRequest => {}
-        Protocol::Ip => {
-            if let Some(packets) = &shared.packets {
-                packets.deliver_vouched(shared, packet.subgraph.source(), &packet.payload);
-            }
-        }
-        Protocol::EchoReply | Protocol::Session | Protocol::Group => {
-            shared.datagrams.counters.unreadable.fetch_add(1, Relaxed);
-        }
-    }
 }

@@ -44,7 +44,7 @@ fn deliver_here(shared: &Shared, packet: &Spread) {
         }
         Protocol::EchoReply => datagrams.paths.answered(source, &packet.payload, shared.clock.now()),
         Protocol::Ip => deliver(shared, source, &packet.payload),
-        Protocol::Group => groups::deliver(shared, source, &packet.payload),
+        Protocol::Group => groups::deliver(shared, source.into(), &packet.payload),
         Protocol::Session => {
             datagrams.counters.unreadable.fetch_add(1, Relaxed);
         }

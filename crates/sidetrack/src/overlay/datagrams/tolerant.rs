@@ -4,9 +4,11 @@
 
 use super::Datagrams;
 use super::link::Link;
+use crate::overlay::groups;
 use crate::overlay::shared::{Links, Shared};
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{Frame, Protocol, Spread, Subgraph, Vouched};
+use sidetrack_core::overlay::packet::Origin;
 use sidetrack_core::overlay::route::Graph;
 use sidetrack_core::overlay::service::Service;
 use sidetrack_core::overlay::spread::Source;
@@ -187,13 +189,21 @@ fn deliver(shared: &Shared, vouched: &Vouched) {
             }
         }
         Protocol::EchoReply => datagrams.paths.answered(source, &packet.payload, shared.clock.now()),
+        Protocol::Ip | Protocol::Session | Protocol::Group => deliver_proven(shared, packet),
+    }
+}
+
+/// Delivers a packet whose source is proven, unless it is an echo.
+pub(super) fn deliver_proven(shared: &Shared, packet: &Spread) {
+    let (source, payload) = (packet.subgraph.source(), &packet.payload);
+    match packet.protocol {
+        Protocol::EchoRequest | Protocol::EchoReply => {}
         Protocol::Ip => {
             if let Some(packets) = &shared.packets {
-                packets.deliver_vouched(shared, source, &packet.payload);
+                packets.deliver_vouched(shared, source, payload);
             }
         }
-        Protocol::Session | Protocol::Group => {
-            datagrams.counters.unreadable.fetch_add(1, Relaxed);
-        }
+        Protocol::Session => shared.udp.came_proven(shared, source, payload),
+        Protocol::Group => groups::deliver(shared, Origin { node: source, is_proven: true }, payload),
     }
 }

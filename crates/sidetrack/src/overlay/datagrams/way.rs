@@ -25,6 +25,9 @@ const PROBE_IDLE: Duration = Duration::from_secs(2);
 /// How long an echo counts as proof for a path, and how long a packet counts as use of it.
 const PROVEN: Duration = Duration::from_secs(3);
 
+/// Most intrusion-tolerant services to one node.
+const TOLERANT_MAX: usize = 16;
+
 /// Echo requests whose answers count.
 const ASKED: usize = 4;
 
@@ -158,9 +161,17 @@ impl Paths {
         });
     }
 
-    /// Allows packets of an intrusion-tolerant service to this node. They need no session: the node knows their source.
-    pub(crate) fn begin(&self, to: NodeId, service: Service) {
-        lock(&self.ways).ways.insert((to, service), Way::default());
+    /// Allows packets of an intrusion-tolerant service to this node. They need no session: the node knows their source. Returns
+    /// false if too many such services are in use: the other node may have chosen them.
+    pub(crate) fn begin(&self, to: NodeId, service: Service) -> bool {
+        let mut ways = lock(&self.ways);
+        let of_node = |(node, service): &&(NodeId, Service)| *node == to && service.trust == Trust::Tolerant;
+        let is_known = ways.ways.contains_key(&(to, service));
+        if !is_known && ways.ways.keys().filter(of_node).count() >= TOLERANT_MAX {
+            return false;
+        }
+        ways.ways.entry((to, service)).or_default();
+        true
     }
 
     /// True if packets of this service arrive at this node.
@@ -307,11 +318,12 @@ pub(crate) fn send(
     })
 }
 
-/// Sends an IP packet to a node with a proof of its source. Returns false if it is dropped. `shrink` is as for [`send`].
+/// Sends a packet of this protocol to a node with a proof of its source. Returns false if it is dropped. `shrink` is as for [`send`].
 pub(crate) fn send_vouched(
     shared: &Shared,
     to: NodeId,
     service: &Service,
+    protocol: Protocol,
     mut ip: Vec<u8>,
     shrink: impl FnOnce(&mut [u8], usize),
 ) -> bool {
@@ -320,7 +332,7 @@ pub(crate) fn send_vouched(
             way.used = Some(shared.clock.now());
         }
         shrink(&mut ip, reliable::room(shared, to));
-        return reliable::send(shared, to, Protocol::Ip, ip);
+        return reliable::send(shared, to, protocol, ip);
     }
     let plan = {
         let mut ways = lock(&shared.datagrams.paths.ways);
@@ -337,5 +349,10 @@ pub(crate) fn send_vouched(
         shrink(&mut ip, room.saturating_sub(around));
     }
     let service = Service { dissemination: named, ..*service };
-    spread::send(shared, &service, Subgraph::clone(&subgraph), Protocol::Ip, ip)
+    spread::send(shared, &service, Subgraph::clone(&subgraph), protocol, ip)
+}
+
+/// Sends a message about flows of UDP to a node in the reliable flow of this node. Returns false if too many wait.
+pub(crate) fn send_reliably(shared: &Shared, to: NodeId, message: Vec<u8>) -> bool {
+    reliable::send(shared, to, Protocol::Session, message)
 }

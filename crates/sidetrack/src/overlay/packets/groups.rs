@@ -12,9 +12,9 @@ use anyhow::Context as _;
 use sidetrack_core::overlay::group::GroupName;
 use sidetrack_core::overlay::group::head::Head;
 use sidetrack_core::overlay::group::rule::{Rule, multicast};
-use sidetrack_core::overlay::packet::{Ends, Receiver};
-use sidetrack_core::overlay::service::Service;
-use sidetrack_core::overlay::{NodeId, mss};
+use sidetrack_core::overlay::mss;
+use sidetrack_core::overlay::packet::{Ends, Origin, Receiver};
+use sidetrack_core::overlay::service::{Service, Trust};
 use sidetrack_sys::multicast::Listening;
 use sidetrack_sys::nfqueue::Verdict;
 use sidetrack_sys::nft::{InterfaceName, PacketCatch};
@@ -107,7 +107,15 @@ pub(super) fn rules(groups: &[config::Group], identity: &Identity) -> BTreeMap<G
         let senders = group.senders.as_ref();
         let senders =
             senders.map(|names| names.iter().filter_map(|name| identity.node_named(name)).collect());
-        (group.name.clone(), Rule { senders, to: group.to.clone(), ttl: group.ttl })
+        (
+            group.name.clone(),
+            Rule {
+                senders,
+                to: group.to.clone(),
+                ttl: group.ttl,
+                only_proven: group.trust == Trust::Tolerant,
+            },
+        )
     };
     groups.iter().map(rule).collect()
 }
@@ -155,19 +163,19 @@ impl Begin {
     }
 }
 
-/// Delivers a packet that `source` has sent to a group of which this node is a member.
+/// Delivers a packet that `from` has sent to a group of which this node is a member.
 pub(in crate::overlay) fn deliver_to_group(
     shared: &Shared,
     interception: &Interception,
-    source: NodeId,
+    from: Origin,
     head: &Head,
     mut packet: Vec<u8>,
 ) {
     interception.look_at_rules(shared);
-    let name = shared.identity.name(source);
+    let name = shared.identity.name(from.node);
     let counters = shared.member.counters(&head.group);
     let admitted =
-        interception.rules().incoming_to_group((source, head.delivery), &head.group, &mut packet, |ends| {
+        interception.rules().incoming_to_group((from, head.delivery), &head.group, &mut packet, |ends| {
             judge::of_group(shared, &name, ends)
         });
     let ends = match admitted {

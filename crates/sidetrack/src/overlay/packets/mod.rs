@@ -251,7 +251,7 @@ impl Start {
             let reliable = Reliable { packets, stands: stands.clone() };
             for service in services.iter().copied() {
                 if service.trust == Trust::Tolerant {
-                    shared.datagrams.paths.begin(node, service);
+                    let _ = shared.datagrams.paths.begin(node, service);
                     let shared = shared.clone();
                     let way: Box<dyn Way> = Box::new(Vouched { to: node, service, shared });
                     ways.insert((node, service), way);

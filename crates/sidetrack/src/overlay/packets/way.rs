@@ -3,6 +3,7 @@
 use super::Interception;
 use crate::overlay::datagrams::{self, Use};
 use crate::overlay::shared::Shared;
+use sidetrack_core::overlay::frame::Protocol;
 use sidetrack_core::overlay::service::Service;
 use sidetrack_core::overlay::{NodeId, mss};
 use std::sync::Arc;
@@ -91,6 +92,6 @@ impl Way for Vouched {
         let shrink = |packet: &mut [u8], most| {
             mss::clamp(packet, most);
         };
-        datagrams::send_vouched(&self.shared, self.to, &self.service, packet.to_vec(), shrink)
+        datagrams::send_vouched(&self.shared, self.to, &self.service, Protocol::Ip, packet.to_vec(), shrink)
     }
 }

@@ -1,7 +1,7 @@
 //! The node that delivers datagrams: decides about each association as about each connection that another node asks for,
 //! and sends from one port for each path.
 
-use super::{Outbox, Use, pump, send};
+use super::{Outbox, To, Use, pump, send};
 use crate::carry::{Admitted, Failure, datagrams, resolve};
 use crate::overlay::deliver::{admitted, flow, refusal};
 use crate::overlay::delivered::Delivered;
@@ -33,6 +33,8 @@ const LOOK: Duration = Duration::from_millis(500);
 #[derive(Default)]
 pub(super) struct Far {
     sessions: Mutex<BTreeMap<SessionId, Arc<Session>>>,
+    /// The one of each node that sends with proofs.
+    proven: Mutex<BTreeMap<NodeId, Arc<Session>>>,
     associations: Arc<AtomicUsize>,
 }
 
@@ -46,9 +48,9 @@ impl Drop for Place {
 }
 
 /// A session of one node.
-struct Session {
+pub(super) struct Session {
     shared: Arc<Shared>,
-    origin: NodeId,
+    origin: To,
     name: String,
     /// To the task that writes the session.
     out: Outbox,
@@ -87,11 +89,34 @@ impl Drop for Path {
 }
 
 impl Far {
-    pub(super) fn came(&self, origin: NodeId, session: SessionId, message: &[u8]) -> bool {
-        let session = lock(&self.sessions).get(&session).cloned();
-        let Some(session) = session.filter(|session| session.origin == origin) else { return false };
+    pub(super) fn came(&self, origin: NodeId, session_id: SessionId, message: &[u8]) -> bool {
+        let session = lock(&self.sessions).get(&session_id).cloned();
+        let session = session.filter(|session| session.origin.node == origin);
+        let Some(session) = session.or_else(|| self.proven_of(origin, session_id)) else { return false };
         session.came(Relayed::parse(message));
         true
+    }
+
+    fn proven_of(&self, origin: NodeId, id: SessionId) -> Option<Arc<Session>> {
+        lock(&self.proven).get(&origin).filter(|session| session.origin.session == id).cloned()
+    }
+
+    /// Whether `origin` has begun this session with proofs.
+    pub(super) fn knows(&self, origin: NodeId, id: SessionId) -> bool {
+        self.proven_of(origin, id).is_some()
+    }
+
+    /// Returns this session with proofs. Makes it if `origin` has begun another one, which ends.
+    pub(super) fn proven(&self, to: To, make: impl FnOnce() -> Arc<Session>) -> Arc<Session> {
+        if let Some(session) = self.proven_of(to.node, to.session) {
+            return session;
+        }
+        let session = make();
+        let before = lock(&self.proven).insert(to.node, session.clone());
+        if let Some(before) = before {
+            before.close();
+        }
+        session
     }
 
     /// Takes a place, unless `max` are taken.
@@ -109,8 +134,8 @@ pub(in crate::overlay) async fn receive(
     stream: TcpStream,
 ) {
     let (out, waiting) = Outbox::new();
-    let (name, table) = (shared.identity.name(origin), Mutex::default());
-    let session = Arc::new(Session { shared: shared.clone(), origin, name, out, table });
+    let to = To { node: origin, what: Use::Delivered, session: id };
+    let session = Arc::new(Session::new(shared.clone(), to, out));
     lock(&shared.udp.far.sessions).insert(id, session.clone());
     let look = async {
         loop {
@@ -136,6 +161,11 @@ pub(in crate::overlay) async fn receive(
 }
 
 impl Session {
+    pub(super) fn new(shared: Arc<Shared>, origin: To, out: Outbox) -> Self {
+        let (name, table) = (shared.identity.name(origin.node), Mutex::default());
+        Self { shared, origin, name, out, table }
+    }
+
     /// Handles a message about an association that is open.
     fn came(&self, said: Result<(u32, Relayed<'_>), FrameError>) {
         match said {
@@ -149,13 +179,13 @@ impl Session {
         }
     }
 
-    fn answer(&self, number: u32, said: &Relayed<'_>) {
+    pub(super) fn answer(&self, number: u32, said: &Relayed<'_>) {
         // If the session is that full, the other node asks again.
         let _ = self.out.orders.try_send(said.to_bytes(number));
     }
 
     /// Opens an association, after its destination is resolved.
-    fn open(self: &Arc<Self>, number: u32, open: OpenUdp) {
+    pub(super) fn open(self: &Arc<Self>, number: u32, open: OpenUdp) {
         let max = self.shared.config.load().limits.max_associations;
         let flow = flow(Protocol::Udp, &self.name, open.client, open.destination.clone());
         let flow = Flow { host: open.host.clone(), ..flow };
@@ -287,7 +317,7 @@ impl Session {
             association.service
         };
         let message = Relayed::Datagram(payload).to_bytes(number);
-        send(&self.shared, (self.origin, Use::Delivered), &service, message, &self.out);
+        send(&self.shared, &self.origin, &service, message, &self.out);
     }
 
     fn end(&self, number: u32, reason: EndReason, detail: Option<String>) {
@@ -299,7 +329,7 @@ impl Session {
     }
 
     /// Ends associations that are idle, or that an operator has ended.
-    fn look(&self, now: Instant) {
+    pub(super) fn look(&self, now: Instant) {
         let idle = Duration::from_millis(self.shared.config.load().limits.udp_idle_timeout_ms);
         let over: Vec<_> = {
             let table = lock(&self.table);

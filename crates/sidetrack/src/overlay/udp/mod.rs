@@ -3,7 +3,8 @@
 //!
 //! There is one session from the node that catches datagrams to each node that delivers them. Its opening is signed. Orders
 //! and their answers travel in the session; datagrams travel as packets of the overlay by the service of their rule, and in
-//! the session while packets do not arrive. Relays keep nothing for an association.
+//! the session while packets do not arrive. Relays keep nothing for an association. Flows among members that lie have no
+//! session ([`proven`]).
 //!
 //! ```text
 //!   client --> association --> Through (near) --packets--> Session (far) --> socket of the path --> server
@@ -13,15 +14,17 @@
 mod far;
 mod group;
 mod near;
+mod proven;
 
 pub(super) use far::receive;
 pub(super) use near::associate;
+pub(super) use proven::serve;
 
 use super::datagrams::{self, Use};
 use super::shared::Shared;
 use sidetrack_core::overlay::NodeId;
-use sidetrack_core::overlay::frame::{PACKET_MAX, RELAYED_MAX, SessionId};
-use sidetrack_core::overlay::service::{LinkKind, Service};
+use sidetrack_core::overlay::frame::{PACKET_MAX, Protocol, RELAYED_MAX, SessionId};
+use sidetrack_core::overlay::service::{LinkKind, Service, Trust};
 use std::io;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader, BufWriter};
 use tokio::net::TcpStream;
@@ -41,12 +44,23 @@ const BY_PACKET_MAX: usize = PACKET_MAX - 16;
 pub(super) struct Udp {
     near: near::Near,
     far: far::Far,
+    orders: proven::Orders,
 }
 
 impl Udp {
     /// Handles a message that `origin` has sent in a packet. Returns false if this is not a session of flows of UDP.
     pub(super) fn came(&self, origin: NodeId, session: SessionId, message: &[u8]) -> bool {
-        self.near.came(origin, session, message) || self.far.came(origin, session, message)
+        let trust = Trust::Members;
+        self.near.came((origin, trust), session, message) || self.far.came(origin, session, message)
+    }
+
+    /// Handles a message that `origin` has sent with a proof, after the id of what it belongs to.
+    pub(super) fn came_proven(&self, shared: &Shared, origin: NodeId, payload: &[u8]) {
+        let Some((id, message)) = payload.split_first_chunk::<16>() else { return };
+        let id = SessionId(*id);
+        if !self.near.came((origin, Trust::Tolerant), id, message) {
+            proven::came(shared, origin, id, message);
+        }
     }
 }
 
@@ -86,12 +100,35 @@ impl Waiting {
     }
 }
 
+/// Where messages go.
+#[derive(Clone, Copy, Debug)]
+struct To {
+    node: NodeId,
+    what: Use,
+    session: SessionId,
+}
+
+impl To {
+    /// Returns a message after the id of its session.
+    fn ahead_of(&self, message: &[u8]) -> Vec<u8> {
+        [&self.session.0[..], message].concat()
+    }
+}
+
 /// Sends a datagram of an association to a node: as a packet of this service, or in the session. Returns false if it is
 /// dropped.
-fn send(shared: &Shared, to: (NodeId, Use), service: &Service, message: Vec<u8>, session: &Outbox) -> bool {
-    if service.kind != LinkKind::Reliable
-        && message.len() <= BY_PACKET_MAX
-        && let Some(sent) = datagrams::send(shared, to, service, message.clone(), |_, _| ())
+fn send(shared: &Shared, to: &To, service: &Service, message: Vec<u8>, session: &Outbox) -> bool {
+    let by_packet = service.kind != LinkKind::Reliable && message.len() <= BY_PACKET_MAX;
+    if service.trust == Trust::Tolerant {
+        if by_packet {
+            let message = to.ahead_of(&message);
+            return datagrams::send_vouched(shared, to.node, service, Protocol::Session, message, |_, _| ());
+        }
+        // A reliable flow has no pieces.
+        return message.len() <= BY_PACKET_MAX && session.datagrams.try_send(message).is_ok();
+    }
+    if by_packet
+        && let Some(sent) = datagrams::send(shared, (to.node, to.what), service, message.clone(), |_, _| ())
     {
         return sent;
     }

@@ -1,7 +1,7 @@
 //! The node that catches datagrams: one session to each node that delivers them, and a path for each client.
 
 use super::group::Grouped;
-use super::{Outbox, Use, WAITING_MAX, Waiting, pump, send};
+use super::{Outbox, To, Use, WAITING_MAX, Waiting, proven, pump, send};
 use crate::carry::datagrams::{Came, Datagrams, Lost, Remote};
 use crate::carry::{Failure, OverlayOrder};
 use crate::overlay::ingress::{self, Request, open_reserved};
@@ -12,7 +12,7 @@ use sidetrack_core::flow::{Destination, EndReason};
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{OpenUdp, Refusal, Relayed, SessionId};
 use sidetrack_core::overlay::reserved::Reserved;
-use sidetrack_core::overlay::service::Service;
+use sidetrack_core::overlay::service::{Service, Trust};
 use sidetrack_sys::sync::lock;
 use sidetrack_sys::udp::batch::Batch;
 use std::collections::{BTreeMap, HashMap};
@@ -52,9 +52,10 @@ enum State {
 }
 
 /// The session to one node.
-struct Peer {
-    node: NodeId,
-    name: Arc<str>,
+pub(super) struct Peer {
+    pub node: NodeId,
+    pub name: Arc<str>,
+    trust: Trust,
     state: watch::Sender<State>,
     /// To the task that writes the session.
     session: Outbox,
@@ -65,13 +66,13 @@ struct Peer {
 /// The sessions to all nodes that deliver datagrams of this one.
 #[derive(Default)]
 pub(super) struct Near {
-    peers: Mutex<BTreeMap<NodeId, Arc<Peer>>>,
+    peers: Mutex<BTreeMap<(NodeId, Trust), Arc<Peer>>>,
     /// Numbers associations and paths. Numbers are used again after 2^32 of them.
     next: AtomicU32,
 }
 
 impl Near {
-    pub(super) fn came(&self, origin: NodeId, session: SessionId, message: &[u8]) -> bool {
+    pub(super) fn came(&self, origin: (NodeId, Trust), session: SessionId, message: &[u8]) -> bool {
         let peer = lock(&self.peers).get(&origin).cloned();
         let Some(peer) = peer else { return false };
         if !matches!(&*peer.state.borrow(), State::Open(own) if *own == session) {
@@ -90,18 +91,18 @@ impl Near {
         &self,
         shared: &Arc<Shared>,
         requests: &mpsc::Sender<Request>,
-        node: NodeId,
+        (node, trust): (NodeId, Trust),
     ) -> Result<Arc<Peer>, Failure> {
         let mut peers = lock(&self.peers);
-        if let Some(peer) = peers.get(&node) {
+        if let Some(peer) = peers.get(&(node, trust)) {
             return Ok(peer.clone());
         }
         let runtime =
             shared.flows.get().ok_or_else(|| Failure::new(EndReason::Shutdown, "the overlay is starting"))?;
         let (session, waiting) = Outbox::new();
         let (name, state) = (shared.identity.name(node), watch::Sender::new(State::Opening));
-        let peer = Arc::new(Peer { node, name: name.into(), state, session, paths: Mutex::default() });
-        peers.insert(node, peer.clone());
+        let peer = Arc::new(Peer { node, name: name.into(), trust, state, session, paths: Mutex::default() });
+        peers.insert((node, trust), peer.clone());
         runtime.spawn(keep(shared.clone(), requests.clone(), peer.clone(), waiting));
         Ok(peer)
     }
@@ -109,8 +110,33 @@ impl Near {
 
 /// Keeps a session until it ends.
 async fn keep(shared: Arc<Shared>, requests: mpsc::Sender<Request>, peer: Arc<Peer>, waiting: Waiting) {
-    let opened = open_reserved(Reserved::Udp, &peer.name, &requests).await;
-    let (reason, detail) = match opened {
+    let (reason, detail) = match peer.trust {
+        Trust::Members => keep_open(&shared, &requests, &peer, waiting).await,
+        Trust::Tolerant => match proven::begin(&shared, &peer) {
+            Ok(session) => {
+                peer.state.send_replace(State::Open(session));
+                proven::pass(&shared, peer.to(session), waiting).await;
+                (EndReason::Shutdown, "the overlay is stopping".to_owned())
+            }
+            Err(Failure { reason, detail }) => (reason, detail),
+        },
+    };
+    lock(&shared.udp.near.peers).remove(&(peer.node, peer.trust));
+    peer.state.send_replace(State::Over(reason, detail));
+    // A path whose channel is full looks at the state once it has emptied it.
+    for (number, path) in std::mem::take(&mut *lock(&peer.paths)) {
+        let _ = path.try_send((number, Said::Over));
+    }
+}
+
+/// Keeps a session that relays carry until it ends. Returns why it ended.
+async fn keep_open(
+    shared: &Shared,
+    requests: &mpsc::Sender<Request>,
+    peer: &Peer,
+    waiting: Waiting,
+) -> (EndReason, String) {
+    match open_reserved(Reserved::Udp, &peer.name, requests).await {
         Ok((stream, session)) => {
             tracing::info!(node = %peer.name, "flows of UDP pass over the overlay");
             peer.state.send_replace(State::Open(session));
@@ -125,16 +151,14 @@ async fn keep(shared: Arc<Shared>, requests: mpsc::Sender<Request>, peer: Arc<Pe
             (EndReason::Unsupported, detail)
         }
         Err(Failure { reason, detail }) => (reason, detail),
-    };
-    lock(&shared.udp.near.peers).remove(&peer.node);
-    peer.state.send_replace(State::Over(reason, detail));
-    // A path whose channel is full looks at the state once it has emptied it.
-    for (number, path) in std::mem::take(&mut *lock(&peer.paths)) {
-        let _ = path.try_send((number, Said::Over));
     }
 }
 
 impl Peer {
+    fn to(&self, session: SessionId) -> To {
+        To { node: self.node, what: Use::Caught, session }
+    }
+
     /// Passes a message to the path of its association. A path that does not keep up loses datagrams.
     fn came(&self, message: &[u8]) {
         let Ok((number, said)) = Relayed::parse(message) else {
@@ -188,13 +212,18 @@ pub(in crate::overlay) async fn associate(
         let grouped = Grouped::new(shared, group, service, order.client)?;
         return Ok(Box::new(grouped));
     }
-    let (peer, session) = peer_of(&shared, &requests, name).await?;
-    shared.datagrams.paths.enter(peer.node, Use::Caught, session, [service]);
+    let (peer, session) = peer_of(&shared, &requests, name, service.trust).await?;
+    match service.trust {
+        Trust::Members => shared.datagrams.paths.enter(peer.node, Use::Caught, session, [service]),
+        Trust::Tolerant => drop(shared.datagrams.paths.begin(peer.node, service)),
+    }
     let (sender, received) = mpsc::channel(WAITING_MAX);
     let number = shared.udp.near.number();
     let OverlayOrder { client, host, destination, .. } = order;
     let (numbers, all) = (HashMap::new(), HashMap::new());
-    let mut through = Through { shared, peer, service, number, client, host, numbers, all, sender, received };
+    let to = peer.to(session);
+    let mut through =
+        Through { shared, peer, to, service, number, client, host, numbers, all, sender, received };
     let (first, order) = through.enter(destination);
     through.peer.session.orders.send(order).await.map_err(|_| through.peer.over())?;
     loop {
@@ -215,10 +244,11 @@ async fn peer_of(
     shared: &Arc<Shared>,
     requests: &mpsc::Sender<Request>,
     name: &str,
+    trust: Trust,
 ) -> Result<(Arc<Peer>, SessionId), Failure> {
     let mut last = nearest::no_node(name);
     for node in nearest::destinations(shared, name) {
-        let peer = shared.udp.near.peer(shared, requests, node)?;
+        let peer = shared.udp.near.peer(shared, requests, (node, trust))?;
         match peer.opened().await {
             Ok(session) => return Ok((peer, session)),
             Err(failure) => last = failure,
@@ -241,6 +271,7 @@ struct One {
 struct Through {
     shared: Arc<Shared>,
     peer: Arc<Peer>,
+    to: To,
     service: Service,
     /// The number of the path.
     number: u32,
@@ -288,8 +319,7 @@ impl Through {
 
     fn transmit(&self, number: u32, payload: &[u8]) -> Result<(), Lost> {
         let message = Relayed::Datagram(payload).to_bytes(number);
-        let to = (self.peer.node, Use::Caught);
-        if send(&self.shared, to, &self.service, message, &self.peer.session) {
+        if send(&self.shared, &self.to, &self.service, message, &self.peer.session) {
             return Ok(());
         }
         let failure = Failure::new(EndReason::Unreachable, "the links to the node are full or down");
