@@ -4,6 +4,7 @@
 pub mod auth;
 pub mod basic;
 pub mod cache;
+pub mod capsule;
 pub mod connect;
 pub mod fields;
 pub mod follow;
@@ -19,6 +20,7 @@ mod octets;
 pub mod sibling;
 pub mod sni;
 pub mod tap;
+pub mod udp;
 pub mod uri;
 
 use crate::flow::{Host, HostName, HostNameError};

@@ -1,5 +1,6 @@
 //! HTTP/1 messages: strict heads, one length, any split.
 
+mod capsules;
 mod framing;
 mod heads;
 mod readers;
