@@ -90,6 +90,8 @@ fn clang(source: &Path, what: &[&str], target_file: Option<&Path>) {
         .args(["-O2", "-g0", "-target", target, "-mcpu=v3", "-Wall", "-Wextra", "-Werror"])
         // Debian and Ubuntu keep the architecture's part of the kernel's headers here (package linux-libc-dev).
         .arg(format!("-I/usr/include/{machine}-linux-gnu"))
+        // For another architecture, they come with its cross compiler (package linux-libc-dev-arm64-cross).
+        .arg(format!("-I/usr/{machine}-linux-gnu/include"))
         .args(what)
         .arg(source);
     if let Some(target_file) = target_file {
