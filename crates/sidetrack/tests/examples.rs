@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
-const TESTED: [&str; 20] = [
+const TESTED: [&str; 21] = [
     "chain-of-three",
     "cooperative-cache",
     "engine-ldap",
@@ -19,6 +19,7 @@ const TESTED: [&str; 20] = [
     "hospital",
     "http-cache",
     "main-job",
+    "metrics",
     "outgoing",
     "overlay",
     "overlay-multicast",
@@ -208,6 +209,11 @@ fn engine_ldap() {
 #[test]
 fn engine_tls() {
     passes("engine-tls");
+}
+
+#[test]
+fn metrics() {
+    passes("metrics");
 }
 
 #[test]
