@@ -120,13 +120,25 @@ impl Carrier {
     pub fn udp_obstacle(&self) -> Option<&'static str> {
         match self {
             Self::Direct => None,
-            Self::Hops(hops) => hops.iter().find_map(|hop| match hop.protocol {
-                HopProtocol::Socks5 => None,
-                HopProtocol::Socks6(_) => Some("no hop of the kind socks6 carries UDP"),
-                HopProtocol::Http => Some("no hop of the kind http carries UDP"),
-            }),
+            Self::Hops(hops) => {
+                // The datagrams pass the last hop of kind `http` in its connection, which any hop before it can carry.
+                let last = hops.iter().rposition(|hop| hop.protocol == HopProtocol::Http);
+                let mut relays = hops.iter().skip(last.map_or(0, |at| at + 1));
+                let is_6 = |hop: &Hop| matches!(hop.protocol, HopProtocol::Socks6(_));
+                relays.any(is_6).then_some(
+                    "a hop of the kind socks6 carries UDP only if one of the kind http is behind it",
+                )
+            }
             Self::Overlay(_) => None,
             Self::Tunnel(_) => Some("a tunnel carries no flows of UDP"),
+        }
+    }
+
+    /// Whether a path for datagrams through this carrier leads to one destination only, as CONNECT-UDP does.
+    pub fn leads_to_one(&self) -> bool {
+        match self {
+            Self::Hops(hops) => hops.last().is_some_and(|hop| hop.protocol == HopProtocol::Http),
+            Self::Direct | Self::Overlay(_) | Self::Tunnel(_) => false,
         }
     }
 }

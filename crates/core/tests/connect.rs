@@ -4,12 +4,14 @@
 use proptest::prelude::*;
 use sidetrack_core::carrier::Credentials;
 use sidetrack_core::flow::EndReason;
-use sidetrack_core::http::connect::{Client, Config, Input, MAX_FIELDS, MAX_HEAD, MAX_INTERIM, Output};
+use sidetrack_core::http::connect::{Client, Config, Input, Kind, MAX_FIELDS, MAX_HEAD, MAX_INTERIM, Output};
 use sidetrack_core::time::Instant;
 use std::time::Duration;
 
 fn config(destination: &str) -> Config {
     Config {
+        kind: Kind::Bytes,
+        proxy: "gw.example:3128".parse().unwrap(),
         destination: destination.parse().unwrap(),
         credentials: None,
         initial_data: Vec::new(),
@@ -26,7 +28,11 @@ fn sent(config: Config) -> String {
 
 /// Returns the only output for these pieces of an answer, if there is one.
 fn answered<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Option<Output> {
-    let mut client = Client::new(config("db.example.nl:5432"), Instant::ZERO);
+    answered_to(config("db.example.nl:5432"), pieces)
+}
+
+fn answered_to<'a>(config: Config, pieces: impl IntoIterator<Item = &'a [u8]>) -> Option<Output> {
+    let mut client = Client::new(config, Instant::ZERO);
     assert!(matches!(client.poll(), Some(Output::Send(_))));
     let mut result = None;
     for piece in pieces {
@@ -113,6 +119,66 @@ fn any_2xx_opens_the_tunnel_however_it_is_split() {
             assert_eq!(answered(head.as_bytes().chunks(1)), connected(b""));
         }
     }
+}
+
+fn datagrams(destination: &str) -> Config {
+    Config { kind: Kind::Datagrams, ..config(destination) }
+}
+
+#[test]
+fn connect_udp_is_an_upgrade_with_the_target_in_its_path() {
+    // The example of RFC 9298 Sec. 3.2, with our proxy and path.
+    assert_eq!(
+        sent(datagrams("192.0.2.6:443")),
+        "GET /.well-known/masque/udp/192.0.2.6/443/ HTTP/1.1\r\nHost: gw.example:3128\r\nConnection: Upgrade\r\n\
+         Upgrade: connect-udp\r\nCapsule-Protocol: ?1\r\n\r\n"
+    );
+    let credentials = Some(Credentials { user: "Aladdin".into(), password: "open sesame".into() });
+    let text =
+        sent(Config { credentials, initial_data: b"\0\x03\0hi".to_vec(), ..datagrams("[2001:db8::42]:443") });
+    assert!(text.starts_with("GET /.well-known/masque/udp/2001%3Adb8%3A%3A42/443/ HTTP/1.1\r\n"), "{text}");
+    assert!(
+        text.ends_with("Proxy-Authorization: Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==\r\n\r\n\0\x03\0hi"),
+        "{text}"
+    );
+    let mut client = Client::new(datagrams("a*b:1"), Instant::ZERO);
+    assert!(matches!(client.poll(), Some(Output::Failed { reason: EndReason::BadRequest, .. })));
+}
+
+#[test]
+fn connect_udp_is_open_after_a_switch_to_it_and_to_nothing_else() {
+    let accept = "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\
+                  upgrade: Connect-UDP\r\nCapsule-Protocol: ?1\r\n\r\n";
+    let stream = [accept.as_bytes(), b"\0\x03\0hi"].concat();
+    for cut in 0..=stream.len() {
+        let (one, other) = stream.split_at(cut);
+        if let Some(Output::Connected { leftover }) = answered_to(datagrams("a:1"), [one]) {
+            assert_eq!([&leftover[..], other].concat(), b"\0\x03\0hi");
+        } else {
+            assert_eq!(answered_to(datagrams("a:1"), [one, other]), connected(b"\0\x03\0hi"), "{cut}");
+        }
+    }
+    for (answer, wanted, says) in [
+        ("101 S\r\nUpgrade: websocket", EndReason::HopFailed, "without a request"),
+        ("101 S\r\nUpgrade: connect-udp\r\nUpgrade: connect-udp", EndReason::HopFailed, "without a request"),
+        ("101 S", EndReason::HopFailed, "without a request"),
+        ("200 OK", EndReason::HopFailed, "does not serve CONNECT-UDP"),
+        ("404 Not Found", EndReason::HopFailed, "does not serve CONNECT-UDP"),
+        ("501 Not Implemented", EndReason::HopFailed, "does not serve CONNECT-UDP"),
+        ("400 Bad Request", EndReason::HopFailed, "400 Bad Request"),
+        ("407 No\r\nProxy-Authenticate: Basic", EndReason::AuthFailed, "it asks for Basic"),
+        ("403 Forbidden", EndReason::HopFailed, "403 Forbidden"),
+        ("502 Bad Gateway\r\nProxy-Status: p; error=dns_error", EndReason::Dns, "dns_error"),
+        ("504 Late", EndReason::ConnectTimeout, "504"),
+    ] {
+        match answered_to(datagrams("a:1"), [format!("HTTP/1.1 {answer}\r\n\r\n").as_bytes()]) {
+            Some(Output::Failed { reason, detail }) => {
+                assert!(reason == wanted && detail.contains(says), "{answer}: {reason:?} {detail}");
+            }
+            other => panic!("{answer}: {other:?}"),
+        }
+    }
+    assert!(failed("HTTP/1.1 101 S\r\nUpgrade: connect-udp\r\n\r\n").1.contains("without a request"));
 }
 
 #[test]

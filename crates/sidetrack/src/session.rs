@@ -16,7 +16,7 @@ pub mod pump;
 mod setup;
 mod watch;
 
-pub use associating::{Asking, Associate};
+pub use associating::{Asking, AskingTunnel, Associate, Tunnel};
 pub use carrying::{Carrying, Passage, carry_on};
 pub use lane::{Lane, allow_pipes};
 pub use setup::{Connect, ESTABLISHED, Refusals, undecided};

@@ -1,9 +1,12 @@
-//! The client side of HTTP CONNECT (RFC 9110 Sec. 9.3.6): a tunnel through a proxy.
+//! The client side of HTTP CONNECT (RFC 9110 Sec. 9.3.6): a tunnel through a proxy; and of CONNECT-UDP over HTTP/1.1 (RFC 9298
+//! Sec. 3.2): a tunnel for datagrams, opened by an upgrade.
 //!
 //! The client writes once (the request), the proxy answers (a response head), and then the tunnel carries bytes. The
 //! machine is strict about the end of the handshake, and lenient about what proxies put into it. It skips interim
-//! responses, accepts any 2xx, and ignores Content-Length and Transfer-Encoding of a 2xx.
+//! responses, accepts any 2xx, and ignores Content-Length and Transfer-Encoding of a 2xx. CONNECT-UDP is accepted by 101
+//! alone, with the protocol in Upgrade (RFC 9298 Sec. 3.3).
 
+use super::udp;
 use crate::carrier::Credentials;
 use crate::flow::{Destination, EndReason, Host};
 use crate::time::Instant;
@@ -23,9 +26,32 @@ pub const MAX_INTERIM: usize = 8;
 /// Most bytes of a quotation from the proxy in a detail.
 const MAX_QUOTE: usize = 120;
 
+/// What the tunnel carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Bytes, by CONNECT.
+    Bytes,
+    /// Datagrams in capsules ([`super::capsule`]), by CONNECT-UDP.
+    Datagrams,
+}
+
+impl Kind {
+    /// Returns the word for details.
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Bytes => "CONNECT",
+            Self::Datagrams => "CONNECT-UDP",
+        }
+    }
+}
+
 /// The configuration of a request for a tunnel.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// What the tunnel carries.
+    pub kind: Kind,
+    /// The proxy. CONNECT-UDP names it in Host.
+    pub proxy: Destination,
     /// The destination of the tunnel. Give the name if it is known: the proxy then resolves it.
     pub destination: Destination,
     /// Credentials, sent as Basic (RFC 7617) with the request, without waiting for a 407.
@@ -70,6 +96,7 @@ pub enum Output {
 /// The state machine of one CONNECT handshake.
 #[derive(Debug)]
 pub struct Client {
+    kind: Kind,
     received: Vec<u8>,
     /// `None` once the handshake is over.
     deadline: Option<Instant>,
@@ -81,6 +108,7 @@ impl Client {
     /// Starts the handshake: the first output is the request, or a failure if HTTP cannot express it.
     pub fn new(config: Config, now: Instant) -> Self {
         let mut client = Self {
+            kind: config.kind,
             received: Vec::new(),
             deadline: Some(now + config.timeout),
             timeout: config.timeout,
@@ -103,11 +131,11 @@ impl Client {
             }
             Input::End => self.fail(
                 EndReason::HopFailed,
-                "the proxy closed the connection before it answered CONNECT".to_owned(),
+                format!("the proxy closed the connection before it answered {}", self.kind.word()),
             ),
             Input::Tick if now >= deadline => {
-                let detail =
-                    format!("the proxy did not answer CONNECT within {} ms", self.timeout.as_millis());
+                let (word, limit) = (self.kind.word(), self.timeout.as_millis());
+                let detail = format!("the proxy did not answer {word} within {limit} ms");
                 self.fail(EndReason::ConnectTimeout, detail);
             }
             Input::Tick => {}
@@ -130,7 +158,7 @@ impl Client {
         let mut start = 0;
         for _ in 0..=MAX_INTERIM {
             let end = self.received.len().min(MAX_HEAD);
-            match read_response(self.received.get(start..end).unwrap_or_default()) {
+            match read_response(self.kind, self.received.get(start..end).unwrap_or_default()) {
                 Response::Partial if end == MAX_HEAD => {
                     return self.broken("its answer is longer than 16 KiB");
                 }
@@ -148,7 +176,8 @@ impl Client {
     }
 
     fn broken(&mut self, what: &str) {
-        self.fail(EndReason::HopFailed, format!("the proxy did not answer CONNECT as HTTP/1: {what}"));
+        let word = self.kind.word();
+        self.fail(EndReason::HopFailed, format!("the proxy did not answer {word} as HTTP/1: {what}"));
     }
 
     fn fail(&mut self, reason: EndReason, detail: String) {
@@ -166,16 +195,10 @@ impl Client {
 /// credentials.
 fn request(config: &Config) -> Result<Vec<u8>, (EndReason, String)> {
     let target = &config.destination;
-    if let Host::Name(name) = &target.host
-        && !name
-            .as_str()
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
-    {
-        let detail = format!("'{name}' is not a DNS name in ASCII, so HTTP CONNECT cannot request it");
-        return Err((EndReason::BadRequest, detail));
-    }
-    let mut request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n").into_bytes();
+    let mut request = match config.kind {
+        Kind::Bytes => connect(target)?,
+        Kind::Datagrams => connect_udp(&config.proxy, target)?,
+    };
     if let Some(Credentials { user, password }) = &config.credentials {
         // RFC 7617 Sec. 2: the first colon ends the user name.
         if user.contains(':') {
@@ -190,6 +213,33 @@ fn request(config: &Config) -> Result<Vec<u8>, (EndReason, String)> {
     Ok(request)
 }
 
+/// Builds the head of CONNECT without its last line.
+fn connect(target: &Destination) -> Result<Vec<u8>, (EndReason, String)> {
+    if let Host::Name(name) = &target.host
+        && !name
+            .as_str()
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+    {
+        let detail = format!("'{name}' is not a DNS name in ASCII, so HTTP CONNECT cannot request it");
+        return Err((EndReason::BadRequest, detail));
+    }
+    Ok(format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n").into_bytes())
+}
+
+/// Builds the head of CONNECT-UDP without its last line (RFC 9298 Sec. 3.2).
+fn connect_udp(proxy: &Destination, target: &Destination) -> Result<Vec<u8>, (EndReason, String)> {
+    let path = udp::path(target).ok_or_else(|| {
+        let detail = format!("'{target}' cannot be written in the path of a CONNECT-UDP request");
+        (EndReason::BadRequest, detail)
+    })?;
+    let (word, (capsules, yes)) = (udp::PROTOCOL, udp::CAPSULES);
+    let head = format!(
+        "GET {path} HTTP/1.1\r\nHost: {proxy}\r\nConnection: Upgrade\r\nUpgrade: {word}\r\n{capsules}: {yes}\r\n"
+    );
+    Ok(head.into_bytes())
+}
+
 /// One response head.
 enum Response {
     Partial,
@@ -198,7 +248,7 @@ enum Response {
     Interim {
         length: usize,
     },
-    /// 2xx: bytes of the tunnel follow.
+    /// 2xx, or 101 for datagrams: bytes of the tunnel follow.
     Open {
         length: usize,
     },
@@ -208,7 +258,7 @@ enum Response {
     },
 }
 
-fn read_response(bytes: &[u8]) -> Response {
+fn read_response(kind: Kind, bytes: &[u8]) -> Response {
     // Detect a SOCKS or TLS server at its first byte. Otherwise the client would wait until the time-out.
     if bytes.iter().zip(b"HTTP/1.").any(|(byte, wanted)| byte != wanted) {
         return Response::Broken("it does not speak HTTP/1");
@@ -224,11 +274,23 @@ fn read_response(bytes: &[u8]) -> Response {
         Err(_) => return Response::Broken("a line of its answer is malformed"),
     };
     match response.code.unwrap_or_default() {
+        101 if kind == Kind::Datagrams && switches(&response) => Response::Open { length },
         101 => Response::Broken("it switched protocols without a request"),
         100..200 => Response::Interim { length },
-        200..300 => Response::Open { length },
+        200..300 if kind == Kind::Bytes => Response::Open { length },
+        status @ (200..300 | 404 | 405 | 426 | 501) if kind == Kind::Datagrams => {
+            let detail = format!("the proxy answered {status}: it does not serve CONNECT-UDP over HTTP/1.1");
+            Response::Refused { reason: EndReason::HopFailed, detail }
+        }
         status => refused(status, &response),
     }
+}
+
+/// Whether an answer switches to CONNECT-UDP and to nothing else.
+fn switches(response: &httparse::Response<'_, '_>) -> bool {
+    let mut protocols = response.headers.iter().filter(|field| field.name.eq_ignore_ascii_case("upgrade"));
+    let (Some(protocol), None) = (protocols.next(), protocols.next()) else { return false };
+    protocol.value.trim_ascii().eq_ignore_ascii_case(udp::PROTOCOL.as_bytes())
 }
 
 /// Returns the reason and detail of a final answer that is not 2xx.

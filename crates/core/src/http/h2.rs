@@ -126,9 +126,30 @@ pub fn websocket<'a>(
     Ok(request)
 }
 
-/// Checks the scheme and the path of a request that is not a plain CONNECT (RFC 9113 Sec. 8.3.1).
+/// Makes the HTTP/1.1 head of a request for a tunnel of datagrams (RFC 9298 Sec. 3.4): the upgrade of Sec. 3.2.
+///
+/// # Errors
+/// Fails if the request is malformed.
+pub fn connect_udp<'a>(
+    pseudo: Pseudo<'_>,
+    fields: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+) -> Result<Request, Malformed> {
+    check_pseudo(&pseudo)?;
+    // The scheme is that of the proxy's URL, which a connection without TLS may have too.
+    let mut request = request(Pseudo { method: b"GET", scheme: None, ..pseudo }, fields, false)?;
+    request.fields.push("Connection", "Upgrade");
+    request.fields.push("Upgrade", super::udp::PROTOCOL);
+    Ok(request)
+}
+
+/// Checks the scheme and the path of a request that is not a plain CONNECT (RFC 9113 Sec. 8.3.1). An extended CONNECT may come
+/// on a connection without TLS.
 pub(super) fn check_pseudo(pseudo: &Pseudo<'_>) -> Result<(), Malformed> {
-    if pseudo.scheme.is_some_and(|scheme| !scheme.eq_ignore_ascii_case(b"https")) {
+    let may_be_plain = pseudo.method == b"CONNECT";
+    let is_good = |scheme: &[u8]| {
+        scheme.eq_ignore_ascii_case(b"https") || may_be_plain && scheme.eq_ignore_ascii_case(b"http")
+    };
+    if !pseudo.scheme.is_none_or(is_good) {
         return Err(Malformed::Scheme);
     }
     // A fragment is never sent.
@@ -305,5 +326,28 @@ mod tests {
         );
         let upgrade: [(&[u8], &[u8]); 1] = [(b"upgrade", b"h2c")];
         assert_eq!(websocket(pseudo, upgrade.into_iter(), "ours"), Err(Malformed::Field));
+        let plain = Pseudo { scheme: Some(b"http"), ..pseudo };
+        assert_eq!(websocket(plain, std::iter::empty(), "ours"), Err(Malformed::Scheme));
+    }
+
+    #[test]
+    fn a_tunnel_of_datagrams_is_an_upgrade() {
+        let path = b"/.well-known/masque/udp/192.0.2.6/443/";
+        for scheme in [&b"https"[..], b"http"] {
+            let pseudo =
+                Pseudo { method: b"CONNECT", scheme: Some(scheme), authority: Some(b"gw:3128"), path };
+            let fields: [(&[u8], &[u8]); 1] = [(b"capsule-protocol", b"?1")];
+            let request = connect_udp(pseudo, fields.into_iter()).unwrap();
+            assert!(crate::http::udp::is_asked(&request));
+            let mut out = Vec::new();
+            request.write_to(&mut out);
+            assert_eq!(
+                String::from_utf8(out).unwrap(),
+                "GET /.well-known/masque/udp/192.0.2.6/443/ HTTP/1.1\r\nHost: gw:3128\r\ncapsule-protocol: ?1\r\n\
+                 Connection: Upgrade\r\nUpgrade: connect-udp\r\n\r\n"
+            );
+            let ftp = Pseudo { scheme: Some(b"ftp"), ..pseudo };
+            assert_eq!(connect_udp(ftp, std::iter::empty()), Err(Malformed::Scheme));
+        }
     }
 }

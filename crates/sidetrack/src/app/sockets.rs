@@ -2,6 +2,7 @@
 
 use super::ports;
 use crate::config::{Config, HttpListener, Listener, ListenerKind};
+use crate::datagram;
 use crate::http::Proxy;
 use crate::intercept::{Catches, Listening, SocksCatch};
 use anyhow::Context;
@@ -149,7 +150,7 @@ fn bind_datagrams(listener: &Listener, address: SocketAddr, shares: bool) -> any
 
 /// Starts the proxy for a listener's requests.
 pub(super) fn proxy(settings: &HttpListener, name: &str) -> anyhow::Result<Arc<Proxy>> {
-    Proxy::start(settings.clone()).with_context(|| format!("listener '{name}'"))
+    Proxy::start(settings.clone(), datagram::tunnelled).with_context(|| format!("listener '{name}'"))
 }
 
 /// The HTTP settings of a listener: its own, or those for requests in captured connections.

@@ -30,9 +30,10 @@ pub const INITIAL_DATA_MAX: usize = 1 << 14;
 pub struct Request<'a> {
     /// The proxy.
     pub hop: &'a Hop,
-    /// What to ask the proxy for: CONNECT, or UDP ASSOCIATE.
+    /// What to ask the proxy for: CONNECT, or UDP ASSOCIATE, which is CONNECT-UDP for a proxy of HTTP.
     pub command: Command,
-    /// The destination for the proxy to connect to. UDP ASSOCIATE: zeros, as the address of the datagrams is not known yet.
+    /// The destination for the proxy to connect to, or of all datagrams. UDP ASSOCIATE of SOCKS: zeros, as the address of the
+    /// datagrams is not known yet.
     pub destination: Destination,
     /// Metadata for the proxy (SOCKS6).
     pub metadata: Vec<Metadata>,
@@ -103,7 +104,13 @@ impl Machine {
             HopProtocol::Http => {
                 let (early, late) =
                     if hop.optimistic { (initial, Vec::new()) } else { (Vec::new(), initial) };
-                let config = connect::Config { destination, credentials, initial_data: early, timeout };
+                let kind = match command {
+                    Command::UdpAssociate => connect::Kind::Datagrams,
+                    _ => connect::Kind::Bytes,
+                };
+                let proxy = hop.address.clone();
+                let initial_data = early;
+                let config = connect::Config { kind, proxy, destination, credentials, initial_data, timeout };
                 Self::Http(Box::new(connect::Client::new(config, now)), late)
             }
         }
@@ -205,6 +212,16 @@ pub(super) async fn carry(
 /// Asks the hop with this index for UDP ASSOCIATE, through those before it. The connection is then for this alone.
 pub(super) async fn associate(order: &Order<'_>, hops: &[Hop], index: usize) -> Result<Carried, Failure> {
     ask_all(order, (hops, index + 1), (Command::UdpAssociate, &UNSPECIFIED), &mut Nothing).await
+}
+
+/// Asks the hop with this index, of kind `http`, for a tunnel of datagrams to this destination, through those before it.
+pub(super) async fn connect_udp(
+    order: &Order<'_>,
+    hops: &[Hop],
+    index: usize,
+    destination: &Destination,
+) -> Result<Carried, Failure> {
+    ask_all(order, (hops, index + 1), (Command::UdpAssociate, destination), &mut Nothing).await
 }
 
 /// The first bytes of a connection that has none.

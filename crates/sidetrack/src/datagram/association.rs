@@ -12,7 +12,7 @@ use crate::session::Entry;
 use crate::worker::{Admission, Worker};
 use sidetrack_core::association::{Config, Counts, Dropped, Id, Input, MappingId, Output, Table};
 use sidetrack_core::carrier::Carrier;
-use sidetrack_core::flow::{EndReason, Flow, Host, HostName, Process, Side};
+use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process, Side};
 use sidetrack_core::policy::{Action, Carry, Decision, Resolve, Seen};
 use sidetrack_sys::sockopt;
 use sidetrack_sys::udp::batch::{Batch, Target};
@@ -81,7 +81,7 @@ pub(super) const PATH: u32 = 1 << 31;
 
 thread_local! {
     /// The memory for batches. The tasks of a worker use it in turn.
-    static BATCH: Cell<Option<Box<Batch>>> = const { Cell::new(None) };
+    pub(super) static BATCH: Cell<Option<Box<Batch>>> = const { Cell::new(None) };
 }
 
 impl Associations {
@@ -209,7 +209,7 @@ impl Associations {
         for datagram in std::mem::take(&mut association.held) {
             match (from, remote) {
                 (Side::Client, _) => self.forward_one(id, &datagram),
-                (Side::Server, Some(remote)) => self.deliver(&client, remote, &datagram),
+                (Side::Server, Some(remote)) => self.deliver(&client, &remote.into(), &datagram),
                 (Side::Server, None) => {}
             }
         }
@@ -387,6 +387,7 @@ impl Associations {
     fn join(&mut self, waiting: Waiting) {
         let carrier = &waiting.carry.carrier;
         let is_own = matches!(self.clients, Clients::Asking { .. })
+            || carrier.leads_to_one()
             // A hop's answers do not tell which address belongs to which name.
             || *carrier != Carrier::Direct && matches!(waiting.remote, Remote::Name(_));
         if !is_own && let Some(path) = self.paths.shared(carrier) {
@@ -405,13 +406,13 @@ impl Associations {
             let path = self.paths.add(carrier, only, State::Open(direct), waker);
             return self.opened(waiting, path);
         }
-        let (id, carry) = (waiting.id, waiting.carry.clone());
+        let (id, carry, destination) = (waiting.id, waiting.carry.clone(), waiting.remote.destination());
         let path = self.paths.add(carrier, only, State::Opening(vec![waiting]), waker);
-        self.ask_for_path(id, carry, path);
+        self.ask_for_path((id, path), carry, destination);
     }
 
-    /// Asks the hops of a carrier, or a node of the overlay, for a path.
-    fn ask_for_path(&self, id: Id, carry: Arc<Carry>, path: PathId) {
+    /// Asks the hops of a carrier, or a node of the overlay, for a path to this destination, and to others if the carrier can.
+    fn ask_for_path(&self, (id, path): (Id, PathId), carry: Arc<Carry>, destination: Destination) {
         let Some(association) = self.find(id) else { return };
         let (worker, flow) = (self.worker.clone(), association.flow.clone());
         let (found, ready) = (self.found.clone(), self.ready.clone());
@@ -420,7 +421,7 @@ impl Associations {
             let dialing = worker.dialing();
             let order = Order {
                 carry: &carry,
-                destination: carry.destination(&flow),
+                destination,
                 client: flow.client,
                 stack: &[],
                 host: flow.host.as_ref(),
@@ -474,7 +475,7 @@ impl Associations {
 }
 
 /// Tries addresses in their order. Returns what the first one that works gives, or the first failure.
-fn first_of<T>(
+pub(super) fn first_of<T>(
     all: Vec<Admitted>,
     mut attempt: impl FnMut(Admitted) -> Result<T, Failure>,
 ) -> Result<(T, Admitted), Failure> {

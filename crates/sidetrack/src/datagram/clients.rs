@@ -144,13 +144,13 @@ impl Associations {
     }
 
     /// Sends a datagram of this server to the client.
-    pub(super) fn deliver(&mut self, client: &Target, from: SocketAddr, payload: &[u8]) {
+    pub(super) fn deliver(&mut self, client: &Target, from: &Destination, payload: &[u8]) {
         let sent = match &mut self.clients {
             Clients::Asking { .. } => self.socket.send_one(payload, Some(client)),
             Clients::Associated(associated) => {
                 let scratch = &mut associated.scratch;
                 scratch.clear();
-                put_header(scratch, &from.into());
+                put_header(scratch, from);
                 scratch.extend_from_slice(payload);
                 self.socket.send_one(scratch, Some(client))
             }

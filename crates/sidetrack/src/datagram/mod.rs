@@ -1,7 +1,8 @@
 //! UDP flows: the driver of the associations in core.
 //!
-//! Clients reach it in two ways. A UDP listener has one task for each of its sockets, and each worker has one socket
-//! ([`serve`]). A SOCKS client that has asked for UDP ASSOCIATE has a task and a socket of its own ([`mod@relay`]).
+//! Clients reach a table in two ways. A UDP listener has one task for each of its sockets, and each worker has one socket
+//! ([`serve`]). A SOCKS client that has asked for UDP ASSOCIATE has a task and a socket of its own ([`mod@relay`]). Besides,
+//! a client of HTTP that has asked for CONNECT-UDP has one flow in its connection, without a table ([`mod@tunnelled`]).
 //!
 //! The task receives, asks the table, and sends, in batches and without allocating for a datagram. Servers are reached by
 //! a connected socket for each association, or by a path that all associations of a client share ([`path`]). Their
@@ -13,8 +14,10 @@ mod path;
 mod ready;
 mod relay;
 mod servers;
+mod tunnelled;
 
 pub use relay::relay;
+pub use tunnelled::tunnelled;
 
 use crate::intercept::{Catches, Listening};
 use crate::reactor::{self, UdpSocket};

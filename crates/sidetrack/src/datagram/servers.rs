@@ -6,6 +6,7 @@ use super::path::{PathId, State};
 use crate::carry::Failure;
 use crate::carry::datagrams::{self, Came, Lost, Remote};
 use sidetrack_core::association::{Dropped, Id, Input};
+use sidetrack_core::flow::Destination;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt;
 use sidetrack_sys::udp::batch::Batch;
@@ -136,7 +137,10 @@ impl Associations {
         let bytes = payload.len();
         let input = match (only, self.mapping) {
             (Some(id), _) => Input::FromServerOf { id, bytes },
-            (None, Some(mapping)) => Input::FromServer { mapping, remote: from, bytes },
+            (None, Some(mapping)) => match from {
+                Some(remote) => Input::FromServer { mapping, remote, bytes },
+                None => return self.dropped[Dropped::Unknown as usize] += 1,
+            },
             (None, None) => return self.dropped[Dropped::Unknown as usize] += 1,
         };
         self.table.handle(now, input);
@@ -145,7 +149,9 @@ impl Associations {
             && let Some(association) = self.find(id)
         {
             association.entry.live().first_byte(association.entry.live().age());
-            self.deliver(&target, from, payload);
+            // A sender without an address is the destination that the client has named.
+            let from = from.map_or_else(|| association.flow.orig_dst.clone(), Destination::from);
+            self.deliver(&target, &from, payload);
             self.count(id);
         }
     }

@@ -32,6 +32,9 @@ use std::time::Duration;
 /// How long a connection may be idle between requests.
 const IDLE: Duration = Duration::from_secs(75);
 
+/// The first bytes of a client that speaks HTTP/2 (RFC 9113 Sec. 3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
 /// The detail in the record of an incomplete request.
 const HALF: &str = "the client left before its request was complete";
 
@@ -64,6 +67,8 @@ pub(super) struct Connection {
 /// What arrived when a request was expected.
 enum Came {
     Request(Request),
+    /// The client speaks HTTP/2.
+    Multiplexed,
     Broken(MessageError),
     /// The client reset, or closed before the first byte of a request.
     Gone,
@@ -186,11 +191,17 @@ impl Connection {
     }
 
     /// Serves the requests that arrive by HTTP/2.
-    async fn serve_streams(mut self) {
-        if let Some(inside) = self.inside.take() {
-            // Boxed: HTTP/1 connections need no room for it in their future.
-            Box::pin(h2::accept::serve(self, inside)).await;
-        }
+    async fn serve_streams(self) {
+        // Boxed: HTTP/1 connections need no room for it in their future.
+        Box::pin(h2::accept::serve(self)).await;
+    }
+
+    /// Whether the bytes so far are the beginning of HTTP/2 without TLS, or may become it (RFC 9113 Sec. 3.3 and 3.4). Only
+    /// a proxy takes it, for tunnels of datagrams.
+    fn may_be_multiplexed(&self) -> bool {
+        let data = self.buffer.data();
+        let is_proxy = self.inside.is_none() && self.proxy.settings.to.is_none() && !self.stream.is_memory();
+        is_proxy && !data.is_empty() && PREFACE.starts_with(&data[..data.len().min(PREFACE.len())])
     }
 
     /// Waits for the next request head.
@@ -220,7 +231,13 @@ impl Connection {
         let deadline = now() + patience;
         let mut scan = Scan::default();
         loop {
+            let may_be_multiplexed = first.is_some() && self.may_be_multiplexed();
+            if may_be_multiplexed && self.buffer.data().len() >= PREFACE.len() {
+                return Came::Multiplexed;
+            }
             match scan.advance(self.buffer.data(), Sender::Client) {
+                // The beginning of HTTP/2 looks like a head.
+                _ if may_be_multiplexed => {}
                 Ok(Some(length)) => {
                     let head = self.buffer.data().get(..length).unwrap_or_default();
                     let parsed = sibling::question(head)
@@ -243,6 +260,9 @@ impl Connection {
 
     /// Serves what arrived; returns the connection if it serves another request.
     async fn serve_one(mut self, came: Came) -> Option<Self> {
+        if matches!(came, Came::Multiplexed) {
+            return Some(Self { is_multiplexed: true, ..self });
+        }
         if self.buffer.is_empty() && matches!(came, Came::Gone | Came::Late | Came::Crowded) {
             // No request arrived: no flow and no record.
             self.client().stream.close(false);
@@ -284,6 +304,7 @@ impl Connection {
             Next::Tunnel(destination, user) => {
                 return Box::pin(self.tunnel(destination, user, entry)).await;
             }
+            Next::Datagrams(destination, user) => self.datagrams(destination, user, entry).await,
             Next::Upgraded(server, carry) => {
                 let worker = self.worker.clone();
                 let ((stream, peeked), mut buffer) = (server.stream.into_stream(), server.buffer);
@@ -315,6 +336,7 @@ impl Connection {
         let refused = |status, reason, why: &str| Answer::refused(&self.proxy, status, reason, why);
         let answer = match came {
             Came::Request(request) => return self.respond_to(request, live).await,
+            Came::Multiplexed => return Outcome::new(EndReason::Internal, None, Next::Close),
             Came::Gone => {
                 return Outcome::new(EndReason::ClientGone, Some(HALF.to_owned()), Next::Close);
             }
@@ -344,6 +366,9 @@ impl Connection {
             Wish::Answer(answer, length) => self.answer(*answer, length, asker).await,
             Wish::Tunnel { destination, user } => {
                 Outcome::new(EndReason::Ok, None, Next::Tunnel(destination, user))
+            }
+            Wish::Datagrams { destination, user } => {
+                Outcome::new(EndReason::Ok, None, Next::Datagrams(destination, user))
             }
             Wish::Resource(asked) => {
                 let mut turn = Turn {

@@ -49,6 +49,8 @@ pub(super) enum Next {
     Reset,
     /// It becomes a tunnel to this destination for this user.
     Tunnel(Destination, Option<String>),
+    /// It becomes a tunnel of datagrams to this destination for this user.
+    Datagrams(Destination, Option<String>),
     /// It speaks another protocol with the server from now on.
     Upgraded(Box<Server>, Arc<Carry>),
 }

@@ -66,6 +66,8 @@ pub struct Proxy {
     pub cache: Option<Cache>,
     /// Intercepts TLS connections, if the configuration says so.
     pub tap: Option<Arc<Tap>>,
+    /// Serves clients that ask for a tunnel of datagrams.
+    pub datagrams: session::Tunnel,
 }
 
 /// A shared cache and its settings.
@@ -92,17 +94,17 @@ pub struct Cache {
 }
 
 impl Proxy {
-    /// Returns the state of a starting listener.
+    /// Returns the state of a starting listener. `datagrams` serves clients that ask for CONNECT-UDP.
     ///
     /// # Errors
     /// TLS connections cannot be intercepted as configured, or the socket for siblings cannot be opened.
-    pub fn start(settings: HttpListener) -> anyhow::Result<Arc<Self>> {
+    pub fn start(settings: HttpListener, datagrams: session::Tunnel) -> anyhow::Result<Arc<Self>> {
         let random: [u8; 4] = sidetrack_sys::random::bytes();
         let pseudonym = format!("sidetrack-{:08x}", u32::from_be_bytes(random));
         let cache = settings.cache.as_ref().map(Cache::new).transpose()?;
         let tap = settings.tap.clone().map(Tap::new).transpose()?.map(Arc::new);
         let htcp = cache.as_ref().and_then(|cache| cache.htcp.clone());
-        let proxy = Arc::new(Self { pseudonym, settings, cache, tap });
+        let proxy = Arc::new(Self { pseudonym, settings, cache, tap, datagrams });
         if let Some(htcp) = htcp {
             htcp.start(Arc::downgrade(&proxy))?;
         }

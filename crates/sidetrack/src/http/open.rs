@@ -10,13 +10,15 @@ use crate::carry::tls::Tls;
 use crate::carry::{Stream, Wire};
 use crate::live::Decided;
 use crate::reactor::{timeout, timeout_at};
-use crate::session::{Connect, ESTABLISHED, Entry, Passage, carry_on};
+use crate::session::{AskingTunnel, Connect, ESTABLISHED, Entry, Passage, carry_on};
 use crate::worker::{CROWDED, Place};
 use sidetrack_core::flow::{Destination, EndReason};
 use sidetrack_core::http::sni::{ClientHello, client_hello};
 use sidetrack_core::http::uri::Scheme;
 use sidetrack_core::policy::Action;
+use std::future::Future;
 use std::io::IoSlice;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -93,6 +95,19 @@ impl Connection {
         let connect = Some(Connect { destination, user, refusals: self.proxy.clone(), is_established });
         carry_on(Passage { worker, listening, peer, connect, associate: None }, self.client(), entry).await;
         None
+    }
+
+    /// Serves CONNECT-UDP: a tunnel of datagrams in the rest of the connection.
+    pub(super) fn datagrams(
+        self,
+        destination: Destination,
+        user: Option<String>,
+        entry: Entry,
+    ) -> Pin<Box<dyn Future<Output = ()>>> {
+        let (worker, listening, peer) = (self.worker.clone(), self.listening.clone(), self.peer);
+        let connect = Connect { destination, user, refusals: self.proxy.clone(), is_established: false };
+        let tunnel = self.proxy.datagrams;
+        tunnel(AskingTunnel { worker, listening, client: self.client(), connect, peer, entry })
     }
 
     /// Whether policy allows interception. A connection is not intercepted if a rule denies it, sends it through functions

@@ -16,6 +16,7 @@ use sidetrack_core::http::basic::credentials;
 use sidetrack_core::http::forward::{self, RequestHop, Stop, Via};
 use sidetrack_core::http::framing::{Length, request_length};
 use sidetrack_core::http::message::{MessageError, Method, Request, Version};
+use sidetrack_core::http::udp;
 use sidetrack_core::http::uri::{Form, KeyRules, Resource, Scheme, Target};
 use sidetrack_core::policy::{Action, Carry, Decision, Seen, Url, Verdict};
 use sidetrack_core::secret;
@@ -90,6 +91,13 @@ pub(super) enum Wish {
         /// The user, if known.
         user: Option<String>,
     },
+    /// A tunnel of datagrams (CONNECT-UDP). Policy decides when it is made.
+    Datagrams {
+        /// The destination of the datagrams.
+        destination: Destination,
+        /// The user, if known.
+        user: Option<String>,
+    },
     /// Answered by us; the length is that of the request's body.
     Answer(Box<Answer>, Length),
 }
@@ -145,6 +153,9 @@ impl Desk<'_> {
         match target {
             Target::Tunnel(destination) => Ok(Wish::Tunnel { destination, user }),
             Target::Server => Err(Box::new(Answer::here(&request))),
+            Target::Resource(resource) if self.asks_for_datagrams(&request, &resource, form) => {
+                self.datagrams(&resource, length, user)
+            }
             Target::Resource(_) if is_own => Err(self.refused(
                 400,
                 "this is a proxy: ask it for a whole URL (http://host/path), or set it as the proxy of your program",
@@ -158,6 +169,32 @@ impl Desk<'_> {
                 Err(self.not_served(why))
             }
             Target::Resource(resource) => self.asked(request, length, resource, user, live),
+        }
+    }
+
+    /// Whether a request is CONNECT-UDP to us, and not to a server behind us. RFC 9298 Sec. 3.2 writes the whole URL of the
+    /// proxy, which is an https one.
+    fn asks_for_datagrams(&self, request: &Request, resource: &Resource, form: Form) -> bool {
+        let is_ours = form == Form::Origin || resource.scheme == Scheme::Https;
+        is_ours
+            && self.proxy.settings.to.is_none()
+            && udp::is_asked(request)
+            && resource.path.starts_with(udp::PREFIX.as_bytes())
+    }
+
+    /// Reads where the datagrams of CONNECT-UDP go.
+    fn datagrams(
+        &self,
+        resource: &Resource,
+        length: Length,
+        user: Option<String>,
+    ) -> Result<Wish, Box<Answer>> {
+        if !matches!(length, Length::None | Length::Exact(0)) {
+            return Err(self.refused(400, "a request for a tunnel of datagrams has no content"));
+        }
+        match udp::target(&resource.path) {
+            Ok(destination) => Ok(Wish::Datagrams { destination, user }),
+            Err(error) => Err(self.refused(400, &error.to_string())),
         }
     }
 

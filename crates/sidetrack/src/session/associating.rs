@@ -1,6 +1,7 @@
-//! Where a session ends and the relay of datagrams begins: a SOCKS client has asked for UDP ASSOCIATE.
+//! Where a session ends and the relay of datagrams begins: a SOCKS client has asked for UDP ASSOCIATE, or a client of HTTP for
+//! CONNECT-UDP.
 
-use super::Entry;
+use super::{Connect, Entry};
 use crate::carry::Client;
 use crate::intercept::Listening;
 use crate::intercept::socks::Handshake;
@@ -33,3 +34,22 @@ pub struct Asking {
 
 /// Serves such a client until its connection ends. A stage that uses sessions provides it, so `app` hands it over.
 pub type Associate = fn(Asking) -> Pin<Box<dyn Future<Output = ()>>>;
+
+/// A client of HTTP that waits for the answer to CONNECT-UDP.
+pub struct AskingTunnel {
+    /// The worker.
+    pub worker: Arc<Worker>,
+    /// The listener.
+    pub listening: Arc<Listening>,
+    /// The client's connection, behind the head of its request. It carries the datagrams.
+    pub client: Client,
+    /// The request. Its destination is that of the datagrams.
+    pub connect: Connect,
+    /// The client's address.
+    pub peer: SocketAddr,
+    /// The record of the flow.
+    pub entry: Entry,
+}
+
+/// Serves such a client until its tunnel ends. `app` hands it to the stage that reads requests.
+pub type Tunnel = fn(AskingTunnel) -> Pin<Box<dyn Future<Output = ()>>>;

@@ -1,13 +1,17 @@
-//! SOCKS hops for datagrams (RFC 1928 Sec. 7): each hop relays them, for as long as a connection to it lives.
+//! Hops for datagrams. Each hop carries them for as long as a connection to it lives, which passes through the hops before it.
 //!
-//! The connection to a hop passes through the hops before it. A datagram has one header for each hop: the first hop takes
-//! off the first one and sends the rest to the second hop's relay, as it would send it to a server.
+//! A SOCKS hop relays them from a port of its own (RFC 1928 Sec. 7). A datagram has one header for each such hop: the first hop
+//! takes off the first one and sends the rest to the second hop's relay, as it would send it to a server.
+//!
+//! A hop of kind `http` takes them in its connection ([`super::capsules`]), for one destination: the relay of the SOCKS hop
+//! behind it, or the server. So only the last such hop counts. The hops before it carry its connection, and see no datagram.
 
+use super::capsules::{self, ToHop};
 use super::{Came, Datagrams, Lost, Remote, lost, receive, unbound};
 use crate::carry::{Failure, Order, Stream, Wire, gate, hop_name, hops, resolve};
 use crate::reactor::UdpSocket;
 use sidetrack_core::association::Dropped;
-use sidetrack_core::carrier::Hop;
+use sidetrack_core::carrier::{Hop, HopProtocol};
 use sidetrack_core::flow::{Destination, EndReason, Host};
 use sidetrack_core::socks::v5::udp::{Datagram, HeaderError, put_header};
 use sidetrack_sys::udp::batch::Batch;
@@ -15,30 +19,40 @@ use sidetrack_sys::{sockopt, udp};
 use std::net::SocketAddr;
 use std::task::{Context, Poll};
 
-/// Reads of a hop's connection before other work has its turn. A hop has nothing to send there.
+/// Reads of a hop's connection before other work has its turn. A SOCKS hop has nothing to send there.
 const CONTROL_READS: usize = 4;
 
-/// A path through hops.
+/// A path through SOCKS hops.
 #[derive(Debug)]
 struct Through {
-    /// Connected to the first hop's relay.
-    socket: UdpSocket,
-    relay: SocketAddr,
-    /// The relays of the hops after the first.
+    /// How datagrams get to the first SOCKS hop's relay.
+    entry: Way,
+    /// The relays of the hops after it.
     further: Vec<Destination>,
     /// The connection to each hop, with the hop's name.
     controls: Vec<(Stream, String)>,
     scratch: Vec<u8>,
 }
 
-/// Asks each hop to relay datagrams.
+/// How datagrams get to one relay.
+#[derive(Debug)]
+enum Way {
+    /// By a socket that is connected to it.
+    Socket(UdpSocket, SocketAddr),
+    /// By the connection to a hop of kind `http`.
+    Capsules(ToHop),
+}
+
+/// Asks each hop to carry datagrams.
 ///
 /// # Errors
 /// Fails if a hop cannot be reached or refuses. The failure names the hop.
 pub(super) async fn associate(order: &Order<'_>, hops: &[Hop]) -> Result<Box<dyn Datagrams>, Failure> {
+    let http = hops.iter().rposition(|hop| hop.protocol == HopProtocol::Http);
+    let socks = http.map_or(0, |at| at + 1);
     let mut controls = Vec::with_capacity(hops.len());
     let mut relays = Vec::with_capacity(hops.len());
-    for (index, hop) in hops.iter().enumerate() {
+    for (index, hop) in hops.iter().enumerate().skip(socks) {
         let name = hop_name(index, hops);
         let carried = hops::associate(order, hops, index).await?;
         let bound = carried.bound.ok_or_else(|| {
@@ -49,12 +63,20 @@ pub(super) async fn associate(order: &Order<'_>, hops: &[Hop]) -> Result<Box<dyn
         controls.push((carried.stream, name));
     }
     let mut relays = relays.into_iter();
-    let first = relays.next().ok_or_else(|| Failure::new(EndReason::Internal, "a carrier without hops"))?;
-    let (socket, relay) = open(order, &first).await.map_err(|failure| Failure {
-        detail: format!("{}: its relay: {}", hop_name(0, hops), failure.detail),
-        ..failure
-    })?;
-    Ok(Box::new(Through { socket, relay, further: relays.collect(), controls, scratch: Vec::new() }))
+    let entry = match (http, relays.next()) {
+        (Some(at), None) => return Ok(Box::new(capsules::open(order, hops, at, &order.destination).await?)),
+        (Some(at), Some(first)) => Way::Capsules(capsules::open(order, hops, at, &first).await?),
+        (None, Some(first)) => {
+            let opened = open(order, &first).await;
+            let (socket, relay) = opened.map_err(|failure| Failure {
+                detail: format!("{}: its relay: {}", hop_name(0, hops), failure.detail),
+                ..failure
+            })?;
+            Way::Socket(socket, relay)
+        }
+        (None, None) => return Err(Failure::new(EndReason::Internal, "a carrier without hops")),
+    };
+    Ok(Box::new(Through { entry, further: relays.collect(), controls, scratch: Vec::new() }))
 }
 
 /// Returns where a hop relays datagrams. A hop that does not name an address means the one that it was reached at.
@@ -114,7 +136,12 @@ impl Datagrams for Through {
         }
         put_header(&mut self.scratch, &to.destination());
         self.scratch.extend_from_slice(payload);
-        self.socket.send_one(&self.scratch, None).map_err(|error| lost(&error, self.relay))
+        match &mut self.entry {
+            Way::Socket(socket, relay) => {
+                socket.send_one(&self.scratch, None).map_err(|error| lost(&error, *relay))
+            }
+            Way::Capsules(capsules) => capsules.send(&self.scratch),
+        }
     }
 
     fn poll_receive(
@@ -126,7 +153,13 @@ impl Datagrams for Through {
         if let Some(failure) = self.ended(cx) {
             return Poll::Ready(Err(failure));
         }
-        let Self { socket, relay, further, .. } = self;
+        let Self { entry, further, .. } = self;
+        let (socket, relay) = match entry {
+            Way::Socket(socket, relay) => (socket, relay),
+            Way::Capsules(capsules) => {
+                return capsules.poll_receive(cx, &mut |datagram| take(unwrapped(datagram, further)));
+            }
+        };
         let ready = receive(socket, cx, batch, |came| match came {
             Ok((batch, count)) => {
                 for datagram in (0..count).flat_map(|at| batch.datagrams(at)) {
@@ -151,7 +184,7 @@ fn unwrapped<'a>(mut datagram: &'a [u8], further: &[Destination]) -> Came<'a> {
     }
     match Datagram::parse(datagram) {
         Ok(Datagram { remote, payload }) => match remote.socket_addr() {
-            Some(from) => Came::Datagram { from: sockopt::canonical(from), payload },
+            Some(from) => Came::Datagram { from: Some(sockopt::canonical(from)), payload },
             None => Came::Dropped(Dropped::Malformed),
         },
         Err(error) => dropped(error),
@@ -189,7 +222,7 @@ mod tests {
         };
         let good = wrap(&["192.0.2.2:1081", "198.51.100.9:1082", "203.0.113.5:53"], b"answer");
         let Came::Datagram { from, payload } = unwrapped(&good, &further) else { panic!("it is whole") };
-        assert_eq!((from, payload), ("203.0.113.5:53".parse().expect("an address"), &b"answer"[..]));
+        assert_eq!((from, payload), ("203.0.113.5:53".parse().ok(), &b"answer"[..]));
         let forged = wrap(&["192.0.2.66:1081", "198.51.100.9:1082", "203.0.113.5:53"], b"answer");
         assert!(matches!(unwrapped(&forged, &further), Came::Dropped(Dropped::Filtered)));
         let named = wrap(&["192.0.2.2:1081", "198.51.100.9:1082", "server.example:53"], b"");

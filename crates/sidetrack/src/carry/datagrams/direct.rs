@@ -82,7 +82,10 @@ impl Datagrams for Direct {
 
 fn pass(batch: &Batch, count: usize, take: &mut dyn FnMut(Came<'_>)) {
     for at in 0..count {
-        let Some(from) = batch.addresses(at).0.map(sockopt::canonical) else { continue };
+        let from = batch.addresses(at).0.map(sockopt::canonical);
+        if from.is_none() {
+            continue;
+        }
         for payload in batch.datagrams(at) {
             take(Came::Datagram { from, payload });
         }

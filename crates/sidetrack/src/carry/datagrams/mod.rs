@@ -4,8 +4,10 @@
 //! a path to any number of destinations ([`Datagrams`]), which keeps the client's outside port (RFC 4787 REQ-1).
 
 mod associate;
+mod capsules;
 mod direct;
 
+pub use capsules::{Capsules, Over};
 pub use direct::Direct;
 
 use super::gate::{self, Admitted};
@@ -38,8 +40,8 @@ pub enum Remote {
 pub enum Came<'a> {
     /// A datagram.
     Datagram {
-        /// Its sender.
-        from: SocketAddr,
+        /// Its sender. `None`: the only destination of the path, whose address the path does not tell.
+        from: Option<SocketAddr>,
         /// Its payload. May be empty.
         payload: &'a [u8],
     },

@@ -8,8 +8,8 @@ use super::super::duplex::Duplex;
 use super::super::open::Inside;
 use super::follow::{Followed, Watch};
 use super::{
-    CONNECTION_WINDOW, STREAM_WINDOW, STREAMS_MAX, drain, head, header_list_max, headers, pipe, pour,
-    websocket,
+    CONNECTION_WINDOW, STREAM_WINDOW, STREAMS_MAX, datagrams, drain, head, header_list_max, headers, pipe,
+    pour, websocket,
 };
 use crate::carry::Client;
 use crate::intercept::Listening;
@@ -24,6 +24,7 @@ use sidetrack_core::http::auth::request_needs_own_connection;
 use sidetrack_core::http::framing::{Decoder, Length, request_length, response_length};
 use sidetrack_core::http::h2::{Malformed, Pseudo, request};
 use sidetrack_core::http::message::{Method, Request, Response, Sender};
+use sidetrack_core::http::udp;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -44,13 +45,14 @@ pub(super) struct Common {
     listening: Arc<Listening>,
     proxy: Arc<Proxy>,
     peer: SocketAddr,
-    inside: Inside,
+    /// The one server that all requests are for. `None`: the client speaks to us, and only about tunnels of datagrams.
+    inside: Option<Inside>,
 }
 
 /// Serves a connection to its end, after the client and we have agreed on HTTP/2.
-pub(crate) async fn serve(connection: Connection, inside: Inside) {
+pub(crate) async fn serve(connection: Connection) {
     let patience = Duration::from_millis(connection.worker.config().limits.handshake_timeout_ms);
-    let Connection { worker, listening, proxy, peer, stream, .. } = connection;
+    let Connection { worker, listening, proxy, peer, stream, mut buffer, inside, .. } = connection;
     let common = Common { worker: worker.clone(), listening, proxy, peer, inside };
     let mut builder = h2::server::Builder::new();
     builder
@@ -59,7 +61,8 @@ pub(crate) async fn serve(connection: Connection, inside: Inside) {
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .enable_connect_protocol();
-    let (stream, watch) = Followed::new(stream.into_stream().0, Sender::Client);
+    let (stream, peeked) = stream.into_stream();
+    let (stream, watch) = Followed::new(stream, [buffer.take(), peeked].concat(), Sender::Client);
     let place = Place::enter(&worker);
     let shaking = timeout(patience, builder.handshake::<Followed, Bytes>(stream));
     let Some(Ok(Ok(mut connection))) = Place::while_kept(Some(&place), shaking).await else { return };
@@ -106,8 +109,17 @@ async fn serve_stream(
         return respond.send_reset(Reason::PROTOCOL_ERROR);
     }
     let (parts, body) = asked.into_parts();
-    if let Some(protocol) = parts.extensions.get::<Protocol>() {
-        return websocket::serve(common, protocol.as_str(), &parts, (body, respond)).await;
+    match (parts.extensions.get::<Protocol>().map(Protocol::as_str), &common.inside) {
+        (None, Some(_)) => {}
+        (Some("websocket"), Some(_)) => return websocket::serve(common, &parts, (body, respond)).await,
+        (Some(udp::PROTOCOL), None) => return datagrams::serve(common, &parts, (body, respond)).await,
+        _ => {
+            let mut head = http::Response::new(());
+            *head.status_mut() = StatusCode::NOT_IMPLEMENTED;
+            // An error means that the client is gone.
+            let _ = respond.send_response(head, true);
+            return;
+        }
     }
     let (request, length) = match head_of(&parts, !body.is_end_stream()) {
         Ok(read) => read,
@@ -156,8 +168,8 @@ impl Common {
     pub(super) fn connection(self) -> Duplex {
         let (pipe, other) = pipe();
         let Self { worker, listening, proxy, peer, inside } = self;
-        let served = Connection::new(worker, listening, proxy, Client::new(other), peer).within(inside);
-        reactor::spawn(served.serve_all());
+        let served = Connection::new(worker, listening, proxy, Client::new(other), peer);
+        reactor::spawn(Connection { inside, ..served }.serve_all());
         pipe
     }
 }
@@ -182,12 +194,32 @@ fn head_of(parts: &http::request::Parts, has_body: bool) -> Result<(Request, Len
     Ok((request, length))
 }
 
-/// Sends the response from the connection in memory to the stream. `accept` is the value that a switch to a WebSocket
-/// must confirm; after such a switch the stream is returned.
+/// A protocol that a response may switch to, and what confirms it.
+#[derive(Clone, Copy)]
+pub(super) enum Switch<'a> {
+    /// A WebSocket, with this value of Sec-WebSocket-Accept.
+    WebSocket(&'a str),
+    /// A tunnel of datagrams.
+    Datagrams,
+}
+
+impl Switch<'_> {
+    /// Whether a response confirms it.
+    fn is_confirmed(self, response: &Response) -> bool {
+        let says = |name: &str, value: &str| response.fields.first(name) == Some(value.as_bytes());
+        match self {
+            Self::WebSocket(accept) => says("sec-websocket-accept", accept),
+            Self::Datagrams => says("upgrade", udp::PROTOCOL),
+        }
+    }
+}
+
+/// Sends the response from the connection in memory to the stream. `switch` is what it may switch to; after a switch the stream
+/// is returned.
 pub(super) async fn answer(
     (from, buffer): (&Duplex, &mut Buffer),
     method: &Method,
-    accept: Option<&str>,
+    switch: Option<Switch<'_>>,
     respond: &mut SendResponse<Bytes>,
 ) -> Result<Option<SendStream<Bytes>>, Stopped> {
     let lost = |what: &str| Stopped::Source(what.to_owned());
@@ -199,8 +231,7 @@ pub(super) async fn answer(
         let length = response_length(method, &response).map_err(|error| lost(&error.to_string()))?.length;
         let switches = response.status == 101;
         if switches {
-            let said = response.fields.first("sec-websocket-accept");
-            if accept.is_none() || said != accept.map(str::as_bytes) {
+            if !switch.is_some_and(|switch| switch.is_confirmed(&response)) {
                 return Err(lost("it switches to what was not asked for"));
             }
             response.fields.remove("sec-websocket-accept");

@@ -75,7 +75,7 @@ pub(crate) async fn begin(stream: Stream) -> Result<Requests, Failure> {
         .max_header_list_size(header_list_max())
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW);
-    let (stream, follows) = Followed::new(stream, Sender::Server);
+    let (stream, follows) = Followed::new(stream, Vec::new(), Sender::Server);
     let begun = builder.handshake::<Followed, Bytes>(stream).await;
     let (sending, connection) =
         begun.map_err(|error| Failure::new(EndReason::HopFailed, format!("HTTP/2: {error}")))?;

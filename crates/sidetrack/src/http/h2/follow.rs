@@ -16,6 +16,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// A stream that shows a follower everything that it reads. Bytes pass unchanged.
 pub(super) struct Followed {
     stream: Stream,
+    /// Bytes that were read before.
+    early: Vec<u8>,
     follows: Follows,
     broken: Option<Broken>,
 }
@@ -31,10 +33,10 @@ pub(super) struct Watch {
 }
 
 impl Followed {
-    /// Follows what the peer sends on this stream.
-    pub(super) fn new(stream: Stream, peer: Sender) -> (Self, Follows) {
+    /// Follows what the peer sends on this stream, from which `early` was read before.
+    pub(super) fn new(stream: Stream, early: Vec<u8>, peer: Sender) -> (Self, Follows) {
         let follows = Follows(Rc::new(RefCell::new(Follower::new(peer))));
-        (Self { stream, follows: follows.clone(), broken: None }, follows)
+        (Self { stream, early, follows: follows.clone(), broken: None }, follows)
     }
 }
 
@@ -93,7 +95,13 @@ impl AsyncRead for Followed {
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, broken)));
         }
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut this.stream).poll_read(cx, buffer))?;
+        if this.early.is_empty() {
+            ready!(Pin::new(&mut this.stream).poll_read(cx, buffer))?;
+        } else {
+            let count = this.early.len().min(buffer.remaining());
+            buffer.put_slice(&this.early[..count]);
+            this.early.drain(..count);
+        }
         let read = buffer.filled().get(before..).unwrap_or_default();
         this.broken = this.follows.0.borrow_mut().read(read).err();
         Poll::Ready(Ok(()))

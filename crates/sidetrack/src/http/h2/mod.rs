@@ -1,8 +1,9 @@
-//! HTTP/2 at both ends of intercepted connections. Each stream passes through a connection in memory that speaks HTTP/1.1.
+//! HTTP/2 at both ends of intercepted connections, and from clients that ask the listener itself for tunnels of datagrams. Each stream passes through a connection in memory that speaks HTTP/1.1.
 //! So policy, records, the cache and the strict parsers are the same for both versions.
 
 pub(super) mod accept;
 pub(super) mod ask;
+mod datagrams;
 mod follow;
 mod websocket;
 

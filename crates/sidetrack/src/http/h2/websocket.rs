@@ -4,7 +4,7 @@
 use super::super::buffer::Buffer;
 use super::super::copy::{Stopped, write_all};
 use super::super::duplex::Duplex;
-use super::accept::{Common, answer, fields_of, pseudo};
+use super::accept::{Common, Switch, answer, fields_of, pseudo};
 use super::ask::{Requests, answered, asked, download};
 use super::send;
 use bytes::{Bytes, BytesMut};
@@ -12,7 +12,6 @@ use data_encoding::BASE64;
 use h2::ext::Protocol;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
-use http::StatusCode;
 use http::request::Parts;
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use sidetrack_core::http::fields::Fields;
@@ -26,20 +25,12 @@ const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// Most bytes of one read.
 const READ_BYTES: usize = 16 * 1024;
 
-/// Serves an extended CONNECT request to its end.
+/// Serves an extended CONNECT request for a WebSocket to its end.
 pub(super) async fn serve(
     common: Common,
-    protocol: &str,
     parts: &Parts,
     (body, mut respond): (RecvStream, SendResponse<Bytes>),
 ) {
-    if protocol != "websocket" {
-        let mut head = http::Response::new(());
-        *head.status_mut() = StatusCode::NOT_IMPLEMENTED;
-        // An error means that the client is gone.
-        let _ = respond.send_response(head, true);
-        return;
-    }
     let key = BASE64.encode(&sidetrack_sys::random::bytes::<16>());
     let Ok(request) = map::websocket(pseudo(parts), fields_of(parts), &key) else {
         return respond.send_reset(Reason::PROTOCOL_ERROR);
@@ -49,7 +40,9 @@ pub(super) async fn serve(
     request.write_to(&mut head);
     let (pipe, mut buffer) = (common.connection(), Buffer::default());
     let opened = match write_all(&pipe, &mut [IoSlice::new(&head)]).await {
-        Ok(()) => answer((&pipe, &mut buffer), &Method::Get, Some(&accept), &mut respond).await,
+        Ok(()) => {
+            answer((&pipe, &mut buffer), &Method::Get, Some(Switch::WebSocket(&accept)), &mut respond).await
+        }
         Err(error) => Err(Stopped::Sink(error)),
     };
     match opened {
@@ -109,7 +102,12 @@ pub(super) async fn ask(
 }
 
 /// Copies bytes both ways, until both ends have closed or one is cut.
-async fn tunnel(pipe: Duplex, mut buffer: Buffer, mut body: RecvStream, mut to: SendStream<Bytes>) {
+pub(super) async fn tunnel(
+    pipe: Duplex,
+    mut buffer: Buffer,
+    mut body: RecvStream,
+    mut to: SendStream<Bytes>,
+) {
     let (stream, peeked) = pipe.into_stream();
     let (mut reader, mut writer) = tokio::io::split(stream);
     let gone = |error: h2::Error| Stopped::Sink(std::io::Error::other(error));
@@ -134,7 +132,7 @@ async fn tunnel(pipe: Duplex, mut buffer: Buffer, mut body: RecvStream, mut to: 
         }
     };
     if let Err(stopped) = tokio::try_join!(up, down) {
-        tracing::debug!(?stopped, "a WebSocket was cut");
+        tracing::debug!(?stopped, "a tunnel over HTTP/2 was cut");
         to.send_reset(Reason::CANCEL);
     }
 }

@@ -353,7 +353,7 @@ impl Through {
                 }
             }
             Said::Datagram(payload) => match one.remote {
-                Some(from) => take(Came::Datagram { from, payload: &payload }),
+                Some(from) => take(Came::Datagram { from: Some(from), payload: &payload }),
                 None => take(Came::Dropped(Dropped::Unknown)),
             },
             // The caller ends the path.
