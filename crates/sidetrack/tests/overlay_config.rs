@@ -97,7 +97,7 @@ fn check_says_which_services_of_packets_do_not_exist() {
         ("[[overlay.topology]]\nends = ['here', 'elsewhere']\n", "the overlay has no node 'elsewhere'"),
         ("[[overlay.topology]]\nends = ['here', 'far']\nleast_us = 0\n", "`least_us` cannot be 0"),
     ] {
-        refused(read(bad), said, &bad);
+        refused(read(bad), said, bad);
     }
 }
 

@@ -176,6 +176,7 @@ fn flows_with_proofs_need_no_session_that_a_relay_could_refuse() {
         record.fate(),
         ("over", "overlay:c (best-effort, duplicate over 2 paths, intrusion-tolerant)", "shutdown")
     );
+    assert!(record.text("detail").ends_with(" copies of its datagrams were sent"), "{record:?}");
     assert_eq!(scene.c.record().text("listener"), "overlay");
 }
 

@@ -9,6 +9,7 @@ use sidetrack_core::overlay::frame::LinkKind;
 use super::bought::Bought;
 use super::flow::{self, Way};
 use super::gap::Gap;
+use super::proofs::ProofRow;
 use super::scene::Scene;
 use super::scp::{Copied, Copies};
 use super::wide::{Area, Chain, Routes};
@@ -179,6 +180,8 @@ pub(super) struct Figures {
     pub chain: Option<Chain>,
     /// Ways of dissemination, simulated.
     pub gap: Option<Gap>,
+    /// What proofs of the source cost.
+    pub proofs: Vec<ProofRow>,
 }
 
 /// Measures idle links.

@@ -12,6 +12,7 @@ mod bought;
 mod flow;
 mod gap;
 mod measure;
+mod proofs;
 mod report;
 mod scene;
 mod scp;
@@ -80,6 +81,8 @@ pub enum Part {
     Area,
     /// A stream with a deadline over three hops, one of which loses bursts.
     Stream,
+    /// What a proof of the source costs, on one core.
+    Proofs,
     /// How much of the gap between one path and flooding the ways of dissemination close, in simulation.
     Gap,
 }
@@ -156,6 +159,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if wanted(&Part::Stream) {
         figures.chain = missing.note("Stream", wide::chain(kind, options.seed, &plan, &progress), &progress);
     }
+    if wanted(&Part::Proofs) {
+        progress.say("proofs of the source");
+        figures.proofs = missing.note("Proofs", proofs::measure(), &progress).unwrap_or_default();
+    }
     if wanted(&Part::Gap) {
         progress.say("ways of dissemination, simulated");
         figures.gap = Some(gap::measure(options.seed, plan.traces));
@@ -194,7 +201,9 @@ fn three_hops(
         Part::Scp => measure::scp(scene, plan, figures, progress),
         Part::Failure => measure::failure(scene, plan, figures, progress),
         // These parts have separate networks.
-        Part::Fast | Part::Bought | Part::Wide | Part::Area | Part::Stream | Part::Gap => Ok(()),
+        Part::Fast | Part::Bought | Part::Wide | Part::Area | Part::Stream | Part::Proofs | Part::Gap => {
+            Ok(())
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use super::gap::Gap;
 use super::measure::{Figures, FloodRow, LOSSES, SCP_LOSS};
+use super::proofs::ProofRow;
 use super::{Results, wide};
 use crate::kit::Page;
 use crate::machine;
@@ -38,6 +39,7 @@ pub(super) fn page(results: &Results) -> Page {
         bought.render(&mut page);
     }
     wide::pages(&mut page, figures);
+    proofs(&mut page, &figures.proofs);
     page.text(format_args!("{}", figures.gap.as_ref().map_or_else(String::new, Gap::text)));
     page.blank();
     page.columns(["bar", "reached:", ""]);
@@ -155,6 +157,17 @@ fn failures(page: &mut Page, figures: &Figures) {
         let each: Vec<_> = stalls.iter().map(|ms| format!("{ms:.0}")).collect();
         let (middle, worst) = (cell(median(stalls)), cell(stalls.last().copied()));
         page.row(format_args!("{name} | {middle} | {worst} | {}", each.join(", ")));
+    }
+}
+
+fn proofs(page: &mut Page, rows: &[ProofRow]) {
+    if rows.is_empty() {
+        return;
+    }
+    page.line(format_args!("\nWhat a proof of the source costs, µs of one core for each packet:\n"));
+    page.columns(["bytes", "packets in a batch:", "the source signs:", "each node checks:"]);
+    for ProofRow { bytes, batch, sign_us, check_us } in rows {
+        page.row(format_args!("{bytes} | {batch} | {sign_us:.1} | {check_us:.1}"));
     }
 }
 

@@ -80,6 +80,11 @@ pub trait Datagrams: fmt::Debug {
     /// Fails if the path does not take it. The path itself goes on.
     fn send(&mut self, to: &Remote, payload: &[u8]) -> Result<(), Lost>;
 
+    /// Returns how many copies of datagrams to this destination were sent. `None`: one of each datagram.
+    fn copies(&self, _: &Remote) -> Option<u64> {
+        None
+    }
+
     /// Passes what has come to `take`: at most a few batches, so that other paths have their turn. Pending: there was
     /// nothing, and the task is woken when there is.
     ///

@@ -78,7 +78,7 @@ pub(crate) fn by_distance(shared: &Shared, group: &GroupName) -> Vec<NodeId> {
     network.by_distance(shared.identity.own(), groups.members(group))
 }
 
-/// Sends an IP packet to all members of a group, or to this one. Returns false if no copy could be sent. `shrink` gets the packet
+/// Sends an IP packet to all members of a group, or to this one. Returns the number of copies that were sent. `shrink` gets the packet
 /// and the largest size that travels in one datagram.
 pub(crate) fn send_to_group(
     shared: &Shared,
@@ -86,7 +86,7 @@ pub(crate) fn send_to_group(
     service: &Service,
     mut ip: Vec<u8>,
     shrink: impl FnOnce(&mut [u8], usize),
-) -> bool {
+) -> u64 {
     let own = shared.identity.own();
     let branches = {
         let mut plans = lock(&shared.datagrams.plans);
@@ -108,11 +108,13 @@ pub(crate) fn send_to_group(
     if let Some(room) = room {
         shrink(&mut ip, room);
     }
-    let mut sent = false;
+    let mut sent = 0;
     for (subgraph, head) in heads {
         let payload = head.payload(&ip);
         let fits = payload.len() <= PACKET_MAX;
-        sent |= fits && spread::send(shared, service, Subgraph::clone(subgraph), Protocol::Group, payload);
+        if fits {
+            sent += spread::send(shared, service, Subgraph::clone(subgraph), Protocol::Group, payload);
+        }
     }
     sent
 }

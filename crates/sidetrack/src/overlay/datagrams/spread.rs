@@ -51,19 +51,25 @@ fn deliver_here(shared: &Shared, packet: &Spread) {
     }
 }
 
-/// Sends a packet of this node. Returns false if no copy of it could be sent.
+/// Sends a packet of this node. Returns the number of copies that were sent, or that wait for their proof; 0: it is dropped.
 pub(super) fn send(
     shared: &Shared,
     service: &Service,
     subgraph: Subgraph,
     protocol: Protocol,
     payload: Vec<u8>,
-) -> bool {
+) -> u64 {
     if service.is_reliable_flood() {
-        return reliable::send(shared, subgraph.destination(), protocol, payload);
+        let neighbours = shared.links.borrow().len() as u64;
+        return if reliable::send(shared, subgraph.destination(), protocol, payload) {
+            neighbours
+        } else {
+            0
+        };
     }
     if service.trust == Trust::Tolerant {
-        return tolerant::send(shared, service, subgraph, protocol, payload);
+        let nexts = subgraph.next(shared.identity.own()).count() as u64;
+        return if tolerant::send(shared, service, subgraph, protocol, payload) { nexts } else { 0 };
     }
     let packet = {
         let mut own = lock(&shared.datagrams.source);
@@ -72,11 +78,11 @@ pub(super) fn send(
     send_copies(shared, packet)
 }
 
-fn send_copies(shared: &Shared, packet: Spread) -> bool {
+fn send_copies(shared: &Shared, packet: Spread) -> u64 {
     let next: Vec<_> = packet.subgraph.next(shared.identity.own()).collect();
     let sent = forward(shared, packet, &next);
     shared.datagrams.counters.copies.fetch_add(sent, Relaxed);
-    sent > 0
+    sent
 }
 
 /// Sends a copy to each of these nodes. Returns the number of copies that the system accepted.

@@ -85,7 +85,7 @@ impl Plan {
             Self::Subgraph(subgraph, named) => {
                 let subgraph = Subgraph::clone(&subgraph);
                 let service = Service { dissemination: named, ..*service };
-                spread::send(shared, &service, subgraph, Protocol::EchoRequest, payload)
+                spread::send(shared, &service, subgraph, Protocol::EchoRequest, payload) > 0
             }
         }
     }
@@ -273,15 +273,15 @@ pub(super) fn probe(shared: &Shared, now: Instant) {
     }
 }
 
-/// Sends an IP packet, or a message about flows of UDP, to a node. `None`: datagrams do not arrive there. False: the packet is
-/// dropped. `shrink` gets the packet and the largest size that travels in one datagram.
+/// Sends an IP packet, or a message about flows of UDP, to a node. Returns the number of copies that were sent; 0: the packet is
+/// dropped. `None`: datagrams do not arrive there. `shrink` gets the packet and the largest size that travels in one datagram.
 pub(crate) fn send(
     shared: &Shared,
     (to, what): (NodeId, Use),
     service: &Service,
     mut packet: Vec<u8>,
     shrink: impl FnOnce(&mut [u8], usize),
-) -> Option<bool> {
+) -> Option<u64> {
     let (plan, session) = {
         let mut ways = lock(&shared.datagrams.paths.ways);
         let now = shared.clock.now();
@@ -310,7 +310,9 @@ pub(crate) fn send(
     }
     let payload = [&session.0[..], &packet].concat();
     Some(match plan {
-        Plan::Path(path) => forward(shared, Packet { path, position: 0, protocol: Protocol::Ip, payload }),
+        Plan::Path(path) => {
+            forward(shared, Packet { path, position: 0, protocol: Protocol::Ip, payload }).into()
+        }
         Plan::Subgraph(subgraph, named) => {
             let service = Service { dissemination: named, ..*service };
             spread::send(shared, &service, Subgraph::clone(&subgraph), Protocol::Ip, payload)
@@ -318,7 +320,7 @@ pub(crate) fn send(
     })
 }
 
-/// Sends a packet of this protocol to a node with a proof of its source. Returns false if it is dropped. `shrink` is as for [`send`].
+/// Sends a packet of this protocol to a node with a proof of its source. Returns the number of copies; 0: it is dropped. `shrink` is as for [`send`].
 pub(crate) fn send_vouched(
     shared: &Shared,
     to: NodeId,
@@ -326,13 +328,14 @@ pub(crate) fn send_vouched(
     protocol: Protocol,
     mut ip: Vec<u8>,
     shrink: impl FnOnce(&mut [u8], usize),
-) -> bool {
+) -> u64 {
     if service.is_reliable_flood() {
         if let Some(way) = lock(&shared.datagrams.paths.ways).ways.get_mut(&(to, *service)) {
             way.used = Some(shared.clock.now());
         }
         shrink(&mut ip, reliable::room(shared, to));
-        return reliable::send(shared, to, protocol, ip);
+        let neighbours = shared.links.borrow().len() as u64;
+        return if reliable::send(shared, to, protocol, ip) { neighbours } else { 0 };
     }
     let plan = {
         let mut ways = lock(&shared.datagrams.paths.ways);
@@ -341,7 +344,7 @@ pub(crate) fn send_vouched(
             way.plan(shared, to, service)
         })
     };
-    let Some(Plan::Subgraph(subgraph, named)) = plan else { return false };
+    let Some(Plan::Subgraph(subgraph, named)) = plan else { return 0 };
     let around = Vouched::OVERHEAD_BYTES + Spread::overhead(&subgraph);
     let nexts = subgraph.next(shared.identity.own());
     let rooms = nexts.filter_map(|next| Some(shared.datagrams.link(next)?.frame_bytes()));

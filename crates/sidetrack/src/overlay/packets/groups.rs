@@ -157,7 +157,7 @@ impl Begin {
         };
         let sent = datagrams::send_to_group(shared, (&group, member), service, packet.to_vec(), shrink);
         let counters = shared.member.counters(&group);
-        let became = if sent { &counters.sent } else { &counters.unsent };
+        let became = if sent > 0 { &counters.sent } else { &counters.unsent };
         became.fetch_add(1, Relaxed);
         if is_multicast(packet) { Verdict::Accept } else { Verdict::Drop }
     }

@@ -64,8 +64,8 @@ impl Way for ByDatagram {
         };
         match datagrams::send(&self.shared, (self.to, Use::Packets), &self.service, packet.to_vec(), shrink) {
             Some(sent) => {
-                self.interception.counters.by_datagram.fetch_add(u64::from(sent), Relaxed);
-                sent
+                self.interception.counters.by_datagram.fetch_add(u64::from(sent > 0), Relaxed);
+                sent > 0
             }
             None => self.reliable.take(packet),
         }
@@ -93,5 +93,6 @@ impl Way for Vouched {
             mss::clamp(packet, most);
         };
         datagrams::send_vouched(&self.shared, self.to, &self.service, Protocol::Ip, packet.to_vec(), shrink)
+            > 0
     }
 }

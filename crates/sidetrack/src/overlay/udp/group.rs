@@ -11,11 +11,15 @@ use sidetrack_core::overlay::group::GroupName;
 use sidetrack_core::overlay::packet;
 use sidetrack_core::overlay::service::Service;
 use sidetrack_sys::udp::batch::Batch;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
+
+/// Most destinations of one client whose copies are counted.
+const COUNTED_MAX: usize = 1024;
 
 /// A path for the datagrams of one client to a group.
 pub(super) struct Grouped {
@@ -23,6 +27,8 @@ pub(super) struct Grouped {
     group: GroupName,
     service: Service,
     client: SocketAddr,
+    /// Copies that were sent, by destination.
+    copies: BTreeMap<SocketAddr, u64>,
 }
 
 impl fmt::Debug for Grouped {
@@ -39,7 +45,7 @@ impl Grouped {
         client: SocketAddr,
     ) -> Result<Self, Failure> {
         let unknown = |_| Failure::new(EndReason::Unreachable, format!("there is no group '{group}'"));
-        Ok(Self { shared, group: group.parse().map_err(unknown)?, service, client })
+        Ok(Self { shared, group: group.parse().map_err(unknown)?, service, client, copies: BTreeMap::new() })
     }
 
     fn lost(why: Dropped, reason: EndReason, detail: &str) -> Lost {
@@ -61,13 +67,20 @@ impl Datagrams for Grouped {
         let sent =
             datagrams::send_to_group(&self.shared, (&self.group, None), &self.service, packet, |_, _| ());
         let counters = self.shared.member.counters(&self.group);
-        let became = if sent { &counters.sent } else { &counters.unsent };
+        let became = if sent > 0 { &counters.sent } else { &counters.unsent };
         became.fetch_add(1, Relaxed);
-        if sent {
+        if self.copies.len() < COUNTED_MAX || self.copies.contains_key(&to) {
+            *self.copies.entry(to).or_default() += sent;
+        }
+        if sent > 0 {
             return Ok(());
         }
         let detail = format!("no member of the group '{}' can be reached, or the links are full", self.group);
         Err(Self::lost(Dropped::Unsent, EndReason::Unreachable, &detail))
+    }
+
+    fn copies(&self, to: &Remote) -> Option<u64> {
+        self.copies.get(&to.address()?).copied()
     }
 
     fn poll_receive(

@@ -115,9 +115,9 @@ impl To {
     }
 }
 
-/// Sends a datagram of an association to a node: as a packet of this service, or in the session. Returns false if it is
-/// dropped.
-fn send(shared: &Shared, to: &To, service: &Service, message: Vec<u8>, session: &Outbox) -> bool {
+/// Sends a datagram of an association to a node: as a packet of this service, or in the session. Returns the number of copies
+/// that were sent; 0: it is dropped.
+fn send(shared: &Shared, to: &To, service: &Service, message: Vec<u8>, session: &Outbox) -> u64 {
     let by_packet = service.kind != LinkKind::Reliable && message.len() <= BY_PACKET_MAX;
     if service.trust == Trust::Tolerant {
         if by_packet {
@@ -125,14 +125,15 @@ fn send(shared: &Shared, to: &To, service: &Service, message: Vec<u8>, session: 
             return datagrams::send_vouched(shared, to.node, service, Protocol::Session, message, |_, _| ());
         }
         // A reliable flow has no pieces.
-        return message.len() <= BY_PACKET_MAX && session.datagrams.try_send(message).is_ok();
+        let left = message.len() <= BY_PACKET_MAX && session.datagrams.try_send(message).is_ok();
+        return if left { shared.links.borrow().len() as u64 } else { 0 };
     }
     if by_packet
         && let Some(sent) = datagrams::send(shared, (to.node, to.what), service, message.clone(), |_, _| ())
     {
         return sent;
     }
-    session.datagrams.try_send(message).is_ok()
+    session.datagrams.try_send(message).is_ok().into()
 }
 
 /// Moves the messages of a session until it ends, or no sender is left. `take` gets each message that comes.

@@ -265,6 +265,8 @@ struct One {
     remote: Option<SocketAddr>,
     /// Datagrams that wait until then.
     held: Vec<Vec<u8>>,
+    /// Copies of datagrams that were sent.
+    copies: u64,
 }
 
 /// A path for the datagrams of one client.
@@ -302,7 +304,7 @@ impl Through {
             destination: Destination { zone: 0, ..destination.clone() },
         };
         self.numbers.insert(destination.clone(), number);
-        self.all.insert(number, One { destination, remote: None, held: Vec::new() });
+        self.all.insert(number, One { destination, remote: None, held: Vec::new(), copies: 0 });
         (number, Relayed::Open(Box::new(open)).to_bytes(number))
     }
 
@@ -317,9 +319,13 @@ impl Through {
         Err(Lost { why: Dropped::Unsent, failure })
     }
 
-    fn transmit(&self, number: u32, payload: &[u8]) -> Result<(), Lost> {
+    fn transmit(&mut self, number: u32, payload: &[u8]) -> Result<(), Lost> {
         let message = Relayed::Datagram(payload).to_bytes(number);
-        if send(&self.shared, &self.to, &self.service, message, &self.peer.session) {
+        let copies = send(&self.shared, &self.to, &self.service, message, &self.peer.session);
+        if copies > 0 {
+            if let Some(one) = self.all.get_mut(&number) {
+                one.copies += copies;
+            }
             return Ok(());
         }
         let failure = Failure::new(EndReason::Unreachable, "the links to the node are full or down");
@@ -391,6 +397,11 @@ impl Datagrams for Through {
         }
         one.held.push(payload.to_vec());
         Ok(())
+    }
+
+    fn copies(&self, to: &Remote) -> Option<u64> {
+        let number = self.numbers.get(&to.destination())?;
+        self.all.get(number).map(|one| one.copies)
     }
 
     fn poll_receive(
