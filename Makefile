@@ -25,7 +25,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo '
 # What is measured is what is installed.
 BUILD_DIST := $(CARGO) build --profile dist --locked --workspace
 
-.PHONY: help run test test-seed003 dist deb deb-test lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test test-seed003 dist deb deb-test lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-udp deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -130,6 +130,10 @@ bench-engine-bulk: deps-bench ## Bulk through the packet engine once the kernel 
 	@.ci/apt-install iperf3:iperf3
 	$(BUILD_DIST)
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/engine-bulk.sh
+
+bench-udp: deps-bench ## Datagrams through a reverse port and SOCKS5 beside nginx, dante and the kernel (root; UDP=--quick: 90 s)
+	$(BUILD_DIST)
+	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/udp.sh $(UDP)
 
 bench-http: deps-bench ## The HTTP side beside caches and proxies, interception, pages of its paper (root; HTTP=--quick: 90 s)
 	$(BUILD_DIST)

@@ -9,6 +9,7 @@ pub mod bare;
 pub mod capture;
 pub mod chart;
 pub mod cpu;
+pub mod datagrams;
 pub mod engine;
 pub mod experiments;
 mod generator;

@@ -5,10 +5,12 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use sidetrack_lab::bare;
-use sidetrack_lab::experiments::{chain, engine, epi, flights, http, idle, links, overlay, relay, shunt};
+use sidetrack_lab::experiments::{
+    chain, engine, epi, flights, http, idle, links, overlay, relay, shunt, udp,
+};
 use sidetrack_lab::launch::NodeExec;
 use sidetrack_lab::machine::Awake;
-use sidetrack_lab::{load, packets};
+use sidetrack_lab::{datagrams, load, packets};
 
 /// Makes networks of namespaces, and measures Sidetrack beside its peers in them.
 #[derive(Parser)]
@@ -42,6 +44,8 @@ enum Job {
     /// Measures the HTTP side beside other proxies and caches, and the pages of "Heigh performance proxy"; fails if a
     /// bar is missed.
     Http(http::Options),
+    /// Measures UDP: a port that leads to a server, and SOCKS5, beside other proxies; fails if a bar is missed.
+    Udp(udp::Options),
     /// Runs a program inside a node (used by the lab itself).
     #[command(hide = true)]
     NodeExec(NodeExec),
@@ -60,6 +64,15 @@ enum Job {
         /// The job, as JSON.
         spec: String,
     },
+    /// Generates a load of datagrams (used by the lab itself).
+    #[command(hide = true)]
+    Datagrams {
+        /// The job, as JSON.
+        spec: String,
+    },
+    /// Sends datagrams back (used by the lab itself).
+    #[command(hide = true)]
+    Echo(datagrams::EchoOptions),
     /// Generates load (used by the lab itself).
     #[command(hide = true)]
     Load {
@@ -81,7 +94,13 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<ExitCode> {
     let is_experiment = !matches!(
         arguments.command,
-        Job::NodeExec(_) | Job::Bare(_) | Job::Packets { .. } | Job::Least { .. } | Job::Load { .. }
+        Job::NodeExec(_)
+            | Job::Bare(_)
+            | Job::Packets { .. }
+            | Job::Least { .. }
+            | Job::Load { .. }
+            | Job::Datagrams { .. }
+            | Job::Echo(_)
     );
     let _awake = is_experiment.then(Awake::hold).flatten();
     match arguments.command {
@@ -99,6 +118,9 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Job::Bare(options) => bare::run(&options).map(|()| ExitCode::SUCCESS),
         Job::Packets { spec } => packets::main(&spec).map(|()| ExitCode::SUCCESS),
         Job::Least { spec } => packets::Least::main(&spec).map(|()| ExitCode::SUCCESS),
+        Job::Udp(options) => udp::run(&options),
+        Job::Datagrams { spec } => datagrams::main(&spec).map(|()| ExitCode::SUCCESS),
+        Job::Echo(options) => datagrams::echo(&options).map(|()| ExitCode::SUCCESS),
         Job::Load { spec } => load::main(&spec).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -64,6 +64,14 @@ impl Service {
         self.wait(&format!("listens on port {port}"), || node.listens_on(port))
     }
 
+    /// Waits until a socket in `node` takes datagrams at `port`.
+    ///
+    /// # Errors
+    /// As [`Self::wait_listening`].
+    pub fn wait_bound(&mut self, node: &Node, port: u16) -> Result<()> {
+        self.wait(&format!("takes datagrams at port {port}"), || node.takes_datagrams(port))
+    }
+
     /// Waits until a connection to this unix socket is accepted. Our program opens its admin socket after its
     /// listeners.
     ///

@@ -194,6 +194,22 @@ impl Node {
             Ok(is_listening(&v4, port) || is_listening(&v6, port))
         })
     }
+
+    /// Returns true if a socket in the node takes datagrams at this port.
+    ///
+    /// # Errors
+    /// The node's tables cannot be read.
+    pub fn takes_datagrams(&self, port: u16) -> Result<bool> {
+        self.enter(|| {
+            let v4 = std::fs::read_to_string("/proc/thread-self/net/udp")?;
+            let v6 = std::fs::read_to_string("/proc/thread-self/net/udp6").unwrap_or_default();
+            // proc_net_udp has the columns of proc_net_tcp(5): the second one is the local address.
+            let suffix = format!(":{port:04X}");
+            let is_bound =
+                |line: &str| line.split_whitespace().nth(1).is_some_and(|address| address.ends_with(&suffix));
+            Ok(v4.lines().chain(v6.lines()).any(is_bound))
+        })
+    }
 }
 
 impl Drop for Node {

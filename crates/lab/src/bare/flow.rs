@@ -239,7 +239,8 @@ impl Flow {
         }
         // A handshake fits into the buffer of a socket that has sent nothing yet.
         self.stage = match role {
-            Role::Reverse => Stage::Relay,
+            // Datagrams have no connections, so no flow has that role.
+            Role::Reverse | Role::Datagrams => Stage::Relay,
             Role::Socks => {
                 // The server's bytes go first: it can work while the client is informed.
                 self.flush(Side::Client)?;

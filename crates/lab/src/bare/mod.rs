@@ -6,6 +6,7 @@
 //! client's first bytes, and lets the acknowledgement of every handshake wait for bytes (a server that speaks first
 //! has to wait). And it never answers with an error. The rest is the kernel's TCP.
 
+mod datagrams;
 mod flow;
 
 use std::mem::MaybeUninit;
@@ -34,6 +35,8 @@ pub const BUFFER_BYTES: usize = 64 * 1024;
 pub enum Role {
     /// A relay to `--to`.
     Reverse,
+    /// A relay of datagrams to `--to`.
+    Datagrams,
     /// A SOCKS server: version 5 without authentication, version 6 in the layout of draft 11.
     Socks,
     /// A redirector to the SOCKS5 server `--to`, which waits for every step.
@@ -48,6 +51,7 @@ impl Role {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Reverse => "reverse",
+            Self::Datagrams => "datagrams",
             Self::Socks => "socks",
             Self::Redirect5 => "redirect5",
             Self::Redirect6 => "redirect6",
@@ -63,7 +67,7 @@ pub struct Options {
     /// The address to listen on.
     pub listen: SocketAddr,
     /// The server, or the SOCKS server of a redirector.
-    #[arg(long, required_if_eq_any([("role", "reverse"), ("role", "redirect5"), ("role", "redirect6")]))]
+    #[arg(long, required_if_eq_any([("role", "reverse"), ("role", "datagrams"), ("role", "redirect5"), ("role", "redirect6")]))]
     pub to: Option<SocketAddr>,
     /// Maximum number of bytes per read.
     #[arg(long, value_name = "N", default_value_t = BUFFER_BYTES)]
@@ -76,6 +80,9 @@ pub struct Options {
 /// The address cannot be listened on, or epoll cannot be used.
 pub fn run(options: &Options) -> Result<()> {
     crate::launch::raise_file_limit();
+    if let (Role::Datagrams, Some(to)) = (options.role, options.to) {
+        return datagrams::run(options.listen, to);
+    }
     serve(&listen(options)?, *options)
 }
 

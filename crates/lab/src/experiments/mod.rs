@@ -10,6 +10,7 @@ pub mod links;
 pub mod overlay;
 pub mod relay;
 pub mod shunt;
+pub mod udp;
 
 /// Returns true if a part is requested; without a request all are.
 fn is_wanted(asked: &[String], part: &str) -> bool {

@@ -34,6 +34,15 @@ pub fn between(site: &Site, listen: SocketAddr, to: SocketAddr) -> Result<Servic
     start(site, &site.proxy, Role::Reverse, listen, Some(to))
 }
 
+/// A UDP port that leads to the origin.
+pub fn datagrams(site: &Site) -> Start<'_> {
+    let listen = site.proxy_address(RELAY_PORT);
+    let command = command(site, &site.proxy, Role::Datagrams, listen, Some(site.origin()));
+    let mut service = Service::start("bare-datagrams", command, site.directory.path())?;
+    service.wait_bound(&site.proxy, RELAY_PORT)?;
+    Ok(relay(site, service))
+}
+
 /// A SOCKS server, with a client that speaks `via`.
 pub fn socks(site: &Site, via: Via) -> Start<'_> {
     let dial = site.proxy_address(SOCKS_PORT);

@@ -21,12 +21,21 @@ pub(super) fn direct(site: &Site) -> Start<'_> {
     })
 }
 
-/// One prerouting rule in the proxy's node, nothing else.
+/// One prerouting rule for connections in the proxy's node, nothing else.
 pub(super) fn dnat(site: &Site) -> Start<'_> {
+    dnat_of(site, "tcp")
+}
+
+/// The same for datagrams.
+pub(super) fn dnat_datagrams(site: &Site) -> Start<'_> {
+    dnat_of(site, "udp")
+}
+
+fn dnat_of<'s>(site: &'s Site, protocol: &str) -> Start<'s> {
     let dial = site.proxy_address(RELAY_PORT);
     let body = format!(
         "chain prerouting {{ type nat hook prerouting priority -100; \
-         ip daddr {} tcp dport {RELAY_PORT} dnat to {}; }}",
+         ip daddr {} {protocol} dport {RELAY_PORT} dnat to {}; }}",
         dial.ip(),
         site.origin()
     );

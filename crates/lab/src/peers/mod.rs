@@ -266,6 +266,17 @@ pub const ENGINE: &[Peer] = peers![
         |site| ours::engine(site, "xdp", &format!("{GATHERING}, kernel_connections_max = 16384"));
 ];
 
+/// The rows of datagrams.
+pub const DATAGRAMS: &[Peer] = peers![
+    "direct" Limit false kernel::direct;
+    "nft DNAT" Kernel false kernel::dnat_datagrams;
+    "nginx stream" OneHop false nginx::datagrams;
+    "ours reverse" OneHop true ours::datagrams;
+    "bare reverse" Limit false bare::datagrams;
+    "dante S5" OneHop false |site| Proxy::Dante.row(site, Via::Socks5);
+    "ours S5" OneHop true |site| Proxy::Ours.row(site, Via::Socks5);
+];
+
 /// How long frames gather before the kernel takes them, for rows with gathering, in microseconds.
 pub const GATHERING_US: u64 = 200;
 /// The configuration key for the same in our engine.
@@ -327,15 +338,20 @@ pub(crate) fn configured(
     flags: &[&str],
     port: u16,
 ) -> Result<Service, Unavailable> {
+    let mut service = started(site, program, config, flags)?;
+    service.wait_listening(&site.proxy, port)?;
+    Ok(service)
+}
+
+/// A program in the proxy's node that takes a configuration file, started.
+fn started(site: &Site, program: &str, config: &str, flags: &[&str]) -> Result<Service, Unavailable> {
     installed(program)?;
     let name = program.rsplit('/').next().unwrap_or(program);
     let path = site.directory.path().join(format!("{name}.conf"));
     std::fs::write(&path, config)?;
     let mut command = site.proxy.command_at(program, &site.proxy_placement());
     command.args(flags).arg(&path);
-    let mut service = Service::start(name, command, site.directory.path())?;
-    service.wait_listening(&site.proxy, port)?;
-    Ok(service)
+    Ok(Service::start(name, command, site.directory.path())?)
 }
 
 /// A relay with a fixed server behind [`RELAY_PORT`].

@@ -1,15 +1,19 @@
 //! nginx as a TCP relay (module `stream`) and as the reverse proxy of the EPI paper.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{RELAY_PORT, Start, Unavailable, configured, relay};
+use super::{RELAY_PORT, Start, Unavailable, configured, relay, started};
 use crate::site::Site;
 
 /// The path of the module in Debian's package; on other systems it may be built in.
 const MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
 
-/// One worker, `proxy_pass` to the origin.
-pub(super) fn stream(site: &Site) -> Start<'_> {
+/// Returns the configuration of one worker with one server of the module `stream`.
+fn stream_config(
+    site: &Site,
+    server: impl FnOnce(SocketAddr, SocketAddr) -> String,
+) -> Result<String, Unavailable> {
     if !Path::new(MODULE).is_file() {
         return Err(Unavailable::Absent(
             "libnginx-mod-stream is not installed; bench/peers.sh installs it".into(),
@@ -17,15 +21,33 @@ pub(super) fn stream(site: &Site) -> Start<'_> {
     }
     let (listen, origin) = (site.proxy_address(RELAY_PORT), site.origin());
     let directory = site.directory.path().display();
-    let config = format!(
+    let server = server(listen, origin);
+    Ok(format!(
         "load_module {MODULE};
 daemon off; user root; worker_processes 1; worker_rlimit_nofile 65536;
 pid {directory}/nginx-stream.pid; error_log {directory}/nginx-stream-error.log warn;
 events {{ worker_connections 19990; multi_accept on; }}
-stream {{ server {{ listen {listen} backlog=8192; tcp_nodelay on; proxy_timeout 1h; proxy_pass {origin}; }} }}
+stream {{ server {{ {server} }} }}
 "
-    );
+    ))
+}
+
+/// One worker, `proxy_pass` to the origin.
+pub(super) fn stream(site: &Site) -> Start<'_> {
+    let config = stream_config(site, |listen, origin| {
+        format!("listen {listen} backlog=8192; tcp_nodelay on; proxy_timeout 1h; proxy_pass {origin};")
+    })?;
     let service = configured(site, "nginx", &config, &["-e", "stderr", "-c"], RELAY_PORT)?;
+    Ok(relay(site, service))
+}
+
+/// One worker, datagrams to the origin.
+pub(super) fn datagrams(site: &Site) -> Start<'_> {
+    let config = stream_config(site, |listen, origin| {
+        format!("listen {listen} udp; proxy_timeout 60s; proxy_pass {origin};")
+    })?;
+    let mut service = started(site, "nginx", &config, &["-e", "stderr", "-c"])?;
+    service.wait_bound(&site.proxy, RELAY_PORT)?;
     Ok(relay(site, service))
 }
 

@@ -32,6 +32,17 @@ pub fn reverse_with<'s>(site: &'s Site, keys: &str) -> Start<'s> {
     Ok(relay(site, service))
 }
 
+/// A UDP port that leads to the origin.
+pub fn datagrams(site: &Site) -> Start<'_> {
+    let listener = format!("{}protocol = \"udp\"\n", reverse_listener(site));
+    let limits = "[limits]\nmax_associations = 20000\nudp_idle_timeout_ms = 60000\n";
+    let config =
+        format!("{listener}{limits}{}", rule("match = { protocol = \"udp\" }\ncarrier = \"direct\""));
+    let mut service = spawn(site, &site.proxy, "datagrams", &config)?;
+    service.wait_bound(&site.proxy, RELAY_PORT)?;
+    Ok(relay(site, service))
+}
+
 /// The same port with a rule that needs no bytes, function or proxy: the kernel forwards and Sidetrack records.
 pub fn kernel_path(site: &Site) -> Start<'_> {
     let config = format!("{}{}", reverse_listener(site), rule("carrier = \"direct\"\nkernel = \"auto\""));
