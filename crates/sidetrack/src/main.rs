@@ -3,8 +3,8 @@
 use clap::{CommandFactory as _, Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
 use sidetrack::cli::{
-    ca, cache, check, cleanup, doctor, explain, flows, functions, jobs, overlay, pages, plan, run, schema,
-    shunt, tunnel,
+    bugreport, ca, cache, check, cleanup, doctor, explain, flows, functions, jobs, overlay, pages, plan, run,
+    schema, shunt, tunnel,
 };
 #[cfg(feature = "control")]
 use sidetrack::cli::{domain, orchestrate, policy};
@@ -39,6 +39,8 @@ enum Command {
         #[arg(short, long, value_name = "FILE", default_value_os_t = Config::default_path(), hide_default_value = true)]
         config: PathBuf,
     },
+    /// Collects what a maintainer needs to know about a fault, without secrets
+    Bugreport(bugreport::BugreportArgs),
     /// Creates the certificate authority for TLS interception
     Ca(ca::CaArgs),
     /// Lists and removes stored HTTP responses
@@ -115,6 +117,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Up { config } => app::up(&UpOptions { config }).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => run::run(&args),
+        Command::Bugreport(args) => bugreport::run(&args),
         Command::Ca(args) => ca::run(&args),
         Command::Cache(args) => cache::run(&args),
         Command::Chain(args) => functions::run_chain(&args),

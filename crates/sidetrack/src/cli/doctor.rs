@@ -1,6 +1,7 @@
 //! `sidetrack doctor`: reports what this kernel, user and machine lack.
 
 use super::Printed;
+use super::mend::mend;
 use super::wrap::{self, push_wrapped};
 use crate::admin::default_socket;
 use crate::config::{AdminAt, BadConfiguration, Config};
@@ -24,6 +25,12 @@ pub struct DoctorArgs {
     /// One JSON object
     #[arg(long)]
     json: bool,
+    /// Mends what only raises a bound (kernel settings), and says each step; the rest is left to you
+    #[arg(long, conflicts_with = "json")]
+    fix: bool,
+    /// With --fix: says what would be done and does nothing
+    #[arg(long, requires = "fix")]
+    dry_run: bool,
 }
 
 /// Gathers and reports. Call it before any thread is started, because it runs a command.
@@ -39,6 +46,9 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let mut facts = Facts::gather(config.as_ref());
     if let (Some(config), Some(overlay)) = (&config, &mut facts.overlay) {
         ask(config, overlay);
+    }
+    if args.fix {
+        return Ok(mend(&facts, args.dry_run).print());
     }
     Ok(report(&facts, args.json, wrap::width()).print())
 }
@@ -104,7 +114,7 @@ fn text(facts: &Facts, checks: &[Check], width: usize) -> String {
     let indent = if is_beside { beside } else { BEFORE_NAME };
     let margin = " ".repeat(indent);
     for check in checks {
-        let Check { name, level, found, needed_for, fix } = check;
+        let Check { name, level, found, needed_for, fix, .. } = check;
         let level = *level;
         let padding = " ".repeat(if is_beside { widest - name.width() + 2 } else { 0 });
         let head = format!("{:4}  {name}{padding}", level.as_str());

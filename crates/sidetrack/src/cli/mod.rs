@@ -6,6 +6,7 @@
     reason = "these comments are the texts of help: [name] is a table of the configuration there"
 )]
 
+pub mod bugreport;
 pub mod ca;
 pub mod cache;
 pub mod check;
@@ -17,6 +18,7 @@ pub mod explain;
 pub mod flows;
 pub mod functions;
 pub mod jobs;
+mod mend;
 #[cfg(feature = "control")]
 pub mod orchestrate;
 pub mod overlay;

@@ -157,7 +157,7 @@ impl Facts {
     }
 
     /// The value of a setting.
-    pub(super) fn setting(&self, name: &str) -> Option<&str> {
+    pub(crate) fn setting(&self, name: &str) -> Option<&str> {
         self.settings.get(name).map(String::as_str)
     }
 

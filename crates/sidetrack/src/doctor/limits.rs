@@ -44,7 +44,7 @@ fn pipes(facts: &Facts) -> Option<Check> {
     let found = format!("{pipes} pipes of 64 KiB for this user, then smaller ones");
     if pipes < PIPES_MIN {
         return Some(
-            Check::warn("pipes", found).needed_for(needed_for).fix("sysctl fs.pipe-user-pages-soft=16384"),
+            Check::warn("pipes", found).needed_for(needed_for).sets("fs/pipe-user-pages-soft", 16_384),
         );
     }
     Some(Check::ok("pipes", found).needed_for(needed_for))
@@ -69,9 +69,7 @@ fn backlog(facts: &Facts) -> Option<Check> {
     let found = format!("{backlog} connections may wait to be accepted");
     let needed_for = "bursts of new connections";
     if backlog < 1_024 {
-        return Some(
-            Check::warn("backlog", found).needed_for(needed_for).fix("sysctl net.core.somaxconn=4096"),
-        );
+        return Some(Check::warn("backlog", found).needed_for(needed_for).sets("net/core/somaxconn", 4_096));
     }
     Some(Check::ok("backlog", found).needed_for(needed_for))
 }
@@ -81,8 +79,8 @@ fn conntrack_max(facts: &Facts) -> Option<Check> {
     let found = format!("{max} connections can be tracked");
     let needed_for = "redirected and forwarded connections; above it the kernel drops new ones";
     if max < 32_768 {
-        let fix = "sysctl net.netfilter.nf_conntrack_max=262144";
-        return Some(Check::warn("conntrack table", found).needed_for(needed_for).fix(fix));
+        let check = Check::warn("conntrack table", found).needed_for(needed_for);
+        return Some(check.sets("net/netfilter/nf_conntrack_max", 262_144));
     }
     Some(Check::ok("conntrack table", found).needed_for(needed_for))
 }

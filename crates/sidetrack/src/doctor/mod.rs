@@ -6,6 +6,7 @@ mod confinement;
 mod engine;
 mod facts;
 mod limits;
+mod mend;
 mod neighbours;
 mod network;
 mod overlay;
@@ -14,6 +15,7 @@ mod shunt;
 mod uses;
 
 pub use facts::{Facts, Isolation, Neighbour, Nftables, SETTINGS};
+pub use mend::{KEPT_IN, Plan, Setting, kept, plan};
 pub use uses::{EngineUse, Interface, OverlayUse, ShuntUse, Switch, TolerantUse};
 
 use serde::Serialize;
@@ -54,11 +56,21 @@ pub struct Check {
     pub needed_for: String,
     /// What to do, mostly a command; `None` if nothing needs to be done.
     pub fix: Option<String>,
+    /// The kernel setting that mends it and only raises a bound: `doctor --fix` may change it.
+    #[serde(skip)]
+    pub setting: Option<Setting>,
 }
 
 impl Check {
     fn new(name: impl Into<String>, level: Level, found: impl Into<String>) -> Self {
-        Self { name: name.into(), level, found: found.into(), needed_for: String::new(), fix: None }
+        Self {
+            name: name.into(),
+            level,
+            found: found.into(),
+            needed_for: String::new(),
+            fix: None,
+            setting: None,
+        }
     }
 
     fn ok(name: impl Into<String>, found: impl Into<String>) -> Self {
@@ -80,6 +92,14 @@ impl Check {
 
     fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = Some(fix.into());
+        self
+    }
+
+    /// The fix is this kernel setting, which `doctor --fix` may change.
+    fn sets(mut self, name: &'static str, value: impl ToString) -> Self {
+        let setting = Setting { name, value: value.to_string() };
+        self.fix = Some(format!("sysctl {}={}", setting.dotted(), setting.value));
+        self.setting = Some(setting);
         self
     }
 }

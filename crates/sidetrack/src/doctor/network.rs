@@ -50,7 +50,7 @@ fn fast_open(facts: &Facts) -> Option<Check> {
         2 => "on for servers, off for clients",
         _ => "off",
     };
-    Some(Check::warn("TCP Fast Open", found).needed_for(needed_for).fix("sysctl net.ipv4.tcp_fastopen=3"))
+    Some(Check::warn("TCP Fast Open", found).needed_for(needed_for).sets("net/ipv4/tcp_fastopen", 3))
 }
 
 fn multipath(facts: &Facts) -> Check {

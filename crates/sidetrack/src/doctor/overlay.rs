@@ -69,8 +69,7 @@ fn buffer(facts: &Facts, direction: &str, setting: &'static str) -> Option<Check
     let found = format!("{} KiB of the wanted {} KiB", most.min(BUFFER_BYTES) >> 10, BUFFER_BYTES >> 10);
     let needed_for = "datagrams that come while the node is busy";
     Some(if most < BUFFER_LEAST {
-        let fix = format!("sysctl {}={BUFFER_BYTES}", setting.replace('/', "."));
-        Check::warn(name, found).needed_for(needed_for).fix(fix)
+        Check::warn(name, found).needed_for(needed_for).sets(setting, BUFFER_BYTES)
     } else {
         Check::ok(name, found).needed_for(needed_for)
     })
