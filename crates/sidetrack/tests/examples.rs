@@ -10,7 +10,8 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
-const TESTED: [&str; 21] = [
+const TESTED: [&str; 22] = [
+    "chain-of-containers",
     "chain-of-three",
     "cooperative-cache",
     "engine-ldap",
@@ -34,8 +35,9 @@ const TESTED: [&str; 21] = [
     "tunnel",
 ];
 
-/// The examples that load BPF programs, or start Squid or sshd, which only root may.
-const NEED_ROOT: [&str; 5] = ["cooperative-cache", "engine-ldap", "engine-tls", "overlay-wan", "shunt"];
+/// The examples that load BPF programs, or start containers, Squid or sshd, which only root may.
+const NEED_ROOT: [&str; 6] =
+    ["chain-of-containers", "cooperative-cache", "engine-ldap", "engine-tls", "overlay-wan", "shunt"];
 
 /// Longest time for one example, in seconds; they take two or three.
 const LIMIT_S: &str = "300";
@@ -139,6 +141,11 @@ fn reverse_proxy() {
 #[test]
 fn router_tproxy() {
     passes("router-tproxy");
+}
+
+#[test]
+fn chain_of_containers() {
+    passes("chain-of-containers");
 }
 
 #[test]
