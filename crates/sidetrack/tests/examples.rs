@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
-const TESTED: [&str; 22] = [
+const TESTED: [&str; 23] = [
     "chain-of-containers",
     "chain-of-three",
     "cooperative-cache",
@@ -29,6 +29,7 @@ const TESTED: [&str; 22] = [
     "reverse-through-a-chain",
     "router-tproxy",
     "run-one-command",
+    "science-dmz",
     "shunt",
     "socks-with-users",
     "tls-intercept",
@@ -36,8 +37,15 @@ const TESTED: [&str; 22] = [
 ];
 
 /// The examples that load BPF programs, or start containers, Squid or sshd, which only root may.
-const NEED_ROOT: [&str; 6] =
-    ["chain-of-containers", "cooperative-cache", "engine-ldap", "engine-tls", "overlay-wan", "shunt"];
+const NEED_ROOT: [&str; 7] = [
+    "chain-of-containers",
+    "cooperative-cache",
+    "engine-ldap",
+    "engine-tls",
+    "overlay-wan",
+    "science-dmz",
+    "shunt",
+];
 
 /// Longest time for one example, in seconds; they take two or three.
 const LIMIT_S: &str = "300";
@@ -181,6 +189,11 @@ fn overlay_multicast() {
 #[test]
 fn overlay_wan() {
     passes("overlay-wan");
+}
+
+#[test]
+fn science_dmz() {
+    passes("science-dmz");
 }
 
 #[test]
