@@ -25,7 +25,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo '
 # What is measured is what is installed.
 BUILD_DIST := $(CARGO) build --profile dist --locked --workspace
 
-.PHONY: help run test test-seed003 dist deb deb-test lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-udp deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test test-seed003 dist deb deb-test static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-udp deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -63,6 +63,33 @@ deb-test: deb ## Installs, uses, upgrades and purges the package in a clean Debi
 	@.ci/apt-install debootstrap:debootstrap lintian:lintian
 	lintian --allow-root --fail-on error,warning $(TARGET_DIR)/packages/*.deb
 	packaging/deb/test.sh $(TARGET_DIR)/packages/*.deb
+
+# The architecture of `make static` and `make oci`, and the profile that both are built with.
+ARCH ?= x86_64
+PROFILE ?= dist
+DEPS_STATIC := $(DEPS_BUILD) strip:binutils readelf:binutils file:file jq:jq $(if $(filter $(ARCH),$(shell uname -m)),musl-gcc:musl-tools, \
+	aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross)
+
+static: need-cargo ## Builds the program as one static file, in an archive in target/packages (ARCH=aarch64: for another machine)
+	@.ci/apt-install $(DEPS_STATIC)
+	packaging/static/build.sh $(ARCH) $(TARGET_DIR)/packages $(PROFILE)
+
+static-test: static ## Tries the static program, with the main job
+	@.ci/apt-install $(DEPS_RUN)
+	packaging/static/test.sh $(TARGET_DIR)/packages/sidetrack-*-$(ARCH)-linux.tar.gz
+
+oci: static ## Builds an OCI image of the static program into target/packages, without a network
+	packaging/oci/build.sh $(TARGET_DIR)/packages/sidetrack-*-$(ARCH)-linux.tar.gz $(TARGET_DIR)/packages
+
+oci-test: oci ## Runs the image with podman: as a SOCKS proxy without rights, and as a gateway (root)
+	@.ci/apt-install $(DEPS_RUN) podman:podman runc:runc
+	packaging/oci/test.sh $(TARGET_DIR)/packages/sidetrack-*-$(if $(filter aarch64,$(ARCH)),arm64,amd64).oci.tar
+
+release: need-cargo ## Builds all artefacts of a release into target/packages, with their SHA-256 sums
+	rm -rf $(TARGET_DIR)/packages
+	$(MAKE) --no-print-directory deb static oci
+	$(MAKE) --no-print-directory static oci ARCH=aarch64
+	packaging/sums.sh $(TARGET_DIR)/packages
 
 test: deps-test ## Formatting, clippy, rustdoc, every test tier with the namespace tests, replay of the fuzz seeds
 	$(CARGO) fmt --all --check

@@ -65,7 +65,7 @@ fn value(interface: &str, command: u32) -> Option<bool> {
     request.ifr_ifru.ifru_data = asked.as_mut_ptr().cast();
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).ok()?;
     // SAFETY: SIOCETHTOOL reads the `ifreq` and reads and writes the two numbers it points to; both live across the call.
-    let done = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
+    let done = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut request) };
     (done >= 0).then_some(asked[1] != 0)
 }
 

@@ -232,7 +232,7 @@ impl PacketSocket {
         let (fd, count) = (self.socket.as_raw_fd(), BATCH as libc::c_uint);
         // SAFETY: each message has one part, which is room of `frames` that no other code uses during the call.
         let taken = unsafe {
-            libc::recvmmsg(fd, messages.as_mut_ptr(), count, libc::MSG_DONTWAIT, std::ptr::null_mut())
+            libc::recvmmsg(fd, messages.as_mut_ptr(), count, libc::MSG_DONTWAIT as _, std::ptr::null_mut())
         };
         let Ok(taken) = usize::try_from(taken) else {
             return match io::Error::last_os_error() {
@@ -262,7 +262,7 @@ impl PacketSocket {
         }
         let (fd, count) = (self.socket.as_raw_fd(), frames.len().min(BATCH) as libc::c_uint);
         // SAFETY: each message has one part, borrowed until here; sendmmsg(2) only reads through it.
-        let sent = unsafe { libc::sendmmsg(fd, messages.as_mut_ptr(), count, libc::MSG_DONTWAIT) };
+        let sent = unsafe { libc::sendmmsg(fd, messages.as_mut_ptr(), count, libc::MSG_DONTWAIT as _) };
         usize::try_from(sent).or_else(|_| match io::Error::last_os_error() {
             error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS)) => Ok(0),
             error => Err(error),

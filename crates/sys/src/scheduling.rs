@@ -10,11 +10,7 @@ use std::time::Duration;
 /// # Errors
 /// `InvalidInput` if the priority is none; `PermissionDenied`, also where the cgroup has no real-time share.
 pub fn become_real_time(priority: u8) -> io::Result<()> {
-    let parameter = libc::sched_param { sched_priority: priority.into() };
-    let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
-    // SAFETY: 0 names the calling thread; the kernel reads `parameter`, which lives across the call.
-    let result = unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    schedule(libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, priority.into())
 }
 
 /// Puts the calling thread, and no other, behind every ordinary one (SCHED_IDLE): it gets the time that no other thread wants,
@@ -23,9 +19,13 @@ pub fn become_real_time(priority: u8) -> io::Result<()> {
 /// # Errors
 /// Those of sched_setscheduler(2).
 pub fn become_idle() -> io::Result<()> {
-    let parameter = libc::sched_param { sched_priority: 0 };
-    // SAFETY: 0 names the calling thread; the kernel reads `parameter`, which lives across the call.
-    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameter) };
+    schedule(libc::SCHED_IDLE, 0)
+}
+
+/// Sets the policy of the calling thread. The function of this name in musl always fails, so the call is made directly.
+fn schedule(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
+    // SAFETY: 0 names the calling thread; the kernel reads one number, its sched_param, which lives across the call.
+    let result = unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const priority) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

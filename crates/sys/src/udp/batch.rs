@@ -97,7 +97,7 @@ impl Batch {
         let wait = std::ptr::null_mut();
         // SAFETY: every header points to its own name, part and control buffer, which are live locals or parts of
         // `self.memory`, each with its true size.
-        let got = unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), most, libc::MSG_DONTWAIT, wait) };
+        let got = unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), most, libc::MSG_DONTWAIT as _, wait) };
         let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
         for ((header, name), message) in headers.iter().zip(names).zip(&mut self.messages).take(got) {
             // SAFETY: the kernel wrote an address of `msg_namelen` bytes into `name`; 0 bytes leave it zeroed.
@@ -203,7 +203,7 @@ impl Batch {
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         // SAFETY: every header points to `name`, its part and its control buffer, which are live; sendmmsg only reads
         // through them, and writes `msg_len`.
-        let taken = unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), most, flags) };
+        let taken = unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), most, flags as _) };
         usize::try_from(taken).map_err(|_| io::Error::last_os_error())
     }
 
