@@ -358,7 +358,8 @@ pub fn queues(interface: &str) -> u32 {
         return 1;
     };
     // SAFETY: SIOCETHTOOL reads the `ifreq` and reads and writes the nine numbers it points to; both live across the call.
-    let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut request) };
+    let asked =
+        unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut request) };
     if asked < 0 { 1 } else { (channels[RECEIVE] + channels[COMBINED]).max(1) }
 }
 
