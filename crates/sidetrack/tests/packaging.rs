@@ -1,6 +1,6 @@
-//! The unit files for systemd: their keys, their options, and the time that a stop takes.
+//! The unit files for systemd and the manifest for Kubernetes: their keys, their options, and the time that a stop takes.
 
-use sidetrack::config::Limits;
+use sidetrack::config::{Config, Limits};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -122,4 +122,42 @@ fn verify(files: &[PathBuf]) -> String {
             })
     };
     said.lines().filter(ours).collect::<Vec<_>>().join("\n")
+}
+
+/// The manifest for Kubernetes.
+const MANIFEST: &str = "kubernetes/sidetrack.yaml";
+
+#[test]
+fn the_manifest_has_a_configuration_that_is_right_and_leaves_time_to_drain() {
+    let manifest = text(MANIFEST);
+    let block = manifest.lines().skip_while(|line| line.trim() != "sidetrack.toml: |").skip(1);
+    let block = block.take_while(|line| line.is_empty() || line.starts_with("    "));
+    let configuration: String = block.map(|line| format!("{}\n", line.trim_start_matches("    "))).collect();
+    let config = Config::from_text("sidetrack.toml", &configuration);
+    let config = config.unwrap_or_else(|error| panic!("{}", error.render(false)));
+    assert_eq!((config.warnings.len(), config.listeners.len()), (0, 1), "{configuration}");
+
+    let value = |key: &str| {
+        let line = manifest.lines().find_map(|line| line.trim().strip_prefix(key)?.strip_prefix(": "));
+        line.unwrap_or_else(|| panic!("no {key}")).to_owned()
+    };
+    let wait: u64 = value("terminationGracePeriodSeconds").parse().expect("seconds");
+    assert!(wait > Limits::DRAIN_MS / 1000 + CONTAINERS_END, "{wait} s");
+    assert_eq!(value("image"), format!("localhost/sidetrack:{}", env!("CARGO_PKG_VERSION")));
+    assert_eq!((value("drop"), value("add")), ("[ALL]".to_owned(), "[NET_ADMIN, NET_RAW]".to_owned()));
+}
+
+#[test]
+fn the_manifest_fits_the_schema_of_kubernetes() {
+    let validate = |path: &Path| Command::new("kubernetes-validate").arg("--strict").arg(path).output();
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(MANIFEST);
+    let Ok(output) = validate(&manifest) else {
+        return eprintln!("skipped: needs kubernetes-validate (pip install kubernetes-validate)");
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // It would say what is wrong.
+    let folder = tempfile::tempdir().expect("a folder");
+    let wrong = folder.path().join("wrong.yaml");
+    std::fs::write(&wrong, text(MANIFEST).replace("hostNetwork: true", "hostNetwork: 7")).expect("written");
+    assert!(!validate(&wrong).expect("it is here").status.success());
 }
