@@ -139,6 +139,14 @@ fn an_old_kernel_is_told_what_it_lacks() {
 }
 
 #[test]
+fn the_page_about_kernels_has_the_same_table() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/howto/kernels.md");
+    let page = std::fs::read_to_string(path).expect("the page");
+    let table = sidetrack::doctor::kernel_table();
+    assert!(page.contains(&table), "put this table into docs/howto/kernels.md:\n{table}");
+}
+
+#[test]
 fn nat_of_others_is_named_and_ours_is_not() {
     let chain = |table: &str, kind: &str, hook, priority| ListedChain {
         family: "ip".into(),

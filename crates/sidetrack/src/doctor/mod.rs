@@ -16,6 +16,7 @@ mod uses;
 
 pub use facts::{Facts, Isolation, Neighbour, Nftables, SETTINGS};
 pub use mend::{KEPT_IN, Plan, Setting, kept, plan};
+pub use rules::kernel_table;
 pub use uses::{EngineUse, Interface, OverlayUse, ShuntUse, Switch, TolerantUse};
 
 use serde::Serialize;

@@ -108,6 +108,17 @@ const USES: [(&[Feature], &str, &str, &str); 6] = [
     ),
 ];
 
+/// The table of `docs/howto/kernels.md`: what each of these checks needs of the kernel.
+pub fn kernel_table() -> String {
+    let mut text = String::from("| check of `doctor` | needs | for | without it |\n|---|---|---|---|\n");
+    for (features, name, needed_for, instead) in &USES {
+        let needs = features.iter().map(|feature| format!("{feature}: {}", feature.needs()));
+        let needs = needs.collect::<Vec<_>>().join("; ");
+        text += &format!("| {name} | {needs} | {needed_for} | {instead} |\n");
+    }
+    text
+}
+
 fn features(probe: &Probe) -> Vec<Check> {
     if !probe.has(Feature::Tables) {
         let found = format!("this kernel has no tables of family inet: it takes {}", Feature::Tables.needs());
