@@ -78,7 +78,6 @@ match = { from = "10.87.1.0/24", to = "10.87.2.0/24", port = 80 }
 carrier = "direct"
 TOML
 contained socks gateway "$work/socks.toml"
-log socks
 echo >"$work/socks.log"
 listens socks gateway 10.87.1.1 1080
 process=$("${pod[@]}" inspect --format '{{.State.Pid}}' socks)

@@ -36,7 +36,11 @@ export "CC_${target//-/_}=$compiler"
 export "CFLAGS_${target//-/_}=-U_FORTIFY_SOURCE"
 upper=$(tr 'a-z-' 'A-Z_' <<<"$target")
 export "CARGO_TARGET_${upper}_LINKER=$compiler"
-"${CARGO:-cargo}" build --profile "$profile" --locked --package sidetrack --target "$target" >&2
+# musl-gcc names a loader in every position-independent program, also in a static one. The other compilers do not, and Rust brings the start
+# files and libraries of musl.
+linker=$compiler
+[ "$compiler" != musl-gcc ] || linker=gcc
+"${CARGO:-cargo}" rustc --profile "$profile" --locked --package sidetrack --bin sidetrack --target "$target" -- -C "linker=$linker" >&2
 
 folder=$profile
 [ "$profile" != dev ] || folder=debug

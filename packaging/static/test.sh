@@ -19,7 +19,7 @@ ok 'one static file'
 [ "$(jq '.components | length' "$work/sbom.cdx.json")" -gt 50 ] || fail 'the list of libraries is not complete'
 ok 'the list of libraries is there'
 
-case ${archive##*-sidetrack} in
+case $archive in
     *"-$(uname -m)-linux.tar.gz") runner=() ;;
     *-aarch64-linux.tar.gz)
         # Another architecture: its emulator, if it is here, starts the program and reads a configuration.
