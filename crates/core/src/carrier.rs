@@ -124,10 +124,12 @@ impl Carrier {
                 // The datagrams pass the last hop of kind `http` in its connection, which any hop before it can carry.
                 let last = hops.iter().rposition(|hop| hop.protocol == HopProtocol::Http);
                 let mut relays = hops.iter().skip(last.map_or(0, |at| at + 1));
-                let is_6 = |hop: &Hop| matches!(hop.protocol, HopProtocol::Socks6(_));
-                relays.any(is_6).then_some(
-                    "a hop of the kind socks6 carries UDP only if one of the kind http is behind it",
-                )
+                let is_socksx = |hop: &Hop| match hop.protocol {
+                    HopProtocol::Socks6(dialect) => dialect != Socks6Dialect::Draft,
+                    HopProtocol::Socks5 | HopProtocol::Http => false,
+                };
+                let why = "the layouts of socksx carry no UDP (hops socks6+socksx and socks6+socksx010)";
+                relays.any(is_socksx).then_some(why)
             }
             Self::Overlay(_) => None,
             Self::Tunnel(_) => Some("a tunnel carries no flows of UDP"),

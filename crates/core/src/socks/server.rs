@@ -39,7 +39,7 @@ pub struct ServerConfig {
     pub v6: bool,
     /// The layout of version 6.
     pub dialect: ServerDialect,
-    /// Serve UDP ASSOCIATE of version 5. Default: false. Without it, and in version 6, it is answered with code 7.
+    /// Serve UDP ASSOCIATE. Default: false. Without it, and in the `socksx` layouts, it is answered with code 7.
     pub udp: bool,
     /// Serve BIND. Default: false, it is answered with code 7.
     pub bind: bool,

@@ -5,7 +5,8 @@ use sidetrack_core::carrier::{Credentials, Socks6Dialect};
 use sidetrack_core::flow::Destination;
 use sidetrack_core::socks::server::{Input, MAX_PIPELINED_LEN, Output, Reply, Request, ServerConfig};
 use sidetrack_core::socks::v6::{
-    ClientCommand, SessionId, SessionLimits, SessionQuery, SessionTable, SessionUse, StackOption, UdpMessage,
+    ClientCommand, SessionId, SessionLimits, SessionQuery, SessionTable, SessionUse, StackOption,
+    UdpDatagram, UdpMessage,
 };
 use sidetrack_core::socks::{Client, Command, Server, client, v5, v6};
 use sidetrack_core::time::Instant;
@@ -257,6 +258,14 @@ pub(crate) fn any_bytes_to_clients_v6(bytes: &[u8]) {
             assert_eq!(dial(client(), [bytes]), dial(client(), pieces(bytes)));
         }
     }
+    // The two readers of datagrams agree.
+    let read = UdpDatagram::parse(bytes).map(|UdpDatagram { id, remote, payload }| UdpMessage::Datagram {
+        id,
+        remote,
+        payload: payload.to_vec(),
+    });
+    let message = UdpMessage::decode_datagram(bytes);
+    assert_eq!(read, message.filter(|message| matches!(message, UdpMessage::Datagram { .. })));
     if let Some(message) = UdpMessage::decode_datagram(bytes) {
         let written = message.encode().expect("what was read can be written");
         assert_eq!(UdpMessage::decode_datagram(&written), Some(message));

@@ -90,7 +90,10 @@ impl Machine {
             }
             HopProtocol::Socks6(dialect) => {
                 let config = v6::ClientConfig {
-                    command: v6::ClientCommand::Connect(destination),
+                    command: match command {
+                        Command::UdpAssociate => v6::ClientCommand::UdpAssociate,
+                        _ => v6::ClientCommand::Connect(destination),
+                    },
                     session: v6::SessionUse::None,
                     dialect,
                     credentials,

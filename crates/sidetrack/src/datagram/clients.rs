@@ -5,6 +5,7 @@ use super::association::{Associations, LISTENER};
 use sidetrack_core::association::{Dropped, Id, Input};
 use sidetrack_core::flow::Destination;
 use sidetrack_core::socks::v5::udp::{Datagram, HeaderError, put_header};
+use sidetrack_core::socks::v6::{UdpAssociation, Way, begin_datagram, end_datagram};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt;
 use sidetrack_sys::udp;
@@ -21,7 +22,7 @@ pub(super) enum Clients {
         /// The server.
         server: Destination,
     },
-    /// One SOCKS client sends each datagram with its destination before it.
+    /// One SOCKS client sends each datagram with its destination before it, by UDP or, in version 6, in its connection.
     Associated(Associated),
 }
 
@@ -38,12 +39,36 @@ pub(super) struct Associated {
     pub user: Option<String>,
     /// For the datagram that is sent next.
     pub scratch: Vec<u8>,
+    /// The association of version 6. `None`: the client speaks version 5.
+    pub v6: Option<UdpAssociation>,
+    /// What waits to be sent in the client's connection (version 6).
+    pub in_connection: Vec<u8>,
 }
+
+/// Most bytes of datagrams that wait for the client's connection.
+const IN_CONNECTION_MAX: usize = 256 * 1024;
 
 impl Associated {
     /// Whether a datagram from this address is the client's. RFC 1928 Sec. 6: others must be dropped.
     fn admits(&self, from: SocketAddr) -> bool {
         from.ip() == self.ip && self.port.is_none_or(|port| port == from.port())
+    }
+
+    /// Takes the header off a datagram. `None`: it only opens the way for answers.
+    fn taken_off<'a>(
+        &mut self,
+        way: Way,
+        datagram: &'a [u8],
+    ) -> Result<Option<(Destination, &'a [u8])>, Dropped> {
+        let Some(association) = &mut self.v6 else {
+            let Datagram { remote, payload } = Datagram::parse(datagram).map_err(malformed)?;
+            return Ok(Some((remote, payload)));
+        };
+        let taken = association.take(way, datagram)?;
+        if taken.is_first {
+            self.in_connection.extend_from_slice(&association.confirm());
+        }
+        Ok(taken.remote.map(|remote| (remote, taken.payload)))
     }
 }
 
@@ -117,21 +142,44 @@ impl Associations {
                 self.dropped[Dropped::Stranger as usize] += 1;
                 continue;
             }
-            let (destination, payload) = match Datagram::parse(datagram) {
-                Ok(Datagram { remote, payload }) => (remote, payload),
-                Err(error) => {
-                    self.dropped[malformed(error) as usize] += 1;
-                    continue;
-                }
-            };
-            associated.port = Some(client.port());
-            associated.target = Some(target);
-            let input = Input::FromClient { client, destination: &destination, bytes: payload.len() };
-            self.table.handle(now, input);
-            if let Some(id) = self.outputs(Some(payload), target) {
-                self.forward_one(id, payload);
-                self.count(id);
+            let taken = associated.taken_off(Way::Datagrams(client), datagram);
+            if taken.is_ok() {
+                associated.port = Some(client.port());
+                associated.target = Some(target);
             }
+            self.pass_associated(now, (client, target), taken);
+        }
+    }
+
+    /// Takes a datagram that has come in the client's connection (version 6).
+    pub(super) fn take_from_connection(&mut self, client: SocketAddr, message: &[u8]) {
+        let now = self.worker.clock.now();
+        let target = Target { to: client, from: None };
+        let Clients::Associated(associated) = &mut self.clients else { return };
+        let taken = associated.taken_off(Way::Connection, message);
+        if taken.is_ok() {
+            associated.target = Some(target);
+        }
+        self.pass_associated(now, (client, target), taken);
+    }
+
+    /// Passes on a datagram whose header is taken off.
+    fn pass_associated(
+        &mut self,
+        now: Instant,
+        (client, target): (SocketAddr, Target),
+        taken: Result<Option<(Destination, &[u8])>, Dropped>,
+    ) {
+        let (destination, payload) = match taken {
+            Ok(Some(taken)) => taken,
+            Ok(None) => return,
+            Err(why) => return self.dropped[why as usize] += 1,
+        };
+        let input = Input::FromClient { client, destination: &destination, bytes: payload.len() };
+        self.table.handle(now, input);
+        if let Some(id) = self.outputs(Some(payload), target) {
+            self.forward_one(id, payload);
+            self.count(id);
         }
     }
 
@@ -148,11 +196,32 @@ impl Associations {
         let sent = match &mut self.clients {
             Clients::Asking { .. } => self.socket.send_one(payload, Some(client)),
             Clients::Associated(associated) => {
-                let scratch = &mut associated.scratch;
+                let Associated { scratch, v6, in_connection, .. } = associated;
+                let way = v6.as_ref().and_then(UdpAssociation::way);
                 scratch.clear();
-                put_header(scratch, from);
-                scratch.extend_from_slice(payload);
-                self.socket.send_one(scratch, Some(client))
+                let is_whole = match v6 {
+                    Some(association) => {
+                        let start = begin_datagram(scratch, association.id(), from);
+                        scratch.extend_from_slice(payload);
+                        end_datagram(scratch, start)
+                    }
+                    None => {
+                        put_header(scratch, from);
+                        scratch.extend_from_slice(payload);
+                        true
+                    }
+                };
+                match way {
+                    _ if !is_whole => return self.dropped[Dropped::TooLong as usize] += 1,
+                    Some(Way::Connection) if in_connection.len() + scratch.len() > IN_CONNECTION_MAX => {
+                        return self.dropped[Dropped::Unsent as usize] += 1;
+                    }
+                    Some(Way::Connection) => {
+                        in_connection.extend_from_slice(scratch);
+                        Ok(())
+                    }
+                    Some(Way::Datagrams(_)) | None => self.socket.send_one(scratch, Some(client)),
+                }
             }
         };
         if let Err(error) = sent {

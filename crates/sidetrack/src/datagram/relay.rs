@@ -1,10 +1,10 @@
 //! UDP ASSOCIATE of a SOCKS client: a socket that relays its datagrams for as long as its connection lives (RFC 1928 Sec. 6
-//! and 7).
+//! and 7). A client of version 6 may send them in the connection instead, and is told there what happens to the association.
 
 use super::association::Associations;
 use super::clients::{Associated, Clients};
-use super::{config, until};
-use crate::carry::Client;
+use super::{ROUNDS, config, until};
+use crate::carry::{Client, Wire};
 use crate::config::SocksDatagrams;
 use crate::intercept::Catches;
 use crate::reactor::UdpSocket;
@@ -13,13 +13,14 @@ use crate::worker::Worker;
 use sidetrack_core::association::Config;
 use sidetrack_core::flow::{Destination, EndReason, Host};
 use sidetrack_core::socks::ReplyCode;
-use sidetrack_core::socks::server::Reply;
+use sidetrack_core::socks::server::{Reply, Version};
+use sidetrack_core::socks::v6::{UdpAssociation, UdpMessage};
 use sidetrack_sys::{sockopt, udp};
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::{Pin, pin};
-use std::task::Poll;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 /// One client may have this part of `limits.max_associations` on one connection.
@@ -31,6 +32,9 @@ const PROBE_AFTER: Duration = Duration::from_secs(60);
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// Questions without an answer after which the client is gone.
 const PROBES: u32 = 6;
+
+/// How long a client of version 6 may take for its first datagram. It may send it again until it is told that it has come.
+const FIRST_DATAGRAM: Duration = Duration::from_secs(120);
 
 /// Serves one association until its connection ends.
 pub fn relay(asking: Asking) -> Pin<Box<dyn Future<Output = ()>>> {
@@ -53,6 +57,9 @@ async fn serve(asking: Asking) {
     if let Err(refused) = handshake.reply(&mut client, Reply::connected(told)).await {
         return entry.end(refused.0.reason, Some(refused.0.detail));
     }
+    // A number that cannot be guessed: it is all that tells the client's datagrams from others.
+    let v6 = (request.version == Version::V6)
+        .then(|| UdpAssociation::new(u64::from_be_bytes(sidetrack_sys::random::bytes())));
     entry.live().connected(entry.live().age());
     entry.live().set_deadline(None, EndReason::Idle);
     if let Ok(connection) = client.stream.tcp() {
@@ -64,14 +71,17 @@ async fn serve(asking: Asking) {
     let ip = peer.ip().to_canonical();
     let associated = Associated {
         ip,
-        port: port(&request.destination, ip),
+        // The address in a request of version 6 is one of ours.
+        port: if v6.is_some() { None } else { port(&request.destination, ip) },
         target: None,
         user: request.user.clone(),
         scratch: Vec::new(),
+        in_connection: v6.as_ref().map(UdpAssociation::init).unwrap_or_default(),
+        v6,
     };
     let clients = Clients::Associated(associated);
     let mut associations = Associations::new(worker.clone(), listening.clone(), socket, clients, table);
-    let reason = watch(&mut client, &entry, &mut associations).await;
+    let reason = watch((&mut client, peer), &entry, &mut associations).await;
     associations.close(reason);
     drop(session);
     entry.end(reason, Some(format!("UDP ASSOCIATE, relayed at {told}")));
@@ -101,40 +111,145 @@ fn port(announced: &Destination, ip: IpAddr) -> Option<u16> {
 }
 
 /// Relays until the connection ends or the flow is ended. Returns why.
-async fn watch(client: &mut Client, entry: &Entry, associations: &mut Associations) -> EndReason {
+async fn watch(
+    (client, peer): (&mut Client, SocketAddr),
+    entry: &Entry,
+    associations: &mut Associations,
+) -> EndReason {
+    let mut connection = Connection { client, peer, came: Vec::new(), deadline: None };
+    if matches!(&associations.clients, Clients::Associated(associated) if associated.v6.is_some()) {
+        connection.deadline = Some(std::time::Instant::now() + FIRST_DATAGRAM);
+    }
     loop {
-        let at = associations.deadline();
+        let at = [associations.deadline(), connection.deadline].into_iter().flatten().min();
         tokio::select! {
             biased;
-            reason = over(client, entry) => return reason,
-            () = poll_fn(|cx| associations.poll(cx)) => {}
-            () = until(at) => associations.tick(),
+            over = poll_fn(|cx| connection.poll(cx, entry, associations)) => {
+                if let Some(reason) = over {
+                    return reason;
+                }
+            }
+            () = until(at) => {
+                associations.tick();
+                if connection.is_late(associations) {
+                    return EndReason::HandshakeTimeout;
+                }
+            }
         }
     }
 }
 
-/// Waits until the client has closed its connection, or the flow is to be ended.
-async fn over(client: &mut Client, entry: &Entry) -> EndReason {
-    let closed = async {
-        loop {
-            // Nothing is asked on this connection any more: bytes on it have no meaning.
-            drop(client.take_held());
-            match client.read_more().await {
-                Ok(0) => return EndReason::Ok,
-                Ok(_) => {}
-                Err(_) => return EndReason::ClientReset,
+/// The client's connection, beside its datagrams.
+struct Connection<'a> {
+    client: &'a mut Client,
+    peer: SocketAddr,
+    /// Bytes of a message that is not whole (version 6).
+    came: Vec<u8>,
+    /// When the first datagram must have come (version 6).
+    deadline: Option<std::time::Instant>,
+}
+
+impl Connection<'_> {
+    /// Whether the client has asked and then sent nothing for too long.
+    fn is_late(&mut self, associations: &Associations) -> bool {
+        let is_due = self.deadline.is_some_and(|deadline| deadline <= std::time::Instant::now());
+        let Clients::Associated(associated) = &associations.clients else { return false };
+        if is_due {
+            self.deadline = None;
+        }
+        is_due && associated.v6.as_ref().is_some_and(|association| association.way().is_none())
+    }
+
+    /// Moves datagrams and messages. Ready: the relay is over for this reason, or there was work, which may have changed the
+    /// deadline.
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        entry: &Entry,
+        associations: &mut Associations,
+    ) -> Poll<Option<EndReason>> {
+        entry.live().set_waker(cx.waker());
+        if let Some(reason) = entry.live().ending() {
+            return Poll::Ready(Some(reason));
+        }
+        let has_read = match self.poll_read(cx, associations) {
+            Ok(has_read) => has_read,
+            Err(reason) => return Poll::Ready(Some(reason)),
+        };
+        let has_worked = associations.poll(cx).is_ready() || has_read;
+        match self.poll_write(cx, associations) {
+            Err(reason) => Poll::Ready(Some(reason)),
+            Ok(()) if has_worked => Poll::Ready(None),
+            Ok(()) => Poll::Pending,
+        }
+    }
+
+    /// Reads what the client sends in the connection. In version 5 its bytes have no meaning. Returns whether there was
+    /// something.
+    fn poll_read(
+        &mut self,
+        cx: &mut Context<'_>,
+        associations: &mut Associations,
+    ) -> Result<bool, EndReason> {
+        for round in 0..ROUNDS {
+            let mut buffer = [0; 4096];
+            let mut read = &buffer[..0];
+            let held = self.client.take_held();
+            if held.is_empty() {
+                match self.client.stream.poll_recv(cx, &mut buffer) {
+                    Poll::Pending => return Ok(round > 0),
+                    Poll::Ready(Ok(0)) => return Err(EndReason::Ok),
+                    Poll::Ready(Ok(count)) => read = &buffer[..count],
+                    Poll::Ready(Err(_)) => return Err(EndReason::ClientReset),
+                }
+            }
+            let is_6 =
+                matches!(&associations.clients, Clients::Associated(associated) if associated.v6.is_some());
+            if is_6 && !self.take(&[&held, read].concat(), associations) {
+                return Err(EndReason::BadRequest);
             }
         }
-    };
-    let mut closed = pin!(closed);
-    poll_fn(|cx| {
-        entry.live().set_waker(cx.waker());
-        match entry.live().ending() {
-            Some(reason) => Poll::Ready(reason),
-            None => closed.as_mut().poll(cx),
+        Ok(true)
+    }
+
+    /// Takes the messages in these bytes. Returns false if they are none.
+    fn take(&mut self, bytes: &[u8], associations: &mut Associations) -> bool {
+        self.came.extend_from_slice(bytes);
+        let mut used = 0;
+        loop {
+            match UdpMessage::decode_stream(&self.came[used..]) {
+                Ok(Some((message, length))) => {
+                    if matches!(message, UdpMessage::Datagram { .. }) {
+                        associations.take_from_connection(self.peer, &self.came[used..used + length]);
+                    }
+                    used += length;
+                }
+                Ok(None) => {
+                    self.came.drain(..used);
+                    return true;
+                }
+                Err(_) => return false,
+            }
         }
-    })
-    .await
+    }
+
+    /// Sends what waits for the client.
+    fn poll_write(&mut self, cx: &mut Context<'_>, associations: &mut Associations) -> Result<(), EndReason> {
+        let Clients::Associated(associated) = &mut associations.clients else { return Ok(()) };
+        let mut sent = 0;
+        while sent < associated.in_connection.len() {
+            match self.client.stream.poll_send(cx, &associated.in_connection[sent..]) {
+                Poll::Pending => break,
+                Poll::Ready(Ok(count)) => sent += count,
+                Poll::Ready(Err(_)) => return Err(EndReason::ClientReset),
+            }
+        }
+        associated.in_connection.drain(..sent);
+        if associated.in_connection.is_empty() {
+            associated.in_connection = Vec::new();
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

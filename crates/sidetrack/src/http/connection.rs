@@ -166,11 +166,6 @@ impl Connection {
         }
     }
 
-    /// The same connection, with all requests for one server.
-    pub(super) fn within(self, inside: Inside) -> Self {
-        Self { inside: Some(inside), ..self }
-    }
-
     /// Serves requests until the connection ends.
     pub(super) async fn serve_all(self) {
         let mut connection = self;

@@ -37,17 +37,21 @@ fn a_rule_for_udp_that_cannot_carry_it_is_an_error_and_one_that_catches_it_a_war
         format!("{listener}[[rule]]\nname = \"r\"\nmatch = {{ {condition} }}\n{way}\n")
     };
     let udp = "protocol = \"udp\"";
-    wrong(&rule(udp, "carrier = \"socks6://gw:1080\""), "a hop of the kind socks6 carries UDP only if");
-    wrong(&rule(udp, "carrier = [\"http://gw:3128\", \"socks6://gw:1080\"]"), "a hop of the kind socks6");
-    assert!(load(&rule(udp, "carrier = [\"socks6://gw:1080\", \"http://gw:3128\"]")).is_ok());
+    wrong(&rule(udp, "carrier = \"socks6+socksx://gw:1080\""), "the layouts of socksx carry no UDP");
+    wrong(
+        &rule(udp, "carrier = [\"http://gw:3128\", \"socks6+socksx010://gw:1080\"]"),
+        "the layouts of socksx",
+    );
+    assert!(load(&rule(udp, "carrier = [\"socks6+socksx://gw:1080\", \"http://gw:3128\"]")).is_ok());
+    assert!(load(&rule(udp, "carrier = [\"socks6://gw:1080\", \"socks5://gw:1080\"]")).is_ok());
     assert!(load(&rule(udp, "carrier = [\"socks5://gw:1080\", \"socks5://other:1080\"]")).is_ok());
     wrong(&rule(udp, "carrier = \"direct\"\nproxy_protocol = 2"), "`proxy_protocol` is for TCP only");
     let warnings = |text: &str| -> Vec<String> {
         load(text).expect(text).warnings.iter().map(ToString::to_string).collect()
     };
-    let hop = "carrier = \"socks6://gw:1080\"";
+    let hop = "carrier = \"socks6+socksx://gw:1080\"";
     let said = warnings(&rule("port = 53", hop));
-    assert!(said.iter().any(|warning| warning.contains("are refused: a hop of the kind socks6")), "{said:?}");
+    assert!(said.iter().any(|warning| warning.contains("are refused: the layouts of socksx")), "{said:?}");
     for condition in ["protocol = \"tcp\"", "intercept = \"socks\""] {
         assert_eq!(warnings(&rule(condition, hop)), [""; 0], "{condition}");
     }

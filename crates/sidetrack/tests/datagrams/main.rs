@@ -10,6 +10,7 @@ mod multiplexed;
 mod node;
 mod programs;
 mod socks;
+mod socks6;
 mod tunnelled;
 
 use node::{Up, admin};
@@ -145,8 +146,7 @@ fn a_denied_client_has_one_record_however_often_it_sends() {
 
 #[test]
 fn a_rule_that_cannot_carry_datagrams_refuses_them() {
-    let rule =
-        "[[rule]]\nname = \"far\"\nmatch = { listener = \"dns\" }\ncarrier = \"socks6://127.0.0.1:9\"\n";
+    let rule = "[[rule]]\nname = \"far\"\nmatch = { listener = \"dns\" }\ncarrier = \"socks6+socksx://127.0.0.1:9\"\n";
     let mut up = up("127.0.0.1:9", "", rule);
     let client = client(up.addresses("dns")[0]);
     client.send(b"x").unwrap();

@@ -170,6 +170,10 @@ fn a_proxy_carries_datagrams_of_both_kinds_of_listeners_and_in_chains() {
         vec![&http[0], &socks[0]],
         vec![&http[0], &socks[0], &socks[1]],
         vec![&socks[0], &http[0], &socks[1]],
+        vec![&socks6],
+        vec![&socks6, &socks[1]],
+        vec![&socks[1], &socks6],
+        vec![&http[0], &socks6],
     ] {
         let hops: Vec<String> = hops.into_iter().cloned().collect();
         let server = servers[0].address;

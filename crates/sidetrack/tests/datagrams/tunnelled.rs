@@ -168,7 +168,7 @@ fn what_is_unknown_is_skipped_and_what_is_broken_ends_the_tunnel() {
 
 #[test]
 fn a_refusal_has_its_status_and_its_record() {
-    let far = "[[rule]]\nname = \"far\"\nmatch = { port = 9 }\ncarrier = \"socks6://127.0.0.1:9\"\n\
+    let far = "[[rule]]\nname = \"far\"\nmatch = { port = 9 }\ncarrier = \"socks6+socksx://127.0.0.1:9\"\n\
                [[rule]]\nname = \"all\"\nmatch = { port = [5, 7] }\ncarrier = \"direct\"\n";
     let mut up = up("", far);
     for (path, status, reason) in [

@@ -22,6 +22,8 @@ use std::time::Duration;
 pub enum ClientCommand {
     /// Connect to this destination. A name is sent as a name.
     Connect(Destination),
+    /// Relay datagrams. What the proxy has bound is where to send them.
+    UdpAssociate,
     /// Nothing: begin, resume or end a session, or request tokens. After `Connected`, close the connection.
     Noop,
 }
@@ -116,6 +118,7 @@ impl Client {
         let ClientConfig { command, dialect, credentials, .. } = &config;
         let destination = match command {
             ClientCommand::Connect(destination) => Some(destination.clone()),
+            ClientCommand::UdpAssociate => Some(address::UNSPECIFIED),
             ClientCommand::Noop => None,
         };
         let sends_credentials =
@@ -175,7 +178,11 @@ impl Client {
                 options.session_teardown = true;
             }
         }
-        let command = if self.destination.is_some() { Command::Connect } else { Command::Noop };
+        let command = match config.command {
+            ClientCommand::Connect(_) => Command::Connect,
+            ClientCommand::UdpAssociate => Command::UdpAssociate,
+            ClientCommand::Noop => Command::Noop,
+        };
         let destination = self.destination.clone().unwrap_or(address::UNSPECIFIED);
         match (Request { command, destination, options }).encode(self.dialect) {
             Ok(bytes) => self.handshake.send_with(bytes, &initial_data),

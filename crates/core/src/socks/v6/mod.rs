@@ -1,5 +1,5 @@
 //! SOCKS version 6: draft-olteanu-intarea-socks-6-11 and -12, and the two layouts of `socksx`. Where the drafts
-//! differ, both are read and -12 is sent. CONNECT and NOOP, both ends; the codec implements the whole draft.
+//! differ, both are read and -12 is sent. CONNECT, UDP ASSOCIATE and NOOP, both ends; the codec implements the whole draft.
 //!
 //! Where the drafts leave a point open:
 //! - The length byte of a name includes its padding (-12). A length that leaves the name unaligned (-11) is read,
@@ -9,6 +9,7 @@
 //! - An option with an impossible length, a duplicate, a misplaced option or a contradiction ends the connection. It
 //!   would be unknown what such a message asks for, and with which protection.
 
+mod association;
 mod client;
 mod dialect;
 mod message;
@@ -19,6 +20,7 @@ mod session;
 mod stack;
 mod udp;
 
+pub use association::{Taken, UdpAssociation, Way};
 pub use client::{Client, ClientCommand, ClientConfig, SessionUse};
 pub use message::{AuthReply, Command, OperationReply, Request};
 pub use metadata::{ChainError, Metadata, SocksxChain};
@@ -29,7 +31,7 @@ pub use session::{
     SessionTable, TokenWindow,
 };
 pub use stack::{Leg, Parity, StackOption};
-pub use udp::{UdpError, UdpMessage};
+pub use udp::{UdpDatagram, UdpError, UdpMessage, begin_datagram, end_datagram};
 
 use super::address::AddressError;
 

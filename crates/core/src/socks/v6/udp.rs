@@ -1,4 +1,4 @@
-//! The messages of UDP ASSOCIATE in version 6. Only the codec exists; the server does not support the command yet.
+//! The messages of UDP ASSOCIATE in version 6.
 //!
 //! Header: `06` type(1) length(2) association id(8). In a datagram the address type comes **before** the port, unlike
 //! in a request.
@@ -85,6 +85,52 @@ pub enum UdpMessage {
         /// The error.
         error: UdpError,
     },
+}
+
+/// A datagram of an association, read without a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UdpDatagram<'a> {
+    /// The association.
+    pub id: u64,
+    /// The destination or the source.
+    pub remote: Destination,
+    /// The payload. It may be empty.
+    pub payload: &'a [u8],
+}
+
+impl<'a> UdpDatagram<'a> {
+    /// Reads the payload of a UDP datagram. Bytes behind the message are padding. `None`: drop it silently, it is cut, malformed
+    /// or another message.
+    pub fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let &[VERSION, DATAGRAM, high, low] = bytes.first_chunk::<4>()? else { return None };
+        let mut reader = Reader::new(bytes.get(..usize::from(u16::from_be_bytes([high, low])))?);
+        reader.take(4).ok()?;
+        let id = reader.u64().ok()?;
+        let (atyp, _) = (reader.u8().ok()?, reader.u8().ok()?);
+        let port = reader.u16().ok()?;
+        let host = address::read_host(&mut reader, atyp, NameLayout::Counted).ok()?;
+        Some(Self { id, remote: Destination { host, port, zone: 0 }, payload: reader.rest() })
+    }
+}
+
+/// Appends the header of a datagram; its payload follows. Returns where it begins, for [`end_datagram`].
+pub fn begin_datagram(out: &mut Vec<u8>, id: u64, remote: &Destination) -> usize {
+    let start = out.len();
+    out.extend_from_slice(&[VERSION, DATAGRAM, 0, 0]);
+    out.extend_from_slice(&id.to_be_bytes());
+    out.extend_from_slice(&[address::atyp(&remote.host), 0]);
+    out.extend_from_slice(&remote.port.to_be_bytes());
+    address::put_host(out, &remote.host, NameLayout::Counted);
+    start
+}
+
+/// Sets the length of the datagram that begins at `start` and ends where the bytes end. Returns false if the length field
+/// cannot hold it.
+pub fn end_datagram(out: &mut [u8], start: usize) -> bool {
+    let Ok(length) = u16::try_from(out.len() - start) else { return false };
+    let Some(place) = out.get_mut(start + 2..start + 4) else { return false };
+    place.copy_from_slice(&length.to_be_bytes());
+    true
 }
 
 fn put_ip(out: &mut Vec<u8>, ip: IpAddr) {

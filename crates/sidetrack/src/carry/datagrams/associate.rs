@@ -1,21 +1,24 @@
 //! Hops for datagrams. Each hop carries them for as long as a connection to it lives, which passes through the hops before it.
 //!
-//! A SOCKS hop relays them from a port of its own (RFC 1928 Sec. 7). A datagram has one header for each such hop: the first hop
-//! takes off the first one and sends the rest to the second hop's relay, as it would send it to a server.
+//! A SOCKS hop relays them from a port of its own (RFC 1928 Sec. 7, SOCKS6 draft). A datagram has one header for each such hop,
+//! in the hop's version: the first hop takes off the first one and sends the rest to the second hop's relay, as it would send it
+//! to a server. A hop of version 6 names each association by an id, which it tells in its connection after the reply.
 //!
 //! A hop of kind `http` takes them in its connection ([`super::capsules`]), for one destination: the relay of the SOCKS hop
 //! behind it, or the server. So only the last such hop counts. The hops before it carry its connection, and see no datagram.
 
 use super::capsules::{self, ToHop};
 use super::{Came, Datagrams, Lost, Remote, lost, receive, unbound};
-use crate::carry::{Failure, Order, Stream, Wire, gate, hop_name, hops, resolve};
+use crate::carry::{Carried, Failure, Order, Stream, Wire, gate, hop_name, hops, resolve};
 use crate::reactor::UdpSocket;
 use sidetrack_core::association::Dropped;
 use sidetrack_core::carrier::{Hop, HopProtocol};
 use sidetrack_core::flow::{Destination, EndReason, Host};
 use sidetrack_core::socks::v5::udp::{Datagram, HeaderError, put_header};
+use sidetrack_core::socks::v6::{UdpDatagram, UdpMessage, begin_datagram, end_datagram};
 use sidetrack_sys::udp::batch::Batch;
 use sidetrack_sys::{sockopt, udp};
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::task::{Context, Poll};
 
@@ -27,11 +30,23 @@ const CONTROL_READS: usize = 4;
 struct Through {
     /// How datagrams get to the first SOCKS hop's relay.
     entry: Way,
-    /// The relays of the hops after it.
+    /// The header for each hop.
+    headers: Vec<Header>,
+    /// The relays of the hops after the first.
     further: Vec<Destination>,
     /// The connection to each hop, with the hop's name.
     controls: Vec<(Stream, String)>,
     scratch: Vec<u8>,
+    /// Where the headers in `scratch` begin whose length is set last.
+    begun: Vec<usize>,
+}
+
+/// The header that a hop takes off.
+#[derive(Clone, Copy, Debug)]
+enum Header {
+    V5,
+    /// With the id of the association.
+    V6(u64),
 }
 
 /// How datagrams get to one relay.
@@ -51,10 +66,14 @@ pub(super) async fn associate(order: &Order<'_>, hops: &[Hop]) -> Result<Box<dyn
     let http = hops.iter().rposition(|hop| hop.protocol == HopProtocol::Http);
     let socks = http.map_or(0, |at| at + 1);
     let mut controls = Vec::with_capacity(hops.len());
-    let mut relays = Vec::with_capacity(hops.len());
+    let (mut relays, mut headers) = (Vec::with_capacity(hops.len()), Vec::with_capacity(hops.len()));
     for (index, hop) in hops.iter().enumerate().skip(socks) {
         let name = hop_name(index, hops);
-        let carried = hops::associate(order, hops, index).await?;
+        let mut carried = hops::associate(order, hops, index).await?;
+        headers.push(match hop.protocol {
+            HopProtocol::Socks6(_) => Header::V6(announced(&mut carried, &name).await?),
+            HopProtocol::Socks5 | HopProtocol::Http => Header::V5,
+        });
         let bound = carried.bound.ok_or_else(|| {
             Failure::new(EndReason::HopFailed, format!("{name}: it did not say where it relays datagrams"))
         })?;
@@ -76,7 +95,28 @@ pub(super) async fn associate(order: &Order<'_>, hops: &[Hop]) -> Result<Box<dyn
         }
         (None, None) => return Err(Failure::new(EndReason::Internal, "a carrier without hops")),
     };
-    Ok(Box::new(Through { entry, further: relays.collect(), controls, scratch: Vec::new() }))
+    let further = relays.collect();
+    Ok(Box::new(Through { entry, headers, further, controls, scratch: Vec::new(), begun: Vec::new() }))
+}
+
+/// Reads the message in which a hop of version 6 announces the association. Returns its id.
+async fn announced(carried: &mut Carried, name: &str) -> Result<u64, Failure> {
+    let failed = |why: String| Failure::new(EndReason::HopFailed, format!("{name}: {why}"));
+    let mut came = std::mem::take(&mut carried.early);
+    loop {
+        match UdpMessage::decode_stream(&came) {
+            Ok(Some((UdpMessage::Init { id }, _))) => return Ok(id),
+            Ok(Some(_)) => return Err(failed("it did not announce the association first".to_owned())),
+            Ok(None) => {}
+            Err(error) => return Err(failed(error.to_string())),
+        }
+        let mut buffer = [0; 64];
+        let read = poll_fn(|cx| carried.stream.poll_recv(cx, &mut buffer)).await;
+        match read.map_err(|error| failed(format!("waiting for the association: {error}")))? {
+            0 => return Err(failed("it has ended the association".to_owned())),
+            count => came.extend_from_slice(&buffer[..count]),
+        }
+    }
 }
 
 /// Returns where a hop relays datagrams. A hop that does not name an address means the one that it was reached at.
@@ -130,12 +170,21 @@ impl Through {
 
 impl Datagrams for Through {
     fn send(&mut self, to: &Remote, payload: &[u8]) -> Result<(), Lost> {
-        self.scratch.clear();
-        for relay in &self.further {
-            put_header(&mut self.scratch, relay);
+        let Self { headers, further, scratch, begun, .. } = self;
+        scratch.clear();
+        begun.clear();
+        let last = to.destination();
+        for (header, to) in headers.iter().zip(further.iter().chain([&last])) {
+            match header {
+                Header::V5 => put_header(scratch, to),
+                Header::V6(id) => begun.push(begin_datagram(scratch, *id, to)),
+            }
         }
-        put_header(&mut self.scratch, &to.destination());
-        self.scratch.extend_from_slice(payload);
+        scratch.extend_from_slice(payload);
+        if !begun.iter().all(|start| end_datagram(scratch, *start)) {
+            let failure = Failure::new(EndReason::Unreachable, "the datagram is too long for its headers");
+            return Err(Lost { why: Dropped::TooLong, failure });
+        }
         match &mut self.entry {
             Way::Socket(socket, relay) => {
                 socket.send_one(&self.scratch, None).map_err(|error| lost(&error, *relay))
@@ -153,17 +202,18 @@ impl Datagrams for Through {
         if let Some(failure) = self.ended(cx) {
             return Poll::Ready(Err(failure));
         }
-        let Self { entry, further, .. } = self;
+        let Self { entry, headers, further, .. } = self;
         let (socket, relay) = match entry {
             Way::Socket(socket, relay) => (socket, relay),
             Way::Capsules(capsules) => {
-                return capsules.poll_receive(cx, &mut |datagram| take(unwrapped(datagram, further)));
+                return capsules
+                    .poll_receive(cx, &mut |datagram| take(unwrapped(datagram, headers, further)));
             }
         };
         let ready = receive(socket, cx, batch, |came| match came {
             Ok((batch, count)) => {
                 for datagram in (0..count).flat_map(|at| batch.datagrams(at)) {
-                    take(unwrapped(datagram, further));
+                    take(unwrapped(datagram, headers, further));
                 }
             }
             // It is about the first hop's relay, so about all destinations. Nothing ends by it: the hop's connection tells.
@@ -174,20 +224,40 @@ impl Datagrams for Through {
 }
 
 /// Takes off the headers of all hops.
-fn unwrapped<'a>(mut datagram: &'a [u8], further: &[Destination]) -> Came<'a> {
-    for relay in further {
-        match Datagram::parse(datagram) {
-            Ok(inner) if is_from(&inner.remote, relay) => datagram = inner.payload,
-            Ok(_) => return Came::Dropped(Dropped::Filtered),
-            Err(error) => return dropped(error),
+fn unwrapped<'a>(mut datagram: &'a [u8], headers: &[Header], further: &[Destination]) -> Came<'a> {
+    let mut sender = None;
+    for (index, header) in headers.iter().enumerate() {
+        let (remote, inner) = match header.taken_off(datagram) {
+            Ok(taken) => taken,
+            Err(came) => return came,
+        };
+        datagram = inner;
+        match further.get(index) {
+            Some(relay) if !is_from(&remote, relay) => return Came::Dropped(Dropped::Filtered),
+            Some(_) => {}
+            None => sender = remote.socket_addr(),
         }
     }
-    match Datagram::parse(datagram) {
-        Ok(Datagram { remote, payload }) => match remote.socket_addr() {
-            Some(from) => Came::Datagram { from: Some(sockopt::canonical(from)), payload },
-            None => Came::Dropped(Dropped::Malformed),
-        },
-        Err(error) => dropped(error),
+    match sender {
+        Some(from) => Came::Datagram { from: Some(sockopt::canonical(from)), payload: datagram },
+        None => Came::Dropped(Dropped::Malformed),
+    }
+}
+
+impl Header {
+    /// Takes the header off a datagram: returns the sender, as the hop saw it, and the rest.
+    fn taken_off(self, datagram: &[u8]) -> Result<(Destination, &[u8]), Came<'_>> {
+        match self {
+            Self::V5 => {
+                let Datagram { remote, payload } = Datagram::parse(datagram).map_err(dropped)?;
+                Ok((remote, payload))
+            }
+            Self::V6(id) => match UdpDatagram::parse(datagram) {
+                Some(UdpDatagram { id: of, remote, payload }) if of == id => Ok((remote, payload)),
+                Some(_) => Err(Came::Dropped(Dropped::Unknown)),
+                None => Err(Came::Dropped(Dropped::Malformed)),
+            },
+        }
     }
 }
 
@@ -214,25 +284,37 @@ mod tests {
     #[test]
     fn each_header_is_checked_against_its_hop() {
         let further = [to("192.0.2.2:1081"), to("hop.example:1082")];
-        let wrap = |all: &[&str], payload: &[u8]| {
-            let mut bytes = Vec::new();
-            all.iter().for_each(|text| put_header(&mut bytes, &to(text)));
-            bytes.extend_from_slice(payload);
-            bytes
-        };
-        let good = wrap(&["192.0.2.2:1081", "198.51.100.9:1082", "203.0.113.5:53"], b"answer");
-        let Came::Datagram { from, payload } = unwrapped(&good, &further) else { panic!("it is whole") };
-        assert_eq!((from, payload), ("203.0.113.5:53".parse().ok(), &b"answer"[..]));
-        let forged = wrap(&["192.0.2.66:1081", "198.51.100.9:1082", "203.0.113.5:53"], b"answer");
-        assert!(matches!(unwrapped(&forged, &further), Came::Dropped(Dropped::Filtered)));
-        let named = wrap(&["192.0.2.2:1081", "198.51.100.9:1082", "server.example:53"], b"");
-        assert!(matches!(unwrapped(&named, &further), Came::Dropped(Dropped::Malformed)));
-        for length in 0..good.len() - b"answer".len() {
-            assert!(matches!(unwrapped(&good[..length], &further), Came::Dropped(Dropped::Malformed)));
+        for headers in [[Header::V5; 3], [Header::V6(7), Header::V5, Header::V6(9)]] {
+            let wrap = |all: &[&str], payload: &[u8]| {
+                let (mut bytes, mut begun) = (Vec::new(), Vec::new());
+                for (header, text) in headers.iter().zip(all) {
+                    match header {
+                        Header::V5 => put_header(&mut bytes, &to(text)),
+                        Header::V6(id) => begun.push(begin_datagram(&mut bytes, *id, &to(text))),
+                    }
+                }
+                bytes.extend_from_slice(payload);
+                assert!(begun.iter().all(|start| end_datagram(&mut bytes, *start)));
+                bytes
+            };
+            let good = wrap(&["192.0.2.2:1081", "198.51.100.9:1082", "203.0.113.5:53"], b"answer");
+            let read = |bytes| unwrapped(bytes, &headers, &further);
+            let Came::Datagram { from, payload } = read(&good) else { panic!("it is whole") };
+            assert_eq!((from, payload), ("203.0.113.5:53".parse().ok(), &b"answer"[..]));
+            let forged = wrap(&["192.0.2.66:1081", "198.51.100.9:1082", "203.0.113.5:53"], b"answer");
+            assert!(matches!(read(&forged), Came::Dropped(Dropped::Filtered)));
+            let named = wrap(&["192.0.2.2:1081", "198.51.100.9:1082", "server.example:53"], b"");
+            assert!(matches!(read(&named), Came::Dropped(Dropped::Malformed)));
+            for length in 0..good.len() - b"answer".len() {
+                assert!(matches!(read(&good[..length]), Came::Dropped(Dropped::Malformed)));
+            }
+            let mut other = good.clone();
+            match headers[0] {
+                Header::V5 => other[2] = 1,
+                Header::V6(_) => other[11] = 1,
+            }
+            assert!(matches!(read(&other), Came::Dropped(Dropped::Fragment | Dropped::Unknown)));
         }
-        let mut fragment = good;
-        fragment[2] = 1;
-        assert!(matches!(unwrapped(&fragment, &further), Came::Dropped(Dropped::Fragment)));
     }
 
     #[test]

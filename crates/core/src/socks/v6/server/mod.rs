@@ -267,8 +267,8 @@ impl Server {
         match command {
             Command::Connect => Some(Served::Connect),
             Command::Bind => Some(Served::Bind).filter(|_| is_draft && self.config.bind),
-            // Datagrams of version 6 have headers and messages of their own, which no driver speaks.
-            Command::UdpAssociate | Command::Noop | Command::Other(_) => None,
+            Command::UdpAssociate => Some(Served::UdpAssociate).filter(|_| is_draft && self.config.udp),
+            Command::Noop | Command::Other(_) => None,
         }
     }
 
