@@ -22,7 +22,7 @@ fn ask(up: &Up) -> (TcpStream, u8, SocketAddr) {
     connection.set_read_timeout(Some(LIMIT)).unwrap();
     connection.write_all(&[6, 3, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]).unwrap();
     let mut head = [0; 4];
-    let mut options = |connection: &mut TcpStream, head: &[u8; 4]| {
+    let options = |connection: &mut TcpStream, head: &[u8; 4]| {
         let mut skipped = vec![0; usize::from(u16::from_be_bytes([head[2], head[3]]))];
         connection.read_exact(&mut skipped).unwrap();
     };
