@@ -181,9 +181,12 @@ impl Steer {
         first_path: usize,
         host: &Host<'_>,
     ) -> Result<Self, SteerError> {
+        let is_udp = |name: &str| {
+            config.listeners.iter().any(|one| &*one.name == name && one.protocol == Protocol::Udp)
+        };
         let except = Except {
             mark: Some(OWN_MARK),
-            listeners: bound.iter().map(|(_, address)| *address).collect(),
+            listeners: bound.iter().filter(|(name, _)| !is_udp(name)).map(|(_, address)| *address).collect(),
             ..Except::default()
         };
         let lifetime = match config.on_crash {
@@ -239,9 +242,11 @@ impl Steer {
                     ..Selector::default()
                 };
                 self.spare(&tproxy.except);
-                self.add_direct(config, listener, (None, Some(&selector)));
+                if listener.protocol == Protocol::Tcp {
+                    self.add_direct(config, listener, (None, Some(&selector)));
+                }
                 for address in addresses {
-                    self.add_tproxy(config, *address, &selector);
+                    self.add_tproxy(config, listener.protocol, *address, &selector);
                 }
             }
         }
@@ -303,9 +308,10 @@ impl Steer {
         self.steering.except.destinations = all.collect();
     }
 
-    fn add_tproxy(&mut self, config: &Config, address: SocketAddr, selector: &Selector) {
+    fn add_tproxy(&mut self, config: &Config, protocol: Protocol, address: SocketAddr, selector: &Selector) {
         let (v4, v6) = versions(address);
         self.steering.tproxies.push(TProxy {
+            protocol,
             port: address.port(),
             v4,
             v6,

@@ -114,6 +114,7 @@ fn placeholders() -> tempfile::TempDir {
     }
     std::fs::copy(root().join("examples/hospital/control/agreement.toml"), at("agreement.toml")).unwrap();
     std::fs::write(at("node.key"), SecretKey([7; 32]).to_text()).unwrap();
+    std::fs::write(at("ann.password"), "a secret\n").unwrap();
     folder
 }
 

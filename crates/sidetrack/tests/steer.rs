@@ -6,8 +6,10 @@
 use sidetrack::config::Config;
 use sidetrack::keeper::{Order, Proved};
 use sidetrack::steer::{Forwards, Host, Steer, TABLE};
+use sidetrack_core::flow::Protocol;
 use sidetrack_sys::nft::{CgroupMatch, KernelRoute, Selector};
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 fn steered(text: &str) -> Steer {
     steered_on(text, true)
@@ -120,6 +122,8 @@ fn an_order_leads_to_the_same_rules() {
                       [[listen]]\nname = \"six\"\nkind = \"redirect\"\naddress = \"[::1]:15001\"\nports = 99\n\
                       [[listen]]\nname = \"router\"\nkind = \"tproxy\"\naddress = [\"0.0.0.0:15002\", \"[::]:15002\"]\n\
                       interfaces = [\"eth0\", \"eth1\"]\nsrc = \"198.51.100.0/24\"\n\
+                      [[listen]]\nname = \"datagrams\"\nkind = \"tproxy\"\nprotocol = \"udp\"\n\
+                      address = [\"0.0.0.0:15002\", \"[::]:15002\"]\nports = [53, 443]\n\
                       [[listen]]\nname = \"port\"\nkind = \"reverse\"\naddress = \"192.0.2.1:81\"\nto = \"10.0.0.1:80\"\n\
                       [[listen]]\nname = \"socks\"\nkind = \"socks\"\naddress = \"127.0.0.1:1080\"\n\
                       [[rule]]\nname = \"web\"\nmatch = { port = 80 }\ncarrier = \"direct\"\n\
@@ -133,11 +137,20 @@ fn an_order_leads_to_the_same_rules() {
     ];
     for text in texts {
         let steer = steered(&text);
-        let bound = steer.steering.except.listeners.clone();
+        let tcp = steer.steering.except.listeners.iter().map(|address| (Protocol::Tcp, *address));
+        let udp =
+            steer.steering.tproxies.iter().filter(|tproxy| tproxy.protocol == Protocol::Udp).map(|tproxy| {
+                let any: IpAddr =
+                    if tproxy.v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+                (Protocol::Udp, SocketAddr::new(any, tproxy.port))
+            });
+        let bound: Vec<_> = tcp.chain(udp).collect();
         let order = Order::of(&steer, &bound).unwrap();
         let order: Order = serde_json::from_str(&serde_json::to_string(&order).unwrap()).unwrap();
-        let proved: Vec<_> =
-            bound.iter().map(|address| Proved { address: *address, transparent: true }).collect();
+        let proved: Vec<_> = bound
+            .iter()
+            .map(|&(protocol, address)| Proved { address, protocol, transparent: true })
+            .collect();
         let work = order.work(&proved).unwrap();
         assert_eq!(work.steering.table(TABLE), steer.steering.table(TABLE), "{text}");
         assert_eq!((work.mark_rules, work.lifetime), (steer.mark_rules, steer.lifetime), "{text}");

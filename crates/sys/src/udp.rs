@@ -82,6 +82,44 @@ pub fn bind_first(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
+/// A non-blocking UDP socket on `address` for datagrams to addresses of other hosts, which rules give to it. It tells the original
+/// destination of each. `shares`: others of this process may share the address, as for [`bind_shared`].
+///
+/// # Errors
+/// As [`bind_first`]; `PermissionDenied` without CAP_NET_ADMIN or CAP_NET_RAW.
+pub fn bind_transparent(address: SocketAddr, shares: bool) -> io::Result<UdpSocket> {
+    let socket = of_family(address)?;
+    crate::sockopt::set_transparent(&socket)?;
+    tell_original_destinations(&socket, address)?;
+    socket.set_reuse_port(shares)?;
+    socket.bind(&address.into())?;
+    socket.set_reuse_port(true)?;
+    Ok(socket.into())
+}
+
+/// A non-blocking UDP socket that sends from an address of another host, and that receives nothing of use: rules lead the
+/// datagrams to that address to a socket of [`bind_transparent`].
+///
+/// # Errors
+/// As [`bind_transparent`].
+pub fn bind_foreign(address: SocketAddr) -> io::Result<Socket> {
+    let socket = of_family(address)?;
+    crate::sockopt::set_transparent(&socket)?;
+    // Each worker has such a socket of its own.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    Ok(socket)
+}
+
+/// Makes a socket on `address` tell the original destination of each datagram, address and port.
+fn tell_original_destinations(socket: impl AsFd, address: SocketAddr) -> io::Result<()> {
+    let (level, name) = match address {
+        SocketAddr::V4(_) => (libc::SOL_IP, libc::IP_RECVORIGDSTADDR),
+        SocketAddr::V6(_) => (libc::SOL_IPV6, libc::IPV6_RECVORIGDSTADDR),
+    };
+    set_int(socket, level, name, 1)
+}
+
 /// Makes a socket on `address` tell the destination address of each datagram.
 ///
 /// # Errors
@@ -235,6 +273,33 @@ fn destination(message: &libc::msghdr) -> Option<IpAddr> {
                 (libc::SOL_IPV6, libc::IPV6_PKTINFO) => {
                     let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
                     return Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
+                }
+                _ => header = libc::CMSG_NXTHDR(message, header),
+            }
+        }
+    }
+    None
+}
+
+/// The original destination, address and port, out of the control messages that recvmsg filled in.
+fn original_destination(message: &libc::msghdr) -> Option<SocketAddr> {
+    // SAFETY: `message` was filled in by recvmsg and its control buffer lives; CMSG_FIRSTHDR and CMSG_NXTHDR
+    // stay within `msg_controllen`, and the kernel wrote a whole struct behind each header of these kinds.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while !header.is_null() {
+            let data = libc::CMSG_DATA(header);
+            match ((*header).cmsg_level, (*header).cmsg_type) {
+                (libc::SOL_IP, libc::IP_ORIGDSTADDR) => {
+                    let name = data.cast::<libc::sockaddr_in>().read_unaligned();
+                    let ip = Ipv4Addr::from(name.sin_addr.s_addr.to_ne_bytes());
+                    return Some((ip, u16::from_be(name.sin_port)).into());
+                }
+                (libc::SOL_IPV6, libc::IPV6_ORIGDSTADDR) => {
+                    let name = data.cast::<libc::sockaddr_in6>().read_unaligned();
+                    return Some(
+                        (Ipv6Addr::from(name.sin6_addr.s6_addr), u16::from_be(name.sin6_port)).into(),
+                    );
                 }
                 _ => header = libc::CMSG_NXTHDR(message, header),
             }

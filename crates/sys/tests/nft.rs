@@ -1,5 +1,6 @@
 //! Our tables on the live kernel: real connections, and the nft tool's reading of them.
 
+use sidetrack_core::flow::Protocol::{Tcp, Udp};
 use sidetrack_core::net::IpNet;
 use sidetrack_sys::netlink::{Protocol, Socket};
 use sidetrack_sys::sockopt::{ListenOptions, listen as listen_with, original_dst};
@@ -99,6 +100,15 @@ fn full_except() -> nft::Except {
     }
 }
 
+fn tproxy(
+    protocol: sidetrack_core::flow::Protocol,
+    port: u16,
+    selectors: Vec<nft::Selector>,
+    drop_without_listener: bool,
+) -> nft::TProxy {
+    nft::TProxy { protocol, port, v4: true, v6: true, selectors, drop_without_listener }
+}
+
 /// Every builder at once, with every kind of match.
 fn full_steering() -> nft::Steering {
     let selector = nft::Selector {
@@ -113,6 +123,7 @@ fn full_steering() -> nft::Steering {
         to_this_host: true,
         ..nft::Selector::default()
     };
+    let by_port = nft::Selector { ports: [(53, 53)].into_iter().collect(), ..nft::Selector::default() };
     let by_interface = nft::Selector {
         interfaces: vec!["eth0".parse().expect("name"), "eth1".parse().expect("name")],
         ..nft::Selector::default()
@@ -146,13 +157,10 @@ fn full_steering() -> nft::Steering {
                 },
             },
         ],
-        tproxies: vec![nft::TProxy {
-            port: 1234,
-            v4: true,
-            v6: true,
-            selectors: vec![by_interface.clone()],
-            drop_without_listener: true,
-        }],
+        tproxies: vec![
+            tproxy(Tcp, 1234, vec![by_interface.clone()], true),
+            tproxy(Udp, 1235, vec![selector.clone(), by_port], false),
+        ],
         tproxy_mark: Some(nft::MarkBits { value: 0x10000, mask: 0xff0000 }),
         redirects: vec![nft::Redirect {
             port: 15001,

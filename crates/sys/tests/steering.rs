@@ -2,6 +2,7 @@
 
 use std::net::{SocketAddr, TcpListener};
 
+use sidetrack_core::flow::Protocol::Tcp;
 use sidetrack_core::net::{IpNet, IpSet};
 use sidetrack_sys::cgroup::Hierarchy;
 use sidetrack_sys::netlink::{Protocol, Socket};
@@ -204,6 +205,7 @@ fn tproxy_keeps_both_addresses_on_both_sides() {
         route_marked_packets_here();
         let ours = [transparent_listener("0.0.0.0"), transparent_listener("[::]")];
         let tproxy = |listener: &TcpListener, v6: bool| TProxy {
+            protocol: Tcp,
             port: port(listener),
             v4: !v6,
             v6,
@@ -260,6 +262,7 @@ fn tproxy_without_a_listener_drops_or_lets_pass_as_told() {
         line.router.run(move || {
             route_marked_packets_here();
             let tproxy = TProxy {
+                protocol: Tcp,
                 port: 9,
                 v4: true,
                 v6: true,
@@ -296,8 +299,14 @@ fn connections_that_were_there_before_are_not_cut() {
         route_marked_packets_here();
         let all = Selector::default();
         let redirect = Redirect { port: 9, v4: true, v6: true, local: vec![], forwarded: vec![all.clone()] };
-        let tproxy =
-            TProxy { port: 9, v4: true, v6: true, selectors: vec![all], drop_without_listener: true };
+        let tproxy = TProxy {
+            protocol: Tcp,
+            port: 9,
+            v4: true,
+            v6: true,
+            selectors: vec![all],
+            drop_without_listener: true,
+        };
         apply(&Steering {
             tproxies: vec![tproxy],
             tproxy_mark: Some(TPROXY_MARK),

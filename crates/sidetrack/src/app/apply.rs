@@ -1,7 +1,7 @@
 //! Replaces the configuration of a running node.
 
 use super::node::{Node, Served, addresses, bound_addresses, engine_listeners};
-use super::sockets::{self, Bound};
+use super::sockets::{self, Bound, Proof};
 use super::threads::Serving;
 use super::{agreement, chains, containers};
 use crate::config::{Config, Listener, ListenerKind, OnCrash};
@@ -11,7 +11,6 @@ use crate::steer::{Host, Steer};
 use anyhow::Context;
 use sidetrack_sys::sync::lock;
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::SystemTime;
@@ -170,7 +169,7 @@ impl Node {
         &self,
         config: &Config,
         addresses: &[(Arc<str>, SocketAddr)],
-        listeners: &[(SocketAddr, BorrowedFd<'_>)],
+        listeners: &[Proof<'_>],
         change: impl FnOnce(Steer) -> Steer,
     ) -> anyhow::Result<()> {
         let mut paths = self.kernel.paths();

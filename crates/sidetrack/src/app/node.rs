@@ -5,7 +5,7 @@ use super::kernel::{KernelFlows, Paths};
 use super::paths;
 use super::ports;
 use super::rights;
-use super::sockets::{self, Bound};
+use super::sockets::{self, Bound, Proof};
 use super::threads::{Fleet, Serving};
 use crate::agreement::InForce;
 use crate::carry::Dialing;
@@ -34,7 +34,6 @@ use sidetrack_sys::conntrack::Events;
 use sidetrack_sys::nft::{Family, OwnError, OwnedTable};
 use sidetrack_sys::sync::lock;
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -458,11 +457,7 @@ impl Node {
 
 impl Steered {
     /// Lets the keeper steer connections to these listeners.
-    pub(super) fn steer(
-        &self,
-        steer: &Steer,
-        listeners: &[(SocketAddr, BorrowedFd<'_>)],
-    ) -> anyhow::Result<Option<Events>> {
+    pub(super) fn steer(&self, steer: &Steer, listeners: &[Proof<'_>]) -> anyhow::Result<Option<Events>> {
         let Some(keeper) = &self.keeper else { return Ok(None) };
         let (addresses, proofs): (Vec<_>, Vec<_>) = listeners.iter().copied().unzip();
         let order = Order::of(steer, &addresses).map_err(anyhow::Error::msg)?;

@@ -29,6 +29,9 @@ const LOW_PORT: &str = " (the right to ports below 1024 is kept only where the c
 /// `net.ipv4.tcp_fastopen` enables it for servers.
 const FASTOPEN_QUEUE: u32 = 1024;
 
+/// A listener's protocol and address, with a descriptor that proves that we listen there.
+pub(super) type Proof<'a> = ((Protocol, SocketAddr), BorrowedFd<'a>);
+
 /// One listener address with a socket for each worker.
 #[derive(Debug)]
 pub struct Bound {
@@ -44,8 +47,13 @@ pub struct Bound {
 
 impl Bound {
     /// Its address, and a descriptor that proves that we listen on it.
-    pub fn proof(&self) -> Option<(SocketAddr, BorrowedFd<'_>)> {
-        Some((self.listening.address, self.sockets.first()?.as_fd()))
+    pub fn proof(&self) -> Option<Proof<'_>> {
+        let Listening { address, protocol, catches, .. } = &*self.listening;
+        let socket = match (protocol, catches) {
+            (Protocol::Udp, Catches::Tproxy) => self.datagrams.first()?.as_fd(),
+            _ => self.sockets.first()?.as_fd(),
+        };
+        Some(((*protocol, *address), socket))
     }
 }
 
@@ -135,13 +143,20 @@ fn bind_one(
 }
 
 fn bind_datagrams(listener: &Listener, address: SocketAddr, shares: bool) -> anyhow::Result<UdpSocket> {
-    let socket = if shares { udp::bind_shared } else { udp::bind_first }(address);
+    let is_transparent = matches!(listener.kind, ListenerKind::Tproxy(_));
+    let socket = match (is_transparent, shares) {
+        (true, _) => udp::bind_transparent(address, shares),
+        (false, true) => udp::bind_shared(address),
+        (false, false) => udp::bind_first(address),
+    };
     let socket = socket.map_err(|error| {
         let place = format!("listener '{}': cannot receive datagrams on {address}", listener.name);
         ports::explain(error, PortKind::Udp, address).context(place)
     })?;
     if listener.protocol == Protocol::Udp {
-        udp::tell_destinations(&socket, address)?;
+        if !is_transparent {
+            udp::tell_destinations(&socket, address)?;
+        }
         udp::batch::receive_trains(&socket);
     }
     crate::carry::tunnel::quic::enlarge_buffers(&socket);

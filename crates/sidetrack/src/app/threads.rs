@@ -1,6 +1,6 @@
 //! The worker threads, and how listeners are started and stopped on them.
 
-use super::sockets::Bound;
+use super::sockets::{Bound, Proof};
 use crate::datagram;
 use crate::http::{self, Proxy};
 use crate::intercept::Listening;
@@ -10,8 +10,8 @@ use crate::session;
 use crate::worker::{Serve, Service, Shared, Worker};
 use anyhow::Context;
 use sidetrack_core::flow::{EndReason, Protocol};
-use std::net::{SocketAddr, TcpListener, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::net::{TcpListener, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -48,8 +48,8 @@ pub struct Serving {
 
 impl Serving {
     /// Its address, and a descriptor that proves that we listen on it.
-    pub fn proof(&self) -> Option<(SocketAddr, BorrowedFd<'_>)> {
-        Some((self.listening.address, self.proof.as_ref()?.as_fd()))
+    pub fn proof(&self) -> Option<Proof<'_>> {
+        Some(((self.listening.protocol, self.listening.address), self.proof.as_ref()?.as_fd()))
     }
 
     /// Stops accepting, and waits a short time until all workers have closed their sockets. A busy worker closes
@@ -143,7 +143,7 @@ impl Fleet {
     pub fn serve(&self, bound: Bound) -> Serving {
         let (stop, stopped) = watch::channel(false);
         // Without a copy (no free descriptor) the keeper's next order reports what is missing.
-        let proof = bound.sockets.first().and_then(|socket| socket.as_fd().try_clone_to_owned().ok());
+        let proof = bound.proof().and_then(|(_, socket)| socket.try_clone_to_owned().ok());
         let serve: Serve = match bound.proxy.clone() {
             Some(proxy) => Box::new(move |worker, listening, arrived| {
                 proxy.clone().serve(worker, listening, arrived);

@@ -1,7 +1,7 @@
 //! The associations of one clients' socket: their flows, from the first datagram to the record.
 
 use super::clients::Clients;
-use super::path::{Found, PathId, Paths, State, Waiting};
+use super::path::{Found, PathId, Paths, State, Users, Waiting};
 use super::ready::Ready;
 use crate::carry::datagrams::{Direct, Remote, associate, connect, probe};
 use crate::carry::{Admitted, Failure, Gate, Order, resolve};
@@ -42,6 +42,8 @@ pub(super) struct Association {
     pub flow: Flow,
     /// The client, as the socket's family writes it, and the address that it has sent to: answers leave from there.
     pub client: Target,
+    /// The address and port that a captured client has sent to.
+    pub asked: Option<SocketAddr>,
     /// The side that has sent the first datagram.
     from: Side,
     pub server: Server,
@@ -185,8 +187,9 @@ impl Associations {
                 Output::Release(id) => self.release(id),
                 Output::End { id, reason, counts } => self.end(id, reason, None, counts),
                 Output::Unmapped(mapping) => {
+                    // The client has no outside port any more.
+                    self.paths.remove_of(mapping);
                     if self.mapping == Some(mapping) {
-                        // The client has no outside port any more.
                         self.mapping = None;
                         self.paths.clear();
                     }
@@ -204,12 +207,14 @@ impl Associations {
 
     fn release(&mut self, id: Id) {
         let Some(association) = self.find_mut(id) else { return };
-        let (from, client) = (association.from, association.client);
+        let (from, client, asked) = (association.from, association.client, association.asked);
         let remote = association.flow.orig_dst.socket_addr();
         for datagram in std::mem::take(&mut association.held) {
             match (from, remote) {
                 (Side::Client, _) => self.forward_one(id, &datagram),
-                (Side::Server, Some(remote)) => self.deliver(&client, &remote.into(), &datagram),
+                (Side::Server, Some(remote)) => {
+                    self.deliver(&client, &asked.unwrap_or(remote).into(), &datagram);
+                }
                 (Side::Server, None) => {}
             }
         }
@@ -253,9 +258,15 @@ impl Associations {
         if let Host::Name(name) = &destination.host {
             flow.host = Some(name.clone());
         }
-        if let Clients::Associated(associated) = &self.clients {
-            flow.user.clone_from(&associated.user);
-            self.mapping = Some(mapping);
+        let mut asked = None;
+        match &self.clients {
+            Clients::Associated(associated) => {
+                flow.user.clone_from(&associated.user);
+                self.mapping = Some(mapping);
+            }
+            Clients::Captured(captured) if from == Side::Client => asked = captured.asked,
+            Clients::Captured(_) => asked = destination.socket_addr(),
+            Clients::Asking { .. } => {}
         }
         // Processes are not looked up by UDP sockets: rules that ask for one do not match.
         flow.process = Some(Process::default());
@@ -279,7 +290,7 @@ impl Associations {
         }
         let (held, server, _admission) = (Vec::new(), Server::None, admission);
         let association =
-            Association { id, mapping, entry, flow, client, from, server, held, waker, _admission };
+            Association { id, mapping, entry, flow, client, asked, from, server, held, waker, _admission };
         self.slots[slot] = Some(association);
         match verdict {
             Ok(carry) => self.reach(id, carry),
@@ -341,7 +352,7 @@ impl Associations {
                     }
                 }
                 Found::Path(path, Ok(open)) => {
-                    let Some(only) = self.paths.get(path).map(|place| place.only) else { continue };
+                    let Some(only) = self.paths.get(path).map(|place| place.users.only) else { continue };
                     if only.is_some_and(|id| self.find(id).is_none()) {
                         // The association has ended meanwhile.
                         self.paths.remove(path);
@@ -376,7 +387,7 @@ impl Associations {
             (Carrier::Direct, Clients::Asking { .. }) => {
                 first_of(admitted, |to| connect(&dialing, to)).map(|(socket, to)| (Some(socket), to))
             }
-            (Carrier::Direct, Clients::Associated(_)) => {
+            (Carrier::Direct, Clients::Associated(_) | Clients::Captured(_)) => {
                 first_of(admitted, |to| probe(&dialing, to)).map(|((), to)| (None, to))
             }
             _ => first_of(admitted, |_| Ok(())).map(|((), to)| (None, to)),
@@ -400,7 +411,12 @@ impl Associations {
             || carrier.leads_to_one()
             // A hop's answers do not tell which address belongs to which name.
             || *carrier != Carrier::Direct && matches!(waiting.remote, Remote::Name(_));
-        if !is_own && let Some(path) = self.paths.shared(carrier) {
+        // A SOCKS client has one mapping. Captured clients do not share what tells their answers apart.
+        let mapping = match &self.clients {
+            Clients::Captured(_) => self.find(waiting.id).map(|association| association.mapping),
+            Clients::Asking { .. } | Clients::Associated(_) => None,
+        };
+        if !is_own && let Some(path) = self.paths.shared(carrier, mapping) {
             match self.paths.get(path).map(|path| &mut path.state) {
                 Some(State::Opening(others)) => others.push(waiting),
                 _ => self.opened(waiting, path),
@@ -409,15 +425,15 @@ impl Associations {
         }
         let ready = self.ready.clone();
         let waker = |index: u32| ready.waker(index | PATH);
-        let only = is_own.then_some(waiting.id);
+        let users = Users { mapping, only: is_own.then_some(waiting.id) };
         let carrier = carrier.clone();
         if carrier == Carrier::Direct {
             let direct = Box::new(Direct::new(self.worker.dialing()));
-            let path = self.paths.add(carrier, only, State::Open(direct), waker);
+            let path = self.paths.add(carrier, users, State::Open(direct), waker);
             return self.opened(waiting, path);
         }
         let (id, carry, destination) = (waiting.id, waiting.carry.clone(), waiting.remote.destination());
-        let path = self.paths.add(carrier, only, State::Opening(vec![waiting]), waker);
+        let path = self.paths.add(carrier, users, State::Opening(vec![waiting]), waker);
         self.ask_for_path((id, path), carry, destination);
     }
 

@@ -1,8 +1,9 @@
 //! The clients' side: which datagrams are taken, where each goes, and how answers are written.
 
 use super::ROUNDS;
-use super::association::{Associations, LISTENER};
-use sidetrack_core::association::{Dropped, Id, Input};
+use super::association::{Association, Associations, LISTENER};
+use super::captured::Captured;
+use sidetrack_core::association::{Dropped, Id, Input, MappingId};
 use sidetrack_core::flow::Destination;
 use sidetrack_core::socks::v5::udp::{Datagram, HeaderError, put_header};
 use sidetrack_core::socks::v6::{UdpAssociation, Way, begin_datagram, end_datagram};
@@ -22,6 +23,8 @@ pub(super) enum Clients {
         /// The server.
         server: Destination,
     },
+    /// Any client sends payload for any destination, which the kernel tells.
+    Captured(Captured),
     /// One SOCKS client sends each datagram with its destination before it, by UDP or, in version 6, in its connection.
     Associated(Associated),
 }
@@ -95,6 +98,10 @@ impl Associations {
         for at in 0..count {
             let forwards = match &self.clients {
                 Clients::Asking { .. } => self.take_from_client(batch, now, at),
+                Clients::Captured(_) => {
+                    self.take_captured(batch, now, at);
+                    None
+                }
                 Clients::Associated(_) => {
                     self.take_from_associated(batch, now, at);
                     None
@@ -183,18 +190,35 @@ impl Associations {
         }
     }
 
-    /// Returns where the datagrams go that come on a path, which may be for one association only.
-    pub(super) fn client_of(&self, only: Option<Id>) -> Option<Target> {
-        match &self.clients {
-            Clients::Asking { .. } => Some(self.find(only?)?.client),
-            Clients::Associated(associated) => associated.target,
+    /// Returns where the datagrams go that come on a path, which is for one mapping, and maybe for one association only.
+    pub(super) fn client_of(&self, only: Option<Id>, mapping: Option<MappingId>) -> Option<Target> {
+        match (&self.clients, only) {
+            (Clients::Asking { .. } | Clients::Captured(_), Some(id)) => Some(self.find(id)?.client),
+            (Clients::Asking { .. }, None) => None,
+            (Clients::Captured(_), None) => Some(Target { to: self.table.client_of(mapping?)?, from: None }),
+            (Clients::Associated(associated), _) => associated.target,
         }
+    }
+
+    /// Returns the sender that the client of an association expects, if this server answers.
+    pub(super) fn expected(&self, association: &Association, server: Option<SocketAddr>) -> Destination {
+        let asked = match &self.clients {
+            // It has asked this address, and a rule may have sent its datagrams elsewhere.
+            Clients::Captured(_) => association.asked,
+            Clients::Asking { .. } | Clients::Associated(_) => None,
+        };
+        // A sender without an address is the destination that the client has named.
+        asked.or(server).map_or_else(|| association.flow.orig_dst.clone(), Destination::from)
     }
 
     /// Sends a datagram of this server to the client.
     pub(super) fn deliver(&mut self, client: &Target, from: &Destination, payload: &[u8]) {
         let sent = match &mut self.clients {
             Clients::Asking { .. } => self.socket.send_one(payload, Some(client)),
+            Clients::Captured(captured) => match from.socket_addr() {
+                Some(from) => captured.answers.send(from, client.to, payload),
+                None => Err(io::ErrorKind::AddrNotAvailable.into()),
+            },
             Clients::Associated(associated) => {
                 let Associated { scratch, v6, in_connection, .. } = associated;
                 let way = v6.as_ref().and_then(UdpAssociation::way);

@@ -1,14 +1,16 @@
 //! UDP flows: the driver of the associations in core.
 //!
 //! Clients reach a table in two ways. A UDP listener has one task for each of its sockets, and each worker has one socket
-//! ([`serve`]). A SOCKS client that has asked for UDP ASSOCIATE has a task and a socket of its own ([`mod@relay`]). Besides,
-//! a client of HTTP that has asked for CONNECT-UDP has one flow in its connection, without a table ([`mod@tunnelled`]).
+//! ([`serve`]): it stands for a server, or gets datagrams to any destination, which rules of the packet filter lead to it
+//! ([`captured`]). A SOCKS client that has asked for UDP ASSOCIATE has a task and a socket of its own ([`mod@relay`]).
+//! Besides, a client of HTTP that has asked for CONNECT-UDP has one flow in its connection, without a table ([`mod@tunnelled`]).
 //!
 //! The task receives, asks the table, and sends, in batches and without allocating for a datagram. Servers are reached by
 //! a connected socket for each association, or by a path that all associations of a client share ([`path`]). Their
 //! readiness wakes this one task ([`ready`]). No datagram starts a task; only a name to resolve or a hop to ask does.
 
 mod association;
+mod captured;
 mod clients;
 mod path;
 mod ready;
@@ -23,6 +25,7 @@ use crate::intercept::{Catches, Listening};
 use crate::reactor::{self, UdpSocket};
 use crate::worker::Worker;
 use association::Associations;
+use captured::Captured;
 use clients::Clients;
 use sidetrack_core::association::{Config, Filtering};
 use sidetrack_core::flow::EndReason;
@@ -43,8 +46,14 @@ pub async fn serve(
     socket: std::net::UdpSocket,
     mut stop: watch::Receiver<bool>,
 ) {
-    let Catches::Reverse(target) = &listening.catches else { return };
-    let Some(server) = target.server_for(None).cloned() else { return };
+    let clients = match &listening.catches {
+        Catches::Reverse(target) => match target.server_for(None) {
+            Some(server) => Clients::Asking { server: server.clone() },
+            None => return,
+        },
+        Catches::Tproxy => Clients::Captured(Captured::new(worker.dialing().mark)),
+        _ => return,
+    };
     let socket = match UdpSocket::new(socket) {
         Ok(socket) => socket,
         Err(error) => {
@@ -53,10 +62,9 @@ pub async fn serve(
         }
     };
     let max = worker.config().limits.max_associations;
-    // A connected socket receives from its server only.
+    // A server that was not asked is not heard, with a connected socket or without one.
     let config =
         Config { max, per_client: max.div_ceil(2), ..config(&worker, Filtering::AddressAndPortDependent) };
-    let clients = Clients::Asking { server };
     let mut associations = Associations::new(worker, listening, socket, clients, config);
     loop {
         let at = associations.deadline();

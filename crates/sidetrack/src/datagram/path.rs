@@ -2,9 +2,10 @@
 
 use crate::carry::Failure;
 use crate::carry::datagrams::{Datagrams, Remote};
-use sidetrack_core::association::Id;
+use sidetrack_core::association::{Id, MappingId};
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::policy::Carry;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -25,14 +26,22 @@ pub(super) enum State {
     Looked,
 }
 
+/// The associations that use a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Users {
+    /// All are of this mapping. `None`: all associations of the driver are of one client.
+    pub mapping: Option<MappingId>,
+    /// The only one: another one may not, because the senders of answers could not be told apart.
+    pub only: Option<Id>,
+}
+
 /// One path.
 #[derive(Debug)]
 pub(super) struct Path {
     /// Distinguishes it from earlier ones with the same index.
     serial: u64,
     carrier: Carrier,
-    /// The only association that uses it: another one may not, because the senders of answers could not be told apart.
-    pub only: Option<Id>,
+    pub users: Users,
     pub state: State,
     pub waker: Waker,
 }
@@ -48,33 +57,48 @@ pub(super) struct PathId {
 #[derive(Debug, Default)]
 pub(super) struct Paths {
     all: Vec<Option<Path>>,
+    free: Vec<u32>,
+    /// The paths of each mapping.
+    of: BTreeMap<MappingId, Vec<u32>>,
     next_serial: u64,
 }
 
 impl Paths {
-    /// Returns the shared path of this carrier.
-    pub(super) fn shared(&self, carrier: &Carrier) -> Option<PathId> {
-        self.all.iter().enumerate().find_map(|(index, path)| {
-            let path = path.as_ref().filter(|path| path.only.is_none() && path.carrier == *carrier)?;
-            Some(PathId { index: u32::try_from(index).ok()?, serial: path.serial })
-        })
+    /// Returns the shared path of this carrier and mapping.
+    pub(super) fn shared(&self, carrier: &Carrier, mapping: Option<MappingId>) -> Option<PathId> {
+        let wanted = Users { mapping, only: None };
+        let look = |index: u32| {
+            let path = self.all.get(index as usize)?.as_ref()?;
+            let fits = path.users == wanted && path.carrier == *carrier;
+            fits.then_some(PathId { index, serial: path.serial })
+        };
+        match mapping {
+            Some(mapping) => self.of.get(&mapping)?.iter().copied().find_map(look),
+            // One client has few paths.
+            None => (0..self.all.len()).filter_map(|index| u32::try_from(index).ok()).find_map(look),
+        }
     }
 
     /// Adds a path. `waker` makes the waker for its index.
     pub(super) fn add(
         &mut self,
         carrier: Carrier,
-        only: Option<Id>,
+        users: Users,
         state: State,
         waker: impl FnOnce(u32) -> Waker,
     ) -> PathId {
-        let index = self.all.iter().position(Option::is_none).unwrap_or_else(|| {
+        let index = self.free.pop().unwrap_or_else(|| {
             self.all.push(None);
-            self.all.len() - 1
+            u32::try_from(self.all.len() - 1).unwrap_or(u32::MAX)
         });
         self.next_serial += 1;
-        let id = PathId { index: u32::try_from(index).unwrap_or(u32::MAX), serial: self.next_serial };
-        self.all[index] = Some(Path { serial: id.serial, carrier, only, state, waker: waker(id.index) });
+        let id = PathId { index, serial: self.next_serial };
+        if let Some(place) = self.all.get_mut(index as usize) {
+            *place = Some(Path { serial: id.serial, carrier, users, state, waker: waker(index) });
+        }
+        if let Some(mapping) = users.mapping {
+            self.of.entry(mapping).or_default().push(index);
+        }
         id
     }
 
@@ -92,12 +116,33 @@ impl Paths {
     /// Closes a path.
     pub(super) fn remove(&mut self, id: PathId) -> Option<Path> {
         let place = self.all.get_mut(id.index as usize)?;
-        place.take_if(|path| path.serial == id.serial)
+        let path = place.take_if(|path| path.serial == id.serial)?;
+        self.free.push(id.index);
+        if let Some(mapping) = path.users.mapping
+            && let Some(others) = self.of.get_mut(&mapping)
+        {
+            others.retain(|index| *index != id.index);
+            if others.is_empty() {
+                self.of.remove(&mapping);
+            }
+        }
+        Some(path)
+    }
+
+    /// Closes all paths of a mapping.
+    pub(super) fn remove_of(&mut self, mapping: MappingId) {
+        for index in self.of.remove(&mapping).unwrap_or_default() {
+            if self.all.get_mut(index as usize).and_then(Option::take).is_some() {
+                self.free.push(index);
+            }
+        }
     }
 
     /// Closes all paths.
     pub(super) fn clear(&mut self) {
         self.all.clear();
+        self.free.clear();
+        self.of.clear();
     }
 }
 

@@ -2,11 +2,10 @@
 
 use super::ROUNDS;
 use super::association::{Associations, Server};
-use super::path::{PathId, State};
+use super::path::{PathId, State, Users};
 use crate::carry::Failure;
 use crate::carry::datagrams::{self, Came, Lost, Remote};
 use sidetrack_core::association::{Dropped, Id, Input};
-use sidetrack_core::flow::Destination;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt;
 use sidetrack_sys::udp::batch::Batch;
@@ -108,14 +107,14 @@ impl Associations {
     /// Looks at a path that was woken.
     pub(super) fn look_at_path(&mut self, index: u32, batch: &mut Batch) {
         let Some((id, path)) = self.paths.at(index) else { return };
-        let (only, waker) = (path.only, path.waker.clone());
+        let (users, waker) = (path.users, path.waker.clone());
         if !matches!(path.state, State::Open(_)) {
             return;
         }
         // The path is taken out meanwhile, because what it receives may begin and end associations that use it.
         let State::Open(mut open) = std::mem::replace(&mut path.state, State::Looked) else { return };
         let mut cx = Context::from_waker(&waker);
-        let polled = open.poll_receive(&mut cx, batch, &mut |came| self.take_from_path(id, only, came));
+        let polled = open.poll_receive(&mut cx, batch, &mut |came| self.take_from_path(id, users, came));
         if let Some(path) = self.paths.get(id) {
             path.state = State::Open(open);
         }
@@ -126,7 +125,7 @@ impl Associations {
         }
     }
 
-    fn take_from_path(&mut self, path: PathId, only: Option<Id>, came: Came<'_>) {
+    fn take_from_path(&mut self, path: PathId, users: Users, came: Came<'_>) {
         let now = self.worker.clock.now();
         let (from, payload) = match came {
             Came::Datagram { from, payload } => (from, payload),
@@ -135,7 +134,8 @@ impl Associations {
             Came::Dropped(why) => return self.dropped[why as usize] += 1,
         };
         let bytes = payload.len();
-        let input = match (only, self.mapping) {
+        let (only, mapping) = (users.only, users.mapping.or(self.mapping));
+        let input = match (only, mapping) {
             (Some(id), _) => Input::FromServerOf { id, bytes },
             (None, Some(mapping)) => match from {
                 Some(remote) => Input::FromServer { mapping, remote, bytes },
@@ -144,13 +144,13 @@ impl Associations {
             (None, None) => return self.dropped[Dropped::Unknown as usize] += 1,
         };
         self.table.handle(now, input);
-        let Some(target) = self.client_of(only) else { return };
+        let Some(target) = self.client_of(only, mapping) else { return };
         if let Some(id) = self.outputs(Some(payload), target)
             && let Some(association) = self.find(id)
         {
             association.entry.live().first_byte(association.entry.live().age());
-            // A sender without an address is the destination that the client has named.
-            let from = from.map_or_else(|| association.flow.orig_dst.clone(), Destination::from);
+            let from = self.expected(association, from);
+            let target = if users.mapping.is_some() { association.client } else { target };
             self.deliver(&target, &from, payload);
             self.count(id);
         }
@@ -205,7 +205,7 @@ impl Associations {
     /// Ends an association whose path is its own, with the path.
     pub(super) fn leave_path(&mut self, id: Id, server: &Server) {
         if let Server::Path(path, _) = server
-            && self.paths.get(*path).is_some_and(|path| path.only == Some(id))
+            && self.paths.get(*path).is_some_and(|path| path.users.only == Some(id))
         {
             self.paths.remove(*path);
         }

@@ -5,6 +5,7 @@ use super::order::{
     Transparent,
 };
 use crate::steer::{OWN_MARK, Path, Steer, mark_rules};
+use sidetrack_core::flow::Protocol;
 use sidetrack_core::net::IpSet;
 use sidetrack_sys::nft::{
     CgroupMatch, Except, KernelPath, KernelRoute, Lifetime, Redirect, Selector, Steering, TProxy,
@@ -17,8 +18,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 pub struct Proved {
     /// Its address.
     pub address: SocketAddr,
+    /// Its transport protocol.
+    pub protocol: Protocol,
     /// Whether it accepts connections for addresses of other hosts (IP_TRANSPARENT).
     pub transparent: bool,
+}
+
+impl Proved {
+    /// Returns its address, if it has this protocol.
+    fn of(&self, protocol: Protocol) -> Result<SocketAddr, String> {
+        let is_it = self.protocol == protocol;
+        is_it.then_some(self.address).ok_or_else(|| format!("{} is of another protocol", self.address))
+    }
 }
 
 /// What the keeper does for an order.
@@ -37,7 +48,7 @@ impl Order {
     ///
     /// # Errors
     /// The steering needs a listener that is missing, or exceeds a limit of the keeper.
-    pub fn of(steer: &Steer, bound: &[SocketAddr]) -> Result<Self, String> {
+    pub fn of(steer: &Steer, bound: &[(Protocol, SocketAddr)]) -> Result<Self, String> {
         let steering = &steer.steering;
         if bound.len() > LISTENERS_MAX {
             return Err(format!(
@@ -51,19 +62,23 @@ impl Order {
                 "more than {PARTS_MAX} rules of one kind for the kernel: use fewer listeners or rules"
             ));
         }
-        let at = |port: u16, v6: bool| {
-            let place = bound.iter().position(|bound| bound.port() == port && bound.is_ipv6() == v6);
+        let at = |protocol: Protocol, port: u16, v6: bool| {
+            let is_it = |(its, address): &(Protocol, SocketAddr)| {
+                *its == protocol && address.port() == port && address.is_ipv6() == v6
+            };
+            let place = bound.iter().position(is_it);
             place.ok_or_else(|| format!("no listener on port {port}"))
         };
         let redirects = steering.redirects.iter().map(|redirect| {
             Ok(Redirected {
-                listener: at(redirect.port, redirect.v6)?,
+                listener: at(Protocol::Tcp, redirect.port, redirect.v6)?,
                 local: written(&redirect.local),
                 forwarded: written(&redirect.forwarded),
             })
         });
         let tproxies = steering.tproxies.iter().map(|tproxy| {
-            Ok(Transparent { listener: at(tproxy.port, tproxy.v6)?, selected: written(&tproxy.selectors) })
+            let listener = at(tproxy.protocol, tproxy.port, tproxy.v6)?;
+            Ok(Transparent { listener, selected: written(&tproxy.selectors) })
         });
         let paths = steering.kernel_paths.iter().map(|path| match &path.route {
             KernelRoute::Direct { local, forwarded, masquerade } => Ok(Alone::Direct {
@@ -74,7 +89,7 @@ impl Order {
             KernelRoute::Dnat { pairs, masquerade } => {
                 // A path is identified by its connection mark, so each pair is a path of its own.
                 let [(from, server)] = pairs.as_slice() else { return Err("a path without a server".into()) };
-                let listener = bound.iter().position(|bound| bound == from);
+                let listener = bound.iter().position(|bound| *bound == (Protocol::Tcp, *from));
                 let listener = listener.ok_or_else(|| format!("no listener on {from}"))?;
                 Ok(Alone::Dnat { listener, server: *server, masquerade: *masquerade })
             }
@@ -121,17 +136,19 @@ impl Order {
                     masquerade: *masquerade,
                 },
                 Alone::Dnat { listener, server, masquerade } => {
-                    let address = find(*listener)?.address;
+                    let address = find(*listener)?.of(Protocol::Tcp)?;
                     KernelPath::check(address, *server).map_err(|error| error.to_string())?;
                     KernelRoute::Dnat { pairs: vec![(address, *server)], masquerade: *masquerade }
                 }
             };
             Ok(KernelPath { mark: Path::mark(usize::from(self.first_path) + place), route })
         });
+        // Datagrams for this host are never steered, so no rule has to spare the listeners of UDP.
+        let listeners = proved.iter().filter(|proved| proved.protocol == Protocol::Tcp);
         let mut steering = Steering {
             except: Except {
                 mark: Some(OWN_MARK),
-                listeners: proved.iter().map(|proved| proved.address).collect(),
+                listeners: listeners.map(|proved| proved.address).collect(),
                 destinations: self.spare.0.clone(),
                 ..Except::default()
             },
@@ -151,7 +168,7 @@ impl Order {
 
 impl Redirected {
     fn redirect(&self, proved: Proved) -> Result<Redirect, String> {
-        let ip = proved.address.ip();
+        let ip = proved.of(Protocol::Tcp)?.ip();
         // The kernel redirects local connections to loopback, and forwarded ones to the address of their incoming interface.
         let local = ip.is_unspecified()
             || [Ipv4Addr::LOCALHOST.into(), IpAddr::from(Ipv6Addr::LOCALHOST)].contains(&ip);
@@ -183,6 +200,7 @@ impl Transparent {
             return Err(format!("{} does not listen with IP_TRANSPARENT", proved.address));
         }
         Ok(TProxy {
+            protocol: proved.protocol,
             port: proved.address.port(),
             v4: proved.address.is_ipv4(),
             v6: proved.address.is_ipv6(),

@@ -85,7 +85,7 @@ pub struct Redirected {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Transparent {
-    /// The index of the listener among the proved ones.
+    /// The index of the listener among the proved ones. Its protocol says what it gets.
     pub listener: usize,
     /// Which connections it gets.
     #[serde(deserialize_with = "at_most::<_, _, SELECTORS_MAX>")]

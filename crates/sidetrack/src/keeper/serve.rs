@@ -162,7 +162,11 @@ impl Serving {
                 return Err(format!("more than {LISTENERS_MAX} listeners"));
             }
             let seen = sockopt::inspect_listener(fd).map_err(|error| format!("not a listener: {error}"))?;
-            self.proved.push(Proved { address: seen.address, transparent: seen.transparent });
+            self.proved.push(Proved {
+                address: seen.address,
+                protocol: seen.protocol,
+                transparent: seen.transparent,
+            });
         }
         Ok(())
     }

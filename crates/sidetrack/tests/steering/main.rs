@@ -5,6 +5,7 @@
 mod node;
 
 mod crowd;
+mod datagrams;
 mod drain;
 mod forwarded;
 mod kernel_path;

@@ -5,7 +5,7 @@ use super::field::DataKind;
 use super::model::{Chain, ChainKind, Flowtable, Hook, Policy, Rule, Statement, Table, Test};
 use super::set::{Element, ElementData, MapData, Set};
 use super::timeout;
-use super::{Family, Field, TCP, Value};
+use super::{Family, Field, TCP, UDP, Value};
 use crate::netlink::{AttributeWriter, Requests, flag};
 
 const SUBSYSTEM: u16 = 10;
@@ -314,6 +314,7 @@ struct Known {
     family: Family,
     nfproto: Option<u8>,
     tcp: bool,
+    udp: bool,
 }
 
 impl Known {
@@ -322,7 +323,7 @@ impl Known {
             Family::Inet => None,
             Family::Ip | Family::Ip6 => Some(family.number()),
         };
-        Self { family, nfproto, tcp: false }
+        Self { family, nfproto, tcp: false, udp: false }
     }
 
     /// Adds the matches without which a field does not exist, as the nft tool does.
@@ -371,7 +372,9 @@ impl Known {
             Statement::DnatMap { fields, map, v6 } => self.dnat(w, fields, map, *v6),
             Statement::TProxy { v6, port } => {
                 self.require_version(w, *v6);
-                self.require_tcp(w);
+                if !self.udp {
+                    self.require_tcp(w);
+                }
                 e::immediate_value(w, REGISTER, Value::Port(*port));
                 e::tproxy(w, nfproto(*v6), REGISTER);
             }
@@ -418,6 +421,7 @@ impl Known {
         match (fields, value) {
             ([Field::NfProto], Value::NfProto(version)) => self.nfproto = Some(version),
             ([Field::L4Proto], TCP) => self.tcp = true,
+            ([Field::L4Proto], UDP) => self.udp = true,
             _ => {}
         }
     }

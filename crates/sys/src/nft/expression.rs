@@ -49,7 +49,9 @@ pub(super) fn load(w: &mut AttributeWriter<'_>, field: Field, register: u32) {
         Field::Ip6Source => payload(w, NETWORK, 8, 16, register),
         Field::Ip6Destination => payload(w, NETWORK, 24, 16, register),
         Field::TcpSource | Field::TransportSource => payload(w, TRANSPORT, 0, 2, register),
-        Field::TcpDestination | Field::TransportDestination => payload(w, TRANSPORT, 2, 2, register),
+        Field::TcpDestination | Field::UdpDestination | Field::TransportDestination => {
+            payload(w, TRANSPORT, 2, 2, register)
+        }
         Field::TcpFlags => payload(w, TRANSPORT, 13, 1, register),
         Field::CtState => ct_load(w, 0, register),
         Field::CtMark => ct_load(w, CT_MARK, register),

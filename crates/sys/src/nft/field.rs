@@ -45,6 +45,8 @@ pub enum Field {
     TransportSource,
     /// `th dport`.
     TransportDestination,
+    /// `udp dport`.
+    UdpDestination,
     /// `tcp flags`: bits of [`super::tcp_flag`].
     TcpFlags,
     /// `ct state`: bits of [`super::ct_state`].
@@ -164,9 +166,11 @@ impl Field {
             Self::SocketTransparent | Self::SocketWildcard => DataKind::Boolean,
             Self::Ip4Source | Self::Ip4Destination => DataKind::Ipv4,
             Self::Ip6Source | Self::Ip6Destination => DataKind::Ipv6,
-            Self::TcpSource | Self::TcpDestination | Self::TransportSource | Self::TransportDestination => {
-                DataKind::Port
-            }
+            Self::TcpSource
+            | Self::TcpDestination
+            | Self::TransportSource
+            | Self::TransportDestination
+            | Self::UdpDestination => DataKind::Port,
             Self::TcpFlags => DataKind::TcpFlags,
             Self::CtState => DataKind::CtState,
             Self::DestinationType => DataKind::AddressType,
@@ -208,6 +212,7 @@ impl fmt::Display for Field {
             Self::TcpDestination => "tcp dport",
             Self::TransportSource => "th sport",
             Self::TransportDestination => "th dport",
+            Self::UdpDestination => "udp dport",
             Self::TcpFlags => "tcp flags",
             Self::CtState => "ct state",
             Self::CtMark => "ct mark",
@@ -321,6 +326,8 @@ impl fmt::Display for Value {
             Self::Cgroup(id) => id.fmt(f),
             Self::CtState(bits) => super::ct_state::fmt(*bits, f),
             Self::AddressType(super::RTN_LOCAL) => f.write_str("local"),
+            Self::AddressType(super::RTN_BROADCAST) => f.write_str("broadcast"),
+            Self::AddressType(super::RTN_MULTICAST) => f.write_str("multicast"),
             Self::AddressType(number) => number.fmt(f),
             Self::Boolean(yes) => u8::from(*yes).fmt(f),
         }

@@ -42,8 +42,14 @@ pub const NFPROTO_IPV4: u8 = 2;
 pub const NFPROTO_IPV6: u8 = 10;
 /// `IPPROTO_TCP` as a value of [`Field::L4Proto`].
 pub const TCP: Value = Value::Protocol(6);
+/// `IPPROTO_UDP` as a value of [`Field::L4Proto`].
+pub const UDP: Value = Value::Protocol(17);
 /// `RTN_LOCAL` of [`Field::DestinationType`]: an address of this host.
 pub const RTN_LOCAL: u32 = 2;
+/// `RTN_BROADCAST` of [`Field::DestinationType`]: a broadcast address of a network of this host.
+pub const RTN_BROADCAST: u32 = 3;
+/// `RTN_MULTICAST` of [`Field::DestinationType`]: a multicast address.
+pub const RTN_MULTICAST: u32 = 5;
 
 /// Bits of [`Field::TcpFlags`] (RFC 9293 section 3.1).
 pub mod tcp_flag {

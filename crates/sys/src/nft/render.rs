@@ -182,6 +182,9 @@ fn implied_later(statement: &Statement, later: &[Statement]) -> bool {
         ([Field::L4Proto], Value::Protocol(6)) => {
             later.iter().flat_map(fields_of).any(|field| field.needs_tcp())
         }
+        ([Field::L4Proto], Value::Protocol(17)) => {
+            later.iter().flat_map(fields_of).any(|field| *field == Field::UdpDestination)
+        }
         ([Field::NfProto], Value::NfProto(version)) => {
             later.iter().flat_map(fields_of).any(|field| field.needs_nfproto() == Some(*version))
         }

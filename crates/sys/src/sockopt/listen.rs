@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 
 use rustix::net::{AddressFamily, ipproto, sockopt};
+use sidetrack_core::flow::Protocol as Transport;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::netns::NetNs;
@@ -138,11 +139,13 @@ fn prepare(socket: &Socket, address: SocketAddr, options: &ListenOptions) -> io:
 pub struct SeenListener {
     /// Where it listens.
     pub address: SocketAddr,
+    /// Its transport protocol.
+    pub protocol: Transport,
     /// Whether it takes connections for addresses of other hosts (IP_TRANSPARENT).
     pub transparent: bool,
 }
 
-/// Looks whether a descriptor of another process is a TCP listener of our own network namespace.
+/// Looks whether a descriptor of another process is a TCP listener, or a UDP socket without a peer, of our own network namespace.
 ///
 /// # Errors
 /// `InvalidInput` with what it is instead; what getsockopt(2) says.
@@ -153,10 +156,17 @@ pub fn inspect_listener(fd: impl AsFd) -> io::Result<SeenListener> {
         return Err(not("a socket of another family than IPv4 and IPv6"));
     }
     let protocol = sockopt::socket_protocol(fd)?;
-    if !matches!(protocol, Some(ipproto::TCP | ipproto::MPTCP)) {
-        return Err(not("a socket of another protocol than TCP"));
-    }
-    if !sockopt::socket_acceptconn(fd)? {
+    let protocol = match protocol {
+        Some(ipproto::TCP | ipproto::MPTCP) => Transport::Tcp,
+        Some(ipproto::UDP) => Transport::Udp,
+        _ => return Err(not("a socket of another protocol than TCP and UDP")),
+    };
+    let listens = match protocol {
+        Transport::Tcp => sockopt::socket_acceptconn(fd)?,
+        // It has a port, and no peer: what comes to the port comes to it.
+        Transport::Udp => super::local_address(fd)?.port() != 0 && SockRef::from(&fd).peer_addr().is_err(),
+    };
+    if !listens {
         return Err(not("a socket that does not listen"));
     }
     // A port of another namespace says nothing about who has that port here.
@@ -164,7 +174,7 @@ pub fn inspect_listener(fd: impl AsFd) -> io::Result<SeenListener> {
         return Err(not("a socket of another network namespace"));
     }
     let transparent = SockRef::from(&fd).ip_transparent_v4()?;
-    Ok(SeenListener { address: super::local_address(fd)?, transparent })
+    Ok(SeenListener { address: super::local_address(fd)?, protocol, transparent })
 }
 
 #[cfg(test)]
@@ -184,7 +194,8 @@ mod tests {
                     let options = ListenOptions { transparent, mptcp, ..ListenOptions::default() };
                     let listener = listen(address, &options).unwrap();
                     let seen = inspect_listener(&listener).unwrap();
-                    assert_eq!(seen, SeenListener { address: listener.local_addr().unwrap(), transparent });
+                    let (address, protocol) = (listener.local_addr().unwrap(), Transport::Tcp);
+                    assert_eq!(seen, SeenListener { address, protocol, transparent });
                 }
             }
             let bound = Socket::new(Domain::for_address(address), Type::STREAM, None).unwrap();
@@ -194,7 +205,12 @@ mod tests {
         let (reader, _writer) = std::io::pipe().unwrap();
         inspect_listener(&reader).unwrap_err();
         let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let seen = inspect_listener(&udp).unwrap();
+        assert_eq!((seen.address, seen.protocol), (udp.local_addr().unwrap(), Transport::Udp));
+        udp.connect(udp.local_addr().unwrap()).unwrap();
         assert_eq!(inspect_listener(&udp).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        let unbound = crate::udp::unbound("127.0.0.1:0".parse().unwrap()).unwrap();
+        assert_eq!(inspect_listener(&unbound).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         let unix = std::os::unix::net::UnixDatagram::unbound().unwrap();
         assert_eq!(inspect_listener(&unix).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }

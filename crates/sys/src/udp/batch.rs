@@ -1,7 +1,7 @@
 //! Datagrams in batches: one `recvmmsg(2)` or `sendmmsg(2)` for many messages. A message may be a train: datagrams of
 //! equal length from one sender in one piece (`UDP_GRO`, `UDP_SEGMENT`, udp(7)). Nothing is allocated after the start.
 
-use super::{CONTROL_WORDS as OF_ONE, destination, empty_message, put};
+use super::{CONTROL_WORDS as OF_ONE, destination, empty_message, original_destination, put};
 use crate::sockopt::set_int;
 use socket2::{SockAddr, SockAddrStorage};
 use std::io;
@@ -40,6 +40,7 @@ struct Message {
     segment: usize,
     from: Option<SocketAddr>,
     to: Option<IpAddr>,
+    original: Option<SocketAddr>,
 }
 
 /// Where messages go.
@@ -107,6 +108,7 @@ impl Batch {
                 segment: segment(&header.msg_hdr).unwrap_or(0),
                 from: from.as_socket(),
                 to: destination(&header.msg_hdr),
+                original: original_destination(&header.msg_hdr),
             };
         }
         self.count = got;
@@ -116,6 +118,11 @@ impl Batch {
     /// Returns the sender of a message, as the socket's family writes it, and the local address it was sent to.
     pub fn addresses(&self, at: usize) -> (Option<SocketAddr>, Option<IpAddr>) {
         self.messages[..self.count].get(at).map_or((None, None), |message| (message.from, message.to))
+    }
+
+    /// Returns the original destination of a message, if the socket tells it ([`super::bind_transparent`]).
+    pub fn original(&self, at: usize) -> Option<SocketAddr> {
+        self.messages[..self.count].get(at)?.original
     }
 
     /// Returns the datagrams of a message: one, or those of a train. A datagram may be empty.

@@ -43,7 +43,7 @@ fn special_keys(listen: &raw::Listen) -> [SpecialKey; 25] {
     }
     [
         ("versions", list(&listen.versions), &[Kind::Socks]),
-        ("protocol", at(&listen.protocol), &[Kind::Reverse]),
+        ("protocol", at(&listen.protocol), &[Kind::Reverse, Kind::Tproxy]),
         ("users", list(&listen.users), &[Kind::Socks, Kind::Http, Kind::Redirect]),
         ("dialect", at(&listen.dialect), &[Kind::Socks]),
         ("bind", at(&listen.bind), &[Kind::Socks]),
@@ -145,9 +145,14 @@ impl Check<'_> {
                 ("names", listen.names.as_ref().map(At::span)),
                 ("mptcp", listen.mptcp.as_ref().map(At::span)),
                 ("accept_proxy_protocol", listen.accept_proxy_protocol.as_ref().map(List::span)),
+                ("cache", listen.cache.as_ref().map(At::span)),
+                ("tap", listen.tap.as_ref().map(At::span)),
             ];
             for (key, span) in keys.into_iter().filter_map(|(key, span)| Some((key, span?))) {
-                let help = "a UDP listener has one server: `to = \"host:port\"`";
+                let help = match key {
+                    "names" => "a UDP listener has one server: `to = \"host:port\"`",
+                    _ => "take it out, or give it to a listener of TCP",
+                };
                 self.error(span, format!("`{key}` does not go with `protocol = \"udp\"`"), help);
             }
         }

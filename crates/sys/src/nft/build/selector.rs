@@ -1,9 +1,11 @@
 //! Which connections are meant, and the matches that say so.
 
+use sidetrack_core::flow::Protocol;
 use sidetrack_core::net::{IpSet, PortSet};
 
 use crate::nft::{
-    DataKind, Field, InterfaceName, NFPROTO_IPV4, NFPROTO_IPV6, RTN_LOCAL, Set, Span, Statement, Value,
+    DataKind, Field, InterfaceName, NFPROTO_IPV4, NFPROTO_IPV6, RTN_BROADCAST, RTN_LOCAL, RTN_MULTICAST, Set,
+    Span, Statement, Value,
 };
 
 /// Some bits of a packet or connection mark.
@@ -24,7 +26,7 @@ pub struct CgroupMatch {
     pub level: u32,
 }
 
-/// Which TCP connections are meant. An empty list or set means: any.
+/// Which TCP connections, or datagrams of UDP, are meant. An empty list or set means: any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
     /// Client addresses.
@@ -69,8 +71,8 @@ impl Versions {
 }
 
 impl Selector {
-    /// The matches of each rule needed, without a test for the opening segment. The sets they name, which begin with `name`,
-    /// are added to `sets` unless they are there.
+    /// The matches of each rule needed for TCP, without a test for the opening segment. The sets they name, which begin with
+    /// `name`, are added to `sets` unless they are there.
     pub(super) fn matches(
         &self,
         name: &str,
@@ -78,16 +80,34 @@ impl Selector {
         versions: Versions,
         sets: &mut Vec<Set>,
     ) -> Vec<Vec<Statement>> {
+        self.matches_of(Protocol::Tcp, name, (origin, versions), sets)
+    }
+
+    /// As [`Self::matches`], for a protocol. A rule for UDP has to ask for UDP before. Datagrams to broadcast and multicast
+    /// addresses are never meant: they are for the neighbours, and DHCP needs them.
+    pub(super) fn matches_of(
+        &self,
+        protocol: Protocol,
+        name: &str,
+        (origin, versions): (Origin, Versions),
+        sets: &mut Vec<Set>,
+    ) -> Vec<Vec<Statement>> {
         let mut rules = Vec::new();
         for addresses in self.addresses(name, versions, sets) {
             let mut common = addresses;
-            common.extend(self.port_match(name, sets));
+            common.extend(self.port_match(protocol, name, sets));
             common.extend(match origin {
                 Origin::Local => user_match(&self.users, &format!("{name}_users"), sets),
                 Origin::Forwarded => interface_match(&self.interfaces, name, sets),
             });
             if !self.to_this_host {
                 common.push(Statement::is_not(Field::DestinationType, Value::AddressType(RTN_LOCAL)));
+            }
+            if protocol == Protocol::Udp {
+                common.extend(
+                    [RTN_BROADCAST, RTN_MULTICAST]
+                        .map(|kind| Statement::is_not(Field::DestinationType, Value::AddressType(kind))),
+                );
             }
             rules.extend(match origin {
                 Origin::Local => with_cgroups(&self.cgroups, &common),
@@ -124,14 +144,18 @@ impl Selector {
         Some(matches)
     }
 
-    fn port_match(&self, name: &str, sets: &mut Vec<Set>) -> Option<Statement> {
+    fn port_match(&self, protocol: Protocol, name: &str, sets: &mut Vec<Set>) -> Option<Statement> {
+        let field = match protocol {
+            Protocol::Tcp => Field::TcpDestination,
+            Protocol::Udp => Field::UdpDestination,
+        };
         let spans: Vec<_> = self.ports.ranges().map(|(first, last)| Span::ports(first, last)).collect();
         match spans.as_slice() {
             [] => None,
-            [one] if one.first == one.last => Some(Statement::is(Field::TcpDestination, one.first)),
+            [one] if one.first == one.last => Some(Statement::is(field, one.first)),
             _ => {
                 let set = Set::of_spans(format!("{name}_ports"), DataKind::Port, spans);
-                let matching = Statement::is_in(Field::TcpDestination, &*set.name);
+                let matching = Statement::is_in(field, &*set.name);
                 add(sets, set);
                 Some(matching)
             }

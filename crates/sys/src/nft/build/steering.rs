@@ -5,8 +5,9 @@ use super::except::{self, Except};
 use super::path::{self, KernelPath};
 use super::selector::{MarkBits, Origin, Selector, Versions};
 use crate::nft::{
-    Chain, ChainKind, Family, Field, Hook, Rule, Set, Statement, TCP, Table, Value, Verdict, priority,
+    Chain, ChainKind, Family, Field, Hook, Rule, Set, Statement, TCP, Table, UDP, Value, Verdict, priority,
 };
+use sidetrack_core::flow::Protocol;
 
 /// What a node steers. For each new connection, in this order: what is excepted is left alone, the kernel path takes its own,
 /// then TPROXY, then REDIRECT, each list in order.
@@ -51,9 +52,11 @@ pub struct Redirect {
     pub forwarded: Vec<Selector>,
 }
 
-/// Connections of other hosts that go to a local IP_TRANSPARENT listener with their addresses untouched.
+/// Connections, or datagrams, of other hosts that go to a local IP_TRANSPARENT listener with their addresses untouched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TProxy {
+    /// TCP connections, or every datagram of UDP.
+    pub protocol: Protocol,
     /// The listener's port.
     pub port: u16,
     /// Whether it serves IPv4.
@@ -142,7 +145,11 @@ impl Steering {
             [Statement::is(Field::L4Proto, TCP), Statement::mark(Field::CtMark, mark.value, mark.mask)];
         let goto = Statement::Verdict(Verdict::Goto(TAKE.into()));
         chain.rules.push(Rule::new(taken.into_iter().chain([goto.clone()])));
-        chain.rules.push(Rule::new([Statement::opens_connection(), goto]));
+        chain.rules.push(Rule::new([Statement::opens_connection(), goto.clone()]));
+        if self.tproxies.iter().any(|tproxy| tproxy.protocol == Protocol::Udp) {
+            // UDP has no connections, so every datagram is looked at.
+            chain.rules.push(Rule::new([Statement::is(Field::L4Proto, UDP), goto]));
+        }
         chain
     }
 
@@ -198,7 +205,8 @@ impl TProxy {
             let name = format!("tproxy{}_{place}", index + 1);
             for v6 in (Versions { v4: self.v4, v6: self.v6 }).single() {
                 let versions = Versions { v4: !v6, v6 };
-                for matches in selector.matches(&name, Origin::Forwarded, versions, sets) {
+                let way = (Origin::Forwarded, versions);
+                for matches in selector.matches_of(self.protocol, &name, way, sets) {
                     rules.extend(self.take(matches, mark, v6));
                 }
             }
@@ -208,13 +216,16 @@ impl TProxy {
 
     /// Without a listener the tproxy statement ends the rule, so that what stands behind it does not happen.
     fn take(&self, matches: Vec<Statement>, mark: MarkBits, v6: bool) -> Vec<Rule> {
-        let matches: Vec<_> = [Statement::is(Field::L4Proto, TCP)].into_iter().chain(matches).collect();
-        let steps = [
+        let is_udp = self.protocol == Protocol::Udp;
+        let protocol = if is_udp { UDP } else { TCP };
+        let matches: Vec<_> = [Statement::is(Field::L4Proto, protocol)].into_iter().chain(matches).collect();
+        let take = [
             Statement::TProxy { v6, port: self.port },
             Statement::SetMark { value: mark.value, mask: mark.mask },
-            Statement::SetCtMark { value: mark.value, mask: mark.mask },
-            Statement::Verdict(Verdict::Accept),
         ];
+        // No datagram is found by the mark of its connection.
+        let known = (!is_udp).then_some(Statement::SetCtMark { value: mark.value, mask: mark.mask });
+        let steps = take.into_iter().chain(known).chain([Statement::Verdict(Verdict::Accept)]);
         let taken = Rule::new(matches.iter().cloned().chain(steps));
         let dropped = Rule::new(matches.into_iter().chain([Statement::Verdict(Verdict::Drop)]));
         if self.drop_without_listener { vec![taken, dropped] } else { vec![taken] }
