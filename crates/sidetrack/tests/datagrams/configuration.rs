@@ -25,6 +25,9 @@ fn keys_that_datagrams_cannot_have_are_errors() {
         let text = format!("{LISTENER}to = \"192.0.2.1:53\"\n{key} = {value}\n");
         wrong(&text, &format!("`{key}` does not go with `protocol = \"udp\"`"));
     }
+    let tproxy = "[[listen]]\nkind = \"tproxy\"\nprotocol = \"udp\"\ninterfaces = \"eth0\"\n";
+    assert!(load(tproxy).is_ok());
+    wrong(&format!("{tproxy}tap = true\n"), "`tap` does not go with `protocol = \"udp\"`");
     let socks = "[[listen]]\nkind = \"socks\"\naddress = \"127.0.0.1:1080\"\nprotocol = \"udp\"\n";
     wrong(socks, "`protocol` is not a key of kind = \"socks\"");
     wrong(&format!("{LISTENER}to = \"127.0.0.1:5353\"\n"), "would go in circles");
