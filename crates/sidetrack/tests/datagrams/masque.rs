@@ -6,7 +6,7 @@ use super::socks::Associated;
 use super::{Echo, LONGEST, client, dropped, echo};
 use sidetrack_testkit::{LIMIT, eventually};
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -280,7 +280,11 @@ fn a_tunnel_that_ends_or_breaks_ends_the_flow_and_the_next_datagram_asks_again()
         (vec![0, 0], "ends in its context ID"),
     ] {
         let sent = [ACCEPTED, &whole, &bytes].concat();
-        let proxy = scripted(sent, drop);
+        let proxy = scripted(sent, |mut stream| {
+            // What it has not read would turn its end into a reset.
+            stream.shutdown(Shutdown::Write).unwrap();
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
         let mut up = entry("192.0.2.1:9", &[format!("http://{proxy}")], "");
         let asking = client(up.addresses("dns")[0]);
         asking.send(b"x").unwrap();
@@ -299,7 +303,7 @@ fn a_tunnel_that_ends_or_breaks_ends_the_flow_and_the_next_datagram_asks_again()
     let asking = client(up.addresses("dns")[0]);
     assert_eq!(echo(&asking, b"one"), b"one");
     let (_, connection) = proxy.asked.recv_timeout(LIMIT).unwrap();
-    connection.shutdown(std::net::Shutdown::Both).unwrap();
+    connection.shutdown(Shutdown::Both).unwrap();
     assert_eq!(up.record().text("reason"), "hop_failed");
     assert_eq!(echo(&asking, b"two"), b"two");
 }

@@ -206,6 +206,12 @@ fn a_multicast_stream_reaches_the_members_one_leaves_and_a_relay_is_killed() {
     relay.signal(rustix::process::Signal::KILL);
     relay.gone();
     reaches(&sender, &[&near, &far], "fourth");
+    // A member hangs: the others get all, and so does it once it goes on.
+    sites.ups[2].signal(rustix::process::Signal::STOP);
+    reaches(&sender, &[&near], "fifth");
+    sites.ups[2].signal(rustix::process::Signal::CONT);
+    sites.knows(0, &["b", "c"]);
+    reaches(&sender, &[&near, &far], "sixth");
     metrics_fit(&sites);
 }
 
