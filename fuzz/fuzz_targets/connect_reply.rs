@@ -1,17 +1,18 @@
-//! A proxy's answer to CONNECT: no input panics, and every split of it gives the same result. The first byte is
+//! A proxy's answer to CONNECT and to CONNECT-UDP: no input panics, and every split of it gives the same result. The first byte is
 //! the size of the pieces.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sidetrack_core::http::connect::{Client, Config, Input, Output};
+use sidetrack_core::http::connect::{Client, Config, Input, Kind, Output};
 use sidetrack_core::time::Instant;
 use std::time::Duration;
 
 /// The result, and how many bytes were taken until then.
-fn result<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Option<Output>, usize) {
+fn result<'a>(kind: Kind, pieces: impl Iterator<Item = &'a [u8]>) -> (Option<Output>, usize) {
     let destination = "db.example.nl:5432".parse().expect("a destination");
     let timeout = Duration::from_secs(1);
-    let config = Config { destination, credentials: None, initial_data: Vec::new(), timeout };
+    let proxy = "gw.example:3128".parse().expect("a proxy");
+    let config = Config { kind, proxy, destination, credentials: None, initial_data: Vec::new(), timeout };
     let mut client = Client::new(config, Instant::ZERO);
     assert!(matches!(client.poll(), Some(Output::Send(_))));
     let mut taken = 0;
@@ -29,13 +30,15 @@ fn result<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Option<Output>, usize)
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((&size, answer)) = bytes.split_first() else { return };
-    let (whole, _) = result(std::iter::once(answer));
-    let (pieces, taken) = result(answer.chunks(usize::from(size).max(1)));
-    match (whole, pieces) {
-        (Some(Output::Connected { leftover }), Some(Output::Connected { leftover: mut begun })) => {
-            begun.extend_from_slice(&answer[taken..]);
-            assert_eq!(leftover, begun);
+    for kind in [Kind::Bytes, Kind::Datagrams] {
+        let (whole, _) = result(kind, std::iter::once(answer));
+        let (pieces, taken) = result(kind, answer.chunks(usize::from(size).max(1)));
+        match (whole, pieces) {
+            (Some(Output::Connected { leftover }), Some(Output::Connected { leftover: mut begun })) => {
+                begun.extend_from_slice(&answer[taken..]);
+                assert_eq!(leftover, begun);
+            }
+            (whole, pieces) => assert_eq!(whole, pieces),
         }
-        (whole, pieces) => assert_eq!(whole, pieces),
     }
 });
