@@ -4,7 +4,7 @@ use super::clients::Clients;
 use super::path::{Found, PathId, Paths, State, Users, Waiting};
 use super::ready::Ready;
 use crate::carry::datagrams::{Direct, Remote, associate, connect, probe};
-use crate::carry::{Admitted, Failure, Gate, Order, resolve};
+use crate::carry::{Admitted, Dialing, Failure, Gate, Order, resolve};
 use crate::intercept::Listening;
 use crate::live::LiveFlow;
 use crate::reactor::{self, UdpSocket};
@@ -445,19 +445,7 @@ impl Associations {
         let limit = carry.connect_timeout_ms.unwrap_or(worker.config().limits.connect_timeout_ms);
         reactor::spawn(async move {
             let dialing = worker.dialing();
-            let order = Order {
-                carry: &carry,
-                destination,
-                client: flow.client,
-                stack: &[],
-                host: flow.host.as_ref(),
-                tunnels: &worker.tunnels,
-                warm: &worker.warm,
-                metadata: Vec::new(),
-                // The caller has asked the gate about the destination; hops and nodes are from the configuration.
-                gate: None,
-                dialing: &dialing,
-            };
+            let order = order(&worker, &dialing, &carry, &flow, destination);
             let asked = Box::pin(associate(&order));
             let late = || Failure::new(EndReason::ConnectTimeout, "there was no path for datagrams in time");
             let done = reactor::timeout(Duration::from_millis(limit), asked).await;
@@ -497,6 +485,29 @@ impl Associations {
         if self.dropped.iter().any(|dropped| *dropped > 0) {
             self.worker.drop_datagrams(std::mem::take(&mut self.dropped));
         }
+    }
+}
+
+/// Returns the order for a path for datagrams to a destination that the gate has admitted. Hops and nodes are from the
+/// configuration.
+pub(super) fn order<'a>(
+    worker: &'a Worker,
+    dialing: &'a Dialing,
+    carry: &'a Carry,
+    flow: &'a Flow,
+    destination: Destination,
+) -> Order<'a> {
+    Order {
+        carry,
+        destination,
+        client: flow.client,
+        stack: &[],
+        host: flow.host.as_ref(),
+        tunnels: &worker.tunnels,
+        warm: &worker.warm,
+        metadata: Vec::new(),
+        gate: None,
+        dialing,
     }
 }
 

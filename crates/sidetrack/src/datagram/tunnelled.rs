@@ -12,10 +12,10 @@
 //!
 //! Whatever ends it, the client's connection is closed: the client learns it at once.
 
-use super::association::{BATCH, first_of};
+use super::association::{BATCH, first_of, order};
 use super::{ROUNDS, until};
 use crate::carry::datagrams::{Came, Capsules, Datagrams, Over, Remote, associate, connect, failure};
-use crate::carry::{Failure, Gate, Order, Stream, resolve};
+use crate::carry::{Failure, Gate, Stream, resolve};
 use crate::config::Config;
 use crate::live::{Decided, LiveFlow};
 use crate::reactor::UdpSocket;
@@ -166,19 +166,7 @@ async fn reach(worker: &Worker, config: &Config, flow: &Flow, carry: &Carry) -> 
         Some(admitted) if !is_far => Remote::Address(admitted),
         _ => Remote::Name(destination),
     };
-    let order = Order {
-        carry,
-        destination: remote.destination(),
-        client: flow.client,
-        stack: &[],
-        host: flow.host.as_ref(),
-        tunnels: &worker.tunnels,
-        warm: &worker.warm,
-        metadata: Vec::new(),
-        // The gate was asked about the destination above; hops and nodes are from the configuration.
-        gate: None,
-        dialing: &dialing,
-    };
+    let order = order(worker, &dialing, carry, flow, remote.destination());
     let path = Box::pin(associate(&order)).await?;
     Ok(Server::Path(path, remote))
 }

@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(
             admit(&strict, (proven, Delivery::Group), UDP),
             Err(Refused::Sender),
-            "a proof is no right"
+            "a proof gives no right"
         );
         assert_eq!(admit(&rule(), TO_ONE, UDP), Err(Refused::Destination), "multicast is for all");
         assert_eq!(admit(&rule(), TO_ONE, changed(16, &[10, 99, 0, 1])), Ok(16), "as it came");

@@ -24,6 +24,7 @@ pub(super) use pings::{Pinged, links, ping};
 pub(super) use realtime::Bell;
 pub(super) use realtime::{Totals, recover};
 pub(super) use receive::run;
+pub(super) use reliable::copies as reliable_copies;
 pub(super) use seal::{LABEL, MATERIAL_BYTES};
 pub(super) use services::{Counts as ServiceCounts, Services};
 pub(super) use train::Train;

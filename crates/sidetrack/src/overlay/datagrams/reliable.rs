@@ -70,12 +70,17 @@ impl Flows {
     }
 }
 
-/// Sends a packet of this node. Returns false if it is dropped.
-pub(super) fn send(shared: &Shared, to: NodeId, protocol: Protocol, payload: Vec<u8>) -> bool {
+/// Sends a packet of this node. Returns the number of copies: one for each neighbour; 0: it is dropped.
+pub(super) fn send(shared: &Shared, to: NodeId, protocol: Protocol, payload: Vec<u8>) -> u64 {
     let datagrams = &shared.datagrams;
     let left = datagrams.flows.leave(to, protocol, payload);
     datagrams.bell.ring();
-    left
+    if left { copies(shared) } else { 0 }
+}
+
+/// Returns the number of copies of a packet: one for each neighbour.
+pub(crate) fn copies(shared: &Shared) -> u64 {
+    shared.links.borrow().len() as u64
 }
 
 /// Returns the most bytes of a packet to a node that travels in one datagram on each of this node's links.

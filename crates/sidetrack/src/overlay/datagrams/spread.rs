@@ -60,12 +60,7 @@ pub(super) fn send(
     payload: Vec<u8>,
 ) -> u64 {
     if service.is_reliable_flood() {
-        let neighbours = shared.links.borrow().len() as u64;
-        return if reliable::send(shared, subgraph.destination(), protocol, payload) {
-            neighbours
-        } else {
-            0
-        };
+        return reliable::send(shared, subgraph.destination(), protocol, payload);
     }
     if service.trust == Trust::Tolerant {
         let nexts = subgraph.next(shared.identity.own()).count() as u64;

@@ -334,8 +334,7 @@ pub(crate) fn send_vouched(
             way.used = Some(shared.clock.now());
         }
         shrink(&mut ip, reliable::room(shared, to));
-        let neighbours = shared.links.borrow().len() as u64;
-        return if reliable::send(shared, to, protocol, ip) { neighbours } else { 0 };
+        return reliable::send(shared, to, protocol, ip);
     }
     let plan = {
         let mut ways = lock(&shared.datagrams.paths.ways);
@@ -357,5 +356,5 @@ pub(crate) fn send_vouched(
 
 /// Sends a message about flows of UDP to a node in the reliable flow of this node. Returns false if too many wait.
 pub(crate) fn send_reliably(shared: &Shared, to: NodeId, message: Vec<u8>) -> bool {
-    reliable::send(shared, to, Protocol::Session, message)
+    reliable::send(shared, to, Protocol::Session, message) > 0
 }

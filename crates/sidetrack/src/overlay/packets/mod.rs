@@ -251,7 +251,9 @@ impl Start {
             let reliable = Reliable { packets, stands: stands.clone() };
             for service in services.iter().copied() {
                 if service.trust == Trust::Tolerant {
-                    let _ = shared.datagrams.paths.begin(node, service);
+                    if !shared.datagrams.paths.begin(node, service) {
+                        tracing::error!(node = %name, "too many kinds of intrusion-tolerant packets");
+                    }
                     let shared = shared.clone();
                     let way: Box<dyn Way> = Box::new(Vouched { to: node, service, shared });
                     ways.insert((node, service), way);

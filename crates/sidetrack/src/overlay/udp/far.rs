@@ -27,7 +27,7 @@ use tokio::time::timeout;
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often associations that are idle, or that an operator has ended, are looked for.
-const LOOK: Duration = Duration::from_millis(500);
+pub(super) const LOOK: Duration = Duration::from_millis(500);
 
 /// All sessions that other nodes have opened for flows of UDP.
 #[derive(Default)]

@@ -126,7 +126,7 @@ fn send(shared: &Shared, to: &To, service: &Service, message: Vec<u8>, session: 
         }
         // A reliable flow has no pieces.
         let left = message.len() <= BY_PACKET_MAX && session.datagrams.try_send(message).is_ok();
-        return if left { shared.links.borrow().len() as u64 } else { 0 };
+        return if left { datagrams::reliable_copies(shared) } else { 0 };
     }
     if by_packet
         && let Some(sent) = datagrams::send(shared, (to.node, to.what), service, message.clone(), |_, _| ())

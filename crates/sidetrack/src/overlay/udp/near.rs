@@ -215,7 +215,11 @@ pub(in crate::overlay) async fn associate(
     let (peer, session) = peer_of(&shared, &requests, name, service.trust).await?;
     match service.trust {
         Trust::Members => shared.datagrams.paths.enter(peer.node, Use::Caught, session, [service]),
-        Trust::Tolerant => drop(shared.datagrams.paths.begin(peer.node, service)),
+        Trust::Tolerant if !shared.datagrams.paths.begin(peer.node, service) => {
+            let detail = format!("overlay:{}: {}", peer.name, proven::TOO_MANY);
+            return Err(Failure::new(EndReason::Limit, detail));
+        }
+        Trust::Tolerant => {}
     }
     let (sender, received) = mpsc::channel(WAITING_MAX);
     let number = shared.udp.near.number();

@@ -1,9 +1,9 @@
-//! Flows of UDP among members that lie: there is no session that a relay could refuse. All messages carry a proof of their
+//! Flows of UDP among members that lie: they use no session that a relay could refuse. All messages carry a proof of their
 //! source. Orders and answers travel in the reliable flows between the two nodes, datagrams by the service of their rule.
 //!
 //! The node that catches draws an id for what it says to another node, so that the other one can tell a restart.
 
-use super::far::Session;
+use super::far::{LOOK, Session};
 use super::near::Peer;
 use super::{BY_PACKET_MAX, ORDERS_MAX, Outbox, To, Use, Waiting};
 use crate::carry::Failure;
@@ -23,11 +23,12 @@ use tokio::time::sleep;
 /// What a node must understand to deliver flows of UDP for us.
 const NEEDED: u32 = Features::TOLERANT | Features::RELIABLE_FLOODS | Features::TOLERANT_FLOWS;
 
+/// Why a further service is refused.
+pub(super) const TOO_MANY: &str =
+    "too many kinds of intrusion-tolerant packets are in use between these nodes";
+
 /// How long a message waits before it asks again for room in the reliable flow.
 const RETRY: Duration = Duration::from_millis(10);
-
-/// How often a node looks for associations that are over.
-const LOOK: Duration = Duration::from_millis(500);
 
 /// Returns the id for what this node says to another one.
 ///
@@ -112,8 +113,7 @@ pub(in crate::overlay) async fn serve(shared: Arc<Shared>) {
     while let Some(Order { to, number, mut open }) = orders.recv().await {
         open.service.trust = Trust::Tolerant;
         if !shared.datagrams.paths.begin(to.node, open.service) {
-            let detail = "too many kinds of intrusion-tolerant packets are in use between these nodes";
-            refuse(&shared, to, number, Refusal::Limit, detail);
+            refuse(&shared, to, number, Refusal::Limit, TOO_MANY);
             continue;
         }
         let session = shared.udp.far.proven(to, || {
