@@ -8,6 +8,7 @@ pub mod agreement;
 pub mod containers;
 pub mod exchange;
 pub mod file;
+pub mod history;
 pub mod rights;
 pub mod tls;
 pub mod wire;

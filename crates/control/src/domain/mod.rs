@@ -229,6 +229,7 @@ impl Domain {
     /// Fails if a movement was not granted, or if a proxy rejects the agreement.
     pub async fn configure(
         &self,
+        peer: &str,
         submission: &Submission,
         configuration: Configuration,
     ) -> Result<Configured, DomainError> {
@@ -244,7 +245,7 @@ impl Domain {
         let before = held.clone();
         let revision =
             self.keep(&Held { configuration: Some(configuration), ..held }, If::Revision(revision))?;
-        match self.apply().await {
+        match self.apply(Some(peer)).await {
             Ok(configured) => Ok(configured),
             Err(error) if before.lease.is_some() => {
                 // During the set-up: forget what the proxies rejected, unless it was ended meanwhile.
@@ -274,10 +275,14 @@ impl Domain {
     ///
     /// # Errors
     /// Fails if a proxy cannot be reached; it is tried again later.
-    pub async fn end(&self, submission: &Submission) -> Result<Configured, DomainError> {
+    pub async fn end(&self, peer: &str, submission: &Submission) -> Result<Configured, DomainError> {
         let configured = self.forget(submission)?;
         // `behind`: an earlier call may have deleted the entry here and then failed.
-        if configured || self.behind.load(Relaxed) { self.apply().await } else { Ok(Configured::default()) }
+        if configured || self.behind.load(Relaxed) {
+            self.apply(Some(peer)).await
+        } else {
+            Ok(Configured::default())
+        }
     }
 
     /// Deletes a submission from the store. Returns whether the proxies were configured for it.
@@ -304,7 +309,12 @@ impl Domain {
     ///
     /// # Errors
     /// Fails if a proxy cannot be reached; it is tried again later.
-    pub async fn consent(self: Arc<Self>, data: &str, consent: Consent) -> Result<Configured, DomainError> {
+    pub async fn consent(
+        self: Arc<Self>,
+        peer: &str,
+        data: &str,
+        consent: Consent,
+    ) -> Result<Configured, DomainError> {
         let value = serde_json::to_vec(&consent).map_err(|error| StoreError::Failed(error.to_string()))?;
         self.store.put(&format!("{CONSENT}{data}"), &value, If::Always, None)?;
         self.store.put(&format!("{UNTOLD}{data}"), &value, If::Always, None)?;
@@ -312,7 +322,7 @@ impl Domain {
         // Tell the orchestrator while our own proxies are updated.
         let domain = self.clone();
         tokio::spawn(async move { domain.tell().await });
-        self.apply().await
+        self.apply(Some(peer)).await
     }
 
     /// Tells the orchestrator about changes of consent that it does not know yet.
@@ -361,15 +371,16 @@ impl Domain {
         facts::agreement(facts::with_consent(&told, &consent)?, &movements)
     }
 
-    /// Makes each proxy let through exactly what may move now.
-    async fn apply(&self) -> Result<Configured, DomainError> {
+    /// Makes each proxy let through exactly what may move now. `peer`: the name of the peer that caused the change, for the
+    /// proxies' history.
+    async fn apply(&self, peer: Option<&str>) -> Result<Configured, DomainError> {
         let _one_at_a_time = self.applying.lock().await;
         // Set first: if a proxy fails below, the flag stays and the next round tries again.
         self.behind.store(true, Relaxed);
         let text = self.text().map_err(|error| DomainError::Proxy(format!("{error:#}")))?;
         let mut revoked = 0;
         for proxy in 0..self.settings.proxies.len() {
-            revoked += self.sockets.apply(proxy, text.clone()).await.map_err(DomainError::Proxy)?;
+            revoked += self.sockets.apply(proxy, text.clone(), peer).await.map_err(DomainError::Proxy)?;
         }
         self.behind.store(false, Relaxed);
         Ok(Configured { revoked })
@@ -386,7 +397,7 @@ impl Domain {
             Err(error) => tracing::error!(%error, "cannot check leases"),
         }
         if self.behind.load(Relaxed)
-            && let Err(error) = self.apply().await
+            && let Err(error) = self.apply(None).await
         {
             tracing::warn!(%error, "a proxy does not have the latest agreement; trying again");
         }

@@ -123,7 +123,7 @@ async fn configure(
     Json(configuration): Json<Configuration>,
 ) -> Said<Configured> {
     is_orchestrator(&domain, &peer)?;
-    Ok(Json(domain.configure(&submission, configuration).await?))
+    Ok(Json(domain.configure(&peer.name, &submission, configuration).await?))
 }
 
 async fn ready(
@@ -141,7 +141,7 @@ async fn end(
     submission: Submission,
 ) -> Said<Configured> {
     is_orchestrator(&domain, &peer)?;
-    Ok(Json(domain.end(&submission).await?))
+    Ok(Json(domain.end(&peer.name, &submission).await?))
 }
 
 async fn consent(
@@ -154,5 +154,5 @@ async fn consent(
         let help = "add the name to `operators` of the domain";
         return Err(No::new(StatusCode::FORBIDDEN, format!("'{}' may not change consent", peer.name), help));
     }
-    Ok(Json(domain.consent(&data, change.consent).await?))
+    Ok(Json(domain.consent(&peer.name, &data, change.consent).await?))
 }

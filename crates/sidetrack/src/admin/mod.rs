@@ -11,7 +11,10 @@
 //! | `GET /v1/rules` | the rules in force |
 //! | `GET /v1/config`, `POST /v1/reload` | the configuration in force, and reloading it |
 //! | `GET /v1/policy` | the data-flow agreement in force: allowed movements and their functions |
-//! | `PUT /v1/policy?dry_run=` | replaces it by the text in the body; says which flows end |
+//! | `PUT /v1/policy?dry_run=&version=&peer=` | replaces it by the text in the body, or by an earlier version; says
+//! which flows end |
+//! | `GET /v1/policy/history` | its versions and decisions, and whether their chain is whole |
+//! | `GET /v1/policy/history/{version}` | the text of a version |
 //! | `GET /v1/shunt` | the flows of the shunt |
 //! | `POST /v1/shunt?client=&server=&transport=&action=` | sets the action for a flow: `shunt`, `block` or
 //! `ignore` |
@@ -50,7 +53,7 @@ pub use cache::{
     CacheScope, CacheStatus, CachedResource, CachedResources, Caches, DiskStatus, MemoryStatus, Purged,
 };
 pub use places::{SYSTEM_SOCKET, default_socket, directory, forget_dead_runs, run_socket, run_sockets, runs};
-pub use policy::{AgreementStatus, Applied, Movement, Movements, Way};
+pub use policy::{AgreementStatus, Applied, Audit, Movement, Movements, NewAgreement, Past, Version, Way};
 pub use shunt::{Done, ShuntFlows};
 pub use sidetrack_common::admin::{Client, ClientError, FunctionCounts, Functions, Killed, Lines};
 pub use socket::{AdminSocket, BindError};
@@ -65,6 +68,7 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use error::ApiError;
+use sidetrack_common::history::Caller;
 use sidetrack_core::policy::Policy;
 use std::io;
 use std::sync::Arc;
@@ -105,7 +109,21 @@ pub trait Control: Send + Sync + 'static {
     ///
     /// # Errors
     /// Says what is wrong with the text. Then nothing has changed.
-    fn apply_agreement(&self, _text: &str, _dry_run: bool) -> Result<Applied, String> {
+    fn apply_agreement(&self, _new: &NewAgreement, _dry_run: bool, _by: &Caller) -> Result<Applied, String> {
+        Err("there is no [policy] here".to_owned())
+    }
+    /// The history of the agreement. May block.
+    ///
+    /// # Errors
+    /// Fails if no history is kept, or if it cannot be read.
+    fn audit(&self) -> Result<Audit, String> {
+        Err("there is no [policy] here".to_owned())
+    }
+    /// The text of a version of the agreement. May block.
+    ///
+    /// # Errors
+    /// Fails as [`Control::audit`] does, and if there is no such version.
+    fn version_of_agreement(&self, _version: u64) -> Result<String, String> {
         Err("there is no [policy] here".to_owned())
     }
     /// Sends a request to the shunt. May block.
@@ -243,6 +261,8 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/config", get(status::config))
         .route("/v1/reload", axum::routing::post(status::reload))
         .route("/v1/policy", get(policy::show).put(policy::put))
+        .route("/v1/policy/history", get(policy::history))
+        .route("/v1/policy/history/{version}", get(policy::version))
         .route("/v1/shunt", get(shunt::list).post(shunt::pin).delete(shunt::withdraw))
         .route("/v1/cache", get(cache::stat).delete(cache::purge))
         .route("/v1/cache/resources", get(cache::list))
@@ -273,7 +293,12 @@ async fn metrics(State(state): State<AdminState>) -> impl IntoResponse {
 /// Fails if the socket cannot be registered with this runtime.
 pub async fn serve(state: AdminState, socket: AdminSocket, stop: watch::Receiver<bool>) -> io::Result<()> {
     let (listener, _guard) = socket.into_listener()?;
-    serve_on(listener, router(state), stop).await
+    let service = router(state).into_make_service_with_connect_info::<socket::Client>();
+    let mut stopped = stop.clone();
+    let serving = axum::serve(listener, service).with_graceful_shutdown(async move {
+        let _ = stopped.wait_for(|stop| *stop).await;
+    });
+    until_stopped(async move { serving.await }, stop).await
 }
 
 /// Serves only `/metrics` on a TCP address, with limits on the number of clients and the time of each. Requests
@@ -299,7 +324,7 @@ pub async fn serve_metrics(
     serve_on(listener, router, stop).await
 }
 
-async fn serve_on<L>(listener: L, router: Router, mut stop: watch::Receiver<bool>) -> io::Result<()>
+async fn serve_on<L>(listener: L, router: Router, stop: watch::Receiver<bool>) -> io::Result<()>
 where
     L: axum::serve::Listener,
     L::Addr: std::fmt::Debug,
@@ -308,8 +333,16 @@ where
     let serving = axum::serve(listener, router).with_graceful_shutdown(async move {
         let _ = stopped.wait_for(|stop| *stop).await;
     });
+    until_stopped(async move { serving.await }, stop).await
+}
+
+/// Waits for the end of a server. Open connections have a little time after `stop`.
+async fn until_stopped(
+    serving: impl Future<Output = io::Result<()>>,
+    mut stop: watch::Receiver<bool>,
+) -> io::Result<()> {
     tokio::select! {
-        result = async move { serving.await } => result,
+        result = serving => result,
         () = async {
             let _ = stop.wait_for(|stop| *stop).await;
             tokio::time::sleep(LAST_WORDS).await;

@@ -2,14 +2,19 @@
 
 use super::AdminState;
 use super::error::ApiError;
+use super::socket::Client;
 use crate::agreement::Book;
 use crate::config::PolicyMode;
 use crate::record::Timestamp;
+use axum::Extension;
 use axum::Json;
-use axum::extract::{Query, State};
+use axum::extract::{ConnectInfo, Path, Query, State};
 use serde::{Deserialize, Serialize};
+use sidetrack_common::history::{Act, Caller, Cause, Entry, Head, hex};
 use sidetrack_core::agreement::{Access, Plan, Ruling, Surplus};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// The data-flow agreement in force.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -165,7 +170,113 @@ pub struct Applied {
 pub(super) struct Wish {
     #[serde(default)]
     dry_run: bool,
+    /// The version to go back to. The body is empty then.
+    version: Option<u64>,
+    /// The name in the certificate of the peer for which the caller asks.
+    peer: Option<String>,
 }
+
+/// Longest name of a peer in a history, bytes.
+const PEER_MAX: usize = 256;
+
+/// A new agreement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NewAgreement {
+    /// This text.
+    Text(String),
+    /// The text of this version of the history.
+    Version(u64),
+}
+
+/// An entry of the history, without the text of its version.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Past {
+    /// Its number.
+    pub number: u64,
+    /// The time, never before that of the previous entry.
+    pub at: Timestamp,
+    /// How far the clock was behind the previous entry, milliseconds.
+    pub clock_back_ms: u64,
+    /// The caller.
+    pub by: Caller,
+    /// The version that it made, or that it is about.
+    pub version: Option<u64>,
+    /// What happened, in words.
+    pub what: String,
+    /// The hash of its line, 64 hex digits.
+    pub hash: String,
+}
+
+impl Past {
+    /// Describes an entry. `head` is the end of the chain after it.
+    pub fn new(entry: Entry, head: &Head) -> Self {
+        let (version, what) = match entry.act {
+            Act::Version { version, cause: Cause::Apply, .. } => (Some(version), "applied".to_owned()),
+            Act::Version { version, cause: Cause::File, .. } => {
+                (Some(version), "read from its file".to_owned())
+            }
+            Act::Version { version, same_as, .. } => {
+                (Some(version), format!("rolled back to {}", same_as.unwrap_or_default()))
+            }
+            Act::Refused { error, .. } => (None, format!("refused: {error}")),
+            Act::Failed { version, error } => (Some(version), format!("not in force: {error}")),
+            Act::Mended { cut_bytes } => {
+                (None, format!("an incomplete line of {cut_bytes} bytes was cut off"))
+            }
+        };
+        let at = (UNIX_EPOCH + Duration::from_millis(entry.at_ms)).into();
+        let (number, clock_back_ms, by) = (entry.number, entry.clock_back_ms, entry.by);
+        Self { number, at, clock_back_ms, by, version, what, hash: hex(&head.hash) }
+    }
+}
+
+/// The history of a node's agreements.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Audit {
+    /// The file.
+    pub file: PathBuf,
+    /// Its entries, up to the first broken link.
+    pub entries: Vec<Past>,
+    /// The hash of the last line that this process knows, 64 hex digits.
+    pub head: String,
+    /// The first broken link. `null` if the chain is whole.
+    pub broken: Option<String>,
+}
+
+/// A version of the agreement.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Version {
+    /// Its number.
+    pub version: u64,
+    /// Its text.
+    pub text: String,
+}
+
+/// `GET /v1/policy/history`
+pub(super) async fn history(State(state): State<AdminState>) -> Result<Json<Audit>, ApiError> {
+    blocking(move || state.control.audit()).await.map(Json)
+}
+
+/// `GET /v1/policy/history/{version}`
+pub(super) async fn version(
+    State(state): State<AdminState>,
+    Path(version): Path<u64>,
+) -> Result<Json<Version>, ApiError> {
+    let text = blocking(move || state.control.version_of_agreement(version)).await?;
+    Ok(Json(Version { version, text }))
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, ApiError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done.map_err(|error| ApiError::conflict(error, HELP)),
+        Err(error) => Err(ApiError::internal(format!("the work ended early: {error}"))),
+    }
+}
+
+/// Where a person finds more.
+const HELP: &str = "docs/control.md describes the file of an agreement and its history";
 
 /// `GET /v1/policy`
 pub(super) async fn show(State(state): State<AdminState>) -> Json<AgreementStatus> {
@@ -175,18 +286,21 @@ pub(super) async fn show(State(state): State<AdminState>) -> Json<AgreementStatu
 /// `PUT /v1/policy`
 pub(super) async fn put(
     State(state): State<AdminState>,
+    client: Option<Extension<ConnectInfo<Client>>>,
     Query(wish): Query<Wish>,
     text: String,
 ) -> Result<Json<Applied>, ApiError> {
-    let control = state.control.clone();
-    let applied = tokio::task::spawn_blocking(move || control.apply_agreement(&text, wish.dry_run)).await;
-    match applied {
-        Ok(Ok(applied)) => Ok(Json(applied)),
-        Ok(Err(error)) => {
-            Err(ApiError::conflict(error, "docs/control.md describes the file of an agreement"))
+    let Wish { dry_run, version, peer } = wish;
+    let peer = peer.map(|peer| peer.chars().take(PEER_MAX).collect());
+    let client = client.map_or_else(Client::default, |Extension(ConnectInfo(client))| client);
+    let new = match version {
+        Some(version) if text.is_empty() => NewAgreement::Version(version),
+        Some(_) => {
+            return Err(ApiError::bad_request("both a text and a version were sent", "send one of the two"));
         }
-        Err(error) => Err(ApiError::internal(format!("the change ended early: {error}"))),
-    }
+        None => NewAgreement::Text(text),
+    };
+    blocking(move || state.control.apply_agreement(&new, dry_run, &client.caller(peer))).await.map(Json)
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! The unix socket. It never replaces another process's socket, and is removed at the end.
 
 use super::places::make_directory;
+use axum::extract::connect_info::Connected;
+use axum::serve::IncomingStream;
+use sidetrack_common::history::Caller;
 use sidetrack_sys::probe::socket_is_stale;
 use sidetrack_sys::undo::Action;
 use std::fs;
@@ -47,6 +50,30 @@ pub(super) struct Guard {
     inode: u64,
     /// Also remove the directory, if it is empty.
     with_directory: bool,
+}
+
+/// The process at the other end of a connection to the admin socket, as the kernel knew it when it connected.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Client {
+    uid: Option<u32>,
+    pid: Option<i32>,
+}
+
+impl Connected<IncomingStream<'_, tokio::net::UnixListener>> for Client {
+    fn connect_info(stream: IncomingStream<'_, tokio::net::UnixListener>) -> Self {
+        let known = stream.io().peer_cred().ok();
+        Self { uid: known.map(|known| known.uid()), pid: known.and_then(|known| known.pid()) }
+    }
+}
+
+impl Client {
+    /// The caller for the history. `peer`: for which peer it asks, as it says.
+    pub(super) fn caller(self, peer: Option<String>) -> Caller {
+        let name = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok();
+        let program = self.pid.and_then(name).map(|name| name.trim_end().to_owned());
+        // A process may be root's and unknown to the kernel's answer, but the history names a caller in any case.
+        Caller { uid: Some(self.uid.unwrap_or(u32::MAX)), pid: self.pid, program, peer }
+    }
 }
 
 impl AdminSocket {

@@ -5,12 +5,13 @@ mod file;
 pub(super) use file::{Writer, serve};
 
 use super::node::Node;
-use crate::admin::{AgreementStatus, Applied, Movements};
+use crate::admin::{AgreementStatus, Applied, Audit, Movements, NewAgreement, Past};
 use crate::agreement::{Book, InForce};
 use crate::config::Config;
 use crate::live::{Decided, Ledger};
 use crate::reload::{ReloadHandle, settle, watch};
 use anyhow::Context;
+use sidetrack_common::history::{Caller, Cause, History, HistoryError};
 use sidetrack_core::agreement::End;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::policy::{Action, Verdict};
@@ -103,11 +104,37 @@ impl Node {
         revoked.iter().map(|(live, _)| live.id.0).collect()
     }
 
+    /// Records the text of an agreement that is about to be in force.
+    ///
+    /// # Errors
+    /// The history cannot be written: the agreement must not be put in force.
+    pub(super) fn note_agreement(&self, in_force: &InForce) -> Result<(), HistoryError> {
+        self.history().map_or(Ok(()), |history| note(history, in_force))
+    }
+
+    /// Records that a text was refused. An error is only logged: nothing was put in force.
+    fn note_refused(&self, by: &Caller, text: &str, error: &anyhow::Error) {
+        let noted = self.history().map_or(Ok(()), |history| history.refused(by, text, &format!("{error:#}")));
+        if let Err(error) = noted {
+            tracing::error!("a refused agreement is not in the history: {error}");
+        }
+    }
+
     /// Reads the agreement again, and puts it in force if the file or the time has changed it.
     fn look_at_agreement(&self, config: &Config) {
         let _agreeing = lock(&self.agreeing);
         let current = self.agreement().load_full();
-        match read(config, &current) {
+        let read = read(config, &current).inspect_err(|error| {
+            let text = config.agreement.as_ref().and_then(|file| std::fs::read_to_string(&file.path).ok());
+            self.note_refused(&Caller::default(), &text.unwrap_or_default(), error);
+        });
+        let noted = read.and_then(|new| {
+            if !same(&new, &current) {
+                self.note_agreement(&new)?;
+            }
+            Ok(new)
+        });
+        match noted {
             Ok(new) if same(&new, &current) => {}
             Ok(new) => {
                 let revoked = self.put_agreement(config, new).len();
@@ -121,17 +148,31 @@ impl Node {
     /// and put in force.
     ///
     /// # Errors
-    /// What is wrong with the text, or with writing the file. Nothing has changed then.
+    /// What is wrong with the text, or with writing the file or its history. Nothing has changed then.
     pub(super) fn apply_agreement(
         &self,
         config: &Config,
-        text: &str,
+        new: &NewAgreement,
         dry_run: bool,
+        by: &Caller,
     ) -> anyhow::Result<Applied> {
         let file =
             config.agreement.as_ref().context("the configuration has no [policy] that names an agreement")?;
-        let book = Arc::new(book(&file.path, text, SystemTime::now())?);
-        lacking(config, &book)?;
+        let (cause, same_as, text) = match new {
+            NewAgreement::Text(text) => (Cause::Apply, None, text.clone()),
+            NewAgreement::Version(version) => {
+                (Cause::Rollback, Some(*version), self.kept_history()?.text(*version)?)
+            }
+        };
+        let checked = book(&file.path, &text, SystemTime::now()).and_then(|book| {
+            lacking(config, &book)?;
+            Ok(Arc::new(book))
+        });
+        let book = checked.inspect_err(|error| {
+            if !dry_run {
+                self.note_refused(by, &text, error);
+            }
+        })?;
         let in_force = Arc::new(InForce { book: Some(book), mode: file.mode });
         if dry_run {
             let revoked = revoked(&in_force, config, &self.ledgers());
@@ -139,16 +180,72 @@ impl Node {
             return Ok(Applied { dry_run, revoked, status: status(&in_force) });
         }
         let _agreeing = lock(&self.agreeing);
-        file::replace(&file.path, text, self.agreement_writer())
-            .with_context(|| format!("cannot write {}", file.path.display()))?;
+        let noted = self.history().map(|history| Ok((history, history.version(by, cause, same_as, &text)?)));
+        let noted = noted.transpose().map_err(|error: HistoryError| error)?;
+        let replaced = file::replace(&file.path, &text, self.agreement_writer())
+            .with_context(|| format!("cannot write {}", file.path.display()));
+        if let (Err(error), Some((history, version))) = (&replaced, noted) {
+            history.failed(by, version, &format!("{error:#}"))?;
+        }
+        replaced?;
         let revoked = self.put_agreement(config, in_force.clone());
         Ok(Applied { dry_run, revoked, status: status(&in_force) })
+    }
+
+    fn kept_history(&self) -> anyhow::Result<&History> {
+        self.history()
+            .context("no history is kept: name a file with `history` in [policy], and restart sidetrack")
+    }
+
+    /// Lists the entries of the history, and checks its chain.
+    ///
+    /// # Errors
+    /// No history is kept, or it cannot be read.
+    pub(super) fn audit(&self) -> anyhow::Result<Audit> {
+        let history = self.kept_history()?;
+        let mut entries = Vec::new();
+        let checked = history.verify(|entry, head| entries.push(Past::new(entry, head)));
+        let (head, broken) = match checked {
+            Ok(head) => (head, None),
+            Err(error @ (HistoryError::Broken(..) | HistoryError::Replaced(..))) => {
+                (history.head(), Some(error.to_string()))
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let file = history.path().to_owned();
+        Ok(Audit { file, entries, head: sidetrack_common::history::hex(&head.hash), broken })
+    }
+
+    /// Returns the text of a version.
+    ///
+    /// # Errors
+    /// No history is kept, it is broken, or it has no such version.
+    pub(super) fn version_of_agreement(&self, version: u64) -> anyhow::Result<String> {
+        Ok(self.kept_history()?.text(version)?)
     }
 
     /// The agreement in force.
     pub(super) fn agreement_status(&self) -> AgreementStatus {
         status(&self.agreement().load())
     }
+}
+
+/// Opens the history that a configuration names, and records the agreement of the start.
+///
+/// # Errors
+/// The history is broken, or cannot be written.
+pub(super) fn history(config: &Config, in_force: &InForce) -> anyhow::Result<Option<History>> {
+    let Some(path) = config.agreement.as_ref().and_then(|file| file.history.as_ref()) else {
+        return Ok(None);
+    };
+    let history = History::open(path)?;
+    note(&history, in_force)?;
+    Ok(Some(history))
+}
+
+fn note(history: &History, in_force: &InForce) -> Result<(), HistoryError> {
+    let Some(book) = &in_force.book else { return Ok(()) };
+    history.version(&Caller::default(), Cause::File, None, book.text()).map(drop)
 }
 
 fn same(a: &InForce, b: &InForce) -> bool {

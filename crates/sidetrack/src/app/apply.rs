@@ -117,6 +117,7 @@ impl Node {
         let proofs = old.filter_map(Serving::proof);
         let proofs: Vec<_> =
             proofs.chain(fresh.iter().flat_map(|(_, bound)| bound).filter_map(Bound::proof)).collect();
+        self.note_agreement(&in_force)?;
         self.steer_anew(new, &addresses, &proofs, |steer| steer)?;
         // From here on nothing can fail.
         let (stay, go): (Vec<_>, Vec<_>) = served.drain(..).partition(stays);

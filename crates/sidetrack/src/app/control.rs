@@ -4,7 +4,8 @@ use super::caches;
 use super::node::Node;
 use super::shunt::ShuntFlows;
 use crate::admin::{
-    AgreementStatus, Applied, CacheScope, CacheStatus, CachedResource, ConfigStatus, Control, ListenerStatus,
+    AgreementStatus, Applied, Audit, CacheScope, CacheStatus, CachedResource, ConfigStatus, Control,
+    ListenerStatus, NewAgreement,
 };
 use crate::config::Config;
 use crate::function::Function;
@@ -14,6 +15,7 @@ use crate::reload::ReloadHandle;
 use crate::shunt::{Ask, Capacity, Told};
 use arc_swap::ArcSwap;
 use sidetrack_common::admin::{ContainersHealth, FunctionCounts};
+use sidetrack_common::history::Caller;
 use sidetrack_core::policy::Policy;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -78,9 +80,17 @@ impl Control for ControlOf {
         self.node.agreement_status()
     }
 
-    fn apply_agreement(&self, text: &str, dry_run: bool) -> Result<Applied, String> {
+    fn apply_agreement(&self, new: &NewAgreement, dry_run: bool, by: &Caller) -> Result<Applied, String> {
         let config = self.reload.current().load_full();
-        self.node.apply_agreement(&config, text, dry_run).map_err(|error| format!("{error:#}"))
+        self.node.apply_agreement(&config, new, dry_run, by).map_err(|error| format!("{error:#}"))
+    }
+
+    fn audit(&self) -> Result<Audit, String> {
+        self.node.audit().map_err(|error| format!("{error:#}"))
+    }
+
+    fn version_of_agreement(&self, version: u64) -> Result<String, String> {
+        self.node.version_of_agreement(version).map_err(|error| format!("{error:#}"))
     }
 
     fn caches(&self) -> Vec<CacheStatus> {

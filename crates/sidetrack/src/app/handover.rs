@@ -18,6 +18,9 @@ pub(super) fn files(config: &Config) -> Vec<(PathBuf, u32)> {
     if let RecordTo::File(path) = &config.record.to {
         files.push((path.clone(), 0o640));
     }
+    if let Some(history) = config.agreement.as_ref().and_then(|file| file.history.as_ref()) {
+        files.push((history.clone(), 0o640));
+    }
     let taps = proxies(config).any(|http| http.tap.is_some());
     if let Some(tap) = config.tap.as_ref().filter(|_| taps) {
         files.extend([&tap.keylog, &tap.har].into_iter().flatten().map(|path| (path.clone(), 0o600)));

@@ -25,6 +25,7 @@ use crate::steer::{Host, OWN_MARK, Steer, TABLE};
 use crate::worker::{Admission, FAR_WAITING_MAX, Shared};
 use anyhow::Context;
 use arc_swap::ArcSwap;
+use sidetrack_common::history::History;
 use sidetrack_core::flow::{FlowId, Process, Protocol};
 use sidetrack_core::limit::Budget;
 use sidetrack_core::time::Instant;
@@ -63,6 +64,7 @@ pub(super) struct Prepared {
     containers: Option<Arc<Containers>>,
     agreement: Arc<InForce>,
     writer: Option<agreement::Writer>,
+    history: Option<History>,
 }
 
 /// A running node.
@@ -88,6 +90,7 @@ pub(super) struct Node {
     /// Held while an agreement is read and put in force, so that the one read last is in force last.
     pub(super) agreeing: Mutex<()>,
     writer: Option<agreement::Writer>,
+    history: Option<History>,
 }
 
 /// The parts of our work that the kernel does.
@@ -109,6 +112,7 @@ impl Prepared {
         };
         ports::refuse_taken(config)?;
         let agreement = agreement::read(config, &InForce::default())?;
+        let history = agreement::history(config, &agreement)?;
         let may_steer = may_steer(config)?;
         let overlay = config
             .overlay
@@ -130,7 +134,7 @@ impl Prepared {
         let containers = super::containers::start(config, user)?;
         let file = config.agreement.as_ref().zip(user);
         let writer = file.map(|(file, user)| agreement::Writer::start(&file.path, user)).transpose()?;
-        Ok(Self { workers, steered, overlay, engines, containers, agreement, writer })
+        Ok(Self { workers, steered, overlay, engines, containers, agreement, writer, history })
     }
 
     /// The process becomes the data plane's user. It keeps only the rights for marked and transparent sockets and for low
@@ -245,6 +249,7 @@ impl Prepared {
             windows: Mutex::default(),
             agreeing: Mutex::default(),
             writer: self.writer,
+            history: self.history,
         };
         node.set_dialing(&lock(&node.served));
         Ok(node)
@@ -332,6 +337,11 @@ impl Node {
     /// The process that writes the agreement's file, if this process may not create files beside it.
     pub(super) const fn agreement_writer(&self) -> Option<&agreement::Writer> {
         self.writer.as_ref()
+    }
+
+    /// The history of the agreement, if the configuration names one.
+    pub(super) const fn history(&self) -> Option<&History> {
+        self.history.as_ref()
     }
 
     /// The data-flow agreement in force.

@@ -1,5 +1,8 @@
 //! `sidetrack policy`: shows what a data-flow agreement allows, with which functions, and replaces it.
 
+mod diff;
+mod history;
+
 use super::Printed;
 use crate::admin::{AgreementStatus, Applied, Client, Movement, Movements, Way, default_socket};
 use crate::agreement;
@@ -29,6 +32,28 @@ enum PolicyCommand {
     Plan(PlanArgs),
     /// Puts an agreement in force. Flows that it does not allow end with policy_revoked
     Apply(ApplyArgs),
+    /// Lists the versions of the agreement and the decisions about it: who and when
+    History {
+        /// Prints JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Shows how one version of the agreement differs from another
+    Diff {
+        /// The number of the older version
+        #[arg(value_name = "A")]
+        from: u64,
+        /// The number of the newer version
+        #[arg(value_name = "B")]
+        to: u64,
+    },
+    /// Puts the text of an earlier version in force again, as a new version
+    Rollback(RollbackArgs),
+    /// Checks the chain of hashes over versions and decisions
+    Audit {
+        #[command(subcommand)]
+        command: history::AuditCommand,
+    },
     /// Shows the agreement in force
     Show {
         /// Prints JSON
@@ -71,6 +96,20 @@ struct ApplyArgs {
     json: bool,
 }
 
+/// Arguments of `policy rollback`.
+#[derive(Clone, Debug, Args)]
+struct RollbackArgs {
+    /// The number of the version
+    #[arg(value_name = "N")]
+    version: u64,
+    /// Shows the effect, and changes nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Prints JSON
+    #[arg(long)]
+    json: bool,
+}
+
 fn access(text: &str) -> Result<Access, String> {
     let known = Access::ALL.into_iter().find(|access| access.as_str() == text);
     known.ok_or_else(|| "write read or write".to_owned())
@@ -86,6 +125,10 @@ pub fn run(args: &PolicyArgs) -> anyhow::Result<ExitCode> {
     let printed = match &args.command {
         PolicyCommand::Plan(args) => plan(args, super::colours())?,
         PolicyCommand::Apply(args) => runtime.block_on(apply(&client(), args))?,
+        PolicyCommand::History { json } => runtime.block_on(history::list(&client(), *json))?,
+        PolicyCommand::Diff { from, to } => runtime.block_on(history::diff(&client(), *from, *to))?,
+        PolicyCommand::Rollback(args) => runtime.block_on(rollback(&client(), args))?,
+        PolicyCommand::Audit { command } => runtime.block_on(history::audit(&client(), command))?,
         PolicyCommand::Show { json } => {
             let status: AgreementStatus = runtime.block_on(client().ask(Method::GET, "/v1/policy", &[]))?;
             let out = if *json { line(&status)? } else { standing(&status) };
@@ -127,7 +170,20 @@ async fn apply(client: &Client, args: &ApplyArgs) -> anyhow::Result<Printed> {
     let text = read(&args.file)?;
     let dry_run = if args.dry_run { "true" } else { "false" };
     let applied: Applied = client.send(Method::PUT, "/v1/policy", &[("dry_run", dry_run)], text).await?;
-    if args.json {
+    effect(&applied, args.json)
+}
+
+async fn rollback(client: &Client, args: &RollbackArgs) -> anyhow::Result<Printed> {
+    let dry_run = if args.dry_run { "true" } else { "false" };
+    let version = args.version.to_string();
+    let query = [("dry_run", dry_run), ("version", &version)];
+    let applied: Applied = client.ask(Method::PUT, "/v1/policy", &query).await?;
+    effect(&applied, args.json)
+}
+
+/// Prints what a new agreement did, or would do.
+fn effect(applied: &Applied, json: bool) -> anyhow::Result<Printed> {
+    if json {
         return Ok(Printed { out: line(&applied)?, ..Printed::default() });
     }
     let (what, verb) =

@@ -41,6 +41,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         ("[admin] metrics_hosts", metrics_hosts.join(", "), new.admin.metrics_hosts.join(", ")),
         ("[record] to", target(to), target(&new.record.to)),
         ("[record] recent", recent.to_string(), new.record.recent.to_string()),
+        ("[policy] history", history(agreement.as_ref()), history(new.agreement.as_ref())),
         ("[containers] engine", path(container_engine.as_deref()), path(new.container_engine.as_deref())),
     ];
     let pairs = pairs.into_iter().chain(of_limits(limits, &new.limits));
@@ -52,6 +53,10 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         })
         .chain(of_agreement(agreement.as_ref(), new.agreement.as_ref()))
         .collect()
+}
+
+fn history(file: Option<&AgreementFile>) -> String {
+    path(file.and_then(|file| file.history.as_deref()))
 }
 
 /// Says that `policy apply` may fail: after the start, only the folder of the first agreement may be changed.

@@ -9,6 +9,8 @@ pub struct AgreementFile {
     pub path: PathBuf,
     /// What happens to flows that it does not allow.
     pub mode: PolicyMode,
+    /// The file of its history.
+    pub history: Option<PathBuf>,
 }
 
 /// What happens to flows that the agreement does not allow.

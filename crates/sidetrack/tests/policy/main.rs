@@ -5,3 +5,4 @@ mod node;
 
 mod file;
 mod flows;
+mod history;

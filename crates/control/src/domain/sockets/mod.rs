@@ -46,8 +46,8 @@ struct Begin {
 enum Ask {
     /// The functions of a proxy.
     Functions(usize),
-    /// Give a proxy this agreement.
-    Apply(usize, String),
+    /// Give a proxy this agreement, for the peer of this name.
+    Apply(usize, String, Option<String>),
     /// Start the containers of a function of a proxy.
     Start(usize, String),
     /// The digest of the image that the engine has under a name or digest.
@@ -126,12 +126,12 @@ impl Sockets {
         }
     }
 
-    /// Gives a proxy this agreement; gives how many flows ended.
+    /// Gives a proxy this agreement; gives how many flows ended. `peer`: the name in the certificate of the peer that caused it.
     ///
     /// # Errors
     /// It does not take it.
-    pub async fn apply(&self, proxy: usize, text: String) -> Result<u64, String> {
-        match self.ask(&Ask::Apply(proxy, text), None).await? {
+    pub async fn apply(&self, proxy: usize, text: String, peer: Option<&str>) -> Result<u64, String> {
+        match self.ask(&Ask::Apply(proxy, text, peer.map(str::to_owned)), None).await? {
             (Told::Applied(revoked), _) => Ok(revoked),
             (other, _) => Err(unexpected(&other)),
         }

@@ -114,9 +114,10 @@ impl Begin {
                 let asked = wait(proxy.ask::<Functions>(Method::GET, "/v1/functions", &[]));
                 Told::Functions(asked?.functions)
             }
-            Ask::Apply(proxy, agreement) => {
+            Ask::Apply(proxy, agreement, peer) => {
                 let proxy = self.proxy(proxy)?;
-                let asked = wait(proxy.send::<Revoked>(Method::PUT, "/v1/policy", &[], agreement));
+                let query: Vec<_> = peer.iter().map(|peer| ("peer", peer.as_str())).collect();
+                let asked = wait(proxy.send::<Revoked>(Method::PUT, "/v1/policy", &query, agreement));
                 Told::Applied(asked?.revoked.len() as u64)
             }
             Ask::Start(proxy, function) => {

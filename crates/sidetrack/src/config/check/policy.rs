@@ -18,7 +18,13 @@ impl Check<'_> {
             None | Some(raw::PolicyMode::Enforce) => PolicyMode::Enforce,
             Some(raw::PolicyMode::Audit) => PolicyMode::Audit,
         };
-        Some(AgreementFile { path: self.surroundings.resolve(path), mode })
+        let path_of = |at: &At<String>| self.surroundings.resolve(at);
+        let (agreement, history) = (path_of(path), raw.history.as_ref().map(path_of));
+        if let Some(at) = raw.history.as_ref().filter(|_| history.as_ref() == Some(&agreement)) {
+            let help = "give the history a file of its own: `history = \"./agreement.history\"`";
+            self.error(at.span(), "this is the file of the agreement itself", help);
+        }
+        Some(AgreementFile { path: agreement, mode, history })
     }
 
     /// Returns the question that a rule asks the agreement.

@@ -15,6 +15,10 @@ pub struct Policy {
     /// "enforce" denies flows that the agreement does not allow. "audit" carries them as if the rule did not
     /// ask, and the record says that they would have been denied. Default "enforce".
     pub mode: Option<At<PolicyMode>>,
+    /// The file that keeps each version of the agreement and each decision about it, with the caller and the
+    /// time, chained by hashes (docs/control.md). It is only appended to. If it is broken, sidetrack does not
+    /// start; if it cannot be written, an agreement is refused. Default: none is kept.
+    pub history: Option<At<String>>,
 }
 
 /// What happens to flows that the agreement does not allow.
