@@ -3,6 +3,7 @@
 
 pub mod auth;
 pub mod basic;
+mod block;
 pub mod cache;
 pub mod capsule;
 pub mod connect;
@@ -11,6 +12,7 @@ pub mod follow;
 pub mod forward;
 pub mod framing;
 pub mod h2;
+pub mod h3;
 pub mod head;
 pub mod hpack;
 pub mod htcp;

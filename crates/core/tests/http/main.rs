@@ -2,6 +2,7 @@
 
 mod capsules;
 mod framing;
+mod h3;
 mod heads;
 mod readers;
 mod smuggling;

@@ -9,14 +9,13 @@
 //! Settings of the peer do not matter here: they limit what we send. Our own settings are the defaults for frames and
 //! for the table of HPACK.
 
-mod block;
 #[cfg(test)]
 mod tests;
 
+use super::block::{Block, Part};
 use super::h2::Malformed;
 use super::hpack::{Decoder, HpackError};
 use super::message::{MAX_HEAD, Sender};
-use block::{Block, Part};
 use std::collections::BTreeMap;
 
 /// The first bytes of a client (RFC 9113 Sec. 3.4).
@@ -73,6 +72,7 @@ pub enum Broken {
 #[derive(Debug)]
 pub struct Follower {
     sender: Sender,
+    is_proxy: bool,
     awaits: Awaits,
     /// The part of a frame header or of a payload that has arrived.
     held: Vec<u8>,
@@ -132,6 +132,7 @@ impl Follower {
         };
         Self {
             sender,
+            is_proxy: false,
             awaits,
             held: Vec::new(),
             open: None,
@@ -140,6 +141,12 @@ impl Follower {
             last: 0,
             broken: None,
         }
+    }
+
+    /// The receiver is a proxy: requests for resources of scheme `http` are for it too.
+    #[must_use]
+    pub fn for_proxy(self) -> Self {
+        Self { is_proxy: true, ..self }
     }
 
     /// Reads the next bytes.
@@ -291,7 +298,8 @@ impl Follower {
             (Sender::Client, false) => Part::Request,
             (Sender::Server, false) => Part::Response,
         };
-        let mut block = Block::new(part, self.sender);
+        let block = Block::new(part, self.sender);
+        let mut block = if self.is_proxy { block.for_proxy() } else { block };
         let size = self.decoder.decode(&open.bytes, |name, value| block.field(name, value))?;
         // A block of a stream that we have forgotten only changes the decoder's table.
         let Some(stream) = stream else { return Ok(()) };

@@ -80,10 +80,10 @@ impl Decoder {
             }
             let is_added = first & 0b0100_0000 != 0;
             let name = match rest.integer(if is_added { 6 } else { 4 })? {
-                0 => rest.string()?,
+                0 => rest.string(7)?,
                 index => self.table.get(index).ok_or(HpackError::Index)?.0.to_vec(),
             };
-            let value = rest.string()?;
+            let value = rest.string(7)?;
             count(&name, &value)?;
             each(&name, &value);
             if is_added {
@@ -95,11 +95,11 @@ impl Decoder {
 }
 
 /// The bytes of a block that are not decoded yet.
-struct Rest<'a>(&'a [u8]);
+pub(in crate::http) struct Rest<'a>(pub(in crate::http) &'a [u8]);
 
 impl Rest<'_> {
     /// Reads an integer that begins in the lowest `prefix` bits of the next byte (RFC 7541 Sec. 5.1).
-    fn integer(&mut self, prefix: u32) -> Result<usize, HpackError> {
+    pub(in crate::http) fn integer(&mut self, prefix: u32) -> Result<usize, HpackError> {
         let mut byte = || {
             let (first, rest) = self.0.split_first().ok_or(HpackError::Truncated)?;
             self.0 = rest;
@@ -120,10 +120,11 @@ impl Rest<'_> {
         Err(HpackError::Integer)
     }
 
-    /// Reads a string (RFC 7541 Sec. 5.2).
-    fn string(&mut self) -> Result<Vec<u8>, HpackError> {
-        let is_huffman = self.0.first().is_some_and(|first| first & 0x80 != 0);
-        let length = self.integer(7)?;
+    /// Reads a string (RFC 7541 Sec. 5.2) whose length begins in the lowest `prefix` bits. The bit above them says whether it has
+    /// a Huffman code (RFC 9204 Sec. 4.1.2).
+    pub(in crate::http) fn string(&mut self, prefix: u32) -> Result<Vec<u8>, HpackError> {
+        let is_huffman = self.0.first().is_some_and(|first| first & (1 << prefix) != 0);
+        let length = self.integer(prefix)?;
         let (text, rest) = self.0.split_at_checked(length).ok_or(HpackError::Truncated)?;
         self.0 = rest;
         if is_huffman { huffman::decode(text) } else { Ok(text.to_vec()) }

@@ -1,8 +1,8 @@
-//! Judges the fields of one header block.
+//! Judges the fields of one header block of HTTP/2 or HTTP/3 (RFC 9113 Sec. 8.3, RFC 9114 Sec. 4.3).
 
-use super::super::fields::is_token;
-use super::super::h2::{Malformed, Pseudo, check_field, check_pseudo, check_server};
-use super::super::message::Sender;
+use super::fields::is_token;
+use super::h2::{Malformed, Pseudo, check_field, check_pseudo, check_server};
+use super::message::Sender;
 
 /// The part of a message that a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,14 +17,16 @@ pub(super) enum Part {
 pub(super) struct Block {
     part: Part,
     sender: Sender,
+    /// The receiver is a proxy: requests for resources of scheme `http` are for it too.
+    is_proxy: bool,
     malformed: Option<Malformed>,
     has_fields: bool,
-    method: Option<Vec<u8>>,
-    scheme: Option<Vec<u8>>,
-    authority: Option<Vec<u8>>,
-    path: Option<Vec<u8>>,
-    protocol: Option<Vec<u8>>,
-    status: Option<Vec<u8>>,
+    pub(super) method: Option<Vec<u8>>,
+    pub(super) scheme: Option<Vec<u8>>,
+    pub(super) authority: Option<Vec<u8>>,
+    pub(super) path: Option<Vec<u8>>,
+    pub(super) protocol: Option<Vec<u8>>,
+    pub(super) status: Option<Vec<u8>>,
     host: Option<Vec<u8>>,
 }
 
@@ -33,6 +35,7 @@ impl Block {
         Self {
             part,
             sender,
+            is_proxy: false,
             malformed: None,
             has_fields: false,
             method: None,
@@ -43,6 +46,11 @@ impl Block {
             status: None,
             host: None,
         }
+    }
+
+    /// A block that a proxy receives.
+    pub(super) fn for_proxy(self) -> Self {
+        Self { is_proxy: true, ..self }
     }
 
     /// Adds the next field.
@@ -111,7 +119,9 @@ impl Block {
         let (Some(scheme), Some(path)) = (self.scheme.as_deref(), self.path.as_deref()) else {
             return Err(Malformed::Pseudo);
         };
-        check_pseudo(&Pseudo { method, scheme: Some(scheme), authority, path })?;
+        let is_plain = self.is_proxy && scheme.eq_ignore_ascii_case(b"http");
+        let scheme = if is_plain { None } else { Some(scheme) };
+        check_pseudo(&Pseudo { method, scheme, authority, path })?;
         check_server(authority, host)
     }
 
