@@ -4,9 +4,21 @@
 //! The driver offers the bytes that it reads ([`Chain::handle`], [`Chain::end`]). It calls [`Chain::advance`] at the
 //! deadline and whenever it wakes, and takes the output ([`Chain::take`]). While bytes of a direction wait in the
 //! chain, the driver must not offer more ([`Chain::is_open`]). That is the back-pressure.
+//!
+//! A chain is a line at every moment, but a flow's way may branch: a [`crate::function::Branch`] is one stage until it
+//! has chosen, and is then replaced by the stages of the arm that it chose ([`Step::Become`]):
+//!
+//! ```text
+//!   client - audit - [branch] ----------- count - server       until the first bytes have shown the arm
+//!                       |
+//!                       v Become
+//!   client - audit - words - slow ------- count - server       the arm "web"; all arms merge in front of `count`
+//! ```
+//!
+//! Bytes that need no change pass where they lie, before and after the replacement.
 
 use crate::flow::{EndReason, Side};
-use crate::function::{Interest, STAGE_OUT_MAX, Stage, Step, Stop};
+use crate::function::{Interest, STAGE_OUT_MAX, Stage, Step, Stop, Successors};
 use crate::time::Instant;
 use std::sync::Arc;
 
@@ -29,6 +41,14 @@ struct Link {
     /// By side: bytes that the stage was offered and has not taken yet. At most what the stages before it append in
     /// one call.
     waiting: [Vec<u8>; 2],
+}
+
+/// What a link made of the bytes that it was offered.
+enum Eaten {
+    /// Its output.
+    Out(Vec<u8>),
+    /// It is to be replaced, and its successors get these bytes.
+    Become(Vec<u8>),
 }
 
 #[derive(Default)]
@@ -149,6 +169,15 @@ impl Chain {
             let mut out = Vec::new();
             match link.stage.handle(now, from, bytes, &mut out) {
                 Step::Pass(n) if n >= bytes.len() && out.is_empty() => at += 1,
+                Step::Become => {
+                    self.replace(now, index)?;
+                    // Bytes that the branch held, and those that its successors send first, must leave before these.
+                    if !self.is_empty(from) {
+                        self.run(now, from, at, bytes.to_vec())?;
+                        self.advance(now, from)?;
+                        return Ok(Offered::Inside);
+                    }
+                }
                 step => {
                     let taken = outcome(step, bytes, &mut out).map_err(|stop| link.blame(stop))?;
                     self.feed(now, from, at, &bytes[taken..], out, taken == 0)?;
@@ -213,15 +242,52 @@ impl Chain {
 
     /// Calls the stages whose deadline has passed.
     fn due(&mut self, now: Instant, from: Side) -> Result<(), Stop> {
-        for at in 0..self.links.len() {
+        let mut at = 0;
+        while at < self.links.len() {
             let index = self.index(from, at);
             let link = &mut self.links[index];
+            at += 1;
             if link.stage.deadline(from).is_some_and(|due| due <= now) {
                 let mut out = Vec::new();
                 link.stage.tick(now, from, &mut out);
-                if !out.is_empty() {
-                    self.run(now, from, at + 1, out)?;
+                if link.stage.has_chosen() {
+                    self.replace(now, index)?;
+                    at -= 1;
+                } else if !out.is_empty() {
+                    self.run(now, from, at, out)?;
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces a link by the stages that it has become, starts them, and offers them what the link held.
+    fn replace(&mut self, now: Instant, index: usize) -> Result<(), Stop> {
+        let link = &mut self.links[index];
+        let Successors { stages, held } = link.stage.successors().map_err(|stop| link.blame(stop))?;
+        let [up, down] = std::mem::take(&mut link.waiting);
+        let count = stages.len();
+        let link = |(name, stage)| Link { name, stage, waiting: [Vec::new(), Vec::new()] };
+        self.links.splice(index..=index, stages.into_iter().map(link));
+        for from in [Side::Client, Side::Server] {
+            let first = match from {
+                Side::Client => index,
+                Side::Server => self.links.len() - index - count,
+            };
+            for at in first..first + count {
+                let mut said = Vec::new();
+                let index = self.index(from, at);
+                self.links[index].stage.start(now, from, &mut said);
+                if !said.is_empty() {
+                    self.run(now, from, at + 1, said)?;
+                }
+            }
+            let bytes = match from {
+                Side::Client => [&held[..], &up[..]].concat(),
+                Side::Server => down.clone(),
+            };
+            if !bytes.is_empty() {
+                self.run(now, from, first, bytes)?;
             }
         }
         Ok(())
@@ -234,6 +300,13 @@ impl Chain {
             let link = &mut self.links[index];
             let mut out = Vec::new();
             let is_done = link.stage.finish(now, from, &mut out).map_err(|stop| link.blame(stop))?;
+            if link.stage.has_chosen() {
+                self.replace(now, index)?;
+                if (at..self.links.len()).any(|later| self.waits(from, later)) {
+                    return Ok(());
+                }
+                continue;
+            }
             if is_done {
                 self.direction_mut(from).ended = Some(at + 1);
             }
@@ -249,10 +322,12 @@ impl Chain {
 
     /// Passes bytes through the stages from position `at` on. The output of the last one can then be taken.
     fn run(&mut self, now: Instant, from: Side, at: usize, mut bytes: Vec<u8>) -> Result<(), Stop> {
-        for at in at..self.links.len() {
+        let mut at = at;
+        while at < self.links.len() {
             let index = self.index(from, at);
             let link = &mut self.links[index];
             if link.stage.interest(from) == Interest::Nothing && link.waiting[from as usize].is_empty() {
+                at += 1;
                 continue;
             }
             let waiting = &mut link.waiting[from as usize];
@@ -260,10 +335,18 @@ impl Chain {
                 waiting.extend_from_slice(&bytes);
                 return Ok(());
             }
-            bytes = link.eat(now, from, bytes)?;
+            bytes = match link.eat(now, from, bytes)? {
+                Eaten::Out(out) => out,
+                Eaten::Become(rest) => {
+                    self.replace(now, index)?;
+                    bytes = rest;
+                    continue;
+                }
+            };
             if bytes.is_empty() {
                 return Ok(());
             }
+            at += 1;
         }
         self.put(from, bytes);
         Ok(())
@@ -342,14 +425,17 @@ impl Chain {
 impl Link {
     /// Offers all bytes to the stage, and returns its output. Bytes that it does not take, or for which there is no
     /// room, wait.
-    fn eat(&mut self, now: Instant, from: Side, bytes: Vec<u8>) -> Result<Vec<u8>, Stop> {
+    fn eat(&mut self, now: Instant, from: Side, bytes: Vec<u8>) -> Result<Eaten, Stop> {
         let mut out = Vec::new();
         let mut at = 0;
         while at < bytes.len() && out.len() < STAGE_OUT_MAX {
             let offered = &bytes[at..bytes.len().min(at + STAGE_OUT_MAX)];
             let step = self.stage.handle(now, from, offered, &mut out);
             if out.is_empty() && matches!(step, Step::Pass(n) if n >= bytes.len()) {
-                return Ok(bytes);
+                return Ok(Eaten::Out(bytes));
+            }
+            if step == Step::Become {
+                return Ok(Eaten::Become(bytes[at..].to_vec()));
             }
             let taken = outcome(step, offered, &mut out).map_err(|stop| self.blame(stop))?;
             if taken == 0 {
@@ -358,7 +444,7 @@ impl Link {
             at += taken;
         }
         self.waiting[from as usize].extend_from_slice(&bytes[at..]);
-        Ok(out)
+        Ok(Eaten::Out(out))
     }
 
     fn blame(&self, stop: Stop) -> Stop {
@@ -379,6 +465,8 @@ fn outcome(step: Step, offered: &[u8], out: &mut Vec<u8>) -> Result<usize, Stop>
             Ok(n)
         }
         Step::Taken(n) => Ok(n.min(offered.len())),
+        // Only a branch becomes other stages, and the chain has replaced it before.
+        Step::Become => Ok(0),
         Step::Stop(stop) => Err(stop),
     }
 }

@@ -3,8 +3,8 @@
 use clap::{CommandFactory as _, Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
 use sidetrack::cli::{
-    bugreport, ca, cache, check, cleanup, doctor, explain, flows, functions, jobs, overlay, pages, plan, run,
-    schema, shunt, tunnel,
+    bugreport, ca, cache, check, cleanup, doctor, explain, flows, functions, graph, jobs, overlay, pages,
+    plan, run, schema, shunt, tunnel,
 };
 #[cfg(feature = "control")]
 use sidetrack::cli::{domain, orchestrate, policy};
@@ -66,6 +66,8 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Tries one function of a configuration on given bytes
     Fn(functions::FnArgs),
+    /// Draws the functions that flows of each rule pass, with branches and where they merge
+    Graph(graph::GraphArgs),
     /// Shows, follows or ends the flows of a running sidetrack
     Flows(flows::FlowsArgs),
     /// Runs the orchestrator and sets up applications across domains
@@ -122,6 +124,7 @@ fn main() -> ExitCode {
         Command::Cache(args) => cache::run(&args),
         Command::Chain(args) => functions::run_chain(&args),
         Command::Fn(args) => functions::run(&args),
+        Command::Graph(args) => graph::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Cleanup(args) => cleanup::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -124,3 +124,63 @@ fn a_rule_with_a_chain_is_never_left_to_the_kernel_and_says_so() {
     let summary = chained.policy.explain(&flow, None).verdict.summary();
     assert_eq!(summary, "carried direct through audit (rule 'r')");
 }
+
+/// A branch with these arms, and functions for them.
+fn branch(arms: &str) -> String {
+    format!("[function.audit]\nkind = 'count'\n[function.way]\nkind = 'branch'\narms = [{arms}]\n")
+}
+
+#[test]
+fn branches_say_which_arm_is_wrong() {
+    says("[function.a]\nkind = 'branch'\n", &["a branch needs arms", "chain = ["]);
+    says(&branch("{ chain = ['audit'] }"), &["this arm lacks a name"]);
+    says(&branch("{ name = 'x' }"), &["the arm 'x' lacks its `chain`", "chain = []"]);
+    says(&branch("{ name = 'x', chain = ['audti'] }"), &["there is no function 'audti'", "\"audit\""]);
+    says(&branch("{ name = 'x', prefix = [''], chain = [] }"), &["a prefix of 0 bytes"]);
+    says(&branch("{ name = 'x', match = { process = 'curl' }, chain = [] }"), &["no condition `process`"]);
+    says(
+        &format!(
+            "{}[function.box]\nkind = 'container'\nimage = 'f:1'\n",
+            branch("{ name = 'x', chain = ['box'] }")
+        ),
+        &["'box' is a container, which cannot be in an arm"],
+    );
+    says("[function.a]\nkind = 'count'\narms = []\n", &["`arms` means nothing with this kind"]);
+}
+
+#[test]
+fn branches_that_lead_to_themselves_are_refused() {
+    let branch = |name: &str, to: &str| {
+        format!("[function.{name}]\nkind = 'branch'\narms = [{{ name = 'x', chain = ['{to}'] }}]\n")
+    };
+    says(&branch("a", "a"), &["the branch 'a' leads to itself: a -> a"]);
+    let cycle = format!("{}{}{}", branch("a", "b"), branch("b", "c"), branch("c", "b"));
+    says(&cycle, &["the branch 'b' leads to itself: b -> c -> b"]);
+    assert_eq!(error(&cycle).matches("leads to itself").count(), 1, "each cycle once");
+    // A branch in a branch is none.
+    let text = format!(
+        "version = 1\ndefault = 'deny'\n[[listen]]\nkind = 'socks'\naddress = '127.0.0.1:1080'\n{}{}\
+         [function.d]\nkind = 'count'\n[[rule]]\nname = 'r'\ncarrier = 'direct'\nchain = ['a', 'd']\n",
+        branch("a", "b"),
+        branch("b", "d")
+    );
+    Config::from_text("test.toml", &text).expect("it is right");
+}
+
+#[test]
+fn arms_that_no_flow_takes_are_refused() {
+    let never = ["no flow takes the arm 'b': the arm 'a' before it takes all of its flows", "put it first"];
+    for (first, second) in [
+        ("", "prefix = 'GET '"),
+        ("", ""),
+        ("match = { host = '*.example' }", "match = { host = 'a.example' }, prefix = 'GET '"),
+        ("match = { to = '10.0.0.0/8' }", "match = { to = '10.1.0.0/16', port = 80 }"),
+        ("prefix = 'GE'", "prefix = ['GET ', 'GEX ']"),
+    ] {
+        let arm = |name: &str, keys: &str| {
+            let comma = if keys.is_empty() { "" } else { ", " };
+            format!("{{ name = '{name}'{comma}{keys}, chain = [] }}")
+        };
+        says(&branch(&format!("{}, {}", arm("a", first), arm("b", second))), &never);
+    }
+}

@@ -1,7 +1,8 @@
-//! `fn test` and `chain try`.
+//! `fn test`, `chain try` and `graph`.
 
 use clap::Parser;
 use sidetrack::cli::functions::{TestArgs, TryArgs, test_function, try_chain};
+use sidetrack::cli::graph::{GraphArgs, draw};
 use std::path::Path;
 
 #[derive(Parser)]
@@ -76,4 +77,37 @@ fn a_chain_is_tried_function_by_function() {
     assert_eq!(lines[4][..3], ["open", "decrypt", "100000"]);
     let args = self::args::<TryArgs>(folder.path(), &["nothing"]);
     assert_eq!(try_chain(&args, false).expect("memory does not fail").code, 2);
+}
+
+#[test]
+fn the_graph_of_a_configuration_is_drawn() {
+    let folder = folder();
+    let folder = folder.path();
+    let file = folder.join("sidetrack.toml");
+    let more = "[function.by-kind]\nkind = 'branch'\narms = [{ name = 'web', match = { host = '*.example' }, chain = ['scrub', \
+                'slow'] }, { name = 'mail', prefix = ['EHLO', 'HELO'], chain = ['gate'] }]\n\
+                [[rule]]\nname = 'kinds'\nmatch = { port = 443 }\ncarrier = 'socks5://gw:1080'\nchain = ['by-kind', 'slow']\n\
+                [[rule]]\nname = 'plain'\nmatch = { port = 22 }\ncarrier = 'direct'\n";
+    let text = std::fs::read_to_string(&file).expect("a file");
+    // The rules of `more` come first: the rule `all` takes every flow.
+    let text = text.replace("[[rule]]", &format!("{more}[[rule]]"));
+    std::fs::write(&file, text).expect("a file");
+    let drawn = |words: &[&str]| draw(&args::<GraphArgs>(folder, words), false);
+    let kinds = "rule kinds: port 443\n  by-kind (branch)\n  | web: host *.example\n      scrub (replace)\n      slow (limit)\n\
+                 \u{20} | mail: begins with \"EHLO\" or \"HELO\"\n      gate (filter)\n  | otherwise: straight on\n  slow (limit)\n\
+                 \u{20} => socks5://gw:1080\n";
+    assert_eq!(drawn(&["--rule", "kinds"]).out, kinds);
+    let all = drawn(&[]);
+    assert!(all.code == 0 && all.out.contains(kinds) && all.out.contains("rule all: all flows\n"), "{all:?}");
+    assert!(!all.out.contains("rule plain"), "it has no chain");
+    let dot = drawn(&["--format", "dot"]).out;
+    assert!(dot.starts_with("digraph sidetrack {") && dot.matches("shape=diamond").count() == 1, "{dot}");
+    assert!(drawn(&["--format", "mermaid"]).out.contains("-->|\"web: host *.example\"|"));
+    let unknown = drawn(&["--rule", "nothing"]);
+    assert!(unknown.code == 2 && unknown.err.contains("there is no rule 'nothing'"), "{unknown:?}");
+    // The branch alone, on bytes.
+    assert_eq!(test(folder, &["by-kind", "--host", "a.example"], b"a dull day").0, b"a fine day");
+    assert_eq!(test(folder, &["by-kind"], b"a dull day").0, b"a dull day");
+    let (_, err, _) = test(folder, &["by-kind"], b"EHLO secret");
+    assert_eq!(err, "function_refused: function 'gate': the client said \"secret\"\n");
 }

@@ -5,15 +5,18 @@
 //! sends. [`crate::chain::Chain`] leads the bytes through several stages. `docs/functions.md` describes the interface
 //! for authors of functions.
 
+mod branch;
 mod bucket;
 mod container;
 mod filter;
+pub mod graph;
 mod records;
 mod replace;
 mod search;
 mod spec;
 pub mod supervise;
 
+pub use branch::{ArmSpec, Branch, BranchSpec, Choice, Make};
 pub use bucket::{ByteBucket, Throttle, Tokens};
 pub use container::{
     ContainerSpec, ContainerUser, ContainerUserError, Probe, Resources, Spoken, Ticket, WayBack,
@@ -30,6 +33,7 @@ pub use spec::{
 
 use crate::flow::{EndReason, Side};
 use crate::time::Instant;
+use std::sync::Arc;
 
 /// What a stage must see of the bytes from one side. The interest may fall while a flow runs, but never rises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,8 +53,21 @@ pub enum Step {
     Pass(usize),
     /// The stage took this number of bytes, and has appended the bytes that replace them.
     Taken(usize),
+    /// The stage takes none of these bytes and is replaced by its [`Stage::successors`].
+    Become,
     /// The flow ends.
     Stop(Stop),
+}
+
+/// Stages with the names of their functions, in order from the client to the server.
+pub type Named = Vec<(Arc<str>, Box<dyn Stage>)>;
+
+/// The stages that replace a stage.
+pub struct Successors {
+    /// The stages. None at all if the flow goes straight on.
+    pub stages: Named,
+    /// Bytes of the client that the replaced stage took and held back.
+    pub held: Vec<u8>,
 }
 
 /// The end of a flow on request of a stage.
@@ -113,6 +130,19 @@ pub trait Stage: Send {
     /// Returns when to call [`Stage::tick`], or when to offer the bytes again that it did not take.
     fn deadline(&self, _from: Side) -> Option<Instant> {
         None
+    }
+
+    /// Whether the stage is to be replaced. Asked after [`Stage::tick`] and [`Stage::finish`].
+    fn has_chosen(&self) -> bool {
+        false
+    }
+
+    /// Returns the stages that replace this one, after [`Step::Become`] or [`Stage::has_chosen`].
+    ///
+    /// # Errors
+    /// Fails if one of them ends the flow at once.
+    fn successors(&mut self) -> Result<Successors, Stop> {
+        Ok(Successors { stages: Vec::new(), held: Vec::new() })
     }
 
     /// Returns how many bytes from this side may move now. Called for a stage with [`Interest::Count`] before they

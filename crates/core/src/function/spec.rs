@@ -1,6 +1,6 @@
 //! The configuration of functions: plain values, shared by all flows that pass them.
 
-use super::ContainerSpec;
+use super::{BranchSpec, ContainerSpec};
 use crate::flow::Side;
 use crate::policy::HostPattern;
 use std::fmt;
@@ -68,6 +68,8 @@ pub enum FunctionKind {
     Encrypt(Key),
     /// The other end of `Encrypt`.
     Decrypt(Key),
+    /// Leads each flow through one of several chains, which merge behind it.
+    Branch(Arc<BranchSpec>),
     /// Does what the image of a container does.
     Container(Box<ContainerSpec>),
 }
@@ -82,7 +84,19 @@ impl FunctionKind {
             Self::Replace(_) => "replace",
             Self::Encrypt(_) => "encrypt",
             Self::Decrypt(_) => "decrypt",
+            Self::Branch(_) => "branch",
             Self::Container(_) => "container",
+        }
+    }
+
+    /// Whether this holds for the function and, if it is a branch, for all functions of its arms.
+    pub fn all(&self, holds: &impl Fn(&Self) -> bool) -> bool {
+        let of_arms = |branch: &BranchSpec| {
+            branch.arms.iter().flat_map(|arm| &arm.functions).all(|function| function.kind.all(holds))
+        };
+        match self {
+            Self::Branch(branch) => of_arms(branch),
+            kind => holds(kind),
         }
     }
 

@@ -214,6 +214,25 @@ impl Match {
         self.conditions.iter().all(|outer| other.conditions.iter().any(|inner| outer.covers(inner)))
     }
 
+    /// Returns whether a flow fits, before any of its bytes are known. `None` if that depends on the host name in its
+    /// first bytes: then [`Match::fits_host`] says so. Unknown processes fit no condition.
+    pub fn fits(&self, flow: &Flow) -> Option<bool> {
+        match self.first_obstacle(flow, Seen::Nothing, false) {
+            None => Some(true),
+            Some((_, Truth::NeedsFirstBytes)) => None,
+            Some(_) => Some(false),
+        }
+    }
+
+    /// Returns whether a flow fits whose first bytes named this host, or none, if [`Match::fits`] left that open.
+    pub fn fits_host(&self, host: Option<&HostName>) -> bool {
+        let by_host = |condition: &&Condition| {
+            matches!(condition, Condition::Host(_) | Condition::HostFile(_) | Condition::HostContains(_))
+        };
+        let mut all = self.conditions.iter().filter(by_host);
+        all.all(|condition| host.is_some_and(|host| condition.names(host)))
+    }
+
     /// Returns the first condition that does not certainly hold, and its state. A condition that fails comes before
     /// one that lacks knowledge: do not wait for bytes that cannot change the answer.
     pub(super) fn first_obstacle(

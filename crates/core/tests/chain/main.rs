@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
 mod bounds;
+mod branch;
 mod drive;
 mod filter;
 mod joined;

@@ -17,6 +17,7 @@ pub mod domain;
 pub mod explain;
 pub mod flows;
 pub mod functions;
+pub mod graph;
 pub mod jobs;
 mod mend;
 #[cfg(feature = "control")]

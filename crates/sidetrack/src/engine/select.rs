@@ -233,7 +233,10 @@ fn beyond(carry: &Carry) -> Option<&'static str> {
 
 /// True if a function can work on one packet at a time. One that delays bytes or changes their framing cannot.
 fn fits(function: &Arc<FunctionSpec>) -> bool {
-    matches!(function.kind, FunctionKind::Count | FunctionKind::Filter(_) | FunctionKind::Replace(_))
+    let by_packet = |kind: &FunctionKind| {
+        matches!(kind, FunctionKind::Count | FunctionKind::Filter(_) | FunctionKind::Replace(_))
+    };
+    function.kind.all(&by_packet)
 }
 
 impl Callbacks for Select {

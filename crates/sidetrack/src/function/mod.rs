@@ -17,20 +17,20 @@ use shared::{ClientBuckets, Counter, SharedBucket};
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::Flow;
 use sidetrack_core::function::{
-    ByteBucket, ChainSpec, End, Filter, FilterSpec, FunctionKind, FunctionSpec, LimitSpec, Records, Replace,
-    Replacements, Share, Stage, Stop, Suite, Throttle, Words,
+    Branch, BranchSpec, ByteBucket, ChainSpec, Choice, End, Filter, FilterSpec, FunctionKind, FunctionSpec,
+    LimitSpec, Make, Named, Records, Replace, Replacements, Share, Stage, Stop, Suite, Throttle, Words,
 };
 use sidetrack_core::time::Instant;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 /// All functions of a process, by name. A function that a reload does not change keeps its state.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Library {
-    functions: ArcSwap<BTreeMap<Arc<str>, Arc<Function>>>,
+    functions: Arc<ArcSwap<BTreeMap<Arc<str>, Arc<Function>>>>,
     clock: Clock,
     /// Starts containers. If it is not set, no container function is ever up.
-    containers: OnceLock<Arc<Containers>>,
+    containers: Arc<OnceLock<Arc<Containers>>>,
 }
 
 /// One function with the state that its flows share.
@@ -58,6 +58,7 @@ enum Work {
     Filter(Arc<FilterSpec>, Arc<Words>),
     Replace(Replacements),
     Records(Arc<dyn Suite>, End),
+    Branch,
     /// `None` if this process does not start containers.
     Container(Option<Arc<Pool>>),
 }
@@ -71,7 +72,7 @@ impl std::fmt::Debug for Work {
 impl Library {
     /// A library without functions.
     pub fn new(clock: Clock) -> Self {
-        Self { functions: ArcSwap::default(), clock, containers: OnceLock::new() }
+        Self { functions: Arc::default(), clock, containers: Arc::default() }
     }
 
     /// Sets what starts containers. Must be called once, before any function is made.
@@ -154,15 +155,50 @@ impl Library {
     /// # Errors
     /// Fails if a function ends the flow at once, or if one is a container.
     pub fn stages(&self, specs: &[Arc<FunctionSpec>], flow: &Flow) -> Result<Chain, Stop> {
-        let now = self.clock.now();
-        let stage = |spec: &Arc<FunctionSpec>| {
+        let mut stages = Vec::new();
+        self.named(specs, flow, &mut stages)?;
+        Chain::new(stages, self.clock.now())
+    }
+
+    /// Appends the stages of these functions. If the flow alone shows the arm of a branch, the arm's stages replace the
+    /// branch.
+    fn named(&self, specs: &[Arc<FunctionSpec>], flow: &Flow, stages: &mut Named) -> Result<(), Stop> {
+        for spec in specs {
             let function = self.function(spec);
-            let blame =
-                |stop: Stop| Stop { detail: format!("function '{}': {}", spec.name, stop.detail), ..stop };
-            let stage = function.stage(flow, now).map_err(blame)?;
-            Ok((spec.name.clone(), stage))
-        };
-        Chain::new(specs.iter().map(stage).collect::<Result<_, Stop>>()?, now)
+            let FunctionKind::Branch(branch) = &spec.kind else {
+                let blame = |stop: Stop| Stop {
+                    detail: format!("function '{}': {}", spec.name, stop.detail),
+                    ..stop
+                };
+                let stage = function.stage(flow, self.clock.now()).map_err(blame)?;
+                stages.push((spec.name.clone(), stage));
+                continue;
+            };
+            function.tally.flow();
+            match branch.choose(flow) {
+                Choice::Arm(None) => {}
+                Choice::Arm(Some(arm)) => self.named(&branch.arms[arm].functions, flow, stages)?,
+                Choice::Open(open) => {
+                    let stage = Branch::new(branch.clone(), &open, flow, self.arms(branch.clone(), flow));
+                    stages.push((spec.name.clone(), Box::new(stage)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the stages of an arm once the first bytes have shown which.
+    fn arms(&self, branch: Arc<BranchSpec>, flow: &Flow) -> Make {
+        let (library, flow) = (self.clone(), flow.clone());
+        Box::new(move |arm, host| {
+            let mut flow = flow.clone();
+            flow.host = flow.host.or(host);
+            let mut stages = Vec::new();
+            if let Some(arm) = arm {
+                library.named(&branch.arms[arm].functions, &flow, &mut stages)?;
+            }
+            Ok(stages)
+        })
     }
 }
 
@@ -186,6 +222,7 @@ impl Function {
             FunctionKind::Replace(all) => Replacements::new(all).map_or(Work::Count, Work::Replace),
             FunctionKind::Encrypt(key) => Work::Records(Arc::new(RingSuite::new(key)), End::Encrypt),
             FunctionKind::Decrypt(key) => Work::Records(Arc::new(RingSuite::new(key)), End::Decrypt),
+            FunctionKind::Branch(_) => Work::Branch,
             FunctionKind::Container(container) => {
                 Work::Container(containers.map(|containers| containers.pool(&spec.name, container)))
             }
@@ -232,6 +269,7 @@ impl Function {
             }
             Work::Replace(table) => Box::new(Replace::new(table.clone())),
             Work::Records(suite, end) => Box::new(Records::new(suite.clone(), *end)),
+            Work::Branch => return Err(Stop::failed("a branch alone does nothing")),
             Work::Container(_) => {
                 return Err(Stop::failed("it is a container: bytes pass it over sockets (`fn probe`)"));
             }

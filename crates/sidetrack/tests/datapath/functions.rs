@@ -342,3 +342,36 @@ fn a_flow_in_flight_through_functions_shows_its_bytes_and_a_killed_one_records_t
         assert_eq!(ended.flow.bytes(), (sent, sent), "{functions:?}");
     }
 }
+
+#[test]
+fn the_first_bytes_choose_the_arm_and_all_arms_merge() {
+    let origin = Server::echo();
+    let rule = "carrier = 'direct'\nchain = ['way', 'all']\n[function.all]\nkind = 'count'\n[function.some]\nkind = 'count'\n\
+                [function.way]\nkind = 'branch'\narms = [{ name = 'words', prefix = 'WORDS', chain = ['scrub', 'some'] }, \
+                { name = 'none', match = { from = '192.0.2.0/24' }, chain = ['some'] }]\n\
+                [function.scrub]\nkind = 'replace'\nreplace = [{ find = 'dull', with = 'brilliant' }]\n";
+    let node = Node::reverse(origin.address, rule);
+    for (said, back) in [
+        ("WORDS on a dull day", "WORDS on a brilliant day"),
+        ("WORD on a dull day", "WORD on a dull day"),
+        ("a dull day", "a dull day"),
+    ] {
+        let mut client = connect(node.entry());
+        // Cut in the middle of the prefix.
+        for part in [&said[..3], &said[3..]] {
+            client.write_all(part.as_bytes()).expect("an open stream");
+        }
+        client.shutdown(Shutdown::Write).expect("an open stream");
+        expect_end(&mut client, back.as_bytes());
+        node.ends_with(EndReason::Ok);
+    }
+    let functions = node.shared.functions.functions();
+    let flows = |name: &str| {
+        functions
+            .iter()
+            .find(|function| *function.spec().name == *name)
+            .map(|function| function.tally().flows())
+    };
+    let counted = ["way", "scrub", "some", "all"].map(flows);
+    assert_eq!(counted, [Some(3), Some(1), Some(1), Some(3)]);
+}

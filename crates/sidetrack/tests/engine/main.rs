@@ -6,6 +6,7 @@ mod node;
 mod site;
 
 mod binding;
+mod branching;
 mod choosing;
 mod coalescing;
 mod ends;

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Most functions of one chain.
-const CHAIN_MAX: usize = 16;
+pub(super) const CHAIN_MAX: usize = 16;
 /// Largest bandwidth and burst, bytes.
 const BYTES_MAX: u64 = 1_000_000_000_000;
 /// A key, its place if it is given, and the kinds of function that have it.
@@ -28,15 +28,21 @@ impl Check<'_> {
         for (name, function) in functions {
             let at = At::new(name.clone(), function.span());
             self.name(&at);
+            if matches!(function.kind.as_deref(), Some(Kind::Branch)) {
+                // Its arms name other functions, so it comes after them.
+                self.stray_keys(function, Kind::Branch);
+                continue;
+            }
             let kind = self.function_kind(function);
             let spec = kind.map(|kind| Arc::new(FunctionSpec { name: name.as_str().into(), kind }));
             self.functions.insert(name.clone(), spec);
         }
+        self.read_branches(functions);
     }
 
     fn function_kind(&mut self, function: &At<raw::Function>) -> Option<FunctionKind> {
         let Some(kind) = &function.kind else {
-            let help = "write `kind = \"count\"`, \"limit\", \"filter\", \"replace\", \"encrypt\", \"decrypt\" or \"container\"";
+            let help = "write `kind = \"count\"`, \"limit\", \"filter\", \"replace\", \"encrypt\", \"decrypt\", \"branch\" or \"container\"";
             self.error(function.span(), "this function does not say what it does", help);
             return None;
         };
@@ -48,6 +54,8 @@ impl Check<'_> {
             Kind::Replace => self.replacements(function).map(FunctionKind::Replace),
             Kind::Encrypt => self.key(function).map(FunctionKind::Encrypt),
             Kind::Decrypt => self.key(function).map(FunctionKind::Decrypt),
+            // Read after all others.
+            Kind::Branch => None,
             Kind::Container => {
                 self.container(function).map(|container| FunctionKind::Container(Box::new(container)))
             }
@@ -63,7 +71,8 @@ impl Check<'_> {
         fn list<T>(list: &Option<List<T>>) -> Option<Range<usize>> {
             list.as_ref().map(List::span)
         }
-        let keys: [KnownBy<'_>; 25] = [
+        let keys: [KnownBy<'_>; 26] = [
+            ("arms", list(&function.arms), &[Kind::Branch]),
             ("direction", at(&function.direction), &[Kind::Limit, Kind::Filter, Kind::Replace]),
             ("bytes_per_second", at(&function.bytes_per_second), &[Kind::Limit]),
             ("burst_bytes", at(&function.burst_bytes), &[Kind::Limit]),
@@ -251,7 +260,7 @@ impl Check<'_> {
         }
     }
 
-    fn function_named(&mut self, name: &At<String>) -> Option<Arc<FunctionSpec>> {
+    pub(super) fn function_named(&mut self, name: &At<String>) -> Option<Arc<FunctionSpec>> {
         if let Some(function) = self.functions.get(name.as_str()) {
             return function.clone();
         }

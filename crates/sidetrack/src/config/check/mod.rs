@@ -1,6 +1,7 @@
 //! From [`raw::File`] to [`Config`]: checks meaning, references and contradictions. Continues after an error so
 //! that one run reports all errors.
 
+mod branches;
 mod containers;
 pub(super) mod decision_tests;
 mod engine;

@@ -71,7 +71,7 @@ impl Check<'_> {
         Some(Rule { name: name.into(), matcher, action })
     }
 
-    fn matcher(&mut self, raw: &raw::Match, listeners: &[Option<Listener>]) -> Match {
+    pub(super) fn matcher(&mut self, raw: &raw::Match, listeners: &[Option<Listener>]) -> Match {
         let mut all = Vec::new();
         all.extend(raw.from.as_ref().map(|nets| Condition::From(self.networks(nets))));
         all.extend(raw.to.as_ref().map(|nets| Condition::To(self.networks(nets))));

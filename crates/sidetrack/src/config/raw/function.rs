@@ -1,6 +1,6 @@
 //! `[function.NAME]` as it is written.
 
-use crate::config::{At, List};
+use crate::config::{At, List, raw};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -32,6 +32,9 @@ pub struct Function {
     pub ignore_case: Option<At<bool>>,
     /// replace: the words, and the text that replaces each.
     pub replace: Option<List<Replacement>>,
+    /// branch: the chains that a flow can take. The first arm that fits takes it; if none fits, it goes straight on. All
+    /// arms merge behind the branch. Required.
+    pub arms: Option<List<Arm>>,
     /// encrypt and decrypt: a file whose first line is the key that both ends share, 64 hexadecimal digits.
     /// Required.
     pub key_file: Option<At<String>>,
@@ -126,6 +129,25 @@ pub struct Replacement {
     pub with: Option<String>,
 }
 
+/// One arm of a branch.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Arm {
+    /// Its name, unique in the branch. Required.
+    #[schemars(required)]
+    pub name: Option<At<String>>,
+    /// Conditions that must all hold, as in a rule: `from`, `to`, `port`, `host`, `host_file`, `host_contains`,
+    /// `intercept`, `socks_user`. A host name that is not known is looked for in the first bytes. Default: none.
+    #[serde(rename = "match")]
+    pub matcher: Option<At<raw::Match>>,
+    /// The client's first bytes begin with one of these texts, each 1 to 64 bytes. Default: any bytes.
+    pub prefix: Option<List<String>>,
+    /// The functions of the arm, in order from the client to the server. An empty list: the flow goes straight on.
+    /// Required.
+    #[schemars(required)]
+    pub chain: Option<List<String>>,
+}
+
 /// What a function does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -142,6 +164,8 @@ pub enum Kind {
     Encrypt,
     /// The other end of `encrypt`, near the server.
     Decrypt,
+    /// Leads each flow through one of several chains, which merge behind it.
+    Branch,
     /// The program of an image that speaks a proxy protocol.
     Container,
 }
