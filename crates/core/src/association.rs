@@ -60,7 +60,8 @@ pub struct Config {
     pub filtering: Filtering,
     /// Most associations, at least 1. It includes refused ones.
     pub max: usize,
-    /// Most associations of one client (an IPv4 address, or the /64 of an IPv6 address), at least 1.
+    /// The share of one client (an IPv4 address, or the /64 of an IPv6 address), at least 1. A client that has its share in a
+    /// full table gives the place for its next association itself.
     pub per_client: usize,
     /// An association ends after this time without a datagram that passed. Default: 300 s (REQ-5).
     pub idle: Duration,

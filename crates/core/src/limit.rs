@@ -23,7 +23,9 @@ pub struct Budget {
     pipes: u64,
     /// Live flows without descriptors.
     beside: u64,
-    /// The most flows of both kinds.
+    /// Live flows with one descriptor: UDP associations.
+    singles: u64,
+    /// The most flows of all kinds.
     most: u64,
 }
 
@@ -50,9 +52,10 @@ impl Pool {
         Self(Usage { max, ..Usage::default() })
     }
 
-    fn admit(&mut self) -> bool {
+    /// `singles`: descriptors that other flows use.
+    fn admit(&mut self, singles: u64) -> bool {
         let usage = &mut self.0;
-        if usage.live >= usage.max {
+        if usage.live + singles.div_ceil(DESCRIPTORS_PER_FLOW) >= usage.max {
             usage.shed = usage.shed.saturating_add(1);
             return false;
         }
@@ -89,7 +92,7 @@ impl Budget {
         let usable = nofile.saturating_sub(reserve);
         let pipes = (usable / Self::PIPE_SHARE / DESCRIPTORS_PER_PIPE).min(Self::MAX_PIPES);
         let flows = (usable - pipes * DESCRIPTORS_PER_PIPE) / DESCRIPTORS_PER_FLOW;
-        Self { flows: Pool::new(flows.min(Self::MAX_FLOWS)), pipes, beside: 0, most: u64::MAX }
+        Self { flows: Pool::new(flows.min(Self::MAX_FLOWS)), pipes, beside: 0, singles: 0, most: u64::MAX }
     }
 
     /// Returns the same budget with at most `flows` flows, including those without descriptors.
@@ -101,11 +104,36 @@ impl Budget {
     /// Whether one more flow may start. If so, it is counted, and must be released once.
     #[must_use]
     pub fn admit(&mut self) -> bool {
-        if self.flows.0.live + self.beside >= self.most {
+        if self.flows.0.live + self.beside + self.singles >= self.most {
             self.flows.0.shed = self.flows.0.shed.saturating_add(1);
             return false;
         }
-        self.flows.admit()
+        self.flows.admit(self.singles)
+    }
+
+    /// Whether one more flow with one descriptor may start: a UDP association. If so, it is counted, and must be released
+    /// once with [`Budget::release_single`]. These flows get at most half of the descriptors, so that they leave the other
+    /// half to connections.
+    #[must_use]
+    pub fn admit_single(&mut self) -> bool {
+        let usage = &mut self.flows.0;
+        let descriptors = usage.live * DESCRIPTORS_PER_FLOW + self.singles + 1;
+        let is_full = self.singles >= usage.max
+            || descriptors > usage.max * DESCRIPTORS_PER_FLOW
+            || usage.live + self.beside + self.singles >= self.most;
+        if is_full {
+            usage.shed = usage.shed.saturating_add(1);
+            return false;
+        }
+        self.singles += 1;
+        usage.admitted = usage.admitted.saturating_add(1);
+        true
+    }
+
+    /// Notes that a flow with one descriptor has ended.
+    pub fn release_single(&mut self) {
+        debug_assert!(self.singles > 0, "released more than was admitted");
+        self.singles = self.singles.saturating_sub(1);
     }
 
     /// Counts one more flow although the bound is reached, since another one was told to leave for it. Must be released
@@ -122,7 +150,7 @@ impl Budget {
     /// and must be released once with [`Budget::release_beside`]. Only [`Budget::at_most`] limits these flows.
     #[must_use]
     pub fn admit_beside(&mut self) -> bool {
-        let admitted = self.flows.0.live + self.beside < self.most;
+        let admitted = self.flows.0.live + self.beside + self.singles < self.most;
         self.beside += u64::from(admitted);
         admitted
     }

@@ -129,10 +129,10 @@ impl World {
 
     fn room_for(&mut self, client: SocketAddr, expected: &mut Vec<Output>) {
         let own = self.used_by(client) >= self.config.per_client;
-        let leaves = if own || self.rows.len() >= self.config.max {
+        let leaves = if self.rows.len() >= self.config.max {
             let rows = self.rows.iter().enumerate();
             let rows = rows.filter(|(_, row)| !own || Self::source(row.client) == Self::source(client));
-            // A client at its share gives its own; in a full table refused ones leave first.
+            // In a full table, a client at its share gives its own; otherwise refused ones leave first.
             let order = |row: &Row| match row.state {
                 State::Refused if !own => (0, row.refused),
                 _ => (1, row.turn),
@@ -264,11 +264,7 @@ impl World {
             (Some(at), _) => self.passes(at, Side::Server, bytes),
             (None, _) if !may => Output::Drop(Dropped::Filtered),
             (None, Some(at)) => self.passes(at, Side::Server, bytes),
-            (None, None)
-                if self.rows.len() >= self.config.max || self.used_by(client) >= self.config.per_client =>
-            {
-                Output::Drop(Dropped::Full)
-            }
+            (None, None) if self.rows.len() >= self.config.max => Output::Drop(Dropped::Full),
             (None, None) => {
                 let at = self.begins(client, destination, Side::Server, &actual, &mut expected);
                 self.passes(at, Side::Server, bytes)
@@ -395,9 +391,6 @@ impl World {
         }
         assert_eq!(self.table.len(), self.rows.len());
         assert!(self.rows.len() <= self.config.max);
-        for client in &self.clients {
-            assert!(self.used_by(*client) <= self.config.per_client);
-        }
         for row in &self.rows {
             let is_alive = row.state != State::Refused;
             assert_eq!(self.table.counts(row.id), is_alive.then_some(row.counts));
@@ -557,4 +550,32 @@ fn a_rule_gives_an_association_times_of_its_own() {
     assert!(
         matches!(ends[0], Output::End { reason: EndReason::Lifetime, counts, .. } if counts.packets_up == 3)
     );
+}
+
+#[test]
+fn the_one_that_is_idle_for_longest_leaves_if_the_driver_has_no_descriptor() {
+    let mut table = Table::new(Config::default());
+    let destination = to("198.51.100.1:53");
+    let clients = ["192.0.2.1:1", "192.0.2.2:1", "192.0.2.1:2", "192.0.2.1:3"].map(address);
+    let mut send = |millis: u64, client| {
+        let input = Input::FromClient { client, destination: &destination, bytes: 1 };
+        let all = outputs(&mut table, Instant::from_millis(millis), input);
+        all.iter().find_map(|output| match output {
+            Output::Begin { id, .. } => Some(*id),
+            _ => None,
+        })
+    };
+    let ids: Vec<_> = (1..).zip(clients).filter_map(|(at, client)| send(at, client)).collect();
+    assert_eq!(send(9, clients[0]), None, "it is used again");
+    let [first, second, third, last] = ids[..] else { panic!("{ids:?}") };
+    let now = Instant::from_millis(10);
+    assert_eq!(outputs(&mut table, now, Input::Refused(third, EndReason::PolicyDenied)).len(), 1);
+    let left = table.leave_for(last, true).expect("its client has another one");
+    assert_eq!(left.0, first, "not the refused one, which has no descriptor");
+    assert_eq!(table.leave_for(last, true), None);
+    assert_eq!(table.leave_for(last, false).expect("another client's").0, second);
+    assert_eq!(table.leave_for(last, false), None, "it does not leave for itself");
+    let ends: Vec<_> = std::iter::from_fn(|| table.poll()).collect();
+    let is_limit = |output: &Output, id| matches!(output, Output::End { id: of, reason: EndReason::Limit, .. } if *of == id);
+    assert!(is_limit(&ends[0], first) && ends.iter().any(|end| is_limit(end, second)), "{ends:?}");
 }

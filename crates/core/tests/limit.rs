@@ -168,3 +168,27 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn associations_use_half_of_the_descriptors_and_one_each() {
+    let mut budget = Budget::from_nofile(8, 0);
+    assert_eq!(budget.flows().max, 4);
+    for _ in 0..4 {
+        assert!(budget.admit_single());
+    }
+    assert!(!budget.admit_single(), "the other half is for connections");
+    assert!(budget.admit() && budget.admit());
+    assert!(!budget.admit(), "all eight descriptors are used");
+    budget.release_single();
+    assert!(!budget.admit(), "a connection needs two");
+    budget.release_single();
+    assert!(budget.admit() && !budget.admit_single());
+    let mut budget = Budget::from_nofile(4096, 0).at_most(2);
+    assert!(budget.admit_single() && budget.admit_beside());
+    assert!(
+        !budget.admit_single() && !budget.admit() && !budget.admit_beside(),
+        "as configured, of all kinds"
+    );
+    budget.release_single();
+    assert!(budget.admit());
+}

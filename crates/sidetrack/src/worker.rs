@@ -1,9 +1,11 @@
 //! A worker: one thread with a single-threaded runtime, its own sockets on every listener's port (`SO_REUSEPORT`) and its
 //! own ledger. On the data path, workers share only the snapshot of the configuration and the budget of descriptors.
 
+mod admission;
 mod far;
 mod waiting;
 
+pub use admission::Admission;
 pub use far::WAITING_MAX as FAR_WAITING_MAX;
 use sidetrack_sys::sync::lock;
 use waiting::Places;
@@ -22,12 +24,12 @@ use crate::reactor::{self, TcpListener, TcpStream};
 use arc_swap::ArcSwap;
 use sidetrack_core::association::Dropped;
 use sidetrack_core::flow::{Flow, FlowId};
-use sidetrack_core::limit::{Budget, Lack, SourceLimit};
+use sidetrack_core::limit::{Budget, SourceLimit};
 use sidetrack_core::policy::Verdict;
 use sidetrack_core::socks::v6::{SessionId, SessionLimits, SessionTable};
 use std::future::poll_fn;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -392,126 +394,10 @@ fn is_about_the_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Permission to use two descriptors; given back on drop.
-#[derive(Debug)]
-pub struct Admission {
-    shared: Arc<Shared>,
-    client: Option<IpAddr>,
-    holds: Holds,
-}
-
-/// What an admission takes from the budget.
-#[derive(Clone, Copy, Debug)]
-enum Holds {
-    Nothing,
-    Descriptors,
-    /// A flow of the packet engine, which needs no descriptors.
-    Beside,
-}
-
-impl Admission {
-    /// Asks for one more flow of this client. Without room, the connection that has been idle longest is closed.
-    /// `is_own` is called if the client has used up its share. It returns whether the client acts for many others (this host,
-    /// or a proxy that forwards for named clients): then a share applies only if it is configured.
-    ///
-    /// # Errors
-    /// Which limit is reached, in words.
-    pub fn ask(worker: &Worker, client: IpAddr, is_own: impl FnOnce() -> bool) -> Result<Self, String> {
-        let shared = &worker.shared;
-        // Count first: a client that has used up its share must not close connections of others.
-        let mut admission = Self { shared: shared.clone(), client: None, holds: Holds::Nothing };
-        admission.count(client, is_own)?;
-        let budget = || lock(&shared.budget);
-        if !budget().admit() {
-            let max = budget().flows().max;
-            let most = budget().most();
-            if !shared.idle.tell_oldest() {
-                return Err(match most {
-                    Some(most) if most <= max => {
-                        format!("{most} flows are the most that limits.max_flows allows")
-                    }
-                    _ => format!(
-                        "{max} flows are the most that the limit on open files allows (RLIMIT_NOFILE)"
-                    ),
-                });
-            }
-            budget().admit_for_one_that_leaves();
-            tracing::warn!(
-                "there is no room for one more flow ({max} at most): the connection that is idle longest is closed"
-            );
-        }
-        admission.holds = Holds::Descriptors;
-        Ok(admission)
-    }
-
-    /// Asks for one more flow of this client that needs no descriptors; `None` if there is no limit for such flows.
-    /// `for_one_that_leaves`: another such flow ends for it, so there is room.
-    ///
-    /// # Errors
-    /// Which limit is reached.
-    pub fn beside(
-        shared: &Arc<Shared>,
-        client: IpAddr,
-        for_one_that_leaves: bool,
-    ) -> Result<Option<Self>, Lack> {
-        let most = lock(&shared.budget).most();
-        if most.is_none() && !shared.is_client_bound {
-            return Ok(None);
-        }
-        // Count first: no flow of others may leave for a client that has its share. A flow takes no descriptors from
-        // others here, so a share applies only if it is configured.
-        let mut admission = Self { shared: shared.clone(), client: None, holds: Holds::Nothing };
-        if shared.is_client_bound {
-            admission.count(client, || false).map_err(Lack::Share)?;
-        }
-        let mut budget = lock(&shared.budget);
-        if for_one_that_leaves {
-            budget.admit_beside_for_one_that_leaves();
-        } else if !budget.admit_beside() {
-            let most = most.unwrap_or_default();
-            drop(budget);
-            return Err(Lack::Room(format!("{most} flows are the most that limits.max_flows allows")));
-        }
-        drop(budget);
-        admission.holds = Holds::Beside;
-        Ok(Some(admission))
-    }
-
-    /// Counts the flow among those of its client.
-    fn count(&mut self, client: IpAddr, is_own: impl FnOnce() -> bool) -> Result<(), String> {
-        if lock(&self.shared.per_client).admit(client) {
-            self.client = Some(client);
-            return Ok(());
-        }
-        if self.shared.is_client_bound {
-            return Err(format!("{client} has as many flows as limits.max_flows_per_client allows"));
-        }
-        if is_own() {
-            return Ok(());
-        }
-        Err(format!(
-            "{client} has one in {CLIENT_SHARE} of all flows: a client may have more if limits.max_flows_per_client says so"
-        ))
-    }
-}
-
-impl Drop for Admission {
-    fn drop(&mut self) {
-        if let Some(client) = self.client {
-            lock(&self.shared.per_client).release(client);
-        }
-        let mut budget = lock(&self.shared.budget);
-        match self.holds {
-            Holds::Nothing => {}
-            Holds::Descriptors => budget.release(),
-            Holds::Beside => budget.release_beside(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::IpAddr;
 
     fn worker(limits: &str, budget: Budget) -> Worker {
         let config = Config::from_text("test", &format!("version = 1\nlimits = {{ {limits} }}"))

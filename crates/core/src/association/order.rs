@@ -26,6 +26,11 @@ impl Order {
         self.first
     }
 
+    /// Returns the slot behind this one.
+    pub(super) fn next(slots: &mut impl Linked, slot: u32) -> Option<u32> {
+        slots.links(slot)?.next
+    }
+
     /// Appends a slot that is not in the list.
     pub(super) fn append(&mut self, slots: &mut impl Linked, slot: u32) {
         let Some(links) = slots.links(slot) else { return };

@@ -249,8 +249,7 @@ impl Table {
             // The client has asked for it, but it is not open, or refused.
             return self.pass(now, slot, Side::Server, bytes);
         }
-        let used = self.sources.get(&source_key(client.ip())).map_or(0, |source| source.associations);
-        if self.len() >= self.config.max || used >= self.config.per_client {
+        if self.len() >= self.config.max {
             return self.drop_one(Dropped::Full);
         }
         let slot = self.begin(now, client, destination, Side::Server);
@@ -304,20 +303,42 @@ impl Table {
         Some(source_key(self.mapping(association.mapping)?.client.ip()))
     }
 
-    /// Ends the association that was unused for longest, if this client has its share, or the table is full.
+    /// Ends the association that was unused for longest, if the table is full: one of this client if it has its share.
     fn make_room(&mut self, client: SocketAddr) {
+        if self.len() < self.config.max {
+            return;
+        }
         let own = self.sources.get(&source_key(client.ip()));
         let own = own.filter(|source| source.associations >= self.config.per_client);
         let leaves = match own {
             Some(source) => source.order.oldest(),
-            None if self.len() >= self.config.max => self.refused.oldest().or(self.alive.oldest()),
-            None => None,
+            None => self.refused.oldest().or(self.alive.oldest()),
         };
         if let Some(slot) = leaves {
             let is_alive = self.find(self.id(slot)).is_some();
             self.totals.left += u64::from(is_alive);
             self.remove(slot, is_alive.then_some(EndReason::Limit));
         }
+    }
+
+    /// Ends the association that was unused for longest, apart from this one, because the driver has no descriptor for this
+    /// one. `own`: only one of the same client. Returns what it has ended, also reported by [`Output::End`].
+    pub fn leave_for(&mut self, id: Id, own: bool) -> Option<(Id, Counts)> {
+        let source = self.mapping_source(id.slot)?;
+        let mut next = if own { self.sources.get(&source)?.order.oldest() } else { self.alive.oldest() };
+        let (slot, leaves, counts) = loop {
+            let slot = next?;
+            let leaves = self.id(slot);
+            // Refused ones use no descriptor.
+            match self.alive(leaves).map(|association| association.counts) {
+                Some(counts) if slot != id.slot => break (slot, leaves, counts),
+                _ if own => next = Order::next(&mut List::<OF_CLIENT>(&mut self.slots), slot),
+                _ => next = Order::next(&mut List::<ALL>(&mut self.slots), slot),
+            }
+        };
+        self.totals.left += 1;
+        self.remove(slot, Some(EndReason::Limit));
+        Some((leaves, counts))
     }
 
     /// Begins an association, for which there is room. Returns its slot.

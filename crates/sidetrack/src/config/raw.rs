@@ -183,8 +183,8 @@ pub struct Limits {
     pub idle_timeout_ms: Option<At<u64>>,
     /// Ends a UDP association after this time without a datagram, milliseconds. Default 300000 (RFC 4787 REQ-5).
     pub udp_idle_timeout_ms: Option<At<u64>>,
-    /// Most UDP associations at a time of one listener in one worker, 1 to 1000000; one client may have half of them. If one
-    /// more comes, the one that is idle longest ends. `max_flows` counts them too. Default 16384.
+    /// Most UDP associations at a time of one listener in one worker, 1 to 1000000. If one more comes, the one that is idle
+    /// longest ends: one of the same client if this client has half of them. `max_flows` counts them too. Default 16384.
     pub max_associations: Option<At<u32>>,
     /// Ends a flow after this time, milliseconds. Default: never.
     pub lifetime_ms: Option<At<u64>>,

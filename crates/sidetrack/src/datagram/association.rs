@@ -13,11 +13,12 @@ use crate::worker::{Admission, Worker};
 use sidetrack_core::association::{Config, Counts, Dropped, Id, Input, MappingId, Output, Table};
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process, Side};
+use sidetrack_core::limit::Lack;
 use sidetrack_core::policy::{Action, Carry, Decision, Resolve, Seen};
 use sidetrack_sys::sockopt;
 use sidetrack_sys::udp::batch::{Batch, Target};
 use std::cell::{Cell, RefCell};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -50,7 +51,7 @@ pub(super) struct Association {
     /// Datagrams of that side that wait until the association is open. The table bounds them.
     held: Vec<Box<[u8]>>,
     pub waker: Waker,
-    _admission: Admission,
+    _admission: Option<Admission>,
 }
 
 /// All associations of one socket.
@@ -273,28 +274,46 @@ impl Associations {
         let entry = Entry::new(&self.worker);
         let waker = self.ready.waker(id.slot);
         entry.live().set_waker(&waker);
-        let is_own = || flow.client.ip().is_loopback() || sockopt::is_of_this_host(flow.client.ip());
-        let admission = Admission::ask(&self.worker, flow.client.ip(), is_own);
-        let (admission, verdict) = match admission {
-            Ok(admission) => (admission, self.decide(&entry, &flow)),
-            Err(detail) => {
-                let mut entry = entry;
-                entry.live().decide(crate::live::Decided { flow, verdict: None });
-                entry.end(EndReason::Limit, Some(detail));
-                return self.table.handle(self.worker.clock.now(), Input::Refused(id, EndReason::Limit));
-            }
+        let admitted = self.decide(&entry, &flow).and_then(|carry| {
+            let admission = self.admit(id, flow.client.ip(), &carry.carrier)?;
+            Ok((carry, admission))
+        });
+        let (verdict, _admission) = match admitted {
+            Ok((carry, admission)) => (Ok(carry), Some(admission)),
+            Err(failure) => (Err(failure), None),
         };
         let slot = id.slot as usize;
         if self.slots.len() <= slot {
             self.slots.resize_with(slot + 1, || None);
         }
-        let (held, server, _admission) = (Vec::new(), Server::None, admission);
+        let (held, server) = (Vec::new(), Server::None);
         let association =
             Association { id, mapping, entry, flow, client, asked, from, server, held, waker, _admission };
         self.slots[slot] = Some(association);
         match verdict {
             Ok(carry) => self.reach(id, carry),
             Err(failure) => self.refuse(id, failure),
+        }
+    }
+
+    /// Finds descriptors for an association. If there are none, the one that is idle for longest leaves.
+    fn admit(&mut self, id: Id, client: IpAddr, carrier: &Carrier) -> Result<Admission, Failure> {
+        // A hop has a connection beside the socket.
+        let has_hops = matches!(carrier, Carrier::Hops(_));
+        let limit = |detail| Failure::new(EndReason::Limit, detail);
+        let mut left = false;
+        loop {
+            let (is_own, detail) = match Admission::of_datagrams(&self.worker, client, has_hops) {
+                Ok(admission) => return Ok(admission),
+                Err(Lack::Room(detail)) => (false, detail),
+                Err(Lack::Share(detail)) => (true, detail),
+            };
+            // Two associations with one descriptor may have to leave for one with two.
+            let leaves = if left && !has_hops { None } else { self.table.leave_for(id, is_own) };
+            let Some((leaves, counts)) = leaves else { return Err(limit(detail)) };
+            left = true;
+            let detail = format!("it left for a newer one: {detail}");
+            self.end(leaves, EndReason::Limit, Some(detail), counts);
         }
     }
 

@@ -29,6 +29,7 @@ use captured::Captured;
 use clients::Clients;
 use sidetrack_core::association::{Config, Filtering};
 use sidetrack_core::flow::EndReason;
+use sidetrack_sys::sockopt;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -37,6 +38,9 @@ use tokio::sync::watch;
 
 /// Batches that the task takes from one socket before it looks at the others.
 const ROUNDS: usize = 4;
+
+/// Room for datagrams that wait in one socket of a listener, bytes. The kernel allows at most `net.core.rmem_max`.
+const RECEIVE_BUFFER: usize = 4 << 20;
 
 /// Serves the datagrams of one socket of a listener until `stop` becomes true or its sender is dropped. Its associations
 /// end then.
@@ -54,6 +58,8 @@ pub async fn serve(
         Catches::Tproxy => Clients::Captured(Captured::new(worker.dialing().mark)),
         _ => return,
     };
+    // First datagrams of a burst wait here while their associations begin. Without the room, fewer can wait.
+    let _ = sockopt::set_receive_buffer(&socket, RECEIVE_BUFFER);
     let socket = match UdpSocket::new(socket) {
         Ok(socket) => socket,
         Err(error) => {

@@ -171,9 +171,8 @@ fn a_server_that_is_not_there_is_the_reason_of_the_end() {
 #[test]
 fn a_full_table_ends_the_association_that_is_idle_for_longest() {
     let server = Echo::start("127.0.0.1");
-    let mut up = up(&server.address.to_string(), "max_associations = 4", DIRECT);
+    let mut up = up(&server.address.to_string(), "max_associations = 2", DIRECT);
     let entry = up.addresses("dns")[0];
-    // One client address may have half of the table.
     let [first, second, third] = [(); 3].map(|()| client(entry));
     for client in [&first, &second] {
         assert_eq!(echo(client, b"a"), b"a");
@@ -184,6 +183,24 @@ fn a_full_table_ends_the_association_that_is_idle_for_longest() {
     assert_eq!(record.address("client"), second.local_addr().unwrap(), "the first was used since");
     assert_eq!(record.text("reason"), "limit");
     assert_eq!(echo(&second, b"d"), b"d", "it may begin again");
+}
+
+#[test]
+fn a_new_association_is_served_when_there_is_no_room_for_flows() {
+    let server = Echo::start("127.0.0.1");
+    let mut up = up(&server.address.to_string(), "max_flows = 3", DIRECT);
+    let entry = up.addresses("dns")[0];
+    let clients: Vec<_> = (0..40_u8).map(|_| client(entry)).collect();
+    for (number, client) in (0..).zip(&clients) {
+        assert_eq!(echo(client, &[number]), [number], "no first datagram is lost");
+    }
+    let records = up.records(37);
+    for client in &clients[..37] {
+        let record = &records[&client.local_addr().unwrap()];
+        assert_eq!((record.text("reason"), record.number("packets_down")), ("limit", 1));
+        assert!(record.text("detail").contains("left for a newer one"), "{record:?}");
+    }
+    assert_eq!(admin::flows(&up).len(), 3);
 }
 
 #[test]
