@@ -98,7 +98,7 @@ test: deps-test ## Formatting, clippy, rustdoc, every test tier with the namespa
 	$(CARGO) clippy --locked --package sidetrack --no-default-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings -A rustdoc::private-intra-doc-links' $(CARGO) doc --locked --workspace --no-deps --document-private-items --quiet
 	@# Builds the programs as well: for tests of whole programs, and with the features that tests ask of their libraries.
-	$(AS_ROOT) $(CARGO) test --locked --workspace --no-fail-fast
+	$(AS_ROOT) .ci/tests --locked --workspace --no-fail-fast
 	$(MAKE) --no-print-directory fuzz-replay
 	@if command -v cargo-deny >/dev/null; then $(MAKE) --no-print-directory deny; \
 	else echo "deny: skipped: cargo-deny is not installed (cargo install --locked cargo-deny)"; fi

@@ -6,11 +6,13 @@
 
 mod batch;
 mod ledger;
+mod spread;
 mod tally;
 mod waiting;
 
 pub use batch::{Batch, Past, Texts};
 pub use ledger::{Ledger, Slot};
+pub use spread::Spread;
 pub use tally::Tally;
 pub use waiting::{BYTES_MAX, ENDED_MAX};
 

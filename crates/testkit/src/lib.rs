@@ -82,6 +82,18 @@ impl Node {
         let arguments = arguments.to_owned();
         self.run(move || ip(&arguments));
     }
+
+    /// Waits until this interface carries packets: it is up, and so is the other end of its cable. The kernel notices that a
+    /// moment after the command that brought it up; on a busy machine, seconds.
+    pub fn carries(&self, interface: &str) {
+        let interface = interface.to_owned();
+        self.run(move || {
+            eventually("the interface carries packets", || {
+                let shown = Command::new("ip").args(["-o", "link", "show", "dev", &interface]).output();
+                String::from_utf8_lossy(&shown.expect("the ip tool").stdout).contains(" state UP ")
+            });
+        });
+    }
 }
 
 impl Default for Node {
@@ -131,6 +143,11 @@ impl Line {
             node.ip(&format!("route add default via 10.0.{net}.254"));
             node.ip(&format!("route add default via fd00:{net}::fe"));
         }
+        // A cable carries nothing before both ends have seen each other, and an address that cannot be resolved for 3 s is unreachable.
+        line.router.carries("to-client");
+        line.router.carries("to-server");
+        line.client.carries("eth0");
+        line.server.carries("eth0");
         line.router.run(|| {
             sysctl::write("net/ipv4/ip_forward", "1").expect("forwarding");
             sysctl::write("net/ipv6/conf/all/forwarding", "1").expect("forwarding");

@@ -268,7 +268,8 @@ pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Res
 
 /// A connection to the server itself: its socket has the peer's address.
 fn by_socket(stream: TcpStream, sent: usize, stack: Vec<StackOption>, taken: Option<Taken>) -> Carried {
-    Carried { stream: stream.into(), early: Vec::new(), bound: None, sent, stack, taken, leads_to: None }
+    let (stream, early) = (stream.into(), Vec::new());
+    Carried { stream, early, bound: None, sent, stack, taken, leads_to: None, spread: None }
 }
 
 /// Most bytes that a SOCKS6 client allows in the SYN. 0 in the option means no limit.

@@ -268,7 +268,7 @@ async fn ask_all(
         (bytes, bound, stack) = (done.leftover, done.bound, done.stack);
     }
     let stream = stream.into();
-    Ok(Carried { stream, early: bytes, bound, sent, stack, taken: None, leads_to: None })
+    Ok(Carried { stream, early: bytes, bound, sent, stack, taken: None, leads_to: None, spread: None })
 }
 
 struct Shaken {

@@ -16,16 +16,17 @@ pub mod warm;
 pub use client::{Client, HELD_MAX, Incoming, Presence, Sniffed};
 pub use direct::Dialing;
 pub use gate::{Admitted, Gate};
-pub use overlay::{Associating, OverlayEntry, OverlayOrder};
+pub use overlay::{Associating, Entered, Entering, OverlayEntry, OverlayOrder};
 pub use resolve::resolve;
 pub use stream::{Stream, Wire};
 
-use crate::live::Taken;
+use crate::live::{Spread, Taken};
 use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::{Destination, EndReason, Host, HostName};
 use sidetrack_core::policy::{Carry, Resolve};
 use sidetrack_core::socks::v6::{Metadata, StackOption};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 /// Why a flow could not be carried: the end reason, and a text that names hop, step and code.
@@ -89,6 +90,8 @@ pub struct Carried {
     /// The admitted address that the last hop was told to dial. `None`: a hop resolves the name, or there is no
     /// hop and the socket itself has the peer's address.
     pub leads_to: Option<SocketAddr>,
+    /// Counts what a flow over several paths of the overlay does with them.
+    pub spread: Option<Arc<Spread>>,
 }
 
 /// The client's first bytes during the set-up. They are read late, so that bytes that arrive meanwhile can be

@@ -2,6 +2,7 @@
 
 use super::datagrams::Datagrams;
 use super::{Carried, Failure, Order};
+use crate::live::Spread;
 use crate::reactor::TcpStream;
 use sidetrack_core::carrier::OverlayCarrier;
 use sidetrack_core::flow::{Destination, EndReason, Host, HostName};
@@ -24,17 +25,25 @@ pub struct OverlayOrder {
     pub host: Option<HostName>,
 }
 
+/// A session that is open.
+#[derive(Debug)]
+pub struct Entered {
+    /// A non-blocking socket; the overlay carries its other end.
+    pub stream: std::net::TcpStream,
+    /// Counts what a flow over several paths does with them.
+    pub spread: Option<Arc<Spread>>,
+}
+
+/// A session, once it is open.
+pub type Entering = Pin<Box<dyn Future<Output = Result<Entered, Failure>> + Send>>;
+
 /// A path for datagrams, once it is open.
 pub type Associating = Pin<Box<dyn Future<Output = Result<Box<dyn Datagrams>, Failure>> + Send>>;
 
 /// The entry into the overlay.
 pub trait OverlayEntry: Debug + Send + Sync {
-    /// Opens a session. Returns a non-blocking socket; the overlay carries its other end. FIN, resets and speed
-    /// on the socket are those of the application at the far end.
-    fn open(
-        &self,
-        order: OverlayOrder,
-    ) -> Pin<Box<dyn Future<Output = Result<std::net::TcpStream, Failure>> + Send>>;
+    /// Opens a session. FIN, resets and speed on its socket are those of the application at the far end.
+    fn open(&self, order: OverlayOrder) -> Entering;
 
     /// Opens a path for the datagrams of one client. The destination of the order is the first one.
     fn associate(&self, order: OverlayOrder) -> Associating;
@@ -47,8 +56,8 @@ pub(super) async fn carry(
     destination: Destination,
 ) -> Result<Carried, Failure> {
     let failed = |error| Failure::new(EndReason::Internal, format!("the socket to the overlay: {error}"));
-    let opened = entry(order)?.open(to_node(order, carrier, destination)).await?;
-    let stream = TcpStream::new(opened.into()).map_err(failed)?;
+    let Entered { stream, spread } = entry(order)?.open(to_node(order, carrier, destination)).await?;
+    let stream = TcpStream::new(stream.into()).map_err(failed)?;
     Ok(Carried {
         stream: stream.into(),
         early: Vec::new(),
@@ -57,6 +66,7 @@ pub(super) async fn carry(
         stack: Vec::new(),
         taken: None,
         leads_to: None,
+        spread,
     })
 }
 

@@ -9,6 +9,7 @@ use super::pool;
 use super::shared::Shared;
 use super::stream::Stream;
 use crate::carry::{Failure, OverlayOrder};
+use crate::live::Spread;
 use sidetrack_core::carrier::OverlayCarrier;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::overlay::frame::{
@@ -46,6 +47,8 @@ pub(super) struct Request {
     pub order: OverlayOrder,
     /// Our end of the connection with the worker.
     pub leg: std::net::TcpStream,
+    /// Counts what a flow over several paths does with them.
+    pub spread: Option<Arc<Spread>>,
     /// Gets the result: the session is open, or why it is not.
     pub reply: oneshot::Sender<Result<SessionId, Failure>>,
 }
@@ -70,7 +73,7 @@ pub(super) async fn open_reserved(
     let client = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
     let order =
         OverlayOrder { carrier: OverlayCarrier::one_path(node.clone()), destination, client, host: None };
-    requests.send(Request { order, leg, reply }).await.map_err(|_| stopping())?;
+    requests.send(Request { order, leg, spread: None, reply }).await.map_err(|_| stopping())?;
     let session = answer.await.map_err(|_| stopping())??;
     Ok((TcpStream::from_std(near).map_err(broken)?, session))
 }
@@ -87,7 +90,7 @@ pub(super) enum Setback {
 
 /// Handles one flow, from the opening to the end.
 pub(super) async fn run(shared: Arc<Shared>, request: Request) {
-    let Request { order, leg, mut reply } = request;
+    let Request { order, leg, spread, mut reply } = request;
     let Some(_counted) = shared.sessions.count() else {
         let _ = reply.send(Err(Failure::new(EndReason::Limit, "this node has too many sessions")));
         return;
@@ -117,7 +120,7 @@ pub(super) async fn run(shared: Arc<Shared>, request: Request) {
     if ingress.mode() == Mode::Shortest {
         ingress.carry(session, path, leg).await;
     } else {
-        lanes::carry(ingress, session, (path, route), leg).await;
+        lanes::carry(ingress, session, (path, route), (leg, spread.unwrap_or_default())).await;
     }
 }
 

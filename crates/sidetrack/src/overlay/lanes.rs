@@ -8,6 +8,7 @@ use super::endpoint::{Broken, Endpoint, Lane, Path};
 use super::ingress::{Ingress, Setback};
 use super::shared::Shared;
 use super::status::SessionPathsView;
+use crate::live::Spread;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{self, ResetReason, Resume, SessionId};
 use sidetrack_core::overlay::redundancy::openings;
@@ -44,24 +45,17 @@ pub(super) struct Usage {
     /// The next byte that this end expects, and the limit of the other end.
     next: AtomicU64,
     limit: AtomicU64,
-    /// Bytes of the flow that were sent on each path.
-    sent: [AtomicU64; PATHS_MAX as usize],
+    /// What the flow's record tells of its paths.
+    spread: Arc<Spread>,
 }
 
 impl Usage {
-    fn new(to: NodeId, mode: Mode, most: u8, first: frame::Path) -> Self {
+    fn new(to: NodeId, (mode, most): (Mode, u8), first: frame::Path, spread: Arc<Spread>) -> Self {
         let mut lanes = vec![None; usize::from(most.clamp(1, PATHS_MAX))];
         lanes[0] = Some((0, first));
         let (next, limit) = (AtomicU64::new(0), AtomicU64::new(u64::from(Endpoint::first_window())));
-        Self {
-            to,
-            mode,
-            lanes: Mutex::new(lanes),
-            lost: Notify::new(),
-            next,
-            limit,
-            sent: Default::default(),
-        }
+        spread.opened();
+        Self { to, mode, lanes: Mutex::new(lanes), lost: Notify::new(), next, limit, spread }
     }
 
     /// Notes that a path is gone.
@@ -82,16 +76,17 @@ impl Usage {
 
     /// Notes that bytes of the flow were sent on a path.
     pub(super) fn sent(&self, path: u8, bytes: usize) {
-        if let Some(sent) = self.sent.get(usize::from(path)) {
-            sent.fetch_add(bytes as u64, Relaxed);
-        }
+        self.spread.sent(path, bytes);
     }
 
     /// Returns the paths that exist, each with the bytes that were sent on it and on earlier paths with its number.
     pub(super) fn paths(&self) -> Vec<(frame::Path, u64)> {
         let lanes = lock(&self.lanes);
-        let sent = self.sent.iter().map(|sent| sent.load(Relaxed));
-        lanes.iter().zip(sent).filter_map(|(lane, sent)| Some((lane.as_ref()?.1.clone(), sent))).collect()
+        lanes
+            .iter()
+            .zip(self.spread.sent_bytes())
+            .filter_map(|(lane, sent)| Some((lane.as_ref()?.1.clone(), sent)))
+            .collect()
     }
 
     fn existing(&self) -> Vec<Option<frame::Path>> {
@@ -131,11 +126,11 @@ pub(super) async fn carry(
     ingress: Arc<Ingress>,
     session: SessionId,
     first: (Path, frame::Path),
-    leg: TcpStream,
+    (leg, spread): (TcpStream, Arc<Spread>),
 ) {
     let (first, route) = first;
     let (to, carrier) = (ingress.to, ingress.order.carrier.clone());
-    let usage = Arc::new(Usage::new(to, carrier.mode, carrier.paths, route));
+    let usage = Arc::new(Usage::new(to, (carrier.mode, carrier.paths), route, spread));
     let shared = ingress.shared.clone();
     shared.sessions.note(session, usage.clone());
     let (paths, arriving) = mpsc::channel(1);
@@ -258,6 +253,7 @@ impl Keeper {
                     *at = Some((self.serial, route));
                 }
                 counters.paths_opened.fetch_add(1, Relaxed);
+                self.usage.spread.opened();
                 // The receiver lives as long as the session, which runs beside this.
                 let _ = self.paths.send(Path { lane, ..path }).await;
                 return true;

@@ -51,9 +51,9 @@ pub use status::{
 };
 pub use trust::{FlowsView, TolerantView};
 
-use crate::carry::{Associating, Dialing, Failure, OverlayEntry, OverlayOrder};
+use crate::carry::{Associating, Dialing, Entered, Entering, Failure, OverlayEntry, OverlayOrder};
 use crate::config::{self, OnCrash};
-use crate::live::Ledger;
+use crate::live::{Ledger, Spread};
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use control::Event;
@@ -65,6 +65,7 @@ use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::Purpose;
 use sidetrack_core::overlay::reserved::Reserved;
 use sidetrack_core::overlay::service::Service;
+use sidetrack_core::overlay::session::Mode;
 use sidetrack_sys::caps::CapabilitySet;
 use sidetrack_sys::sockopt;
 use sidetrack_sys::sync::lock;
@@ -382,10 +383,7 @@ impl Entry {
 }
 
 impl OverlayEntry for Entry {
-    fn open(
-        &self,
-        order: OverlayOrder,
-    ) -> Pin<Box<dyn Future<Output = Result<std::net::TcpStream, Failure>> + Send>> {
+    fn open(&self, order: OverlayOrder) -> Entering {
         let requests = self.requests.clone();
         Box::pin(async move {
             if Reserved::of(&order.destination).is_some() {
@@ -397,9 +395,11 @@ impl OverlayEntry for Entry {
             let (near, leg) = pair().map_err(|error| internal("a socket to the overlay", error))?;
             let (reply, answer) = oneshot::channel();
             let stopping = || Failure::new(EndReason::Shutdown, "the overlay is stopping");
-            requests.send(Request { order, leg, reply }).await.map_err(|_| stopping())?;
+            let spread = (order.carrier.mode != Mode::Shortest).then(Arc::<Spread>::default);
+            let request = Request { order, leg, spread: spread.clone(), reply };
+            requests.send(request).await.map_err(|_| stopping())?;
             let _session = answer.await.map_err(|_| stopping())??;
-            Ok(near)
+            Ok(Entered { stream: near, spread })
         })
     }
 

@@ -150,6 +150,7 @@ impl Waiting {
                         stack: Vec::new(),
                         taken: None,
                         leads_to: Some(peer),
+                        spread: None,
                     });
                 }
                 Some(Err(failure)) => denied = Some(failure),

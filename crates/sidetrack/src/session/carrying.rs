@@ -8,7 +8,7 @@ use super::setup::{Connect, Ready, Setup, SetupEnd, undecided};
 use super::{Asking, Associate, Entry};
 use crate::carry::{Client, Stream};
 use crate::intercept::Listening;
-use crate::live::{Clock, LiveFlow};
+use crate::live::{Clock, LiveFlow, Spread};
 use crate::reactor::TcpStream;
 use crate::worker::{FlowOfSession, Worker};
 use sidetrack_core::chain::Chain;
@@ -59,13 +59,18 @@ struct Carried {
     part_of: Option<FlowOfSession>,
     /// A note for the record, used if the end has no detail of its own.
     note: Option<Box<str>>,
+    /// Counts what the flow does with its paths of the overlay, if it has several.
+    spread: Option<Arc<Spread>>,
 }
 
 impl Carried {
     fn end(self, ending: Ending) {
-        let Self { mut entry, part_of, note, .. } = self;
+        let Self { mut entry, part_of, note, spread, .. } = self;
         drop(part_of);
-        entry.end(ending.reason, ending.error.map(|error| error.to_string()).or(note.map(Into::into)));
+        let own = ending.error.map(|error| error.to_string()).or(note.map(Into::into));
+        let parts = [own, spread.map(|spread| spread.to_string())];
+        let detail = parts.into_iter().flatten().reduce(|own, spread| own + "; " + &spread);
+        entry.end(ending.reason, detail);
     }
 }
 
@@ -134,7 +139,7 @@ fn carried(mut client: Client, ready: Ready, entry: Entry, clock: Clock) -> Carr
     } else {
         moving.through(sides, way.joints, entry.live(), clock)
     };
-    Carried { motion, entry, part_of, note: way.note.map(Into::into) }
+    Carried { motion, entry, part_of, note: way.note.map(Into::into), spread: way.spread }
 }
 
 /// What is needed to start moving bytes.

@@ -6,6 +6,7 @@ use super::setup::{Setup, gone};
 use crate::carry::{Client, Failure, Order};
 use crate::function::Leg;
 use crate::function::container::{Guest, Intro, Passed, Trouble, pass};
+use crate::live::Spread;
 use crate::reactor::TcpStream;
 use sidetrack_core::chain::{Chain, Offered};
 use sidetrack_core::flow::{EndReason, Flow, Side};
@@ -25,6 +26,8 @@ pub(super) struct Way {
     pub joints: Vec<Joint>,
     /// A note for the record about functions that were left out.
     pub note: Option<String>,
+    /// Counts what the flow does with its paths of the overlay, if it has several.
+    pub spread: Option<Arc<Spread>>,
 }
 
 impl Way {

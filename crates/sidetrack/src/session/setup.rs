@@ -522,6 +522,7 @@ impl<'a> Setup<'a> {
         }
         self.live.count(carried.sent as u64, 0);
         self.live.carried_by(carried.taken);
+        way.spread = carried.spread.take();
         carried.early.shrink_to_fit();
         carried
     }

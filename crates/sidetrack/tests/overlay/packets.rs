@@ -69,6 +69,8 @@ impl Sites {
             node.ip(&format!("addr add fd00:{net}::{part}/64 dev {name} nodad"));
             node.ip(&format!("link set {name} up"));
         }
+        one.carries(name);
+        other.carries(name);
     }
 
     /// Both nodes, catching at `place` for links of this kind; b delivers to these ports.

@@ -6,7 +6,7 @@
 //!        '-- b2 --'
 //! ```
 
-use crate::node::Up;
+use crate::node::{Record, Up};
 use crate::scene::{Scene, Server, exchange, random_bytes, status};
 use crate::tools::run;
 use serde_json::Value;
@@ -70,6 +70,9 @@ fn a_striped_flow_uses_both_relays_and_arrives_whole() {
     let record = scene.a.record();
     assert_eq!(record.fate(), ("over", "overlay:c (stripe over 2 paths)", "ok"));
     assert_eq!((record.number("bytes_up"), record.number("bytes_down")), (16_000_000, 6_000_000));
+    let (opened, sent) = paths_of(&record);
+    assert!(opened >= 2 && sent.len() == 2, "{opened} {sent:?}");
+    assert!(sent.iter().all(|bytes| *bytes > 0) && sent.iter().sum::<u64>() >= 16_000_000, "{sent:?}");
     let metrics = crate::node::admin::show(&scene.a, "/metrics");
     assert!(metrics.contains("sidetrack_overlay_paths_total{fate=\"opened\"} "), "{metrics}");
     eventually("no session is left", || {
@@ -94,6 +97,15 @@ fn a_striped_flow_survives_each_relay_in_turn() {
     assert!(client.join().expect("no panic").expect("an answer") == down, "what the server sent");
     assert!(server.finish().expect("an orderly end") == up, "what the client sent");
     assert_eq!(scene.a.record().fate(), ("over", "overlay:c (stripe over 2 paths)", "ok"));
+}
+
+/// What a record says of the paths of its flow: how many were opened, and the bytes sent on each.
+fn paths_of(record: &Record) -> (u64, Vec<u64>) {
+    let detail = record.text("detail");
+    let told = detail.split_once(" paths opened, bytes sent on each: ");
+    let (opened, sent) = told.unwrap_or_else(|| panic!("no paths in {detail:?}"));
+    let number = |text: &str| text.parse().unwrap_or_else(|_| panic!("{detail:?}"));
+    (number(opened), sent.split(", ").map(number).collect())
 }
 
 /// What came at a server: the bytes, and the longest time between two reads.
@@ -152,5 +164,8 @@ fn a_duplicated_flow_does_not_notice_that_a_relay_is_killed() {
     assert!(longest < Duration::from_secs(5), "{longest:?}");
     assert_eq!(status(&scene.a)["sessions_resumed"], 0, "the other path was there all the time");
     drop(client);
-    assert_eq!(scene.a.record().fate(), ("over", "overlay:c (duplicate over 2 paths)", "ok"));
+    let record = scene.a.record();
+    assert_eq!(record.fate(), ("over", "overlay:c (duplicate over 2 paths)", "ok"));
+    let (_, sent) = paths_of(&record);
+    assert!(sent.iter().any(|bytes| *bytes >= 6_000_000), "one path has had every byte: {sent:?}");
 }

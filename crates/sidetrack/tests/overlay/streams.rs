@@ -16,6 +16,8 @@ pub(crate) fn link(one: &Node, other: &Node, net: &str, names: [&str; 2]) {
         node.ip(&format!("addr add {net}.{part}/24 dev {name}"));
         node.ip(&format!("link set {name} up"));
     }
+    one.carries(near);
+    other.carries(far);
 }
 
 /// Starts an end: an application's address 10.`own`.0.1 on it, and packets to 10.`far`.0.0/24 to the node `other`.

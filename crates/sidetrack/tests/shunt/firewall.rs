@@ -109,6 +109,9 @@ impl Network {
             node.ip("link set eth0 up");
         }
         firewall.ip("link set br0 up");
+        for name in ["to-client", "to-server", "br0"] {
+            firewall.carries(name);
+        }
         firewall.run(|| {
             for name in ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"] {
                 sysctl::write(&format!("net/bridge/{name}"), "1").expect("br_netfilter");

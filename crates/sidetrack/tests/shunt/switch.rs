@@ -68,6 +68,8 @@ fn wire(switch: &Node, here: &str, host: &Node, there: &str) {
     }
     switch.ip(&format!("link set {here} up"));
     host.ip(&format!("link set {there} up"));
+    switch.carries(here);
+    host.carries(there);
 }
 
 /// How a shunt is to use the switch.

@@ -87,7 +87,7 @@ async fn ask(
         Ok((Reply::Connected { bound }, early)) => {
             let stream = crate::carry::Stream::Tunnel(Box::new(stream));
             let (stack, taken) = (Vec::new(), Some(taken));
-            Ok(Carried { stream, early, bound, sent, stack, taken, leads_to: None })
+            Ok(Carried { stream, early, bound, sent, stack, taken, leads_to: None, spread: None })
         }
         Ok((Reply::Refused { reason, detail }, _)) => Err(Refusal::Final(refused(reason, &detail))),
         Err(failure) => {
