@@ -206,7 +206,11 @@ pub(super) fn flood(scene: &Scene, plan: &Plan, figures: &mut Figures, progress:
     let mbit = flow::overload(scene, OVERLOADING, Duration::from_millis(plan.warm_ms + plan.window_ms))?;
     figures.overload = Some((mbit, scene.hello_loss_percent()?));
     for loss in LOSSES {
-        let ways: &[Way] = if plan.is_full || loss == LOSSES[0] { &Way::ALL } else { &Way::ALL[1..] };
+        let ways: &[Way] = match (plan.is_full, loss == LOSSES[0]) {
+            (true, true) => &Way::ALL,
+            (true, false) | (false, true) => &Way::ALL[1..],
+            (false, false) => &[Way::Overlay],
+        };
         figures.floods.extend(floods(scene, plan, ways, loss, progress)?);
     }
     scene.set_loss(0.0)?;
@@ -261,16 +265,11 @@ fn floods(scene: &Scene, plan: &Plan, ways: &[Way], loss: f64, progress: &Progre
 /// A flow breaks.
 pub(super) fn delay(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
     let packets = [LinkKind::Reliable, LinkKind::BestEffort].map(Way::Packets);
-    let mut rows = vec![
-        (Way::Overlay, 0.0),
-        (Way::Overlay, DELAY_LOSS),
-        (Way::Plain("bbr"), 0.0),
-        (Way::Plain("bbr"), DELAY_LOSS),
-    ];
+    let mut rows = vec![(Way::Overlay, 0.0), (Way::Overlay, DELAY_LOSS), (Way::Plain("bbr"), DELAY_LOSS)];
     if plan.is_full {
-        rows.push((Way::Plain("cubic"), DELAY_LOSS));
+        rows.extend([(Way::Plain("bbr"), 0.0), (Way::Plain("cubic"), DELAY_LOSS)]);
+        rows.extend(packets.map(|way| (way, DELAY_LOSS)));
     }
-    rows.extend(packets.map(|way| (way, DELAY_LOSS)));
     for (way, loss) in rows {
         if packets.contains(&way) {
             scene.wait_for_packets()?;
@@ -301,15 +300,11 @@ fn delay_row(way: String, loss: f64, delays: &[f64]) -> DelayRow {
 /// A copy fails.
 pub(super) fn scp(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
     let copies = Copies::new(scene)?;
-    let mut rows = vec![
-        (Copied::Payload, 0.0),
-        (Copied::Payload, SCP_LOSS),
-        (Copied::Local, SCP_LOSS),
-        (Copied::Router, SCP_LOSS),
-        (Copied::Plain("bbr"), SCP_LOSS),
-    ];
+    let mut rows = vec![(Copied::Payload, 0.0), (Copied::Payload, SCP_LOSS)];
     if plan.is_full {
-        rows.extend([(Copied::Plain("bbr"), 0.0), (Copied::Plain("cubic"), SCP_LOSS)]);
+        rows.extend([(Copied::Local, SCP_LOSS), (Copied::Router, SCP_LOSS)]);
+        rows.extend([0.0, SCP_LOSS].map(|loss| (Copied::Plain("bbr"), loss)));
+        rows.push((Copied::Plain("cubic"), SCP_LOSS));
         rows.extend([(Copied::Local, 0.0), (Copied::Router, 0.0)]);
     }
     for (copied, loss) in rows {
