@@ -225,19 +225,22 @@ impl Associations {
     fn end(&mut self, id: Id, reason: EndReason, detail: Option<String>, counts: Counts) {
         let place = self.slots.get_mut(id.slot as usize);
         let Some(mut association) = place.and_then(|place| place.take_if(|it| it.id == id)) else { return };
-        let copies = self.copies(&association.server).filter(|copies| *copies != counts.packets_up);
-        let detail = detail.or_else(|| Some(format!("{} copies of its datagrams were sent", copies?)));
+        let detail = detail.or_else(|| self.told(&association.server, counts.packets_up));
         self.leave_path(id, &association.server);
         show(association.entry.live(), counts);
         association.entry.end(reason, detail);
     }
 
-    fn copies(&mut self, server: &Server) -> Option<u64> {
+    /// Returns what the path of an association says of its datagrams, in words.
+    fn told(&mut self, server: &Server, sent: u64) -> Option<String> {
         let Server::Path(path, remote) = server else { return None };
-        match &self.paths.get(*path)?.state {
-            State::Open(path) => path.copies(remote),
-            State::Opening(_) | State::Looked => None,
-        }
+        let State::Open(path) = &self.paths.get(*path)?.state else { return None };
+        let copies = path.copies(remote).filter(|copies| *copies != sent);
+        let copies = copies.map(|copies| format!("{copies} copies of its datagrams were sent"));
+        [copies, path.happened(remote)]
+            .into_iter()
+            .flatten()
+            .reduce(|copies, happened| copies + "; " + &happened)
     }
 
     /// Copies the counts of an association to where they are shown.

@@ -92,6 +92,36 @@ fn datagrams_of_all_lengths_pass_both_ways_and_each_node_has_a_record() {
 }
 
 #[test]
+fn records_say_which_datagrams_were_recovered_on_the_last_link() {
+    let server = Echo::start("127.0.0.1");
+    let mut scene = scene(server.address, "link = \"real-time\"\ndeadline_ms = 5000\n");
+    let client = client(&scene);
+    echo(&client, b"first");
+    by_datagram(&scene);
+    // Each end loses every fifth datagram of its neighbours.
+    for (up, relay) in [(&scene.a, "b1"), (&scene.a, "b2"), (&scene.c, "b1"), (&scene.c, "b2")] {
+        crate::tools::run(up, &["link", "set", relay, "--loss", "20"]);
+    }
+    client.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let repeated = |up: &Up| status(up)["spread"]["real_time"]["recovered"].as_u64() >= Some(20);
+    eventually("both ends recover datagrams", || {
+        // One that is lost for good has no answer.
+        client.send(b"again").unwrap();
+        let _ = client.recv(&mut [0; 64]);
+        repeated(&scene.a) && repeated(&scene.c)
+    });
+    scene.a.signal(Signal::TERM);
+    let near = scene.a.record();
+    // The sessions of the near end are over.
+    let far = scene.c.record();
+    for record in [near, far] {
+        let detail = record.text("detail");
+        assert!(detail.contains("were recovered on the last link"), "{detail}");
+        assert!(!detail.contains("came, 0 were recovered"), "{detail}");
+    }
+}
+
+#[test]
 fn a_relay_is_killed_while_datagrams_are_duplicated_and_none_is_lost() {
     let server = Echo::start("127.0.0.1");
     let mut scene = scene(server.address, "dissemination = \"duplicate\"\ndeadline_ms = 1000\n");

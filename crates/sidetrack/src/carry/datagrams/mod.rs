@@ -85,6 +85,11 @@ pub trait Datagrams: fmt::Debug {
         None
     }
 
+    /// Says what happened on the way to datagrams from this destination. `None`: nothing that is known.
+    fn happened(&self, _: &Remote) -> Option<String> {
+        None
+    }
+
     /// Passes what has come to `take`: at most a few batches, so that other paths have their turn. Pending: there was
     /// nothing, and the task is woken when there is.
     ///

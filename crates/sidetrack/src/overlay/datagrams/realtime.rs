@@ -117,7 +117,7 @@ pub(super) fn came(shared: &Shared, link: &Link, timed: Timed) {
     let one_way = Duration::from_micros(link.one_way_us.load(Relaxed).into());
     let left = packet.left().map_or(UNLIMITED, |left| left.saturating_sub(one_way));
     recover(shared, link, Input::Came(mark, left));
-    spread::arrived(shared, link, *packet);
+    spread::arrived(shared, link, *packet, mark.repeats.is_some());
 }
 
 /// Does what is due.

@@ -5,6 +5,7 @@ use super::{Datagrams, legs, realtime, reliable, spread, tolerant, way};
 use crate::overlay::control::Event;
 use crate::overlay::paced;
 use crate::overlay::shared::Shared;
+use crate::overlay::udp::Fate;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::datagram::{Header, OVERHEAD_BYTES, mtu};
@@ -174,7 +175,7 @@ fn serve(shared: &Shared, link: &Arc<Link>, frame: Frame, (bytes, route): (usize
         }
         Frame::Holding(holding) => reliable::heard(shared, link, *holding),
         Frame::Vouched(packet) => tolerant::came(shared, link, *packet),
-        Frame::Spread(packet) => spread::arrived(shared, link, *packet),
+        Frame::Spread(packet) => spread::arrived(shared, link, *packet, false),
         Frame::Timed(timed) => realtime::came(shared, link, timed),
         Frame::Resend(resend) => {
             realtime::recover(shared, link, Input::Requested(resend));
@@ -263,6 +264,13 @@ pub(super) fn deliver(shared: &Shared, origin: NodeId, payload: &[u8]) {
     }
     if let Some(packets) = &shared.packets {
         packets.deliver_datagram(shared, origin, SessionId(*session), packet);
+    }
+}
+
+/// Notes what happened to a packet for this node, for the record of the flow of UDP that it belongs to.
+pub(super) fn note(shared: &Shared, origin: NodeId, payload: &[u8], fate: Fate) {
+    if let Some((session, message)) = payload.split_first_chunk::<16>() {
+        shared.udp.note(origin, SessionId(*session), message, fate);
     }
 }
 

@@ -2,18 +2,20 @@
 //! ([`sidetrack_core::overlay::spread`]).
 
 use super::link::Link;
-use super::receive::{deliver, link_to};
+use super::receive::{deliver, link_to, note};
 use super::{realtime, reliable, tolerant};
 use crate::overlay::groups;
 use crate::overlay::shared::Shared;
+use crate::overlay::udp::Fate;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::{Frame, Protocol, Spread, Subgraph};
 use sidetrack_core::overlay::service::{LinkKind, Service, Trust};
+use sidetrack_core::overlay::spread::Dropped;
 use sidetrack_sys::sync::lock;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Handles a copy that a neighbour has sent.
-pub(super) fn arrived(shared: &Shared, link: &Link, mut packet: Spread) {
+/// Handles a copy that a neighbour has sent. `recovered`: it was lost on the link, and was sent again.
+pub(super) fn arrived(shared: &Shared, link: &Link, mut packet: Spread, recovered: bool) {
     let datagrams = &shared.datagrams;
     let one_way_us = link.one_way_us.load(Relaxed);
     let step = {
@@ -22,6 +24,15 @@ pub(super) fn arrived(shared: &Shared, link: &Link, mut packet: Spread) {
     };
     datagrams.services.came(&packet, &step);
     // The core has counted the copy, too.
+    let is_ours = packet.protocol == Protocol::Ip && packet.is_for(shared.identity.own());
+    let fate = match &step {
+        Err(Dropped::Late) if is_ours => Some(Fate::Late),
+        Ok(step) if is_ours && step.deliver && recovered => Some(Fate::Recovered),
+        _ => None,
+    };
+    if let Some(fate) = fate {
+        note(shared, packet.subgraph.source(), &packet.payload, fate);
+    }
     let Ok(step) = step else { return };
     if step.deliver {
         deliver_here(shared, &packet);

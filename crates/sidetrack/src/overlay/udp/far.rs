@@ -1,6 +1,7 @@
 //! The node that delivers datagrams: decides about each association as about each connection that another node asks for,
 //! and sends from one port for each path.
 
+use super::fates::{Fate, Fates};
 use super::{Outbox, To, Use, pump, send};
 use crate::carry::{Admitted, Failure, datagrams, resolve};
 use crate::overlay::deliver::{admitted, flow, refusal};
@@ -71,6 +72,8 @@ struct Association {
     record: Delivered,
     /// Datagrams to the server and from it.
     packets: (u64, u64),
+    /// What happened to the datagrams for the server.
+    fates: Fates,
     used: Instant,
     _place: Place,
 }
@@ -99,6 +102,16 @@ impl Far {
 
     fn proven_of(&self, origin: NodeId, id: SessionId) -> Option<Arc<Session>> {
         lock(&self.proven).get(&origin).filter(|session| session.origin.session == id).cloned()
+    }
+
+    /// Notes what happened to a datagram of the association with this number.
+    pub(super) fn note(&self, origin: NodeId, session_id: SessionId, number: u32, fate: Fate) {
+        let session = lock(&self.sessions).get(&session_id).cloned();
+        if let Some(session) = session.filter(|session| session.origin.node == origin)
+            && let Some(association) = lock(&session.table).all.get_mut(&number)
+        {
+            association.fates.add(fate);
+        }
     }
 
     /// Whether `origin` has begun this session with proofs.
@@ -206,8 +219,16 @@ impl Session {
                 Ok((path, remote)) => {
                     record.connected(Some(remote));
                     let (service, used) = (open.service, Instant::now());
-                    let association =
-                        Association { path, remote, service, record, packets: (0, 0), used, _place: place };
+                    let association = Association {
+                        path,
+                        remote,
+                        service,
+                        record,
+                        packets: (0, 0),
+                        fates: Fates::default(),
+                        used,
+                        _place: place,
+                    };
                     session.enter(number, association);
                     let said = Relayed::Opened(remote).to_bytes(number);
                     // An error means that the session has ended.
@@ -324,7 +345,7 @@ impl Session {
         let association = lock(&self.table).all.remove(&number);
         if let Some(mut association) = association {
             lock(&association.path.servers).retain(|_, other| *other != number);
-            association.record.end(reason, detail);
+            association.end(reason, detail);
         }
     }
 
@@ -355,12 +376,17 @@ impl Session {
         let all = std::mem::take(&mut lock(&self.table).all);
         for (_, mut association) in all {
             let detail = format!("node '{}' has ended the session", self.name);
-            association.record.end(EndReason::ClientReset, Some(detail));
+            association.end(EndReason::ClientReset, Some(detail));
         }
     }
 }
 
 impl Association {
+    fn end(&mut self, reason: EndReason, detail: Option<String>) {
+        let parts = [detail, self.fates.told()];
+        self.record.end(reason, parts.into_iter().flatten().reduce(|detail, told| detail + "; " + &told));
+    }
+
     fn count(&self, up: u64, down: u64) {
         let live = self.record.live();
         live.count(up, down);

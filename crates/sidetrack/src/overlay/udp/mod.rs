@@ -12,18 +12,20 @@
 //! ```
 
 mod far;
+mod fates;
 mod group;
 mod near;
 mod proven;
 
 pub(super) use far::receive;
+pub(super) use fates::Fate;
 pub(super) use near::associate;
 pub(super) use proven::serve;
 
 use super::datagrams::{self, Use};
 use super::shared::Shared;
 use sidetrack_core::overlay::NodeId;
-use sidetrack_core::overlay::frame::{PACKET_MAX, Protocol, RELAYED_MAX, SessionId};
+use sidetrack_core::overlay::frame::{PACKET_MAX, Protocol, RELAYED_MAX, Relayed, SessionId};
 use sidetrack_core::overlay::service::{LinkKind, Service, Trust};
 use std::io;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader, BufWriter};
@@ -52,6 +54,14 @@ impl Udp {
     pub(super) fn came(&self, origin: NodeId, session: SessionId, message: &[u8]) -> bool {
         let trust = Trust::Members;
         self.near.came((origin, trust), session, message) || self.far.came(origin, session, message)
+    }
+
+    /// Notes what happened to a packet of `origin` with this message.
+    pub(super) fn note(&self, origin: NodeId, session: SessionId, message: &[u8], fate: Fate) {
+        let Ok((number, Relayed::Datagram(_))) = Relayed::parse(message) else { return };
+        if !self.near.note((origin, Trust::Members), session, number, fate) {
+            self.far.note(origin, session, number, fate);
+        }
     }
 
     /// Handles a message that `origin` has sent with a proof, after the id of what it belongs to.

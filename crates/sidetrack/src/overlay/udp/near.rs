@@ -1,5 +1,6 @@
 //! The node that catches datagrams: one session to each node that delivers them, and a path for each client.
 
+use super::fates::{Fate, Fates};
 use super::group::Grouped;
 use super::{Outbox, To, Use, WAITING_MAX, Waiting, proven, pump, send};
 use crate::carry::datagrams::{Came, Datagrams, Lost, Remote};
@@ -39,6 +40,8 @@ enum Said {
     Refused(Refusal, String),
     Datagram(Vec<u8>),
     Error(Refusal),
+    /// Something happened to a datagram on the way.
+    Happened(Fate),
     /// The session has ended.
     Over,
 }
@@ -75,10 +78,18 @@ impl Near {
     pub(super) fn came(&self, origin: (NodeId, Trust), session: SessionId, message: &[u8]) -> bool {
         let peer = lock(&self.peers).get(&origin).cloned();
         let Some(peer) = peer else { return false };
-        if !matches!(&*peer.state.borrow(), State::Open(own) if *own == session) {
+        if !peer.has(session) {
             return false;
         }
         peer.came(message);
+        true
+    }
+
+    /// Notes what happened to an answer for the association with this number. Returns false if this is not a session of this node.
+    pub(super) fn note(&self, origin: (NodeId, Trust), session: SessionId, number: u32, fate: Fate) -> bool {
+        let peer = lock(&self.peers).get(&origin).cloned();
+        let Some(peer) = peer.filter(|peer| peer.has(session)) else { return false };
+        peer.pass(number, Said::Happened(fate));
         true
     }
 
@@ -173,10 +184,18 @@ impl Peer {
             // Only the node that catches says so.
             Relayed::Open(_) | Relayed::Close => return,
         };
+        self.pass(number, said);
+    }
+
+    fn pass(&self, number: u32, said: Said) {
         let path = lock(&self.paths).get(&number).cloned();
         if let Some(path) = path {
             let _ = path.try_send((number, said));
         }
+    }
+
+    fn has(&self, session: SessionId) -> bool {
+        matches!(&*self.state.borrow(), State::Open(own) if *own == session)
     }
 
     fn over(&self) -> Failure {
@@ -271,6 +290,8 @@ struct One {
     held: Vec<Vec<u8>>,
     /// Copies of datagrams that were sent.
     copies: u64,
+    /// What happened to the answers.
+    fates: Fates,
 }
 
 /// A path for the datagrams of one client.
@@ -308,7 +329,10 @@ impl Through {
             destination: Destination { zone: 0, ..destination.clone() },
         };
         self.numbers.insert(destination.clone(), number);
-        self.all.insert(number, One { destination, remote: None, held: Vec::new(), copies: 0 });
+        self.all.insert(
+            number,
+            One { destination, remote: None, held: Vec::new(), copies: 0, fates: Fates::default() },
+        );
         (number, Relayed::Open(Box::new(open)).to_bytes(number))
     }
 
@@ -366,6 +390,7 @@ impl Through {
                 Some(from) => take(Came::Datagram { from: Some(from), payload: &payload }),
                 None => take(Came::Dropped(Dropped::Unknown)),
             },
+            Said::Happened(fate) => one.fates.add(fate),
             // The caller ends the path.
             Said::Over => {}
             Said::Error(reason) => {
@@ -406,6 +431,11 @@ impl Datagrams for Through {
     fn copies(&self, to: &Remote) -> Option<u64> {
         let number = self.numbers.get(&to.destination())?;
         self.all.get(number).map(|one| one.copies)
+    }
+
+    fn happened(&self, to: &Remote) -> Option<String> {
+        let number = self.numbers.get(&to.destination())?;
+        self.all.get(number)?.fates.told()
     }
 
     fn poll_receive(
