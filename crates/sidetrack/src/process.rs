@@ -51,6 +51,18 @@ impl Owners {
     }
 }
 
+impl Owners {
+    /// Returns the process that sent a datagram from this address to that one. Unknown as for [`Self::of`].
+    pub fn of_datagram(&self, client: SocketAddr, asked: SocketAddr) -> Process {
+        match self {
+            Self::Within(pid) => holder(system::udp_socket_inode(*pid, client, asked), Some(*pid)),
+            Self::Ourselves | Self::Asked(_) => {
+                holder(system::udp_socket_inode(std::process::id(), client, asked), None)
+            }
+        }
+    }
+}
+
 /// Returns the owner of a socket in this network namespace.
 pub fn on_this_host(local: SocketAddr, remote: SocketAddr) -> Process {
     holder(system::tcp_socket_inode(std::process::id(), local, remote), None)

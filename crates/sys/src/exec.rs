@@ -1,8 +1,8 @@
 //! Starts one command in a network of its own, or in a control group of its own.
 //!
 //! [`spawn_isolated`] needs no privilege: the command gets a user, a network and a mount namespace. In that
-//! network every address is local and every TCP connection is redirected to one listener, which is handed out
-//! to the caller together with the socket that receives DNS questions. The caller accepts there and dials from
+//! network every address is local, every TCP connection is redirected to one listener, and datagrams to one
+//! socket for each IP version. They are handed out to the caller together with the socket that receives DNS questions. The caller accepts there and dials from
 //! its own network, so nothing can pass it by, nothing is left on the host, and everything ends with the
 //! command.
 //!
@@ -40,6 +40,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use crate::cgroup::Leaf;
+use crate::udp::answers::AnswerSockets;
 use report::{Report, Reports};
 
 /// A program to execute, as the caller of `exec` gives it.
@@ -73,6 +74,11 @@ pub struct Isolated {
     pub listener: TcpListener,
     /// Gets every datagram to port 53 of any address; made by [`crate::udp::bind`], non-blocking.
     pub dns: UdpSocket,
+    /// Get all other datagrams of the command, one for each IP version; made by [`crate::udp::bind_transparent`]. Those between
+    /// sockets of the command at loopback addresses stay there.
+    pub datagrams: Vec<UdpSocket>,
+    /// Send the answers.
+    pub answers: AnswerSockets,
     /// The command.
     pub child: ChildProcess,
 }
@@ -88,8 +94,21 @@ pub fn spawn_isolated(command: &IsolatedCommand) -> Result<Isolated, LaunchError
     let privileged = child::is_privileged();
     let (child, fds) =
         spawn(&command.program, privileged, |reports| child::isolate(command, privileged, reports))?;
-    let [listener, dns] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| LaunchError::ChildVanished)?;
-    Ok(Isolated { listener: listener.into(), dns: dns.into(), child })
+    Isolated::of_descriptors(fds, child).ok_or(LaunchError::ChildVanished)
+}
+
+impl Isolated {
+    /// Two sockets of each IP version send answers, and one gets datagrams: seven or more are those of both versions.
+    fn of_descriptors(mut descriptors: Vec<OwnedFd>, child: ChildProcess) -> Option<Self> {
+        let answers = if descriptors.len() >= 7 { 4 } else { 2 };
+        if descriptors.len() <= 2 + answers {
+            return None;
+        }
+        let datagrams = descriptors.split_off(2 + answers).into_iter().map(UdpSocket::from).collect();
+        let answers = AnswerSockets::of_descriptors(descriptors.split_off(2))?;
+        let [listener, dns] = <[OwnedFd; 2]>::try_from(descriptors).ok()?;
+        Some(Self { listener: listener.into(), dns: dns.into(), datagrams, answers, child })
+    }
 }
 
 /// Starts a command in the caller's network but inside a control group, with private files. Needs root.

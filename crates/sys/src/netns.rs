@@ -154,20 +154,29 @@ pub enum CatchStep {
     Redirect,
 }
 
-/// Makes every address of the calling thread's network local and sends every TCP connection to `port`, but for those to a
-/// loopback address at which something listens in it. The listener at `port` needs IP_TRANSPARENT. For a fresh namespace
-/// only. Needs CAP_NET_ADMIN there.
+/// An MTU of `lo` with which no datagram is fragmented: the largest one of IPv6 has 65,575 bytes with its header.
+const WHOLE_DATAGRAMS: u32 = 65_600;
+
+/// Makes every address of the calling thread's network local and sends every TCP connection, and datagrams but for DNS, to
+/// `port`, but for those to a loopback address at which something listens in it. The sockets at `port` need IP_TRANSPARENT.
+/// For a fresh namespace only. Needs CAP_NET_ADMIN there.
 ///
 /// # Errors
 /// The step, and what the kernel said.
 pub fn catch_all(port: u16) -> Result<(), (CatchStep, netlink::Error)> {
+    // Fragments on `lo` pass prerouting one by one: connection tracking does not reassemble what it has seen at output.
+    // Without the larger MTU, IPv6 datagrams of more than 65,488 bytes are lost.
+    let _ = route::set_mtu("lo", WHOLE_DATAGRAMS);
     route::link_up("lo").map_err(|error| (CatchStep::Loopback, error))?;
     route::add_local_default("lo").map_err(|error| (CatchStep::Route, error))?;
     Socket::open(Protocol::Netfilter)
         .and_then(|mut socket| {
-            // A kernel without `socket` or `tproxy` sends connections to servers of the namespace out, too.
-            let with_servers = nft::run_namespace_with_servers(port).apply(&mut socket);
-            with_servers.or_else(|_| nft::run_namespace(port).apply(&mut socket))
+            // A kernel without `fib` refuses datagrams. One without `socket` or `tproxy` also sends connections to servers of
+            // the namespace out.
+            let with_datagrams = nft::run_namespace_with_datagrams(port).apply(&mut socket);
+            with_datagrams
+                .or_else(|_| nft::run_namespace_with_servers(port).apply(&mut socket))
+                .or_else(|_| nft::run_namespace(port).apply(&mut socket))
         })
         .map_err(|error| (CatchStep::Redirect, error))
 }

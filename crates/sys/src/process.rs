@@ -113,6 +113,34 @@ pub fn tcp_socket_inode(pid: u32, local: SocketAddr, remote: SocketAddr) -> Opti
     })
 }
 
+/// The inode of the UDP socket that sends from `local` to `remote`, in the network namespace that process `pid` lives in: the
+/// one that is connected to `remote`, otherwise one that is not connected, and rather one bound to the address than one bound
+/// to all. IPv4 addresses are found on IPv6 sockets too.
+pub fn udp_socket_inode(pid: u32, local: SocketAddr, remote: SocketAddr) -> Option<u64> {
+    let mut best: Option<(u8, u64)> = None;
+    for table in ["udp", "udp6"] {
+        let Ok(file) = fs::File::open(format!("/proc/{pid}/net/{table}")) else { continue };
+        for line in io::BufReader::new(file).lines().skip(1).map_while(Result::ok) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let address = |field: usize| proc_address(fields.get(field)?);
+            let (Some(at), Some(to)) = (address(1), address(2)) else { continue };
+            let Some(inode) = fields.get(9).and_then(|inode| inode.parse().ok()) else { continue };
+            let fits = match (to == remote, to.port() == 0, at == local, at.ip().is_unspecified()) {
+                (true, _, true, _) => 4,
+                (true, _, _, true) => 3,
+                (_, true, true, _) => 2,
+                // One that is bound to all addresses of IPv6 may serve IPv4 too.
+                (_, true, _, true) if at.is_ipv4() == local.is_ipv4() || at.is_ipv6() => 1,
+                _ => continue,
+            };
+            if at.port() == local.port() && inode != 0 && best.is_none_or(|(before, _)| before < fits) {
+                best = Some((fits, inode));
+            }
+        }
+    }
+    best.map(|(_, inode)| inode)
+}
+
 /// `0100007F:0050` or its IPv6 kind: words of 32 bits in host order, then the port.
 pub(crate) fn proc_address(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;

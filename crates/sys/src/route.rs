@@ -96,6 +96,21 @@ pub fn link_up(name: &str) -> Result<(), Error> {
     transact(&requests)
 }
 
+/// Sets the MTU of a link, in bytes.
+///
+/// # Errors
+/// ENODEV if there is no such interface; EPERM without CAP_NET_ADMIN; EINVAL if the interface cannot have it.
+pub fn set_mtu(name: &str, mtu_bytes: u32) -> Result<(), Error> {
+    let index = interface_index(name)?;
+    let mut header = vec![0; 4];
+    header.extend_from_slice(&index.to_ne_bytes());
+    header.resize(16, 0); // no flag changes
+    let mut requests = Requests::new();
+    let asked = format!("set the MTU of interface {name} to {mtu_bytes}");
+    requests.push(asked, RTM_NEWLINK, flag::ACK, &header, |w| w.u32_ne(4, mtu_bytes)); // IFLA_MTU
+    transact(&requests)
+}
+
 /// Gives an interface an address.
 ///
 /// # Errors

@@ -3,6 +3,7 @@
 //! answer from an address of its own choice, and the asker would drop it.
 #![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
+pub mod answers;
 pub mod batch;
 pub mod errors;
 
@@ -95,20 +96,6 @@ pub fn bind_transparent(address: SocketAddr, shares: bool) -> io::Result<UdpSock
     socket.bind(&address.into())?;
     socket.set_reuse_port(true)?;
     Ok(socket.into())
-}
-
-/// A non-blocking UDP socket that sends from an address of another host, and that receives nothing of use: rules lead the
-/// datagrams to that address to a socket of [`bind_transparent`].
-///
-/// # Errors
-/// As [`bind_transparent`].
-pub fn bind_foreign(address: SocketAddr) -> io::Result<Socket> {
-    let socket = of_family(address)?;
-    crate::sockopt::set_transparent(&socket)?;
-    // Each worker has such a socket of its own.
-    socket.set_reuse_address(true)?;
-    socket.bind(&address.into())?;
-    Ok(socket)
 }
 
 /// Makes a socket on `address` tell the original destination of each datagram, address and port.

@@ -4,8 +4,13 @@ use sidetrack_core::flow::Protocol::{Tcp, Udp};
 use sidetrack_core::net::IpNet;
 use sidetrack_sys::netlink::{Protocol, Socket};
 use sidetrack_sys::sockopt::{ListenOptions, listen as listen_with, original_dst};
+use sidetrack_sys::udp::answers::AnswerSockets;
+use sidetrack_sys::udp::batch::Batch;
+use sidetrack_sys::udp::bind_transparent;
 use sidetrack_sys::{nft, route};
-use sidetrack_testkit::{accept, connect, flat, in_namespace, listen};
+use sidetrack_testkit::{accept, connect, eventually, flat, in_namespace, listen};
+use std::net::UdpSocket;
+use std::time::Duration;
 
 fn netfilter() -> Socket {
     Socket::open(Protocol::Netfilter).expect("netfilter socket")
@@ -60,6 +65,55 @@ fn servers_of_the_namespace_are_reached_at_loopback_and_all_else_is_caught() {
         }
         if let Some(listing) = sidetrack_testkit::nft("list table inet sidetrack") {
             assert_eq!(flat(&listing), flat(&nft::run_namespace_with_servers(port).to_string()));
+        }
+    });
+}
+
+#[test]
+fn datagrams_of_the_namespace_are_caught_and_answered_from_the_asked_address() {
+    in_namespace(|| {
+        route::set_mtu("lo", 65_600).expect("a larger MTU");
+        route::add_local_default("lo").expect("any address is local");
+        let port = listen("127.0.0.1").local_addr().expect("address").port();
+        nft::run_namespace_with_datagrams(port).apply(&mut netfilter()).expect("applied");
+        let caught = ["0.0.0.0", "::"].map(|any| {
+            let socket =
+                bind_transparent((any.parse::<std::net::IpAddr>().expect("address"), port).into(), false);
+            socket.expect("a transparent socket")
+        });
+        let answers = AnswerSockets::open(Some(nft::ANSWERS_MARK)).expect("raw sockets");
+        let mut batch = Batch::new();
+        for asked in ["192.0.2.7:443", "[2001:db8::7]:443", "127.1.2.3:81", "[::1]:82"] {
+            let asked: std::net::SocketAddr = asked.parse().expect("address");
+            let any = if asked.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            for length in [0, 1, 1473, 65_507] {
+                let client = UdpSocket::bind(any).expect("bound");
+                client.connect(asked).expect("connected");
+                client.set_read_timeout(Some(Duration::from_secs(60))).expect("a limit");
+                let payload = vec![7; length];
+                client.send(&payload).expect("sent");
+                let socket = &caught[usize::from(asked.is_ipv6())];
+                eventually("it is caught", || batch.receive(socket).is_ok());
+                assert_eq!(batch.original(0), Some(asked), "{length} bytes");
+                assert!(batch.datagrams(0).eq([&payload[..]]), "{length} bytes of {asked}");
+                answers.send(asked, batch.addresses(0).0.expect("a sender"), &payload).expect("answered");
+                let mut buffer = vec![0; 65_536];
+                assert_eq!(client.recv(&mut buffer).expect("an answer"), length, "{asked}");
+            }
+        }
+        // Sockets of the namespace at loopback reach each other, and the resolver has port 53.
+        for (server, to) in [("127.0.0.1:0", None), ("[::1]:0", None), ("0.0.0.0:53", Some("192.0.2.53:53"))]
+        {
+            let server = UdpSocket::bind(server).expect("bound");
+            let to =
+                to.map_or_else(|| server.local_addr().expect("address"), |to| to.parse().expect("address"));
+            let client = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).expect("bound");
+            client.send_to(b"here", to).expect("sent");
+            server.set_read_timeout(Some(Duration::from_secs(60))).expect("a limit");
+            assert_eq!(server.recv(&mut [0; 9]).expect("received"), 4, "{to}");
+        }
+        if let Some(listing) = sidetrack_testkit::nft("list table inet sidetrack") {
+            assert_eq!(flat(&listing), flat(&nft::run_namespace_with_datagrams(port).to_string()));
         }
     });
 }
@@ -214,6 +268,7 @@ fn nft_reads_the_plan_as_we_mean_it() {
 #[test]
 fn plans_are_as_reviewed() {
     insta::assert_snapshot!("run_namespace", nft::run_namespace(9).to_string());
+    insta::assert_snapshot!("run_namespace_with_datagrams", nft::run_namespace_with_datagrams(9).to_string());
     insta::assert_snapshot!("run_namespace_with_servers", nft::run_namespace_with_servers(9).to_string());
     insta::assert_snapshot!("steering", full_steering().table("sidetrack").to_string());
 }

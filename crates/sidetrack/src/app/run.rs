@@ -10,13 +10,14 @@ use super::up::control_runtime;
 use crate::admin::{self, AdminSocket, AdminState, ListenerStatus};
 use crate::agreement::InForce;
 use crate::carry::Dialing;
+use crate::carry::tunnel::quic;
 use crate::config::tap::{ROOT_FILE, authority};
 use crate::config::{Admin, Config, HttpListener, Limits, OnCrash, Record, RecordTo, RunAs, RunDns, Tap};
 use crate::dns;
 use crate::http::Proxy;
 use crate::intercept::run::{Launched, RunOptions, Trusted, launch};
 use crate::intercept::{Catches, Listening, RunCatch};
-use crate::live::{Clock, Ended, Ledger};
+use crate::live::{Clock, Ended, Ledger, LiveFlow};
 use crate::metrics::Metrics;
 use crate::process::Owners;
 use crate::record::{Feed, FlowRecord, RecordWriter, Recorder, Target};
@@ -29,10 +30,12 @@ use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::{Host, HostName, Intercept, Protocol};
 use sidetrack_core::http::tap::TapRules;
 use sidetrack_core::limit::Budget;
-use sidetrack_core::net::IpSet;
+use sidetrack_core::net::{IpSet, PortSet};
 use sidetrack_core::policy::{Action, Carry, Policy};
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine;
+use sidetrack_sys::udp;
+use std::net::UdpSocket;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +49,9 @@ const DESCRIPTOR_RESERVE: u64 = 64;
 
 /// How long a flow may be idle after the command's end before it is cut. Flows that still move bytes go on.
 const LAST_BYTES: Duration = Duration::from_secs(2);
+
+/// The same for flows of datagrams.
+const LAST_DATAGRAMS: Duration = Duration::from_millis(50);
 
 /// How often flows that outlive the command are checked.
 const LAST_BYTES_LOOK: Duration = Duration::from_millis(10);
@@ -266,6 +272,7 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     let telling = Arc::new(Telling::new(metrics.clone(), watch.command.quiet));
     let resolver = resolver(&launched, &config, &telling);
     let serving = catch(&mut launched, &fleet, watch.http, &resolver)?;
+    let datagrams = catch_datagrams(&mut launched, &fleet, &serving)?;
     let feed = Arc::new(Feed::new(TOLD_MAX));
     let recorder = Recorder::new(fleet.ledgers().to_vec(), feed.clone(), watch.writer, telling.clone());
     let (stop_records, records_stopped) = watch::channel(false);
@@ -280,7 +287,9 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     let counts = tokio::spawn(tell_counts(telling.clone()));
     let code = launched.wait().await.context("cannot watch the command")?;
     drop(serving);
-    last_bytes(fleet.ledgers()).await;
+    last_bytes(fleet.ledgers(), &datagrams).await;
+    drop(datagrams);
+    all_datagrams_ended(fleet.ledgers()).await;
     tokio::task::spawn_blocking(move || fleet.stop()).await?;
     dns.abort();
     counts.abort();
@@ -349,12 +358,14 @@ fn catch(
                     resolver,
                     answers: answers.clone(),
                     alone: launched.is_isolated(),
+                    refused: tapped_ports(http.as_deref()),
                 }),
                 address: socket.local_addr()?,
                 proxy_from: IpSet::default(),
                 mptcp: false,
                 protocol: Protocol::Tcp,
                 outgoing: None,
+                answers: None,
             };
             Ok(fleet.serve(Bound {
                 listening: Arc::new(listening),
@@ -366,17 +377,77 @@ fn catch(
         .collect()
 }
 
-/// Waits after the command's end, because its last bytes may still be on their way.
-async fn last_bytes(ledgers: &[Arc<Ledger>]) {
+/// Returns the ports whose connections are intercepted.
+fn tapped_ports(http: Option<&Proxy>) -> PortSet {
+    http.and_then(|http| http.settings.tap.as_ref()).map(|tap| tap.rules.ports.clone()).unwrap_or_default()
+}
+
+/// What serves the datagrams of one IP version, with a copy of its socket.
+type ServingDatagrams = (Serving, UdpSocket);
+
+/// Serves the command's datagrams as its connections are served.
+fn catch_datagrams(
+    launched: &mut Launched,
+    fleet: &Fleet,
+    serving: &[Serving],
+) -> anyhow::Result<Vec<ServingDatagrams>> {
+    let Some(Catches::Run(catch)) = serving.first().map(|serving| &serving.listening.catches) else {
+        return Ok(Vec::new());
+    };
+    let answers = launched.answers.take();
+    let serve = |socket: UdpSocket| {
+        udp::batch::receive_trains(&socket);
+        quic::enlarge_buffers(&socket);
+        let copy = socket.try_clone()?;
+        let listening = Listening {
+            name: LISTENER.into(),
+            catches: Catches::Run(catch.clone()),
+            address: socket.local_addr()?,
+            proxy_from: IpSet::default(),
+            mptcp: false,
+            protocol: Protocol::Udp,
+            outgoing: None,
+            answers: answers.clone(),
+        };
+        let (listening, datagrams) = (Arc::new(listening), vec![socket]);
+        let bound = Bound { listening, proxy: None, sockets: Vec::new(), datagrams };
+        Ok((fleet.serve(bound), copy))
+    };
+    std::mem::take(&mut launched.datagrams).into_iter().map(serve).collect()
+}
+
+/// Waits after the command's end, because its last bytes may still be on their way. Nobody waits for answers to datagrams: it
+/// is enough that the command's last ones have left.
+async fn last_bytes(ledgers: &[Arc<Ledger>], datagrams: &[ServingDatagrams]) {
     let mut look = tokio::time::interval(LAST_BYTES_LOOK);
+    let is_moving = |flow: &Arc<LiveFlow>| match is_datagrams(flow) {
+        true => flow.connect_time().is_none() || flow.idle() < LAST_DATAGRAMS,
+        false => flow.idle() < LAST_BYTES,
+    };
     loop {
         look.tick().await;
-        let moving =
-            ledgers.iter().any(|ledger| ledger.snapshot().iter().any(|flow| flow.idle() < LAST_BYTES));
+        let unread = |socket: &UdpSocket| rustix::io::ioctl_fionread(socket).is_ok_and(|bytes| bytes > 0);
+        let moving = datagrams.iter().any(|(_, socket)| unread(socket))
+            || ledgers.iter().any(|ledger| ledger.snapshot().iter().any(is_moving));
         if !moving {
             return;
         }
     }
+}
+
+/// Waits until no flow of datagrams is left: their listeners have ended them.
+async fn all_datagrams_ended(ledgers: &[Arc<Ledger>]) {
+    let mut look = tokio::time::interval(LAST_BYTES_LOOK);
+    let until = tokio::time::Instant::now() + LAST_BYTES;
+    while ledgers.iter().any(|ledger| ledger.snapshot().iter().any(is_datagrams))
+        && tokio::time::Instant::now() < until
+    {
+        look.tick().await;
+    }
+}
+
+fn is_datagrams(flow: &Arc<LiveFlow>) -> bool {
+    flow.decided().is_some_and(|decided| decided.flow.protocol == Protocol::Udp)
 }
 
 /// Reports the counts of repeated failures until the task is aborted.

@@ -5,12 +5,14 @@ use crate::config::{Config, HttpListener, Listener, ListenerKind};
 use crate::datagram;
 use crate::http::Proxy;
 use crate::intercept::{Catches, Listening, SocksCatch};
+use crate::steer::OWN_MARK;
 use anyhow::Context;
 use sidetrack_core::flow::Protocol;
 use sidetrack_core::socks::server::{ServerConfig, ServerDialect};
 use sidetrack_sys::ports::PortKind;
 use sidetrack_sys::sockopt::{self, ListenOptions};
 use sidetrack_sys::udp;
+use sidetrack_sys::udp::answers::AnswerSockets;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -130,6 +132,12 @@ fn bind_one(
             datagrams.push(socket);
         }
     }
+    let captures = is_udp && matches!(listener.kind, ListenerKind::Tproxy(_));
+    // Workers may use the sockets at once.
+    let answers = captures.then(|| AnswerSockets::open(Some(OWN_MARK.value))).transpose();
+    let answers =
+        answers.with_context(|| format!("listener '{}': cannot open raw sockets", listener.name))?;
+    let answers = answers.map(Arc::new);
     let listening = Listening {
         name: listener.name.clone(),
         catches,
@@ -138,6 +146,7 @@ fn bind_one(
         proxy_from: listener.accept_proxy_protocol.clone(),
         mptcp: listener.mptcp,
         outgoing: None,
+        answers,
     };
     Ok(Bound { listening: Arc::new(listening), proxy, sockets, datagrams })
 }

@@ -12,9 +12,9 @@ use crate::session::Entry;
 use crate::worker::{Admission, Worker};
 use sidetrack_core::association::{Config, Counts, Dropped, Id, Input, MappingId, Output, Table};
 use sidetrack_core::carrier::Carrier;
-use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process, Side};
+use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Side};
 use sidetrack_core::limit::Lack;
-use sidetrack_core::policy::{Action, Carry, Decision, Resolve, Seen};
+use sidetrack_core::policy::{Action, Carry, Resolve};
 use sidetrack_sys::sockopt;
 use sidetrack_sys::udp::batch::{Batch, Target};
 use std::cell::{Cell, RefCell};
@@ -259,9 +259,6 @@ impl Associations {
         flow.protocol = sidetrack_core::flow::Protocol::Udp;
         flow.client = self.listening.client(flow.client);
         flow.orig_dst = destination.clone();
-        if let Host::Name(name) = &destination.host {
-            flow.host = Some(name.clone());
-        }
         let mut asked = None;
         match &self.clients {
             Clients::Associated(associated) => {
@@ -272,12 +269,10 @@ impl Associations {
             Clients::Captured(_) => asked = destination.socket_addr(),
             Clients::Asking { .. } => {}
         }
-        // Processes are not looked up by UDP sockets: rules that ask for one do not match.
-        flow.process = Some(Process::default());
         let entry = Entry::new(&self.worker);
         let waker = self.ready.waker(id.slot);
         entry.live().set_waker(&waker);
-        let admitted = self.decide(&entry, &flow).and_then(|carry| {
+        let admitted = self.decide(&entry, &mut flow, (client.to, asked)).and_then(|carry| {
             let admission = self.admit(id, flow.client.ip(), &carry.carrier)?;
             Ok((carry, admission))
         });
@@ -320,11 +315,24 @@ impl Associations {
         }
     }
 
-    /// Asks policy about a flow.
-    fn decide(&self, entry: &Entry, flow: &Flow) -> Result<Arc<Carry>, Failure> {
+    /// Asks policy about a flow. `client`, `asked`: the two ends of the client's socket, if the flow was captured.
+    fn decide(
+        &self,
+        entry: &Entry,
+        flow: &mut Flow,
+        (client, asked): (SocketAddr, Option<SocketAddr>),
+    ) -> Result<Arc<Carry>, Failure> {
         let config = self.worker.config();
-        let Decision::Verdict(verdict) = config.policy.decide(flow, Seen::FirstBytes(None)) else {
-            // Both are known, so the rules ask for nothing more.
+        let named = self.name(flow, asked);
+        if let Host::Name(name) = &flow.orig_dst.host {
+            flow.host = Some(name.clone());
+        }
+        if let Err(failure) = named {
+            self.find_owner(flow, client, asked);
+            entry.live().decide(crate::live::Decided { flow: flow.clone(), verdict: None });
+            return Err(failure);
+        }
+        let Some(verdict) = self.ask_rules(flow, client, asked) else {
             return Err(Failure::new(EndReason::Internal, "the rules ask for more than a datagram shows"));
         };
         let verdict = self.worker.judge(&config, entry.live(), flow, verdict);
@@ -498,6 +506,7 @@ impl Associations {
     }
 
     pub(super) fn refuse(&mut self, id: Id, failure: Failure) {
+        self.tell_refused_of(id);
         self.end(id, failure.reason, Some(failure.detail), Counts::default());
         self.table.handle(self.worker.clock.now(), Input::Refused(id, failure.reason));
     }

@@ -2,79 +2,36 @@
 //! client has asked, which is another host's.
 
 use super::association::Associations;
-use sidetrack_core::association::Input;
-use sidetrack_core::flow::Destination;
+use super::clients::Clients;
+use crate::carry::Failure;
+use crate::intercept::{Catches, Listening, redirect};
+use sidetrack_core::association::{Dropped, Id, Input};
+use sidetrack_core::flow::{Destination, EndReason, Flow, Intercept};
+use sidetrack_core::policy::{Decision, Seen, Verdict};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt;
-use sidetrack_sys::udp::batch::{Batch, Target, send_one};
-use sidetrack_sys::udp::bind_foreign;
-use std::collections::BTreeMap;
-use std::io;
+use sidetrack_sys::udp::answers::AnswerSockets;
+use sidetrack_sys::udp::batch::{Batch, Target};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
-
-/// Most sockets for answers of one listening socket. Each is bound to one address that clients have asked.
-const ANSWERS_MAX: usize = 256;
+use std::sync::Arc;
 
 /// The state of captured clients.
 #[derive(Debug)]
 pub(super) struct Captured {
     /// Sends answers.
-    pub answers: Answers,
+    pub answers: Arc<AnswerSockets>,
     /// The destination of the datagram that is looked at now.
     pub asked: Option<SocketAddr>,
-}
-
-/// Sockets that send from addresses of other hosts. All clients that have asked an address share its socket. If there are too
-/// many, the one that is unused for longest is closed.
-#[derive(Debug)]
-pub(super) struct Answers {
-    mark: Option<u32>,
-    sockets: BTreeMap<SocketAddr, (OwnedFd, u64)>,
-    /// The addresses in the order of their last use.
-    order: BTreeMap<u64, SocketAddr>,
-    uses: u64,
+    /// Whether clients learn that their datagrams are refused, as if the port they have asked were closed: only programs of
+    /// this host do.
+    pub tells: bool,
 }
 
 impl Captured {
-    /// Makes the state. `mark`: that of our own packets, which no rule captures.
-    pub(super) const fn new(mark: Option<u32>) -> Self {
-        let answers = Answers { mark, sockets: BTreeMap::new(), order: BTreeMap::new(), uses: 0 };
-        Self { answers, asked: None }
-    }
-}
-
-impl Answers {
-    /// Sends a datagram to a client, from an address that it has asked.
-    ///
-    /// # Errors
-    /// The system's error; the datagram is lost then.
-    pub(super) fn send(&mut self, from: SocketAddr, client: SocketAddr, payload: &[u8]) -> io::Result<()> {
-        self.uses += 1;
-        if !self.sockets.contains_key(&from) {
-            self.open(from)?;
-        }
-        let Some((socket, used)) = self.sockets.get_mut(&from) else {
-            return Err(io::ErrorKind::NotFound.into());
-        };
-        self.order.remove(&std::mem::replace(used, self.uses));
-        self.order.insert(self.uses, from);
-        send_one(socket, payload, Some(&Target { to: client, from: None }))
-    }
-
-    fn open(&mut self, from: SocketAddr) -> io::Result<()> {
-        let socket = bind_foreign(from)?;
-        if let Some(mark) = self.mark {
-            sockopt::set_mark(&socket, mark)?;
-        }
-        while self.sockets.len() >= ANSWERS_MAX
-            && let Some((_, oldest)) = self.order.pop_first()
-        {
-            self.sockets.remove(&oldest);
-        }
-        self.sockets.insert(from, (socket.into(), self.uses));
-        self.order.insert(self.uses, from);
-        Ok(())
+    /// Makes the state for a listener. `None`: it has no way to answer.
+    pub(super) fn new(listening: &Listening) -> Option<Self> {
+        let tells = !matches!(listening.catches, Catches::Tproxy);
+        Some(Self { answers: listening.answers.clone()?, asked: None, tells })
     }
 }
 
@@ -84,20 +41,83 @@ impl Associations {
         let ((Some(from), _), Some(asked)) = (batch.addresses(at), batch.original(at)) else { return };
         let client = self.listening.client(sockopt::canonical(from));
         let (destination, target) = (Destination::from(asked), Target { to: from, from: Some(asked.ip()) });
-        if let super::clients::Clients::Captured(captured) = &mut self.clients {
+        if let Clients::Captured(captured) = &mut self.clients {
             captured.asked = Some(asked);
         }
         let mut passed = None;
         for payload in batch.datagrams(at) {
             let input = Input::FromClient { client, destination: &destination, bytes: payload.len() };
+            let refused = self.dropped[Dropped::Refused as usize];
             self.table.handle(now, input);
             if let Some(id) = self.outputs(Some(payload), target) {
                 self.forward_one(id, payload);
                 passed = Some(id);
             }
+            if self.dropped[Dropped::Refused as usize] > refused {
+                self.tell_refused(asked, from, payload.len());
+            }
         }
         if let Some(id) = passed {
             self.count(id);
         }
+    }
+
+    /// Tells a program that its datagrams are refused.
+    pub(super) fn tell_refused(&self, asked: SocketAddr, client: SocketAddr, payload_bytes: usize) {
+        if let Clients::Captured(Captured { answers, tells: true, .. }) = &self.clients {
+            // It may be lost, as any ICMP message.
+            let _ = answers.refuse(asked, client, payload_bytes);
+        }
+    }
+
+    /// Tells the program behind an association the same.
+    pub(super) fn tell_refused_of(&self, id: Id) {
+        let Some(association) = self.find(id) else { return };
+        if let Some(asked) = association.asked {
+            self.tell_refused(asked, association.client.to, 0);
+        }
+    }
+
+    /// Completes the flow of an association: the name that its destination stands for.
+    pub(super) fn name(&self, flow: &mut Flow, asked: Option<SocketAddr>) -> Result<(), Failure> {
+        let (Catches::Run(run), Some(asked)) = (&self.listening.catches, asked) else { return Ok(()) };
+        flow.orig_dst = redirect::named(asked, &self.listening, &self.worker.clock)?;
+        if run.refused.contains(asked.port()) {
+            let why = "QUIC is refused, so that the program uses TLS over TCP, which is intercepted";
+            return Err(Failure::new(EndReason::Unsupported, why));
+        }
+        Ok(())
+    }
+
+    /// Asks the rules about a flow, and finds its process if a rule or the record needs it. `client`, `asked`: the two ends of
+    /// the client's socket. `None`: the rules want to know more.
+    pub(super) fn ask_rules(
+        &self,
+        flow: &mut Flow,
+        client: SocketAddr,
+        asked: Option<SocketAddr>,
+    ) -> Option<Verdict> {
+        let policy = self.worker.config().policy.clone();
+        if asked.is_none() || self.listening.names_programs() || policy.asks_process_of_addresses() {
+            self.find_owner(flow, client, asked);
+        }
+        loop {
+            match policy.decide(flow, Seen::FirstBytes(None)) {
+                Decision::Verdict(verdict) => return Some(verdict),
+                Decision::NeedProcess { .. } if flow.process.is_none() => {
+                    self.find_owner(flow, client, asked);
+                }
+                // The first bytes and the process are known, so the rules ask for nothing more.
+                Decision::NeedProcess { .. } | Decision::NeedFirstBytes { .. } => return None,
+            }
+        }
+    }
+
+    /// Finds the process of a flow. Those of other hosts, and of clients that were not captured, are unknown: rules that ask
+    /// for one do not match.
+    pub(super) fn find_owner(&self, flow: &mut Flow, client: SocketAddr, asked: Option<SocketAddr>) {
+        let asked = asked.filter(|_| matches!(flow.intercept, Intercept::Run | Intercept::Redirect));
+        let owner = asked.map(|asked| self.worker.owners().of_datagram(client, asked));
+        flow.process = Some(owner.unwrap_or_default());
     }
 }

@@ -55,8 +55,10 @@ pub async fn serve(
             Some(server) => Clients::Asking { server: server.clone() },
             None => return,
         },
-        Catches::Tproxy => Clients::Captured(Captured::new(worker.dialing().mark)),
-        _ => return,
+        _ => match Captured::new(&listening) {
+            Some(captured) => Clients::Captured(captured),
+            None => return,
+        },
     };
     // First datagrams of a burst wait here while their associations begin. Without the room, fewer can wait.
     let _ = sockopt::set_receive_buffer(&socket, RECEIVE_BUFFER);
@@ -71,6 +73,7 @@ pub async fn serve(
     // A server that was not asked is not heard, with a connected socket or without one.
     let config =
         Config { max, per_client: max.div_ceil(2), ..config(&worker, Filtering::AddressAndPortDependent) };
+    let is_run = matches!(listening.catches, Catches::Run(_));
     let mut associations = Associations::new(worker, listening, socket, clients, config);
     loop {
         let at = associations.deadline();
@@ -84,7 +87,8 @@ pub async fn serve(
             () = until(at) => associations.tick(),
         }
     }
-    associations.close(EndReason::Shutdown);
+    // A command has ended: nobody waits for its answers.
+    associations.close(if is_run { EndReason::Ok } else { EndReason::Shutdown });
     // Close the socket before `stop` is dropped: the task that waits for `stop` must find the address free.
     drop(associations);
     drop(stop);

@@ -6,6 +6,7 @@ use super::path::{PathId, State, Users};
 use crate::carry::Failure;
 use crate::carry::datagrams::{self, Came, Lost, Remote};
 use sidetrack_core::association::{Dropped, Id, Input};
+use sidetrack_core::flow::EndReason;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt;
 use sidetrack_sys::udp::batch::Batch;
@@ -163,6 +164,9 @@ impl Associations {
             let Server::Path(its, remote) = &association.server else { continue };
             if *its == path && (to.is_none() || remote.address() == to) {
                 self.table.handle(now, Input::Error(association.id, failure.reason));
+                if failure.reason == EndReason::Refused {
+                    self.tell_refused_of(association.id);
+                }
             }
         }
     }

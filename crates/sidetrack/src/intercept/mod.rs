@@ -14,8 +14,9 @@ use crate::dns::Resolver;
 use crate::tls::Mutual;
 use sidetrack_core::flow::{Intercept, Protocol};
 use sidetrack_core::names::NameTable;
-use sidetrack_core::net::IpSet;
+use sidetrack_core::net::{IpSet, PortSet};
 use sidetrack_core::socks::server::ServerConfig;
+use sidetrack_sys::udp::answers::AnswerSockets;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
@@ -36,6 +37,8 @@ pub struct Listening {
     pub mptcp: bool,
     /// The path that a service asked for, if this listener belongs to one.
     pub outgoing: Option<Arc<outgoing::Outgoing>>,
+    /// Sends answers to clients whose datagrams were captured. `None`: this listener captures none.
+    pub answers: Option<Arc<AnswerSockets>>,
 }
 
 /// How a listener finds the destination of a connection.
@@ -67,7 +70,7 @@ pub struct SocksCatch {
 }
 
 /// The state for capturing one command.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct RunCatch {
     /// The names for the addresses that our resolver has returned.
     pub names: Arc<Mutex<NameTable>>,
@@ -78,6 +81,8 @@ pub struct RunCatch {
     /// Whether the command has its own network, in which everything is redirected. A connection cannot reach our
     /// listener directly then.
     pub alone: bool,
+    /// Ports whose datagrams are refused: those of QUIC, where TLS over TCP is to be intercepted instead.
+    pub refused: PortSet,
 }
 
 impl Listening {

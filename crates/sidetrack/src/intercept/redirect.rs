@@ -52,7 +52,11 @@ fn is_listener(address: SocketAddr, own: SocketAddr) -> bool {
         && (same() || own.ip().is_unspecified() && sockopt::is_of_this_host(address.ip()))
 }
 
-fn named(address: SocketAddr, listening: &Listening, clock: &Clock) -> Result<Destination, Failure> {
+/// Returns the destination at this address. If the application asked our resolver for a name, returns the name.
+///
+/// # Errors
+/// Fails with `dns` if the name is forgotten.
+pub fn named(address: SocketAddr, listening: &Listening, clock: &Clock) -> Result<Destination, Failure> {
     let (Catches::Run(RunCatch { names, resolver, .. }), IpAddr::V4(ip)) = (&listening.catches, address.ip())
     else {
         return Ok(address.into());

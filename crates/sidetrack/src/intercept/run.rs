@@ -4,7 +4,7 @@
 //! [`Launched::listeners`] as on any redirected listener. There are two modes with the same result:
 //!
 //! - [`Mode::Isolated`], without privilege: the command has its own network, in which all addresses are local
-//!   (see [`sidetrack_sys::exec`]). Traffic that is neither TCP nor DNS has no receiver there.
+//!   (see [`sidetrack_sys::exec`]). Traffic that is neither TCP nor UDP has no receiver there.
 //! - [`Mode::Cgroup`], as root, in the host's network: nft rules match the sockets of the command's control
 //!   group. Traffic that is not TCP and would leave the host is dropped.
 
@@ -23,6 +23,7 @@ use sidetrack_core::time::Instant;
 use sidetrack_sys::exec::{
     ChildProcess, IsolatedCommand, LaunchError, PrivateFiles, Program, spawn_isolated,
 };
+use sidetrack_sys::udp::answers::AnswerSockets;
 use tokio::sync::oneshot;
 
 use crate::dns::{self, Resolver, SharedNames};
@@ -117,6 +118,11 @@ pub struct Launched {
     /// Each connection arrives on one of these non-blocking listeners: one in the command's own namespace, or
     /// one per IP version in the host's. [`sidetrack_sys::sockopt::original_dst`] returns the destination.
     pub listeners: Vec<TcpListener>,
+    /// The command's datagrams but for DNS arrive on these, one for each IP version. [`sidetrack_sys::udp::batch::Batch::original`]
+    /// returns the destination.
+    pub datagrams: Vec<UdpSocket>,
+    /// Sends the answers to them.
+    pub answers: Option<Arc<AnswerSockets>>,
     /// The names for the addresses of 198.18.0.0/15 that the command got.
     pub names: SharedNames,
     child: Arc<ChildProcess>,
@@ -160,6 +166,8 @@ fn launch_isolated(
     let isolated = spawn_isolated(&command)?;
     Ok(Launched {
         listeners: vec![isolated.listener],
+        datagrams: isolated.datagrams,
+        answers: Some(Arc::new(isolated.answers)),
         names,
         child: Arc::new(isolated.child),
         dns: isolated.dns,
@@ -186,6 +194,8 @@ fn launch_in_cgroup(
     let child = network.spawn(program, &files)?;
     Ok(Launched {
         listeners: sockets.listeners,
+        datagrams: Vec::new(),
+        answers: None,
         names,
         child: Arc::new(child),
         dns: sockets.dns,

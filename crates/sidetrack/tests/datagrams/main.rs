@@ -9,6 +9,7 @@ mod multiplexed;
 #[path = "../node/mod.rs"]
 mod node;
 mod programs;
+mod run;
 mod socks;
 mod socks6;
 mod tunnelled;

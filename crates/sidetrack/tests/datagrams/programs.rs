@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// Whether a program is here. Otherwise the test says that it is skipped.
-fn is_here(program: &str, arguments: &[&str]) -> bool {
+pub(crate) fn is_here(program: &str, arguments: &[&str]) -> bool {
     let found = Command::new(program).args(arguments).stdin(Stdio::null()).output().is_ok();
     if !found {
         eprintln!("skipped: needs {program}");
@@ -105,7 +105,7 @@ fn pysocks_is_served() {
 }
 
 /// Answers each question for an address with 192.0.2.53 (RFC 1035 Sec. 4).
-fn answer_one(server: &UdpSocket) {
+pub(crate) fn answer_one(server: &UdpSocket) {
     server.set_read_timeout(Some(LIMIT)).unwrap();
     let mut buffer = [0; 1500];
     let (length, from) = server.recv_from(&mut buffer).unwrap();

@@ -2,8 +2,8 @@
 #![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr};
-use std::os::fd::AsFd;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::panic::AssertUnwindSafe;
 use std::process::Command;
@@ -18,7 +18,9 @@ use super::{IsolatedCommand, PrivateFiles, Program, idmap};
 use crate::caps::{self, CapabilitySet};
 use crate::cgroup::Leaf;
 use crate::netns::CatchStep;
+use crate::nft::ANSWERS_MARK;
 use crate::sockopt::ListenOptions;
+use crate::udp::answers::AnswerSockets;
 use crate::{netlink, netns, sockopt, udp};
 
 /// A step that failed.
@@ -133,10 +135,10 @@ pub(super) fn isolate(command: &IsolatedCommand, privileged: bool, reports: &Rep
         // User 0, not the own one: only then do programs started here keep capabilities over exec.
         idmap::map_one((0, 0), ids).at(Step::IdMap)?;
     }
-    let (listener, dns) = make_network(command.redirect_port)?;
+    let network = make_network(command.redirect_port)?;
     command.files.mount().at(Step::Files)?;
-    reports.send(&Report::Ready(Vec::new()), &[listener.as_fd(), dns.as_fd()]).at(Step::Handover)?;
-    drop((listener, dns));
+    reports.send(&Report::Ready(Vec::new()), &network.descriptors()).at(Step::Handover)?;
+    drop(network);
     unshare(UnshareFlags::NEWUSER).at(Step::NestedNamespace)?;
     if privileged { map_by_parent(reports) } else { idmap::map_one(ids, (0, 0)).at(Step::NestedNamespace) }
 }
@@ -149,7 +151,27 @@ fn map_by_parent(reports: &Reports) -> Result<(), Failure> {
     }
 }
 
-fn make_network(port: u16) -> Result<(std::net::TcpListener, std::net::UdpSocket), Failure> {
+/// The sockets in the command's network.
+struct Network {
+    listener: std::net::TcpListener,
+    dns: std::net::UdpSocket,
+    datagrams: Vec<std::net::UdpSocket>,
+    answers: AnswerSockets,
+}
+
+impl Network {
+    /// In the order that [`super::Isolated::of_descriptors`] expects.
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let datagrams = self.datagrams.iter().map(AsFd::as_fd);
+        [self.listener.as_fd(), self.dns.as_fd()]
+            .into_iter()
+            .chain(self.answers.descriptors())
+            .chain(datagrams)
+            .collect()
+    }
+}
+
+fn make_network(port: u16) -> Result<Network, Failure> {
     netns::catch_all(port).map_err(|(step, error)| Failure::catching(step, &error))?;
     let any = |port| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
     let options = ListenOptions {
@@ -160,7 +182,12 @@ fn make_network(port: u16) -> Result<(std::net::TcpListener, std::net::UdpSocket
     };
     let listener = sockopt::listen(any(port), &options).at(Step::Listener)?;
     let dns = udp::bind(any(53)).at(Step::Resolver)?;
-    Ok((listener, dns))
+    let answers = AnswerSockets::open(Some(ANSWERS_MARK)).at(Step::Datagrams)?;
+    let v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+    let mut datagrams = vec![udp::bind_transparent(v4, false).at(Step::Datagrams)?];
+    // Without IPv6 no datagram of it can leave the command.
+    datagrams.extend(udp::bind_transparent(any(port), false).ok());
+    Ok(Network { listener, dns, datagrams, answers })
 }
 
 /// Joins a control group and mounts private files, in the caller's network.

@@ -26,6 +26,8 @@ pub enum Step {
     Listener,
     /// The UDP socket on port 53.
     Resolver,
+    /// The sockets for all other datagrams.
+    Datagrams,
     /// resolv.conf and the other private files.
     Files,
     /// Joining the control group.
@@ -41,7 +43,7 @@ pub enum Step {
 }
 
 impl Step {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::UserNamespace,
         Self::Namespaces,
         Self::IdMap,
@@ -50,6 +52,7 @@ impl Step {
         Self::Redirect,
         Self::Listener,
         Self::Resolver,
+        Self::Datagrams,
         Self::Files,
         Self::Cgroup,
         Self::Handover,
@@ -82,6 +85,7 @@ impl fmt::Display for Step {
             Self::Redirect => "redirect the command's connections with nftables",
             Self::Listener => "listen for the command's connections",
             Self::Resolver => "receive the command's DNS questions on port 53",
+            Self::Datagrams => "capture the command's datagrams",
             Self::Files => "give the command its own resolv.conf",
             Self::Cgroup => "put the command into its control group",
             Self::Handover => "hand the command's sockets over",

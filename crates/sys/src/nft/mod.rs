@@ -21,8 +21,9 @@ mod watch;
 
 pub use apply::{Lifetime, TableInfo, delete_table, find_table};
 pub use build::{
-    CgroupMatch, Except, KernelPath, KernelRoute, MarkBits, NoKernelPath, PacketCatch, Packets, Redirect,
-    Selector, Steering, TProxy, run_namespace, run_namespace_with_servers,
+    ANSWERS_MARK, CgroupMatch, Except, KernelPath, KernelRoute, MarkBits, NoKernelPath, PacketCatch, Packets,
+    Redirect, Selector, Steering, TProxy, run_namespace, run_namespace_with_datagrams,
+    run_namespace_with_servers,
 };
 pub use field::{DataKind, Field, Value};
 pub use interface::InterfaceName;

@@ -4,7 +4,7 @@
 use crate::live::{Batch, Decided, Ended};
 use crate::metrics::Metrics;
 use crate::record::{FlowRecord, Observer};
-use sidetrack_core::flow::{EndReason, Host, HostName};
+use sidetrack_core::flow::{EndReason, Host, HostName, Protocol};
 use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -35,6 +35,10 @@ struct Failure {
 impl Failure {
     fn of(record: &FlowRecord<'_>) -> Option<Self> {
         let reason = record.reason.filter(|reason| is_failure(*reason))?;
+        if reason == EndReason::Idle && record.protocol == Some(Protocol::Udp) {
+            // The ordinary end of a flow without connections.
+            return None;
+        }
         let destination = match (record.orig_dst.as_deref(), record.host.as_deref()) {
             (Some(to), Some(host)) if matches!(to.host, Host::Ip(_)) => {
                 format!("{host}:{} ({})", to.port, to.host)

@@ -10,7 +10,7 @@ mod steering;
 pub use except::Except;
 pub use packets::{PacketCatch, Packets};
 pub use path::{KernelPath, KernelRoute, NoKernelPath};
-pub use run::{run_namespace, run_namespace_with_servers};
+pub use run::{ANSWERS_MARK, run_namespace, run_namespace_with_datagrams, run_namespace_with_servers};
 pub use selector::{CgroupMatch, MarkBits, Selector};
 pub use steering::{Redirect, Steering, TProxy};
 

@@ -3,17 +3,24 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::nft::{
-    Chain, ChainKind, Family, Field, Hook, NFPROTO_IPV4, NFPROTO_IPV6, Rule, Statement, TCP, Table, Test,
-    Value, Verdict, priority,
+    Chain, ChainKind, Family, Field, Hook, NFPROTO_IPV4, NFPROTO_IPV6, RTN_LOCAL, Rule, Statement, TCP,
+    Table, Test, UDP, Value, Verdict, priority,
 };
 
 /// `NF_IP_PRI_NAT_DST`.
 const DSTNAT: i32 = crate::nft::priority::DSTNAT;
 
+/// The mark of our answers to datagrams in this namespace. The command has no right to set one.
+pub const ANSWERS_MARK: u32 = 1;
+
+/// Port of DNS.
+const DNS: u16 = 53;
+
 /// Sends every TCP connection that starts in this namespace, IPv4 and IPv6, to `port` of the namespace itself.
 ///
 /// It needs a route for every address ([`crate::route::add_local_default`]). UDP is left alone on purpose: REDIRECT in OUTPUT
-/// rewrites the destination of a query to 127.0.0.1, and the answer's source then does not fit.
+/// rewrites the destination of a query to 127.0.0.1, and the answer's source then does not fit. See
+/// [`run_namespace_with_datagrams`].
 pub fn run_namespace(port: u16) -> Table {
     let everything = Rule::new([Statement::is(Field::L4Proto, TCP), Statement::Redirect { port }]);
     let output = Chain::base("output", ChainKind::Nat, Hook::Output, DSTNAT).with(everything);
@@ -34,19 +41,47 @@ pub fn run_namespace_with_servers(port: u16) -> Table {
     let mut output = Chain::base("output", ChainKind::Nat, Hook::Output, DSTNAT);
     let mut servers = Chain::base("servers", ChainKind::Filter, Hook::Prerouting, priority::MANGLE);
     for v6 in [false, true] {
-        output.rules.push(rule_for_loopback(v6, &[Statement::Verdict(Verdict::Return)]));
+        output.rules.push(rule_for_loopback(TCP, v6, &[Statement::Verdict(Verdict::Return)]));
         // The socket is bound to one address, or to all: it is there in both cases.
         for wildcard in [false, true] {
             let bound = Statement::is(Field::SocketWildcard, Value::Boolean(wildcard));
-            servers.rules.push(rule_for_loopback(v6, &[bound, Statement::Verdict(Verdict::Accept)]));
+            servers.rules.push(rule_for_loopback(TCP, v6, &[bound, Statement::Verdict(Verdict::Accept)]));
         }
-        servers.rules.push(rule_for_loopback(v6, &[Statement::TProxy { v6, port }]));
+        servers.rules.push(rule_for_loopback(TCP, v6, &[Statement::TProxy { v6, port }]));
     }
     Table::new(Family::Inet, "sidetrack").with_chain(output.with(everything)).with_chain(servers)
 }
 
-/// A rule for TCP packets to 127.0.0.0/8, or to ::1.
-fn rule_for_loopback(v6: bool, then: &[Statement]) -> Rule {
+/// As [`run_namespace_with_servers`], and datagrams go to a UDP socket with IP_TRANSPARENT at `port` of each IP version. It
+/// answers by [`crate::udp::answers`] with [`ANSWERS_MARK`].
+///
+/// Left alone are datagrams to port 53, where the resolver listens, to broadcast and multicast addresses, and to sockets of
+/// this namespace at a loopback address. All addresses are local, so that tproxy needs no routing rule.
+///
+/// Needs `fib` of nftables, too.
+pub fn run_namespace_with_datagrams(port: u16) -> Table {
+    let mut chain = Chain::base("datagrams", ChainKind::Filter, Hook::Prerouting, priority::MANGLE);
+    let accept = || Statement::Verdict(Verdict::Accept);
+    let udp = || Statement::is(Field::L4Proto, UDP);
+    let is_answer = Statement::is(Field::Mark, Value::Mark(ANSWERS_MARK));
+    chain.rules.push(Rule::new([udp(), is_answer, accept()]));
+    chain.rules.push(Rule::new([udp(), Statement::is(Field::UdpDestination, Value::Port(DNS)), accept()]));
+    for v6 in [false, true] {
+        for wildcard in [false, true] {
+            let bound = Statement::is(Field::SocketWildcard, Value::Boolean(wildcard));
+            chain.rules.push(rule_for_loopback(UDP, v6, &[bound, accept()]));
+        }
+    }
+    for (v6, version) in [(false, NFPROTO_IPV4), (true, NFPROTO_IPV6)] {
+        let version = Statement::is(Field::NfProto, Value::NfProto(version));
+        let one_host = Statement::is(Field::DestinationType, Value::AddressType(RTN_LOCAL));
+        chain.rules.push(Rule::new([version, udp(), one_host, Statement::TProxy { v6, port }]));
+    }
+    run_namespace_with_servers(port).with_chain(chain)
+}
+
+/// A rule for packets of this protocol to 127.0.0.0/8, or to ::1.
+fn rule_for_loopback(protocol: Value, v6: bool, then: &[Statement]) -> Rule {
     let version = if v6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 };
     let address = if v6 {
         Statement::is(Field::Ip6Destination, Value::Ipv6(Ipv6Addr::LOCALHOST))
@@ -55,7 +90,7 @@ fn rule_for_loopback(v6: bool, then: &[Statement]) -> Rule {
         let test = Test::Masked { mask: Value::Ipv4(mask), value: Value::Ipv4(value) };
         Statement::Match(vec![Field::Ip4Destination], test)
     };
-    let of_loopback =
-        [Statement::is(Field::NfProto, Value::NfProto(version)), Statement::is(Field::L4Proto, TCP), address];
+    let version = Statement::is(Field::NfProto, Value::NfProto(version));
+    let of_loopback = [version, Statement::is(Field::L4Proto, protocol), address];
     Rule::new(of_loopback.into_iter().chain(then.iter().cloned()))
 }
