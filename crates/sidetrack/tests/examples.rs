@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
-const TESTED: [&str; 23] = [
+const TESTED: [&str; 24] = [
     "chain-of-containers",
     "chain-of-three",
     "cooperative-cache",
@@ -34,6 +34,7 @@ const TESTED: [&str; 23] = [
     "socks-with-users",
     "tls-intercept",
     "tunnel",
+    "udp",
 ];
 
 /// The examples that load BPF programs, or start containers, Squid or sshd, which only root may.
@@ -332,4 +333,9 @@ fn the_readme_shows_a_configuration_that_is_right() {
         Config::from_text("README.md", block).unwrap_or_else(|error| panic!("{}", error.render(false)));
     assert_eq!(config.warnings, []);
     assert_eq!(config.listeners.len(), 2);
+}
+
+#[test]
+fn udp() {
+    passes("udp");
 }

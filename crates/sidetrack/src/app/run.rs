@@ -416,8 +416,8 @@ fn catch_datagrams(
     std::mem::take(&mut launched.datagrams).into_iter().map(serve).collect()
 }
 
-/// Waits after the command's end, because its last bytes may still be on their way. Nobody waits for answers to datagrams: it
-/// is enough that the command's last ones have left.
+/// Waits after the command's end, because its last bytes may still be on their way. Answers to datagrams have no
+/// receiver any more: it is enough that the command's last ones have left.
 async fn last_bytes(ledgers: &[Arc<Ledger>], datagrams: &[ServingDatagrams]) {
     let mut look = tokio::time::interval(LAST_BYTES_LOOK);
     let is_moving = |flow: &Arc<LiveFlow>| match is_datagrams(flow) {

@@ -87,7 +87,7 @@ pub async fn serve(
             () = until(at) => associations.tick(),
         }
     }
-    // A command has ended: nobody waits for its answers.
+    // The end of a command is the ordinary end of its flows.
     associations.close(if is_run { EndReason::Ok } else { EndReason::Shutdown });
     // Close the socket before `stop` is dropped: the task that waits for `stop` must find the address free.
     drop(associations);

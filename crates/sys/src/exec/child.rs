@@ -182,6 +182,8 @@ fn make_network(port: u16) -> Result<Network, Failure> {
     };
     let listener = sockopt::listen(any(port), &options).at(Step::Listener)?;
     let dns = udp::bind(any(53)).at(Step::Resolver)?;
+    // To a socket that is not connected, an answer of the resolver looks like any other datagram.
+    sockopt::set_mark(&dns, ANSWERS_MARK).at(Step::Resolver)?;
     let answers = AnswerSockets::open(Some(ANSWERS_MARK)).at(Step::Datagrams)?;
     let v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     let mut datagrams = vec![udp::bind_transparent(v4, false).at(Step::Datagrams)?];
