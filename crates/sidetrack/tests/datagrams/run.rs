@@ -284,7 +284,7 @@ fn programs_reach_their_servers() {
         let mut said = [0; 6];
         socat.stdout.take().unwrap().read_exact(&mut said).unwrap();
         assert_eq!(&said, b"a line");
-        // It ends at its next word, because nobody reads its output any more.
+        // It ends at its next word, because its output has no reader any more.
         input.write_all(b"again").unwrap();
         drop(input);
         let _ = socat.wait();
