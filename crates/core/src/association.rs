@@ -174,11 +174,13 @@ pub enum Dropped {
     Fragment,
     /// Its header is malformed.
     Malformed,
+    /// A function of kind `limit` has no bandwidth for it.
+    Limited,
 }
 
 impl Dropped {
     /// All values, in the order of their declaration.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Full,
         Self::Filtered,
         Self::Refused,
@@ -189,6 +191,7 @@ impl Dropped {
         Self::Stranger,
         Self::Fragment,
         Self::Malformed,
+        Self::Limited,
     ];
 
     /// Returns the word of metrics.
@@ -204,6 +207,7 @@ impl Dropped {
             Self::Stranger => "stranger",
             Self::Fragment => "fragment",
             Self::Malformed => "malformed",
+            Self::Limited => "limited",
         }
     }
 }

@@ -131,16 +131,16 @@ impl Carrier {
                 let why = "the layouts of socksx carry no UDP (hops socks6+socksx and socks6+socksx010)";
                 relays.any(is_socksx).then_some(why)
             }
-            Self::Overlay(_) => None,
-            Self::Tunnel(_) => Some("a tunnel carries no flows of UDP"),
+            Self::Overlay(_) | Self::Tunnel(_) => None,
         }
     }
 
-    /// Whether a path for datagrams through this carrier leads to one destination only, as CONNECT-UDP does.
+    /// Whether a path for datagrams through this carrier leads to one destination only, as CONNECT-UDP and a tunnel do.
     pub fn leads_to_one(&self) -> bool {
         match self {
             Self::Hops(hops) => hops.last().is_some_and(|hop| hop.protocol == HopProtocol::Http),
-            Self::Direct | Self::Overlay(_) | Self::Tunnel(_) => false,
+            Self::Tunnel(_) => true,
+            Self::Direct | Self::Overlay(_) => false,
         }
     }
 }

@@ -3,7 +3,9 @@
 
 use proptest::prelude::*;
 use sidetrack_core::flow::{Destination, EndReason, HostName};
-use sidetrack_core::tunnel::{BODY_MAX, DETAIL_MAX, Greeting, MessageError, Parsed, Reply, Request};
+use sidetrack_core::tunnel::{
+    BODY_MAX, DETAIL_MAX, Greeting, MessageError, Parsed, Reply, Request, datagram,
+};
 use std::fmt::Debug;
 
 /// Parses with more bytes behind, and checks that every proper prefix is incomplete.
@@ -32,7 +34,9 @@ fn requests_have_these_bytes() {
         metadata: vec![(1000, "a".into()), (1, String::new())],
         ..request("192.0.2.1:80")
     };
-    let golden: [(Request, &[u8]); 4] = [
+    let datagrams = Request { datagrams: Some(0x1234), ..request("192.0.2.1:80") };
+    let golden: [(Request, &[u8]); 5] = [
+        (datagrams, b"\x01\0\x15\x80\0\x07\x01\0\x50\xc0\0\x02\x01\x81\0\x08\0\0\0\0\0\0\x12\x34"),
         (request("192.0.2.1:80"), b"\x01\0\x0a\x80\0\x07\x01\0\x50\xc0\0\x02\x01"),
         (
             request("[2001:db8::1]:443"),
@@ -160,12 +164,16 @@ fn requests() -> impl Strategy<Value = Request> {
         any::<(std::net::IpAddr, u16)>().prop_map(|(ip, port)| (ip.to_canonical(), port).into()),
     );
     let metadata = proptest::collection::vec(any::<(u16, String)>(), 0..4);
-    (destinations(), host, client, metadata).prop_map(|(destination, host, client, metadata)| Request {
-        destination,
-        host,
-        client,
-        metadata,
-    })
+    let context = proptest::option::of(0..1_u64 << 62);
+    (destinations(), host, client, metadata, context).prop_map(
+        |(destination, host, client, metadata, datagrams)| Request {
+            destination,
+            host,
+            client,
+            metadata,
+            datagrams,
+        },
+    )
 }
 
 proptest! {
@@ -185,4 +193,26 @@ proptest! {
         }
         let _ = (Reply::parse(&bytes), Greeting::parse(&bytes));
     }
+}
+
+#[test]
+fn datagrams_begin_with_their_context() {
+    for (context, header) in
+        [(0, &b"\0"[..]), (0x3f, b"\x3f"), (0x1234, b"\x52\x34"), (1 << 40, b"\xc0\0\x01\0\0\0\0\0")]
+    {
+        let mut bytes = Vec::new();
+        datagram::put(&mut bytes, context, b"payload");
+        assert_eq!(bytes, [header, b"payload"].concat());
+        assert_eq!(datagram::context(&bytes), Some((context, header.len())));
+        for length in 0..header.len() {
+            assert_eq!(datagram::context(&bytes[..length]), None, "its context is cut");
+        }
+    }
+}
+
+#[test]
+fn an_older_end_says_that_it_does_not_know_datagrams() {
+    let words = format!("the request: {}", MessageError::Unknown(129));
+    assert!(MessageError::means_no_datagrams(&words));
+    assert!(!MessageError::means_no_datagrams(&MessageError::Unknown(130).to_string()));
 }

@@ -9,6 +9,7 @@ mod containers;
 mod farewell;
 mod hello;
 mod lane;
+mod near;
 mod outgoing;
 mod parts;
 mod probe;
@@ -16,7 +17,7 @@ pub mod pump;
 mod setup;
 mod watch;
 
-pub use associating::{Asking, AskingTunnel, Associate, Tunnel};
+pub use associating::{Asking, AskingTunnel, Associate, NearSide, Relays, Tunnel};
 pub use carrying::{Carrying, Passage, carry_on};
 pub use lane::{Lane, allow_pipes};
 pub use setup::{Connect, ESTABLISHED, Refusals, undecided};
@@ -80,15 +81,15 @@ impl Drop for Entry {
     }
 }
 
-/// Serves one client until its end, in a task of its own. `associate` serves clients that ask for UDP ASSOCIATE.
-pub fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived, associate: Associate) {
+/// Serves one client until its end, in a task of its own. `relays` serve the flows of UDP that clients ask for.
+pub fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived, relays: Relays) {
     let Some(Admitted { client, peer, admission }) = admit(&worker, &listening, arrived) else { return };
     let entry = Entry::new(&worker);
     if listening.mptcp {
         entry.live.speaks_multipath(Side::Client, client.stream.speaks_multipath());
     }
     let mut carrying = {
-        let passage = Passage { worker, listening, peer, connect: None, associate: Some(associate) };
+        let passage = Passage { worker, listening, peer, connect: None, relays: Some(relays) };
         carry_on(passage, client, entry)
     };
     reactor::spawn(async move {

@@ -19,7 +19,7 @@ pub use url::{Url, UrlPattern};
 use crate::agreement::Clause;
 use crate::carrier::Carrier;
 use crate::flow::{Destination, Flow, Host};
-use crate::function::ChainSpec;
+use crate::function::{ChainSpec, FunctionKind};
 use std::sync::Arc;
 
 /// An immutable snapshot of all rules. A reload replaces it as a whole.
@@ -105,8 +105,10 @@ impl Carry {
         if let Some(why) = self.carrier.udp_obstacle() {
             return Some(why);
         }
-        if self.chain.is_some() {
-            return Some("the functions of `chain` work on TCP only");
+        let works = |kind: &FunctionKind| matches!(kind, FunctionKind::Count | FunctionKind::Limit(_));
+        let functions = self.chain.iter().flat_map(|chain| &chain.functions);
+        if !functions.into_iter().all(|function| works(&function.kind)) {
+            return Some("functions other than `count` and `limit` work on TCP only");
         }
         if self.proxy_protocol.is_some() {
             return Some("`proxy_protocol` is for TCP only");

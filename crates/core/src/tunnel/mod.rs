@@ -20,10 +20,14 @@
 //!      | <---------------------------- Reply: refused        |  or: the reason, then the stream ends
 //! ```
 //!
+//! The stream of a UDP flow carries capsules (RFC 9297) behind request and reply. Datagrams that fit travel beside it, in
+//! QUIC datagrams (RFC 9221): the context of the request as a variable-length integer, and the payload.
+//!
 //! A message is `kind (1) length (2) fields`, and a field is `type (1) length (2) value`. Numbers are big-endian. A
 //! receiver must understand types from 128 on, and skips other types that it does not know. `docs/tunnel.md` has the
 //! tables.
 
+pub mod datagram;
 mod field;
 mod greeting;
 mod reply;
@@ -32,6 +36,13 @@ mod request;
 pub use greeting::Greeting;
 pub use reply::Reply;
 pub use request::Request;
+
+impl MessageError {
+    /// Whether the other end does not know flows of UDP, which it says in these words.
+    pub fn means_no_datagrams(words: &str) -> bool {
+        words.contains(&Self::Unknown(request::DATAGRAMS).to_string())
+    }
+}
 
 /// The application protocol of both transports (ALPN, RFC 7301). A change that old ends cannot read gets a new name.
 pub const ALPN: &[u8] = b"sidetrack-tunnel/1";

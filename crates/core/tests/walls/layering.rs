@@ -43,7 +43,7 @@ const MAY_USE: [(&str, &[&str]); 29] = [
     ("http", &["carry", "config", "intercept", "live", "reactor", "session", "tls", "worker"]),
     // Flows of UDP: the task of a listening socket, beside the session that each connection has; a session whose client asks
     // for UDP ASSOCIATE goes on here.
-    ("datagram", &["carry", "config", "intercept", "live", "reactor", "session", "worker"]),
+    ("datagram", &["carry", "config", "function", "intercept", "live", "reactor", "session", "worker"]),
     // Threads of their own: links, relayed flows and both ends of sessions. Workers reach them through a trait of `carry`.
     // Packets that it catches know the mark of our own connections.
     ("overlay", &["carry", "config", "live", "steer", "tls"]),

@@ -149,7 +149,8 @@ impl Fleet {
                 proxy.clone().serve(worker, listening, arrived);
             }),
             None => Box::new(|worker, listening, arrived| {
-                session::serve(worker, listening, arrived, datagram::relay);
+                let relays = session::Relays { associate: datagram::relay, tunnel: datagram::tunnelled };
+                session::serve(worker, listening, arrived, relays);
             }),
         };
         let service = Arc::new(Service { listening: bound.listening.clone(), serve });

@@ -228,7 +228,7 @@ pub(super) async fn connect_udp(
 }
 
 /// The first bytes of a connection that has none.
-struct Nothing;
+pub(super) struct Nothing;
 
 impl FirstBytes for Nothing {
     fn held(&mut self) -> &[u8] {

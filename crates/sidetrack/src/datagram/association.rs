@@ -5,6 +5,7 @@ use super::path::{Found, PathId, Paths, State, Users, Waiting};
 use super::ready::Ready;
 use crate::carry::datagrams::{Direct, Remote, associate, connect, probe};
 use crate::carry::{Admitted, Dialing, Failure, Gate, Order, resolve};
+use crate::function::Datagrams;
 use crate::intercept::Listening;
 use crate::live::LiveFlow;
 use crate::reactor::{self, UdpSocket};
@@ -48,6 +49,8 @@ pub(super) struct Association {
     /// The side that has sent the first datagram.
     from: Side,
     pub server: Server,
+    /// The functions that its datagrams pass. Boxed: most have none.
+    pub functions: Option<Box<Datagrams>>,
     /// Datagrams of that side that wait until the association is open. The table bounds them.
     held: Vec<Box<[u8]>>,
     pub waker: Waker,
@@ -167,7 +170,7 @@ impl Associations {
         self.slots.get(id.slot as usize)?.as_ref().filter(|association| association.id == id)
     }
 
-    fn find_mut(&mut self, id: Id) -> Option<&mut Association> {
+    pub(super) fn find_mut(&mut self, id: Id) -> Option<&mut Association> {
         self.slots.get_mut(id.slot as usize)?.as_mut().filter(|association| association.id == id)
     }
 
@@ -178,7 +181,8 @@ impl Associations {
         while let Some(output) = self.table.poll() {
             match output {
                 Output::Begin { id, mapping, from, .. } => self.begin(id, mapping, (client, from)),
-                Output::Forward(id) | Output::Deliver(id) => passed = Some(id),
+                Output::Forward(id) => passed = self.passed(id, Side::Client, payload),
+                Output::Deliver(id) => passed = self.passed(id, Side::Server, payload),
                 Output::Hold(id) => {
                     if let Some((association, payload)) = self.find_mut(id).zip(payload) {
                         association.held.push(payload.into());
@@ -211,6 +215,9 @@ impl Associations {
         let (from, client, asked) = (association.from, association.client, association.asked);
         let remote = association.flow.orig_dst.socket_addr();
         for datagram in std::mem::take(&mut association.held) {
+            if self.passed(id, from, Some(&datagram)).is_none() {
+                continue;
+            }
             match (from, remote) {
                 (Side::Client, _) => self.forward_one(id, &datagram),
                 (Side::Server, Some(remote)) => {
@@ -274,19 +281,33 @@ impl Associations {
         entry.live().set_waker(&waker);
         let admitted = self.decide(&entry, &mut flow, (client.to, asked)).and_then(|carry| {
             let admission = self.admit(id, flow.client.ip(), &carry.carrier)?;
-            Ok((carry, admission))
+            let made = self.worker.functions().datagrams(carry.chain.as_deref(), &flow);
+            let functions = made.map_err(|stop| Failure::new(stop.reason, stop.detail))?;
+            Ok((carry, functions, admission))
         });
-        let (verdict, _admission) = match admitted {
-            Ok((carry, admission)) => (Ok(carry), Some(admission)),
-            Err(failure) => (Err(failure), None),
+        let (verdict, functions, _admission) = match admitted {
+            Ok((carry, functions, admission)) => (Ok(carry), functions, Some(admission)),
+            Err(failure) => (Err(failure), None, None),
         };
         let slot = id.slot as usize;
         if self.slots.len() <= slot {
             self.slots.resize_with(slot + 1, || None);
         }
         let (held, server) = (Vec::new(), Server::None);
-        let association =
-            Association { id, mapping, entry, flow, client, asked, from, server, held, waker, _admission };
+        let association = Association {
+            id,
+            mapping,
+            entry,
+            flow,
+            client,
+            asked,
+            from,
+            server,
+            functions,
+            held,
+            waker,
+            _admission,
+        };
         self.slots[slot] = Some(association);
         match verdict {
             Ok(carry) => self.reach(id, carry),
@@ -489,7 +510,12 @@ impl Associations {
     fn opened(&mut self, waiting: Waiting, path: PathId) {
         let Waiting { id, carry, remote } = waiting;
         let address = remote.address();
-        if self.find(id).is_some() {
+        let taken = match self.paths.get(path).map(|path| &path.state) {
+            Some(State::Open(path)) => path.taken(),
+            _ => None,
+        };
+        if let Some(association) = self.find(id) {
+            association.entry.live().carried_by(taken);
             self.begins(id, Server::Path(path, remote), address, &carry);
             // A path's sockets may have been opened by this datagram: they are watched once the path was polled.
             self.ready.notify(path.index | PATH);

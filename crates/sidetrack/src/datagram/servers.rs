@@ -1,12 +1,13 @@
 //! The servers' side: datagrams to them, and what comes back.
 
 use super::ROUNDS;
-use super::association::{Associations, Server};
+use super::association::{Association, Associations, Server};
 use super::path::{PathId, State, Users};
 use crate::carry::Failure;
 use crate::carry::datagrams::{self, Came, Lost, Remote};
 use sidetrack_core::association::{Dropped, Id, Input};
 use sidetrack_core::flow::EndReason;
+use sidetrack_core::flow::Side;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt;
 use sidetrack_sys::udp::batch::Batch;
@@ -18,7 +19,22 @@ use std::task::{Context, Poll};
 impl Associations {
     /// Whether the server of this association takes whole messages of a batch.
     pub(super) fn sends_trains(&self, id: Id) -> bool {
-        self.find(id).is_some_and(|association| matches!(association.server, Server::Own(_)))
+        let is_plain = |association: &Association| {
+            matches!(association.server, Server::Own(_)) && association.functions.is_none()
+        };
+        self.find(id).is_some_and(is_plain)
+    }
+
+    /// Whether a datagram of this side passes the functions of its association. Returns the association if so.
+    pub(super) fn passed(&mut self, id: Id, from: Side, payload: Option<&[u8]>) -> Option<Id> {
+        let now = self.worker.clock.now();
+        if let Some(functions) = self.find_mut(id).and_then(|association| association.functions.as_mut())
+            && !functions.passes(now, from, payload.map_or(0, <[u8]>::len))
+        {
+            self.dropped[Dropped::Limited as usize] += 1;
+            return None;
+        }
+        Some(id)
     }
 
     /// Sends messages to an association's server.
@@ -87,6 +103,7 @@ impl Associations {
     fn take_from_server(&mut self, now: Instant, id: Id, batch: &Batch, count: usize) {
         let Some(association) = self.find(id) else { return };
         let (mapping, target) = (association.mapping, association.client);
+        let is_plain = association.functions.is_none();
         association.entry.live().first_byte(association.entry.live().age());
         for at in 0..count {
             let Some(remote) = batch.addresses(at).0.map(sockopt::canonical) else { continue };
@@ -94,10 +111,14 @@ impl Associations {
             let mut passed = 0;
             for payload in batch.datagrams(at) {
                 self.table.handle(now, Input::FromServer { mapping, remote, bytes: payload.len() });
-                passed += usize::from(self.outputs(None, target).is_some());
+                let passes = self.outputs(Some(payload), target).is_some();
+                passed += usize::from(passes);
+                if passes && !is_plain {
+                    self.deliver(&target, &remote.into(), payload);
+                }
             }
             // The state of an association does not change between the datagrams of one message.
-            if passed == datagrams {
+            if is_plain && passed == datagrams {
                 let sent = self.socket.send(batch, at..at + 1, Some(&target));
                 self.dropped[Dropped::Unsent as usize] += sent.lost as u64;
             }

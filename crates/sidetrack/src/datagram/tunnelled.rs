@@ -1,4 +1,5 @@
-//! CONNECT-UDP of a client of HTTP (RFC 9298): one flow, whose datagrams are capsules in the client's connection.
+//! CONNECT-UDP of a client of HTTP (RFC 9298): one flow, whose datagrams are capsules in the client's connection. A flow of UDP
+//! that comes through a tunnel from another Sidetrack is served in the same way, and has QUIC datagrams beside its stream.
 //!
 //! The client is answered once the way to the server is open, so that a refusal has a status. From then on:
 //!
@@ -15,19 +16,22 @@
 use super::association::{BATCH, first_of, order};
 use super::{ROUNDS, until};
 use crate::carry::datagrams::{Came, Capsules, Datagrams, Over, Remote, associate, connect, failure};
-use crate::carry::{Failure, Gate, Stream, resolve};
+use crate::carry::{Failure, Gate, Order, Stream, resolve};
 use crate::config::Config;
+use crate::function;
 use crate::live::{Decided, LiveFlow};
 use crate::reactor::UdpSocket;
-use crate::session::{AskingTunnel, Connect, Watched, undecided};
+use crate::session::{AskingTunnel, Connect, NearSide, Watched, undecided};
 use crate::worker::{Admission, Worker};
 use sidetrack_core::association::Dropped;
 use sidetrack_core::carrier::Carrier;
-use sidetrack_core::flow::{EndReason, Flow, Host, Process, Protocol};
+use sidetrack_core::flow::{EndReason, Flow, Host, Process, Protocol, Side};
 use sidetrack_core::http::message::Response;
 use sidetrack_core::http::udp::switching;
 use sidetrack_core::policy::{Action, Carry, Decision, Resolve, Seen};
+use sidetrack_core::socks::v6::Metadata;
 use sidetrack_core::time::Instant;
+use sidetrack_core::tunnel::Reply;
 use sidetrack_sys::sockopt;
 use sidetrack_sys::udp::batch::Batch;
 use std::future::{Future, poll_fn};
@@ -44,11 +48,13 @@ pub fn tunnelled(asking: AskingTunnel) -> Pin<Box<dyn Future<Output = ()>>> {
 }
 
 async fn serve(asking: AskingTunnel) {
-    let AskingTunnel { worker, listening, mut client, connect, peer, mut entry } = asking;
+    let AskingTunnel { worker, listening, mut client, connect, peer, mut entry, near } = asking;
+    let is_near_side = near.is_some();
+    let NearSide { host, metadata, lane } = near.map_or_else(NearSide::nothing, |near| *near);
     let Connect { destination, user, refusals, .. } = connect;
     let host = match &destination.host {
         Host::Name(name) => Some(name.clone()),
-        Host::Ip(_) => None,
+        Host::Ip(_) => host,
     };
     // Processes are not looked up by UDP sockets: rules that ask for one do not match.
     let process = Some(Process::default());
@@ -61,7 +67,7 @@ async fn serve(asking: AskingTunnel) {
     let admission = is_stream.then(|| Admission::ask(&worker, peer.ip(), is_own)).transpose();
     let opened = match &admission {
         Ok(_) => {
-            let opening = pin!(open(&worker, entry.live(), &flow));
+            let opening = pin!(open(&worker, entry.live(), &flow, metadata));
             Watched::new(opening, entry.live(), worker.clock).await
         }
         Err(detail) => {
@@ -75,7 +81,7 @@ async fn serve(asking: AskingTunnel) {
             if is_late { "the way to the server was not open in time" } else { "it was ended meanwhile" };
         Failure::new(reason, detail)
     };
-    let (server, carry) = match opened.unwrap_or_else(|reason| Err(late(reason))) {
+    let (server, carry, functions) = match opened.unwrap_or_else(|reason| Err(late(reason))) {
         Ok(opened) => opened,
         Err(failure) => {
             // An error means that the client is gone; the flow has its reason.
@@ -84,9 +90,7 @@ async fn serve(asking: AskingTunnel) {
             return client.close_after_answer().await;
         }
     };
-    let mut answer = Vec::new();
-    Response::new(101, switching()).write_to(&mut answer);
-    if let Err(error) = client.answer(&answer).await {
+    if let Err(error) = client.answer(&established(is_near_side)).await {
         return entry.end(EndReason::ClientGone, Some(format!("the client left: {error}")));
     }
     entry.live().connected(entry.live().age());
@@ -97,8 +101,9 @@ async fn serve(asking: AskingTunnel) {
     let lifetime = carry.lifetime_ms.or(limits.lifetime_ms).map(Duration::from_millis);
     let now = worker.clock.now();
     let mut tunnel = Tunnel {
-        capsules: Capsules::new(client.stream, &held),
+        capsules: Capsules::new(client.stream, &held, lane),
         server,
+        functions,
         packets: [0; 2],
         moved: now,
         trouble: None,
@@ -107,6 +112,17 @@ async fn serve(asking: AskingTunnel) {
     let ending = tunnel.run(&worker, entry.live(), idle, lifetime.map(|lifetime| now + lifetime)).await;
     tunnel.capsules.close(ending.reason == EndReason::BadRequest);
     entry.end(ending.reason, Some(ending.detail).filter(|detail| !detail.is_empty()));
+}
+
+/// Returns the answer that the way to the server is open.
+fn established(is_near_side: bool) -> Vec<u8> {
+    if is_near_side {
+        // It has no field that could be too long.
+        return Reply::Connected { bound: None }.encode().unwrap_or_default();
+    }
+    let mut answer = Vec::new();
+    Response::new(101, switching()).write_to(&mut answer);
+    answer
 }
 
 /// How datagrams get to the server.
@@ -119,7 +135,12 @@ enum Server {
 }
 
 /// Decides, and opens the way to the server.
-async fn open(worker: &Worker, live: &LiveFlow, flow: &Flow) -> Result<(Server, Arc<Carry>), Failure> {
+async fn open(
+    worker: &Worker,
+    live: &LiveFlow,
+    flow: &Flow,
+    metadata: Vec<Metadata>,
+) -> Result<(Server, Arc<Carry>, Option<Box<function::Datagrams>>), Failure> {
     let config = worker.config();
     let Decision::Verdict(verdict) = config.policy.decide(flow, Seen::FirstBytes(None)) else {
         // Both are known, so the rules ask for nothing more.
@@ -134,15 +155,25 @@ async fn open(worker: &Worker, live: &LiveFlow, flow: &Flow) -> Result<(Server, 
     if let Some(why) = carry.udp_obstacle() {
         return Err(Failure::new(EndReason::Unsupported, why));
     }
+    let made = worker.functions().datagrams(carry.chain.as_deref(), flow);
+    let functions = made.map_err(|stop| Failure::new(stop.reason, stop.detail))?;
     let limit = carry.connect_timeout_ms.unwrap_or(config.limits.connect_timeout_ms);
     let deadline = worker.clock.now() + Duration::from_millis(limit);
     live.set_deadline(Some(deadline), EndReason::ConnectTimeout);
-    let server = reach(worker, &config, flow, &carry).await?;
-    Ok((server, carry))
+    let server = reach(worker, &config, (flow, metadata), &carry).await?;
+    if let Server::Path(path, _) = &server {
+        live.carried_by(path.taken());
+    }
+    Ok((server, carry, functions))
 }
 
 /// Opens the way that the rule wants.
-async fn reach(worker: &Worker, config: &Config, flow: &Flow, carry: &Carry) -> Result<Server, Failure> {
+async fn reach(
+    worker: &Worker,
+    config: &Config,
+    (flow, metadata): (&Flow, Vec<Metadata>),
+    carry: &Carry,
+) -> Result<Server, Failure> {
     let destination = carry.destination(flow);
     let (name, is_localhost) = match &destination.host {
         Host::Name(name) => (Some(name), name.is_localhost()),
@@ -166,7 +197,7 @@ async fn reach(worker: &Worker, config: &Config, flow: &Flow, carry: &Carry) -> 
         Some(admitted) if !is_far => Remote::Address(admitted),
         _ => Remote::Name(destination),
     };
-    let order = order(worker, &dialing, carry, flow, remote.destination());
+    let order = Order { metadata, ..order(worker, &dialing, carry, flow, remote.destination()) };
     let path = Box::pin(associate(&order)).await?;
     Ok(Server::Path(path, remote))
 }
@@ -176,6 +207,7 @@ async fn reach(worker: &Worker, config: &Config, flow: &Flow, carry: &Carry) -> 
 struct Tunnel {
     capsules: Capsules,
     server: Server,
+    functions: Option<Box<function::Datagrams>>,
     /// Datagrams from the client, and to it.
     packets: [u64; 2],
     /// When the last datagram passed.
@@ -247,8 +279,11 @@ impl Tunnel {
 
     /// Passes the client's datagrams to the server. Returns whether there may be more.
     fn poll_client(&mut self, cx: &mut Context<'_>, now: Instant, live: &LiveFlow) -> Result<bool, Failure> {
-        let Self { capsules, server, packets, moved, trouble, dropped } = self;
+        let Self { capsules, server, functions, packets, moved, trouble, dropped } = self;
         let polled = capsules.poll_receive(cx, &mut |payload| {
+            if !passes(functions, now, Side::Client, payload) {
+                return dropped[Dropped::Limited as usize] += 1;
+            }
             let lost = match server {
                 Server::Own(socket, to) => socket.send_one(payload, None).err().map(|error| {
                     let why = if sidetrack_sys::udp::is_too_long(&error) {
@@ -269,6 +304,7 @@ impl Tunnel {
                 *trouble = Some(reason);
             }
         });
+        dropped[Dropped::Unsent as usize] += capsules.take_lost();
         match polled {
             Poll::Pending => Ok(false),
             Poll::Ready(Ok(())) => Ok(true),
@@ -284,8 +320,11 @@ impl Tunnel {
         live: &LiveFlow,
         batch: &mut Batch,
     ) -> Result<bool, Failure> {
-        let Self { capsules, server, packets, moved, trouble, dropped } = self;
+        let Self { capsules, server, functions, packets, moved, trouble, dropped } = self;
         let mut deliver = |payload: &[u8]| {
+            if !passes(functions, now, Side::Server, payload) {
+                return Some(Dropped::Limited);
+            }
             live.first_byte(live.age());
             (packets[1], *moved) = (packets[1] + 1, now);
             live.count(0, payload.len() as u64);
@@ -327,6 +366,16 @@ impl Tunnel {
             }
         }
     }
+}
+
+/// Whether a datagram passes the functions of its flow.
+fn passes(
+    functions: &mut Option<Box<function::Datagrams>>,
+    now: Instant,
+    from: Side,
+    payload: &[u8],
+) -> bool {
+    functions.as_mut().is_none_or(|functions| functions.passes(now, from, payload.len()))
 }
 
 /// Returns the end of a flow whose client has ended its tunnel.

@@ -3,9 +3,11 @@
 
 pub mod container;
 mod crypt;
+mod datagrams;
 mod route;
 mod shared;
 
+pub use datagrams::Datagrams;
 pub use route::{Leg, Route};
 pub use shared::Tally;
 

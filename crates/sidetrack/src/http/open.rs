@@ -93,7 +93,7 @@ impl Connection {
         }
         let (worker, listening, peer) = (self.worker.clone(), self.listening.clone(), self.peer);
         let connect = Some(Connect { destination, user, refusals: self.proxy.clone(), is_established });
-        carry_on(Passage { worker, listening, peer, connect, associate: None }, self.client(), entry).await;
+        carry_on(Passage { worker, listening, peer, connect, relays: None }, self.client(), entry).await;
         None
     }
 
@@ -107,7 +107,7 @@ impl Connection {
         let (worker, listening, peer) = (self.worker.clone(), self.listening.clone(), self.peer);
         let connect = Connect { destination, user, refusals: self.proxy.clone(), is_established: false };
         let tunnel = self.proxy.datagrams;
-        tunnel(AskingTunnel { worker, listening, client: self.client(), connect, peer, entry })
+        tunnel(AskingTunnel { worker, listening, client: self.client(), connect, peer, entry, near: None })
     }
 
     /// Whether policy allows interception. A connection is not intercepted if a rule denies it, sends it through functions

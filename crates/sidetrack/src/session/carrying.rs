@@ -2,10 +2,11 @@
 //! `async fn` reserves room for all its stages side by side, and ten thousand idle flows need only the last one.
 
 use super::containers::Joint;
+use super::near::AskedDatagrams;
 use super::parts::Parts;
 use super::pump::{Ending, Pump};
 use super::setup::{Connect, Ready, Setup, SetupEnd, undecided};
-use super::{Asking, Associate, Entry};
+use super::{Asking, AskingTunnel, Entry, Relays};
 use crate::carry::{Client, Stream};
 use crate::intercept::Listening;
 use crate::live::{Clock, LiveFlow, Spread};
@@ -29,8 +30,8 @@ pub struct Passage {
     pub peer: SocketAddr,
     /// The client's HTTP CONNECT request. `None`: the interceptor finds the destination.
     pub connect: Option<Connect>,
-    /// Serves clients that ask for UDP ASSOCIATE. `None`: there are none.
-    pub associate: Option<Associate>,
+    /// Serve the flows of UDP that clients ask for. `None`: there are none.
+    pub relays: Option<Relays>,
 }
 
 /// Sets up the path, moves the bytes, and ends the flow.
@@ -98,7 +99,7 @@ impl Future for Carrying {
 
 /// Runs the set-up. `None`: the flow has ended.
 async fn make(passage: Passage, mut client: Client, mut entry: Entry) -> Option<Carried> {
-    let Passage { worker, listening, peer, connect, associate } = passage;
+    let Passage { worker, listening, peer, connect, relays } = passage;
     let made = Setup::new(&worker, &listening, entry.live(), peer, connect).run(&mut client).await;
     if entry.live().decided().is_none() {
         entry.live().decide(undecided(&listening, peer));
@@ -112,8 +113,17 @@ async fn make(passage: Passage, mut client: Client, mut entry: Entry) -> Option<
             let session = request.session.take().map(|session| worker.flow_of(session));
             let asking =
                 Asking { worker, listening, client, handshake: *handshake, request, peer, entry, session };
-            if let Some(associate) = associate {
-                associate(asking).await;
+            if let Some(relays) = relays {
+                (relays.associate)(asking).await;
+            }
+            None
+        }
+        SetupEnd::Datagrams(asked) => {
+            let AskedDatagrams { connect, near, peer } = *asked;
+            let near = Some(Box::new(near));
+            let asking = AskingTunnel { worker, listening, client, connect, peer, entry, near };
+            if let Some(relays) = relays {
+                (relays.tunnel)(asking).await;
             }
             None
         }

@@ -2,6 +2,7 @@
 
 use super::containers::{Way, offered};
 use super::hello;
+use super::near::{self, AskedDatagrams};
 use super::watch::Watched;
 use crate::carry::{Carried, Client, Failure, Gate, Order, Stream, Wire, stack};
 use crate::config::{Config, Limits};
@@ -34,6 +35,8 @@ pub(super) enum SetupEnd {
     Failed(Failure),
     /// The client, at this address, asks for UDP ASSOCIATE.
     Associate(Box<Handshake>, Box<Request>, SocketAddr),
+    /// The near side of a tunnel asks for a flow of UDP.
+    Datagrams(Box<AskedDatagrams>),
 }
 
 /// A path that is set up.
@@ -136,6 +139,7 @@ enum Stop {
     Failed(Failure),
     Answered(EndReason, Option<String>),
     Associate(Box<Handshake>, Box<Request>, SocketAddr),
+    Datagrams(Box<AskedDatagrams>),
 }
 
 impl From<Failure> for Stop {
@@ -173,6 +177,7 @@ impl<'a> Setup<'a> {
             Err(Stop::Failed(failure)) => SetupEnd::Failed(failure),
             Err(Stop::Answered(reason, detail)) => SetupEnd::Answered(reason, detail),
             Err(Stop::Associate(handshake, request, peer)) => SetupEnd::Associate(handshake, request, peer),
+            Err(Stop::Datagrams(asked)) => SetupEnd::Datagrams(asked),
         }
     }
 
@@ -324,6 +329,9 @@ impl<'a> Setup<'a> {
             }
             Catches::Tunnel(_) => {
                 let request = tunnel::request(client).await?;
+                if request.datagrams.is_some() {
+                    return Err(Stop::Datagrams(Box::new(near::asked(client, request, peer).await?)));
+                }
                 caught.flow.orig_dst = request.destination;
                 caught.flow.host = request.host;
                 caught.flow.client = request.client.unwrap_or(peer);

@@ -3,6 +3,7 @@
 use super::waiting::Places;
 use super::{Arrived, Place, Service, Worker};
 use crate::carry::Stream;
+use crate::carry::tunnel::lanes::Lanes;
 use crate::carry::tunnel::path::quic_peer;
 use crate::carry::tunnel::pool::{tls_peer, watch as watch_over};
 use crate::carry::tunnel::{self, quic};
@@ -149,10 +150,11 @@ impl Worker {
         };
         let peer = quic_peer(&connection);
         tracing::info!(listener = %service.listening.name, %from, %peer, transport = "quic", "tunnel: let in");
+        let lanes = Lanes::new(connection.clone());
         let why = loop {
             match connection.accept_bi().await {
                 Ok(streams) => {
-                    let stream = tunnel::Stream::quic(streams, peer.clone());
+                    let stream = tunnel::Stream::quic(streams, peer.clone(), lanes.clone());
                     // The client's address may change during the connection (RFC 9000 Sec. 9).
                     self.flow(&service, stream, connection.remote_address(), Vec::new());
                 }

@@ -49,6 +49,10 @@ fn a_rule_for_udp_that_cannot_carry_it_is_an_error_and_one_that_catches_it_a_war
     assert!(load(&rule(udp, "carrier = [\"socks6://gw:1080\", \"socks5://gw:1080\"]")).is_ok());
     assert!(load(&rule(udp, "carrier = [\"socks5://gw:1080\", \"socks5://other:1080\"]")).is_ok());
     wrong(&rule(udp, "carrier = \"direct\"\nproxy_protocol = 2"), "`proxy_protocol` is for TCP only");
+    let functions = "[function.n]\nkind = \"count\"\n[function.f]\nkind = \"filter\"\ndeny_words = [\"x\"]\n";
+    let chain = |names: &str| format!("carrier = \"direct\"\nchain = [{names}]\n{functions}");
+    assert!(load(&rule(udp, &chain("\"n\""))).is_ok());
+    wrong(&rule(udp, &chain("\"n\", \"f\"")), "functions other than `count` and `limit` work on TCP only");
     let warnings = |text: &str| -> Vec<String> {
         load(text).expect(text).warnings.iter().map(ToString::to_string).collect()
     };

@@ -1,8 +1,10 @@
 //! Flows of UDP through the program itself, on loopback: what passes, what does not, and one record for each.
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
+mod between;
 mod bind;
 mod configuration;
+mod functions;
 mod hops;
 mod masque;
 mod multiplexed;

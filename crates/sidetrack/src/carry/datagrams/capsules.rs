@@ -1,10 +1,13 @@
-//! A tunnel of datagrams to one destination in a connection: capsules, after CONNECT-UDP (RFC 9298).
+//! A tunnel of datagrams to one destination in a connection: capsules, after CONNECT-UDP (RFC 9298), or in a flow of a tunnel
+//! between two Sidetracks. There, what fits travels beside the stream, in QUIC datagrams ([`Lane`]).
 //!
 //! The far end of the connection is a hop, or a client of ours. Datagrams that leave in one turn are written together. The
 //! connection is reliable: a datagram that finds too many before it is dropped, as on any path of UDP, and never cut.
 
 use super::{Came, Datagrams, Lost, Remote};
-use crate::carry::{Failure, Order, Stream, Wire, hop_name, hops};
+use crate::carry::tunnel::lanes::{Lane, Sent};
+use crate::carry::{Failure, Order, Stream, Wire, hop_name, hops, tunnel};
+use crate::live::Taken;
 use sidetrack_core::association::Dropped;
 use sidetrack_core::carrier::Hop;
 use sidetrack_core::flow::{Destination, EndReason};
@@ -44,6 +47,8 @@ pub struct Capsules {
     /// Capsules to be sent, from `sent` on.
     unsent: Vec<u8>,
     sent: usize,
+    /// Carries what fits in a QUIC datagram.
+    lane: Option<Lane>,
     /// Wakes the task that drives this.
     waker: Option<Waker>,
 }
@@ -56,21 +61,40 @@ pub(super) async fn open(
     to: &Destination,
 ) -> Result<ToHop, Failure> {
     let carried = hops::connect_udp(order, hops, index, to).await?;
-    Ok(ToHop { capsules: Capsules::new(carried.stream, &carried.early), name: hop_name(index, hops) })
+    let capsules = Some(Capsules::new(carried.stream, &carried.early, None));
+    Ok(ToHop { capsules, name: hop_name(index, hops), taken: None })
 }
 
-/// A tunnel to a hop.
+/// Asks the far side of a tunnel to carry datagrams to the order's destination.
+pub(super) async fn through_tunnel(order: &Order<'_>, name: &str) -> Result<ToHop, Failure> {
+    let (carried, lane) = tunnel::associate(order, name).await?;
+    let capsules = Some(Capsules::new(carried.stream, &carried.early, lane));
+    Ok(ToHop { capsules, name: format!("tunnel '{name}'"), taken: carried.taken })
+}
+
+/// A tunnel to a hop, or to the far side of a tunnel.
 #[derive(Debug)]
 pub(super) struct ToHop {
-    capsules: Capsules,
+    /// `None` only while it is dropped.
+    capsules: Option<Capsules>,
     /// The hop, for details.
     name: String,
+    taken: Option<Taken>,
+}
+
+impl Drop for ToHop {
+    /// The far end learns an orderly end.
+    fn drop(&mut self) {
+        if let Some(capsules) = self.capsules.take() {
+            capsules.close(false);
+        }
+    }
 }
 
 impl ToHop {
     /// As [`Capsules::send`].
     pub(super) fn send(&mut self, payload: &[u8]) -> Result<(), Lost> {
-        self.capsules.send(payload)
+        self.capsules.as_mut().map_or(Ok(()), |capsules| capsules.send(payload))
     }
 
     /// As [`Capsules::poll_receive`]. The failure names the hop.
@@ -79,17 +103,23 @@ impl ToHop {
         cx: &mut Context<'_>,
         take: &mut dyn FnMut(&[u8]),
     ) -> Poll<Result<(), Failure>> {
-        let polled = self.capsules.poll_receive(cx, take);
+        let Some(capsules) = &mut self.capsules else { return Poll::Pending };
+        let polled = capsules.poll_receive(cx, take);
         polled.map_err(|over| Failure::new(EndReason::HopFailed, format!("{}: {over}", self.name)))
     }
 }
 
 impl Capsules {
-    /// Returns the tunnel in this connection, which has already brought `early`.
-    pub fn new(stream: Stream, early: &[u8]) -> Self {
+    /// Returns the tunnel in this connection, which has already brought `early`. `lane` carries what fits.
+    pub fn new(stream: Stream, early: &[u8], lane: Option<Lane>) -> Self {
         let mut reader = Reader::default();
         reader.push(early);
-        Self { stream, reader, unsent: Vec::new(), sent: 0, waker: None }
+        Self { stream, reader, unsent: Vec::new(), sent: 0, lane, waker: None }
+    }
+
+    /// Returns how many datagrams came and had no room since the last call.
+    pub fn take_lost(&self) -> u64 {
+        self.lane.as_ref().map_or(0, Lane::take_lost)
     }
 
     /// Sends a datagram with the next poll.
@@ -98,6 +128,11 @@ impl Capsules {
     /// Fails if it is too long, or if too many wait.
     pub fn send(&mut self, payload: &[u8]) -> Result<(), Lost> {
         let lost = |why, detail: &str| Lost { why, failure: Failure::new(EndReason::Unreachable, detail) };
+        match self.lane.as_ref().map_or(Sent::Unfit, |lane| lane.send(payload)) {
+            Sent::Gone => return Ok(()),
+            Sent::Lost => return Err(lost(Dropped::Unsent, "the connection of the tunnel is full or over")),
+            Sent::Unfit => {}
+        }
         let waiting = self.unsent.len() - self.sent;
         if waiting > 0 && waiting + payload.len() > UNSENT_MAX {
             return Err(lost(Dropped::Unsent, "the connection that carries datagrams is full"));
@@ -126,11 +161,13 @@ impl Capsules {
             self.waker = Some(cx.waker().clone());
         }
         self.flush(cx)?;
+        let has_more = self.lane.as_ref().is_some_and(|lane| lane.poll_receive(cx, take).is_ready());
         // What came with the answer may already be whole.
         self.pass(take)?;
         for _ in 0..READS {
             let mut buffer = [0; READ_BYTES];
             match self.stream.poll_recv(cx, &mut buffer) {
+                Poll::Pending if has_more => return Poll::Ready(Ok(())),
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(0)) => {
                     let over = self.reader.end().err().map_or(Over::Ended, Over::Broken);
@@ -173,7 +210,10 @@ impl Capsules {
 
     /// Closes the connection. `reset`: the far end has broken the tunnel.
     pub fn close(self, reset: bool) {
-        self.stream.close(reset);
+        match self.stream {
+            Stream::Tunnel(stream) if !reset => stream.end(),
+            stream => stream.close(reset),
+        }
     }
 }
 
@@ -182,12 +222,21 @@ impl Datagrams for ToHop {
         Self::send(self, payload)
     }
 
+    fn taken(&self) -> Option<Taken> {
+        self.taken
+    }
+
     fn poll_receive(
         &mut self,
         cx: &mut Context<'_>,
         _: &mut Batch,
         take: &mut dyn FnMut(Came<'_>),
     ) -> Poll<Result<(), Failure>> {
-        Self::poll_receive(self, cx, &mut |payload| take(Came::Datagram { from: None, payload }))
+        let polled =
+            Self::poll_receive(self, cx, &mut |payload| take(Came::Datagram { from: None, payload }));
+        for _ in 0..self.capsules.as_ref().map_or(0, Capsules::take_lost) {
+            take(Came::Dropped(Dropped::Unsent));
+        }
+        polled
     }
 }

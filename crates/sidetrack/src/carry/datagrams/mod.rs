@@ -12,6 +12,7 @@ pub use direct::Direct;
 
 use super::gate::{self, Admitted};
 use super::{Dialing, Failure, Order, overlay};
+use crate::live::Taken;
 use crate::reactor::UdpSocket;
 use sidetrack_core::association::Dropped;
 use sidetrack_core::carrier::Carrier;
@@ -80,6 +81,11 @@ pub trait Datagrams: fmt::Debug {
     /// Fails if the path does not take it. The path itself goes on.
     fn send(&mut self, to: &Remote, payload: &[u8]) -> Result<(), Lost>;
 
+    /// Returns what carries them, if the carrier leaves a choice.
+    fn taken(&self) -> Option<Taken> {
+        None
+    }
+
     /// Returns how many copies of datagrams to this destination were sent. `None`: one of each datagram.
     fn copies(&self, _: &Remote) -> Option<u64> {
         None
@@ -121,15 +127,16 @@ impl Remote {
     }
 }
 
-/// Opens a path for the datagrams of the order's client through its carrier: hops, or the overlay.
+/// Opens a path for the datagrams of the order's client through its carrier: hops, the overlay, or a tunnel.
 ///
 /// # Errors
-/// Fails if a hop or a node cannot be reached or refuses. The failure names it.
+/// Fails if a hop, a node or a far side cannot be reached or refuses. The failure names it.
 pub async fn associate(order: &Order<'_>) -> Result<Box<dyn Datagrams>, Failure> {
     match &order.carry.carrier {
         Carrier::Hops(hops) => associate::associate(order, hops).await,
         Carrier::Overlay(carrier) => overlay::associate(order, carrier).await,
-        Carrier::Direct | Carrier::Tunnel(_) => {
+        Carrier::Tunnel(name) => Ok(Box::new(capsules::through_tunnel(order, name).await?)),
+        Carrier::Direct => {
             Err(Failure::new(EndReason::Internal, "this carrier has no such path for datagrams"))
         }
     }

@@ -3,8 +3,10 @@
 //!
 //! Each worker has its own tunnels and shares nothing with other workers. A tunnel has one or more paths, the
 //! addresses in its configuration. A path is a QUIC connection with a stream for each flow. If UDP does not get
-//! through, it is a pool of TLS connections, one for each flow (`docs/adr/0007-tunnel-fallback.md`).
+//! through, it is a pool of TLS connections, one for each flow (`docs/adr/0007-tunnel-fallback.md`). A flow of UDP has a stream
+//! too, and a lane of QUIC datagrams beside it ([`lanes`]).
 
+pub mod lanes;
 mod open;
 pub mod path;
 pub mod pool;
@@ -13,7 +15,7 @@ pub mod stream;
 
 pub use stream::Stream;
 
-pub(super) use open::carry;
+pub(super) use open::{associate, carry};
 
 use super::Dialing;
 use crate::config::Tunnel as Settings;

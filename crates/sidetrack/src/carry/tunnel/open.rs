@@ -1,12 +1,14 @@
 //! Opens one flow through a tunnel: sends the request with the client's first bytes, then more bytes while the
 //! answer is pending, and reads the answer.
 
+use super::lanes::Lane;
 use super::path::{Path, Route};
 use super::{Stream, quic};
+use crate::carry::hops::Nothing;
 use crate::carry::{Carried, Failure, FirstBytes, Order};
 use crate::live::{Taken, Transport};
 use sidetrack_core::flow::{Destination, EndReason};
-use sidetrack_core::tunnel::{Parsed, Reply, Request};
+use sidetrack_core::tunnel::{MessageError, Parsed, Reply, Request};
 use sidetrack_sys::sockopt::canonical;
 use std::future::poll_fn;
 use std::io;
@@ -34,15 +36,38 @@ pub(crate) async fn carry(
     destination: Destination,
     first: &mut impl FirstBytes,
 ) -> Result<Carried, Failure> {
+    open(order, name, destination, false, first).await.map(|(carried, _)| carried)
+}
+
+/// Carries a flow of UDP through the tunnel `name`. Returns its stream, and its datagrams beside the stream if the connection
+/// carries any.
+pub(crate) async fn associate(order: &Order<'_>, name: &str) -> Result<(Carried, Option<Lane>), Failure> {
+    let opened = open(order, name, order.destination.clone(), true, &mut Nothing).await;
+    opened.map_err(|failure| {
+        if MessageError::means_no_datagrams(&failure.detail) {
+            let why = format!("tunnel '{name}': the far side is older than this end and carries no UDP");
+            return Failure::new(EndReason::Unsupported, why);
+        }
+        failure
+    })
+}
+
+async fn open(
+    order: &Order<'_>,
+    name: &str,
+    destination: Destination,
+    has_datagrams: bool,
+    first: &mut impl FirstBytes,
+) -> Result<(Carried, Option<Lane>), Failure> {
     let Some(tunnel) = order.tunnels.find(name) else {
         return Err(Failure::new(EndReason::Internal, format!("there is no tunnel '{name}' on this worker")));
     };
     let own = order.carry.metadata.iter().map(|(key, value)| (*key, value.clone()));
     let metadata = order.metadata.iter().map(|pair| (pair.key, pair.value.clone())).chain(own).collect();
-    let request = Request { destination, host: order.host.cloned(), client: Some(order.client), metadata };
-    let request = request
-        .encode()
-        .map_err(|error| Failure::new(EndReason::BadRequest, format!("tunnel '{name}': {error}")))?;
+    // The context is chosen with the connection. Over TLS it has no meaning.
+    let datagrams = has_datagrams.then_some(0);
+    let mut request =
+        Request { destination, host: order.host.cloned(), client: Some(order.client), metadata, datagrams };
     // In the order of the configuration, but paths that are up and not silent come first, and paths that are
     // down last.
     let mut paths: Vec<_> = tunnel.paths.iter().collect();
@@ -53,7 +78,7 @@ pub(crate) async fn carry(
             detail: format!("tunnel '{name}', path {}: {failure}", path.address()),
             ..failure
         };
-        match through(path, &request, first).await {
+        match through(path, &mut request, first).await {
             Ok(carried) => return Ok(carried),
             Err(Refusal::Final(failure)) => return Err(told(failure)),
             Err(Refusal::Again(failure)) => drop(failed.get_or_insert(told(failure))),
@@ -62,17 +87,30 @@ pub(crate) async fn carry(
     Err(failed.unwrap_or_else(|| Failure::new(EndReason::Internal, format!("tunnel '{name}' has no path"))))
 }
 
-async fn through(path: &Rc<Path>, request: &[u8], first: &mut impl FirstBytes) -> Result<Carried, Refusal> {
+async fn through(
+    path: &Rc<Path>,
+    request: &mut Request,
+    first: &mut impl FirstBytes,
+) -> Result<(Carried, Option<Lane>), Refusal> {
     let (stream, transport, address) = match path.route().await.map_err(Refusal::Again)? {
-        Route::Quic(connection, peer) => {
+        Route::Quic(connection, peer, lanes) => {
             let address = connection.remote_address();
             let streams = connection.open_bi().await;
             let failed = |error| Refusal::Again(quic::failure(address, &error));
-            (Stream::quic(streams.map_err(failed)?, peer), Transport::Quic, address)
+            (Stream::quic(streams.map_err(failed)?, peer, lanes), Transport::Quic, address)
         }
         Route::Tls(pool) => (pool.take().await.map_err(Refusal::Again)?, Transport::Tls, pool.address()),
     };
-    ask(stream, Taken { transport, address: canonical(address) }, request, first).await
+    // Opened before the request leaves: the far side's datagrams may overtake its answer.
+    let lane = request.datagrams.and_then(|_| stream.lanes().map(|lanes| lanes.open()));
+    if let Some(lane) = &lane {
+        request.datagrams = Some(lane.context());
+    }
+    let bytes = request
+        .encode()
+        .map_err(|error| Refusal::Final(Failure::new(EndReason::BadRequest, error.to_string())))?;
+    let carried = ask(stream, Taken { transport, address: canonical(address) }, &bytes, first).await?;
+    Ok((carried, lane))
 }
 
 async fn ask(

@@ -1,5 +1,6 @@
 //! One path of a tunnel: a task that keeps a connection to one address open, and the path's state.
 
+use super::lanes::Lanes;
 use super::pool::Pool;
 use super::quic::{self, Dial};
 use super::{AskDialing, Settings, stream};
@@ -46,7 +47,7 @@ pub enum State {
 #[derive(Clone, Debug)]
 pub enum Route {
     /// A QUIC connection with a stream for each flow.
-    Quic(Connection, Arc<str>),
+    Quic(Connection, Arc<str>, Arc<Lanes>),
     /// TLS connections, one for each flow.
     Tls(Rc<Pool>),
 }
@@ -152,7 +153,7 @@ impl Path {
         loop {
             self.state.send_replace(State::Up(route.clone()));
             match &route {
-                Route::Quic(connection, peer) => {
+                Route::Quic(connection, peer, _) => {
                     tracing::info!(tunnel = %self.settings.name, path = %self.address, %peer, transport = "quic", "path up");
                     tokio::select! {
                         error = connection.closed() => return stream::lost(&error).to_string(),
@@ -276,7 +277,8 @@ impl Path {
             .map_err(|_| Failure::new(EndReason::ConnectTimeout, format!("QUIC to {to}: no answer")))??;
         self.endpoint.replace(Some(endpoint));
         let peer = quic_peer(&connection);
-        Ok(Route::Quic(connection, peer))
+        let lanes = Lanes::new(connection.clone());
+        Ok(Route::Quic(connection, peer, lanes))
     }
 
     async fn tls(&self, to: SocketAddr) -> Result<Route, Failure> {

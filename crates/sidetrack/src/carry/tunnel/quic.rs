@@ -26,6 +26,9 @@ const FLOWS_MAX: u32 = 4096;
 /// Requested size of socket buffers, bytes. The kernel limits it to `net.core.rmem_max` and `wmem_max`.
 const SOCKET_BUFFER: usize = 4 << 20;
 
+/// Most bytes of datagrams that wait in one connection, in each direction.
+const DATAGRAMS_MAX: usize = 1 << 20;
+
 /// Most bytes of a greeting.
 const GREETING_MAX: usize = 1024;
 
@@ -44,7 +47,8 @@ fn transport(keepalive: Duration, lost_after: Duration) -> TransportConfig {
         // Each flow has its own window. With a shared one, an unread flow would stop the others.
         .receive_window(VarInt::MAX)
         .send_window(u64::MAX)
-        .datagram_receive_buffer_size(None);
+        .datagram_receive_buffer_size(Some(DATAGRAMS_MAX))
+        .datagram_send_buffer_size(DATAGRAMS_MAX);
     config
 }
 

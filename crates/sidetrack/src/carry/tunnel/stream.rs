@@ -5,6 +5,7 @@
 //! together with STOP_SENDING of the other, with the code [`RESET`]. A peer that reads the end of a stream and
 //! finds its way back stopped with that code reports a reset.
 
+use super::lanes::Lanes;
 use crate::carry::Wire;
 use crate::reactor::{self, TcpStream};
 use quinn::{ReadError, RecvStream, SendStream, StoppedError, VarInt, WriteError};
@@ -20,6 +21,9 @@ use tokio_rustls::TlsStream;
 /// Application error code of a reset.
 pub const RESET: VarInt = VarInt::from_u32(1);
 
+/// Application error code of a flow of UDP that has ended in good order: its end wants no more of the stream.
+const ENDED: VarInt = VarInt::from_u32(2);
+
 /// How long the last bytes and the end of a TLS connection may take after its flow has ended.
 const FAREWELL: Duration = Duration::from_secs(10);
 
@@ -29,6 +33,8 @@ pub struct Stream {
     lane: Lane,
     /// The name in the peer's certificate.
     peer: Arc<str>,
+    /// The datagrams of the connection. `None`: it is not QUIC.
+    lanes: Option<Arc<Lanes>>,
 }
 
 #[derive(Debug)]
@@ -39,20 +45,25 @@ enum Lane {
 
 impl Stream {
     /// A stream of a QUIC connection with this peer.
-    pub fn quic(streams: (SendStream, RecvStream), peer: Arc<str>) -> Self {
+    pub fn quic(streams: (SendStream, RecvStream), peer: Arc<str>, lanes: Arc<Lanes>) -> Self {
         let (send, recv) = streams;
-        Self { lane: Lane::Quic(Quic { send, recv, ended: false }), peer }
+        Self { lane: Lane::Quic(Quic { send, recv, ended: false }), peer, lanes: Some(lanes) }
     }
 
     /// A TLS connection with this peer.
     pub fn tls(stream: TlsStream<TcpStream>, peer: Arc<str>) -> Self {
         let tls = Tls { stream, unflushed: false, shutdown: Shutdown::No, ended: false };
-        Self { lane: Lane::Tls(Box::new(tls)), peer }
+        Self { lane: Lane::Tls(Box::new(tls)), peer, lanes: None }
     }
 
     /// The name in the peer's certificate.
     pub fn peer(&self) -> &Arc<str> {
         &self.peer
+    }
+
+    /// The datagrams of its connection. `None`: the connection carries none.
+    pub const fn lanes(&self) -> Option<&Arc<Lanes>> {
+        self.lanes.as_ref()
     }
 
     /// Waits until the peer has abandoned the stream. Works while the stream is not read.
@@ -129,6 +140,18 @@ impl Stream {
         }
     }
 
+    /// Ends the stream of a flow of UDP in good order. No direction can end alone.
+    pub fn end(self) {
+        match self.lane {
+            Lane::Quic(mut quic) => {
+                // Each call fails only if its direction is over.
+                let _ = quic.send.finish();
+                let _ = quic.recv.stop(ENDED);
+            }
+            Lane::Tls(tls) => tls.close(),
+        }
+    }
+
     /// See [`Wire::close`].
     pub fn close(self, reset: bool) {
         match self.lane {
@@ -168,6 +191,7 @@ impl Quic {
     /// Returns an error if the peer has abandoned the stream, or if the connection is lost.
     fn stopped(&self) -> Option<io::Error> {
         match pin!(self.send.stopped()).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(Some(ENDED))) => None,
             Poll::Ready(Ok(Some(code))) => Some(reset_by_peer(code)),
             Poll::Ready(Err(StoppedError::ConnectionLost(error))) => Some(lost(&error)),
             Poll::Ready(Ok(None) | Err(StoppedError::ZeroRttRejected)) | Poll::Pending => None,
