@@ -14,7 +14,7 @@ DEPS_TEST := $(DEPS_RUN) g++:g++ nft:nftables iptables:iptables ssh:openssh-clie
 	unshare:util-linux /usr/sbin/squid:squid \
 	node:nodejs /usr/lib/python3/dist-packages/requests/__init__.py:python3-requests danted:dante-server microsocks:microsocks redsocks:redsocks httping:httping \
 	ethtool:ethtool /usr/sbin/ovs-vswitchd:openvswitch-switch /usr/sbin/slapd:slapd ldapsearch:ldap-utils /usr/lib/python3/dist-packages/socks.py:python3-socks dig:bind9-dnsutils \
-	podman:podman runc:runc strip:binutils prometheus:prometheus iperf3:iperf3 \
+	podman:podman runc:runc etcd:etcd-server etcdctl:etcd-client strip:binutils prometheus:prometheus iperf3:iperf3 \
 	gtlsclient:ngtcp2-client /usr/sbin/gtlsserver:ngtcp2-server
 
 # Tests that make namespaces of the host's kind need root. As an ordinary user the tests are built as you and run
@@ -26,7 +26,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo '
 # What is measured is what is installed.
 BUILD_DIST := $(CARGO) build --profile dist --locked --workspace
 
-.PHONY: help run test test-seed003 dist deb deb-test static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-udp deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test test-kills test-seed003 dist deb deb-test static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-udp deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -103,6 +103,9 @@ test: deps-test ## Formatting, clippy, rustdoc, every test tier with the namespa
 	$(MAKE) --no-print-directory fuzz-replay
 	@if command -v cargo-deny >/dev/null; then $(MAKE) --no-print-directory deny; \
 	else echo "deny: skipped: cargo-deny is not installed (cargo install --locked cargo-deny)"; fi
+
+test-kills: deps-test ## Kills orchestrators, agents and members of etcd 100 times while applications are set up
+	$(AS_ROOT) env SIDETRACK_KILLS=$(or $(KILLS),100) $(CARGO) test --locked --package sidetrack --test control -- --nocapture whatever_is_killed
 
 test-seed003: deps-test ## The 18 tests of "Heigh performance proxy", Sec. 3.1, with its tables
 	@$(AS_ROOT) $(CARGO) test --locked --package sidetrack --test http seed003:: | awk -f .ci/seed003.awk

@@ -178,6 +178,58 @@ pub struct ApplicationStatus {
     pub domains: Vec<String>,
     /// The allowed movements with their functions. Empty before step 5.
     pub movements: Vec<Agreed>,
+    /// The identity of the orchestrator that sets it up, if several share their state. Null: it is not being set up, or there is
+    /// only one.
+    #[serde(default)]
+    pub by: Option<String>,
+    /// Where the containers of its functions were placed. Empty before step 5, and without capacities and demands.
+    #[serde(default)]
+    pub placed: Vec<Placed>,
+}
+
+/// Room for a container of a function, on a node of a domain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Placed {
+    /// The party that the node belongs to.
+    pub party: String,
+    /// The node.
+    pub node: String,
+    /// The function.
+    pub function: String,
+    /// The container. Several applications may add to one.
+    pub container: String,
+    /// CPU time that this application adds to it, thousandths of a core.
+    pub cpu_milli: u64,
+    /// Memory that this application adds to it, bytes. 0: the container is another application's.
+    pub memory_bytes: u64,
+}
+
+/// What would be done for an application.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Planned {
+    /// The allowed movements with their functions.
+    pub movements: Vec<Agreed>,
+    /// The placements of functions that have a demand.
+    pub placements: Vec<Placement>,
+}
+
+/// The placement of one function at one party.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Placement {
+    /// The party.
+    pub party: String,
+    /// The function.
+    pub function: String,
+    /// The steps in words, in their order.
+    pub steps: Vec<String>,
+    /// The sum of the costs, thousandths of the unit of the offers.
+    pub cost_milli: u64,
+    /// CPU time that no node has left, thousandths of a core.
+    pub missing_cpu_milli: u64,
+    /// All that was looked at: for each step each possibility, with its cost or why it is not possible.
+    pub why: Vec<String>,
+    /// The rooms that the steps take.
+    pub placed: Vec<Placed>,
 }
 
 impl ApplicationStatus {
@@ -247,6 +299,24 @@ pub struct Offer {
     pub nodes: Vec<String>,
     /// The functions that its proxies have.
     pub functions: Vec<String>,
+    /// The room of its nodes for containers. A node without room here takes part, and no container is placed on it.
+    #[serde(default)]
+    pub rooms: Vec<Room>,
+}
+
+/// The room of a node for containers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Room {
+    /// The node.
+    pub node: String,
+    /// CPU time, thousandths of a core.
+    pub cpu_milli: u64,
+    /// Memory, bytes.
+    pub memory_bytes: u64,
+    /// The cost of all of it, thousandths of a unit that all domains share.
+    pub cost_milli: u64,
+    /// Words that functions may ask for.
+    pub labels: Vec<String>,
 }
 
 /// The functions that a domain's proxies need for an application.

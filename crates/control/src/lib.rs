@@ -30,33 +30,56 @@ use domain::Domain;
 use domain::sockets::Sockets;
 use link::serve;
 use orchestrator::Orchestrator;
-use settings::{DomainSettings, OrchestratorSettings};
+use settings::{DomainSettings, OrchestratorSettings, StateAt};
 use sidetrack_common::rights::DataUser;
 use std::path::Path;
 use std::sync::Arc;
-use store::FileStore;
+use store::{EtcdStore, FileStore, Store};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+
+/// Threads of an orchestrator.
+const THREADS: usize = 4;
 
 /// Runs an orchestrator until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// Says what is wrong with its file, its agreement or its state, or that its address is taken.
-pub async fn orchestrate(file: &Path) -> anyhow::Result<()> {
+pub fn orchestrate(file: &Path) -> anyhow::Result<()> {
     let settings =
         OrchestratorSettings::load(file).map_err(sidetrack_common::file::BadConfiguration::from)?;
     // Root's files first: the state stays open.
-    let store = Arc::new(FileStore::open(&settings.state)?);
+    let file = match &settings.state {
+        StateAt::File(path) => Some(Arc::new(FileStore::open(path)?)),
+        StateAt::Etcd(_) => None,
+    };
     let again: Vec<_> = settings.images.values().chain([&settings.agreement]).map(|path| &**path).collect();
     let user = DataUser::of(&settings.user)?;
     let bound = confine(&settings.listen, user.as_ref(), &again)?;
+    // Threads begin only now, with the rights that are left. Several: requests to etcd block the one they are made on.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
+    let store: Arc<dyn Store> = match (file, &settings.state) {
+        (None, StateAt::Etcd(at)) => Arc::new(EtcdStore::new(at.clone(), runtime.handle().clone())),
+        (Some(file), _) => file,
+        (None, StateAt::File(path)) => Arc::new(FileStore::open(path)?),
+    };
     let mutual = settings.mutual.clone();
     let orchestrator = Arc::new(Orchestrator::new(settings, store)?);
-    let work = tokio::spawn(orchestrator.clone().follow());
-    until_told(bound, mutual, orchestrator::router(orchestrator), "orchestrator").await?;
-    work.abort();
-    Ok(())
+    orchestrator.join()?;
+    let served = runtime.block_on(async {
+        let work = tokio::spawn(orchestrator.clone().follow());
+        let member = tokio::spawn(orchestrator.clone().belong());
+        let router = orchestrator::router(orchestrator.clone());
+        let served = until_told(bound, mutual, router, "orchestrator").await;
+        work.abort();
+        member.abort();
+        served
+    });
+    orchestrator.leave();
+    // A request that no member of etcd answers does not hold the end up.
+    runtime.shutdown_background();
+    served
 }
 
 /// Runs a domain's agent until SIGTERM or SIGINT.

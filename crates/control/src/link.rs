@@ -143,17 +143,25 @@ async fn connection(stream: TcpStream, acceptor: TlsAcceptor, signed: bool, rout
 /// A peer for requests, with one connection that is opened again after it breaks.
 pub struct Link {
     name: String,
-    address: String,
+    /// Tried in this order.
+    addresses: Vec<String>,
     server_name: String,
     mutual: Mutual,
     held: Mutex<Option<SendRequest<Body>>>,
 }
 
 impl Link {
-    /// `name` is for messages; `server_name` is the name in the peer's certificate.
-    pub fn new(name: &str, address: &str, server_name: &str, mutual: Mutual) -> Self {
-        let (name, address, server_name) = (name.to_owned(), address.to_owned(), server_name.to_owned());
-        Self { name, address, server_name, mutual, held: Mutex::default() }
+    /// A peer at one of these addresses: the first that answers is taken. `name` is for messages; `server_name` is the
+    /// name in the peer's certificate.
+    pub fn new(
+        name: &str,
+        addresses: impl IntoIterator<Item = impl Into<String>>,
+        server_name: &str,
+        mutual: Mutual,
+    ) -> Self {
+        let addresses = addresses.into_iter().map(Into::into).collect();
+        let (name, server_name) = (name.to_owned(), server_name.to_owned());
+        Self { name, addresses, server_name, mutual, held: Mutex::default() }
     }
 
     /// The name of the peer for messages.
@@ -230,15 +238,22 @@ impl Link {
         if let Some(held) = held.filter(|held| !held.is_closed()) {
             return Ok(held);
         }
-        let made = timeout(CONNECT, self.connect()).await;
-        let sender =
-            made.map_err(|_| self.unreachable("no answer"))?.map_err(|error| self.unreachable(error))?;
-        *lock(&self.held) = Some(sender.clone());
-        Ok(sender)
+        let mut failed = self.unreachable("it has no address");
+        for address in &self.addresses {
+            match timeout(CONNECT, self.connect(address)).await {
+                Ok(Ok(sender)) => {
+                    *lock(&self.held) = Some(sender.clone());
+                    return Ok(sender);
+                }
+                Ok(Err(error)) => failed = self.unreachable(error),
+                Err(_) => failed = self.unreachable("no answer"),
+            }
+        }
+        Err(failed)
     }
 
-    async fn connect(&self) -> io::Result<SendRequest<Body>> {
-        let stream = TcpStream::connect(&self.address).await?;
+    async fn connect(&self, address: &str) -> io::Result<SendRequest<Body>> {
+        let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         let name = ServerName::try_from(self.server_name.clone()).map_err(io::Error::other)?;
         let stream = TlsConnector::from(self.mutual.client()).connect(name, stream).await?;
@@ -250,7 +265,7 @@ impl Link {
     }
 
     fn unreachable(&self, why: impl ToString) -> LinkError {
-        LinkError::Unreachable(format!("{} at {}", self.name, self.address), why.to_string())
+        LinkError::Unreachable(format!("{} at {}", self.name, self.addresses.join(" or ")), why.to_string())
     }
 
     fn broken(&self, why: impl ToString) -> LinkError {

@@ -1,8 +1,8 @@
 //! The OpenAPI 3.1 documents of both interfaces, made from their Rust types.
 
 use super::api::{
-    AccessRequest, Application, ApplicationStatus, Configuration, Configured, ConsentChange, Offer, Progress,
-    Refusal, Shipment, Shipped,
+    AccessRequest, Application, ApplicationStatus, Configuration, Configured, ConsentChange, Offer, Planned,
+    Progress, Refusal, Shipment, Shipped,
 };
 use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
@@ -130,6 +130,9 @@ pub fn orchestrator() -> Value {
     document.add("get", "/v1/applications/{name}", "show", "One application", None, status);
     let about = "Ends an application; what was done for it is taken back";
     document.add("delete", "/v1/applications/{name}", "end", about, None, nothing.clone());
+    let (application, planned) = (document.of::<Application>(), document.of::<Planned>());
+    let about = "Says what would be done for an application, and why; does nothing";
+    document.add("post", "/v1/plan", "plan", about, Some(application), planned);
     let about = "The agent of the party that has the data says whether consent holds";
     document.add("put", "/v1/consent/{data}", "consent", about, Some(consent), nothing);
     document.finish("sidetrack orchestrate")

@@ -1,10 +1,17 @@
 //! The configuration files of orchestrators and domains.
 
+mod etcd;
+mod rooms;
+
+pub use etcd::{Endpoint, EtcdAt, StateAt};
+
+use super::api::Room;
 use super::link::ALPN;
 use serde::{Deserialize, Serialize};
 use sidetrack_common::file::{At, ConfigError, List, Problem, parse};
 use sidetrack_common::rights::RunAs;
 use sidetrack_common::tls::{Mutual, Pin, Trust};
+use sidetrack_core::placement::Demand;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -30,17 +37,17 @@ pub struct RawTls {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawEnd {
-    /// `host:port`.
-    pub address: Option<At<String>>,
-    /// The name in its certificate. Default: the host of the address.
+    /// `host:port`. Of several, the first that answers is taken.
+    pub address: Option<List<String>>,
+    /// The name in its certificate, the same at all addresses. Default: the host of the first address.
     pub name: Option<At<String>>,
 }
 
 /// A peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
-    /// `host:port`.
-    pub address: String,
+    /// `host:port`. Of several, the first that answers is taken.
+    pub addresses: Vec<String>,
     /// The name in its certificate.
     pub name: String,
 }
@@ -55,6 +62,8 @@ struct RawOrchestrator {
     listen: Option<At<String>>,
     agreement: Option<At<String>>,
     state: Option<At<String>>,
+    /// etcd, instead of `state`.
+    etcd: Option<At<etcd::RawEtcd>>,
     #[serde(default)]
     tls: RawTls,
     /// Peers that may submit applications, by name.
@@ -67,6 +76,9 @@ struct RawOrchestrator {
     /// Images to ship, by name.
     #[serde(default)]
     image: BTreeMap<String, At<RawArchive>>,
+    /// What functions need, by name.
+    #[serde(default)]
+    function: BTreeMap<String, At<rooms::RawDemand>>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -106,6 +118,9 @@ struct RawDomain {
     #[serde(default)]
     image: BTreeMap<String, At<RawTaken>>,
     image_bytes_max: Option<At<u64>>,
+    /// The room of its nodes, by name.
+    #[serde(default)]
+    node: BTreeMap<String, At<rooms::RawRoom>>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -133,8 +148,8 @@ pub struct OrchestratorSettings {
     pub listen: String,
     /// The file of the agreement.
     pub agreement: PathBuf,
-    /// The file of its state.
-    pub state: PathBuf,
+    /// Where its state is.
+    pub state: StateAt,
     /// Its identity, and the peers that it trusts.
     pub mutual: Mutual,
     /// Peers that may submit applications, and list and end their own.
@@ -145,6 +160,8 @@ pub struct OrchestratorSettings {
     pub domains: BTreeMap<String, End>,
     /// The archives of the images that it ships, by name.
     pub images: BTreeMap<String, PathBuf>,
+    /// What functions need, by name.
+    pub demands: BTreeMap<String, Demand>,
 }
 
 /// The settings of a domain's agent.
@@ -166,6 +183,8 @@ pub struct DomainSettings {
     pub operators: Vec<String>,
     /// The nodes it offers.
     pub nodes: Vec<String>,
+    /// The room of these nodes for containers.
+    pub rooms: Vec<Room>,
     /// The admin sockets of its proxies and redirectors.
     pub proxies: Vec<PathBuf>,
     /// What it grants. Everything else is refused.
@@ -371,13 +390,20 @@ impl Check<'_> {
             self.error(raw.span(), "nothing says where it listens", "write `address = \"host:port\"`");
             return None;
         };
-        let Some((host, _)) = address.rsplit_once(':') else {
-            self.error(address.span(), format!("'{}' lacks a port", address.as_str()), "write host:port");
+        let mut first = None;
+        for at in address.items() {
+            let Some((host, _)) = at.rsplit_once(':') else {
+                self.error(at.span(), format!("'{}' lacks a port", at.as_str()), "write host:port");
+                return None;
+            };
+            first.get_or_insert(host.trim_start_matches('[').trim_end_matches(']'));
+        }
+        let Some(host) = first else {
+            self.error(raw.span(), "`address` is an empty list", "write `address = \"host:port\"`");
             return None;
         };
-        let host = host.trim_start_matches('[').trim_end_matches(']');
         let name = raw.name.as_ref().map_or_else(|| host.to_owned(), |name| name.to_string());
-        Some(End { address: address.to_string(), name })
+        Some(End { addresses: address.items().iter().map(|at| at.to_string()).collect(), name })
     }
 }
 
@@ -412,7 +438,7 @@ impl OrchestratorSettings {
             let listen =
                 check.needed(raw.listen.as_ref(), "listen", "where domains and applications reach it");
             let agreement = check.path(raw.agreement.as_ref(), "agreement", "the file of the agreement");
-            let state = check.path(raw.state.as_ref(), "state", "the file that keeps its state");
+            let state = check.state(raw);
             let mutual = check.mutual(&raw.tls);
             let mut domains = BTreeMap::new();
             for (party, end) in &raw.domain {
@@ -425,12 +451,13 @@ impl OrchestratorSettings {
                 user: check.user(raw.user.as_ref()),
                 listen,
                 agreement,
-                state,
+                state: state?,
                 mutual: mutual?,
                 applications: texts(&raw.applications),
                 operators: texts(&raw.operators),
                 domains,
                 images: check.archives(&raw.image),
+                demands: check.demands(&raw.function),
             })
         })
     }
@@ -479,6 +506,7 @@ impl DomainSettings {
                 mutual: mutual?,
                 orchestrator: orchestrator?,
                 operators: texts(&raw.operators),
+                rooms: check.rooms(&raw.node, &texts(&raw.nodes)),
                 nodes: texts(&raw.nodes),
                 proxies: texts(&raw.proxies).iter().map(|path| check.folder.join(path)).collect(),
                 grants: raw.grant.iter().map(grant).collect(),

@@ -1,8 +1,10 @@
-//! State of the control plane: keys and values with revisions, leases and watches. The interface follows etcd,
-//! so that etcd could implement it. The only implementation is one file.
+//! State of the control plane: keys and values with revisions, leases and watches. The interface follows etcd.
+//! One implementation is a file, for one process. The other is etcd, for several orchestrators.
 
+mod etcd;
 mod file;
 
+pub use etcd::EtcdStore;
 pub use file::FileStore;
 
 use std::time::{Duration, SystemTime};
@@ -52,6 +54,8 @@ impl If {
 pub struct Event {
     /// The key.
     pub key: String,
+    /// The revision of this change.
+    pub revision: Revision,
     /// Its new value. `None`: the key was deleted.
     pub entry: Option<Entry>,
 }
@@ -72,6 +76,11 @@ pub enum StoreError {
 
 /// A store. Times are arguments. A call may block while the disk works.
 pub trait Store: Send + Sync {
+    /// Whether other processes use it at the same time.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     /// Returns a value.
     ///
     /// # Errors
@@ -107,9 +116,13 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// The store fails.
     fn expire(&self, now: SystemTime) -> Result<Vec<String>, StoreError>;
-    /// Sends each later change of keys with this prefix. A watcher that falls [`WATCH_MAX`] changes behind is
-    /// dropped, and must list and watch again.
-    fn watch(&self, prefix: &str) -> mpsc::Receiver<Event>;
+    /// Sends each change of keys with this prefix: the later ones, or those with at least the revision `from`. The
+    /// channel closes if the watcher falls [`WATCH_MAX`] changes behind, or if the store no longer has the changes
+    /// since `from`. The watcher must then list and watch again.
+    ///
+    /// # Errors
+    /// The store fails.
+    fn watch(&self, prefix: &str, from: Option<Revision>) -> Result<mpsc::Receiver<Event>, StoreError>;
 }
 
 /// Most changes that are queued for a watcher.

@@ -35,6 +35,7 @@ pub mod names;
 pub mod net;
 pub mod openflow;
 pub mod overlay;
+pub mod placement;
 pub mod policy;
 pub mod proxy_protocol;
 pub mod secret;

@@ -99,7 +99,7 @@ impl Domain {
     /// Creates an agent with this state.
     pub fn new(settings: DomainSettings, store: Arc<dyn Store>, sockets: Arc<Sockets>) -> Self {
         let end = &settings.orchestrator;
-        let orchestrator = Link::new("the orchestrator", &end.address, &end.name, settings.mutual.clone());
+        let orchestrator = Link::new("the orchestrator", &end.addresses, &end.name, settings.mutual.clone());
         Self {
             settings,
             store,
@@ -176,7 +176,8 @@ impl Domain {
         let functions: BTreeSet<_> =
             self.functions().await?.into_iter().map(|(_, function)| function.name).collect();
         let (party, nodes) = (self.settings.party.clone(), self.settings.nodes.clone());
-        Ok(Offer { party, nodes, functions: functions.into_iter().collect() })
+        let (functions, rooms) = (functions.into_iter().collect(), self.settings.rooms.clone());
+        Ok(Offer { party, nodes, functions, rooms })
     }
 
     /// Step 6: makes sure that the functions exist and work, or returns the images that must be sent first.

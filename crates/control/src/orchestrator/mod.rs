@@ -4,6 +4,8 @@
 
 mod images;
 mod master;
+mod member;
+mod place;
 mod routes;
 mod setup;
 
@@ -15,6 +17,7 @@ use super::settings::OrchestratorSettings;
 use super::store::{If, Revision, Store, StoreError};
 use hyper::Method;
 use master::Master;
+use member::Member;
 use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -48,6 +51,8 @@ pub struct Orchestrator {
     /// Wakes [`Orchestrator::follow`]: a domain has to be told something.
     changed: Notify,
     is_ending: AtomicBool,
+    /// This orchestrator among several on one store.
+    member: Member,
 }
 
 impl Orchestrator {
@@ -59,7 +64,7 @@ impl Orchestrator {
         let mutual = &settings.mutual;
         let link = |(party, end): (&String, &super::settings::End)| {
             let name = format!("the domain '{party}'");
-            (party.clone(), Link::new(&name, &end.address, &end.name, mutual.clone()))
+            (party.clone(), Link::new(&name, &end.addresses, &end.name, mutual.clone()))
         };
         let links = settings.domains.iter().map(link).collect();
         let master = Arc::new(Master::read(&settings.agreement, &withdrawn(&*store)?, None)?);
@@ -73,9 +78,12 @@ impl Orchestrator {
             busy: Mutex::default(),
             changed: Notify::new(),
             is_ending: AtomicBool::new(false),
+            member: Member::default(),
         };
         for (revision, status) in orchestrator.applications()? {
             match status.phase {
+                // Another orchestrator may be setting it up: `belong` looks after it.
+                Phase::Preparing if orchestrator.store.is_shared() => {}
                 // The set-up was interrupted by a restart, and its client is disconnected. Take back what was
                 // done.
                 Phase::Preparing => {

@@ -1,7 +1,7 @@
 //! The HTTP interface of an orchestrator: applications for its members, and consent for the agents of domains.
 
 use super::Orchestrator;
-use crate::api::{Application, ApplicationStatus, ConsentChange};
+use crate::api::{Application, ApplicationStatus, ConsentChange, Planned};
 use crate::link::{BODY_MAX, No, Peer};
 use crate::name::Name;
 use crate::openapi;
@@ -28,6 +28,7 @@ pub fn router(orchestrator: Shared) -> Router {
     Router::new()
         .route("/v1/applications", post(submit).get(list))
         .route("/v1/applications/{name}", get(show).delete(end))
+        .route("/v1/plan", post(plan))
         .route("/v1/consent/{data}", put(consent))
         .route("/openapi.json", get(|| async { Json(openapi::orchestrator()) }))
         .fallback(|| async { No::new(StatusCode::NOT_FOUND, "there is no such path", "see /openapi.json") })
@@ -106,6 +107,21 @@ async fn submit(
     // A task of its own: the set-up runs to its end even if the client disconnects.
     tokio::spawn(async move { orchestrator.submit(application, peer.identity, told).await });
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::new(Lines(lines))).into_response())
+}
+
+/// Says what would be done for an application.
+async fn plan(
+    State(orchestrator): State<Shared>,
+    Extension(peer): Extension<Peer>,
+    Json(application): Json<Application>,
+) -> Result<Json<Planned>, No> {
+    may_submit(&orchestrator, &peer)?;
+    let help = "`sidetrack orchestrate submit` would be refused for the same reason";
+    orchestrator
+        .plan_only(&application)
+        .await
+        .map(Json)
+        .map_err(|error| No::new(StatusCode::CONFLICT, error, help))
 }
 
 async fn list(

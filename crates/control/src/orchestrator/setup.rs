@@ -58,6 +58,8 @@ struct Setup<'a> {
     status: ApplicationStatus,
     /// The revision of the stored status. If it differs, the application was ended meanwhile.
     revision: Revision,
+    /// The identity of this orchestrator among several, at the beginning.
+    by: Option<String>,
     /// Domains that refuse access, and their reasons.
     refusals: Vec<(String, String)>,
     /// What the domains offer, by party.
@@ -84,8 +86,11 @@ impl Orchestrator {
             phase: Phase::Preparing,
             domains: Vec::new(),
             movements: Vec::new(),
+            by: self.member.id(),
+            placed: Vec::new(),
         };
         let mut setup = Setup {
+            by: status.by.clone(),
             orchestrator: self,
             status,
             revision: 0,
@@ -128,7 +133,20 @@ impl Setup<'_> {
         let _ = self.told.send(Progress::Done { step, number: step.number(), seconds, detail }).await;
     }
 
+    /// Stops if the other orchestrators may count this one as dead: they take the set-up back then, and a late request of this one
+    /// must not reach a domain after that.
+    fn check_lease(&self) -> Result<(), Stop> {
+        let orchestrator = self.orchestrator;
+        if !orchestrator.store.is_shared() || (self.by.is_some() && self.by == orchestrator.member.id()) {
+            return Ok(());
+        }
+        Err(stop(
+            "this orchestrator has lost its connection to etcd: submit it again, or to another orchestrator",
+        ))
+    }
+
     async fn take(&mut self, step: Step) -> Result<String, Stop> {
+        self.check_lease()?;
         match step {
             Step::Submit => self.enter(),
             Step::RequestAccess => self.request_access().await,
@@ -167,6 +185,7 @@ impl Setup<'_> {
             application.flows.retain(|wanted| master.touches(wanted, party));
             let request =
                 AccessRequest { application, id: self.status.id.clone(), lease_seconds: LEASE_SECONDS };
+            self.check_lease()?;
             let link = self.orchestrator.link(party).map_err(|error| at(party, error))?;
             match link.ask::<Value>(Method::POST, "/v1/applications", &request, PATIENCE).await {
                 Ok(_) => {}
@@ -217,6 +236,26 @@ impl Setup<'_> {
             let through =
                 if all.is_empty() { "as it is".to_owned() } else { format!("through {}", all.join(" -> ")) };
             words.push(format!("{} at {} {through}", agreed.wanted.data, agreed.wanted.client));
+        }
+        let placements = self.orchestrator.placements(&movements, &self.offers, &self.status.id)?;
+        for placement in placements {
+            if placement.missing_cpu_milli > 0 {
+                let why = placement
+                    .why
+                    .iter()
+                    .rev()
+                    .take_while(|line| line.contains(": no: "))
+                    .cloned()
+                    .collect::<Vec<_>>();
+                let (function, missing) = (&placement.function, placement.missing_cpu_milli);
+                let error = format!(
+                    "there is no room for '{function}': {missing} thousandths of a core are missing; {}",
+                    why.join("; ")
+                );
+                return Err(at(&placement.party, error));
+            }
+            words.extend(placement.steps);
+            self.status.placed.extend(placement.placed);
         }
         self.status.movements = movements;
         self.note()?;
@@ -306,7 +345,7 @@ impl Setup<'_> {
         let master = self.orchestrator.master();
         let movements = master.allowed(&self.status.application);
         let changed = movements != self.status.movements;
-        (self.status.phase, self.status.movements) = (Phase::Ready, movements);
+        (self.status.phase, self.status.movements, self.status.by) = (Phase::Ready, movements, None);
         self.note()?;
         // An agreement that came between the two lines above passed over this application: it was not ready.
         if changed || !Arc::ptr_eq(&master, &self.orchestrator.master()) {

@@ -3,6 +3,7 @@
 use super::{Entry, Event, If, LeaseId, Revision, Store, StoreError, WATCH_MAX};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 use sidetrack_sys::sync::lock;
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,7 +19,17 @@ const COUNTERS: TableDefinition<'_, &str, u64> = TableDefinition::new("counters"
 /// A store in one file, with its watchers.
 pub struct FileStore {
     database: Database,
-    watchers: Mutex<Vec<(String, mpsc::Sender<Event>)>>,
+    watchers: Mutex<Watchers>,
+}
+
+/// The watchers, and the latest changes for those that begin later.
+#[derive(Default)]
+struct Watchers {
+    all: Vec<(String, mpsc::Sender<Event>)>,
+    /// At most [`WATCH_MAX`].
+    recent: VecDeque<Event>,
+    /// The last revision of which `recent` does not have the changes.
+    forgotten: Revision,
 }
 
 fn failed(error: impl ToString) -> StoreError {
@@ -29,9 +40,15 @@ fn millis(time: SystemTime) -> u64 {
     u64::try_from(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
 }
 
+fn last(transaction: &WriteTransaction, counter: &str) -> Result<u64, StoreError> {
+    let counters = transaction.open_table(COUNTERS).map_err(failed)?;
+    let number = counters.get(counter).map_err(failed)?;
+    Ok(number.map_or(0, |number| number.value()))
+}
+
 fn next(transaction: &WriteTransaction, counter: &str) -> Result<u64, StoreError> {
+    let number = last(transaction, counter)? + 1;
     let mut counters = transaction.open_table(COUNTERS).map_err(failed)?;
-    let number = counters.get(counter).map_err(failed)?.map_or(0, |number| number.value()) + 1;
     counters.insert(counter, number).map_err(failed)?;
     Ok(number)
 }
@@ -48,8 +65,10 @@ impl FileStore {
         transaction.open_table(ENTRIES).map_err(failed)?;
         transaction.open_table(LEASES).map_err(failed)?;
         transaction.open_table(COUNTERS).map_err(failed)?;
+        let forgotten = last(&transaction, "revision")?;
         transaction.commit().map_err(failed)?;
-        Ok(Self { database, watchers: Mutex::default() })
+        let watchers = Watchers { forgotten, ..Watchers::default() };
+        Ok(Self { database, watchers: Mutex::new(watchers) })
     }
 
     /// Commits a change as a whole, then tells the watchers.
@@ -62,7 +81,15 @@ impl FileStore {
         let (result, events) = change(&transaction)?;
         transaction.commit().map_err(failed)?;
         let mut watchers = lock(&self.watchers);
-        watchers.retain(|(prefix, told)| {
+        for event in &events {
+            if watchers.recent.len() == WATCH_MAX
+                && let Some(oldest) = watchers.recent.pop_front()
+            {
+                watchers.forgotten = oldest.revision;
+            }
+            watchers.recent.push_back(event.clone());
+        }
+        watchers.all.retain(|(prefix, told)| {
             let theirs = events.iter().filter(|event| event.key.starts_with(prefix));
             theirs.into_iter().all(|event| told.try_send(event.clone()).is_ok()) && !told.is_closed()
         });
@@ -104,7 +131,7 @@ impl Store for FileStore {
             }
             entries.insert(key, (revision, lease.unwrap_or(0), value)).map_err(failed)?;
             let entry = Entry { value: value.to_vec(), revision, lease };
-            Ok((revision, vec![Event { key: key.to_owned(), entry: Some(entry) }]))
+            Ok((revision, vec![Event { key: key.to_owned(), revision, entry: Some(entry) }]))
         })
     }
 
@@ -116,9 +143,11 @@ impl Store for FileStore {
             if !when.holds(old) {
                 return Err(StoreError::Conflict(key.to_owned()));
             }
-            let there = old.is_some();
-            let event = Event { key: key.to_owned(), entry: None };
-            Ok((there, if there { vec![event] } else { Vec::new() }))
+            if old.is_none() {
+                return Ok((false, Vec::new()));
+            }
+            let revision = next(transaction, "revision")?;
+            Ok((true, vec![Event { key: key.to_owned(), revision, entry: None }]))
         })
     }
 
@@ -172,15 +201,28 @@ impl Store for FileStore {
             for key in &keys {
                 entries.remove(key.as_str()).map_err(failed)?;
             }
-            let events = keys.iter().map(|key| Event { key: key.clone(), entry: None }).collect();
+            let revision = next(transaction, "revision")?;
+            let events = keys.iter().map(|key| Event { key: key.clone(), revision, entry: None }).collect();
             Ok((keys, events))
         })
     }
 
-    fn watch(&self, prefix: &str) -> mpsc::Receiver<Event> {
+    fn watch(&self, prefix: &str, from: Option<Revision>) -> Result<mpsc::Receiver<Event>, StoreError> {
         let (told, changes) = mpsc::channel(WATCH_MAX);
-        lock(&self.watchers).push((prefix.to_owned(), told));
-        changes
+        let mut watchers = lock(&self.watchers);
+        if let Some(from) = from {
+            if from <= watchers.forgotten {
+                // Closed: the changes since then are not known.
+                return Ok(changes);
+            }
+            let since = watchers.recent.iter().filter(|event| event.revision >= from);
+            // There is room for all: at most as many are kept.
+            let _ = since
+                .filter(|event| event.key.starts_with(prefix))
+                .try_for_each(|event| told.try_send(event.clone()));
+        }
+        watchers.all.push((prefix.to_owned(), told));
+        Ok(changes)
     }
 }
 
@@ -239,7 +281,7 @@ mod tests {
     #[test]
     fn a_value_that_was_changed_is_not_deleted_by_its_old_revision() {
         let (_folder, store) = store();
-        let mut watch = store.watch("");
+        let mut watch = store.watch("", None).expect("a watch");
         let first = store.put("a", b"one", If::Absent, None).expect("put");
         let second = store.put("a", b"two", If::Always, None).expect("put");
         for when in [If::Revision(first), If::Absent] {
@@ -258,10 +300,34 @@ mod tests {
     }
 
     #[test]
+    fn a_watch_begins_at_a_revision_while_its_changes_are_known() {
+        let (folder, store) = store();
+        let first = store.put("a", b"1", If::Always, None).expect("put");
+        store.put("b", b"2", If::Always, None).expect("put");
+        assert!(store.delete("a", If::Always).expect("deleted"));
+        let seen = |store: &FileStore, from| {
+            let mut watch = store.watch("a", Some(from)).expect("a watch");
+            let seen: Vec<_> =
+                std::iter::from_fn(|| watch.try_recv().ok()).map(|event| event.revision).collect();
+            (seen, watch.is_closed())
+        };
+        assert_eq!(seen(&store, first), (vec![first, first + 2], false));
+        assert_eq!(seen(&store, first + 1), (vec![first + 2], false));
+        assert_eq!(seen(&store, first + 3), (vec![], false));
+        for number in 0..WATCH_MAX {
+            store.put("c", &[number as u8], If::Always, None).expect("put");
+        }
+        assert_eq!(seen(&store, first + 2), (vec![], true), "no longer known: list and watch again");
+        drop(store);
+        let again = FileStore::open(&folder.path().join("state.redb")).expect("the same");
+        assert_eq!(seen(&again, first), (vec![], true));
+    }
+
+    #[test]
     fn what_is_under_a_lease_goes_with_it_and_watchers_are_told() {
         let (_folder, store) = store();
         let (start, second) = (UNIX_EPOCH, Duration::from_secs(1));
-        let mut watch = store.watch("app/");
+        let mut watch = store.watch("app/", None).expect("a watch");
         let lease = store.grant(second * 10, start).expect("a lease");
         store.put("app/1", b"x", If::Always, Some(lease)).expect("put");
         store.put("other", b"x", If::Always, Some(lease)).expect("put");

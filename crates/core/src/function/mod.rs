@@ -12,6 +12,7 @@ mod filter;
 pub mod graph;
 mod records;
 mod replace;
+pub mod scale;
 mod search;
 mod spec;
 pub mod supervise;

@@ -109,12 +109,13 @@ impl Node {
     /// # Errors
     /// The history cannot be written: the agreement must not be put in force.
     pub(super) fn note_agreement(&self, in_force: &InForce) -> Result<(), HistoryError> {
-        self.history().map_or(Ok(()), |history| note(history, in_force))
+        self.history.as_ref().map_or(Ok(()), |history| note(history, in_force))
     }
 
     /// Records that a text was refused. An error is only logged: nothing was put in force.
     fn note_refused(&self, by: &Caller, text: &str, error: &anyhow::Error) {
-        let noted = self.history().map_or(Ok(()), |history| history.refused(by, text, &format!("{error:#}")));
+        let noted =
+            self.history.as_ref().map_or(Ok(()), |history| history.refused(by, text, &format!("{error:#}")));
         if let Err(error) = noted {
             tracing::error!("a refused agreement is not in the history: {error}");
         }
@@ -180,7 +181,8 @@ impl Node {
             return Ok(Applied { dry_run, revoked, status: status(&in_force) });
         }
         let _agreeing = lock(&self.agreeing);
-        let noted = self.history().map(|history| Ok((history, history.version(by, cause, same_as, &text)?)));
+        let noted =
+            self.history.as_ref().map(|history| Ok((history, history.version(by, cause, same_as, &text)?)));
         let noted = noted.transpose().map_err(|error: HistoryError| error)?;
         let replaced = file::replace(&file.path, &text, self.agreement_writer())
             .with_context(|| format!("cannot write {}", file.path.display()));
@@ -193,7 +195,8 @@ impl Node {
     }
 
     fn kept_history(&self) -> anyhow::Result<&History> {
-        self.history()
+        self.history
+            .as_ref()
             .context("no history is kept: name a file with `history` in [policy], and restart sidetrack")
     }
 

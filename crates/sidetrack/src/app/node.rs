@@ -90,7 +90,7 @@ pub(super) struct Node {
     /// Held while an agreement is read and put in force, so that the one read last is in force last.
     pub(super) agreeing: Mutex<()>,
     writer: Option<agreement::Writer>,
-    history: Option<History>,
+    pub(super) history: Option<History>,
 }
 
 /// The parts of our work that the kernel does.
@@ -337,11 +337,6 @@ impl Node {
     /// The process that writes the agreement's file, if this process may not create files beside it.
     pub(super) const fn agreement_writer(&self) -> Option<&agreement::Writer> {
         self.writer.as_ref()
-    }
-
-    /// The history of the agreement, if the configuration names one.
-    pub(super) const fn history(&self) -> Option<&History> {
-        self.history.as_ref()
     }
 
     /// The data-flow agreement in force.

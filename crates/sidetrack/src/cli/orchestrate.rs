@@ -1,6 +1,6 @@
 //! `sidetrack orchestrate`: the infrastructure orchestrator, and a small application orchestrator that speaks to one.
 
-use crate::control::api::{Agreed, Application, ApplicationStatus, Phase, Progress};
+use crate::control::api::{Agreed, Application, ApplicationStatus, Phase, Placement, Planned, Progress};
 use crate::control::link::{ALPN, Link, LinkError};
 use crate::control::{self, name, openapi};
 use crate::tls::{Mutual, Pin, Trust};
@@ -46,6 +46,20 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Shows what would be done for an application, and does nothing
+    Plan {
+        /// The application: as for submit
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Shows each possibility with its cost, or why it is not possible
+        #[arg(long)]
+        why: bool,
+        #[command(flatten)]
+        to: To,
+        /// Prints JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Lists your applications; operators see all
     Ls {
         #[command(flatten)]
@@ -68,9 +82,9 @@ enum Command {
 /// The orchestrator to contact, and the own identity.
 #[derive(Clone, Debug, Args)]
 pub struct To {
-    /// The orchestrator's address
-    #[arg(long, value_name = "HOST:PORT")]
-    pub at: String,
+    /// The orchestrator's address. Several, separated by commas: the first that answers is taken
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',', required = true)]
+    pub at: Vec<String>,
     /// The name in the orchestrator's certificate [default: the host of --at]
     #[arg(long, value_name = "NAME")]
     pub server_name: Option<String>,
@@ -99,7 +113,8 @@ impl To {
             (None, pin) => Trust::Pins(pin.into_iter().collect()),
         };
         let mutual = Mutual::new(&read(&self.identity)?, trust, ALPN)?;
-        let host = self.at.rsplit_once(':').map_or(self.at.as_str(), |(host, _)| host);
+        let first = self.at.first().map_or("", String::as_str);
+        let host = first.rsplit_once(':').map_or(first, |(host, _)| host);
         let server_name = self.server_name.as_deref().unwrap_or(host);
         Ok(Link::new(name, &self.at, server_name, mutual))
     }
@@ -110,11 +125,17 @@ impl To {
 /// # Errors
 /// An error that a person can act on, in words.
 pub fn run(args: &OrchestrateArgs) -> anyhow::Result<ExitCode> {
+    if let Command::Serve { config } = &args.command {
+        // It makes its own runtime, after it has given up its rights.
+        control::orchestrate(config)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         match &args.command {
-            Command::Serve { config } => control::orchestrate(config).await?,
+            Command::Serve { .. } => {}
             Command::Submit { file, to, json } => return submit(file, to, *json).await,
+            Command::Plan { file, why, to, json } => plan(file, *why, to, *json).await?,
             Command::Ls { to, json } => ls(to, *json).await?,
             Command::End { name, to } => {
                 name::check(name).map_err(anyhow::Error::msg)?;
@@ -132,9 +153,36 @@ fn orchestrator(to: &To) -> anyhow::Result<Link> {
     to.link("the orchestrator")
 }
 
-async fn submit(file: &Path, to: &To, json: bool) -> anyhow::Result<ExitCode> {
+fn read(file: &Path) -> anyhow::Result<Application> {
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let application = Application::from_toml(&text).with_context(|| file.display().to_string())?;
+    Application::from_toml(&text).with_context(|| file.display().to_string())
+}
+
+async fn plan(file: &Path, why: bool, to: &To, json: bool) -> anyhow::Result<()> {
+    let application = read(file)?;
+    let planned: Planned = orchestrator(to)?.ask(Method::POST, "/v1/plan", &application, PATIENCE).await?;
+    if json {
+        println!("{}", serde_json::to_string(&planned)?);
+        return Ok(());
+    }
+    for Agreed { wanted, functions_client, functions_server, .. } in &planned.movements {
+        let all: Vec<_> = functions_client.iter().chain(functions_server).map(String::as_str).collect();
+        println!("{} at {}: {}", wanted.data, wanted.client, all.join(" -> "));
+    }
+    for placement in &planned.placements {
+        let Placement { party, function, cost_milli, missing_cpu_milli, .. } = placement;
+        println!("{function} at {party}: cost {cost_milli} thousandths");
+        placement.steps.iter().for_each(|step| println!("  {step}"));
+        if *missing_cpu_milli > 0 {
+            println!("  {missing_cpu_milli} thousandths of a core are missing: it would be refused");
+        }
+        placement.why.iter().filter(|_| why).for_each(|line| println!("  {line}"));
+    }
+    Ok(())
+}
+
+async fn submit(file: &Path, to: &To, json: bool) -> anyhow::Result<ExitCode> {
+    let application = read(file)?;
     let body = serde_json::to_vec(&application)?;
     let answer = orchestrator(to)?.send(Method::POST, "/v1/applications", body).await?;
     let mut lines = Lines { body: answer.into_body(), held: Vec::new() };

@@ -4,7 +4,9 @@
 #[path = "../node/mod.rs"]
 mod node;
 
+mod etcd;
 mod faults;
+mod kills;
 mod members;
 mod outgoing;
 mod plane;

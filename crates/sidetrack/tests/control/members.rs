@@ -164,7 +164,7 @@ fn with_pins_a_peer_is_who_its_key_says_whatever_name_it_takes() {
         let serving = tokio::spawn(serve(listener, server, Router::new().route("/who", get(who)), stopped));
         let mut seen = Vec::new();
         for mutual in [one, two] {
-            let link = Link::new("the server", &address, "server.example", mutual);
+            let link = Link::new("the server", [&*address], "server.example", mutual);
             let said: [String; 2] = link.ask(Method::GET, "/who", &(), PATIENCE).await.expect("an answer");
             seen.push(said);
         }

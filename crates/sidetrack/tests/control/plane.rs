@@ -111,6 +111,8 @@ pub(crate) struct Plane {
     pub hospital: Part,
     pub centre: Part,
     pub orchestrator: Part,
+    /// A second orchestrator on the same etcd.
+    pub second: Option<Part>,
     app: Link,
     operator: [Link; 2],
 }
@@ -126,13 +128,13 @@ pub(crate) struct Images {
     pub centre: String,
 }
 
-/// Three free addresses: a part that is started again has to find its own free, so each plane has a host of
+/// Free addresses: a part that is started again has to find its own free, so each plane has a host of
 /// its own on loopback.
-fn addresses() -> [SocketAddr; 3] {
+pub(crate) fn addresses<const N: usize>() -> [SocketAddr; N] {
     static PLANES: AtomicU8 = AtomicU8::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
     let host = Ipv4Addr::new(127, 64 | high >> 2, low, PLANES.fetch_add(1, Relaxed));
-    let listeners = [0; 3].map(|_| TcpListener::bind((host, 0)).expect("bound"));
+    let listeners = [0; N].map(|_| TcpListener::bind((host, 0)).expect("bound"));
     listeners.map(|listener| listener.local_addr().expect("an address"))
 }
 
@@ -169,38 +171,56 @@ impl Plane {
 
     /// The same where images may be shipped to the centre.
     pub(crate) fn shipping(grants: &str, functions: &str, images: &Images) -> Self {
+        Self::on(grants, functions, images, None)
+    }
+
+    /// Two orchestrators that share their state: `etcd` is the table [etcd] of their file. Its paths start from the folder of the
+    /// plane, in which `make` is called first.
+    pub(crate) fn shared(grants: &str, make: impl FnOnce(&Path) -> String) -> Self {
+        let mut make = Some(make);
+        let mut etcd = |folder: &Path| make.take().map(|make| make(folder)).expect("called once");
+        Self::on(grants, COUNT, &Images::default(), Some(&mut etcd))
+    }
+
+    fn on(
+        grants: &str,
+        functions: &str,
+        images: &Images,
+        etcd: Option<&mut dyn FnMut(&Path) -> String>,
+    ) -> Self {
         let server = Server::start("127.0.0.2");
         let folder = tempfile::tempdir().expect("a folder");
         let at = |name: &str| folder.path().join(name);
-        let ca = authority(1).expect("an authority");
-        let ca_private = ca.identity_pem();
-        std::fs::write(at("ca.pem"), &ca.certificate_pem).expect("written");
-        for name in ["orchestrator", "hospital", "centre", "app", "other", "keeper", "stranger"] {
-            let made = signed(&format!("{name}.example"), 1, &ca_private).expect("a key");
-            std::fs::write(at(&format!("{name}.pem")), made.identity_pem()).expect("written");
-        }
+        make_keys(folder.path());
         let agreed = trial(server.address.port(), "given", "requires = \"counted\"\n");
         std::fs::write(at("agreement.toml"), agreed).expect("written");
-        let [main, one, two] = addresses();
+        let [main, one, two, more] = addresses();
         let lab = proxy(&tables(&server, "client", functions));
         let ward = proxy(&tables(&server, "server", COUNT));
         let tls = |name: &str| format!("[tls]\nidentity = \"{name}.pem\"\nca = \"ca.pem\"\n");
-        std::fs::write(
-            at("orchestrator.toml"),
-            format!(
-                "version = 1\nlisten = \"{main}\"\nagreement = \"agreement.toml\"\nstate = \"orchestrator.redb\"\n\
+        let etcd = etcd.map(|make| make(folder.path()));
+        let (state, table) = match &etcd {
+            None => ("state = \"orchestrator.redb\"\n", ""),
+            Some(table) => ("", &**table),
+        };
+        let reached =
+            if etcd.is_some() { format!("[\"{main}\", \"{more}\"]") } else { format!("\"{main}\"") };
+        let orchestrator = |listen: SocketAddr, file: &str| {
+            let text = format!(
+                "version = 1\nlisten = \"{listen}\"\nagreement = \"agreement.toml\"\n{state}\
                  applications = [\"app.example\", \"other.example\"]\n\
                  operators = [\"keeper.example\"]\n{}[domain.hospital]\naddress = \"{one}\"\nname = \"hospital.example\"\n\
-                 [domain.centre]\naddress = \"{two}\"\nname = \"centre.example\"\n{}",
+                 [domain.centre]\naddress = \"{two}\"\nname = \"centre.example\"\n{}{table}",
                 tls("orchestrator"),
                 images.orchestrator
-            ),
-        )
-        .expect("written");
+            );
+            std::fs::write(at(file), text).expect("written");
+            Part::start("orchestrate", &at(file))
+        };
         let domain = |party: &str, listen: SocketAddr, node: &str, proxy: &Up, grants: &str, top: &str| {
             let text = format!(
                 "{top}version = 1\nparty = \"{party}\"\nlisten = \"{listen}\"\nstate = \"{party}.redb\"\noperators = [\"app.example\"]\n\
-                 nodes = [\"{node}\"]\nproxies = [\"{}\"]\n{}[orchestrator]\naddress = \"{main}\"\n\
+                 nodes = [\"{node}\"]\nproxies = [\"{}\"]\n{}[orchestrator]\naddress = {reached}\n\
                  name = \"orchestrator.example\"\n{grants}\n",
                 proxy.folder().join("admin.sock").display(),
                 tls(party)
@@ -212,12 +232,16 @@ impl Plane {
         let hospital = domain("hospital", one, "ward", &ward, grants, "");
         let centre =
             domain("centre", two, "lab", &lab, &format!("[[grant]]\n{}", images.centre), &images.centre_top);
-        let orchestrator = Part::start("orchestrate", &at("orchestrator.toml"));
+        let second = etcd.is_some().then(|| orchestrator(more, "second.toml"));
+        let orchestrator = orchestrator(main, "orchestrator.toml");
         let link = |to: SocketAddr, name: &str, who: &str| link(folder.path(), to, name, who);
-        let app = link(main, "orchestrator.example", "app");
+        let mut app = link(main, "orchestrator.example", "app");
+        if etcd.is_some() {
+            app = several(folder.path(), [main, more], "orchestrator.example", "app");
+        }
         let operator = [link(one, "hospital.example", "app"), link(two, "centre.example", "app")];
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        Self { runtime, server, lab, ward, hospital, centre, orchestrator, app, operator, folder }
+        Self { runtime, server, lab, ward, hospital, centre, orchestrator, second, app, operator, folder }
     }
 
     /// The orchestrator, or the agent of a party, asked by a peer that no list names.
@@ -267,11 +291,24 @@ impl Plane {
 
     /// Submits an application; after this number of lines of progress `then` is done. Gives the lines that came.
     pub(crate) fn submit(&mut self, name: &str, after: usize, then: impl FnOnce(&mut Self)) -> Vec<Progress> {
+        self.try_submit(name, after, then).expect("submitted")
+    }
+
+    /// The same if the orchestrator may not be there: then `then` is done, and there is no line.
+    pub(crate) fn try_submit(
+        &mut self,
+        name: &str,
+        after: usize,
+        then: impl FnOnce(&mut Self),
+    ) -> Option<Vec<Progress>> {
         let application =
             json!({ "name": name, "purpose": "research", "flows": [{ "client": "lab", "data": "pulse" }] });
         let body = serde_json::to_vec(&application).expect("JSON");
-        let answer =
-            self.runtime.block_on(self.app.send(Method::POST, "/v1/applications", body)).expect("submitted");
+        let answer = self.runtime.block_on(self.app.send(Method::POST, "/v1/applications", body));
+        let Ok(answer) = answer else {
+            then(self);
+            return None;
+        };
         let mut lines = Lines { body: answer.into_body(), held: Vec::new() };
         let mut told = Vec::new();
         let mut then = Some(then);
@@ -290,7 +327,7 @@ impl Plane {
         if let Some(then) = then {
             then(self);
         }
-        told
+        Some(told)
     }
 
     /// The applications of the orchestrator; none if it cannot be asked.
@@ -334,10 +371,26 @@ impl Plane {
     }
 }
 
+/// An authority, and a key for each part and each member.
+fn make_keys(folder: &Path) {
+    let ca = authority(1).expect("an authority");
+    let ca_private = ca.identity_pem();
+    std::fs::write(folder.join("ca.pem"), &ca.certificate_pem).expect("written");
+    for name in ["orchestrator", "hospital", "centre", "app", "other", "keeper", "stranger", "etcd"] {
+        let made = signed(&format!("{name}.example"), 1, &ca_private).expect("a key");
+        std::fs::write(folder.join(format!("{name}.pem")), made.identity_pem()).expect("written");
+    }
+}
+
 fn link(folder: &Path, to: SocketAddr, name: &str, who: &str) -> Link {
+    several(folder, [to], name, who)
+}
+
+/// A peer that has several addresses.
+fn several(folder: &Path, to: impl IntoIterator<Item = SocketAddr>, name: &str, who: &str) -> Link {
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("a key");
     let mutual = Mutual::new(&read(&format!("{who}.pem")), Trust::Authority(read("ca.pem").into()), ALPN);
-    Link::new(name, &to.to_string(), name, mutual.expect("a key"))
+    Link::new(name, to.into_iter().map(|to| to.to_string()), name, mutual.expect("a key"))
 }
 
 /// Lines of a body as they come.

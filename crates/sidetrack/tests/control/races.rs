@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use sidetrack::control::api::{Application, ApplicationStatus, Phase};
 use sidetrack::control::link::{ALPN, Link, LinkError, No, serve};
 use sidetrack::control::orchestrator::Orchestrator;
-use sidetrack::control::settings::OrchestratorSettings;
+use sidetrack::control::settings::{OrchestratorSettings, StateAt};
 use sidetrack::control::store::{Entry, Event, FileStore, If, LeaseId, Revision, Store, StoreError};
 use sidetrack::tls::{Mutual, Trust};
 use std::sync::{Arc, Mutex};
@@ -100,7 +100,8 @@ impl Late {
         }
         std::fs::write(folder.join("late.toml"), text).expect("written");
         let settings = OrchestratorSettings::load(&folder.join("late.toml")).expect("a configuration");
-        let inner = FileStore::open(&settings.state).expect("a store");
+        let StateAt::File(state) = &settings.state else { panic!("the state is a file") };
+        let inner = FileStore::open(state).expect("a store");
         let store = Arc::new(Between { inner, before_put: Mutex::default() });
         let orchestrator = Arc::new(Orchestrator::new(settings, store.clone()).expect("an orchestrator"));
         Self { orchestrator, store, held, waiting, _serving: serving }
@@ -184,8 +185,8 @@ impl Store for Between {
         self.inner.expire(now)
     }
 
-    fn watch(&self, prefix: &str) -> mpsc::Receiver<Event> {
-        self.inner.watch(prefix)
+    fn watch(&self, prefix: &str, from: Option<Revision>) -> Result<mpsc::Receiver<Event>, StoreError> {
+        self.inner.watch(prefix, from)
     }
 }
 
