@@ -29,6 +29,8 @@ pub mod reload;
 pub mod session;
 pub mod shunt;
 pub mod steer;
+#[cfg(feature = "wasm")]
+pub mod wasm;
 pub mod worker;
 
 pub use sidetrack_common::{rights, tls, wire};

@@ -14,6 +14,7 @@ const TESTED: [&str; 24] = [
     "chain-of-containers",
     "chain-of-three",
     "cooperative-cache",
+    "engine-function",
     "engine-ldap",
     "engine-tls",
     "filter-and-limit",
@@ -38,9 +39,10 @@ const TESTED: [&str; 24] = [
 ];
 
 /// The examples that load BPF programs, or start containers, Squid or sshd, which only root may.
-const NEED_ROOT: [&str; 7] = [
+const NEED_ROOT: [&str; 8] = [
     "chain-of-containers",
     "cooperative-cache",
+    "engine-function",
     "engine-ldap",
     "engine-tls",
     "overlay-wan",
@@ -220,6 +222,11 @@ fn tls_intercept() {
 #[test]
 fn cooperative_cache() {
     passes("cooperative-cache");
+}
+
+#[test]
+fn engine_function() {
+    passes("engine-function");
 }
 
 #[test]

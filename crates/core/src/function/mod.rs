@@ -29,7 +29,7 @@ pub use replace::{Replace, Replacements};
 pub use search::{Words, WordsError};
 pub use spec::{
     ChainSpec, Directions, FilterSpec, FunctionKind, FunctionSpec, Key, KeyError, LimitSpec, OnChange,
-    OnDown, Replacement, Share,
+    OnDown, Replacement, Share, WasmSpec,
 };
 
 use crate::flow::{EndReason, Side};

@@ -68,6 +68,8 @@ pub enum FunctionKind {
     Encrypt(Key),
     /// The other end of `Encrypt`.
     Decrypt(Key),
+    /// Does what a module in WebAssembly does.
+    Wasm(Box<WasmSpec>),
     /// Leads each flow through one of several chains, which merge behind it.
     Branch(Arc<BranchSpec>),
     /// Does what the image of a container does.
@@ -84,6 +86,7 @@ impl FunctionKind {
             Self::Replace(_) => "replace",
             Self::Encrypt(_) => "encrypt",
             Self::Decrypt(_) => "decrypt",
+            Self::Wasm(_) => "wasm",
             Self::Branch(_) => "branch",
             Self::Container(_) => "container",
         }
@@ -123,6 +126,28 @@ impl Directions {
     pub const fn contains(self, from: Side) -> bool {
         matches!((self, from), (Self::Both, _) | (Self::Up, Side::Client) | (Self::Down, Side::Server))
     }
+}
+
+/// A function in WebAssembly.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WasmSpec {
+    /// The file of the module, as the configuration names it.
+    pub file: Box<str>,
+    /// The module: binary, or text (WAT).
+    pub module: Arc<[u8]>,
+    /// What the module can read as its configuration.
+    pub configuration: Box<str>,
+    /// Most memory of one flow's instance, bytes.
+    pub memory_bytes: u64,
+    /// Most instructions of one call.
+    pub fuel: u64,
+}
+
+impl WasmSpec {
+    /// The default of `memory_bytes`.
+    pub const MEMORY_BYTES: u64 = 8 << 20;
+    /// The default of `fuel`.
+    pub const FUEL: u64 = 10_000_000;
 }
 
 /// A bandwidth limit.

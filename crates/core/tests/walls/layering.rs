@@ -10,12 +10,15 @@ use std::collections::{BTreeMap, BTreeSet};
 ///
 /// `app` and `lib` are not rows: the first knows all, the second declares modules. `control`, `rights`, `tls` and `wire` are
 /// not rows either: crates of their own hold them, which know nothing of this one.
-const MAY_USE: [(&str, &[&str]); 29] = [
+const MAY_USE: [(&str, &[&str]); 30] = [
     // Values every stage may read: they use nothing of ours in this crate.
     ("live", &["reactor"]),
     // Formats lines of the log; what writes them knows only `tracing`.
     ("log", &[]),
-    ("config", &["tls"]),
+    // Runs a module in WebAssembly; knows only the contract of functions.
+    ("wasm", &[]),
+    // Compiles modules when it checks a file.
+    ("config", &["tls", "wasm"]),
     // The data-flow agreement in force, and what it says of a flow.
     ("agreement", &["config"]),
     ("dns", &[]),
@@ -31,7 +34,7 @@ const MAY_USE: [(&str, &[&str]); 29] = [
     ("carry", &["config", "live", "reactor", "tls"]),
     // What a flow passes between its two sides; the session leads the bytes through. Containers are proxies that are dialled
     // as hops are, and kept by a process of their own.
-    ("function", &["carry", "live", "reactor", "rights", "wire"]),
+    ("function", &["carry", "live", "reactor", "rights", "wasm", "wire"]),
     // Reads the client's protocol up to the destination; `run` answers the command's DNS questions.
     ("intercept", &["carry", "config", "dns", "live", "reactor", "tls"]),
     // Accepts for listeners, and hands each client to what `app` has given it: it knows no session and no request.

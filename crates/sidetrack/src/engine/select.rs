@@ -234,7 +234,10 @@ fn beyond(carry: &Carry) -> Option<&'static str> {
 /// True if a function can work on one packet at a time. One that delays bytes or changes their framing cannot.
 fn fits(function: &Arc<FunctionSpec>) -> bool {
     let by_packet = |kind: &FunctionKind| {
-        matches!(kind, FunctionKind::Count | FunctionKind::Filter(_) | FunctionKind::Replace(_))
+        matches!(
+            kind,
+            FunctionKind::Count | FunctionKind::Filter(_) | FunctionKind::Replace(_) | FunctionKind::Wasm(_)
+        )
     };
     function.kind.all(&by_packet)
 }

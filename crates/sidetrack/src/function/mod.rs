@@ -12,6 +12,8 @@ pub use route::{Leg, Route};
 pub use shared::Tally;
 
 use crate::live::Clock;
+#[cfg(feature = "wasm")]
+use crate::wasm::Program;
 use arc_swap::ArcSwap;
 use container::{Containers, Pool};
 use crypt::RingSuite;
@@ -61,6 +63,10 @@ enum Work {
     Replace(Replacements),
     Records(Arc<dyn Suite>, End),
     Branch,
+    #[cfg(feature = "wasm")]
+    Wasm(Arc<Program>),
+    /// The module does not compile here, and why.
+    NoWasm(Box<str>),
     /// `None` if this process does not start containers.
     Container(Option<Arc<Pool>>),
 }
@@ -225,6 +231,13 @@ impl Function {
             FunctionKind::Encrypt(key) => Work::Records(Arc::new(RingSuite::new(key)), End::Encrypt),
             FunctionKind::Decrypt(key) => Work::Records(Arc::new(RingSuite::new(key)), End::Decrypt),
             FunctionKind::Branch(_) => Work::Branch,
+            #[cfg(feature = "wasm")]
+            FunctionKind::Wasm(wasm) => match Program::new(wasm) {
+                Ok(program) => Work::Wasm(Arc::new(program)),
+                Err(why) => Work::NoWasm(why.into()),
+            },
+            #[cfg(not(feature = "wasm"))]
+            FunctionKind::Wasm(_) => Work::NoWasm("it is built without WebAssembly".into()),
             FunctionKind::Container(container) => {
                 Work::Container(containers.map(|containers| containers.pool(&spec.name, container)))
             }
@@ -271,6 +284,9 @@ impl Function {
             }
             Work::Replace(table) => Box::new(Replace::new(table.clone())),
             Work::Records(suite, end) => Box::new(Records::new(suite.clone(), *end)),
+            #[cfg(feature = "wasm")]
+            Work::Wasm(program) => program.stage(&self.spec.name, flow)?,
+            Work::NoWasm(why) => return Err(Stop::failed(&**why)),
             Work::Branch => return Err(Stop::failed("a branch alone does nothing")),
             Work::Container(_) => {
                 return Err(Stop::failed("it is a container: bytes pass it over sockets (`fn probe`)"));

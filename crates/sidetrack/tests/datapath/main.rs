@@ -24,3 +24,5 @@ mod transfers;
 mod tunnel;
 mod tunnel_paths;
 mod warm;
+#[cfg(feature = "wasm")]
+mod wasm;

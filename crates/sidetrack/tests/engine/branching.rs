@@ -2,11 +2,11 @@
 
 use crate::site::{ENGINE, Site, WAYS, engine_by};
 use sidetrack_testkit::{LIMIT, is_root};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
 /// Says something to the server, which greets and echoes. Returns the echo.
-fn say(words: &'static str) -> String {
+pub(crate) fn say(words: &'static str) -> String {
     let stream = TcpStream::connect_timeout(&ENGINE.parse().expect("an address"), LIMIT).expect("connected");
     stream.set_read_timeout(Some(LIMIT)).expect("limit");
     (&stream).write_all(words.as_bytes()).expect("sent");
@@ -16,6 +16,16 @@ fn say(words: &'static str) -> String {
     let mut back = String::new();
     reading.read_to_string(&mut back).expect("all of the echo, and the end");
     back
+}
+
+/// Says something and waits for the end. Returns whether that is a reset.
+pub(crate) fn is_reset(words: &[u8]) -> bool {
+    let mut stream =
+        TcpStream::connect_timeout(&ENGINE.parse().expect("an address"), LIMIT).expect("connected");
+    stream.set_read_timeout(Some(LIMIT)).expect("limit");
+    stream.write_all(words).expect("sent");
+    let ended = stream.read_to_end(&mut Vec::new());
+    ended.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
 }
 
 #[test]
@@ -46,14 +56,7 @@ fn the_payload_chooses_the_arm_of_a_flow_without_sockets() {
             let record = site.record();
             assert_eq!(record.text("reason"), "ok", "{way}: {said}");
         }
-        let refused = site.line.client.run(|| {
-            let to = ENGINE.parse().expect("an address");
-            let mut stream = TcpStream::connect_timeout(&to, LIMIT).expect("connected");
-            stream.set_read_timeout(Some(LIMIT)).expect("limit");
-            stream.write_all(b"WORDS and a secret").expect("sent");
-            stream.read_to_end(&mut Vec::new()).is_err()
-        });
-        assert!(refused, "{way}: reset");
+        assert!(site.line.client.run(|| is_reset(b"WORDS and a secret")), "{way}");
         let record = site.record();
         assert_eq!(record.text("reason"), "function_refused", "{way}");
         assert!(record.text("detail").contains("function 'gate'"), "{way}");

@@ -18,4 +18,6 @@ mod plane;
 mod settings;
 mod states;
 mod tools;
+#[cfg(feature = "wasm")]
+mod wasm;
 mod workers;

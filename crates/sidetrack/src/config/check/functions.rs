@@ -42,7 +42,7 @@ impl Check<'_> {
 
     fn function_kind(&mut self, function: &At<raw::Function>) -> Option<FunctionKind> {
         let Some(kind) = &function.kind else {
-            let help = "write `kind = \"count\"`, \"limit\", \"filter\", \"replace\", \"encrypt\", \"decrypt\", \"branch\" or \"container\"";
+            let help = "write `kind = \"count\"`, \"limit\", \"filter\", \"replace\", \"encrypt\", \"decrypt\", \"wasm\", \"branch\" or \"container\"";
             self.error(function.span(), "this function does not say what it does", help);
             return None;
         };
@@ -54,6 +54,7 @@ impl Check<'_> {
             Kind::Replace => self.replacements(function).map(FunctionKind::Replace),
             Kind::Encrypt => self.key(function).map(FunctionKind::Encrypt),
             Kind::Decrypt => self.key(function).map(FunctionKind::Decrypt),
+            Kind::Wasm => self.wasm(function).map(|wasm| FunctionKind::Wasm(Box::new(wasm))),
             // Read after all others.
             Kind::Branch => None,
             Kind::Container => {
@@ -71,7 +72,10 @@ impl Check<'_> {
         fn list<T>(list: &Option<List<T>>) -> Option<Range<usize>> {
             list.as_ref().map(List::span)
         }
-        let keys: [KnownBy<'_>; 26] = [
+        let keys: [KnownBy<'_>; 29] = [
+            ("module", at(&function.module), &[Kind::Wasm]),
+            ("configuration", at(&function.configuration), &[Kind::Wasm]),
+            ("fuel", at(&function.fuel), &[Kind::Wasm]),
             ("arms", list(&function.arms), &[Kind::Branch]),
             ("direction", at(&function.direction), &[Kind::Limit, Kind::Filter, Kind::Replace]),
             ("bytes_per_second", at(&function.bytes_per_second), &[Kind::Limit]),
@@ -89,7 +93,7 @@ impl Check<'_> {
             ("port", at(&function.port), CONTAINER),
             ("way_back", at(&function.way_back), CONTAINER),
             ("instances", at(&function.instances), CONTAINER),
-            ("memory_bytes", at(&function.memory_bytes), CONTAINER),
+            ("memory_bytes", at(&function.memory_bytes), &[Kind::Container, Kind::Wasm]),
             ("cpu_percent", at(&function.cpu_percent), CONTAINER),
             ("pids", at(&function.pids), CONTAINER),
             ("user", at(&function.user), CONTAINER),

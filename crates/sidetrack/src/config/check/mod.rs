@@ -24,6 +24,7 @@ mod tap;
 mod trust;
 mod tunnel;
 mod values;
+mod wasm;
 
 use super::surroundings::Surroundings;
 use super::{Admin, AdminAt, At, Config, Limits, LogFormat, OnCrash, Record, RecordTo, Tap, raw};

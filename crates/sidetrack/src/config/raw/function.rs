@@ -38,6 +38,12 @@ pub struct Function {
     /// encrypt and decrypt: a file whose first line is the key that both ends share, 64 hexadecimal digits.
     /// Required.
     pub key_file: Option<At<String>>,
+    /// wasm: the file of the module, binary or text (WAT). A relative path starts from the folder of this file. Required.
+    pub module: Option<At<String>>,
+    /// wasm: a text that the module can read as its configuration. Default: empty.
+    pub configuration: Option<At<String>>,
+    /// wasm: the most instructions of one call, 1000 to 1000000000. Default 10000000.
+    pub fuel: Option<At<u64>>,
     /// container: the image, such as "localhost/audit:1". The image must be on this host, or an orchestrator
     /// ships it (docs/control.md): sidetrack never fetches one. Required.
     pub image: Option<At<String>>,
@@ -57,6 +63,7 @@ pub struct Function {
     /// container: how many instances run, 1 to 64. All are started before the first flow. Default 1.
     pub instances: Option<At<u16>>,
     /// container: memory of each instance without swap, bytes, 6291456 to 1099511627776. Default 134217728.
+    /// wasm: memory of each flow's instance, bytes, 65536 to 1073741824. Default 8388608.
     pub memory_bytes: Option<At<u64>>,
     /// container: processor time of each instance, per cent of one core, 1 to 102400. Default 100.
     pub cpu_percent: Option<At<u32>>,
@@ -164,6 +171,8 @@ pub enum Kind {
     Encrypt,
     /// The other end of `encrypt`, near the server.
     Decrypt,
+    /// A module in WebAssembly with the interface of proxy-wasm.
+    Wasm,
     /// Leads each flow through one of several chains, which merge behind it.
     Branch,
     /// The program of an image that speaks a proxy protocol.
