@@ -6,6 +6,7 @@
 
 use sidetrack_sys::cgroup::{Hierarchy, Leaf};
 use sidetrack_sys::netlink::{Error, Protocol, Socket};
+use sidetrack_sys::route::{RUN_MARKS, RUN_PID_BITS};
 use sidetrack_sys::undo::Action;
 use sidetrack_sys::{nft, probe, process, route};
 use std::fs;
@@ -94,10 +95,13 @@ fn tables() -> Result<Vec<Action>, Error> {
 /// Policy rules and local default routes with our protocol tag.
 fn routes() -> Result<Vec<Action>, Error> {
     let ours = route::ours()?;
-    let rules = ours.rules.into_iter().map(Action::RemoveMarkRule);
+    // Those of a running command have its process id in the mark, which is the table's number too.
+    let is_over = |mark: u32| mark & !RUN_PID_BITS != RUN_MARKS || !is_alive(mark & RUN_PID_BITS);
+    let rules = ours.rules.into_iter().filter(|rule| is_over(rule.mark)).map(Action::RemoveMarkRule);
     let routes = ours
         .local_defaults
         .into_iter()
+        .filter(|(_, _, table)| is_over(*table))
         .map(|(version, interface, table)| Action::RemoveLocalDefault { version, interface, table });
     Ok(rules.chain(routes).collect())
 }

@@ -22,6 +22,12 @@ const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
 const RTM_GETRULE: u16 = 34;
 
+/// The high byte of the marks, and of the routing tables, of `sidetrack run --mode cgroup`. Its process id follows, which is below
+/// 2^22: commands do not share a mark.
+pub const RUN_MARKS: u32 = 0x5c00_0000;
+/// The bits of the process id in them.
+pub const RUN_PID_BITS: u32 = 0x00ff_ffff;
+
 /// IP version, as routing netlink wants to have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IpVersion {

@@ -39,6 +39,11 @@ impl Associations {
     /// Takes the datagrams of a message to any destination.
     pub(super) fn take_captured(&mut self, batch: &Batch, now: Instant, at: usize) {
         let ((Some(from), _), Some(asked)) = (batch.addresses(at), batch.original(at)) else { return };
+        if redirect::is_own(asked, &self.listening) {
+            // No rule has led it here: passed on, it would come back for ever.
+            self.dropped[Dropped::Stranger as usize] += batch.datagrams(at).count() as u64;
+            return;
+        }
         let client = self.listening.client(sockopt::canonical(from));
         let (destination, target) = (Destination::from(asked), Target { to: from, from: Some(asked.ip()) });
         if let Clients::Captured(captured) = &mut self.clients {

@@ -33,7 +33,7 @@ pub fn original_destination(
             return Err(Failure::new(EndReason::Internal, format!("original destination: {error}")));
         }
     };
-    if !alone && is_listener(address, listening.address) {
+    if is_own(address, listening) {
         let detail =
             format!("a connection to {address}, our own listener, was not redirected to it by a rule");
         return Err(Failure::new(EndReason::Loop, detail));
@@ -43,6 +43,12 @@ pub fn original_destination(
 
 fn is_unknown(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENOPROTOOPT)
+}
+
+/// Whether this destination is the listener itself: no rule has redirected what goes there.
+pub fn is_own(address: SocketAddr, listening: &Listening) -> bool {
+    let alone = matches!(&listening.catches, Catches::Run(run) if run.alone);
+    !alone && is_listener(address, listening.address)
 }
 
 /// Whether this address is our listener's. Another host may have a server on the same port.

@@ -9,6 +9,7 @@
 //!   group. Traffic that is not TCP and would leave the host is dropped.
 
 mod cgroup;
+mod cgroup_datagrams;
 mod resolver_files;
 mod trust_files;
 
@@ -194,8 +195,8 @@ fn launch_in_cgroup(
     let child = network.spawn(program, &files)?;
     Ok(Launched {
         listeners: sockets.listeners,
-        datagrams: Vec::new(),
-        answers: None,
+        datagrams: sockets.datagrams.sockets,
+        answers: Some(sockets.datagrams.answers),
         names,
         child: Arc::new(child),
         dns: sockets.dns,

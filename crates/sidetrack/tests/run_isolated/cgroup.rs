@@ -66,9 +66,9 @@ pub(crate) fn serves() -> Outcome {
         for t in ('name.example:80', '192.0.2.1:81', '[2001:db8::1]:82', '127.0.0.1:83', '10.99.0.1:84'):\n\
         \x20 b = urllib.request.urlopen(f'http://{t}/', timeout=60).read().decode()\n\
         \x20 assert b == f'you reached {t}\\n', b\n\
-        for f, a in ((socket.AF_INET, '8.8.8.8'), (socket.AF_INET6, '2001:db8::8')):\n\
-        \x20 s = socket.socket(f, socket.SOCK_DGRAM)\n\
-        \x20 try: s.sendto(b'leak?', (a, 53)); raise SystemExit(5)\n\
+        for f, a, p in ((socket.AF_INET, '8.8.8.8', 1), (socket.AF_INET6, '2001:db8::8', 58)):\n\
+        \x20 s = socket.socket(f, socket.SOCK_RAW, p)\n\
+        \x20 try: s.sendto(bytes(8), (a, 0)); raise SystemExit(5)\n\
         \x20 except PermissionError: pass";
     let own = std::process::id();
     let served = started_in_cgroup(&["/usr/bin/python3", "-c", script]);

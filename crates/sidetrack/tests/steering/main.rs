@@ -10,3 +10,4 @@ mod drain;
 mod forwarded;
 mod kernel_path;
 mod local;
+mod run;

@@ -15,6 +15,7 @@ use sidetrack_sys::udp;
 use sidetrack_sys::undo::{Action, Guard};
 
 use super::RunError;
+use super::cgroup_datagrams::{self, Datagrams};
 use crate::dns;
 
 /// Attempts to find a port that is free on both 127.0.0.1 and ::1, and a free address in 127.18.53.0/24.
@@ -32,6 +33,7 @@ pub(super) struct CgroupNetwork {
 /// The sockets that serve the command.
 pub(super) struct Sockets {
     pub(super) listeners: Vec<TcpListener>,
+    pub(super) datagrams: Datagrams,
     pub(super) dns: UdpSocket,
     pub(super) resolver: SocketAddr,
 }
@@ -43,20 +45,24 @@ impl CgroupNetwork {
             return Err(RunError::NotRoot);
         }
         let sockets = Sockets::open()?;
-        let port = sockets.port().map_err(|error| RunError::host("read the listener's port", error))?;
+        let port = |error| RunError::host("read the listener's port", error);
+        let ports = (sockets.port().map_err(port)?, sockets.datagrams.port().map_err(port)?);
+        let routes = |error| RunError::host("route the command's datagrams", error);
         let group = |error| RunError::host("make a control group for the command", error);
         let hierarchy = Hierarchy::find().map_err(group)?;
         let name = unique_name();
         let directory = hierarchy.mount.join(&hierarchy.own).join(&name);
         // The guard works from the last action to the first: all processes must end before the rules go.
-        let actions =
-            [Action::DeleteTable { family: Family::Inet, name: name.clone() }, Action::EndCgroup(directory)];
+        let mut actions = vec![Action::DeleteTable { family: Family::Inet, name: name.clone() }];
+        actions.extend(cgroup_datagrams::undoing().map_err(routes)?);
+        actions.push(Action::EndCgroup(directory));
         let guard = Guard::spawn(&actions)
             .map_err(|error| RunError::host("start the process that cleans up after a crash", error))?;
         let leaf = hierarchy.create_leaf(&name).map_err(group)?;
         // From here on, dropping `network` removes the group after an error.
         let mut network = Self { leaf, table: None, guard: Some(guard) };
-        let owned = own(&table(&network.leaf, port))
+        cgroup_datagrams::add_routes().map_err(routes)?;
+        let owned = own(&table(&network.leaf, ports))
             .map_err(|error| RunError::host("put the command's nftables rules in force", error))?;
         network.table = Some(owned);
         Ok((network, sockets))
@@ -104,9 +110,11 @@ impl Drop for CgroupNetwork {
 impl Sockets {
     fn open() -> Result<Self, RunError> {
         let listeners = listeners().map_err(|error| RunError::host("listen on 127.0.0.1 and ::1", error))?;
+        let datagrams =
+            Datagrams::open().map_err(|error| RunError::host("open sockets for datagrams", error))?;
         let (dns, resolver) = resolver()
             .map_err(|error| RunError::host("open port 53 of an address of 127.18.53.0/24", error))?;
-        Ok(Self { listeners, dns, resolver })
+        Ok(Self { listeners, datagrams, dns, resolver })
     }
 
     fn port(&self) -> io::Result<u16> {
@@ -160,13 +168,20 @@ fn own(table: &Table) -> Result<OwnedTable, OwnError> {
     }
 }
 
-/// Redirects the group's connections to us. Drops its traffic that is not TCP and leaves the host.
-fn table(leaf: &Leaf, port: u16) -> Table {
+/// Leads the group's connections and datagrams to us. Drops its other traffic that leaves the host.
+fn table(leaf: &Leaf, (port, datagrams): (u16, u16)) -> Table {
     let of_group = || Statement::is(Field::SocketCgroup { level: leaf.level() }, Value::Cgroup(leaf.id()));
     let redirect = Rule::new([Statement::is(Field::L4Proto, TCP), of_group(), Statement::Redirect { port }]);
     let elsewhere = Statement::is_not(Field::DestinationType, Value::AddressType(RTN_LOCAL));
     let drop = Rule::new([of_group(), elsewhere, Statement::Verdict(Verdict::Drop)]);
+    let [out, back] = cgroup_datagrams::chains(&of_group(), datagrams);
     Table::new(Family::Inet, unique_name())
+        .with_chain(out)
+        .with_chain(back)
         .with_chain(Chain::base("connections", ChainKind::Nat, Hook::Output, priority::DSTNAT).with(redirect))
-        .with_chain(Chain::base("rest", ChainKind::Filter, Hook::Output, priority::FILTER).with(drop))
+        .with_chain(
+            Chain::base("rest", ChainKind::Filter, Hook::Output, priority::FILTER)
+                .with(cgroup_datagrams::pass())
+                .with(drop),
+        )
 }
