@@ -3,6 +3,7 @@
 
 mod believe;
 mod make;
+mod own;
 mod pin;
 mod roots;
 mod sign;
@@ -11,6 +12,7 @@ mod trust;
 
 pub use believe::{Believe, Believing};
 pub use make::{Made, MakeError, authority, self_signed, signed};
+pub use own::Own;
 pub use pin::{Pin, PinError};
 pub use roots::{BUNDLES, Roots, certificates_in, system_bundle};
 pub use sign::{MadeAuthority, Scope, Signer, server_name, tap_authority};

@@ -17,6 +17,10 @@ pub enum HopProtocol {
     Socks6(Socks6Dialect),
     /// HTTP CONNECT (RFC 9110 Sec. 9.3.6).
     Http,
+    /// The same inside TLS (the first hop only).
+    Https,
+    /// CONNECT over HTTP/3 (RFC 9114 Sec. 4.4; the first hop only).
+    Http3,
 }
 
 /// The SOCKS6 layout that a peer uses.
@@ -63,6 +67,10 @@ pub struct Hop {
     pub tfo: bool,
     /// `?mptcp=true`: Multipath TCP towards this hop (the first hop only).
     pub mptcp: bool,
+    /// `?ca=FILE`: the file of the authorities that may sign the hop's certificate, in PEM. `None`: those of the system.
+    pub ca_file: Option<Arc<str>>,
+    /// The text of that file. [`str::parse`] leaves it out, as core reads no files.
+    pub ca_pem: Option<Arc<str>>,
 }
 
 /// A node of the overlay that delivers flows, and how their bytes and datagrams use the paths to it.
@@ -122,11 +130,11 @@ impl Carrier {
             Self::Direct => None,
             Self::Hops(hops) => {
                 // The datagrams pass the last hop of kind `http` in its connection, which any hop before it can carry.
-                let last = hops.iter().rposition(|hop| hop.protocol == HopProtocol::Http);
+                let last = hops.iter().rposition(|hop| hop.protocol.is_http());
                 let mut relays = hops.iter().skip(last.map_or(0, |at| at + 1));
                 let is_socksx = |hop: &Hop| match hop.protocol {
                     HopProtocol::Socks6(dialect) => dialect != Socks6Dialect::Draft,
-                    HopProtocol::Socks5 | HopProtocol::Http => false,
+                    _ => false,
                 };
                 let why = "the layouts of socksx carry no UDP (hops socks6+socksx and socks6+socksx010)";
                 relays.any(is_socksx).then_some(why)
@@ -138,7 +146,7 @@ impl Carrier {
     /// Whether a path for datagrams through this carrier leads to one destination only, as CONNECT-UDP and a tunnel do.
     pub fn leads_to_one(&self) -> bool {
         match self {
-            Self::Hops(hops) => hops.last().is_some_and(|hop| hop.protocol == HopProtocol::Http),
+            Self::Hops(hops) => hops.last().is_some_and(|hop| hop.protocol.is_http()),
             Self::Tunnel(_) => true,
             Self::Direct | Self::Overlay(_) => false,
         }
@@ -152,7 +160,9 @@ pub enum HopError {
     #[error("'{0}' is not a hop: write socks5://host:port, socks6://host:port or http://host:port")]
     NoScheme(String),
     /// The scheme is not supported.
-    #[error("unknown hop scheme '{0}': use socks5, socks5h, socks6, socks6+socksx, socks6+socksx010 or http")]
+    #[error(
+        "unknown hop scheme '{0}': use socks5, socks5h, socks6, socks6+socksx, socks6+socksx010, http, https or h3"
+    )]
     BadScheme(String),
     /// The address part is wrong.
     #[error(transparent)]
@@ -161,7 +171,9 @@ pub enum HopError {
     #[error("user and password of a hop have 1 to 255 bytes each, percent-encoded: user:password@host")]
     BadCredentials,
     /// An option after `?` is unknown.
-    #[error("unknown hop option '{0}': use optimistic, tfo or mptcp, each =true or =false")]
+    #[error(
+        "unknown hop option '{0}': use optimistic, tfo or mptcp, each =true or =false; https and h3 also have ca=FILE"
+    )]
     BadOption(String),
 }
 
@@ -174,6 +186,8 @@ impl HopProtocol {
             Self::Socks6(Socks6Dialect::Socksx010) => "socks6+socksx010",
             Self::Socks6(Socks6Dialect::Socksx) => "socks6+socksx",
             Self::Http => "http",
+            Self::Https => "https",
+            Self::Http3 => "h3",
         }
     }
 
@@ -181,7 +195,18 @@ impl HopProtocol {
         match self {
             Self::Socks5 | Self::Socks6(_) => 1080,
             Self::Http => 3128,
+            Self::Https | Self::Http3 => 443,
         }
+    }
+
+    /// Whether the hop is asked by CONNECT and CONNECT-UDP.
+    pub const fn is_http(self) -> bool {
+        matches!(self, Self::Http | Self::Https | Self::Http3)
+    }
+
+    /// Whether the hop has a certificate, which we verify.
+    pub const fn is_encrypted(self) -> bool {
+        matches!(self, Self::Https | Self::Http3)
     }
 }
 
@@ -222,6 +247,8 @@ impl FromStr for Hop {
             "socks6+socksx" => HopProtocol::Socks6(Socks6Dialect::Socksx),
             "socks6+socksx010" => HopProtocol::Socks6(Socks6Dialect::Socksx010),
             "http" => HopProtocol::Http,
+            "https" => HopProtocol::Https,
+            "h3" => HopProtocol::Http3,
             other => return Err(HopError::BadScheme(other.to_owned())),
         };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -237,10 +264,23 @@ impl FromStr for Hop {
         } else {
             format!("{host}:{}", protocol.default_port()).parse()?
         };
-        let mut hop = Self { protocol, address, credentials, optimistic: false, tfo: false, mptcp: false };
+        let mut hop = Self {
+            protocol,
+            address,
+            credentials,
+            optimistic: false,
+            tfo: false,
+            mptcp: false,
+            ca_file: None,
+            ca_pem: None,
+        };
         for option in query.split('&').filter(|option| !option.is_empty()) {
             let bad = || HopError::BadOption(option.to_owned());
             let (name, value) = option.split_once('=').unwrap_or((option, "true"));
+            if name == "ca" && protocol.is_encrypted() && !value.is_empty() {
+                hop.ca_file = Some(percent_decoded(value).ok_or_else(bad)?.into());
+                continue;
+            }
             let value = value.parse().map_err(|_| bad())?;
             match name {
                 "optimistic" => hop.optimistic = value,
@@ -290,6 +330,9 @@ mod tests {
         }
         assert_eq!("socks6://gw".parse::<Hop>().unwrap().to_string(), "socks6://gw:1080");
         assert_eq!("http://[::1]".parse::<Hop>().unwrap().to_string(), "http://[::1]:3128");
+        let hop: Hop = "h3://a:b@gw?ca=my%20ca.pem&optimistic".parse().unwrap();
+        assert_eq!((hop.to_string(), hop.ca_file.as_deref()), ("h3://gw:443".to_owned(), Some("my ca.pem")));
+        assert!("http://gw?ca=ca.pem".parse::<Hop>().is_err() && "https://gw?ca=".parse::<Hop>().is_err());
         let hop: Hop = "socks5://us%3Aer:p%40ss@gw:1/?tfo=true&optimistic".parse().unwrap();
         assert_eq!(hop.credentials, Some(Credentials { user: "us:er".into(), password: "p@ss".into() }));
         assert!(hop.tfo && hop.optimistic && !hop.mptcp);

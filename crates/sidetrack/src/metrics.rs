@@ -425,6 +425,8 @@ fn carrier(decided: Option<&Decided>) -> &'static str {
                 HopProtocol::Socks5 => "socks5",
                 HopProtocol::Socks6(_) => "socks6",
                 HopProtocol::Http => "http",
+                HopProtocol::Https => "https",
+                HopProtocol::Http3 => "h3",
             })
         }
         Carrier::Tunnel(_) if path == Path::Proxy => "tunnel",

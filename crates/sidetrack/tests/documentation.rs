@@ -99,7 +99,7 @@ fn base(name: &str, whole: &[Block]) -> String {
 fn placeholders() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    for name in ["near.example", "far.example"] {
+    for name in ["near.example", "far.example", "www.example"] {
         std::fs::write(at(&format!("{name}.pem")), self_signed(name, 1).unwrap().identity_pem()).unwrap();
     }
     for name in ["certs", "lists"] {

@@ -46,13 +46,13 @@ pub struct RequestHop {
 pub struct Via<'a> {
     /// The name of this proxy.
     pub pseudonym: &'a str,
-    /// The message arrived over HTTP/2 (RFC 9110 Sec. 7.6.3: Via carries the received version).
-    pub is_http2: bool,
+    /// The version in which the message arrived, if it was not that of its head (RFC 9110 Sec. 7.6.3): "2.0" or "3.0".
+    pub received: Option<&'static str>,
 }
 
 impl Via<'_> {
     fn add_to(self, fields: &mut Fields, version: Version) {
-        let version = if self.is_http2 { "2.0" } else { version.number() };
+        let version = self.received.unwrap_or(version.number());
         fields.push_pieces("Via", &[version.as_bytes(), b" ", self.pseudonym.as_bytes()]);
     }
 }
@@ -266,7 +266,7 @@ mod tests {
         "upgrade",
     ];
 
-    const EDGE: Via<'_> = Via { pseudonym: "edge", is_http2: false };
+    const EDGE: Via<'_> = Via { pseudonym: "edge", received: None };
 
     fn pass(text: &str) -> Result<(String, RequestHop), Stop> {
         let mut head = Request::parse(text.as_bytes()).unwrap();

@@ -9,6 +9,9 @@ use super::message::{Method, Request, Sender, Version};
 const OF_CONNECTIONS: [&str; 6] =
     ["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "http2-settings"];
 
+/// Paths that a proxy answers itself.
+const OF_PROXIES: [&[u8]; 2] = [b"/proxy.pac", b"/wpad.dat"];
+
 /// The port of HTTPS, if an authority names none.
 const PORT: u16 = 443;
 
@@ -105,6 +108,56 @@ pub fn request<'a>(
         head.push("Connection", "TE");
     }
     Ok(Request { method, target: pseudo.path.to_vec(), version: Version::Http11, fields: head })
+}
+
+/// Makes the HTTP/1.1 head of a request to a proxy. `names_server`: the proxy stands for one server, so a request of scheme
+/// `https` is for that one and stays in origin form. Every other request gets a whole URL.
+///
+/// # Errors
+/// Fails if the request is malformed.
+pub fn proxied<'a>(
+    pseudo: Pseudo<'_>,
+    fields: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+    has_body: bool,
+    names_server: bool,
+) -> Result<Request, Malformed> {
+    let scheme = pseudo.scheme.unwrap_or(b"https").to_ascii_lowercase();
+    if !matches!(scheme.as_slice(), b"http" | b"https") {
+        return Err(Malformed::Scheme);
+    }
+    let mut request = request(Pseudo { scheme: None, ..pseudo }, fields, has_body)?;
+    let is_ours = scheme == b"https" && (names_server || OF_PROXIES.contains(&pseudo.path));
+    if !is_ours && pseudo.path != b"*" {
+        let host = request.fields.first("host").unwrap_or_default();
+        request.target = [&scheme, &b"://"[..], host, pseudo.path].concat();
+    }
+    Ok(request)
+}
+
+/// Makes the HTTP/1.1 head of a CONNECT request (RFC 9113 Sec. 8.5).
+///
+/// # Errors
+/// Fails if the request is malformed.
+pub fn connect<'a>(
+    authority: &[u8],
+    fields: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+) -> Result<Request, Malformed> {
+    check_server(Some(authority), None)?;
+    let mut head = Fields::new();
+    head.push("Host", authority);
+    for (name, value) in fields {
+        check_field(name, value, Sender::Client)?;
+        // They describe content, and what follows CONNECT is none.
+        if !matches!(name, b"host" | b"content-length") {
+            head.push(name, value);
+        }
+    }
+    Ok(Request {
+        method: Method::Connect,
+        target: authority.to_vec(),
+        version: Version::Http11,
+        fields: head,
+    })
 }
 
 /// Makes the HTTP/1.1 head of a request for a WebSocket (RFC 8441 Sec. 5): an upgrade with `key`, because HTTP/2 has
@@ -235,6 +288,34 @@ mod tests {
         }
         let known = pass("/", Some("h"), &[("host", "h"), ("content-length", "3")], true).unwrap();
         assert_eq!(known, "GET / HTTP/1.1\r\nHost: h\r\ncontent-length: 3\r\n\r\n");
+    }
+
+    #[test]
+    fn a_request_to_a_proxy_has_a_whole_url_and_one_to_its_server_a_path() {
+        let made = |scheme: &[u8], path: &[u8], names_server| {
+            let pseudo = Pseudo { method: b"GET", scheme: Some(scheme), authority: Some(b"h:1"), path };
+            let request = proxied(pseudo, std::iter::empty(), false, names_server);
+            request.map(|request| String::from_utf8(request.target).unwrap())
+        };
+        assert_eq!(made(b"http", b"/x", false).as_deref(), Ok("http://h:1/x"));
+        assert_eq!(made(b"http", b"/x", true).as_deref(), Ok("http://h:1/x"));
+        assert_eq!(made(b"https", b"/x", false).as_deref(), Ok("https://h:1/x"));
+        assert_eq!(made(b"https", b"/x", true).as_deref(), Ok("/x"));
+        assert_eq!(made(b"https", b"/proxy.pac", false).as_deref(), Ok("/proxy.pac"));
+        assert_eq!(made(b"ftp", b"/x", false), Err(Malformed::Scheme));
+        assert_eq!(made(b"http", b"x", false), Err(Malformed::Path));
+    }
+
+    #[test]
+    fn a_connect_keeps_its_authority_and_loses_what_describes_content() {
+        let fields = [(&b"content-length"[..], &b"3"[..]), (b"proxy-authorization", b"Basic x")];
+        let mut out = Vec::new();
+        connect(b"h:443", fields.into_iter()).unwrap().write_to(&mut out);
+        let expected = "CONNECT h:443 HTTP/1.1\r\nHost: h:443\r\nproxy-authorization: Basic x\r\n\r\n";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+        for odd in [&b""[..], b"u@h:1", b"h 1", b"h\r\n"] {
+            assert_eq!(connect(odd, std::iter::empty()), Err(Malformed::Authority), "{odd:?}");
+        }
     }
 
     #[test]

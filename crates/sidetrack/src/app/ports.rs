@@ -59,6 +59,7 @@ fn of_listener(listener: &Listener) -> Vec<(String, PortKind, SocketAddr)> {
     let kinds: &[PortKind] = match &listener.kind {
         ListenerKind::Engine(_) => &[],
         ListenerKind::Tunnel(_) => &[PortKind::Tcp, PortKind::Udp],
+        ListenerKind::Http(http) if http.http3 => &[PortKind::Tcp, PortKind::Udp],
         _ => &[PortKind::Tcp],
     };
     let addresses = listener.addresses.iter();

@@ -193,7 +193,14 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
 
 /// The proxy that serves the command's requests, if its connections are intercepted.
 fn served(tap: Tap) -> anyhow::Result<Arc<Proxy>> {
-    let settings = HttpListener { users: Vec::new(), to: None, cache: None, tap: Some(Arc::new(tap)) };
+    let settings = HttpListener {
+        users: Vec::new(),
+        to: None,
+        cache: None,
+        tap: Some(Arc::new(tap)),
+        own: None,
+        http3: false,
+    };
     super::sockets::proxy(&settings, LISTENER)
 }
 

@@ -125,7 +125,7 @@ fn bind_one(
         sockets.push(socket);
     }
     let mut datagrams = Vec::new();
-    if is_udp || matches!(listener.kind, ListenerKind::Tunnel(_)) {
+    if is_udp || speaks_quic(&listener.kind) {
         for number in 0..workers {
             let socket = bind_datagrams(listener, address, own || number > 0)?;
             address = socket.local_addr()?;
@@ -149,6 +149,15 @@ fn bind_one(
         answers,
     };
     Ok(Bound { listening: Arc::new(listening), proxy, sockets, datagrams })
+}
+
+/// Whether the listener accepts QUIC connections beside its TCP connections.
+const fn speaks_quic(kind: &ListenerKind) -> bool {
+    match kind {
+        ListenerKind::Tunnel(_) => true,
+        ListenerKind::Http(http) => http.http3,
+        _ => false,
+    }
 }
 
 fn bind_datagrams(listener: &Listener, address: SocketAddr, shares: bool) -> anyhow::Result<UdpSocket> {

@@ -24,6 +24,8 @@ struct Start {
     /// `None` for a listener of UDP.
     socket: Option<TcpListener>,
     datagrams: Option<UdpSocket>,
+    /// Serves HTTP/3 on the datagrams.
+    proxy: Option<Arc<Proxy>>,
     stop: watch::Receiver<bool>,
 }
 
@@ -153,12 +155,14 @@ impl Fleet {
                 session::serve(worker, listening, arrived, relays);
             }),
         };
+        let proxy = bound.proxy.clone().filter(|proxy| proxy.settings.http3);
         let service = Arc::new(Service { listening: bound.listening.clone(), serve });
         let (mut sockets, mut datagrams) = (bound.sockets.into_iter(), bound.datagrams.into_iter());
         for thread in &self.threads {
             let (service, socket, datagrams) = (service.clone(), sockets.next(), datagrams.next());
+            let proxy = proxy.clone();
             // Cannot fail: a worker that ended has ended the process too (see `thread`).
-            let _ = thread.starts.send(Start { service, socket, datagrams, stop: stopped.clone() });
+            let _ = thread.starts.send(Start { service, socket, datagrams, proxy, stop: stopped.clone() });
         }
         Serving { listening: bound.listening, proxy: bound.proxy, proof, stop }
     }
@@ -227,13 +231,19 @@ async fn work(
 }
 
 fn accept_on(worker: &Arc<Worker>, start: Start) {
-    let Start { service, socket, datagrams, stop } = start;
+    let Start { service, socket, datagrams, proxy, stop } = start;
     if let Some(socket) = datagrams {
         if service.listening.protocol == Protocol::Udp {
             let listening = service.listening.clone();
             return reactor::spawn(datagram::serve(worker.clone(), listening, socket, stop));
         }
-        reactor::spawn(worker.clone().accept_quic(service.clone(), socket, stop.clone()));
+        match proxy {
+            Some(proxy) => {
+                let listening = service.listening.clone();
+                reactor::spawn(proxy.accept_quic(worker.clone(), listening, socket, stop.clone()));
+            }
+            None => reactor::spawn(worker.clone().accept_quic(service.clone(), socket, stop.clone())),
+        }
     }
     let Some(socket) = socket else { return };
     match reactor::TcpListener::new(socket) {

@@ -4,7 +4,7 @@
 
 use super::direct::Wishes;
 use super::gate;
-use super::{Carried, Failure, FirstBytes, Order, hop_name, resolve};
+use super::{Carried, Failure, FirstBytes, Order, Stream, Wire, h3, hop_name, resolve, tls};
 use crate::live::Clock;
 use crate::reactor::TcpStream;
 use sidetrack_core::carrier::{Hop, HopProtocol};
@@ -20,7 +20,7 @@ use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncWrite, AsyncWriteExt};
 
 /// Most bytes of the client that travel with a request (the SOCKS6 draft's limit for initial data).
 pub const INITIAL_DATA_MAX: usize = 1 << 14;
@@ -104,7 +104,7 @@ impl Machine {
                 };
                 Self::Socks(socks::Client::V6(Box::new(v6::Client::new(config, now))))
             }
-            HopProtocol::Http => {
+            HopProtocol::Http | HopProtocol::Https | HopProtocol::Http3 => {
                 let (early, late) =
                     if hop.optimistic { (initial, Vec::new()) } else { (Vec::new(), initial) };
                 let kind = match command {
@@ -246,11 +246,7 @@ async fn ask_all(
     what: (Command, &Destination),
     first: &mut impl FirstBytes,
 ) -> Result<Carried, Failure> {
-    let entry = &hops[0];
-    let addresses = resolve(&entry.address).await.map_err(|failure| at(failure, 0, hops))?;
-    let wishes = Wishes { tfo: entry.tfo, speaks_first: true, mptcp: entry.mptcp, ..Wishes::default() };
-    let dialled = order.dialing.race(&gate::configured(addresses), wishes).await;
-    let (mut stream, _) = dialled.map_err(|failure| at(failure, 0, hops))?;
+    let mut stream = entry(order, &hops[0]).await.map_err(|failure| at(failure, 0, hops))?;
     let clock = Clock::start();
     // Read the client's bytes only now: those that came while we dialled travel with the request.
     let held = first.held();
@@ -267,8 +263,21 @@ async fn ask_all(
             shake(&mut stream, machine, bytes, &clock).await.map_err(|failure| at(failure, index, hops))?;
         (bytes, bound, stack) = (done.leftover, done.bound, done.stack);
     }
-    let stream = stream.into();
     Ok(Carried { stream, early: bytes, bound, sent, stack, taken: None, leads_to: None, spread: None })
+}
+
+/// Returns a connection to the first hop.
+async fn entry(order: &Order<'_>, hop: &Hop) -> Result<Stream, Failure> {
+    let addresses = gate::configured(resolve(&hop.address).await?);
+    if hop.protocol == HopProtocol::Http3 {
+        return h3::dial(hop, &addresses, order.dialing).await;
+    }
+    let wishes = Wishes { tfo: hop.tfo, speaks_first: true, mptcp: hop.mptcp, ..Wishes::default() };
+    let (stream, _) = order.dialing.race(&addresses, wishes).await?;
+    if hop.protocol == HopProtocol::Https {
+        return tls::with_hop(stream.into(), hop).await;
+    }
+    Ok(stream.into())
 }
 
 struct Shaken {
@@ -279,7 +288,7 @@ struct Shaken {
 
 /// Runs one machine to its end, beginning with bytes that were already read.
 async fn shake(
-    stream: &mut TcpStream,
+    stream: &mut (impl Wire + AsyncWrite),
     mut machine: Machine,
     came: Vec<u8>,
     clock: &Clock,
@@ -306,13 +315,13 @@ async fn shake(
         if is_part {
             // The proxy answers in pieces. It may hold one back until the one before is acknowledged (Nagle, RFC
             // 896).
-            let _ = sockopt::set_tcp_ack_at_once(&*stream);
+            let _ = stream.socket().map(sockopt::set_tcp_ack_at_once);
         }
         has_read = true;
         let read = poll_fn(|cx| {
             // The buffer is in this closure, so that it is on the stack and not part of each flow's future.
             let mut buffer = [0; 2048];
-            let n = ready!(stream.poll_recv(cx, &mut buffer))?;
+            let n = ready!(Wire::poll_recv(stream, cx, &mut buffer))?;
             match &buffer[..n] {
                 [] => machine.eof(clock.now()),
                 bytes => machine.bytes(clock.now(), bytes),

@@ -4,6 +4,7 @@ mod client;
 pub mod datagrams;
 mod direct;
 pub mod gate;
+pub mod h3;
 pub mod hops;
 mod overlay;
 mod resolve;

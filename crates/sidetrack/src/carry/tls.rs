@@ -4,10 +4,12 @@
 
 use super::Failure;
 use super::stream::{Stream, Wire};
-use crate::tls::server_name;
+use crate::tls::{Roots, server_name};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
+use sidetrack_core::carrier::Hop;
 use sidetrack_core::flow::{EndReason, Host};
+use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::sync::Arc;
@@ -288,6 +290,54 @@ impl ToServer {
             Failure::new(why, format!("TLS with {}: {error}", self.host))
         })
     }
+}
+
+/// Most sets of authorities whose configurations are kept.
+const KEPT_MAX: usize = 64;
+
+/// A configuration, with the text of its authorities.
+type Kept = (Option<Arc<str>>, Arc<ClientConfig>);
+
+thread_local! {
+    /// Configurations by the text of their authorities. They keep the sessions with their hops, too.
+    static KEPT: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Returns the configuration for hops whose certificates these authorities signed. `None`: those of the system.
+///
+/// # Errors
+/// There are no such authorities.
+pub fn roots(ca_pem: Option<&Arc<str>>) -> Result<Arc<ClientConfig>, Failure> {
+    let found = KEPT.with_borrow(|kept| {
+        kept.iter().find(|(pem, _)| pem.as_ref() == ca_pem).map(|(_, config)| config.clone())
+    });
+    if let Some(config) = found {
+        return Ok(config);
+    }
+    let made = match ca_pem {
+        Some(pem) => Roots::of(pem),
+        None => Roots::of_system_and(None),
+    };
+    let failed = |error: crate::tls::TlsError| Failure::new(EndReason::TlsFailed, error.to_string());
+    let config = Arc::new(made.and_then(|roots| roots.client()).map_err(failed)?);
+    KEPT.with_borrow_mut(|kept| {
+        kept.truncate(KEPT_MAX - 1);
+        kept.push((ca_pem.cloned(), config.clone()));
+    });
+    Ok(config)
+}
+
+/// Makes TLS with a hop, which then speaks HTTP/1.1.
+///
+/// # Errors
+/// As [`ToServer::shake_hands`].
+pub async fn with_hop(stream: Stream, hop: &Hop) -> Result<Stream, Failure> {
+    let mut config = (*roots(hop.ca_pem.as_ref())?).clone();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let host = hop.address.host.clone();
+    let why = format!("no certificate can be for {host}");
+    let to = ToServer::new(config, host).ok_or_else(|| Failure::new(EndReason::Certificate, why))?;
+    Ok(Stream::Tls(Box::new(to.shake_hands(stream, Vec::new()).await?)))
 }
 
 /// Returns the rustls error that ended a handshake, if there is one.

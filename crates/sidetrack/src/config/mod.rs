@@ -40,7 +40,7 @@ pub use sidetrack_common::rights::RunAs;
 pub use surroundings::{SecretFile, Surroundings, System, numbered};
 pub use tap::Tap;
 
-use crate::tls::Mutual;
+use crate::tls::{Mutual, Own};
 use sidetrack_common::file::{nearest, parse_all};
 use sidetrack_core::association::Filtering;
 use sidetrack_core::carrier::Credentials;
@@ -316,6 +316,10 @@ pub struct HttpListener {
     pub cache: Option<CacheSettings>,
     /// Which TLS connections of its clients are intercepted. `None`: all pass unchanged.
     pub tap: Option<Arc<Tap>>,
+    /// The certificate that clients of the listener itself see. `None`: they use no TLS.
+    pub own: Option<Own>,
+    /// Serves HTTP/3 on the same port.
+    pub http3: bool,
 }
 
 /// Which wire layouts of SOCKS6 a listener accepts.

@@ -301,7 +301,7 @@ pub struct Rule {
     /// "deny" denies the flow. Either this or `carrier`.
     pub action: Option<At<RuleAction>>,
     /// "direct", "tunnel:<name>", a hop such as "socks6://gw:1080", or a list of hops, each reached through the one before.
-    /// Schemes: socks5, socks6, socks6+socksx, socks6+socksx010, http.
+    /// Schemes: socks5, socks6, socks6+socksx, socks6+socksx010, http, https, h3.
     pub carrier: Option<List<String>>,
     /// The paths that the bytes of a flow use. "shortest": the cheapest path. "stripe": `paths` paths that share no relay, each
     /// byte on one of them. "duplicate": all bytes on each of these paths; the first copy counts. Datagrams may also take

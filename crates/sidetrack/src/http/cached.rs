@@ -508,6 +508,7 @@ impl Cached<'_, '_> {
             _ => said_length(&head).map_or(Length::Chunked, Length::Exact),
         };
         let asked = self.turn.asked;
+        asked.announce(&mut head.fields);
         let (length, again) = finish(&mut head, length, asked.version, asked.hop.keeps_alive);
         let mut bytes = Vec::with_capacity(HEAD_ROOM);
         head.write_to(&mut bytes);

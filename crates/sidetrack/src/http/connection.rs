@@ -58,6 +58,8 @@ pub(super) struct Connection {
     pub is_multiplexed: bool,
     /// The client speaks Multipath TCP.
     pub is_multipath: bool,
+    /// The version of the stream that brings the requests, if it is another than theirs: "2.0" or "3.0".
+    pub received: Option<&'static str>,
     /// What was sent to the client for the current request.
     pub told: Told,
     /// The server connections that belong to this client connection.
@@ -94,7 +96,9 @@ pub(super) async fn serve(
     proxy: Arc<Proxy>,
     Admitted { client, peer, admission }: Admitted,
 ) {
-    if let Some(connection) = open(worker, listening, proxy, client, peer).await {
+    if let Some(connection) = open(worker, listening, proxy, client, peer).await
+        && let Some(connection) = Box::pin(connection.secured()).await
+    {
         connection.serve_all().await;
     }
     drop(admission);
@@ -161,6 +165,7 @@ impl Connection {
             inside: None,
             is_multiplexed: false,
             is_multipath,
+            received: None,
             told: Told::default(),
             bound: Bound::default(),
         }
@@ -356,7 +361,15 @@ impl Connection {
         };
         let (worker, listening, proxy) = (&*self.worker, &*self.listening, &*self.proxy);
         let inside = self.inside.as_ref();
-        let desk = Desk { worker, listening, proxy, peer: self.peer, stream: &self.stream, inside };
+        let desk = Desk {
+            worker,
+            listening,
+            proxy,
+            peer: self.peer,
+            stream: &self.stream,
+            inside,
+            received: self.received,
+        };
         match desk.judge(request, live) {
             Wish::Answer(answer, length) => self.answer(*answer, length, asker).await,
             Wish::Tunnel { destination, user } => {

@@ -380,6 +380,7 @@ fn head_for(asked: &Asked, fetched: &mut Fetched) -> (Length, bool, Vec<u8>) {
         (Length::None, false)
     } else {
         add_date(&mut head.fields);
+        asked.announce(&mut head.fields);
         finish(&mut head, fetched.length.length, asked.version, asked.hop.keeps_alive)
     };
     let mut bytes = Vec::with_capacity(HEAD_ROOM);

@@ -282,7 +282,7 @@ impl Way<'_> {
         client: Interim<'_>,
     ) -> Result<Fetched, Failure> {
         let is_http2 = from.is_memory();
-        let via = Via { pseudonym: self.pseudonym, is_http2 };
+        let via = Via { pseudonym: self.pseudonym, received: is_http2.then_some("2.0") };
         for _ in 0..=MAX_INTERIM {
             let mut response = self.one_head((from, buffer)).await?;
             self.progress.mark();

@@ -18,12 +18,14 @@ mod exchange;
 mod fetch;
 mod filling;
 mod h2;
+mod h3;
 mod har;
 mod htcp;
 mod intercepted;
 mod keylog;
 mod meter;
 mod open;
+mod own;
 mod pool;
 mod refresh;
 mod request;
@@ -35,6 +37,7 @@ mod tap;
 
 pub use content::Content;
 pub use disk::{DiskState, Which};
+pub use own::Secured;
 pub use pool::tend;
 pub use store::{Listed, Object, Store};
 pub use tap::Tap;
@@ -68,6 +71,8 @@ pub struct Proxy {
     pub tap: Option<Arc<Tap>>,
     /// Serves clients that ask for a tunnel of datagrams.
     pub datagrams: session::Tunnel,
+    /// TLS with clients of the listener itself, if it has a certificate.
+    pub secured: Option<Secured>,
 }
 
 /// A shared cache and its settings.
@@ -103,8 +108,9 @@ impl Proxy {
         let pseudonym = format!("sidetrack-{:08x}", u32::from_be_bytes(random));
         let cache = settings.cache.as_ref().map(Cache::new).transpose()?;
         let tap = settings.tap.clone().map(Tap::new).transpose()?.map(Arc::new);
+        let secured = Secured::new(&settings)?;
         let htcp = cache.as_ref().and_then(|cache| cache.htcp.clone());
-        let proxy = Arc::new(Self { pseudonym, settings, cache, tap, datagrams });
+        let proxy = Arc::new(Self { pseudonym, settings, cache, tap, datagrams, secured });
         if let Some(htcp) = htcp {
             htcp.start(Arc::downgrade(&proxy))?;
         }

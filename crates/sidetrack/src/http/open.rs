@@ -114,7 +114,15 @@ impl Connection {
     /// or requires an agreement.
     pub(super) fn may_open(&self, to: &Destination, user: Option<&str>) -> (bool, Decided) {
         let (worker, listening, proxy) = (&*self.worker, &*self.listening, &*self.proxy);
-        let desk = Desk { worker, listening, proxy, peer: self.peer, stream: &self.stream, inside: None };
+        let desk = Desk {
+            worker,
+            listening,
+            proxy,
+            peer: self.peer,
+            stream: &self.stream,
+            inside: None,
+            received: self.received,
+        };
         let mut flow = desk.flow_to(to.clone(), user.map(str::to_owned));
         let verdict = desk.decide(&mut flow, None);
         let may = matches!(&verdict.action, Action::Carry(carry) if carry.chain.is_none() && carry.agreement.is_none());

@@ -13,6 +13,7 @@ use crate::live::LiveFlow;
 use crate::worker::Worker;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Protocol};
 use sidetrack_core::http::basic::credentials;
+use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::forward::{self, RequestHop, Stop, Via};
 use sidetrack_core::http::framing::{Length, request_length};
 use sidetrack_core::http::message::{MessageError, Method, Request, Version};
@@ -48,6 +49,8 @@ pub(super) struct Asked {
     pub is_configured: bool,
     /// Counting functions that its content passes.
     pub meter: Option<Rc<Meter>>,
+    /// The port at which this server is reached by HTTP/3, which the client is told (RFC 7838).
+    pub http3_port: Option<u16>,
 }
 
 impl Asked {
@@ -65,6 +68,14 @@ impl Asked {
             is_configured: self.is_configured,
             // No client waits for a repeated fetch, so bandwidth limits do not apply.
             meter: None,
+            http3_port: self.http3_port,
+        }
+    }
+
+    /// Tells the client that it may use HTTP/3, instead of what the server says about itself.
+    pub(super) fn announce(&self, fields: &mut Fields) {
+        if let Some(port) = self.http3_port {
+            fields.set("Alt-Svc", format!("h3=\":{port}\"; ma=86400"));
         }
     }
 
@@ -116,6 +127,8 @@ pub(super) struct Desk<'a> {
     pub stream: &'a Duplex,
     /// The one server that all requests are for, if there is one.
     pub inside: Option<&'a Inside>,
+    /// The version of the stream that brings the requests, if it is another than theirs.
+    pub received: Option<&'static str>,
 }
 
 impl Desk<'_> {
@@ -168,7 +181,15 @@ impl Desk<'_> {
                 let why = "https is carried in a tunnel: ask for it with CONNECT";
                 Err(self.not_served(why))
             }
-            Target::Resource(resource) => self.asked(request, length, resource, user, live),
+            Target::Resource(resource) => {
+                let speaks_for_server = form == Form::Origin && self.proxy.settings.http3;
+                let http3_port = speaks_for_server.then_some(self.listening.address.port());
+                let mut wish = self.asked(request, length, resource, user, live)?;
+                if let Wish::Resource(asked) = &mut wish {
+                    asked.http3_port = http3_port;
+                }
+                Ok(wish)
+            }
         }
     }
 
@@ -276,7 +297,7 @@ impl Desk<'_> {
         let meter = self.meter(&carry, &flow)?;
         let version = request.version;
         let before = matches!(request.method, Method::Trace | Method::Options).then(|| request.clone());
-        let via = Via { pseudonym: &self.proxy.pseudonym, is_http2: self.stream.is_memory() };
+        let via = Via { pseudonym: &self.proxy.pseudonym, received: self.received };
         let hop = forward::request(&mut request, &resource, length, via).map_err(|stop| match stop {
             Stop::Here => Box::new(Answer::here(before.as_ref().unwrap_or(&request))),
             Stop::Loop => {
@@ -293,8 +314,19 @@ impl Desk<'_> {
         let unproven = self.unproven(&resource);
         let route = Route { carry, destination, secure };
         let is_configured = self.inside.is_none() && self.proxy.settings.to.is_some();
-        let asked =
-            Asked { request, length, hop, version, resource, flow, route, unproven, is_configured, meter };
+        let asked = Asked {
+            request,
+            length,
+            hop,
+            version,
+            resource,
+            flow,
+            route,
+            unproven,
+            is_configured,
+            meter,
+            http3_port: None,
+        };
         Ok(Wish::Resource(Box::new(asked)))
     }
 

@@ -93,7 +93,7 @@ impl Siblings {
             asked.push(Box::pin(ask_one(question, route, by_htcp(question, route, *at, &told))));
         }
         let (server, mut fetched) = first(&mut asked).await?;
-        forward::response(&mut fetched.response, Via { pseudonym, is_http2: false });
+        forward::response(&mut fetched.response, Via { pseudonym, received: None });
         Some((server, fetched))
     }
 }

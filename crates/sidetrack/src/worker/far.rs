@@ -10,7 +10,7 @@ use crate::carry::tunnel::{self, quic};
 use crate::config::Tunnel;
 use crate::intercept::{Catches, Listening};
 use crate::reactor::{self, QuicRuntime, TcpStream, timeout};
-use quinn::{Connection, Endpoint, EndpointConfig, Incoming};
+use quinn::{Connection, Endpoint, EndpointConfig, Incoming, VarInt};
 use sidetrack_core::tunnel::Greeting;
 use sidetrack_sys::sync::lock;
 use std::io;
@@ -44,7 +44,8 @@ const CLOSING: Duration = Duration::from_millis(200);
 /// The far sides of tunnels that a worker serves.
 #[derive(Debug, Default)]
 pub(super) struct Far {
-    endpoints: Mutex<Vec<Endpoint>>,
+    /// Endpoints of QUIC, and the code with which each closes.
+    endpoints: Mutex<Vec<(Endpoint, VarInt)>>,
     waiting: Arc<AtomicUsize>,
 }
 
@@ -52,13 +53,13 @@ impl Far {
     fn forget(&self, endpoint: &Endpoint) {
         let address = endpoint.local_addr().ok();
         let mut endpoints = lock(&self.endpoints);
-        endpoints.retain(|other| other.local_addr().ok() != address);
+        endpoints.retain(|(other, _)| other.local_addr().ok() != address);
     }
 
     pub(super) async fn close(&self) {
         let endpoints = std::mem::take(&mut *lock(&self.endpoints));
-        for endpoint in endpoints {
-            endpoint.close(quic::CLOSED, b"stopping");
+        for (endpoint, code) in endpoints {
+            endpoint.close(code, b"stopping");
             // A near side that misses the close detects it by its own timeout.
             let _ = timeout(CLOSING, endpoint.wait_idle()).await;
         }
@@ -82,6 +83,16 @@ impl Drop for Counted {
 }
 
 impl Worker {
+    /// Closes this endpoint with this code when the worker stops.
+    pub fn keep_quic(&self, endpoint: &Endpoint, code: VarInt) {
+        lock(&self.far.endpoints).push((endpoint.clone(), code));
+    }
+
+    /// Forgets an endpoint that is closed.
+    pub fn forget_quic(&self, endpoint: &Endpoint) {
+        self.far.forget(endpoint);
+    }
+
     /// Accepts QUIC connections and their flows until `stop` becomes true or its sender is dropped. If `stop` becomes true,
     /// the connections end, too.
     pub async fn accept_quic(
@@ -96,7 +107,7 @@ impl Worker {
                 return tracing::error!(listener = %service.listening.name, %error, "cannot speak QUIC");
             }
         };
-        lock(&self.far.endpoints).push(endpoint.clone());
+        self.keep_quic(&endpoint, quic::CLOSED);
         let handshakes = Places::new(HANDSHAKES_MAX.min(self.shared.handshakes.most()));
         let let_in = Arc::new(AtomicUsize::new(0));
         loop {

@@ -63,7 +63,7 @@ enum Way {
 /// # Errors
 /// Fails if a hop cannot be reached or refuses. The failure names the hop.
 pub(super) async fn associate(order: &Order<'_>, hops: &[Hop]) -> Result<Box<dyn Datagrams>, Failure> {
-    let http = hops.iter().rposition(|hop| hop.protocol == HopProtocol::Http);
+    let http = hops.iter().rposition(|hop| hop.protocol.is_http());
     let socks = http.map_or(0, |at| at + 1);
     let mut controls = Vec::with_capacity(hops.len());
     let (mut relays, mut headers) = (Vec::with_capacity(hops.len()), Vec::with_capacity(hops.len()));
@@ -72,7 +72,7 @@ pub(super) async fn associate(order: &Order<'_>, hops: &[Hop]) -> Result<Box<dyn
         let mut carried = hops::associate(order, hops, index).await?;
         headers.push(match hop.protocol {
             HopProtocol::Socks6(_) => Header::V6(announced(&mut carried, &name).await?),
-            HopProtocol::Socks5 | HopProtocol::Http => Header::V5,
+            _ => Header::V5,
         });
         let bound = carried.bound.ok_or_else(|| {
             Failure::new(EndReason::HopFailed, format!("{name}: it did not say where it relays datagrams"))

@@ -4,6 +4,7 @@ use super::super::{
     At, CacheSettings, DiskSettings, HtcpSettings, HtcpSibling, HttpListener, List, Listener, raw,
 };
 use super::Check;
+use crate::tls::Own;
 use sidetrack_core::flow::Destination;
 use sidetrack_core::http::cache::Rules;
 use sidetrack_core::http::fields::is_token;
@@ -22,12 +23,44 @@ const SIBLINGS_MAX: usize = 16;
 
 impl Check<'_> {
     pub(super) fn http(&mut self, listen: &raw::Listen) -> HttpListener {
+        let own = listen.identity.as_ref().and_then(|identity| self.own(identity));
+        let http3 = self.serves_http3(listen);
         HttpListener {
             users: listen.users.as_ref().map(|users| self.logins(users)).unwrap_or_default(),
             to: listen.to.as_ref().and_then(|to| self.destination(to)),
             cache: listen.cache.as_ref().map(|cache| self.cache(cache)),
             tap: self.tap_of(listen),
+            own,
+            http3,
         }
+    }
+
+    /// Reads the certificate that the listener shows.
+    fn own(&mut self, identity: &At<String>) -> Option<Own> {
+        let pem = self.secret_lines(identity, identity.span())?.join("\n");
+        match Own::new(&pem) {
+            Ok(own) => Some(own),
+            Err(error) => {
+                let help = "name a file with the certificate chain and its private key, in PEM";
+                self.error(identity.span(), format!("'{}': {error}", identity.as_str()), help);
+                None
+            }
+        }
+    }
+
+    /// Whether the listener serves HTTP/3. Reports what is missing for it.
+    fn serves_http3(&mut self, listen: &raw::Listen) -> bool {
+        let Some(at) = listen.http3.as_ref().filter(|at| ***at) else { return false };
+        if listen.identity.is_none() {
+            let help =
+                "write `identity = \"proxy.pem\"`: a file with the certificate chain and its private key";
+            self.error(at.span(), "HTTP/3 is always encrypted: `http3` needs an `identity`", help);
+        }
+        if listen.accept_proxy_protocol.is_some() {
+            let help = "take one of them out: UDP has no PROXY protocol header";
+            self.error(at.span(), "`http3` does not go with `accept_proxy_protocol`", help);
+        }
+        true
     }
 
     /// Returns the HTTP settings of a capturing listener, if it has a cache or intercepts TLS.
@@ -38,6 +71,8 @@ impl Check<'_> {
             to: None,
             cache: listen.cache.as_ref().map(|cache| self.cache(cache)),
             tap: self.tap_of(listen),
+            own: None,
+            http3: false,
         })
     }
 

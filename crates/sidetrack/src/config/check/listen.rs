@@ -32,7 +32,7 @@ const fn word(kind: Kind) -> &'static str {
 /// A key that only some kinds have: the key, its place if it is given, and the kinds.
 type SpecialKey = (&'static str, Option<Range<usize>>, &'static [Kind]);
 
-fn special_keys(listen: &raw::Listen) -> [SpecialKey; 25] {
+fn special_keys(listen: &raw::Listen) -> [SpecialKey; 26] {
     const CAPTURE: &[Kind] = &[Kind::Redirect, Kind::Tproxy];
     const HTTP: &[Kind] = &[Kind::Http, Kind::Redirect, Kind::Tproxy];
     fn at<T>(at: &Option<At<T>>) -> Option<Range<usize>> {
@@ -63,7 +63,8 @@ fn special_keys(listen: &raw::Listen) -> [SpecialKey; 25] {
         ("dst", list(&listen.dst), CAPTURE),
         ("except", list(&listen.except), CAPTURE),
         ("ports", list(&listen.ports), CAPTURE),
-        ("identity", at(&listen.identity), &[Kind::Tunnel]),
+        ("identity", at(&listen.identity), &[Kind::Tunnel, Kind::Http]),
+        ("http3", at(&listen.http3), &[Kind::Http]),
         ("ca", at(&listen.ca), &[Kind::Tunnel]),
         ("pins", list(&listen.pins), &[Kind::Tunnel]),
         ("engine", at(&listen.engine), &[Kind::Engine]),

@@ -2,6 +2,7 @@
 
 use super::super::{At, List, Listener, raw};
 use super::Check;
+use crate::tls::Roots;
 use sidetrack_core::carrier::{Carrier, Credentials, Hop, HopError, HopProtocol, OverlayCarrier};
 use sidetrack_core::flow::{Intercept, Protocol};
 use sidetrack_core::policy::{
@@ -269,6 +270,10 @@ impl Check<'_> {
             if hop.address.zone != 0 {
                 self.zone_of_another(text.span());
             }
+            if hop.protocol.is_encrypted() {
+                let help = "write this hop first: hops before it cannot carry its handshake";
+                self.error(text.span(), "only the first hop may be of scheme https or h3", help);
+            }
             if hop.tfo || hop.mptcp {
                 let help = "only the first hop is dialled by us: set it there";
                 self.error(text.span(), "`tfo` and `mptcp` of a later hop have no effect", help);
@@ -289,7 +294,7 @@ impl Check<'_> {
 
     fn hop(&mut self, text: &At<String>) -> Option<Hop> {
         let error = match self.numbered(text)?.parse::<Hop>() {
-            Ok(hop) => return Some(hop),
+            Ok(hop) => return self.with_authorities(hop, text),
             Err(error) => error,
         };
         let help = "such as \"socks5://host:1080\", \"socks6://user:password@host:1080\", \
@@ -304,6 +309,28 @@ impl Check<'_> {
         };
         self.error(text.span(), message, help);
         None
+    }
+
+    /// Reads the file of a hop's authorities.
+    fn with_authorities(&mut self, mut hop: Hop, text: &At<String>) -> Option<Hop> {
+        let Some(file) = &hop.ca_file else { return Some(hop) };
+        let read =
+            self.surroundings.secret_file(file).map_err(|error| format!("cannot read '{file}': {error}"));
+        let read = read.and_then(|read| match Roots::of(&read.text) {
+            Ok(_) => Ok(read.text.into()),
+            Err(error) => Err(format!("'{file}': {error}")),
+        });
+        match read {
+            Ok(pem) => {
+                hop.ca_pem = Some(pem);
+                Some(hop)
+            }
+            Err(message) => {
+                let help = "`ca` names a file with certificates in PEM; a relative path starts from the folder of this file";
+                self.error(text.span(), message, help);
+                None
+            }
+        }
     }
 
     /// Reads credentials from a file with one line for each hop: `user:password`, or `-`.

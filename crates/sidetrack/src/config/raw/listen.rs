@@ -68,8 +68,11 @@ pub struct Listen {
     pub except: Option<List<String>>,
     /// redirect and tproxy: only to these ports, numbers or "first-last". Default: all.
     pub ports: Option<List<Number>>,
-    /// tunnel: a file with this host's certificate chain and its private key, in PEM (`sidetrack tunnel key`).
+    /// tunnel: a file with this host's certificate chain and its private key, in PEM (`sidetrack tunnel key`). http: the same,
+    /// for TLS with clients of the listener, by HTTP/1.1 or HTTP/2. Default for http: no TLS.
     pub identity: Option<At<String>>,
+    /// http: serve HTTP/3 too, on the UDP port of the same number. Needs `identity`. Default false.
+    pub http3: Option<At<bool>>,
     /// tunnel: a file with the certificates of the authorities whose near sides are accepted, in PEM. Either this or `pins`.
     pub ca: Option<At<String>>,
     /// tunnel: the keys of the near sides that are accepted, each "sha256//BASE64".

@@ -117,6 +117,8 @@ async fn passing(instance: &Instance, place: &Place, intro: Intro<'_>) -> Result
         optimistic: false,
         tfo: false,
         mptcp: false,
+        ca_file: None,
+        ca_pem: None,
     };
     let destination = match spec.way_back {
         WayBack::Destination => SocketAddr::from(back).into(),

@@ -8,13 +8,13 @@ use super::super::duplex::Duplex;
 use super::super::open::Inside;
 use super::follow::{Followed, Watch};
 use super::{
-    CONNECTION_WINDOW, STREAM_WINDOW, STREAMS_MAX, datagrams, drain, head, header_list_max, headers, pipe,
-    pour, websocket,
+    CONNECTION_WINDOW, STREAM_WINDOW, STREAMS_MAX, connect, datagrams, drain, head, header_list_max, headers,
+    pipe, pour, websocket,
 };
 use crate::carry::Client;
 use crate::intercept::Listening;
 use crate::reactor::{self, timeout};
-use crate::worker::{Idle, Place, Worker};
+use crate::worker::{Admission, Idle, Place, Worker};
 use bytes::Bytes;
 use h2::ext::Protocol;
 use h2::server::SendResponse;
@@ -22,9 +22,10 @@ use h2::{Reason, RecvStream, SendStream};
 use http::StatusCode;
 use sidetrack_core::http::auth::request_needs_own_connection;
 use sidetrack_core::http::framing::{Decoder, Length, request_length, response_length};
-use sidetrack_core::http::h2::{Malformed, Pseudo, request};
+use sidetrack_core::http::h2::{Malformed, Pseudo, proxied, request};
 use sidetrack_core::http::message::{Method, Request, Response, Sender};
 use sidetrack_core::http::udp;
+use sidetrack_sys::sockopt;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -40,20 +41,27 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// State shared by all streams of a connection.
 #[derive(Clone)]
-pub(super) struct Common {
-    worker: Arc<Worker>,
-    listening: Arc<Listening>,
-    proxy: Arc<Proxy>,
-    peer: SocketAddr,
-    /// The one server that all requests are for. `None`: the client speaks to us, and only about tunnels of datagrams.
-    inside: Option<Inside>,
+pub(in crate::http) struct Common {
+    /// The worker.
+    pub worker: Arc<Worker>,
+    /// The listener.
+    pub listening: Arc<Listening>,
+    /// State shared by the listener's connections.
+    pub proxy: Arc<Proxy>,
+    /// The client's address.
+    pub peer: SocketAddr,
+    /// The one server that all requests are for. `None`: the client speaks to us. Without a certificate of ours, it may only ask
+    /// for tunnels of datagrams then.
+    pub inside: Option<Inside>,
+    /// The version that brings the requests: "2.0" or "3.0".
+    pub received: &'static str,
 }
 
 /// Serves a connection to its end, after the client and we have agreed on HTTP/2.
 pub(crate) async fn serve(connection: Connection) {
     let patience = Duration::from_millis(connection.worker.config().limits.handshake_timeout_ms);
     let Connection { worker, listening, proxy, peer, stream, mut buffer, inside, .. } = connection;
-    let common = Common { worker: worker.clone(), listening, proxy, peer, inside };
+    let common = Common { worker: worker.clone(), listening, proxy, peer, inside, received: "2.0" };
     let mut builder = h2::server::Builder::new();
     builder
         .max_concurrent_streams(STREAMS_MAX)
@@ -63,6 +71,9 @@ pub(crate) async fn serve(connection: Connection) {
         .enable_connect_protocol();
     let (stream, peeked) = stream.into_stream();
     let (stream, watch) = Followed::new(stream, [buffer.take(), peeked].concat(), Sender::Client);
+    if common.is_secured() {
+        watch.for_proxy();
+    }
     let place = Place::enter(&worker);
     let shaking = timeout(patience, builder.handshake::<Followed, Bytes>(stream));
     let Some(Ok(Ok(mut connection))) = Place::while_kept(Some(&place), shaking).await else { return };
@@ -111,6 +122,10 @@ async fn serve_stream(
     let (parts, body) = asked.into_parts();
     match (parts.extensions.get::<Protocol>().map(Protocol::as_str), &common.inside) {
         (None, Some(_)) => {}
+        (None, None) if common.is_secured() && parts.method == http::Method::CONNECT => {
+            return connect::serve(common, &parts, (body, respond)).await;
+        }
+        (None, None) if common.is_secured() => {}
         (Some("websocket"), Some(_)) => return websocket::serve(common, &parts, (body, respond)).await,
         (Some(udp::PROTOCOL), None) => return datagrams::serve(common, &parts, (body, respond)).await,
         _ => {
@@ -121,7 +136,7 @@ async fn serve_stream(
             return;
         }
     }
-    let (request, length) = match head_of(&parts, !body.is_end_stream()) {
+    let (request, length) = match head_of(&common, &parts, !body.is_end_stream()) {
         Ok(read) => read,
         Err(_) => return respond.send_reset(Reason::PROTOCOL_ERROR),
     };
@@ -164,12 +179,31 @@ async fn serve_stream(
 }
 
 impl Common {
+    /// Whether the client speaks to the listener itself, by TLS.
+    fn is_secured(&self) -> bool {
+        self.inside.is_none() && self.proxy.secured.is_some()
+    }
+
+    /// Whether the configuration names the server of requests that are for us.
+    pub(in crate::http) fn names_server(&self) -> bool {
+        self.proxy.settings.to.is_some()
+    }
+
+    /// Asks for room for what a stream of this connection opens.
+    ///
+    /// # Errors
+    /// Which limit is reached.
+    pub(in crate::http) fn admit(&self) -> Result<Admission, String> {
+        let ip = self.peer.ip();
+        Admission::ask(&self.worker, ip, || ip.is_loopback() || sockopt::is_of_this_host(ip))
+    }
+
     /// Starts serving a connection in memory with the shared state; returns its other end.
-    pub(super) fn connection(self) -> Duplex {
+    pub(in crate::http) fn connection(self) -> Duplex {
         let (pipe, other) = pipe();
-        let Self { worker, listening, proxy, peer, inside } = self;
+        let Self { worker, listening, proxy, peer, inside, received } = self;
         let served = Connection::new(worker, listening, proxy, Client::new(other), peer);
-        reactor::spawn(Connection { inside, ..served }.serve_all());
+        reactor::spawn(Connection { inside, received: Some(received), ..served }.serve_all());
         pipe
     }
 }
@@ -188,8 +222,16 @@ pub(super) fn fields_of(parts: &http::request::Parts) -> impl Iterator<Item = (&
 }
 
 /// The request in HTTP/1.1 form, and the framing of its body there.
-fn head_of(parts: &http::request::Parts, has_body: bool) -> Result<(Request, Length), Malformed> {
-    let request = request(pseudo(parts), fields_of(parts), has_body)?;
+fn head_of(
+    common: &Common,
+    parts: &http::request::Parts,
+    has_body: bool,
+) -> Result<(Request, Length), Malformed> {
+    let request = if common.is_secured() {
+        proxied(pseudo(parts), fields_of(parts), has_body, common.names_server())?
+    } else {
+        request(pseudo(parts), fields_of(parts), has_body)?
+    };
     let length = request_length(&request).map_err(|_| Malformed::Field)?;
     Ok((request, length))
 }
@@ -201,6 +243,8 @@ pub(super) enum Switch<'a> {
     WebSocket(&'a str),
     /// A tunnel of datagrams.
     Datagrams,
+    /// A tunnel of bytes, after CONNECT.
+    Bytes,
 }
 
 impl Switch<'_> {
@@ -208,6 +252,7 @@ impl Switch<'_> {
     fn is_confirmed(self, response: &Response) -> bool {
         let says = |name: &str, value: &str| response.fields.first(name) == Some(value.as_bytes());
         match self {
+            Self::Bytes => (200..300).contains(&response.status),
             Self::WebSocket(accept) => says("sec-websocket-accept", accept),
             Self::Datagrams => says("upgrade", udp::PROTOCOL),
         }
@@ -229,8 +274,9 @@ pub(super) async fn answer(
         let bytes = read.ok_or_else(|| lost("no answer"))?;
         let mut response = Response::parse(&bytes).map_err(|error| lost(&error.to_string()))?;
         let length = response_length(method, &response).map_err(|error| lost(&error.to_string()))?.length;
-        let switches = response.status == 101;
-        if switches {
+        let is_bytes = matches!(switch, Some(Switch::Bytes));
+        let switches = response.status == 101 || is_bytes && Switch::Bytes.is_confirmed(&response);
+        if response.status == 101 {
             if !switch.is_some_and(|switch| switch.is_confirmed(&response)) {
                 return Err(lost("it switches to what was not asked for"));
             }

@@ -41,6 +41,12 @@ impl Followed {
 }
 
 impl Follows {
+    /// The receiver is a proxy, which serves requests of scheme `http` too.
+    pub(super) fn for_proxy(&self) {
+        let mut follower = self.0.borrow_mut();
+        *follower = std::mem::replace(&mut *follower, Follower::new(Sender::Client)).for_proxy();
+    }
+
     /// Watches a stream that the client has opened.
     pub(super) fn of(&self, stream: StreamId) -> Watch {
         Watch { follows: self.clone(), stream: stream.into() }

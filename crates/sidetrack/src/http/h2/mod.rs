@@ -3,9 +3,12 @@
 
 pub(super) mod accept;
 pub(super) mod ask;
+mod connect;
 mod datagrams;
 mod follow;
 mod websocket;
+
+pub(super) use accept::Common;
 
 use super::buffer::Buffer;
 use super::copy::{Outgoing, Stopped};
@@ -38,7 +41,7 @@ fn pipe() -> (Duplex, Stream) {
 }
 
 /// Reads a head from a connection in memory; `None` at its end.
-async fn head(from: &Duplex, buffer: &mut Buffer, sender: Sender) -> io::Result<Option<Vec<u8>>> {
+pub(super) async fn head(from: &Duplex, buffer: &mut Buffer, sender: Sender) -> io::Result<Option<Vec<u8>>> {
     let mut scan = Scan::default();
     loop {
         match scan.advance(buffer.data(), sender) {
