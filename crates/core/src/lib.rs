@@ -27,6 +27,7 @@ pub mod engine;
 pub mod filter;
 pub mod flow;
 pub mod function;
+pub mod hold;
 pub mod host_name;
 pub mod http;
 pub mod ldap;

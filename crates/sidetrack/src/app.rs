@@ -7,6 +7,7 @@ mod chains;
 mod containers;
 mod control;
 mod handover;
+mod hold;
 mod kernel;
 mod node;
 mod outgoing;

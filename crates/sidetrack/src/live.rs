@@ -155,6 +155,7 @@ pub struct LiveFlow {
     connect_us: AtomicU64,
     first_byte_us: AtomicU64,
     sniff_us: AtomicU64,
+    held_us: AtomicU64,
     /// Set once.
     taken: OnceLock<Taken>,
     /// Set once.
@@ -213,6 +214,7 @@ impl LiveFlow {
             connect_us: AtomicU64::new(UNSET),
             first_byte_us: AtomicU64::new(UNSET),
             sniff_us: AtomicU64::new(UNSET),
+            held_us: AtomicU64::new(UNSET),
             taken: OnceLock::new(),
             greeted: OnceLock::new(),
             shunted: AtomicBool::new(false),
@@ -325,6 +327,16 @@ impl LiveFlow {
     /// Notes how long the flow waited so that a rule could see its first bytes.
     pub fn sniffed(&self, wait: Duration) {
         self.sniff_us.store(u64::try_from(wait.as_micros()).unwrap_or(UNSET - 1), Relaxed);
+    }
+
+    /// Notes how long the client's SYN was held until its answer.
+    pub fn held(&self, wait: Duration) {
+        self.held_us.store(u64::try_from(wait.as_micros()).unwrap_or(UNSET - 1), Relaxed);
+    }
+
+    /// How long the client's SYN was held, if it was.
+    pub fn held_wait(&self) -> Option<Duration> {
+        Some(self.held_us.load(Relaxed)).filter(|us| *us != UNSET).map(Duration::from_micros)
     }
 
     /// How long the flow waited for its first bytes, if a rule needed them.

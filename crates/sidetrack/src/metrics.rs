@@ -86,6 +86,24 @@ pub struct ClosedForOthers {
     pub idle: u64,
 }
 
+/// Connections whose SYN was held until the far side had answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeldCounts {
+    /// How many of each result there were, by word.
+    pub results: Vec<(&'static str, u64)>,
+    /// How many are held now.
+    pub now: u64,
+    /// SYNs that came again meanwhile.
+    pub repeated: u64,
+    /// How often the kernel dropped segments because they were not read in time.
+    pub overruns: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct WaitedLabel {
     waited_for: &'static str,
@@ -149,6 +167,10 @@ pub struct Metrics {
     closed_for_others: Family<WaitedLabel, Counter>,
     datagrams: Family<DirectionLabel, Counter>,
     datagrams_dropped: Family<ReasonLabel, Counter>,
+    held_results: Family<ResultLabel, Counter>,
+    held_now: Gauge,
+    held_repeated: Counter,
+    held_overruns: Counter,
     records_dropped: Counter,
     engine_internal: Counter,
     fds_in_use: Gauge,
@@ -199,6 +221,10 @@ impl Metrics {
             closed_for_others: Family::default(),
             datagrams: Family::default(),
             datagrams_dropped: Family::default(),
+            held_results: Family::default(),
+            held_now: Gauge::default(),
+            held_repeated: Counter::default(),
+            held_overruns: Counter::default(),
             records_dropped: Counter::default(),
             engine_internal: Counter::default(),
             fds_in_use: Gauge::default(),
@@ -267,6 +293,27 @@ impl Metrics {
             "Datagrams that were not passed on, by the reason",
             self.datagrams_dropped.clone(),
         );
+        self.register_held();
+    }
+
+    fn register_held(&mut self) {
+        let to = &mut self.registry;
+        to.register(
+            "held_connections",
+            "Connections whose SYN is held until the far side has answered",
+            self.held_now.clone(),
+        );
+        to.register("held", "SYNs that were held, by the result", self.held_results.clone());
+        to.register(
+            "held_repeated",
+            "Retransmitted SYNs of connections that were held",
+            self.held_repeated.clone(),
+        );
+        to.register(
+            "held_overruns",
+            "How often SYNs were lost because they were not read in time",
+            self.held_overruns.clone(),
+        );
     }
 
     fn register_process(&mut self) {
@@ -306,6 +353,16 @@ impl Metrics {
             let counter = self.datagrams_dropped.get_or_create_owned(&ReasonLabel { reason });
             counter.inc_by(total.saturating_sub(counter.get()));
         }
+    }
+
+    /// Takes over the counts of held connections.
+    pub fn read_held(&self, held: &HeldCounts) {
+        for (result, total) in &held.results {
+            raise(&self.held_results.get_or_create_owned(&ResultLabel { result }), *total);
+        }
+        self.held_now.set(held.now.cast_signed());
+        raise(&self.held_repeated, held.repeated);
+        raise(&self.held_overruns, held.overruns);
     }
 
     /// Takes over how many errors of their own the packet engines have counted.

@@ -5,11 +5,14 @@ mod user;
 
 pub use user::{Beside, DataPlane, data_capabilities};
 
-use crate::config::{Config, EngineIo, EngineListener, ListenerKind, OnCrash, Overlay, Shunt, ShuntPath};
-use crate::steer::{Host, OWN_MARK, Steer, SteerError, TABLE};
+use crate::config::{
+    Config, EngineIo, EngineListener, Listener, ListenerKind, OnCrash, Overlay, Shunt, ShuntPath,
+};
+use crate::steer::{self, Host, OWN_MARK, Steer, SteerError, TABLE};
 use serde::Serialize;
 use sidetrack_core::flow::Protocol;
 use sidetrack_core::policy::Action;
+use sidetrack_sys::nfqueue::HOLD_NUMBERS;
 use sidetrack_sys::nft::Lifetime;
 use sidetrack_sys::route::{IpVersion, MarkRule};
 use std::fmt;
@@ -65,7 +68,13 @@ impl Plan {
             .flat_map(|listener| listener.addresses.iter().map(|address| (listener.name.clone(), *address)))
             .collect();
         let steer = Steer::new(config, &bound, 0, &Host::here())?;
+        // The numbers are those that are free when it starts; the first ones, if no other program uses queues.
+        let held: Vec<_> =
+            config.listeners.iter().filter(|one| steer::holds(config) && steer::may_hold(one)).collect();
+        let place = |name: &Arc<str>| held.iter().position(|one| one.name == *name);
+        let steer = steer.holding(&bound, |name| HOLD_NUMBERS.clone().nth(place(name)?));
         let mut steps = listening(config);
+        steps.extend(held.iter().map(|listener| holding(listener)));
         if !steer.is_empty() {
             steps.extend(steering(&steer));
         }
@@ -103,6 +112,17 @@ fn listening(config: &Config) -> Vec<Step> {
     steps.extend(config.admin.metrics.map(|address| listen(address, "[admin] metrics")));
     steps.extend(config.outgoing.iter().map(|outgoing| listen(outgoing.listen, "[outgoing]")));
     steps
+}
+
+fn holding(listener: &Listener) -> Step {
+    Step {
+        what: format!(
+            "open a packet queue (NFQUEUE) that holds the SYNs for '{}' until the far side has answered",
+            listener.name
+        ),
+        needs: Some("CAP_NET_ADMIN, CAP_NET_RAW"),
+        undone: WITH_THE_SOCKET,
+    }
 }
 
 fn listen(address: SocketAddr, whose: &str) -> Step {

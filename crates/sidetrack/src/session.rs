@@ -7,6 +7,7 @@ mod binding;
 mod carrying;
 mod containers;
 mod farewell;
+mod held;
 mod hello;
 mod lane;
 mod near;
@@ -19,6 +20,7 @@ mod watch;
 
 pub use associating::{Asking, AskingTunnel, Associate, NearSide, Relays, Tunnel};
 pub use carrying::{Carrying, Passage, carry_on};
+pub use held::serve_held;
 pub use lane::{Lane, allow_pipes};
 pub use setup::{Connect, ESTABLISHED, Refusals, undecided};
 pub use watch::Watched;
@@ -89,7 +91,7 @@ pub fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived, r
         entry.live.speaks_multipath(Side::Client, client.stream.speaks_multipath());
     }
     let mut carrying = {
-        let passage = Passage { worker, listening, peer, connect: None, relays: Some(relays) };
+        let passage = Passage { worker, listening, peer, connect: None, held: None, relays: Some(relays) };
         carry_on(passage, client, entry)
     };
     reactor::spawn(async move {

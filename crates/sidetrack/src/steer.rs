@@ -8,8 +8,8 @@ use sidetrack_core::policy::{
     Action, Capture, KernelAction, KernelMatch, KernelRule, Traffic, without_user_space,
 };
 use sidetrack_sys::nft::{
-    CgroupMatch, Except, InterfaceName, KernelPath, KernelRoute, Lifetime, MarkBits, Redirect, Selector,
-    Steering, TProxy,
+    CgroupMatch, Except, HoldQueue, InterfaceName, KernelPath, KernelRoute, Lifetime, MarkBits, Redirect,
+    Selector, Steering, TProxy,
 };
 use sidetrack_sys::route::{IpVersion, MarkRule};
 use sidetrack_sys::{cgroup, sysctl};
@@ -170,6 +170,29 @@ impl Steer {
         self
     }
 
+    /// The same, with the opening segments of these listeners' connections in queues. `queue_of` gives the number for a
+    /// listener, by name; `None`: its connections are not held.
+    #[must_use]
+    pub fn holding(
+        mut self,
+        bound: &[(Arc<str>, SocketAddr)],
+        queue_of: impl Fn(&Arc<str>) -> Option<u16>,
+    ) -> Self {
+        let bypass = self.lifetime == Lifetime::Socket;
+        let queue = |port: u16, v6: bool| {
+            let mut names = bound.iter().filter(|(_, to)| to.port() == port && to.is_ipv6() == v6);
+            let number = names.find_map(|(name, _)| queue_of(name))?;
+            Some(HoldQueue { number, bypass })
+        };
+        for redirect in &mut self.steering.redirects {
+            redirect.hold = queue(redirect.port, redirect.v6);
+        }
+        for tproxy in self.steering.tproxies.iter_mut().filter(|one| one.protocol == Protocol::Tcp) {
+            tproxy.hold = queue(tproxy.port, tproxy.v6);
+        }
+        self
+    }
+
     /// Returns the kernel's task for `config`, whose listeners are bound to these addresses. `first_path` is the
     /// number of the first path that the kernel forwards without us.
     ///
@@ -298,6 +321,7 @@ impl Steer {
                 v6,
                 local: redirect.local.then(|| selector.clone()).into_iter().collect(),
                 forwarded: redirect.forwarded.then(|| forwarded.clone()).into_iter().collect(),
+                hold: None,
             });
         }
         Ok(())
@@ -317,6 +341,7 @@ impl Steer {
             v6,
             selectors: vec![selector.clone()],
             drop_without_listener: config.on_crash == OnCrash::Closed,
+            hold: None,
         });
     }
 
@@ -419,6 +444,19 @@ pub fn mark_rules(steering: &mut Steering) -> Vec<MarkRule> {
     }
     steering.tproxy_mark = (!rules.is_empty()).then_some(TPROXY_MARK);
     rules
+}
+
+/// Whether connections are held until the far side has accepted: a rule asks for it, and a listener can do it.
+pub fn holds(config: &Config) -> bool {
+    config.policy.asks_faithful() && config.listeners.iter().any(may_hold)
+}
+
+/// Whether connections of this listener can be held: its clients know nothing of us and send nothing first.
+pub fn may_hold(listener: &Listener) -> bool {
+    listener.protocol == Protocol::Tcp
+        && listener.accept_proxy_protocol.is_empty()
+        && listener.kind.http().is_none()
+        && matches!(listener.kind, ListenerKind::Redirect(_) | ListenerKind::Tproxy(_))
 }
 
 /// Whether some flows use their clients' addresses towards servers. The servers' packets then go to addresses

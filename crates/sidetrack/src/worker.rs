@@ -17,6 +17,7 @@ use crate::carry::warm::{Room, Warm};
 use crate::carry::{Dialing, Stream};
 use crate::config::Config;
 use crate::function::Library;
+use crate::intercept::hold::Hold;
 use crate::intercept::{Catches, Listening};
 use crate::live::{Clock, Decided, Ledger, LiveFlow};
 use crate::process::Owners;
@@ -87,6 +88,8 @@ pub struct Shared {
     warm_room: Arc<Room>,
     /// Sessions and tokens of SOCKS6 clients.
     pub sessions: Arc<Mutex<SessionTable>>,
+    /// Connections that are accepted only when the far side has accepted.
+    hold: Option<Arc<Hold>>,
     clock: Clock,
 }
 
@@ -131,8 +134,20 @@ impl Shared {
                 SessionLimits::default(),
                 sidetrack_sys::random::bytes(),
             ))),
+            hold: None,
             clock,
         }
+    }
+
+    /// Some connections are held until the far side has accepted.
+    #[must_use]
+    pub fn with_hold(self, hold: Option<Arc<Hold>>) -> Self {
+        Self { hold, ..self }
+    }
+
+    /// The connections that are held.
+    pub const fn hold(&self) -> Option<&Arc<Hold>> {
+        self.hold.as_ref()
     }
 
     /// Reserves descriptors for this number of warm connections; at least [`WARM_MIN`] may be used.
@@ -190,6 +205,8 @@ pub struct Service {
     pub listening: Arc<Listening>,
     /// Serves each client.
     pub serve: Serve,
+    /// Whether sessions may wait for its connections.
+    pub holds: bool,
 }
 
 impl Service {
@@ -351,6 +368,14 @@ impl Worker {
         peer: SocketAddr,
         stop: &watch::Receiver<bool>,
     ) {
+        let stream = match &self.shared.hold {
+            Some(hold) if service.holds => match hold.claim(stream, &service.listening) {
+                Some(stream) => stream,
+                // Its session waited for it.
+                None => return,
+            },
+            _ => stream,
+        };
         let peer = service.listening.client(sidetrack_sys::sockopt::canonical(peer));
         if let Catches::Tunnel(_) = service.listening.catches {
             reactor::spawn(self.clone().accept_tls(service.clone(), stream, peer, stop.clone()));

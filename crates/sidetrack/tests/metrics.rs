@@ -3,7 +3,7 @@
 mod support;
 
 use sidetrack::live::{Ledger, LiveFlow, Taken, Transport};
-use sidetrack::metrics::{ClosedForOthers, Metrics, Surroundings};
+use sidetrack::metrics::{ClosedForOthers, HeldCounts, Metrics, Surroundings};
 use sidetrack::overlay::PacedTotals;
 use sidetrack::record::Observer;
 use sidetrack::shunt::Capacity;
@@ -141,6 +141,8 @@ fn the_manual_names_every_metric() {
     metrics.read_paths(&[("opened", 1)]);
     metrics.read_shunt(&[("used", 1)], 1);
     metrics.read_dropped(&[("limit", 1)]);
+    let results = vec![("admitted", 1)];
+    metrics.read_held(&HeldCounts { results, now: 1, repeated: 1, overruns: 1 });
     let text = metrics.text(&[ledger], Surroundings::default());
     let there: std::collections::BTreeSet<_> = text
         .lines()

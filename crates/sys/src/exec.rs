@@ -40,6 +40,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use crate::cgroup::Leaf;
+use crate::nfqueue::HoldSockets;
 use crate::udp::answers::AnswerSockets;
 use report::{Report, Reports};
 
@@ -65,6 +66,19 @@ pub struct IsolatedCommand {
     pub files: PrivateFiles,
     /// TCP port of the listener inside the namespace. A program that listens on the same port inside fails.
     pub redirect_port: u16,
+    /// Hold opening segments in a queue, if the kernel has queues.
+    pub hold: Option<HoldWish>,
+}
+
+/// How opening segments are held in the namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HoldWish {
+    /// The number of the queue.
+    pub queue: u16,
+    /// Most segments in it.
+    pub packets_max: u32,
+    /// Whether more pass; otherwise they are dropped.
+    pub fail_open: bool,
 }
 
 /// A command that runs in a network of its own.
@@ -79,6 +93,8 @@ pub struct Isolated {
     pub datagrams: Vec<UdpSocket>,
     /// Send the answers.
     pub answers: AnswerSockets,
+    /// The queue, if it was wanted and the kernel has queues.
+    pub hold: Option<HoldSockets>,
     /// The command.
     pub child: ChildProcess,
 }
@@ -94,7 +110,13 @@ pub fn spawn_isolated(command: &IsolatedCommand) -> Result<Isolated, LaunchError
     let privileged = child::is_privileged();
     let (child, fds) =
         spawn(&command.program, privileged, |reports| child::isolate(command, privileged, reports))?;
-    Isolated::of_descriptors(fds, child).ok_or(LaunchError::ChildVanished)
+    // The queue, if there is one, comes after the other sockets.
+    let mut parts = fds.into_iter();
+    let network = parts.next().unwrap_or_default();
+    let hold = command.hold.zip(parts.next());
+    let hold = hold.and_then(|(wish, fds)| HoldSockets::from_descriptors(fds, vec![wish.queue]));
+    let isolated = Isolated::of_descriptors(network, child).ok_or(LaunchError::ChildVanished)?;
+    Ok(Isolated { hold, ..isolated })
 }
 
 impl Isolated {
@@ -107,7 +129,7 @@ impl Isolated {
         let datagrams = descriptors.split_off(2 + answers).into_iter().map(UdpSocket::from).collect();
         let answers = AnswerSockets::of_descriptors(descriptors.split_off(2))?;
         let [listener, dns] = <[OwnedFd; 2]>::try_from(descriptors).ok()?;
-        Some(Self { listener: listener.into(), dns: dns.into(), datagrams, answers, child })
+        Some(Self { listener: listener.into(), dns: dns.into(), datagrams, answers, hold: None, child })
     }
 }
 
@@ -132,7 +154,7 @@ fn spawn(
     program: &Program,
     privileged: bool,
     prepare: impl FnOnce(&Reports) -> Result<(), child::Failure>,
-) -> Result<(ChildProcess, Vec<OwnedFd>), LaunchError> {
+) -> Result<(ChildProcess, Vec<Vec<OwnedFd>>), LaunchError> {
     assert!(crate::process::is_single_threaded(), "a command is started before any thread");
     if program.argv.is_empty() {
         return Err(LaunchError::NoCommand);
@@ -168,21 +190,22 @@ fn serve(
     pid: i32,
     privileged: bool,
     program: &Program,
-) -> Result<Vec<OwnedFd>, LaunchError> {
-    let mut sockets = None;
+) -> Result<Vec<Vec<OwnedFd>>, LaunchError> {
+    let mut sockets = Vec::new();
     loop {
         match reports.receive() {
             Ok(Some(Report::MapIds)) if privileged => {
                 idmap::map_all(pid).map_err(|error| LaunchError::step(Step::IdMap, &error))?;
                 reports.send(&Report::Mapped, &[]).map_err(|_| LaunchError::ChildVanished)?;
             }
-            Ok(Some(Report::Ready(fds))) => sockets = Some(fds),
+            Ok(Some(Report::Ready(fds))) => sockets.push(fds),
             Ok(Some(Report::Failed { step, errno, text })) => {
                 return Err(LaunchError::reported(step, errno, text, program));
             }
             Ok(Some(Report::MapIds | Report::Mapped)) => return Err(LaunchError::ChildVanished),
             // Its end closes on exec, and that is how we know.
-            Ok(None) => return sockets.ok_or(LaunchError::ChildVanished),
+            Ok(None) if sockets.is_empty() => return Err(LaunchError::ChildVanished),
+            Ok(None) => return Ok(sockets),
             Err(error) => return Err(LaunchError::Wait(error)),
         }
     }

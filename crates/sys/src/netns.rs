@@ -11,6 +11,7 @@ use rustix::mount::UnmountFlags;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
 use crate::netlink::{Protocol, Socket};
+use crate::nft::HoldQueue;
 use crate::{netlink, nft, route};
 
 /// Where `ip netns` keeps names.
@@ -159,11 +160,12 @@ const WHOLE_DATAGRAMS: u32 = 65_600;
 
 /// Makes every address of the calling thread's network local and sends every TCP connection, and datagrams but for DNS, to
 /// `port`, but for those to a loopback address at which something listens in it. The sockets at `port` need IP_TRANSPARENT.
-/// For a fresh namespace only. Needs CAP_NET_ADMIN there.
+/// For a fresh namespace only. Needs CAP_NET_ADMIN there. With `hold`, the opening segment of each connection waits in that
+/// queue first.
 ///
 /// # Errors
 /// The step, and what the kernel said.
-pub fn catch_all(port: u16) -> Result<(), (CatchStep, netlink::Error)> {
+pub fn catch_all(port: u16, hold: Option<HoldQueue>) -> Result<(), (CatchStep, netlink::Error)> {
     // Fragments on `lo` pass prerouting one by one: connection tracking does not reassemble what it has seen at output.
     // Without the larger MTU, IPv6 datagrams of more than 65,488 bytes are lost.
     let _ = route::set_mtu("lo", WHOLE_DATAGRAMS);
@@ -173,10 +175,10 @@ pub fn catch_all(port: u16) -> Result<(), (CatchStep, netlink::Error)> {
         .and_then(|mut socket| {
             // A kernel without `fib` refuses datagrams. One without `socket` or `tproxy` also sends connections to servers of
             // the namespace out.
-            let with_datagrams = nft::run_namespace_with_datagrams(port).apply(&mut socket);
+            let with_datagrams = nft::run_namespace_with_datagrams_held(port, hold).apply(&mut socket);
             with_datagrams
-                .or_else(|_| nft::run_namespace_with_servers(port).apply(&mut socket))
-                .or_else(|_| nft::run_namespace(port).apply(&mut socket))
+                .or_else(|_| nft::run_namespace_with_servers_held(port, hold).apply(&mut socket))
+                .or_else(|_| nft::run_namespace_held(port, hold).apply(&mut socket))
         })
         .map_err(|error| (CatchStep::Redirect, error))
 }
@@ -243,7 +245,7 @@ mod tests {
         }
         in_own_thread(|| {
             unshare_net().unwrap();
-            catch_all(9).unwrap();
+            catch_all(9, None).unwrap();
             let options = crate::sockopt::ListenOptions {
                 dual_stack: true,
                 transparent: true,

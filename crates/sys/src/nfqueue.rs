@@ -2,6 +2,10 @@
 //! Message layout: linux/netfilter/nfnetlink_queue.h. Reading works with the socket alone; every verdict needs CAP_NET_ADMIN
 //! at the moment it is sent.
 
+mod hold;
+
+pub use hold::{HOLD_NUMBERS, HeldSegment, HoldQueues, HoldSockets};
+
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -48,6 +52,8 @@ pub struct Queue {
 /// A packet that waits for its verdict.
 struct Waiting<'a> {
     id: u32,
+    /// Where netfilter has it (`NF_INET_*`).
+    hook: u8,
     payload: &'a [u8],
     is_whole: bool,
 }
@@ -81,7 +87,7 @@ impl Queue {
                 Err(_) => {}
             }
         };
-        socket.transact(&settings(number, packets_max, fail_open))?;
+        socket.transact(&settings(number, COPY_BYTES, packets_max, fail_open))?;
         socket.set_receive_limit(patience)?;
         Ok(Self { socket, number })
     }
@@ -141,13 +147,13 @@ fn bind(number: u16) -> Requests {
     requests
 }
 
-fn settings(number: u16, packets_max: u32, fail_open: bool) -> Requests {
+fn settings(number: u16, copy_bytes: u32, packets_max: u32, fail_open: bool) -> Requests {
     const COPY_PACKET: u8 = 2;
     const FAIL_OPEN: u32 = 1;
     let mut requests = Requests::new();
     let asked = format!("set packet queue {number} up");
     let at = requests.push(asked, CONFIG, 0, &header(number), |w| {
-        let [a, b, c, d] = COPY_BYTES.to_be_bytes();
+        let [a, b, c, d] = copy_bytes.to_be_bytes();
         w.bytes(2, &[a, b, c, d, COPY_PACKET]);
         w.u32_be(3, packets_max);
         w.u32_be(4, FAIL_OPEN);
@@ -170,17 +176,20 @@ fn answers(number: u16, verdicts: &[(u32, Verdict)]) -> Requests {
 }
 
 fn waiting(bytes: &[u8]) -> Option<Waiting<'_>> {
-    let (mut id, mut payload, mut is_whole) = (None, &[][..], true);
+    let (mut id, mut hook, mut payload, mut is_whole) = (None, 0, &[][..], true);
     for attribute in attributes(bytes) {
         match attribute.kind {
-            1 => id = attribute.payload.first_chunk().map(|bytes| u32::from_be_bytes(*bytes)),
+            1 => {
+                id = attribute.payload.first_chunk().map(|bytes| u32::from_be_bytes(*bytes));
+                hook = attribute.payload.get(6).copied().unwrap_or(0);
+            }
             10 => payload = attribute.payload,
             // `NFQA_CAP_LEN` is there only where less than all was copied.
             11 => is_whole = false,
             _ => {}
         }
     }
-    Some(Waiting { id: id?, payload, is_whole })
+    Some(Waiting { id: id?, hook, payload, is_whole })
 }
 
 #[cfg(test)]

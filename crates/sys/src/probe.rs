@@ -30,7 +30,8 @@ pub fn kernel_release() -> String {
 pub fn try_isolation() -> Result<Duration, LaunchError> {
     let begun = Instant::now();
     let program = Program { argv: vec!["true".into()], ..Program::default() };
-    let command = IsolatedCommand { program, files: PrivateFiles::default(), redirect_port: TRIED_PORT };
+    let command =
+        IsolatedCommand { program, files: PrivateFiles::default(), redirect_port: TRIED_PORT, hold: None };
     match spawn_isolated(&command) {
         Ok(isolated) => {
             isolated.child.wait().map_err(LaunchError::Wait)?;

@@ -12,7 +12,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::io::{self, IoSlice};
 use std::mem::{size_of, zeroed};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// Bytes before each frame: `struct virtio_net_hdr`, as [`crate::tap`] has it.
 pub const VNET_HEADER_BYTES: usize = 10;
@@ -297,6 +297,17 @@ impl RoutedSocket {
             Ok::<_, io::Error>(socket)
         };
         Ok(Self { v4: open(Domain::IPV4)?, v6: open(Domain::IPV6).ok() })
+    }
+
+    /// The descriptors, to hand them to another process.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        [Some(&self.v4), self.v6.as_ref()].into_iter().flatten().map(AsFd::as_fd)
+    }
+
+    /// Takes over what [`Self::descriptors`] gave; `None` if there is nothing.
+    pub fn from_descriptors(mut fds: impl Iterator<Item = OwnedFd>) -> Option<Self> {
+        let v4 = fds.next()?.into();
+        Some(Self { v4, v6: fds.next().map(Socket::from) })
     }
 
     /// The same, and packets to IP multicast addresses leave by this interface.

@@ -47,7 +47,7 @@ fn program(argv: &[&str]) -> Program {
 }
 
 fn isolated(argv: &[&str]) -> IsolatedCommand {
-    IsolatedCommand { program: program(argv), files: PrivateFiles::default(), redirect_port: 9 }
+    IsolatedCommand { program: program(argv), files: PrivateFiles::default(), redirect_port: 9, hold: None }
 }
 
 fn start(argv: &[&str]) -> Isolated {

@@ -4,11 +4,11 @@ use std::net::{SocketAddr, UdpSocket};
 
 use sidetrack_core::overlay::packet::Ends;
 use sidetrack_sys::netlink::{Protocol, Socket};
-use sidetrack_sys::nfqueue::{Queue, Verdict};
-use sidetrack_sys::nft::{MarkBits, PacketCatch, Packets};
+use sidetrack_sys::nfqueue::{HOLD_NUMBERS, HeldSegment, HoldQueues, Queue, Verdict};
+use sidetrack_sys::nft::{self, HoldQueue, MarkBits, PacketCatch, Packets};
 use sidetrack_sys::raw::RoutedSocket;
 use sidetrack_sys::{route, sockopt};
-use sidetrack_testkit::{LIMIT, in_namespace};
+use sidetrack_testkit::{LIMIT, accept, connect, eventually, in_namespace, listen};
 
 const OWN: MarkBits = MarkBits { value: 0x5d00, mask: 0xff00 };
 const DELIVERED: MarkBits = MarkBits { value: 0x5f00, mask: 0xff00 };
@@ -75,5 +75,35 @@ fn what_is_caught_goes_where_its_reader_says() {
         sockopt::set_mark(&client, OWN.value).expect("root");
         client.send_to(b"our own", to).expect("sent");
         assert_eq!(received(&servers[0]), "our own");
+    });
+}
+
+#[test]
+fn an_opening_segment_waits_for_its_verdict_and_passes_without_a_reader() {
+    in_namespace(|| {
+        route::add_local_default("lo").expect("route");
+        let listener = listen("::");
+        let port = listener.local_addr().expect("an address").port();
+        let mut queues = HoldQueues::open(HOLD_NUMBERS, 2, 64, true).expect("queues");
+        assert_eq!(queues.numbers().len(), 2);
+        let hold = HoldQueue { number: queues.numbers()[1], bypass: true };
+        let mut socket = Socket::open(Protocol::Netfilter).expect("a socket");
+        nft::run_namespace_held(port, Some(hold)).apply(&mut socket).expect("applied");
+        let client = std::thread::spawn(|| connect("192.0.2.7:80"));
+        let mut held = None;
+        eventually("a segment comes", || {
+            let keep = |one: HeldSegment<'_>| held = Some((one.queue, one.id, one.is_local, one.head.len()));
+            queues.read(keep).expect("read");
+            held.is_some()
+        });
+        let (queue, id, is_local, length) = held.expect("a segment");
+        assert!(is_local && queue == hold.number && length >= 40);
+        assert!(!client.is_finished(), "it waits");
+        queues.answer(&[(queue, id, Verdict::Accept)]).expect("answered");
+        client.join().expect("a thread").expect("accepted");
+        let (caught, _) = accept(&listener);
+        assert_eq!(sockopt::original_dst(&caught).expect("kept").to_string(), "192.0.2.7:80");
+        drop(queues);
+        connect("192.0.2.8:81").expect("it passes without a reader");
     });
 }

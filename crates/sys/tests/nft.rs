@@ -160,7 +160,7 @@ fn tproxy(
     selectors: Vec<nft::Selector>,
     drop_without_listener: bool,
 ) -> nft::TProxy {
-    nft::TProxy { protocol, port, v4: true, v6: true, selectors, drop_without_listener }
+    nft::TProxy { protocol, port, v4: true, v6: true, selectors, drop_without_listener, hold: None }
 }
 
 /// Every builder at once, with every kind of match.
@@ -222,6 +222,7 @@ fn full_steering() -> nft::Steering {
             v6: false,
             local: vec![by_user],
             forwarded: vec![selector, by_interface],
+            hold: None,
         }],
     }
 }

@@ -50,8 +50,14 @@ fn local_connections_are_redirected_and_our_own_are_not() {
             ..Selector::default()
         };
         let except = Except { mark: Some(OUR_MARK), destinations: set(&["192.0.2.99"]), ..Except::default() };
-        let redirect =
-            Redirect { port: port(&ours), v4: true, v6: true, local: vec![selector], forwarded: vec![] };
+        let redirect = Redirect {
+            port: port(&ours),
+            v4: true,
+            v6: true,
+            local: vec![selector],
+            forwarded: vec![],
+            hold: None,
+        };
         apply(&Steering { except, redirects: vec![redirect], ..Steering::default() });
 
         let destinations = [
@@ -88,6 +94,7 @@ fn only_the_users_named_are_redirected() {
             v6: false,
             local: vec![by(user)],
             forwarded: vec![],
+            hold: None,
         };
         apply(&Steering { redirects: vec![redirect(65533)], ..Steering::default() });
         assert!(connect("192.0.2.7:9").is_err(), "root is not meant");
@@ -109,8 +116,14 @@ fn forwarded_connections_are_redirected() {
         let ours = listen("::");
         let selector =
             Selector { interfaces: vec!["to-client".parse().expect("name")], ..Selector::default() };
-        let redirect =
-            Redirect { port: port(&ours), v4: true, v6: true, local: vec![], forwarded: vec![selector] };
+        let redirect = Redirect {
+            port: port(&ours),
+            v4: true,
+            v6: true,
+            local: vec![],
+            forwarded: vec![selector],
+            hold: None,
+        };
         apply(&Steering { redirects: vec![redirect], ..Steering::default() });
         ours
     });
@@ -214,6 +227,7 @@ fn tproxy_keeps_both_addresses_on_both_sides() {
                 ..Selector::default()
             }],
             drop_without_listener: true,
+            hold: None,
         };
         let tproxies = vec![tproxy(&ours[0], false), tproxy(&ours[1], true)];
         let except = Except { mark: Some(OUR_MARK), ..Except::default() };
@@ -268,6 +282,7 @@ fn tproxy_without_a_listener_drops_or_lets_pass_as_told() {
                 v6: true,
                 selectors: vec![Selector::default()],
                 drop_without_listener,
+                hold: None,
             };
             apply(&Steering {
                 tproxies: vec![tproxy],
@@ -298,7 +313,8 @@ fn connections_that_were_there_before_are_not_cut() {
     line.router.run(|| {
         route_marked_packets_here();
         let all = Selector::default();
-        let redirect = Redirect { port: 9, v4: true, v6: true, local: vec![], forwarded: vec![all.clone()] };
+        let redirect =
+            Redirect { port: 9, v4: true, v6: true, local: vec![], forwarded: vec![all.clone()], hold: None };
         let tproxy = TProxy {
             protocol: Tcp,
             port: 9,
@@ -306,6 +322,7 @@ fn connections_that_were_there_before_are_not_cut() {
             v6: true,
             selectors: vec![all],
             drop_without_listener: true,
+            hold: None,
         };
         apply(&Steering {
             tproxies: vec![tproxy],
@@ -376,8 +393,14 @@ fn no_connection_slips_past_a_change() {
                 to_this_host: true,
                 ..Selector::default()
             };
-            let redirect =
-                Redirect { port: redirected, v4: true, v6: false, local: vec![selector], forwarded: vec![] };
+            let redirect = Redirect {
+                port: redirected,
+                v4: true,
+                v6: false,
+                local: vec![selector],
+                forwarded: vec![],
+                hold: None,
+            };
             Steering { redirects: vec![redirect], ..Steering::default() }.table("sidetrack")
         };
         let mut table = OwnedTable::create(&steering(1), Lifetime::Socket).expect("table");
@@ -451,8 +474,14 @@ fn only_the_cgroup_named_is_redirected() {
         let ours = listen("0.0.0.0");
         let cgroups = vec![CgroupMatch { id: leaf.id(), level: leaf.level() }];
         let selector = Selector { cgroups, to_this_host: true, ..Selector::default() };
-        let redirect =
-            Redirect { port: port(&ours), v4: true, v6: true, local: vec![selector], forwarded: vec![] };
+        let redirect = Redirect {
+            port: port(&ours),
+            v4: true,
+            v6: true,
+            local: vec![selector],
+            forwarded: vec![],
+            hold: None,
+        };
         apply(&Steering { redirects: vec![redirect], ..Steering::default() });
         for (inside, expected) in [(false, "connected: false"), (true, "connected: true")] {
             let mut child = Command::new(std::env::current_exe().expect("this test"))

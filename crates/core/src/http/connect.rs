@@ -9,6 +9,7 @@
 use super::udp;
 use crate::carrier::Credentials;
 use crate::flow::{Destination, EndReason, Host};
+use crate::hold::Answer;
 use crate::time::Instant;
 use data_encoding::BASE64;
 use std::collections::VecDeque;
@@ -102,6 +103,7 @@ pub struct Client {
     deadline: Option<Instant>,
     timeout: Duration,
     outputs: VecDeque<Output>,
+    told: Option<Answer>,
 }
 
 impl Client {
@@ -113,6 +115,7 @@ impl Client {
             deadline: Some(now + config.timeout),
             timeout: config.timeout,
             outputs: VecDeque::new(),
+            told: None,
         };
         match request(&config) {
             Ok(bytes) => client.outputs.push_back(Output::Send(bytes)),
@@ -147,6 +150,11 @@ impl Client {
         self.outputs.pop_front()
     }
 
+    /// Returns what the application would have been told, if the proxy answered with another status than 2xx.
+    pub const fn told(&self) -> Option<Answer> {
+        self.told
+    }
+
     /// Returns when to call [`Self::handle`] with [`Input::Tick`]. `None` once the handshake is over.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
@@ -169,7 +177,10 @@ impl Client {
                     let leftover = self.received.split_off(start + length);
                     return self.finish(Output::Connected { leftover });
                 }
-                Response::Refused { reason, detail } => return self.fail(reason, detail),
+                Response::Refused { reason, detail, told } => {
+                    self.told = told;
+                    return self.fail(reason, detail);
+                }
             }
         }
         self.broken("it sends interim responses without end");
@@ -255,6 +266,7 @@ enum Response {
     Refused {
         reason: EndReason,
         detail: String,
+        told: Option<Answer>,
     },
 }
 
@@ -280,7 +292,7 @@ fn read_response(kind: Kind, bytes: &[u8]) -> Response {
         200..300 if kind == Kind::Bytes => Response::Open { length },
         status @ (200..300 | 404 | 405 | 426 | 501) if kind == Kind::Datagrams => {
             let detail = format!("the proxy answered {status}: it does not serve CONNECT-UDP over HTTP/1.1");
-            Response::Refused { reason: EndReason::HopFailed, detail }
+            Response::Refused { reason: EndReason::HopFailed, detail, told: None }
         }
         status => refused(status, &response),
     }
@@ -310,16 +322,18 @@ fn refused(status: u16, response: &httparse::Response<'_, '_>) -> Response {
     if status == 407 {
         let scheme = field("proxy-authenticate").map_or_else(|| "no method".to_owned(), quote);
         detail = format!("{detail}: it asks for {scheme}; give user and password (Basic) in the hop's URL");
-        return Response::Refused { reason: EndReason::AuthFailed, detail };
+        return Response::Refused { reason: EndReason::AuthFailed, detail, told: None };
     }
-    let reason = said.and_then(reason_said).unwrap_or(match status {
+    let said = said.and_then(reason_said);
+    let told = said.map_or_else(|| Answer::of_status(status), Answer::of_end);
+    let reason = said.unwrap_or(match status {
         502 | 503 => EndReason::Unreachable,
         408 | 504 => EndReason::ConnectTimeout,
         // tinyproxy sends only this text for a refusal, a missing route, and a name that does not resolve.
         500 if phrase == "Unable to connect" => EndReason::Unreachable,
         _ => EndReason::HopFailed,
     });
-    Response::Refused { reason, detail }
+    Response::Refused { reason, detail, told: Some(told) }
 }
 
 /// Reads what went wrong behind the proxy: `error=` of Proxy-Status (RFC 9209 Sec. 2.3), or Squid's `X-Squid-Error:

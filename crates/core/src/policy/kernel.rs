@@ -284,6 +284,8 @@ fn leaves_bytes_alone(carry: &Carry) -> bool {
         // The client itself connects then, with its own time-out.
         connect_timeout_ms,
         initial_data_wait_ms: _,
+        // The far side itself answers the client then.
+        connect: _,
         tfo,
         mptcp,
         warm,

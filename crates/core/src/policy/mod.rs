@@ -81,6 +81,8 @@ pub struct Carry {
     /// How long a SOCKS6 or TCP Fast Open hop waits for the client's first bytes, so that they are sent with the
     /// request, ms. 0: never.
     pub initial_data_wait_ms: u64,
+    /// When the client's connection is accepted.
+    pub connect: Connect,
     /// TCP Fast Open (RFC 7413) towards the server. Only for direct connections.
     pub tfo: bool,
     /// Multipath TCP (RFC 8684) towards the server. Only for direct connections.
@@ -99,7 +101,50 @@ pub struct Carry {
     pub metadata: Vec<(u16, String)>,
 }
 
+/// When the connection of a client that knows nothing of us is accepted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Connect {
+    /// At once, before the server is dialled. The client's first bytes can be read, and can travel with a request.
+    #[default]
+    Early,
+    /// When the far side has accepted. Otherwise the client gets the far side's answer.
+    Faithful,
+}
+
+impl Connect {
+    /// The word in configurations.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Early => "early",
+            Self::Faithful => "faithful",
+        }
+    }
+}
+
 impl Carry {
+    /// Says why connections of this rule are accepted early although it says `connect = "faithful"`. `None`: nothing stands
+    /// against it.
+    pub fn faithful_obstacle(&self) -> Option<&'static str> {
+        if self.chain.is_some() {
+            return Some(
+                "the functions of `chain` may need the client's first bytes before the server is dialled",
+            );
+        }
+        if self.agreement.is_some() {
+            return Some(
+                "the functions of the agreement may need the client's first bytes before the server is dialled",
+            );
+        }
+        (self.initial_data_wait_ms > 0).then_some(
+            "`initial_data_wait_ms` waits for the client's first bytes, which come after its connect",
+        )
+    }
+
+    /// Whether its connections are accepted after the far side.
+    pub fn is_faithful(&self) -> bool {
+        self.connect == Connect::Faithful && self.faithful_obstacle().is_none()
+    }
+
     /// Says why this way to carry flows cannot carry UDP. `None`: it can.
     pub fn udp_obstacle(&self) -> Option<&'static str> {
         if let Some(why) = self.carrier.udp_obstacle() {
@@ -257,10 +302,7 @@ impl Policy {
         };
         let of_url = |condition: &Condition| matches!(condition, Condition::Url(_));
         let asks_url = rules.iter().any(|rule| rule.matcher.conditions().iter().any(of_url));
-        let of_host = |condition: &Condition| {
-            matches!(condition, Condition::Host(_) | Condition::HostFile(_) | Condition::HostContains(_))
-        };
-        let asks_host = rules.iter().any(|rule| rule.matcher.conditions().iter().any(of_host));
+        let asks_host = rules.iter().any(Rule::asks_host);
         let addresses = gate::Addresses::new(&rules, never_dial());
         let first_bytes_ms = Self::FIRST_BYTES_MS;
         Self { rules, whys, default, default_why, first_bytes_ms, asks_url, asks_host, addresses }
@@ -281,6 +323,12 @@ impl Policy {
     /// Whether a rule needs host names. Otherwise the name that a client claims does not matter.
     pub const fn asks_host(&self) -> bool {
         self.asks_host
+    }
+
+    /// Whether a rule, or the default, accepts connections only when the far side has.
+    pub fn asks_faithful(&self) -> bool {
+        let mut actions = self.rules.iter().map(|rule| &rule.action).chain([&self.default]);
+        actions.any(|action| matches!(action, Action::Carry(carry) if carry.is_faithful()))
     }
 
     /// Whether a rule needs the process behind a flow.

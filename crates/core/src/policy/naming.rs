@@ -51,6 +51,14 @@ impl Carry {
 }
 
 impl Rule {
+    /// Whether it needs the host name.
+    pub fn asks_host(&self) -> bool {
+        let of_host = |condition: &Condition| {
+            matches!(condition, Condition::Host(_) | Condition::HostFile(_) | Condition::HostContains(_))
+        };
+        self.matcher.conditions().iter().any(of_host)
+    }
+
     fn applies_to(&self, name: &HostName, intercept: Intercept) -> Applies {
         let mut applies = Applies::Always;
         for condition in self.matcher.conditions() {

@@ -3,6 +3,7 @@
 use super::v6::{Metadata, SessionReport, StackOption};
 use super::{v5, v6};
 use crate::flow::{Destination, EndReason};
+use crate::hold::Answer;
 use crate::time::Instant;
 
 /// An event for a client machine.
@@ -78,6 +79,14 @@ impl Client {
         match self {
             Self::V5(client) => client.deadline(),
             Self::V6(client) => client.deadline(),
+        }
+    }
+
+    /// Returns what the application would have been told, if the proxy refused the request with a code.
+    pub fn told(&self) -> Option<Answer> {
+        match self {
+            Self::V5(client) => client.refused_with().map(|code| Answer::of_reply(code, true)),
+            Self::V6(client) => client.refused_with().map(|code| Answer::of_reply(code, false)),
         }
     }
 

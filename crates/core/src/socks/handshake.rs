@@ -1,5 +1,6 @@
 //! The common part of both client machines: unread bytes, queued outputs, the deadline, and the end of the handshake.
 
+use super::ReplyCode;
 use super::client::{Connected, Input, Output};
 use crate::flow::EndReason;
 use crate::time::Instant;
@@ -24,12 +25,19 @@ pub(super) struct Handshake {
     /// `None` once the handshake is over.
     deadline: Option<Instant>,
     initial_data_sent: usize,
+    refusal: Option<ReplyCode>,
 }
 
 impl Handshake {
     /// Makes a handshake that must be over by `deadline`.
     pub(super) fn new(deadline: Instant) -> Self {
-        Self { buffer: Vec::new(), outputs: VecDeque::new(), deadline: Some(deadline), initial_data_sent: 0 }
+        Self {
+            buffer: Vec::new(),
+            outputs: VecDeque::new(),
+            deadline: Some(deadline),
+            initial_data_sent: 0,
+            refusal: None,
+        }
     }
 
     /// Handles an input. If the deadline has passed, the handshake fails with a detail that names what was `awaited`.
@@ -91,6 +99,17 @@ impl Handshake {
     /// Ends the handshake with a failure.
     pub(super) fn fail(&mut self, reason: EndReason, detail: impl Into<String>) {
         self.end(Output::Failed { reason, detail: detail.into() });
+    }
+
+    /// Ends the handshake because the proxy answered the request with this code.
+    pub(super) fn refused(&mut self, code: ReplyCode, detail: String) {
+        self.refusal = Some(code);
+        self.fail(code.end_reason(), detail);
+    }
+
+    /// Returns the code with which the proxy refused the request.
+    pub(super) const fn refusal(&self) -> Option<ReplyCode> {
+        self.refusal
     }
 
     fn end(&mut self, output: Output) {

@@ -60,7 +60,7 @@ pub use socket::{AdminSocket, BindError};
 pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
 
 use crate::live::Ledger;
-use crate::metrics::{CONTENT_TYPE, ClosedForOthers, Metrics, Surroundings};
+use crate::metrics::{CONTENT_TYPE, ClosedForOthers, HeldCounts, Metrics, Surroundings};
 use crate::record::{Feed, Timestamp};
 use axum::Router;
 use axum::extract::State;
@@ -168,6 +168,10 @@ pub trait Control: Send + Sync + 'static {
     fn datagrams_dropped(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
+    /// Connections whose SYN was held until the far side had answered.
+    fn held(&self) -> HeldCounts {
+        HeldCounts::default()
+    }
     /// How many errors of their own the packet engines have counted.
     fn engine_errors(&self) -> u64 {
         0
@@ -224,6 +228,7 @@ impl AdminState {
         };
         self.metrics.read_closed(self.control.closed_for_others());
         self.metrics.read_dropped(&self.control.datagrams_dropped());
+        self.metrics.read_held(&self.control.held());
         self.metrics.read_engine_errors(self.control.engine_errors());
         self.metrics.read_functions(&self.control.functions());
         if let Some(packets) = self.control.overlay().and_then(|overlay| overlay.packets()) {

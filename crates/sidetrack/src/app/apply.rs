@@ -3,12 +3,13 @@
 use super::node::{Node, Served, addresses, bound_addresses, engine_listeners};
 use super::sockets::{self, Bound, Proof};
 use super::threads::Serving;
-use super::{agreement, chains, containers};
+use super::{agreement, chains, containers, hold};
 use crate::config::{Config, Listener, ListenerKind, OnCrash};
 use crate::function::Function;
 use crate::reload::Change;
-use crate::steer::{Host, Steer};
+use crate::steer::{self, Host, Steer, TABLE};
 use anyhow::Context;
+use sidetrack_sys::nft::{Family, OwnError, OwnedTable};
 use sidetrack_sys::sync::lock;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -41,6 +42,10 @@ impl Node {
         anyhow::ensure!(
             change.old.user == new.user,
             "user is not changed by a reload: what root may do was given up; restart sidetrack for it"
+        );
+        anyhow::ensure!(
+            self.shared.hold().is_some() || !steer::holds(new),
+            "connect = \"faithful\" is new: the right to open packet queues was given up, so restart sidetrack for it"
         );
         self.allowed_by_keeper(new)?;
         // Reject a wrong agreement before anything is started for the configuration.
@@ -175,7 +180,8 @@ impl Node {
     ) -> anyhow::Result<()> {
         let mut paths = self.kernel.paths();
         let host = Host::here();
-        let steer = change(Steer::new(config, addresses, paths.next(), &host)?);
+        let steer = Steer::new(config, addresses, paths.next(), &host)?;
+        let steer = change(hold::put(self.shared.hold(), config, steer, addresses));
         if self.steered.keeper.is_none() {
             anyhow::ensure!(
                 steer.steering.redirects.is_empty() && steer.steering.tproxies.is_empty(),
@@ -200,4 +206,15 @@ impl Node {
 /// Whether kernel rules redirect connections for other addresses to this listener.
 const fn is_led_to(listener: &Listener) -> bool {
     matches!(listener.kind, ListenerKind::Redirect(_) | ListenerKind::Tproxy(_))
+}
+
+/// Removes rules that blocked traffic after a crash (`on_crash = "closed"`): this configuration has no use for them.
+pub(super) fn remove_orphan() {
+    match OwnedTable::adopt(Family::Inet, TABLE).map(OwnedTable::delete) {
+        Ok(Ok(())) => tracing::info!("the rules that kept traffic blocked after a crash are removed"),
+        // Mostly there are none. Those of a running sidetrack must not be touched.
+        Err(OwnError::NoOrphan { .. } | OwnError::OwnedByAnother { .. }) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "cannot look for rules left by a crash"),
+        Err(error) => tracing::warn!(%error, "cannot look for rules left by a crash"),
+    }
 }

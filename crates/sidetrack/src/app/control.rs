@@ -9,13 +9,15 @@ use crate::admin::{
 };
 use crate::config::Config;
 use crate::function::Function;
-use crate::metrics::ClosedForOthers;
+use crate::intercept::hold::{Hold, HoldCounts};
+use crate::metrics::{ClosedForOthers, HeldCounts};
 use crate::overlay;
 use crate::reload::ReloadHandle;
 use crate::shunt::{Ask, Capacity, Told};
 use arc_swap::ArcSwap;
 use sidetrack_common::admin::{ContainersHealth, FunctionCounts};
 use sidetrack_common::history::Caller;
+use sidetrack_core::hold::Answer;
 use sidetrack_core::policy::Policy;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -126,6 +128,10 @@ impl Control for ControlOf {
         self.node.shared.datagrams_dropped().map(|(why, count)| (why.as_str(), count)).collect()
     }
 
+    fn held(&self) -> HeldCounts {
+        self.node.shared.hold().map(|hold| held_counts(hold)).unwrap_or_default()
+    }
+
     fn engine_errors(&self) -> u64 {
         self.node.engines.errors()
     }
@@ -189,4 +195,18 @@ impl Control for ControlOfRun {
     fn reload(&self) -> Result<(), String> {
         Err("a run keeps the rules it began with; start the command anew for others".to_owned())
     }
+}
+
+/// The counts of held connections, by the word of each result.
+fn held_counts(hold: &Hold) -> HeldCounts {
+    let HoldCounts { counts, held, overruns } = hold.counts();
+    let refused = Answer::ALL.iter().map(|answer| answer.as_str()).zip(counts.refused);
+    let others = [
+        ("admitted", counts.admitted),
+        ("early", counts.early),
+        ("replaced", counts.replaced),
+        ("overflow", counts.overflowed),
+    ];
+    let results = others.into_iter().chain(refused).collect();
+    HeldCounts { results, now: held as u64, repeated: counts.repeated, overruns }
 }

@@ -1,6 +1,7 @@
 //! A node: how it is prepared, started and stopped.
 
 use super::agreement;
+use super::hold::{self, Holding};
 use super::kernel::{KernelFlows, Paths};
 use super::paths;
 use super::ports;
@@ -21,7 +22,7 @@ use crate::live::{Clock, Ledger};
 use crate::overlay;
 use crate::process::Owners;
 use crate::rights::DataUser;
-use crate::steer::{Host, OWN_MARK, Steer, TABLE};
+use crate::steer::{Host, OWN_MARK, Steer};
 use crate::worker::{Admission, FAR_WAITING_MAX, Shared};
 use anyhow::Context;
 use arc_swap::ArcSwap;
@@ -32,7 +33,6 @@ use sidetrack_core::time::Instant;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine::{self, Kind};
 use sidetrack_sys::conntrack::Events;
-use sidetrack_sys::nft::{Family, OwnError, OwnedTable};
 use sidetrack_sys::sync::lock;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -65,6 +65,7 @@ pub(super) struct Prepared {
     agreement: Arc<InForce>,
     writer: Option<agreement::Writer>,
     history: Option<History>,
+    hold: Holding,
 }
 
 /// A running node.
@@ -128,13 +129,14 @@ impl Prepared {
             steered.keeper = Some(Arc::new(Keeper::start(begin, user).context("cannot start the keeper")?));
             steered.may = begin;
             if Steer::new(config, &configured(config), 0, &Host::here())?.is_empty() {
-                remove_orphan();
+                super::apply::remove_orphan();
             }
         }
         let containers = super::containers::start(config, user)?;
         let file = config.agreement.as_ref().zip(user);
         let writer = file.map(|(file, user)| agreement::Writer::start(&file.path, user)).transpose()?;
-        Ok(Self { workers, steered, overlay, engines, containers, agreement, writer, history })
+        let hold = Holding::open(config)?;
+        Ok(Self { workers, steered, overlay, engines, containers, agreement, writer, history, hold })
     }
 
     /// The process becomes the data plane's user. It keeps only the rights for marked and transparent sockets and for low
@@ -151,6 +153,7 @@ impl Prepared {
     ) -> anyhow::Result<()> {
         let was_root = nix::unistd::geteuid().is_root();
         let of_packets = self.overlay.as_ref().map_or(CapabilitySet::empty(), overlay::Bound::needs);
+        let of_packets = of_packets | self.hold.needs();
         rights::give_up(config, file, user, of_packets)?;
         // For an unprivileged user, a guard process removes the socket.
         paths::restrict(config, file, socket.filter(|_| user.is_none()));
@@ -166,6 +169,7 @@ impl Prepared {
         if let Some(overlay) = &mut self.overlay {
             overlay.answer_kernel()?;
         }
+        self.hold.answer_kernel()?;
         let held = caps::capabilities().context("capabilities")?.permitted;
         caps::keep_only(held - of_packets).context("cannot give up capabilities")
     }
@@ -186,6 +190,7 @@ impl Prepared {
         let mut paths = Paths::default();
         let addresses = addresses(bound.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
         let steer = Steer::new(config, &addresses, 0, &Host::here())?;
+        let steer = hold::put(self.hold.hold.as_ref(), config, steer, &addresses);
         if self.steered.keeper.is_none() {
             return Ok((paths, None));
         }
@@ -218,7 +223,7 @@ impl Prepared {
         let mark = self.steered.keeper.as_ref().map(|_| OWN_MARK.value);
         let dialing = Dialing { mark, ..Dialing::default() };
         let shared = Shared::new(config, dialing, owners, budget, Clock::start()).with_warm(warm);
-        let shared = Arc::new(shared);
+        let shared = Arc::new(shared.with_hold(self.hold.hold));
         super::containers::first(&shared, self.containers)?;
         shared.agreement.store(self.agreement);
         let fleet = Fleet::start(&shared, self.workers)?;
@@ -252,6 +257,7 @@ impl Prepared {
             history: self.history,
         };
         node.set_dialing(&lock(&node.served));
+        node.shared.hold().into_iter().for_each(|hold| hold.begin());
         Ok(node)
     }
 }
@@ -543,17 +549,6 @@ fn may_steer(config: &Config) -> anyhow::Result<bool> {
     }
     tracing::debug!("without CAP_NET_ADMIN nothing is left to the kernel; all flows pass through user space");
     Ok(false)
-}
-
-/// Removes rules that blocked traffic after a crash (`on_crash = "closed"`): this configuration has no use for them.
-fn remove_orphan() {
-    match OwnedTable::adopt(Family::Inet, TABLE).map(OwnedTable::delete) {
-        Ok(Ok(())) => tracing::info!("the rules that kept traffic blocked after a crash are removed"),
-        // Mostly there are none. Those of a running sidetrack must not be touched.
-        Err(OwnError::NoOrphan { .. } | OwnError::OwnedByAnother { .. }) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "cannot look for rules left by a crash"),
-        Err(error) => tracing::warn!(%error, "cannot look for rules left by a crash"),
-    }
 }
 
 /// Waits until a descriptor is readable.

@@ -15,6 +15,7 @@ use crate::config::tap::{ROOT_FILE, authority};
 use crate::config::{Admin, Config, HttpListener, Limits, OnCrash, Record, RecordTo, RunAs, RunDns, Tap};
 use crate::dns;
 use crate::http::Proxy;
+use crate::intercept::hold::Hold;
 use crate::intercept::run::{Launched, RunOptions, Trusted, launch};
 use crate::intercept::{Catches, Listening, RunCatch};
 use crate::live::{Clock, Ended, Ledger, LiveFlow};
@@ -28,10 +29,11 @@ use arc_swap::ArcSwap;
 use failures::Telling;
 use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::{Host, HostName, Intercept, Protocol};
+use sidetrack_core::hold::Overflow;
 use sidetrack_core::http::tap::TapRules;
 use sidetrack_core::limit::Budget;
 use sidetrack_core::net::{IpSet, PortSet};
-use sidetrack_core::policy::{Action, Carry, Policy};
+use sidetrack_core::policy::{Action, Carry, Connect, Policy};
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine;
 use sidetrack_sys::udp;
@@ -68,6 +70,8 @@ pub struct RunCommand {
     pub via: Vec<Hop>,
     /// A file with rules.
     pub config: Option<PathBuf>,
+    /// Without a file with rules: accept connections only when the far side has.
+    pub faithful: bool,
     /// How DNS questions are answered; `None`: as the configuration says.
     pub dns: Option<RunDns>,
     /// How TLS connections are intercepted; `None`: they are forwarded unchanged.
@@ -169,14 +173,26 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
     let tap = command.tap.as_ref().map(|tap| tap.prepare(&config)).transpose()?;
     let (tap, trusted) = tap.unzip();
     let http = tap.map(served).transpose()?;
-    let options = RunOptions { open_files_limit: Some(soft), trusted, ..command.options.clone() };
-    let launched = match launch(&options) {
+    // Requests of intercepted connections are answered one by one, so those are accepted early.
+    let holds = http.is_none() && config.policy.asks_faithful();
+    let options =
+        RunOptions { open_files_limit: Some(soft), trusted, hold: holds, ..command.options.clone() };
+    let mut launched = match launch(&options) {
         Ok(launched) => launched,
         Err(error) => {
             eprintln!("sidetrack: {error}");
             return Ok(error.exit_code());
         }
     };
+    if holds && launched.hold.is_none() {
+        failures::write(
+            "sidetrack: this kernel has no packet queue (NFQUEUE): connections are accepted early\n",
+        );
+    }
+    // Before rights are given up: only its thread keeps one.
+    let hold = launched.hold.take();
+    let hold = hold.map(|sockets| Hold::start(sockets, Overflow::Early, Clock::start())).transpose();
+    let hold = hold.context("cannot start the thread that holds connections")?;
     // CAP_KILL is kept to forward signals to the command and to end its children, whatever user they became.
     let kept = caps::capabilities()?.permitted & CapabilitySet::KILL;
     caps::keep_only(kept).context("cannot give up capabilities")?;
@@ -187,7 +203,7 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
     let writer = writer_target.map(RecordWriter::start).transpose().context("--records")?;
     let window = window();
-    let watch = Watch { command, config, agreement, nofile, http, writer, window };
+    let watch = Watch { command, config, agreement, nofile, http, writer, window, hold };
     control_runtime()?.block_on(watch_over(launched, watch))
 }
 
@@ -232,8 +248,11 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             named: Vec::new(),
         },
     };
-    if !command.via.is_empty() {
-        let carry = Carry { carrier: Carrier::Hops(command.via.clone()), ..Carry::default() };
+    if !command.via.is_empty() || command.faithful {
+        let direct = command.via.is_empty();
+        let carrier = if direct { Carrier::Direct } else { Carrier::Hops(command.via.clone()) };
+        let connect = if command.faithful { Connect::Faithful } else { Connect::Early };
+        let carry = Carry { carrier, connect, ..Carry::default() };
         config.policy = Arc::new(Policy::new(Vec::new(), Action::Carry(Arc::new(carry))));
     }
     config.run_dns = command.dns.unwrap_or(config.run_dns);
@@ -262,6 +281,7 @@ struct Watch {
     http: Option<Arc<Proxy>>,
     writer: Option<RecordWriter>,
     window: Option<AdminSocket>,
+    hold: Option<Arc<Hold>>,
 }
 
 async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> {
@@ -271,7 +291,8 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     let config = Arc::new(ArcSwap::from_pointee(watch.config));
     let owners = Owners::Within(launched.pid());
     let shared = Shared::new(config.clone(), Dialing::default(), owners, budget, clock);
-    let shared = Arc::new(shared.with_warm(usize::try_from(warm).unwrap_or(usize::MAX)));
+    let shared = shared.with_warm(usize::try_from(warm).unwrap_or(usize::MAX)).with_hold(watch.hold);
+    let shared = Arc::new(shared);
     shared.functions.keep(&shared.config.load().functions);
     shared.agreement.store(watch.agreement);
     let fleet = Fleet::start(&shared, 1)?;
@@ -280,6 +301,7 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     let resolver = resolver(&launched, &config, &telling);
     let serving = catch(&mut launched, &fleet, watch.http, &resolver)?;
     let datagrams = catch_datagrams(&mut launched, &fleet, &serving)?;
+    fleet.begin();
     let feed = Arc::new(Feed::new(TOLD_MAX));
     let recorder = Recorder::new(fleet.ledgers().to_vec(), feed.clone(), watch.writer, telling.clone());
     let (stop_records, records_stopped) = watch::channel(false);

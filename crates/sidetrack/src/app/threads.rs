@@ -4,6 +4,7 @@ use super::sockets::{Bound, Proof};
 use crate::datagram;
 use crate::http::{self, Proxy};
 use crate::intercept::Listening;
+use crate::intercept::hold::{Held, Hold};
 use crate::live::Ledger;
 use crate::reactor;
 use crate::session;
@@ -13,6 +14,7 @@ use sidetrack_core::flow::{EndReason, Protocol};
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
@@ -68,6 +70,8 @@ impl Serving {
 
 struct Thread {
     starts: mpsc::UnboundedSender<Start>,
+    /// At most as many as are held at the same time.
+    held: mpsc::UnboundedSender<Held>,
     handle: JoinHandle<()>,
 }
 
@@ -112,6 +116,7 @@ pub struct Fleet {
     background: Background,
     ledgers: Vec<Arc<Ledger>>,
     stop: watch::Sender<bool>,
+    hold: Option<Arc<Hold>>,
 }
 
 impl Fleet {
@@ -133,7 +138,16 @@ impl Fleet {
                 thread(number, worker, pipes, stopped.clone(), background)
             })
             .collect::<anyhow::Result<Vec<_>>>()?;
-        Ok(Self { threads, background, ledgers, stop })
+        if let Some(hold) = shared.hold() {
+            let workers: Vec<_> = threads.iter().map(|thread| thread.held.clone()).collect();
+            let turn = AtomicUsize::new(0);
+            hold.serve(Box::new(move |held| {
+                let at = turn.fetch_add(1, Relaxed) % workers.len();
+                // A worker that has ended drops it, which answers it.
+                let _ = workers[at].send(held);
+            }));
+        }
+        Ok(Self { threads, background, ledgers, stop, hold: shared.hold().cloned() })
     }
 
     /// The ledgers of the workers.
@@ -156,7 +170,12 @@ impl Fleet {
             }),
         };
         let proxy = bound.proxy.clone().filter(|proxy| proxy.settings.http3);
-        let service = Arc::new(Service { listening: bound.listening.clone(), serve });
+        // Requests are answered one by one, so their clients are accepted early.
+        let holds = bound.proxy.is_none() && self.hold.is_some();
+        if let Some(hold) = self.hold.as_ref().filter(|_| holds) {
+            hold.listens(&bound.listening);
+        }
+        let service = Arc::new(Service { listening: bound.listening.clone(), serve, holds });
         let (mut sockets, mut datagrams) = (bound.sockets.into_iter(), bound.datagrams.into_iter());
         for thread in &self.threads {
             let (service, socket, datagrams) = (service.clone(), sockets.next(), datagrams.next());
@@ -165,6 +184,11 @@ impl Fleet {
             let _ = thread.starts.send(Start { service, socket, datagrams, proxy, stop: stopped.clone() });
         }
         Serving { listening: bound.listening, proxy: bound.proxy, proof, stop }
+    }
+
+    /// Lets connections be held: all listeners are served.
+    pub fn begin(&self) {
+        self.hold.iter().for_each(|hold| hold.begin());
     }
 
     /// Ends all flows with `shutdown`, and stops the workers.
@@ -181,6 +205,9 @@ impl Fleet {
             }
         }
         self.background.stop();
+        if let Some(hold) = self.hold {
+            hold.end();
+        }
     }
 }
 
@@ -192,22 +219,24 @@ fn thread(
     background: Handle,
 ) -> anyhow::Result<Thread> {
     let (starts, inbox) = mpsc::unbounded_channel();
+    let (held, held_inbox) = mpsc::unbounded_channel();
     let handle = std::thread::Builder::new()
         .name(format!("worker-{number}"))
         .spawn(move || {
             session::allow_pipes(pipes);
             let _entered = background.enter();
-            if let Err(error) = reactor::block_on(work(worker, inbox, stopped)) {
+            if let Err(error) = reactor::block_on(work(worker, inbox, held_inbox, stopped)) {
                 tracing::error!(%error, "a worker's event loop ended");
             }
         })
         .context("cannot start a worker thread")?;
-    Ok(Thread { starts, handle })
+    Ok(Thread { starts, held, handle })
 }
 
 async fn work(
     worker: Arc<Worker>,
     mut inbox: mpsc::UnboundedReceiver<Start>,
+    mut held: mpsc::UnboundedReceiver<Held>,
     mut stopped: watch::Receiver<bool>,
 ) {
     reactor::spawn(worker.clone().sweep(http::tend));
@@ -217,6 +246,7 @@ async fn work(
                 Some(start) => accept_on(&worker, start),
                 None => break,
             },
+            Some(held) = held.recv() => session::serve_held(worker.clone(), held),
             _ = stopped.changed() => break,
         }
     }

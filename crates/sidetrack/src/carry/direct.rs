@@ -5,6 +5,7 @@ use super::{Carried, Failure, FirstBytes, Order, OverlayEntry, resolve, stack};
 use crate::live::{Taken, Transport};
 use crate::reactor::{Sleep, TcpStream, sleep};
 use sidetrack_core::flow::EndReason;
+use sidetrack_core::hold::Answer;
 use sidetrack_core::net::embedded_v4;
 use sidetrack_core::socks::v6::StackOption;
 use sidetrack_sys::sockopt;
@@ -235,7 +236,22 @@ pub(super) fn failure(error: &io::Error, to: SocketAddr) -> Failure {
             _ => EndReason::Internal,
         },
     };
-    Failure::new(reason, format!("connect to {to}: {error}"))
+    Failure::new(reason, format!("connect to {to}: {error}")).telling(told(error))
+}
+
+/// What the client would have been told by the same error of its own `connect(2)`.
+fn told(error: &io::Error) -> Option<Answer> {
+    use io::ErrorKind::{
+        ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable, PermissionDenied, TimedOut,
+    };
+    Some(match error.kind() {
+        ConnectionRefused | ConnectionReset => Answer::Reset,
+        HostUnreachable => Answer::Host,
+        NetworkUnreachable => Answer::Net,
+        PermissionDenied => Answer::Admin,
+        TimedOut => Answer::Silent,
+        _ => return None,
+    })
 }
 
 /// Carries a flow directly.

@@ -9,6 +9,7 @@ use crate::live::Clock;
 use crate::reactor::TcpStream;
 use sidetrack_core::carrier::{Hop, HopProtocol};
 use sidetrack_core::flow::{Destination, EndReason};
+use sidetrack_core::hold::Answer;
 use sidetrack_core::http::connect;
 use sidetrack_core::socks::address::UNSPECIFIED;
 use sidetrack_core::socks::v6::{Metadata, StackOption};
@@ -143,14 +144,18 @@ impl Machine {
                     leftover: connected.leftover,
                     then: Vec::new(),
                 },
-                socks::Output::Failed { reason, detail } => Step::Failed(Failure { reason, detail }),
+                socks::Output::Failed { reason, detail } => {
+                    Step::Failed(Failure::new(reason, detail).telling(client.told()))
+                }
             },
             Self::Http(client, then) => match client.poll()? {
                 connect::Output::Send(bytes) => Step::Send(bytes),
                 connect::Output::Connected { leftover } => {
                     Step::Connected { bound: None, stack: Vec::new(), leftover, then: std::mem::take(then) }
                 }
-                connect::Output::Failed { reason, detail } => Step::Failed(Failure { reason, detail }),
+                connect::Output::Failed { reason, detail } => {
+                    Step::Failed(Failure::new(reason, detail).telling(client.told()))
+                }
             },
         })
     }
@@ -192,6 +197,13 @@ fn at(failure: Failure, index: usize, hops: &[Hop]) -> Failure {
     Failure { detail: format!("{}: {}", hop_name(index, hops), failure.detail), ..failure }
 }
 
+/// The failure of a connection to the first hop: what it says is not about the destination, so the application is told that
+/// no route leads there.
+fn out_of_reach(failure: Failure) -> Failure {
+    let is_late = failure.reason == EndReason::ConnectTimeout;
+    failure.telling(Some(if is_late { Answer::Silent } else { Answer::Net }))
+}
+
 fn broken(error: &io::Error, step: &str) -> Failure {
     let reason = match error.kind() {
         io::ErrorKind::ConnectionRefused => EndReason::Refused,
@@ -199,7 +211,7 @@ fn broken(error: &io::Error, step: &str) -> Failure {
         io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => EndReason::Unreachable,
         _ => EndReason::HopFailed,
     };
-    Failure::new(reason, format!("{step}: {error}"))
+    Failure::new(reason, format!("{step}: {error}")).telling(Some(Answer::Net))
 }
 
 /// Sets up the path through `hops`.
@@ -246,7 +258,7 @@ async fn ask_all(
     what: (Command, &Destination),
     first: &mut impl FirstBytes,
 ) -> Result<Carried, Failure> {
-    let mut stream = entry(order, &hops[0]).await.map_err(|failure| at(failure, 0, hops))?;
+    let mut stream = entry(order, &hops[0]).await.map_err(|failure| at(out_of_reach(failure), 0, hops))?;
     let clock = Clock::start();
     // Read the client's bytes only now: those that came while we dialled travel with the request.
     let held = first.held();

@@ -24,6 +24,7 @@ pub use stream::{Stream, Wire};
 use crate::live::{Spread, Taken};
 use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::{Destination, EndReason, Host, HostName};
+use sidetrack_core::hold::Answer;
 use sidetrack_core::policy::{Carry, Resolve};
 use sidetrack_core::socks::v6::{Metadata, StackOption};
 use std::net::SocketAddr;
@@ -38,12 +39,20 @@ pub struct Failure {
     pub reason: EndReason,
     /// Details: which hop, step and code.
     pub detail: String,
+    /// The answer of the far side, where it is more exact than the end reason.
+    pub told: Option<Answer>,
 }
 
 impl Failure {
     /// A failure with its details.
     pub fn new(reason: EndReason, detail: impl Into<String>) -> Self {
-        Self { reason, detail: detail.into() }
+        Self { reason, detail: detail.into(), told: None }
+    }
+
+    /// The same, with the answer of the far side.
+    #[must_use]
+    pub fn telling(self, told: Option<Answer>) -> Self {
+        Self { told, ..self }
     }
 }
 

@@ -37,6 +37,10 @@ pub struct RunArgs {
     /// How the command's connections are caught
     #[arg(long, value_enum, default_value_t)]
     pub mode: ModeArg,
+    /// Accepts a connection only when the far side has: what is refused or unreachable there is so for the command. In a
+    /// configuration, rules say it (`connect`)
+    #[arg(long, conflicts_with_all = ["config", "tap"])]
+    pub faithful: bool,
     /// Appends a JSON line for each flow to this file
     #[arg(long, value_name = "FILE")]
     pub records: Option<PathBuf>,
@@ -219,6 +223,7 @@ fn started(args: &RunArgs) -> anyhow::Result<u8> {
         },
         via: hops(args)?,
         config: args.config.clone(),
+        faithful: args.faithful,
         dns: args.dns.map(|dns| match dns {
             DnsArg::Name => RunDns::Name,
             DnsArg::Resolve => RunDns::Resolve,

@@ -350,6 +350,10 @@ pub struct Rule {
     /// How long a SOCKS6 or TCP Fast Open hop may wait for the client's first bytes, to send them with the request,
     /// milliseconds, 0 to 100. Default 0.
     pub initial_data_wait_ms: Option<At<u64>>,
+    /// When a connection caught by run, redirect or tproxy is accepted: "early" (at once) or "faithful" (when the far side has
+    /// accepted; otherwise the client gets the far side's answer, such as "connection refused"). See docs/connect.md. Default
+    /// "early".
+    pub connect: Option<At<RuleConnect>>,
     /// TCP Fast Open towards the server. Only with carrier "direct", and only if a replay does no harm. Default false.
     pub tfo: Option<At<bool>>,
     /// Multipath TCP towards the server. Only with carrier "direct". Default false.
@@ -406,6 +410,16 @@ pub enum OnFunctionDown {
 pub enum RuleAction {
     /// The flow is denied.
     Deny,
+}
+
+/// When a connection is accepted.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RuleConnect {
+    /// At once.
+    Early,
+    /// When the far side has accepted.
+    Faithful,
 }
 
 /// Which is dialled if both an address and a name are known.

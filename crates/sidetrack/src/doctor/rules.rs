@@ -74,7 +74,7 @@ fn rights(facts: &Facts) -> Check {
 }
 
 /// Features that sidetrack uses: their name, their use, and what to do without them.
-const USES: [(&[Feature], &str, &str, &str); 6] = [
+const USES: [(&[Feature], &str, &str, &str); 7] = [
     (
         &[Feature::Owner],
         "rules go with us",
@@ -105,6 +105,12 @@ const USES: [(&[Feature], &str, &str, &str); 6] = [
         "refusing",
         "denied flows are told at once",
         "denied flows of the kernel path are dropped",
+    ),
+    (
+        &[Feature::Queue],
+        "faithful connect",
+        "connect = \"faithful\": refused is refused; [[overlay.packets]]",
+        "connect = \"early\": connections are accepted at once",
     ),
 ];
 

@@ -25,8 +25,14 @@ pub(super) async fn intercepted(
     proxy: Arc<Proxy>,
     Admitted { client, peer, admission }: Admitted,
 ) {
-    let passage =
-        Passage { worker: worker.clone(), listening: listening.clone(), peer, connect: None, relays: None };
+    let passage = Passage {
+        worker: worker.clone(),
+        listening: listening.clone(),
+        peer,
+        connect: None,
+        held: None,
+        relays: None,
+    };
     let untouched = match destination(&worker, &listening, &client, peer) {
         Some(to) => {
             let connection = Connection::new(worker.clone(), listening, proxy, client, peer);

@@ -93,7 +93,12 @@ impl Connection {
         }
         let (worker, listening, peer) = (self.worker.clone(), self.listening.clone(), self.peer);
         let connect = Some(Connect { destination, user, refusals: self.proxy.clone(), is_established });
-        carry_on(Passage { worker, listening, peer, connect, relays: None }, self.client(), entry).await;
+        carry_on(
+            Passage { worker, listening, peer, connect, held: None, relays: None },
+            self.client(),
+            entry,
+        )
+        .await;
         None
     }
 

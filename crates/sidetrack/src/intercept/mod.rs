@@ -1,6 +1,7 @@
 //! Interceptors: the ways in which flows are captured. Each finds the original destination of an accepted
 //! connection.
 
+pub mod hold;
 pub mod outgoing;
 pub mod proxy_header;
 pub mod redirect;

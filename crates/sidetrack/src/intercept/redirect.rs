@@ -33,6 +33,14 @@ pub fn original_destination(
             return Err(Failure::new(EndReason::Internal, format!("original destination: {error}")));
         }
     };
+    captured(address, listening, clock)
+}
+
+/// The destination of a connection to this address that the kernel captured for the listener.
+///
+/// # Errors
+/// Fails with `loop` if it is the listener's own address.
+pub fn captured(address: SocketAddr, listening: &Listening, clock: &Clock) -> Result<Destination, Failure> {
     if is_own(address, listening) {
         let detail =
             format!("a connection to {address}, our own listener, was not redirected to it by a rule");

@@ -22,11 +22,13 @@ use std::sync::{Arc, Mutex};
 use sidetrack_core::names::{NameTable, RESOLVER};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::exec::{
-    ChildProcess, IsolatedCommand, LaunchError, PrivateFiles, Program, spawn_isolated,
+    ChildProcess, HoldWish, IsolatedCommand, LaunchError, PrivateFiles, Program, spawn_isolated,
 };
+use sidetrack_sys::nfqueue::{HOLD_NUMBERS, HoldSockets};
 use sidetrack_sys::udp::answers::AnswerSockets;
 use tokio::sync::oneshot;
 
+use super::hold;
 use crate::dns::{self, Resolver, SharedNames};
 use cgroup::CgroupNetwork;
 pub use trust_files::Trusted;
@@ -61,6 +63,8 @@ pub struct RunOptions {
     pub name_capacity: usize,
     /// An authority that this command trusts; other programs do not.
     pub trusted: Option<Trusted>,
+    /// Hold its connections until the far side has accepted. If more are held than there is room for, more pass.
+    pub hold: bool,
 }
 
 impl RunOptions {
@@ -74,6 +78,7 @@ impl RunOptions {
             open_files_limit: None,
             name_capacity: NameTable::MAX_CAPACITY,
             trusted: None,
+            hold: false,
         }
     }
 }
@@ -126,6 +131,8 @@ pub struct Launched {
     pub answers: Option<Arc<AnswerSockets>>,
     /// The names for the addresses of 198.18.0.0/15 that the command got.
     pub names: SharedNames,
+    /// Where its opening segments are held, if that was asked for and the kernel can do it.
+    pub hold: Option<HoldSockets>,
     child: Arc<ChildProcess>,
     dns: UdpSocket,
     resolver: SocketAddr,
@@ -152,24 +159,26 @@ pub fn launch(options: &RunOptions) -> Result<Launched, RunError> {
     };
     let names = Arc::new(Mutex::new(NameTable::new(options.name_capacity)));
     match options.mode {
-        Mode::Isolated => launch_isolated(program, names, options.trusted.as_ref()),
-        Mode::Cgroup => launch_in_cgroup(&program, names, options.trusted.as_ref()),
+        Mode::Isolated => launch_isolated(program, names, options),
+        Mode::Cgroup => launch_in_cgroup(&program, names, options),
     }
 }
 
-fn launch_isolated(
-    program: Program,
-    names: SharedNames,
-    trusted: Option<&Trusted>,
-) -> Result<Launched, RunError> {
-    let files = private_files(IpAddr::V4(RESOLVER), trusted);
-    let command = IsolatedCommand { program, files, redirect_port: REDIRECT_PORT };
+fn launch_isolated(program: Program, names: SharedNames, options: &RunOptions) -> Result<Launched, RunError> {
+    let files = private_files(IpAddr::V4(RESOLVER), options.trusted.as_ref());
+    let hold = options.hold.then_some(HoldWish {
+        queue: *HOLD_NUMBERS.start(),
+        packets_max: hold::PACKETS_MAX,
+        fail_open: true,
+    });
+    let command = IsolatedCommand { program, files, redirect_port: REDIRECT_PORT, hold };
     let isolated = spawn_isolated(&command)?;
     Ok(Launched {
         listeners: vec![isolated.listener],
         datagrams: isolated.datagrams,
         answers: Some(Arc::new(isolated.answers)),
         names,
+        hold: isolated.hold,
         child: Arc::new(isolated.child),
         dns: isolated.dns,
         resolver: SocketAddr::new(IpAddr::V4(RESOLVER), dns::PORT),
@@ -187,17 +196,18 @@ fn private_files(resolver: IpAddr, trusted: Option<&Trusted>) -> PrivateFiles {
 fn launch_in_cgroup(
     program: &Program,
     names: SharedNames,
-    trusted: Option<&Trusted>,
+    options: &RunOptions,
 ) -> Result<Launched, RunError> {
     // Rules before the command: otherwise its first connections would bypass us.
-    let (network, sockets) = CgroupNetwork::build()?;
-    let files = private_files(sockets.resolver.ip(), trusted);
+    let (network, sockets) = CgroupNetwork::build(options.hold)?;
+    let files = private_files(sockets.resolver.ip(), options.trusted.as_ref());
     let child = network.spawn(program, &files)?;
     Ok(Launched {
         listeners: sockets.listeners,
         datagrams: sockets.datagrams.sockets,
         answers: Some(sockets.datagrams.answers),
         names,
+        hold: sockets.hold,
         child: Arc::new(child),
         dns: sockets.dns,
         resolver: sockets.resolver,

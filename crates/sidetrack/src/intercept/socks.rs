@@ -128,7 +128,7 @@ impl Handshake {
                 self.machine.handle(now, Input::Session(answer));
                 Ok(())
             }
-            Output::Failed { reason, detail } => Err(Refused(Failure { reason, detail })),
+            Output::Failed { reason, detail } => Err(Refused(Failure::new(reason, detail))),
             Output::Request(_) | Output::Finished | Output::Done { .. } => Ok(()),
         }
     }

@@ -7,8 +7,9 @@ use super::order::{
 use crate::steer::{OWN_MARK, Path, Steer, mark_rules};
 use sidetrack_core::flow::Protocol;
 use sidetrack_core::net::IpSet;
+use sidetrack_sys::nfqueue::HOLD_NUMBERS;
 use sidetrack_sys::nft::{
-    CgroupMatch, Except, KernelPath, KernelRoute, Lifetime, Redirect, Selector, Steering, TProxy,
+    CgroupMatch, Except, HoldQueue, KernelPath, KernelRoute, Lifetime, Redirect, Selector, Steering, TProxy,
 };
 use sidetrack_sys::route::MarkRule;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -74,11 +75,13 @@ impl Order {
                 listener: at(Protocol::Tcp, redirect.port, redirect.v6)?,
                 local: written(&redirect.local),
                 forwarded: written(&redirect.forwarded),
+                hold: redirect.hold.map(|hold| hold.number),
             })
         });
         let tproxies = steering.tproxies.iter().map(|tproxy| {
             let listener = at(tproxy.protocol, tproxy.port, tproxy.v6)?;
-            Ok(Transparent { listener, selected: written(&tproxy.selectors) })
+            let hold = tproxy.hold.map(|hold| hold.number);
+            Ok(Transparent { listener, selected: written(&tproxy.selectors), hold })
         });
         let paths = steering.kernel_paths.iter().map(|path| match &path.route {
             KernelRoute::Direct { local, forwarded, masquerade } => Ok(Alone::Direct {
@@ -126,7 +129,7 @@ impl Order {
         let find = |listener: usize| {
             proved.get(listener).copied().ok_or("it names a listener whose descriptor did not come along")
         };
-        let redirects = self.redirects.iter().map(|one| one.redirect(find(one.listener)?));
+        let redirects = self.redirects.iter().map(|one| one.redirect(find(one.listener)?, self.closed));
         let tproxies = self.tproxies.iter().map(|one| one.tproxy(find(one.listener)?, self.closed));
         let paths = self.paths.iter().enumerate().map(|(place, path)| {
             let route = match path {
@@ -167,7 +170,7 @@ impl Order {
 }
 
 impl Redirected {
-    fn redirect(&self, proved: Proved) -> Result<Redirect, String> {
+    fn redirect(&self, proved: Proved, closed: bool) -> Result<Redirect, String> {
         let ip = proved.of(Protocol::Tcp)?.ip();
         // The kernel redirects local connections to loopback, and forwarded ones to the address of their incoming interface.
         let local = ip.is_unspecified()
@@ -190,7 +193,18 @@ impl Redirected {
             v6: ip.is_ipv6(),
             local: read(&self.local)?,
             forwarded: read(&self.forwarded)?,
+            hold: hold(self.hold, closed)?,
         })
+    }
+}
+
+/// The queue of an order: one of those that hold opening segments.
+fn hold(number: Option<u16>, closed: bool) -> Result<Option<HoldQueue>, String> {
+    match number {
+        Some(number) if !HOLD_NUMBERS.contains(&number) => {
+            Err(format!("{number} is not the number of a queue for opening segments"))
+        }
+        number => Ok(number.map(|number| HoldQueue { number, bypass: !closed })),
     }
 }
 
@@ -206,6 +220,7 @@ impl Transparent {
             v6: proved.address.is_ipv6(),
             selectors: read(&self.selected)?,
             drop_without_listener: closed,
+            hold: hold(self.hold.filter(|_| proved.protocol == Protocol::Tcp), closed)?,
         })
     }
 }

@@ -79,6 +79,9 @@ pub struct Redirected {
     /// Connections of other hosts.
     #[serde(deserialize_with = "at_most::<_, _, SELECTORS_MAX>")]
     pub forwarded: Vec<Selected>,
+    /// The number of the queue in which their opening segments wait first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<u16>,
 }
 
 /// Connections of other hosts that a transparent listener gets.
@@ -90,6 +93,9 @@ pub struct Transparent {
     /// Which connections it gets.
     #[serde(deserialize_with = "at_most::<_, _, SELECTORS_MAX>")]
     pub selected: Vec<Selected>,
+    /// The number of the queue in which their opening segments wait first; of TCP only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<u16>,
 }
 
 /// Connections that the kernel forwards without us.
@@ -265,6 +271,7 @@ mod tests {
                     ..Selected::default()
                 }],
                 forwarded: vec![],
+                hold: None,
             }],
             tproxies: vec![Transparent {
                 listener: 1,
@@ -272,6 +279,7 @@ mod tests {
                     interfaces: vec![Interface("eth0".into())],
                     ..Selected::default()
                 }],
+                hold: None,
             }],
             paths: vec![
                 Alone::Direct { local: vec![], forwarded: vec![], masquerade: true },

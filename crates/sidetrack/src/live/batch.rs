@@ -52,7 +52,7 @@ mod has {
 }
 
 /// Numbers of 8 bytes at the start of each flow.
-const NUMBERS: usize = 10;
+const NUMBERS: usize = 11;
 /// Offset of the kind's index (4 bytes). After it come the bits (2 bytes), the reason and the transport (1 byte
 /// each).
 const KIND_AT: usize = NUMBERS * 8;
@@ -212,6 +212,7 @@ impl Batch {
             micros(flow.sniff_wait()),
             packets_up,
             packets_down,
+            micros(flow.held_wait()),
         ];
         let mut fixed = [0; FIXED];
         for (place, number) in fixed.chunks_exact_mut(8).zip(numbers) {
@@ -438,6 +439,11 @@ impl<'a> Past<'a> {
         self.time(7)
     }
 
+    /// How long its client's SYN was held, if it was.
+    pub fn held_wait(&self) -> Option<Duration> {
+        self.time(10)
+    }
+
     /// The index of its kind in [`Batch::kinds`]. `None` if nothing was known about the flow.
     pub fn kind(&self) -> Option<usize> {
         let mut kind = Reader(self.fixed.get(KIND_AT..).unwrap_or_default());
@@ -526,6 +532,7 @@ impl<'a> Past<'a> {
         self.connect_time().into_iter().for_each(|time| flow.connected(time));
         self.first_byte_time().into_iter().for_each(|time| flow.first_byte(time));
         self.sniff_wait().into_iter().for_each(|time| flow.sniffed(time));
+        self.held_wait().into_iter().for_each(|time| flow.held(time));
         flow.carried_by(texts.taken);
         texts.tls_name.and_then(|name| name.parse().ok()).into_iter().for_each(|name| flow.greeted(name));
         self.states.into_iter().for_each(|states| flow.reached(states));

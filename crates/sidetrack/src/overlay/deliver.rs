@@ -67,7 +67,7 @@ pub(super) async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, o
             if let Some(record) = &mut record {
                 record.failed(&failure);
             }
-            let Failure { reason, detail } = failure;
+            let Failure { reason, detail, .. } = failure;
             return refuse(&shared, stream, refusal(reason), detail).await;
         }
     };

@@ -249,6 +249,8 @@ impl Lines {
         }
         out.push(b']');
         packets(out, decided.map(|decided| decided.flow.protocol), past.packets());
+        out.extend_from_slice(b",\"held_seconds\":");
+        optional_seconds(out, past.held_wait());
         out.extend_from_slice(b"}\n");
     }
 

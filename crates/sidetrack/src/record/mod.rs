@@ -103,6 +103,9 @@ pub struct FlowRecord<'a> {
     /// Datagrams from server to client. `null` for TCP.
     #[serde(default)]
     pub packets_down: Option<u64>,
+    /// How long the client's SYN was held until its answer. `null` if it was not.
+    #[serde(default)]
+    pub held_seconds: Option<f64>,
 }
 
 /// Returns seconds, exact to the microsecond, with no more digits than that.
@@ -158,6 +161,7 @@ impl<'a> FlowRecord<'a> {
             protocol: known.map(|known| known.protocol),
             packets_up: packets.map(|(up, _)| up),
             packets_down: packets.map(|(_, down)| down),
+            held_seconds: flow.held_wait().map(seconds),
             states: flow.states().map(|states| states.iter().map(Reached::from).collect()),
         }
     }

@@ -9,6 +9,7 @@ use super::setup::{Connect, Ready, Setup, SetupEnd, undecided};
 use super::{Asking, AskingTunnel, Entry, Relays};
 use crate::carry::{Client, Stream};
 use crate::intercept::Listening;
+use crate::intercept::hold::Held;
 use crate::live::{Clock, LiveFlow, Spread};
 use crate::reactor::TcpStream;
 use crate::worker::{FlowOfSession, Worker};
@@ -17,6 +18,7 @@ use sidetrack_core::splice;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
@@ -30,6 +32,8 @@ pub struct Passage {
     pub peer: SocketAddr,
     /// The client's HTTP CONNECT request. `None`: the interceptor finds the destination.
     pub connect: Option<Connect>,
+    /// The client's connection waits to be accepted; the client itself is a place that is empty until then.
+    pub held: Option<Rc<Held>>,
     /// Serve the flows of UDP that clients ask for. `None`: there are none.
     pub relays: Option<Relays>,
 }
@@ -99,8 +103,9 @@ impl Future for Carrying {
 
 /// Runs the set-up. `None`: the flow has ended.
 async fn make(passage: Passage, mut client: Client, mut entry: Entry) -> Option<Carried> {
-    let Passage { worker, listening, peer, connect, relays } = passage;
-    let made = Setup::new(&worker, &listening, entry.live(), peer, connect).run(&mut client).await;
+    let Passage { worker, listening, peer, connect, held, relays } = passage;
+    let setup = Setup::new(&worker, &listening, entry.live(), peer, connect);
+    let made = setup.holding(held).run(&mut client).await;
     if entry.live().decided().is_none() {
         entry.live().decide(undecided(&listening, peer));
     }

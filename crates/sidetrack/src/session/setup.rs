@@ -1,14 +1,15 @@
 //! The set-up of a path: interceptor, policy and carrier in this order, then the answer to the client.
 
 use super::containers::{Way, offered};
-use super::hello;
 use super::near::{self, AskedDatagrams};
 use super::watch::Watched;
+use super::{held, hello};
 use crate::carry::{Carried, Client, Failure, Gate, Order, Stream, Wire, stack};
 use crate::config::{Config, Limits};
 use crate::dns;
+use crate::intercept::hold::Held;
 use crate::intercept::socks::{Asked, Handshake, Refused};
-use crate::intercept::{Catches, Listening, RunCatch, SocksCatch, proxy_header, redirect, reverse, tunnel};
+use crate::intercept::{Catches, Listening, RunCatch, SocksCatch, proxy_header, reverse, tunnel};
 use crate::live::{Decided, LiveFlow};
 use crate::worker::{CROWDED, FlowOfSession, Place, Worker};
 use sidetrack_core::chain::Chain;
@@ -22,6 +23,7 @@ use sidetrack_sys::sockopt;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -88,6 +90,7 @@ pub(super) struct Setup<'a> {
     peer: SocketAddr,
     pub(super) config: Arc<Config>,
     connect: Option<Connect>,
+    pub(super) held: Option<Rc<Held>>,
 }
 
 /// Writes answers to CONNECT requests that fail: the stage that read the request.
@@ -135,7 +138,7 @@ pub(super) enum Asker {
     Tunnel(Vec<Metadata>),
 }
 
-enum Stop {
+pub(super) enum Stop {
     Failed(Failure),
     Answered(EndReason, Option<String>),
     Associate(Box<Handshake>, Box<Request>, SocketAddr),
@@ -163,7 +166,12 @@ impl<'a> Setup<'a> {
         peer: SocketAddr,
         connect: Option<Connect>,
     ) -> Self {
-        Self { worker, listening, live, peer, config: worker.config(), connect }
+        Self { worker, listening, live, peer, config: worker.config(), connect, held: None }
+    }
+
+    /// The client's connection waits until it is accepted.
+    pub(super) fn holding(self, held: Option<Rc<Held>>) -> Self {
+        Self { held, ..self }
     }
 
     /// Runs the set-up.
@@ -211,8 +219,9 @@ impl<'a> Setup<'a> {
         let carried = carried.and_then(|(carry, carried)| Ok((carry, self.answered(carried, &mut way)?)));
         let (carry, mut carried) = match carried {
             Ok(done) => done,
-            Err(failure) => return Err(refuse(caught.asker, client, failure).await),
+            Err(failure) => return Err(self.refused(caught.asker, client, failure).await),
         };
+        self.accept_held(client, &mut carried).await?;
         self.live.connected(self.live.age());
         // Computed only if the client gets it: it is a system call.
         let bound = || {
@@ -253,7 +262,7 @@ impl<'a> Setup<'a> {
 
     /// Runs one stage until its deadline, or until the flow is to be ended. The stage is pinned where it is
     /// made: a future that is moved before it is pinned reserves its room twice.
-    async fn watched<T>(&self, stage: Pin<&mut impl Future<Output = T>>) -> Result<T, Failure> {
+    pub(super) async fn watched<T>(&self, stage: Pin<&mut impl Future<Output = T>>) -> Result<T, Failure> {
         let watched = Watched::new(stage, self.live, self.worker.clock).await;
         watched.map_err(|reason| Failure::new(reason, late(reason)))
     }
@@ -269,7 +278,8 @@ impl<'a> Setup<'a> {
     async fn catch(&self, client: &mut Client) -> Result<(Caught, Verdict), Stop> {
         let mut caught = self.intercept(client).await?;
         let verdict = self.decide(&mut caught, client).await;
-        if self.listening.names_programs() && caught.flow.process.is_none() {
+        // A held client would wait for this: its program is found when it has its answer, or right before.
+        if self.listening.names_programs() && caught.flow.process.is_none() && self.held.is_none() {
             caught.flow.process = Some(self.owner(&caught.flow, client));
         }
         Ok((caught, verdict))
@@ -278,11 +288,13 @@ impl<'a> Setup<'a> {
     /// Returns the local process behind the flow.
     fn owner(&self, flow: &Flow, client: &Client) -> Process {
         let listener = client.stream.local_address().unwrap_or(self.listening.address);
-        let peer = client.stream.tcp().and_then(sockopt::peer_address).unwrap_or(self.peer);
+        let held = self.held.as_ref().map(|held| held.client);
+        let accepted = || client.stream.tcp().and_then(sockopt::peer_address).unwrap_or(self.peer);
+        let peer = held.unwrap_or_else(accepted);
         self.worker.owners().of(flow, peer, listener)
     }
 
-    fn due(&self, after_ms: u64, reason: EndReason) {
+    pub(super) fn due(&self, after_ms: u64, reason: EndReason) {
         let deadline = self.worker.clock.now() + Duration::from_millis(after_ms);
         self.live.set_deadline(Some(deadline), reason);
     }
@@ -298,9 +310,7 @@ impl<'a> Setup<'a> {
         let mut caught = Caught { flow, sniffed: None, asker: Asker::Nobody, looks_at_hello: false };
         match &listening.catches {
             Catches::Run(_) | Catches::Redirect | Catches::Tproxy => {
-                let clock = &self.worker.clock;
-                caught.flow.orig_dst =
-                    redirect::original_destination(client.stream.tcp().map_err(internal)?, listening, clock)?;
+                caught.flow.orig_dst = self.captured(client)?;
                 if let Catches::Run(run) = &listening.catches
                     && caught.flow.orig_dst.socket_addr() == Some(run.resolver)
                 {
@@ -564,15 +574,16 @@ pub(super) fn bounds(limits: &Limits, carry: &Carry) -> splice::Config {
 }
 
 /// Reports a failure in the client's own protocol, if it has one.
-async fn refuse(asker: Asker, client: &mut Client, failure: Failure) -> Stop {
+pub(super) async fn refuse(asker: Asker, client: &mut Client, failure: Failure) -> Stop {
     match asker {
         Asker::Nobody => return Stop::Failed(failure),
         // The client would take an answer for the server's bytes: only a reset is possible.
         Asker::Connect(connect) if connect.is_established => return Stop::Failed(failure),
         // Errors are ignored: a client that is gone needs no answer, and the flow has its end reason.
         Asker::Socks(mut handshake, _) => {
-            let code = ReplyCode::from_end_reason(failure.reason);
-            let _ = handshake.reply(client, Reply::failed(code)).await;
+            if held::reply(&mut handshake, client, &failure).await == ReplyCode::Succeeded {
+                return Stop::Failed(failure);
+            }
         }
         Asker::Connect(connect) => {
             let page = connect.refusals.page(&connect.destination, &failure);
@@ -581,10 +592,6 @@ async fn refuse(asker: Asker, client: &mut Client, failure: Failure) -> Stop {
         Asker::Tunnel(_) => tunnel::refused(client, &failure).await,
     }
     Stop::Answered(failure.reason, Some(failure.detail))
-}
-
-fn internal(error: std::io::Error) -> Failure {
-    Failure::new(EndReason::Internal, error.to_string())
 }
 
 pub(super) fn gone() -> Failure {

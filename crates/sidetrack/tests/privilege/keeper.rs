@@ -91,7 +91,10 @@ impl Bare {
 /// Every connection of this host to the first listener.
 fn everything() -> Order {
     let local = vec![Selected { to_this_host: true, ..Selected::default() }];
-    Order { redirects: vec![Redirected { listener: 0, local, forwarded: vec![] }], ..Order::default() }
+    Order {
+        redirects: vec![Redirected { listener: 0, local, forwarded: vec![], hold: None }],
+        ..Order::default()
+    }
 }
 
 fn refused(answer: &str) -> bool {
@@ -201,6 +204,12 @@ fn connections_are_led_only_to_listeners_that_came_along() {
     });
 }
 
+/// Connections that are redirected to the listener with this index.
+fn redirected(listener: usize, local: &[Selected], forwarded: &[Selected], hold: Option<u16>) -> Order {
+    let one = Redirected { listener, local: local.to_vec(), forwarded: forwarded.to_vec(), hold };
+    Order { redirects: vec![one], ..Order::default() }
+}
+
 #[test]
 fn orders_that_no_configuration_leads_to_are_refused() {
     in_namespace(|| {
@@ -208,33 +217,19 @@ fn orders_that_no_configuration_leads_to_are_refused() {
         let keeper = Bare::start();
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let proof = listener.as_fd();
+        let some = [Selected::default()];
         let orders = [
-            (
-                "a second listener",
-                Order {
-                    redirects: vec![Redirected {
-                        listener: 1,
-                        local: vec![Selected::default()],
-                        forwarded: vec![],
-                    }],
-                    ..Order::default()
-                },
-            ),
-            (
-                "forwarded to loopback",
-                Order {
-                    redirects: vec![Redirected {
-                        listener: 0,
-                        local: vec![],
-                        forwarded: vec![Selected::default()],
-                    }],
-                    ..Order::default()
-                },
-            ),
+            ("a second listener", redirected(1, &some, &[], None)),
+            ("forwarded to loopback", redirected(0, &[], &some, None)),
+            ("a queue of other programs", redirected(0, &some, &[], Some(1))),
             (
                 "not transparent",
                 Order {
-                    tproxies: vec![Transparent { listener: 0, selected: vec![Selected::default()] }],
+                    tproxies: vec![Transparent {
+                        listener: 0,
+                        selected: vec![Selected::default()],
+                        hold: None,
+                    }],
                     ..Order::default()
                 },
             ),

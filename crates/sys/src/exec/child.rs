@@ -14,11 +14,12 @@ use rustix::thread::UnshareFlags;
 use super::error::Step;
 use super::report::{Report, Reports};
 use super::signals::ForwardedSignals;
-use super::{IsolatedCommand, PrivateFiles, Program, idmap};
+use super::{HoldWish, IsolatedCommand, PrivateFiles, Program, idmap};
 use crate::caps::{self, CapabilitySet};
 use crate::cgroup::Leaf;
 use crate::netns::CatchStep;
-use crate::nft::ANSWERS_MARK;
+use crate::nfqueue::HoldSockets;
+use crate::nft::{ANSWERS_MARK, HoldQueue};
 use crate::sockopt::ListenOptions;
 use crate::udp::answers::AnswerSockets;
 use crate::{netlink, netns, sockopt, udp};
@@ -135,10 +136,14 @@ pub(super) fn isolate(command: &IsolatedCommand, privileged: bool, reports: &Rep
         // User 0, not the own one: only then do programs started here keep capabilities over exec.
         idmap::map_one((0, 0), ids).at(Step::IdMap)?;
     }
-    let network = make_network(command.redirect_port)?;
+    let hold = command.hold.and_then(open_hold);
+    let network = make_network(command.redirect_port, command.hold.filter(|_| hold.is_some()))?;
     command.files.mount().at(Step::Files)?;
     reports.send(&Report::Ready(Vec::new()), &network.descriptors()).at(Step::Handover)?;
-    drop(network);
+    if let Some(hold) = &hold {
+        reports.send(&Report::Ready(Vec::new()), &hold.descriptors()).at(Step::Handover)?;
+    }
+    drop((network, hold));
     unshare(UnshareFlags::NEWUSER).at(Step::NestedNamespace)?;
     if privileged { map_by_parent(reports) } else { idmap::map_one(ids, (0, 0)).at(Step::NestedNamespace) }
 }
@@ -171,8 +176,15 @@ impl Network {
     }
 }
 
-fn make_network(port: u16) -> Result<Network, Failure> {
-    netns::catch_all(port).map_err(|(step, error)| Failure::catching(step, &error))?;
+/// The queue of a fresh network, which has no other. `None`: the kernel has no queues, so nothing is held.
+fn open_hold(wish: HoldWish) -> Option<HoldSockets> {
+    let bounds = (wish.packets_max, wish.fail_open);
+    HoldSockets::open(wish.queue..=wish.queue, 1, bounds, 0).ok()
+}
+
+fn make_network(port: u16, hold: Option<HoldWish>) -> Result<Network, Failure> {
+    let hold = hold.map(|wish| HoldQueue { number: wish.queue, bypass: wish.fail_open });
+    netns::catch_all(port, hold).map_err(|(step, error)| Failure::catching(step, &error))?;
     let any = |port| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
     let options = ListenOptions {
         dual_stack: true,

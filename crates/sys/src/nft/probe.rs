@@ -13,6 +13,7 @@ use super::{
     Span, Statement, TCP, Table, Test, TimeoutPolicy, Value, ct_event, priority,
 };
 use crate::netlink::{Error, Requests, Socket};
+use crate::nfqueue::HOLD_NUMBERS;
 
 /// Something a kernel may or may not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,11 +48,13 @@ pub enum Feature {
     ConcatenatedRanges,
     /// Flow tables: forwarding past the rules.
     Flowtable,
+    /// Handing packets to user space (NFQUEUE, as a target of xtables).
+    Queue,
 }
 
 impl Feature {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Tables,
         Self::Owner,
         Self::Persist,
@@ -67,6 +70,7 @@ impl Feature {
         Self::Reject,
         Self::ConcatenatedRanges,
         Self::Flowtable,
+        Self::Queue,
     ];
 
     /// The first kernel that has it, and the configuration option that must be on.
@@ -87,6 +91,9 @@ impl Feature {
             Self::Reject => "CONFIG_NFT_REJECT_INET",
             Self::ConcatenatedRanges => "Linux 5.6",
             Self::Flowtable => "Linux 4.16, CONFIG_NF_FLOW_TABLE_INET",
+            Self::Queue => {
+                "CONFIG_NETFILTER_NETLINK_QUEUE, CONFIG_NETFILTER_XT_TARGET_NFQUEUE and CONFIG_NFT_COMPAT"
+            }
         }
     }
 }
@@ -109,6 +116,7 @@ impl fmt::Display for Feature {
             Self::Reject => "nft reject",
             Self::ConcatenatedRanges => "nft sets of concatenated ranges",
             Self::Flowtable => "nft flowtable",
+            Self::Queue => "NFQUEUE",
         })
     }
 }
@@ -216,6 +224,7 @@ fn table(feature: Feature) -> Table {
                 Flowtable { name: "probe".into(), priority: 0, devices: Vec::new(), counter: false };
             Table::new(Family::Inet, NAME).with_flowtable(flowtable)
         }
+        Feature::Queue => filter(vec![S::Queue { number: *HOLD_NUMBERS.start(), bypass: true }]),
         Feature::Tables | Feature::Owner | Feature::Persist => Table::new(Family::Inet, NAME),
     }
 }

@@ -112,6 +112,11 @@ impl Client {
         self.handshake.deadline()
     }
 
+    /// Returns the code with which the proxy refused the request.
+    pub const fn refused_with(&self) -> Option<ReplyCode> {
+        self.handshake.refusal()
+    }
+
     /// As [`super::super::Client::initial_data_sent`].
     pub fn initial_data_sent(&self) -> usize {
         self.handshake.initial_data_sent()
@@ -241,7 +246,7 @@ impl Client {
                 Command::UdpAssociate => format!("the proxy answered {command}: {code}"),
                 _ => format!("the proxy answered {command} to {destination}: {code}"),
             };
-            self.handshake.fail(code.end_reason(), detail);
+            self.handshake.refused(code, detail);
             return Ok(());
         }
         reader.u8()?;

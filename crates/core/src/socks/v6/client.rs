@@ -211,6 +211,11 @@ impl Client {
         self.handshake.deadline()
     }
 
+    /// Returns the code with which the proxy refused the request.
+    pub const fn refused_with(&self) -> Option<ReplyCode> {
+        self.handshake.refusal()
+    }
+
     /// As [`super::super::Client::initial_data_sent`].
     pub fn initial_data_sent(&self) -> usize {
         self.handshake.initial_data_sent()
@@ -369,7 +374,7 @@ impl Client {
                 Some(destination) => format!("the proxy answered CONNECT to {destination}: {code}"),
                 None => format!("the proxy answered NOOP: {code}"),
             };
-            self.handshake.fail(code.end_reason(), detail);
+            self.handshake.refused(code, detail);
         }
         Ok(Some(used))
     }

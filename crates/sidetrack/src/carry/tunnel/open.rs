@@ -8,6 +8,7 @@ use crate::carry::hops::Nothing;
 use crate::carry::{Carried, Failure, FirstBytes, Order};
 use crate::live::{Taken, Transport};
 use sidetrack_core::flow::{Destination, EndReason};
+use sidetrack_core::hold::Answer;
 use sidetrack_core::tunnel::{MessageError, Parsed, Reply, Request};
 use sidetrack_sys::sockopt::canonical;
 use std::future::poll_fn;
@@ -204,5 +205,6 @@ fn refused(reason: EndReason, detail: &str) -> Failure {
         | EndReason::ServerReset => reason,
         _ => EndReason::HopFailed,
     };
-    Failure::new(ours, format!("the far side says {reason}: {detail}"))
+    let told = Some(Answer::of_end(reason));
+    Failure::new(ours, format!("the far side says {reason}: {detail}")).telling(told)
 }

@@ -41,7 +41,7 @@ fn line(text: &mut String, name: &str, value: &str) {
 }
 
 /// The fields of a record that are shown as lines.
-const FIELDS: [&str; 27] = [
+const FIELDS: [&str; 28] = [
     "flow",
     "ts",
     "client",
@@ -65,6 +65,7 @@ const FIELDS: [&str; 27] = [
     "packets_down",
     "connect_seconds",
     "first_byte_seconds",
+    "held_seconds",
     "duration_seconds",
     "shunted",
     "reason",
@@ -80,7 +81,7 @@ mod tests {
         let text = r#"{"ts":"2026-11-21T23:07:19.123Z","flow":7,"rule":"r","chain":["a"],"carrier":"c","listener":"l","intercept":"engine",
             "client":"10.0.0.1:1","orig_dst":"10.0.0.2:2","host":"h","process":"p","user":"u","bytes_up":1,"bytes_down":2,
             "connect_seconds":0.1,"first_byte_seconds":0.2,"duration_seconds":0.3,"shunted":true,"reason":"ok","detail":"d",
-            "path":"quic 10.0.0.3:3","agreement":"allow: a","tls_name":"t","mptcp":["client"],"protocol":"udp","packets_up":3,"packets_down":4,"states":[["client","SYN-SENT",0.0],["server","ESTABLISHED",12.000412]]}"#;
+            "path":"quic 10.0.0.3:3","agreement":"allow: a","tls_name":"t","mptcp":["client"],"protocol":"udp","packets_up":3,"packets_down":4,"held_seconds":0.05,"states":[["client","SYN-SENT",0.0],["server","ESTABLISHED",12.000412]]}"#;
         let flow: FlowRecord<'_> = serde_json::from_str(text).expect("a record");
         let shown = super::text(&flow);
         let Value::Object(fields) = serde_json::to_value(&flow).expect("JSON") else { panic!("an object") };

@@ -31,6 +31,25 @@ impl Check<'_> {
         self.datagrams(raw_rules, listeners, rules);
     }
 
+    /// Warns of connections that are accepted early although their rule says `connect = "faithful"`: a rule before needs the
+    /// host name, which stands in the first bytes unless the client asked by name.
+    fn early_after_all(&mut self, file: &raw::File, policy: &Policy) {
+        for (place, (raw, rule)) in file.rule.iter().zip(policy.rules()).enumerate() {
+            let is_faithful = matches!(&rule.action, Action::Carry(carry) if carry.is_faithful());
+            let before = policy.rules().iter().take(place + 1).find(|before| before.asks_host());
+            if let (Some(at), Some(before), true) = (&raw.connect, before, is_faithful) {
+                let message = format!(
+                    "connections to an address are accepted early: rule '{}' needs the host name, which stands in their first \
+                     bytes",
+                    before.name
+                );
+                let help = "under `run` the name is known before; elsewhere, put rules with `host` behind this one, or match \
+                            addresses";
+                self.warning(at.span(), message, help);
+            }
+        }
+    }
+
     /// Warns of settings that are valid but probably a mistake: a node that serves nothing, an open proxy.
     pub(super) fn hardly_meant(&mut self, file: &raw::File, listeners: &[Option<Listener>], policy: &Policy) {
         // Errors come first: a listener may be missing here only because it has an error.
@@ -45,6 +64,7 @@ impl Check<'_> {
             let help = "add a [[listen]], or use the file with `sidetrack run --config`, which needs none";
             self.warning(0..0, "this node has no listener: `sidetrack up` would do nothing", help);
         }
+        self.early_after_all(file, policy);
         if matches!(policy.default_action(), Action::Deny) {
             return;
         }

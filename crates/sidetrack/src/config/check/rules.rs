@@ -6,7 +6,7 @@ use crate::tls::Roots;
 use sidetrack_core::carrier::{Carrier, Credentials, Hop, HopError, HopProtocol, OverlayCarrier};
 use sidetrack_core::flow::{Intercept, Protocol};
 use sidetrack_core::policy::{
-    Action, Carry, Condition, Dial, KernelPath, Match, ProxyVersion, Resolve, Rule, Warm,
+    Action, Carry, Condition, Connect, Dial, KernelPath, Match, ProxyVersion, Resolve, Rule, Warm,
 };
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
@@ -125,7 +125,7 @@ impl Check<'_> {
         let refused = keys!(
             allowed: name, matcher, action, carrier;
             refused: dissemination, paths, link, hops, trust, priority, deadline_ms, credentials_file, to, dial, resolve, keep_client_address, proxy_protocol, idle_timeout_ms,
-            lifetime_ms, connect_timeout_ms, initial_data_wait_ms, tfo, mptcp, warm, warm_idle_ms, kernel, metadata,
+            lifetime_ms, connect_timeout_ms, initial_data_wait_ms, connect, tfo, mptcp, warm, warm_idle_ms, kernel, metadata,
             on_chain_change, on_function_down, agreement, shunt, chain,
         );
         for (key, span) in refused {
@@ -167,6 +167,10 @@ impl Check<'_> {
             lifetime_ms: self.millis(rule.lifetime_ms.as_ref()),
             connect_timeout_ms: self.millis(rule.connect_timeout_ms.as_ref()),
             initial_data_wait_ms: wait.unwrap_or(0),
+            connect: match rule.connect.as_deref() {
+                None | Some(raw::RuleConnect::Early) => Connect::Early,
+                Some(raw::RuleConnect::Faithful) => Connect::Faithful,
+            },
             tfo: flag(&rule.tfo),
             mptcp: flag(&rule.mptcp),
             warm: self.warm(rule),
@@ -413,6 +417,12 @@ impl Check<'_> {
                 "metadata travels with SOCKS6 and in tunnels only",
                 "use a socks6 hop or a tunnel, or take it out",
             );
+        }
+        if let (Some(at), Some(why)) = (&rule.connect, carry.faithful_obstacle())
+            && carry.connect == Connect::Faithful
+        {
+            let help = "write connect = \"early\", or take the other key out";
+            self.error(at.span(), format!("a connection of this rule cannot be held: {why}"), help);
         }
         let early = socks6
             || tunnel

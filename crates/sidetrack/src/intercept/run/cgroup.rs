@@ -3,12 +3,15 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 
+use crate::intercept::hold;
 use sidetrack_sys::caps;
 use sidetrack_sys::cgroup::{Hierarchy, Leaf};
 use sidetrack_sys::exec::{ChildProcess, PrivateFiles, Program, spawn_in_cgroup};
+use sidetrack_sys::netlink;
+use sidetrack_sys::nfqueue::{HOLD_NUMBERS, HoldSockets};
 use sidetrack_sys::nft::{
-    Chain, ChainKind, Family, Field, Hook, Lifetime, OwnError, OwnedTable, RTN_LOCAL, Rule, Statement, TCP,
-    Table, Value, Verdict, priority,
+    Chain, ChainKind, Family, Field, HoldQueue, Hook, Lifetime, OwnError, OwnedTable, RTN_LOCAL, Rule,
+    Statement, TCP, Table, Value, Verdict, priority,
 };
 use sidetrack_sys::sockopt::{self, ListenOptions};
 use sidetrack_sys::udp;
@@ -36,15 +39,18 @@ pub(super) struct Sockets {
     pub(super) datagrams: Datagrams,
     pub(super) dns: UdpSocket,
     pub(super) resolver: SocketAddr,
+    pub(super) hold: Option<HoldSockets>,
 }
 
 impl CgroupNetwork {
     /// Opens the sockets, creates the control group, and installs the rules for it.
-    pub(super) fn build() -> Result<(Self, Sockets), RunError> {
+    pub(super) fn build(hold: bool) -> Result<(Self, Sockets), RunError> {
         if !caps::is_network_root() {
             return Err(RunError::NotRoot);
         }
-        let sockets = Sockets::open()?;
+        let mut sockets = Sockets::open()?;
+        // Without queues in the kernel, nothing is held.
+        sockets.hold = if hold { open_hold().ok() } else { None };
         let port = |error| RunError::host("read the listener's port", error);
         let ports = (sockets.port().map_err(port)?, sockets.datagrams.port().map_err(port)?);
         let routes = |error| RunError::host("route the command's datagrams", error);
@@ -62,7 +68,8 @@ impl CgroupNetwork {
         // From here on, dropping `network` removes the group after an error.
         let mut network = Self { leaf, table: None, guard: Some(guard) };
         cgroup_datagrams::add_routes().map_err(routes)?;
-        let owned = own(&table(&network.leaf, ports))
+        let queue = sockets.hold.as_ref().and_then(|hold| hold.queues.numbers().first().copied());
+        let owned = own(&table(&network.leaf, ports, queue))
             .map_err(|error| RunError::host("put the command's nftables rules in force", error))?;
         network.table = Some(owned);
         Ok((network, sockets))
@@ -114,7 +121,7 @@ impl Sockets {
             Datagrams::open().map_err(|error| RunError::host("open sockets for datagrams", error))?;
         let (dns, resolver) = resolver()
             .map_err(|error| RunError::host("open port 53 of an address of 127.18.53.0/24", error))?;
-        Ok(Self { listeners, datagrams, dns, resolver })
+        Ok(Self { listeners, datagrams, dns, resolver, hold: None })
     }
 
     fn port(&self) -> io::Result<u16> {
@@ -168,14 +175,22 @@ fn own(table: &Table) -> Result<OwnedTable, OwnError> {
     }
 }
 
+/// Opens a queue for the group's opening segments.
+fn open_hold() -> Result<HoldSockets, netlink::Error> {
+    HoldSockets::open(HOLD_NUMBERS, 1, (hold::PACKETS_MAX, true), 0)
+}
+
 /// Leads the group's connections and datagrams to us. Drops its other traffic that leaves the host.
-fn table(leaf: &Leaf, (port, datagrams): (u16, u16)) -> Table {
+fn table(leaf: &Leaf, (port, datagrams): (u16, u16), queue: Option<u16>) -> Table {
     let of_group = || Statement::is(Field::SocketCgroup { level: leaf.level() }, Value::Cgroup(leaf.id()));
     let redirect = Rule::new([Statement::is(Field::L4Proto, TCP), of_group(), Statement::Redirect { port }]);
     let elsewhere = Statement::is_not(Field::DestinationType, Value::AddressType(RTN_LOCAL));
     let drop = Rule::new([of_group(), elsewhere, Statement::Verdict(Verdict::Drop)]);
     let [out, back] = cgroup_datagrams::chains(&of_group(), datagrams);
-    Table::new(Family::Inet, unique_name())
+    let mut table = Table::new(Family::Inet, unique_name());
+    let queue = queue.map(|number| HoldQueue { number, bypass: true });
+    table.chains.extend(queue.map(|queue| queue.output_chain([of_group()])));
+    table
         .with_chain(out)
         .with_chain(back)
         .with_chain(Chain::base("connections", ChainKind::Nat, Hook::Output, priority::DSTNAT).with(redirect))

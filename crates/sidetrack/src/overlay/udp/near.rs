@@ -129,7 +129,7 @@ async fn keep(shared: Arc<Shared>, requests: mpsc::Sender<Request>, peer: Arc<Pe
                 proven::pass(&shared, peer.to(session), waiting).await;
                 (EndReason::Shutdown, "the overlay is stopping".to_owned())
             }
-            Err(Failure { reason, detail }) => (reason, detail),
+            Err(Failure { reason, detail, .. }) => (reason, detail),
         },
     };
     lock(&shared.udp.near.peers).remove(&(peer.node, peer.trust));
@@ -161,7 +161,7 @@ async fn keep_open(
             let detail = format!("overlay:{}: this node is too old to deliver flows of UDP", peer.name);
             (EndReason::Unsupported, detail)
         }
-        Err(Failure { reason, detail }) => (reason, detail),
+        Err(Failure { reason, detail, .. }) => (reason, detail),
     }
 }
 

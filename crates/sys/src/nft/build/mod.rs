@@ -1,6 +1,7 @@
 //! The tables Sidetrack uses, built from what a person configures.
 
 mod except;
+mod hold;
 mod packets;
 mod path;
 mod run;
@@ -8,9 +9,13 @@ mod selector;
 mod steering;
 
 pub use except::Except;
+pub use hold::HoldQueue;
 pub use packets::{PacketCatch, Packets};
 pub use path::{KernelPath, KernelRoute, NoKernelPath};
-pub use run::{ANSWERS_MARK, run_namespace, run_namespace_with_datagrams, run_namespace_with_servers};
+pub use run::{
+    ANSWERS_MARK, run_namespace, run_namespace_held, run_namespace_with_datagrams,
+    run_namespace_with_datagrams_held, run_namespace_with_servers, run_namespace_with_servers_held,
+};
 pub use selector::{CgroupMatch, MarkBits, Selector};
 pub use steering::{Redirect, Steering, TProxy};
 

@@ -107,12 +107,12 @@ impl KernelPath {
         self.ends(name, origin, sets).into_iter().map(with).collect()
     }
 
-    /// The rules that keep these connections from tproxy, for a chain that runs before nat.
-    pub(super) fn pass_rules(&self, name: &str, sets: &mut Vec<Set>) -> Vec<Rule> {
+    /// The rules that keep these connections from tproxy and from being held, for a chain that runs before nat.
+    pub(super) fn pass_rules(&self, name: &str, origin: Origin, sets: &mut Vec<Set>) -> Vec<Rule> {
         let pass = |(matches, _): (Vec<Statement>, Statement)| {
             Rule::new(matches.into_iter().chain([Statement::Verdict(Verdict::Accept)]))
         };
-        self.ends(name, Origin::Forwarded, sets).into_iter().map(pass).collect()
+        self.ends(name, origin, sets).into_iter().map(pass).collect()
     }
 
     /// The rule for the chain at postrouting, if sources are to be rewritten.

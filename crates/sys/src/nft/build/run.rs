@@ -2,6 +2,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use super::hold::{self, HoldQueue};
+use super::selector::Origin;
 use crate::nft::{
     Chain, ChainKind, Family, Field, Hook, NFPROTO_IPV4, NFPROTO_IPV6, RTN_LOCAL, Rule, Statement, TCP,
     Table, Test, UDP, Value, Verdict, priority,
@@ -22,9 +24,16 @@ const DNS: u16 = 53;
 /// rewrites the destination of a query to 127.0.0.1, and the answer's source then does not fit. See
 /// [`run_namespace_with_datagrams`].
 pub fn run_namespace(port: u16) -> Table {
+    run_namespace_held(port, None)
+}
+
+/// As [`run_namespace`]; with `hold`, the opening segment of each connection waits in that queue first.
+pub fn run_namespace_held(port: u16, hold: Option<HoldQueue>) -> Table {
     let everything = Rule::new([Statement::is(Field::L4Proto, TCP), Statement::Redirect { port }]);
     let output = Chain::base("output", ChainKind::Nat, Hook::Output, DSTNAT).with(everything);
-    Table::new(Family::Inet, "sidetrack").with_chain(output)
+    let mut table = Table::new(Family::Inet, "sidetrack");
+    table.chains.extend(hold.map(|hold| hold.output_chain([])));
+    table.with_chain(output)
 }
 
 /// As [`run_namespace`], but a connection to a loopback address reaches the socket of this namespace that listens there,
@@ -37,19 +46,36 @@ pub fn run_namespace(port: u16) -> Table {
 ///
 /// Needs `socket` and `tproxy` of nftables (Linux 5.12).
 pub fn run_namespace_with_servers(port: u16) -> Table {
+    run_namespace_with_servers_held(port, None)
+}
+
+/// As [`run_namespace_with_servers`]; with `hold`, the opening segment of each connection waits in that queue first.
+pub fn run_namespace_with_servers_held(port: u16, hold: Option<HoldQueue>) -> Table {
     let everything = Rule::new([Statement::is(Field::L4Proto, TCP), Statement::Redirect { port }]);
     let mut output = Chain::base("output", ChainKind::Nat, Hook::Output, DSTNAT);
     let mut servers = Chain::base("servers", ChainKind::Filter, Hook::Prerouting, priority::MANGLE);
+    // A segment to a loopback address is held where it comes out of `lo`, if no socket of the namespace is for it.
+    let mut held_output = hold::chain(Origin::Local);
+    let mut held = hold::chain(Origin::Forwarded);
     for v6 in [false, true] {
+        held_output.rules.push(rule_for_loopback(TCP, v6, &[Statement::Verdict(Verdict::Accept)]));
         output.rules.push(rule_for_loopback(TCP, v6, &[Statement::Verdict(Verdict::Return)]));
         // The socket is bound to one address, or to all: it is there in both cases.
         for wildcard in [false, true] {
             let bound = Statement::is(Field::SocketWildcard, Value::Boolean(wildcard));
-            servers.rules.push(rule_for_loopback(TCP, v6, &[bound, Statement::Verdict(Verdict::Accept)]));
+            let theirs = rule_for_loopback(TCP, v6, &[bound, Statement::Verdict(Verdict::Accept)]);
+            held.rules.push(theirs.clone());
+            servers.rules.push(theirs);
         }
+        held.rules.extend(hold.map(|hold| rule_for_loopback(TCP, v6, &hold.end())));
         servers.rules.push(rule_for_loopback(TCP, v6, &[Statement::TProxy { v6, port }]));
     }
-    Table::new(Family::Inet, "sidetrack").with_chain(output.with(everything)).with_chain(servers)
+    let mut table = Table::new(Family::Inet, "sidetrack");
+    if let Some(hold) = hold {
+        held_output.rules.extend(hold.output_chain([]).rules);
+        table = table.with_chain(held_output).with_chain(held);
+    }
+    table.with_chain(output.with(everything)).with_chain(servers)
 }
 
 /// As [`run_namespace_with_servers`], and datagrams go to a UDP socket with IP_TRANSPARENT at `port` of each IP version. It
@@ -60,6 +86,11 @@ pub fn run_namespace_with_servers(port: u16) -> Table {
 ///
 /// Needs `fib` of nftables, too.
 pub fn run_namespace_with_datagrams(port: u16) -> Table {
+    run_namespace_with_datagrams_held(port, None)
+}
+
+/// As [`run_namespace_with_datagrams`]; with `hold`, the opening segment of each connection waits in that queue first.
+pub fn run_namespace_with_datagrams_held(port: u16, hold: Option<HoldQueue>) -> Table {
     let mut chain = Chain::base("datagrams", ChainKind::Filter, Hook::Prerouting, priority::MANGLE);
     let accept = || Statement::Verdict(Verdict::Accept);
     let udp = || Statement::is(Field::L4Proto, UDP);
@@ -77,7 +108,7 @@ pub fn run_namespace_with_datagrams(port: u16) -> Table {
         let one_host = Statement::is(Field::DestinationType, Value::AddressType(RTN_LOCAL));
         chain.rules.push(Rule::new([version, udp(), one_host, Statement::TProxy { v6, port }]));
     }
-    run_namespace_with_servers(port).with_chain(chain)
+    run_namespace_with_servers_held(port, hold).with_chain(chain)
 }
 
 /// A rule for packets of this protocol to 127.0.0.0/8, or to ::1.

@@ -2,6 +2,7 @@
 
 use super::except::canonical;
 use super::except::{self, Except};
+use super::hold::HoldQueue;
 use super::path::{self, KernelPath};
 use super::selector::{MarkBits, Origin, Selector, Versions};
 use crate::nft::{
@@ -50,6 +51,8 @@ pub struct Redirect {
     pub local: Vec<Selector>,
     /// Which connections that come from other hosts.
     pub forwarded: Vec<Selector>,
+    /// The queue in which the opening segment waits first; `None`: it does not wait.
+    pub hold: Option<HoldQueue>,
 }
 
 /// Connections, or datagrams, of other hosts that go to a local IP_TRANSPARENT listener with their addresses untouched.
@@ -67,6 +70,8 @@ pub struct TProxy {
     pub selectors: Vec<Selector>,
     /// What happens to connections when no listener is there: `true` drops them, `false` lets them pass unsteered.
     pub drop_without_listener: bool,
+    /// The queue in which the opening segment of a TCP connection waits first; `None`: it does not wait.
+    pub hold: Option<HoldQueue>,
 }
 
 impl Steering {
@@ -74,6 +79,7 @@ impl Steering {
     pub fn table(&self, name: &str) -> Table {
         let mut sets = Vec::new();
         let mut chains = vec![self.spared().chain(&mut sets)];
+        chains.extend(self.hold_chains(&mut sets));
         if !self.tproxies.is_empty() {
             // The chain jumped to must exist before the one that jumps.
             chains.push(self.take_chain(&mut sets));
@@ -138,7 +144,7 @@ impl Steering {
         }
         chain.rules.push(jump(except::CHAIN));
         for (index, path) in self.kernel_paths.iter().enumerate() {
-            chain.rules.extend(path.pass_rules(&path_name(index), sets));
+            chain.rules.extend(path.pass_rules(&path_name(index), Origin::Forwarded, sets));
         }
         // The second segment of a handshake answered with a SYN cookie has no socket yet, but its connection is marked.
         let taken =
@@ -172,7 +178,7 @@ impl Steering {
 /// The chain that gives new connections to transparent listeners (`tproxy` is a word of nft's own).
 const TAKE: &str = "take";
 
-fn path_name(index: usize) -> String {
+pub(super) fn path_name(index: usize) -> String {
     format!("path{}", index + 1)
 }
 

@@ -1,0 +1,122 @@
+//! The result of `connect()` is that of a direct one: accepted, refused, unreachable in four ways, timed out, reset at once;
+//! over IPv4 and IPv6; by `run`, `redirect` and `tproxy`; directly and through SOCKS5 and SOCKS6.
+
+use crate::node::Up;
+use crate::probe::{differences, differences_under_run, far_side};
+use sidetrack_testkit::{Line, is_root};
+
+/// Rounds of each test; all ways of both IP versions in each.
+const ROUNDS: usize = 15;
+
+/// A far side that answers in all ways; none without rights or tools.
+fn line() -> Option<Line> {
+    if !is_root() {
+        return None;
+    }
+    let line = Line::new();
+    far_side(&line).then_some(line)
+}
+
+fn rule(carrier: &str) -> String {
+    format!(
+        "[[rule]]\nname = \"all\"\ncarrier = \"{carrier}\"\nconnect = \"faithful\"\nkernel = \"never\"\n{NO_DRAIN}"
+    )
+}
+
+/// Connections to where nothing answers do not keep the node from its end.
+const NO_DRAIN: &str = "[limits]\ndrain_ms = 0\n";
+
+/// The configuration of a proxy beside the far side, which answers there.
+const PROXY: &str = "[[listen]]\nname = \"proxy\"\nkind = \"socks\"\naddress = \"10.0.2.1:1080\"\n\
+                     [limits]\ndrain_ms = 0\n";
+
+fn proxy(line: &Line) -> Up {
+    line.server.run(|| Up::start("default = \"direct\"\n", PROXY))
+}
+
+#[test]
+fn without_us_each_way_ends_as_the_table_says() {
+    let Some(line) = line() else { return };
+    assert_eq!(line.client.run(|| differences(2)), Vec::<String>::new());
+}
+
+#[test]
+fn redirect_gives_what_a_direct_connection_gives() {
+    let Some(line) = line() else { return };
+    let tables = format!(
+        "[[listen]]\nname = \"r\"\nkind = \"redirect\"\ndst = [\"10.0.2.0/24\", \"fd00:2::/64\"]\n{}",
+        rule("direct")
+    );
+    let up = line.router.run(move || Up::start("default = \"deny\"\n", &tables));
+    assert_eq!(line.router.run(|| differences(ROUNDS)), Vec::<String>::new());
+    assert!(up.stop().0.success());
+}
+
+#[test]
+fn tproxy_gives_what_a_direct_connection_gives() {
+    let Some(line) = line() else { return };
+    let listen = "[[listen]]\nname = \"t\"\nkind = \"tproxy\"\ninterfaces = [\"to-client\"]\n";
+    let tables = format!("{listen}{}", rule("direct"));
+    let up = line.router.run(move || Up::start("default = \"deny\"\n", &tables));
+    assert_eq!(line.client.run(|| differences(ROUNDS)), Vec::<String>::new());
+    assert!(up.stop().0.success());
+}
+
+#[test]
+fn forwarded_redirect_gives_what_a_direct_connection_gives() {
+    let Some(line) = line() else { return };
+    let listen = "[[listen]]\nname = \"r\"\nkind = \"redirect\"\nlocal = false\nforwarded = true\n\
+                  dst = [\"10.0.2.0/24\", \"fd00:2::/64\"]\n";
+    let tables = format!("{listen}{}", rule("direct"));
+    let up = line.router.run(move || Up::start("default = \"deny\"\n", &tables));
+    assert_eq!(line.client.run(|| differences(ROUNDS)), Vec::<String>::new());
+    assert!(up.stop().0.success());
+}
+
+#[test]
+fn run_gives_what_a_direct_connection_gives() {
+    let Some(line) = line() else { return };
+    let differences = line.router.run(|| differences_under_run(&["--faithful"], ROUNDS));
+    assert_eq!(differences, Vec::<String>::new());
+    let differences = line.router.run(|| differences_under_run(&["--faithful", "--mode", "cgroup"], 2));
+    assert_eq!(differences, Vec::<String>::new());
+}
+
+#[test]
+fn through_socks_the_far_sides_answer_comes_back() {
+    let Some(line) = line() else { return };
+    let proxy = proxy(&line);
+    for scheme in ["socks5", "socks6"] {
+        let hop = format!("{scheme}://10.0.2.1:1080");
+        let tables = format!(
+            "[[listen]]\nname = \"r\"\nkind = \"redirect\"\ndst = [\"10.0.2.0/24\", \"fd00:2::/64\"]\n{}",
+            rule(&hop)
+        );
+        let up = line.router.run(move || Up::start("default = \"deny\"\n", &tables));
+        assert_eq!(line.router.run(|| differences(ROUNDS / 2)), Vec::<String>::new(), "{scheme}");
+        assert!(up.stop().0.success());
+        let differences =
+            line.router.run(move || differences_under_run(&["--faithful", "--via", &hop], ROUNDS / 2));
+        assert_eq!(differences, Vec::<String>::new(), "{scheme} under run");
+    }
+    assert!(proxy.stop().0.success());
+}
+
+#[test]
+#[ignore = "takes minutes: 10,000 connections for each kind"]
+fn ten_thousand_connections_each() {
+    let Some(line) = line() else { return };
+    let tables = format!(
+        "[[listen]]\nname = \"r\"\nkind = \"redirect\"\ndst = [\"10.0.2.0/24\", \"fd00:2::/64\"]\n{}",
+        rule("direct")
+    );
+    let up = line.router.run(move || Up::start("default = \"deny\"\n", &tables));
+    for _ in 0..42 {
+        assert_eq!(line.router.run(|| differences(ROUNDS)), Vec::<String>::new());
+    }
+    assert!(up.stop().0.success());
+    for _ in 0..42 {
+        let differences = line.router.run(|| differences_under_run(&["--faithful"], ROUNDS));
+        assert_eq!(differences, Vec::<String>::new());
+    }
+}

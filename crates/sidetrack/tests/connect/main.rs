@@ -1,0 +1,8 @@
+//! `connect = "faithful"` on real traffic: a client's `connect()` ends through us as it does without us.
+
+#[path = "../node/mod.rs"]
+mod node;
+
+mod equal;
+mod faults;
+mod probe;
