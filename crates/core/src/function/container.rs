@@ -23,8 +23,14 @@ pub struct ContainerSpec {
     pub port: u16,
     /// How flows come back from it.
     pub way_back: WayBack,
-    /// The number of containers that run at a time.
+    /// The fewest containers that run at a time.
     pub instances: u16,
+    /// The most containers that run at a time.
+    pub replicas_max: u16,
+    /// The number of flows for which one container is meant.
+    pub flows_per_replica: u32,
+    /// How long fewer containers have to be enough before one ends, ms.
+    pub shrink_after_ms: u64,
     /// The user that its processes run as.
     pub user: ContainerUser,
     /// Its resource limits.
@@ -232,6 +238,9 @@ mod tests {
             port: 1080,
             way_back,
             instances: 1,
+            replicas_max: 1,
+            flows_per_replica: 100,
+            shrink_after_ms: 30_000,
             user: ContainerUser::default(),
             resources: Resources::default(),
             probe: Probe::Echo,

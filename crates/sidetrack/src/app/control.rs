@@ -163,7 +163,7 @@ fn health(function: &Function) -> ContainersHealth {
         let trouble = Some("nothing here starts containers".to_owned());
         return ContainersHealth { trouble, ..ContainersHealth::default() };
     };
-    let wanted = pool.spec().instances;
+    let wanted = pool.target();
     let well = u16::try_from(pool.well().len()).unwrap_or(u16::MAX);
     let trouble = pool.trouble().filter(|_| well < wanted);
     ContainersHealth { image: pool.spec().image.to_string(), wanted, well, falls: pool.falls(), trouble }

@@ -14,7 +14,7 @@ use std::process::Command;
 const LED: &str = "chain = ['f']\non_function_down = 'deny'\n";
 
 /// What the admin interface says of the containers of a function.
-fn health(up: &Up, name: &str) -> Value {
+pub(crate) fn health(up: &Up, name: &str) -> Value {
     let all: Value = serde_json::from_str(&admin::show(up, "/v1/functions")).expect("JSON");
     let all = all["functions"].as_array().expect("a list").clone();
     let found = all.into_iter().find(|function| function["name"] == name);

@@ -12,6 +12,7 @@ mod node;
 mod passing;
 #[path = "../control/plane.rs"]
 mod plane;
+mod pool;
 mod scene;
 mod shipping;
 mod steps;

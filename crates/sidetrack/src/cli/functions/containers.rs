@@ -44,7 +44,8 @@ impl Yard {
         container: &ContainerSpec,
     ) -> Result<(Arc<Pool>, Guest, Duration), String> {
         let began = Instant::now();
-        let pool = self.0.pool(&spec.name, &ContainerSpec { instances: 1, ..container.clone() });
+        let pool =
+            self.0.pool(&spec.name, &ContainerSpec { instances: 1, replicas_max: 1, ..container.clone() });
         pool.wait()?;
         let guest = pool.pick(&[]).map_err(|why| format!("function '{}': {why}", spec.name))?;
         Ok((pool, guest, began.elapsed()))

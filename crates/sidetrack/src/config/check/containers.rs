@@ -37,7 +37,9 @@ impl Check<'_> {
         let or = |value: Option<u64>, default: u64| value.unwrap_or(default);
         let millis = " milliseconds";
         let port = self.number(function.port.as_ref(), 1..=65_535, "");
-        let instances = self.number(function.instances.as_ref(), 1..=64, " containers");
+        let (instances, replicas_max) = self.replicas(function);
+        let flows_per_replica = self.number(function.flows_per_replica.as_ref(), 1..=1_000_000, " flows");
+        let shrink_after = self.number(function.shrink_after_ms.as_ref(), 100..=86_400_000, millis);
         let interval = self.number(function.probe_interval_ms.as_ref(), 100..=3_600_000, millis);
         let timeout = self.number(function.probe_timeout_ms.as_ref(), 10..=60_000, millis);
         let start = self.number(function.start_timeout_ms.as_ref(), 100..=600_000, millis);
@@ -49,17 +51,40 @@ impl Check<'_> {
             speaks,
             port: u16::try_from(or(port, PORT)).unwrap_or(u16::MAX),
             way_back: self.way_back(function, speaks),
-            instances: u16::try_from(or(instances, 1)).unwrap_or(u16::MAX),
+            instances,
+            replicas_max,
+            flows_per_replica: u32::try_from(or(flows_per_replica, 100)).unwrap_or(u32::MAX),
             user: self.container_user(function),
             resources: self.resources(function),
             probe: match function.probe.as_deref() {
                 None | Some(RawProbe::Echo) => Probe::Echo,
                 Some(RawProbe::Connect) => Probe::Connect,
             },
+            shrink_after_ms: or(shrink_after, 30_000),
             probe_interval_ms: or(interval, 2_000),
             probe_timeout_ms: or(timeout, 1_000),
             start_timeout_ms: or(start, 10_000),
         })
+    }
+
+    /// The fewest and the most containers.
+    fn replicas(&mut self, function: &raw::Function) -> (u16, u16) {
+        let mut number = |at: Option<&At<u16>>| {
+            self.number(at, 1..=64, " containers").and_then(|number| u16::try_from(number).ok())
+        };
+        let (fixed, min) = (number(function.instances.as_ref()), number(function.replicas_min.as_ref()));
+        let max = number(function.replicas_max.as_ref());
+        if let (Some(at), Some(_)) = (&function.replicas_min, fixed) {
+            let help = "write `replicas_min` and `replicas_max` for a pool that grows, or `instances` for one that does not";
+            self.error(at.span(), "`instances` says already how many containers run", help);
+        }
+        let fewest = min.or(fixed).unwrap_or(1);
+        let most = max.unwrap_or(fewest);
+        if let Some(at) = function.replicas_max.as_ref().filter(|_| most < fewest) {
+            let help = "raise `replicas_max`, or lower the fewest";
+            self.error(at.span(), format!("at most {most} containers, and at least {fewest}"), help);
+        }
+        (fewest, most.max(fewest))
     }
 
     fn way_back(&mut self, function: &raw::Function, speaks: Spoken) -> WayBack {

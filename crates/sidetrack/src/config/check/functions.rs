@@ -72,7 +72,7 @@ impl Check<'_> {
         fn list<T>(list: &Option<List<T>>) -> Option<Range<usize>> {
             list.as_ref().map(List::span)
         }
-        let keys: [KnownBy<'_>; 29] = [
+        let keys: [KnownBy<'_>; 33] = [
             ("module", at(&function.module), &[Kind::Wasm]),
             ("configuration", at(&function.configuration), &[Kind::Wasm]),
             ("fuel", at(&function.fuel), &[Kind::Wasm]),
@@ -93,6 +93,10 @@ impl Check<'_> {
             ("port", at(&function.port), CONTAINER),
             ("way_back", at(&function.way_back), CONTAINER),
             ("instances", at(&function.instances), CONTAINER),
+            ("replicas_min", at(&function.replicas_min), CONTAINER),
+            ("replicas_max", at(&function.replicas_max), CONTAINER),
+            ("flows_per_replica", at(&function.flows_per_replica), CONTAINER),
+            ("shrink_after_ms", at(&function.shrink_after_ms), CONTAINER),
             ("memory_bytes", at(&function.memory_bytes), &[Kind::Container, Kind::Wasm]),
             ("cpu_percent", at(&function.cpu_percent), CONTAINER),
             ("pids", at(&function.pids), CONTAINER),

@@ -62,6 +62,18 @@ pub struct Function {
     pub way_back: Option<At<WayBack>>,
     /// container: how many instances run, 1 to 64. All are started before the first flow. Default 1.
     pub instances: Option<At<u16>>,
+    /// container: the fewest instances of a pool that grows and shrinks, instead of `instances`, 1 to 64. Default:
+    /// `instances`.
+    pub replicas_min: Option<At<u16>>,
+    /// container: the most instances of such a pool, `replicas_min` to 64. It grows at once when more flows pass it,
+    /// or when its instances use more than 80 per cent of a core. It shrinks by one when fewer have been
+    /// enough for `shrink_after_ms`. Default: `replicas_min`.
+    pub replicas_max: Option<At<u16>>,
+    /// container: the number of flows for which one instance is meant, 1 to 1000000. Default 100.
+    pub flows_per_replica: Option<At<u32>>,
+    /// container: how long fewer instances have to be enough before one ends, milliseconds, 100 to 86400000. Default
+    /// 30000.
+    pub shrink_after_ms: Option<At<u64>>,
     /// container: memory of each instance without swap, bytes, 6291456 to 1099511627776. Default 134217728.
     /// wasm: memory of each flow's instance, bytes, 65536 to 1073741824. Default 8388608.
     pub memory_bytes: Option<At<u64>>,

@@ -42,6 +42,8 @@ pub(super) enum Want {
     Sockets(u16),
     /// A listener in its network, on all of 127.0.0.0/8 except the container's own ports.
     Listener,
+    /// The CPU time that it has used.
+    Cpu,
     /// The reason why it has ended.
     Why,
 }
@@ -63,6 +65,8 @@ pub(super) enum Told {
     Sockets,
     /// A listener is attached.
     Listener,
+    /// The CPU time that it has used, microseconds. `None`: not known.
+    Cpu(Option<u64>),
     /// How it ended, with the last lines that it wrote.
     Ended(String),
 }

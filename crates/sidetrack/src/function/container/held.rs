@@ -24,6 +24,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(40);
 struct Held<'a> {
     engine: &'a Engine,
     id: String,
+    /// Its first process. 0 before it is started.
+    pid: u32,
 }
 
 impl Drop for Held<'_> {
@@ -67,12 +69,13 @@ fn start<'a>(engine: &'a Engine, order: &Order) -> anyhow::Result<(Held<'a>, Str
     let number = COUNT.fetch_add(1, Relaxed);
     let name = format!("sidetrack-{}-{}-{number}", order.function, std::process::id());
     let id = engine.create(order, &name, &own_label())?;
-    let held = Held { engine, id };
+    let mut held = Held { engine, id, pid: 0 };
     engine.start(&held.id)?;
     let state = engine.state(&held.id)?;
     if state.pid == 0 {
         anyhow::bail!("{}", why(engine, &held.id));
     }
+    held.pid = state.pid;
     let alive = process::watch(state.pid).map_err(|_| anyhow::anyhow!("{}", why(engine, &held.id)))?;
     let network = match NetNs::of_process(state.pid) {
         Err(error) if error.kind() == ErrorKind::NotFound => anyhow::bail!("{}", why(engine, &held.id)),
@@ -108,6 +111,7 @@ fn serve(engine: &Engine, held: &Held<'_>, name: &str, alive: &OwnedFd, end: &Ow
                 sockopt::set_tcp_nodelay(&listener, true)?;
                 send(end, &Told::Listener, vec![listener.into()])?;
             }
+            Want::Cpu => send(end, &Told::Cpu(cpu_us(held.pid)), Vec::new())?,
             Want::Why => send(end, &Told::Ended(why(engine, &held.id)), Vec::new())?,
         }
     }
@@ -123,6 +127,21 @@ fn sockets(count: u16) -> anyhow::Result<Vec<OwnedFd>> {
 fn send(end: &OwnedFd, told: &Told, fds: Vec<OwnedFd>) -> anyhow::Result<()> {
     let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
     Ok(wire::send(end, told, &borrowed)?)
+}
+
+/// The CPU time that a container has used, microseconds: that of its control group, or that of its first process if it has no
+/// group of its own.
+fn cpu_us(pid: u32) -> Option<u64> {
+    let group = |of: &str| {
+        let text = std::fs::read_to_string(format!("/proc/{of}/cgroup")).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
+    };
+    let theirs = group(&pid.to_string())?;
+    let is_own = theirs != "/" && Some(&theirs) != group("self").as_ref();
+    let counted = std::fs::read_to_string(format!("/sys/fs/cgroup{theirs}/cpu.stat")).ok().filter(|_| is_own);
+    let used =
+        counted.and_then(|text| text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.parse().ok()));
+    used.or_else(|| process::cpu_us(pid))
 }
 
 /// Describes in words how a container has ended.

@@ -3,6 +3,7 @@
 use super::ask::{SOCKETS_MAX, Want};
 use crate::wire;
 use sidetrack_core::function::ContainerSpec;
+use sidetrack_core::time::Instant;
 use sidetrack_sys::sync::lock;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -32,6 +33,10 @@ pub struct Instance {
     gone: watch::Sender<bool>,
     flows: AtomicUsize,
     idle: Notify,
+    /// The CPU time used at the last look, with the time of the look: microseconds since the start of the clock.
+    cpu: Mutex<Option<(Instant, u64)>>,
+    /// Its use since the look before, thousandths of a core. `u64::MAX`: unknown.
+    cpu_milli: AtomicU64,
     /// Connections that came back although no flow waited for them.
     pub(super) strays: Arc<AtomicU64>,
 }
@@ -88,6 +93,8 @@ impl Instance {
             gone: watch::Sender::new(false),
             flows: AtomicUsize::new(0),
             idle: Notify::new(),
+            cpu: Mutex::default(),
+            cpu_milli: AtomicU64::new(u64::MAX),
             strays: Arc::default(),
         }
     }
@@ -168,6 +175,27 @@ impl Instance {
             // A failed send means that the container is gone, which is reported elsewhere.
             let _ = wire::send(&self.asking, &want, &[]);
         }
+    }
+
+    /// Requests its CPU time.
+    pub(super) fn ask_cpu(&self) {
+        // As in `ask`.
+        let _ = wire::send(&self.asking, &Want::Cpu, &[]);
+    }
+
+    /// Takes the answer to [`Self::ask_cpu`].
+    pub(super) fn note_cpu(&self, now: Instant, used_us: Option<u64>) {
+        let Some(used) = used_us else { return };
+        let Some((then, before)) = lock(&self.cpu).replace((now, used)) else { return };
+        let passed_us = u64::try_from(now.since(then).as_micros()).unwrap_or(u64::MAX);
+        if passed_us > 0 {
+            self.cpu_milli.store(used.saturating_sub(before).saturating_mul(1000) / passed_us, Relaxed);
+        }
+    }
+
+    /// Its use of the processor between the last two looks, thousandths of a core.
+    pub(super) fn cpu_milli(&self) -> Option<u64> {
+        Some(self.cpu_milli.load(Relaxed)).filter(|known| *known != u64::MAX)
     }
 
     /// Requests the reason why it has ended.

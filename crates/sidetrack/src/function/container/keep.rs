@@ -17,6 +17,7 @@ use std::future::{Future, pending, poll_fn};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::task::ready;
 use std::time::Duration;
@@ -28,12 +29,16 @@ pub(super) struct Charge {
     open: watch::Receiver<()>,
     function: Arc<str>,
     spec: Arc<ContainerSpec>,
+    /// True: it takes no new flow, and ends with its last one.
+    leave: watch::Receiver<bool>,
+    /// The number of its container; 0 while there is none.
+    number: Arc<AtomicU64>,
 }
 
 impl Charge {
-    pub(super) fn of(pool: &Arc<Pool>) -> Self {
+    pub(super) fn of(pool: &Arc<Pool>, leave: watch::Receiver<bool>, number: Arc<AtomicU64>) -> Self {
         let (function, spec) = (pool.function().clone(), pool.spec().clone());
-        Self { pool: Arc::downgrade(pool), open: pool.watch(), function, spec }
+        Self { pool: Arc::downgrade(pool), open: pool.watch(), function, spec, leave, number }
     }
 }
 
@@ -77,7 +82,7 @@ async fn done<T>(doing: &mut Doing<T>) -> T {
     }
 }
 
-/// Keeps one container running until the pool is dropped, and after that as long as flows pass it.
+/// Keeps one container running until the pool is dropped or becomes smaller, and after that as long as flows pass it.
 pub(super) async fn keep(mut charge: Charge, launcher: Arc<Launcher>, clock: Clock) {
     let pace = Pace {
         probe_interval: Duration::from_millis(charge.spec.probe_interval_ms),
@@ -101,6 +106,13 @@ pub(super) async fn keep(mut charge: Charge, launcher: Arc<Launcher>, clock: Clo
                 Ok(()) => Input::Again,
                 Err(_) => break,
             },
+            () = left(&mut charge.leave) => {
+                if let (Some(pool), Some(running)) = (charge.pool.upgrade(), &running) {
+                    pool.leave(running.instance.number);
+                    tracing::info!(function = %charge.function, container = %running.instance.name, "not needed any more");
+                }
+                break;
+            }
             started = done(&mut starting) => match started {
                 Ok(started) => {
                     running = Some(started);
@@ -113,13 +125,13 @@ pub(super) async fn keep(mut charge: Charge, launcher: Arc<Launcher>, clock: Clo
                 Ok(()) => Input::Probed,
                 Err(why) => Input::Failed(Failed::Probe(why)),
             },
-            why = ended(running.as_mut()) => Input::Failed(Failed::Ended(why)),
+            why = ended(running.as_mut(), clock) => Input::Failed(Failed::Ended(why)),
             () = waited(deadline) => Input::Tick,
         };
         supervisor.handle(clock.now(), input);
     }
     drop((starting, probing));
-    drain(running).await;
+    drain(running, clock).await;
 }
 
 fn obey(
@@ -132,12 +144,14 @@ fn obey(
         Output::Up => {
             if let (Some(pool), Some(running)) = (charge.pool.upgrade(), &running) {
                 // First the change, then the log line: a reader of the log may send flows at once.
+                charge.number.store(running.instance.number, Relaxed);
                 pool.up(&running.instance);
                 tracing::info!(function = %charge.function, container = %running.instance.name, "well");
             }
         }
         Output::Down(why) => {
             tracing::error!(function = %charge.function, "down: {why}");
+            charge.number.store(0, Relaxed);
             if let Some(pool) = charge.pool.upgrade() {
                 pool.down(running.as_ref().map(|running| running.instance.number), why);
             }
@@ -151,12 +165,19 @@ fn obey(
 }
 
 /// Keeps the container for the flows that still pass it. No new flow comes.
-async fn drain(running: Option<Running>) {
+async fn drain(running: Option<Running>, clock: Clock) {
     let Some(mut running) = running else { return };
     let instance = running.instance.clone();
     tokio::select! {
         () = instance.unused() => {}
-        _ = ended(Some(&mut running)) => {}
+        _ = ended(Some(&mut running), clock) => {}
+    }
+}
+
+/// Waits until the container shall leave; without end if nothing decides that any more.
+async fn left(leave: &mut watch::Receiver<bool>) {
+    if leave.wait_for(|leave| *leave).await.is_err() {
+        pending().await
     }
 }
 
@@ -221,7 +242,7 @@ async fn told(link: &TcpStream) -> io::Result<Option<(Told, Vec<OwnedFd>)>> {
 }
 
 /// Handles the messages about a container until it has ended. Returns the reason.
-async fn ended(running: Option<&mut Running>) -> String {
+async fn ended(running: Option<&mut Running>, clock: Clock) -> String {
     let Some(running) = running else { return pending().await };
     loop {
         let said = tokio::select! {
@@ -239,6 +260,7 @@ async fn ended(running: Option<&mut Running>) -> String {
             Ok(Some((Told::Listener, fds))) => {
                 running.instance.refill(|stock| stock.listeners.extend(fds.into_iter().map(Into::into)));
             }
+            Ok(Some((Told::Cpu(used_us), _))) => running.instance.note_cpu(clock.now(), used_us),
             Ok(Some((Told::Ended(why) | Told::Failed(why), _))) => return why,
             Ok(Some((Told::Started { .. }, _))) => {}
             Ok(None) | Err(_) => return GONE.to_owned(),

@@ -12,6 +12,7 @@
 //! | `process.rs`, `held.rs` | a separate process with the rights to use the engine and enter networks: one thread for each container | |
 //! | `starter.rs` | our end of the connection to it | `up` |
 //! | `pool.rs`, `keep.rs` | the containers of one function: warm, probed, replaced | a thread of its own |
+//! | `grow.rs` | how many of them there are | the same thread |
 //! | `instance.rs` | one container as flows see it: sockets of its network, and its lifetime | |
 //! | `door.rs` | where flows come back, for one worker | workers |
 //! | `passage.rs` | one flow through one container | workers |
@@ -19,6 +20,7 @@
 
 mod ask;
 mod door;
+mod grow;
 mod held;
 mod instance;
 mod keep;

@@ -3,7 +3,7 @@
 use super::instance::{Guest, Instance};
 use sidetrack_core::function::ContainerSpec;
 use sidetrack_sys::sync::lock;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -21,6 +21,8 @@ pub struct Pool {
     trouble: Mutex<Trouble>,
     changed: Condvar,
     next: AtomicUsize,
+    /// How many containers should run.
+    target: AtomicU16,
     /// Dropped with the pool, which the keeping tasks notice; a value sent ends their pauses.
     open: watch::Sender<()>,
 }
@@ -35,6 +37,7 @@ impl Pool {
     pub(super) fn new(function: Arc<str>, spec: ContainerSpec) -> Self {
         Self {
             function,
+            target: AtomicU16::new(spec.instances),
             spec: Arc::new(spec),
             well: Mutex::default(),
             trouble: Mutex::default(),
@@ -62,6 +65,20 @@ impl Pool {
     /// Ends the pauses of containers that wait before they are started again.
     pub fn again(&self) {
         self.open.send_replace(());
+    }
+
+    /// Returns how many containers should run now.
+    pub fn target(&self) -> u16 {
+        self.target.load(Relaxed)
+    }
+
+    pub(super) fn aim(&self, target: u16) {
+        self.target.store(target, Relaxed);
+    }
+
+    /// Takes a container that works out: it gets no new flow.
+    pub(super) fn leave(&self, number: u64) {
+        lock(&self.well).retain(|other| other.number != number);
     }
 
     /// Returns the working containers.

@@ -2,7 +2,7 @@
 //! running.
 
 use super::ask::{Ask, Begun};
-use super::keep;
+use super::grow;
 use super::pool::Pool;
 use super::process::ARGUMENT;
 use crate::live::Clock;
@@ -101,9 +101,7 @@ impl Containers {
                 };
                 // When this loop ends, the running tasks are dropped with the event loop.
                 let Some(pool) = pool else { break };
-                for _ in 0..pool.spec().instances {
-                    reactor::spawn(keep::keep(keep::Charge::of(&pool), launcher.clone(), clock));
-                }
+                reactor::spawn(grow::follow(&pool, launcher.clone(), clock));
             }
             inbox.close();
             while let Ok(pool) = inbox.try_recv() {
