@@ -94,12 +94,12 @@ impl Store for EtcdStore {
         let etcd_key = self.key(key);
         let transaction = Transaction {
             compare: Compare::of(&etcd_key, when),
-            success: vec![Operation::RequestPut {
+            success: vec![Operation::Put {
                 key: etcd_key,
                 value: Bytes64(value.to_vec()),
                 lease: lease(under),
             }],
-            failure: vec![Operation::RequestRange(self.one(key))],
+            failure: vec![Operation::Range(self.one(key))],
         };
         let answer = self.transact(&transaction).map_err(|failure| match (failure, under) {
             (Failure::NotFound(_), Some(lease)) => StoreError::NoLease(lease),
@@ -120,8 +120,8 @@ impl Store for EtcdStore {
         let etcd_key = self.key(key);
         let transaction = Transaction {
             compare: Compare::of(&etcd_key, when),
-            success: vec![Operation::RequestDeleteRange { key: etcd_key }],
-            failure: vec![Operation::RequestRange(self.one(key))],
+            success: vec![Operation::DeleteRange { key: etcd_key }],
+            failure: vec![Operation::Range(self.one(key))],
         };
         let Answer { value: done, repeated } = self.transact(&transaction)?;
         if done.succeeded {

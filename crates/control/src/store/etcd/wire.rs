@@ -119,11 +119,13 @@ impl Compare {
 }
 
 #[derive(Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
 pub(super) enum Operation {
-    RequestRange(Range),
-    RequestPut { key: Bytes64, value: Bytes64, lease: Number },
-    RequestDeleteRange { key: Bytes64 },
+    #[serde(rename = "request_range")]
+    Range(Range),
+    #[serde(rename = "request_put")]
+    Put { key: Bytes64, value: Bytes64, lease: Number },
+    #[serde(rename = "request_delete_range")]
+    DeleteRange { key: Bytes64 },
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -231,7 +233,7 @@ mod tests {
     #[test]
     fn requests_have_the_form_of_the_gateway() {
         let key = Bytes64(b"a/1".to_vec());
-        let put = Operation::RequestPut {
+        let put = Operation::Put {
             key: key.clone(),
             value: Bytes64(b"one".to_vec()),
             lease: lease(Some(7)),
@@ -240,7 +242,7 @@ mod tests {
         let transaction = Transaction {
             compare: Compare::of(&key, If::Absent),
             success: vec![put],
-            failure: vec![Operation::RequestRange(range)],
+            failure: vec![Operation::Range(range)],
         };
         let expected = r#"{"compare":[{"key":"YS8x","target":"MOD","result":"EQUAL","mod_revision":"0"}],"success":[{"request_put":{"key":"YS8x","value":"b25l","lease":"7"}}],"failure":[{"request_range":{"key":"YS8x"}}]}"#;
         assert_eq!(serde_json::to_string(&transaction).expect("JSON"), expected);

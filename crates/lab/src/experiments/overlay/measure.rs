@@ -234,7 +234,7 @@ pub(super) fn packets(scene: &Scene, plan: &Plan, figures: &mut Figures, progres
 /// # Errors
 /// A flow breaks.
 pub(super) fn fast(scene: &Scene, plan: &Plan, figures: &mut Figures, progress: &Progress) -> Result<()> {
-    let ways: &[Way] = if plan.is_full { &Way::ALL } else { &Way::ALL[1..] };
+    let ways: &[Way] = if plan.is_full { &Way::ALL } else { &[Way::Overlay] };
     figures.fast = floods(scene, plan, ways, FAST_LOSS, progress)?;
     Ok(())
 }

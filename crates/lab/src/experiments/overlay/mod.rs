@@ -81,7 +81,7 @@ pub enum Part {
     Area,
     /// A stream with a deadline over three hops, one of which loses bursts.
     Stream,
-    /// What a proof of the source costs, on one core.
+    /// What a proof of the source costs, on one core; not with `--quick`, unless requested.
     Proofs,
     /// How much of the gap between one path and flooding the ways of dissemination close, in simulation.
     Gap,
@@ -123,7 +123,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let machine = Machine::probe();
     let (meter, began) = (DisturbanceMeter::start(), Instant::now());
     let mut figures = Figures::default();
-    let usual = |part: Part| plan.is_full || !matches!(part, Part::Packets | Part::Bought);
+    let usual = |part: Part| plan.is_full || !matches!(part, Part::Packets | Part::Bought | Part::Proofs);
     let wanted = |part: &Part| options.only.contains(part) || options.only.is_empty() && usual(*part);
     let kind = options.links.resolved(&launch::launcher()?)?;
     let mut lateness = None;

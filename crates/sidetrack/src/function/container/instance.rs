@@ -188,8 +188,8 @@ impl Instance {
         let Some(used) = used_us else { return };
         let Some((then, before)) = lock(&self.cpu).replace((now, used)) else { return };
         let passed_us = u64::try_from(now.since(then).as_micros()).unwrap_or(u64::MAX);
-        if passed_us > 0 {
-            self.cpu_milli.store(used.saturating_sub(before).saturating_mul(1000) / passed_us, Relaxed);
+        if let Some(milli) = used.saturating_sub(before).saturating_mul(1000).checked_div(passed_us) {
+            self.cpu_milli.store(milli, Relaxed);
         }
     }
 
