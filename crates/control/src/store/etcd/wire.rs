@@ -233,11 +233,7 @@ mod tests {
     #[test]
     fn requests_have_the_form_of_the_gateway() {
         let key = Bytes64(b"a/1".to_vec());
-        let put = Operation::Put {
-            key: key.clone(),
-            value: Bytes64(b"one".to_vec()),
-            lease: lease(Some(7)),
-        };
+        let put = Operation::Put { key: key.clone(), value: Bytes64(b"one".to_vec()), lease: lease(Some(7)) };
         let range = Range { key: key.clone(), range_end: None, limit: None };
         let transaction = Transaction {
             compare: Compare::of(&key, If::Absent),
