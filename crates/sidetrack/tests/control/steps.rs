@@ -118,7 +118,7 @@ fn the_documents_describe_what_is_served() {
     let application =
         json!({ "name": "x", "purpose": "research", "flows": [{ "client": "lab", "data": "pulse" }] });
     let body = |id: &str| match id {
-        "submit" => application.clone(),
+        "submit" | "plan" => application.clone(),
         "grant" => json!({ "application": application, "lease_seconds": 1 }),
         "ship" => json!({ "functions": [] }),
         "configure" => json!({ "facts": "", "movements": [] }),
