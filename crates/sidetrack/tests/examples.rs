@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
-const TESTED: [&str; 25] = [
+const TESTED: [&str; 26] = [
     "chain-of-containers",
     "chain-of-three",
     "cooperative-cache",
@@ -20,6 +20,7 @@ const TESTED: [&str; 25] = [
     "filter-and-limit",
     "hospital",
     "http-cache",
+    "http3",
     "main-job",
     "metrics",
     "outgoing",
@@ -340,6 +341,11 @@ fn the_readme_shows_a_configuration_that_is_right() {
         Config::from_text("README.md", block).unwrap_or_else(|error| panic!("{}", error.render(false)));
     assert_eq!(config.warnings, []);
     assert_eq!(config.listeners.len(), 2);
+}
+
+#[test]
+fn http3() {
+    passes("http3");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::app::{self, RunCommand, TapCommand};
 use crate::config::tap::exact_host;
 use crate::config::{RunDns, numbered};
 use crate::intercept::run::{Mode, RunOptions};
-use crate::tls::certificates_in;
+use crate::tls::{Roots, certificates_in};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use sidetrack_core::carrier::Hop;
@@ -159,8 +159,24 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
 /// The environment variable with the hops in their order, separated by white space.
 const VIA: &str = "SIDETRACK_VIA";
 
-/// The hops, from the arguments, otherwise from the file, otherwise from the environment.
+/// The hops with the authorities that they name.
 fn hops(args: &RunArgs) -> anyhow::Result<Vec<Hop>> {
+    let mut hops = named(args)?;
+    if let Some(hop) = hops.iter().skip(1).find(|hop| hop.protocol.is_encrypted()) {
+        anyhow::bail!("only the first hop may be of scheme https or h3, and {hop} is a later one");
+    }
+    for hop in &mut hops {
+        let Some(file) = &hop.ca_file else { continue };
+        let read = std::fs::read_to_string(&**file)
+            .with_context(|| format!("cannot read the authorities of hop {hop}: {file}"))?;
+        Roots::of(&read).map_err(|error| anyhow::anyhow!("the authorities of hop {hop}, {file}: {error}"))?;
+        hop.ca_pem = Some(read.into());
+    }
+    Ok(hops)
+}
+
+/// The hops, from the arguments, otherwise from the file, otherwise from the environment.
+fn named(args: &RunArgs) -> anyhow::Result<Vec<Hop>> {
     if args.via.iter().any(|hop| hop.credentials.is_some()) {
         let _ = writeln!(
             io::stderr(),
