@@ -48,6 +48,10 @@ fn compare(bytes: &[u8]) -> Result<(), TestCaseError> {
     if is_v6 && (bytes[6] != 6 || bytes[4..6] == [0, 0]) || !is_v6 && bytes[9] != 6 {
         return Ok(());
     }
+    // etherparse computes the checksum of an IPv4 header as if its reserved flag (RFC 791 Sec. 3.1) were 0.
+    if !is_v6 && bytes[6] & 0x80 != 0 {
+        return Ok(());
+    }
     let packet = SlicedPacket::from_ip(bytes);
     let theirs = packet.as_ref().ok().and_then(|packet| Some((packet, sliced(packet)?)));
     match (read(bytes, Checksums::Verified), theirs) {
