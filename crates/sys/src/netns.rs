@@ -155,8 +155,9 @@ pub enum CatchStep {
     Redirect,
 }
 
-/// An MTU of `lo` with which no datagram is fragmented: the largest one of IPv6 has 65,575 bytes with its header.
-const WHOLE_DATAGRAMS: u32 = 65_600;
+/// An MTU of `lo` with which no datagram is fragmented: the largest packet of IPv6 with its header (RFC 8200 Sec. 3). With more,
+/// TCP would make segments that are longer than the length field of IPv6 can say, and lose them.
+pub const WHOLE_DATAGRAMS: u32 = 40 + 65_535;
 
 /// Makes every address of the calling thread's network local and sends every TCP connection, and datagrams but for DNS, to
 /// `port`, but for those to a loopback address at which something listens in it. The sockets at `port` need IP_TRANSPARENT.

@@ -3,12 +3,14 @@
 use sidetrack_core::flow::Protocol::{Tcp, Udp};
 use sidetrack_core::net::IpNet;
 use sidetrack_sys::netlink::{Protocol, Socket};
+use sidetrack_sys::netns::WHOLE_DATAGRAMS;
 use sidetrack_sys::sockopt::{ListenOptions, listen as listen_with, original_dst};
 use sidetrack_sys::udp::answers::AnswerSockets;
 use sidetrack_sys::udp::batch::Batch;
 use sidetrack_sys::udp::bind_transparent;
 use sidetrack_sys::{nft, route};
 use sidetrack_testkit::{accept, connect, eventually, flat, in_namespace, listen};
+use std::io::{Read as _, Write as _};
 use std::net::UdpSocket;
 use std::time::Duration;
 
@@ -70,9 +72,29 @@ fn servers_of_the_namespace_are_reached_at_loopback_and_all_else_is_caught() {
 }
 
 #[test]
+fn streams_are_whole_with_the_larger_packets() {
+    const BYTES: usize = 8_000_000;
+    in_namespace(|| {
+        route::set_mtu("lo", WHOLE_DATAGRAMS).expect("a larger MTU");
+        for address in ["127.0.0.1", "::1"] {
+            let listener = listen(address);
+            let mut client =
+                std::net::TcpStream::connect(listener.local_addr().expect("address")).expect("connected");
+            let (mut server, _) = accept(&listener);
+            let sender = std::thread::spawn(move || server.write_all(&vec![7; BYTES]));
+            client.set_read_timeout(Some(Duration::from_secs(60))).expect("a limit");
+            let mut got = Vec::new();
+            client.read_to_end(&mut got).expect("every byte in time");
+            assert_eq!(got.len(), BYTES, "{address}");
+            sender.join().expect("no panic").expect("sent");
+        }
+    });
+}
+
+#[test]
 fn datagrams_of_the_namespace_are_caught_and_answered_from_the_asked_address() {
     in_namespace(|| {
-        route::set_mtu("lo", 65_600).expect("a larger MTU");
+        route::set_mtu("lo", WHOLE_DATAGRAMS).expect("a larger MTU");
         route::add_local_default("lo").expect("any address is local");
         let port = listen("127.0.0.1").local_addr().expect("address").port();
         nft::run_namespace_with_datagrams(port).apply(&mut netfilter()).expect("applied");
