@@ -11,7 +11,7 @@ mod net;
 mod task;
 mod timer;
 
-pub use net::{QuicRuntime, TcpListener, TcpStream, UdpSocket};
+pub use net::{Arrival, QuicRuntime, TcpListener, TcpStream, UdpSocket, arrival, proven};
 pub use task::{block_on, spawn, yield_now};
 pub use timer::{Elapsed, Sleep, sleep, timeout, timeout_at};
 

@@ -6,7 +6,7 @@ mod udp;
 
 use guarded::Guarded;
 
-pub use datagram::QuicRuntime;
+pub use datagram::{Arrival, QuicRuntime, arrival, proven};
 pub use udp::UdpSocket;
 
 use super::Loop;

@@ -9,7 +9,7 @@ use crate::carry::tunnel::pool::{tls_peer, watch as watch_over};
 use crate::carry::tunnel::{self, quic};
 use crate::config::Tunnel;
 use crate::intercept::{Catches, Listening};
-use crate::reactor::{self, QuicRuntime, TcpStream, timeout};
+use crate::reactor::{self, Arrival, QuicRuntime, TcpStream, arrival, proven, timeout};
 use quinn::{Connection, Endpoint, EndpointConfig, Incoming, VarInt};
 use sidetrack_core::tunnel::Greeting;
 use sidetrack_sys::sync::lock;
@@ -31,9 +31,6 @@ const HANDSHAKES_MAX: usize = 512;
 /// Most QUIC connections of one listener and worker in total: accepted ones, those in their handshake, and closed ones that
 /// still answer late packets (RFC 9000 Sec. 10.2).
 const OPEN_MAX: usize = 4 * CONNECTIONS_MAX;
-
-/// From this number of connections on, a new client must prove its address by a Retry (RFC 9000 Sec. 8.1.2).
-const UNPROVEN_MAX: usize = 128;
 
 /// Most accepted TLS connections of one worker that have no flow.
 pub const WAITING_MAX: usize = 256;
@@ -111,24 +108,16 @@ impl Worker {
         let handshakes = Places::new(HANDSHAKES_MAX.min(self.shared.handshakes.most()));
         let let_in = Arc::new(AtomicUsize::new(0));
         loop {
-            let incoming = tokio::select! {
-                biased;
-                changed = stop.changed() => match changed {
-                    Ok(()) if !*stop.borrow() => continue,
-                    Ok(()) => break,
-                    // The process stops: flows end first, then `Far::close` tells the near sides.
-                    Err(_) => return,
-                },
-                incoming = endpoint.accept() => incoming,
+            let incoming = match arrival(&endpoint, &mut stop).await {
+                Arrival::Connection(incoming) => incoming,
+                Arrival::Out => break,
+                // `Far::close` tells the near sides.
+                Arrival::Stopping => return,
             };
-            let Some(incoming) = incoming else { break };
             let is_full = let_in.load(Relaxed) >= CONNECTIONS_MAX || endpoint.open_connections() >= OPEN_MAX;
             if is_full {
                 incoming.refuse();
-            } else if endpoint.open_connections() >= UNPROVEN_MAX && incoming.may_retry() {
-                // This fails only if a Retry is not permitted.
-                let _ = incoming.retry();
-            } else {
+            } else if let Some(incoming) = proven(incoming, &endpoint) {
                 let place = Place::enter_quic(&handshakes, &self);
                 reactor::spawn(self.clone().hold_quic(service.clone(), incoming, place, let_in.clone()));
             }

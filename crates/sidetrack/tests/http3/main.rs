@@ -220,15 +220,19 @@ fn a_forward_proxy_is_asked_for_resources_and_tunnels_by_http_3() {
     });
 }
 
+/// A request for a tunnel of datagrams to this port of 127.0.0.1 (RFC 9298).
+fn datagrams_to(port: u16) -> Request {
+    let path = format!("/.well-known/masque/udp/127.0.0.1/{port}/");
+    Request { protocol: Some(b"connect-udp".to_vec()), ..request("CONNECT", "https", "p", &path) }
+}
+
 #[test]
 fn connect_udp_over_http_3_carries_datagrams_of_quic_and_capsules() {
     let server = Echo::start("127.0.0.1");
     let mut site = Site::start("");
     run(async {
         let client = Client::connect(site.address(), &site.ca).await;
-        let path = format!("/.well-known/masque/udp/127.0.0.1/{}/", server.address.port());
-        let asked =
-            Request { protocol: Some(b"connect-udp".to_vec()), ..request("CONNECT", "https", "p", &path) };
+        let asked = datagrams_to(server.address.port());
         let mut tunnel = client.open(&asked).await;
         assert_eq!(tunnel.status().await, 200);
         for payload in [&b"hello"[..], b"", &[7; 1000]] {
@@ -331,9 +335,7 @@ fn an_operator_sees_a_tunnel_as_a_flow() {
     let site = Site::start("");
     run(async {
         let client = Client::connect(site.address(), &site.ca).await;
-        let path = format!("/.well-known/masque/udp/127.0.0.1/{}/", server.address.port());
-        let asked =
-            Request { protocol: Some(b"connect-udp".to_vec()), ..request("CONNECT", "https", "p", &path) };
+        let asked = datagrams_to(server.address.port());
         let mut tunnel = client.open(&asked).await;
         assert_eq!(tunnel.status().await, 200);
         eventually("it is a flow", || node::admin::flows(&site.up).len() == 1);

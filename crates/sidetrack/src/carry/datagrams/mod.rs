@@ -21,7 +21,7 @@ use sidetrack_sys::udp::batch::Batch;
 use sidetrack_sys::{sockopt, udp};
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::task::{Context, Poll};
 
 /// Batches that are taken from one socket before its task looks at the others.
@@ -185,6 +185,17 @@ pub fn unbound(dialing: &Dialing, address: SocketAddr) -> io::Result<socket2::So
         sockopt::set_mark(&socket, mark)?;
     }
     Ok(socket)
+}
+
+/// Returns such a socket, non-blocking, with a port that the kernel chooses at no address.
+pub fn bound(dialing: &Dialing, address: SocketAddr) -> io::Result<std::net::UdpSocket> {
+    let any = match address {
+        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+        SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+    };
+    let socket = unbound(dialing, address)?;
+    socket.bind(&any.into())?;
+    Ok(socket.into())
 }
 
 /// Maps an error of a UDP socket, such as an ICMP error, to an end reason.

@@ -7,7 +7,7 @@
 use super::{Broken, Came, Peer, Reading, id_of, number, pump, transport};
 use crate::carry::gate::Admitted;
 use crate::carry::tls::roots;
-use crate::carry::{Dialing, Failure, Stream};
+use crate::carry::{Dialing, Failure, Stream, datagrams};
 use crate::reactor::{self, QuicRuntime, timeout};
 use crate::tls::server_name;
 use quinn::crypto::rustls::QuicClientConfig;
@@ -20,10 +20,8 @@ use sidetrack_core::http::h3::message::{Lines, Message, Request as Asked, put_re
 use sidetrack_core::http::h3::{ALPN, Code, Error};
 use sidetrack_core::http::message::{Method, Request, Response, Scan, Sender};
 use sidetrack_core::http::udp;
-use sidetrack_sys::sockopt;
 use std::cell::RefCell;
-use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,7 +101,7 @@ async fn connect_to(hop: &Hop, to: SocketAddr, dialing: &Dialing) -> Result<Rc<P
     let mut transport = transport();
     transport.keep_alive_interval(Some(KEEPALIVE));
     config.transport_config(Arc::new(transport));
-    let opened = socket(to, dialing)
+    let opened = datagrams::bound(dialing, to)
         .and_then(|socket| Endpoint::new(EndpointConfig::default(), None, socket, Arc::new(QuicRuntime)));
     let endpoint = opened.map_err(|error| internal(error.to_string()))?;
     let connecting = endpoint.connect_with(config, to, &name).map_err(|error| internal(error.to_string()))?;
@@ -121,19 +119,6 @@ fn closed(connection: &Connection) -> ConnectionError {
 fn name_of(host: &Host) -> Result<String, Failure> {
     let why = || Failure::new(EndReason::Certificate, format!("no certificate can be for {host}"));
     server_name(host).map(|name| name.to_str().into_owned()).ok_or_else(why)
-}
-
-fn socket(to: SocketAddr, dialing: &Dialing) -> io::Result<UdpSocket> {
-    let any: SocketAddr = match to {
-        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-    };
-    let socket = UdpSocket::bind(any)?;
-    socket.set_nonblocking(true)?;
-    if let Some(mark) = dialing.mark {
-        sockopt::set_mark(&socket, mark)?;
-    }
-    Ok(socket)
 }
 
 /// Maps a connection that was not made, or was lost, to an end reason.

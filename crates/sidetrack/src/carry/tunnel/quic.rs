@@ -1,6 +1,6 @@
 //! QUIC connections (RFC 9000), with quinn.
 
-use crate::carry::{Dialing, Failure};
+use crate::carry::{Dialing, Failure, datagrams};
 use crate::reactor::QuicRuntime;
 use crate::tls::Mutual;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
@@ -12,7 +12,7 @@ use sidetrack_core::flow::EndReason;
 use sidetrack_core::tunnel::{Greeting, Parsed};
 use sidetrack_sys::sockopt;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,20 +69,6 @@ pub fn enlarge_buffers(socket: &UdpSocket) {
     let _ = sockopt::set_send_buffer(socket, SOCKET_BUFFER);
 }
 
-fn socket(to: SocketAddr, dialing: &Dialing) -> io::Result<UdpSocket> {
-    let any: SocketAddr = match to {
-        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-    };
-    let socket = UdpSocket::bind(any)?;
-    socket.set_nonblocking(true)?;
-    if let Some(mark) = dialing.mark {
-        sockopt::set_mark(&socket, mark)?;
-    }
-    enlarge_buffers(&socket);
-    Ok(socket)
-}
-
 /// How to dial the far side.
 #[derive(Clone, Copy, Debug)]
 pub struct Dial<'a> {
@@ -108,7 +94,8 @@ pub async fn connect(dial: &Dial<'_>, dialing: &Dialing) -> Result<(Endpoint, Co
     if dialing.is_own(dial.to) {
         return Err(Failure::new(EndReason::Loop, format!("{} is our own listener", dial.to)));
     }
-    let socket = socket(dial.to, dialing).map_err(internal)?;
+    let socket = datagrams::bound(dialing, dial.to).map_err(internal)?;
+    enlarge_buffers(&socket);
     let runtime = Arc::new(QuicRuntime);
     let endpoint = Endpoint::new(EndpointConfig::default(), None, socket, runtime).map_err(internal)?;
     let crypto = QuicClientConfig::try_from(dial.mutual.client())

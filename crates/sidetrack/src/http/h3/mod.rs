@@ -9,7 +9,7 @@ use super::Proxy;
 use super::h2::Common;
 use crate::carry::h3::{Peer, number, transport};
 use crate::intercept::Listening;
-use crate::reactor::{self, QuicRuntime, timeout};
+use crate::reactor::{self, Arrival, QuicRuntime, arrival, proven, timeout};
 use crate::tls::Own;
 use crate::worker::{Idle, Place, Worker};
 use anyhow::Context;
@@ -26,9 +26,6 @@ use tokio::sync::watch;
 /// Most QUIC connections of one listener and worker in total: open ones, those in their handshake, and closed ones that still
 /// answer late packets.
 const OPEN_MAX: usize = 4096;
-
-/// From this number of connections on, a new client must prove its address by a Retry (RFC 9000 Sec. 8.1.2).
-const UNPROVEN_MAX: usize = 128;
 
 /// How long a connection may have no streams.
 const IDLE: Duration = Duration::from_secs(75);
@@ -66,24 +63,15 @@ impl Proxy {
         };
         worker.keep_quic(&endpoint, number(Code::NoError));
         loop {
-            let incoming = tokio::select! {
-                biased;
-                changed = stop.changed() => match changed {
-                    Ok(()) if !*stop.borrow() => continue,
-                    Ok(()) => break,
-                    // The process stops: flows end first, then the worker closes the endpoint.
-                    Err(_) => return,
-                },
-                incoming = endpoint.accept() => incoming,
+            let incoming = match arrival(&endpoint, &mut stop).await {
+                Arrival::Connection(incoming) => incoming,
+                Arrival::Out => break,
+                // The worker closes the endpoint.
+                Arrival::Stopping => return,
             };
-            let Some(incoming) = incoming else { break };
-            let open = endpoint.open_connections();
-            if open >= OPEN_MAX {
+            if endpoint.open_connections() >= OPEN_MAX {
                 incoming.refuse();
-            } else if open >= UNPROVEN_MAX && incoming.may_retry() {
-                // This fails only if a Retry is not permitted.
-                let _ = incoming.retry();
-            } else {
+            } else if let Some(incoming) = proven(incoming, &endpoint) {
                 let (proxy, worker, listening) = (self.clone(), worker.clone(), listening.clone());
                 reactor::spawn(proxy.let_in(worker, listening, incoming, stop.clone()));
             }

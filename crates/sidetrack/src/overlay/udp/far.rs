@@ -15,7 +15,7 @@ use sidetrack_sys::sync::lock;
 use sidetrack_sys::{sockopt, udp};
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -291,15 +291,9 @@ impl Session {
         if let Some(socket) = fitting(&sockets, to) {
             return Ok(socket);
         }
-        let any = match to {
-            SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-            SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
-        };
-        let socket = datagrams::unbound(&self.shared.dialing.load(), to)?;
-        socket.bind(&any.into())?;
+        let socket = datagrams::bound(&self.shared.dialing.load(), to)?;
         udp::errors::report(&socket, to)?;
-        socket.set_nonblocking(true)?;
-        let socket = Arc::new(UdpSocket::from_std(socket.into())?);
+        let socket = Arc::new(UdpSocket::from_std(socket)?);
         let (session, weak) = (self.clone(), Arc::downgrade(path));
         let task = tokio::spawn(listen(session, weak, socket.clone()));
         sockets.push((socket.clone(), task.abort_handle()));

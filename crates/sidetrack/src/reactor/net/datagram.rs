@@ -5,7 +5,7 @@ use super::super::{CURRENT, Loop, spawn};
 use super::{Source, remember};
 use crate::reactor::task::Remote;
 use quinn::udp::{RecvMeta, Transmit, UdpSocketState};
-use quinn::{AsyncTimer, AsyncUdpSocket, Runtime, UdpPoller};
+use quinn::{AsyncTimer, AsyncUdpSocket, Endpoint, Incoming, Runtime, UdpPoller};
 use rustix::event::epoll::{self, EventFlags};
 use sidetrack_sys::sync::lock;
 use std::future::Future;
@@ -15,6 +15,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Instant;
+use tokio::sync::watch;
 
 /// This thread's loop, as quinn's runtime.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +37,45 @@ impl Runtime for QuicRuntime {
     fn now(&self) -> Instant {
         Instant::now()
     }
+}
+
+/// From this number of connections on, a new client must prove its address by a Retry (RFC 9000 Sec. 8.1.2).
+const UNPROVEN_MAX: usize = 128;
+
+/// What a listener of QUIC waits for.
+#[expect(clippy::large_enum_variant, reason = "it is taken apart at once")]
+pub enum Arrival {
+    /// A client wants a connection.
+    Connection(Incoming),
+    /// The listener is taken out, or its endpoint is closed.
+    Out,
+    /// The process stops: flows end first, then the owner of the endpoint closes it.
+    Stopping,
+}
+
+/// Waits for the next client, until `stop` becomes true or its sender is dropped.
+pub async fn arrival(endpoint: &Endpoint, stop: &mut watch::Receiver<bool>) -> Arrival {
+    loop {
+        tokio::select! {
+            biased;
+            changed = stop.changed() => match changed {
+                Ok(()) if !*stop.borrow() => {}
+                Ok(()) => return Arrival::Out,
+                Err(_) => return Arrival::Stopping,
+            },
+            incoming = endpoint.accept() => return incoming.map_or(Arrival::Out, Arrival::Connection),
+        }
+    }
+}
+
+/// Returns the client, unless it must prove its address first, because its endpoint has many connections.
+pub fn proven(incoming: Incoming, endpoint: &Endpoint) -> Option<Incoming> {
+    if endpoint.open_connections() < UNPROVEN_MAX || !incoming.may_retry() {
+        return Some(incoming);
+    }
+    // This fails only if a Retry is not permitted.
+    let _ = incoming.retry();
+    None
 }
 
 /// A timer that can be set again.
