@@ -30,6 +30,7 @@ pub mod function;
 pub mod hold;
 pub mod host_name;
 pub mod http;
+pub mod icmp;
 pub mod ldap;
 pub mod limit;
 pub mod names;

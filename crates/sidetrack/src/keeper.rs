@@ -26,7 +26,7 @@ pub use serve::{REQUEST_MAX, keep};
 use crate::rights::DataUser;
 use crate::wire;
 use serde::{Deserialize, Serialize};
-use sidetrack_core::flow::Process;
+use sidetrack_core::flow::{Process, Protocol};
 use sidetrack_sys::conntrack::Events;
 use sidetrack_sys::sync::lock;
 use sidetrack_sys::{process, scm};
@@ -55,6 +55,8 @@ pub enum Ask {
     Release,
     /// Return the owner of the socket with these addresses.
     Owner {
+        /// Its transport protocol.
+        protocol: Protocol,
         /// The socket's own address.
         local: SocketAddr,
         /// The address it is connected to.
@@ -191,8 +193,13 @@ impl Keeper {
     ///
     /// # Errors
     /// The keeper is gone.
-    pub fn owner(&self, local: SocketAddr, remote: SocketAddr) -> Result<Process, KeeperError> {
-        match self.ask(&Ask::Owner { local, remote })? {
+    pub fn owner(
+        &self,
+        protocol: Protocol,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<Process, KeeperError> {
+        match self.ask(&Ask::Owner { protocol, local, remote })? {
             (Told::Owner { pid, name, uid }, _) => Ok(Process { pid, name, uid }),
             (told, _) => Err(unexpected(told)),
         }

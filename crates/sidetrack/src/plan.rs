@@ -102,9 +102,14 @@ fn listening(config: &Config) -> Vec<Step> {
             continue;
         }
         for address in &listener.addresses {
-            let tproxy = matches!(listener.kind, ListenerKind::Tproxy(_));
+            let is_udp = listener.protocol == Protocol::Udp;
+            let tproxy = match listener.kind {
+                ListenerKind::Tproxy(_) => true,
+                ListenerKind::Redirect(_) => is_udp,
+                _ => false,
+            };
             let whose = format!("'{}'{}", listener.name, if tproxy { " with IP_TRANSPARENT" } else { "" });
-            let whose = if listener.protocol == Protocol::Udp { format!("{whose}, UDP") } else { whose };
+            let whose = if is_udp { format!("{whose}, UDP") } else { whose };
             let listen = listen(*address, &whose);
             steps.push(Step { needs: if tproxy { Some("CAP_NET_RAW") } else { listen.needs }, ..listen });
         }

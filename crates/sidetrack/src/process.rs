@@ -1,13 +1,13 @@
 //! Finds the local process behind a connection, for rules that need it.
 
-use sidetrack_core::flow::{Flow, Intercept, Process};
+use sidetrack_core::flow::{Flow, Intercept, Process, Protocol};
 use sidetrack_sys::process as system;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Returns the owner of a socket from the socket's own address and its peer's address.
-pub type Lookup = dyn Fn(SocketAddr, SocketAddr) -> Process + Send + Sync;
+/// Returns the owner of a socket from its protocol, its own address and its peer's address.
+pub type Lookup = dyn Fn(Protocol, SocketAddr, SocketAddr) -> Process + Send + Sync;
 
 /// How owners of sockets are found.
 #[derive(Clone, Default)]
@@ -44,8 +44,8 @@ impl Owners {
         };
         match (self, remote) {
             (_, None) => Process::default(),
-            (Self::Ourselves, Some(remote)) => on_this_host(flow.client, remote),
-            (Self::Asked(lookup), Some(remote)) => lookup(flow.client, remote),
+            (Self::Ourselves, Some(remote)) => on_this_host(Protocol::Tcp, flow.client, remote),
+            (Self::Asked(lookup), Some(remote)) => lookup(Protocol::Tcp, flow.client, remote),
             (Self::Within(pid), Some(remote)) => within(*pid, peer, remote),
         }
     }
@@ -56,16 +56,27 @@ impl Owners {
     pub fn of_datagram(&self, client: SocketAddr, asked: SocketAddr) -> Process {
         match self {
             Self::Within(pid) => holder(system::udp_socket_inode(*pid, client, asked), Some(*pid)),
-            Self::Ourselves | Self::Asked(_) => {
-                holder(system::udp_socket_inode(std::process::id(), client, asked), None)
-            }
+            Self::Ourselves => on_this_host(Protocol::Udp, client, asked),
+            Self::Asked(lookup) => lookup(Protocol::Udp, client, asked),
         }
     }
 }
 
+impl Owners {
+    /// Whether this process itself has sent a datagram from this address to that one.
+    pub fn are_we(&self, client: SocketAddr, asked: SocketAddr) -> bool {
+        system::udp_socket_inode(std::process::id(), client, asked).is_some_and(system::is_own_socket)
+    }
+}
+
 /// Returns the owner of a socket in this network namespace.
-pub fn on_this_host(local: SocketAddr, remote: SocketAddr) -> Process {
-    holder(system::tcp_socket_inode(std::process::id(), local, remote), None)
+pub fn on_this_host(protocol: Protocol, local: SocketAddr, remote: SocketAddr) -> Process {
+    let own = std::process::id();
+    let inode = match protocol {
+        Protocol::Tcp => system::tcp_socket_inode(own, local, remote),
+        Protocol::Udp => system::udp_socket_inode(own, local, remote),
+    };
+    holder(inode, None)
 }
 
 /// Returns the owner of a socket in any network namespace of this host, including those of containers.

@@ -166,6 +166,7 @@ impl Steer {
         }
         for tproxy in &mut self.steering.tproxies {
             tproxy.selectors.clear();
+            tproxy.local.clear();
         }
         self
     }
@@ -228,6 +229,10 @@ impl Steer {
                 .collect();
             steer.add(config, listener, &addresses, host)?;
         }
+        if steer.steering.tproxies.iter().any(|tproxy| !tproxy.local.is_empty()) {
+            let of_udp = bound.iter().filter(|(name, _)| is_udp(name));
+            steer.steering.except.datagram_listeners = of_udp.map(|(_, address)| *address).collect();
+        }
         steer.steering.divert_answers = keeps_client_addresses(config);
         steer.mark_rules = mark_rules(&mut steer.steering);
         Ok(steer)
@@ -269,7 +274,7 @@ impl Steer {
                     self.add_direct(config, listener, (None, Some(&selector)));
                 }
                 for address in addresses {
-                    self.add_tproxy(config, listener.protocol, *address, &selector);
+                    self.add_tproxy(config, listener.protocol, *address, (vec![selector.clone()], vec![]));
                 }
             }
         }
@@ -301,19 +306,28 @@ impl Steer {
             cgroups: Vec::new(),
             ..selector.clone()
         };
+        for address in addresses {
+            let ip = address.ip();
+            if redirect.forwarded && !ip.is_unspecified() {
+                let what = format!(
+                    "forwarded connections are redirected to the address they came in by, not to {ip}; listen on \
+                     0.0.0.0 or [::]"
+                );
+                return Err(SteerError { listener: listener.name.clone(), what });
+            }
+        }
+        if listener.protocol == Protocol::Udp {
+            // The kernel cannot redirect datagrams and keep the address that was asked: a transparent socket gets them.
+            let forwarded: Vec<_> = redirect.forwarded.then_some(forwarded).into_iter().collect();
+            let local: Vec<_> = redirect.local.then_some(selector).into_iter().collect();
+            for address in addresses {
+                self.add_tproxy(config, Protocol::Udp, *address, (forwarded.clone(), local.clone()));
+            }
+            return Ok(());
+        }
         let direct = (redirect.local.then_some(&selector), redirect.forwarded.then_some(&forwarded));
         self.add_direct(config, listener, direct);
         for address in addresses {
-            if redirect.forwarded && !address.ip().is_unspecified() {
-                return Err(SteerError {
-                    listener: listener.name.clone(),
-                    what: format!(
-                        "forwarded connections are redirected to the address they came in by, not to {}; \
-                         listen on 0.0.0.0 or [::]",
-                        address.ip()
-                    ),
-                });
-            }
             let (v4, v6) = versions(*address);
             self.steering.redirects.push(Redirect {
                 port: address.port(),
@@ -332,14 +346,21 @@ impl Steer {
         self.steering.except.destinations = all.collect();
     }
 
-    fn add_tproxy(&mut self, config: &Config, protocol: Protocol, address: SocketAddr, selector: &Selector) {
+    fn add_tproxy(
+        &mut self,
+        config: &Config,
+        protocol: Protocol,
+        address: SocketAddr,
+        (forwarded, local): (Vec<Selector>, Vec<Selector>),
+    ) {
         let (v4, v6) = versions(address);
         self.steering.tproxies.push(TProxy {
             protocol,
             port: address.port(),
             v4,
             v6,
-            selectors: vec![selector.clone()],
+            selectors: forwarded,
+            local,
             drop_without_listener: config.on_crash == OnCrash::Closed,
             hold: None,
         });

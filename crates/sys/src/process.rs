@@ -98,6 +98,15 @@ pub fn pid_of_socket(inode: u64, within: Option<u32>) -> Option<u32> {
     })
 }
 
+/// Whether this process itself holds the socket with this inode.
+pub fn is_own_socket(inode: u64) -> bool {
+    let link = format!("socket:[{inode}]");
+    let directory = "/proc/self/fd";
+    numbered(Path::new(directory)).into_iter().take(MAX_FDS).any(|fd| {
+        fs::read_link(format!("{directory}/{fd}")).is_ok_and(|target| target.as_os_str() == link.as_str())
+    })
+}
+
 /// The inode of the TCP socket with this local and remote address in the network namespace that process `pid`
 /// lives in. IPv4 addresses are found on IPv6 sockets too.
 pub fn tcp_socket_inode(pid: u32, local: SocketAddr, remote: SocketAddr) -> Option<u64> {

@@ -169,6 +169,9 @@ fn full_except() -> nft::Except {
         listeners: ["192.0.2.9:1080", "[2001:db8::9]:1080", "0.0.0.0:8080"]
             .map(|a| a.parse().expect(a))
             .to_vec(),
+        datagram_listeners: ["192.0.2.9:53", "[2001:db8::9]:53", "0.0.0.0:54"]
+            .map(|a| a.parse().expect(a))
+            .to_vec(),
         sources: [net("203.0.113.7")].into_iter().collect(),
         destinations: [net("169.254.0.0/16"), net("fe80::/10")].into_iter().collect(),
         users: vec![1, 2],
@@ -182,7 +185,8 @@ fn tproxy(
     selectors: Vec<nft::Selector>,
     drop_without_listener: bool,
 ) -> nft::TProxy {
-    nft::TProxy { protocol, port, v4: true, v6: true, selectors, drop_without_listener, hold: None }
+    let local = vec![];
+    nft::TProxy { protocol, port, v4: true, v6: true, selectors, local, drop_without_listener, hold: None }
 }
 
 /// Every builder at once, with every kind of match.
@@ -236,6 +240,7 @@ fn full_steering() -> nft::Steering {
         tproxies: vec![
             tproxy(Tcp, 1234, vec![by_interface.clone()], true),
             tproxy(Udp, 1235, vec![selector.clone(), by_port], false),
+            nft::TProxy { local: vec![selector.clone(), by_user.clone()], ..tproxy(Udp, 1236, vec![], true) },
         ],
         tproxy_mark: Some(nft::MarkBits { value: 0x10000, mask: 0xff0000 }),
         redirects: vec![nft::Redirect {

@@ -226,6 +226,7 @@ fn tproxy_keeps_both_addresses_on_both_sides() {
                 interfaces: vec!["to-client".parse().expect("name")],
                 ..Selector::default()
             }],
+            local: vec![],
             drop_without_listener: true,
             hold: None,
         };
@@ -281,6 +282,7 @@ fn tproxy_without_a_listener_drops_or_lets_pass_as_told() {
                 v4: true,
                 v6: true,
                 selectors: vec![Selector::default()],
+                local: vec![],
                 drop_without_listener,
                 hold: None,
             };
@@ -321,6 +323,7 @@ fn connections_that_were_there_before_are_not_cut() {
             v4: true,
             v6: true,
             selectors: vec![all],
+            local: vec![],
             drop_without_listener: true,
             hold: None,
         };

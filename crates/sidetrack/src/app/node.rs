@@ -523,8 +523,8 @@ pub(super) fn bound_addresses(listeners: &[(Listener, Vec<Bound>)]) -> Vec<Socke
 
 /// Asks the keeper for processes: it may see all processes of this host, and we may not.
 fn ask_keeper(keeper: Arc<Keeper>) -> Owners {
-    Owners::Asked(Arc::new(move |local, remote| {
-        keeper.owner(local, remote).unwrap_or_else(|error| {
+    Owners::Asked(Arc::new(move |protocol, local, remote| {
+        keeper.owner(protocol, local, remote).unwrap_or_else(|error| {
             tracing::error!(%error, "cannot look up a process");
             Process::default()
         })

@@ -50,10 +50,10 @@ pub struct Bound {
 impl Bound {
     /// Its address, and a descriptor that proves that we listen on it.
     pub fn proof(&self) -> Option<Proof<'_>> {
-        let Listening { address, protocol, catches, .. } = &*self.listening;
-        let socket = match (protocol, catches) {
-            (Protocol::Udp, Catches::Tproxy) => self.datagrams.first()?.as_fd(),
-            _ => self.sockets.first()?.as_fd(),
+        let Listening { address, protocol, .. } = &*self.listening;
+        let socket = match protocol {
+            Protocol::Udp => self.datagrams.first()?.as_fd(),
+            Protocol::Tcp => self.sockets.first()?.as_fd(),
         };
         Some(((*protocol, *address), socket))
     }
@@ -132,7 +132,7 @@ fn bind_one(
             datagrams.push(socket);
         }
     }
-    let captures = is_udp && matches!(listener.kind, ListenerKind::Tproxy(_));
+    let captures = captures_datagrams(listener);
     // Workers may use the sockets at once.
     let answers = captures.then(|| AnswerSockets::open(Some(OWN_MARK.value))).transpose();
     let answers =
@@ -160,8 +160,14 @@ const fn speaks_quic(kind: &ListenerKind) -> bool {
     }
 }
 
+/// Whether the listener gets datagrams to any destination.
+const fn captures_datagrams(listener: &Listener) -> bool {
+    let is_udp = matches!(listener.protocol, Protocol::Udp);
+    is_udp && matches!(listener.kind, ListenerKind::Tproxy(_) | ListenerKind::Redirect(_))
+}
+
 fn bind_datagrams(listener: &Listener, address: SocketAddr, shares: bool) -> anyhow::Result<UdpSocket> {
-    let is_transparent = matches!(listener.kind, ListenerKind::Tproxy(_));
+    let is_transparent = captures_datagrams(listener);
     let socket = match (is_transparent, shares) {
         (true, _) => udp::bind_transparent(address, shares),
         (false, true) => udp::bind_shared(address),
@@ -171,6 +177,8 @@ fn bind_datagrams(listener: &Listener, address: SocketAddr, shares: bool) -> any
         let place = format!("listener '{}': cannot receive datagrams on {address}", listener.name);
         ports::explain(error, PortKind::Udp, address).context(place)
     })?;
+    // Our answers are not captured. Without the right to set a mark, nothing is captured.
+    let _ = sockopt::set_mark(&socket, OWN_MARK.value);
     if listener.protocol == Protocol::Udp {
         if !is_transparent {
             udp::tell_destinations(&socket, address)?;

@@ -15,7 +15,7 @@ use sidetrack_core::association::{Config, Counts, Dropped, Id, Input, MappingId,
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Side};
 use sidetrack_core::limit::Lack;
-use sidetrack_core::policy::{Action, Carry, Resolve};
+use sidetrack_core::policy::{Action, Carry, Resolve, Verdict};
 use sidetrack_sys::sockopt;
 use sidetrack_sys::udp::batch::{Batch, Target};
 use std::cell::{Cell, RefCell};
@@ -353,7 +353,14 @@ impl Associations {
             entry.live().decide(crate::live::Decided { flow: flow.clone(), verdict: None });
             return Err(failure);
         }
-        let Some(verdict) = self.ask_rules(flow, client, asked) else {
+        let ours = self.is_our_question(client, asked).then(|| Verdict {
+            rule: None,
+            index: None,
+            action: Action::Carry(Arc::default()),
+            why: "our own question for the address of a name".into(),
+            agreement: None,
+        });
+        let Some(verdict) = ours.or_else(|| self.ask_rules(flow, client, asked)) else {
             return Err(Failure::new(EndReason::Internal, "the rules ask for more than a datagram shows"));
         };
         let verdict = self.worker.judge(&config, entry.live(), flow, verdict);
@@ -532,7 +539,7 @@ impl Associations {
     }
 
     pub(super) fn refuse(&mut self, id: Id, failure: Failure) {
-        self.tell_refused_of(id);
+        self.tell_of(id, self.refusal(Some(failure.reason)), 0);
         self.end(id, failure.reason, Some(failure.detail), Counts::default());
         self.table.handle(self.worker.clock.now(), Input::Refused(id, failure.reason));
     }

@@ -7,13 +7,22 @@ use crate::carry::Failure;
 use crate::intercept::{Catches, Listening, redirect};
 use sidetrack_core::association::{Dropped, Id, Input};
 use sidetrack_core::flow::{Destination, EndReason, Flow, Intercept};
+use sidetrack_core::icmp::Unreachable;
+use sidetrack_core::limit::TokenBucket;
 use sidetrack_core::policy::{Decision, Seen, Verdict};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt;
 use sidetrack_sys::udp::answers::AnswerSockets;
 use sidetrack_sys::udp::batch::{Batch, Target};
+use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::Arc;
+
+/// Port of DNS.
+const DNS: u16 = 53;
+
+/// Most ICMP errors of one worker to captured clients, for each listener. Further ones are left out.
+const ERRORS_PER_SECOND: u32 = 1000;
 
 /// The state of captured clients.
 #[derive(Debug)]
@@ -22,16 +31,18 @@ pub(super) struct Captured {
     pub answers: Arc<AnswerSockets>,
     /// The destination of the datagram that is looked at now.
     pub asked: Option<SocketAddr>,
-    /// Whether clients learn that their datagrams are refused, as if the port they have asked were closed: only programs of
-    /// this host do.
-    pub tells: bool,
+    /// Whether the clients are programs of this host.
+    is_here: bool,
+    /// The errors that may be sent (RFC 1812 Sec. 4.3.2.8).
+    errors: RefCell<TokenBucket>,
 }
 
 impl Captured {
     /// Makes the state for a listener. `None`: it has no way to answer.
-    pub(super) fn new(listening: &Listening) -> Option<Self> {
-        let tells = !matches!(listening.catches, Catches::Tproxy);
-        Some(Self { answers: listening.answers.clone()?, asked: None, tells })
+    pub(super) fn new(listening: &Listening, now: Instant) -> Option<Self> {
+        let is_here = !matches!(listening.catches, Catches::Tproxy);
+        let errors = TokenBucket::new(ERRORS_PER_SECOND, ERRORS_PER_SECOND, now).into();
+        Some(Self { answers: listening.answers.clone()?, asked: None, is_here, errors })
     }
 }
 
@@ -59,7 +70,7 @@ impl Associations {
                 passed = Some(id);
             }
             if self.dropped[Dropped::Refused as usize] > refused {
-                self.tell_refused(asked, from, payload.len());
+                self.tell(self.refusal(None), (asked, from), payload.len());
             }
         }
         if let Some(id) = passed {
@@ -67,20 +78,37 @@ impl Associations {
         }
     }
 
-    /// Tells a program that its datagrams are refused.
-    pub(super) fn tell_refused(&self, asked: SocketAddr, client: SocketAddr, payload_bytes: usize) {
-        if let Clients::Captured(Captured { answers, tells: true, .. }) = &self.clients {
-            // It may be lost, as any ICMP message.
-            let _ = answers.refuse(asked, client, payload_bytes);
+    /// Returns the error for a client whose datagrams are refused. A program of this host finds a closed port, so that it does not
+    /// wait. Another host learns that a router forbids it.
+    pub(super) fn refusal(&self, reason: Option<EndReason>) -> Unreachable {
+        match (&self.clients, reason.and_then(Unreachable::of_reason)) {
+            (_, Some(said)) => said,
+            (Clients::Captured(Captured { is_here: false, .. }), None) => Unreachable::Prohibited,
+            (_, None) => Unreachable::Port,
         }
     }
 
-    /// Tells the program behind an association the same.
-    pub(super) fn tell_refused_of(&self, id: Id) {
+    /// Tells a captured client that a datagram from its address to the address it has asked does not arrive.
+    fn tell(&self, why: Unreachable, (asked, client): (SocketAddr, SocketAddr), payload_bytes: usize) {
+        let Clients::Captured(Captured { answers, errors, .. }) = &self.clients else { return };
+        if errors.borrow_mut().take(self.worker.clock.now()).is_some() {
+            // It may be lost, as any ICMP message.
+            let _ = answers.tell(why, asked, client, payload_bytes);
+        }
+    }
+
+    /// Tells the client of an association.
+    pub(super) fn tell_of(&self, id: Id, why: Unreachable, payload_bytes: usize) {
         let Some(association) = self.find(id) else { return };
         if let Some(asked) = association.asked {
-            self.tell_refused(asked, association.client.to, 0);
+            self.tell(why, (asked, association.client.to), payload_bytes);
         }
+    }
+
+    /// Tells the client of an association that its datagram is too long for the path, which carries payloads of `fits_bytes`.
+    pub(super) fn tell_too_long(&self, id: Id, fits_bytes: usize, payload_bytes: usize) {
+        let Some(asked) = self.find(id).and_then(|association| association.asked) else { return };
+        self.tell_of(id, Unreachable::too_long(asked.is_ipv4(), fits_bytes), payload_bytes);
     }
 
     /// Completes the flow of an association: the name that its destination stands for.
@@ -116,6 +144,13 @@ impl Associations {
                 Decision::NeedProcess { .. } | Decision::NeedFirstBytes { .. } => return None,
             }
         }
+    }
+
+    /// Whether the flow is a question of this process itself for the address of a name. The system's resolver sets no mark. If rules
+    /// decided, a hop whose name is asked for would have to carry the question.
+    pub(super) fn is_our_question(&self, client: SocketAddr, asked: Option<SocketAddr>) -> bool {
+        matches!(self.listening.catches, Catches::Redirect)
+            && asked.is_some_and(|asked| asked.port() == DNS && self.worker.owners().are_we(client, asked))
     }
 
     /// Finds the process of a flow. Those of other hosts, and of clients that were not captured, are unknown: rules that ask

@@ -55,7 +55,7 @@ pub async fn serve(
             Some(server) => Clients::Asking { server: server.clone() },
             None => return,
         },
-        _ => match Captured::new(&listening) {
+        _ => match Captured::new(&listening, worker.clock.now()) {
             Some(captured) => Clients::Captured(captured),
             None => return,
         },

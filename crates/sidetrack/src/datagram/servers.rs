@@ -6,8 +6,8 @@ use super::path::{PathId, State, Users};
 use crate::carry::Failure;
 use crate::carry::datagrams::{self, Came, Lost, Remote};
 use sidetrack_core::association::{Dropped, Id, Input};
-use sidetrack_core::flow::EndReason;
 use sidetrack_core::flow::Side;
+use sidetrack_core::icmp::Unreachable;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt;
 use sidetrack_sys::udp::batch::Batch;
@@ -63,8 +63,11 @@ impl Associations {
                     Some(State::Open(open)) => open.send(remote, payload),
                     _ => Ok(()),
                 };
-                if let Err(Lost { why, failure }) = sent {
+                if let Err(Lost { why, failure, fits_bytes }) = sent {
                     self.dropped[why as usize] += 1;
+                    if let Some(fits_bytes) = fits_bytes.filter(|_| why == Dropped::TooLong) {
+                        self.tell_too_long(id, fits_bytes, payload.len());
+                    }
                     self.table.handle(self.worker.clock.now(), Input::Error(id, failure.reason));
                 }
             }
@@ -151,7 +154,7 @@ impl Associations {
         let now = self.worker.clock.now();
         let (from, payload) = match came {
             Came::Datagram { from, payload } => (from, payload),
-            Came::Error { to, failure } => return self.error_on_path(path, to, &failure),
+            Came::Error { to, failure, said } => return self.error_on_path(path, to, &failure, said),
             Came::Refused { to, failure } => return self.refused_on_path(path, to, &failure),
             Came::Dropped(why) => return self.dropped[why as usize] += 1,
         };
@@ -179,14 +182,20 @@ impl Associations {
     }
 
     /// An error about datagrams on a path: mostly an ICMP error, which ends nothing (RFC 4787 REQ-10).
-    fn error_on_path(&mut self, path: PathId, to: Option<SocketAddr>, failure: &Failure) {
+    fn error_on_path(
+        &mut self,
+        path: PathId,
+        to: Option<SocketAddr>,
+        failure: &Failure,
+        said: Option<Unreachable>,
+    ) {
         let now = self.worker.clock.now();
         for association in self.slots.iter().flatten() {
             let Server::Path(its, remote) = &association.server else { continue };
             if *its == path && (to.is_none() || remote.address() == to) {
                 self.table.handle(now, Input::Error(association.id, failure.reason));
-                if failure.reason == EndReason::Refused {
-                    self.tell_refused_of(association.id);
+                if let Some(said) = said.or_else(|| Unreachable::of_reason(failure.reason)) {
+                    self.tell_of(association.id, said, 0);
                 }
             }
         }

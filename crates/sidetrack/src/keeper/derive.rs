@@ -33,6 +33,22 @@ impl Proved {
     }
 }
 
+impl Proved {
+    /// Fails if connections of this host do not reach it.
+    fn listens_on_loopback(&self) -> Result<(), String> {
+        let ip = self.address.ip();
+        let loopback = [Ipv4Addr::LOCALHOST.into(), IpAddr::from(Ipv6Addr::LOCALHOST)];
+        if ip.is_unspecified() || loopback.contains(&ip) {
+            return Ok(());
+        }
+        Err(format!(
+            "connections of this host are redirected to loopback, where {} does not listen; listen on 127.0.0.1, [::1], \
+             0.0.0.0 or [::]",
+            self.address
+        ))
+    }
+}
+
 /// What the keeper does for an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Work {
@@ -81,7 +97,8 @@ impl Order {
         let tproxies = steering.tproxies.iter().map(|tproxy| {
             let listener = at(tproxy.protocol, tproxy.port, tproxy.v6)?;
             let hold = tproxy.hold.map(|hold| hold.number);
-            Ok(Transparent { listener, selected: written(&tproxy.selectors), hold })
+            let (selected, local) = (written(&tproxy.selectors), written(&tproxy.local));
+            Ok(Transparent { listener, selected, local, hold })
         });
         let paths = steering.kernel_paths.iter().map(|path| match &path.route {
             KernelRoute::Direct { local, forwarded, masquerade } => Ok(Alone::Direct {
@@ -146,12 +163,15 @@ impl Order {
             };
             Ok(KernelPath { mark: Path::mark(usize::from(self.first_path) + place), route })
         });
-        // Datagrams for this host are never steered, so no rule has to spare the listeners of UDP.
-        let listeners = proved.iter().filter(|proved| proved.protocol == Protocol::Tcp);
+        let listeners =
+            |protocol| proved.iter().filter(move |it| it.protocol == protocol).map(|it| it.address);
+        // Only this host's own datagrams may be for the listeners of UDP.
+        let has_local = self.tproxies.iter().any(|one| !one.local.is_empty());
         let mut steering = Steering {
             except: Except {
                 mark: Some(OWN_MARK),
-                listeners: listeners.map(|proved| proved.address).collect(),
+                listeners: listeners(Protocol::Tcp).collect(),
+                datagram_listeners: listeners(Protocol::Udp).filter(|_| has_local).collect(),
                 destinations: self.spare.0.clone(),
                 ..Except::default()
             },
@@ -173,14 +193,8 @@ impl Redirected {
     fn redirect(&self, proved: Proved, closed: bool) -> Result<Redirect, String> {
         let ip = proved.of(Protocol::Tcp)?.ip();
         // The kernel redirects local connections to loopback, and forwarded ones to the address of their incoming interface.
-        let local = ip.is_unspecified()
-            || [Ipv4Addr::LOCALHOST.into(), IpAddr::from(Ipv6Addr::LOCALHOST)].contains(&ip);
-        if !self.local.is_empty() && !local {
-            return Err(format!(
-                "connections of this host are redirected to loopback, where {} does not listen; listen on 127.0.0.1, \
-                 [::1], 0.0.0.0 or [::]",
-                proved.address
-            ));
+        if !self.local.is_empty() {
+            proved.listens_on_loopback()?;
         }
         if !self.forwarded.is_empty() && !ip.is_unspecified() {
             return Err(format!(
@@ -213,12 +227,18 @@ impl Transparent {
         if !proved.transparent {
             return Err(format!("{} does not listen with IP_TRANSPARENT", proved.address));
         }
+        if !self.local.is_empty() {
+            // They come back on `lo`, where tproxy looks for a socket of this address.
+            proved.of(Protocol::Udp)?;
+            proved.listens_on_loopback()?;
+        }
         Ok(TProxy {
             protocol: proved.protocol,
             port: proved.address.port(),
             v4: proved.address.is_ipv4(),
             v6: proved.address.is_ipv6(),
             selectors: read(&self.selected)?,
+            local: read(&self.local)?,
             drop_without_listener: closed,
             hold: hold(self.hold.filter(|_| proved.protocol == Protocol::Tcp), closed)?,
         })

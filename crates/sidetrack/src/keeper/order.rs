@@ -54,7 +54,7 @@ impl Order {
     /// The number of networks and port ranges in it.
     pub fn ranges(&self) -> usize {
         let redirects = self.redirects.iter().flat_map(|one| [&one.local, &one.forwarded]);
-        let tproxies = self.tproxies.iter().map(|one| &one.selected);
+        let tproxies = self.tproxies.iter().flat_map(|one| [&one.selected, &one.local]);
         let paths = self.paths.iter().flat_map(|path| match path {
             Alone::Direct { local, forwarded, .. } => vec![local, forwarded],
             Alone::Dnat { .. } => vec![],
@@ -84,15 +84,22 @@ pub struct Redirected {
     pub hold: Option<u16>,
 }
 
-/// Connections of other hosts that a transparent listener gets.
+/// Connections, or datagrams, that a transparent listener gets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Transparent {
     /// The index of the listener among the proved ones. Its protocol says what it gets.
     pub listener: usize,
-    /// Which connections it gets.
+    /// Which connections of other hosts it gets.
     #[serde(deserialize_with = "at_most::<_, _, SELECTORS_MAX>")]
     pub selected: Vec<Selected>,
+    /// Which datagrams of this host's own processes it gets; of UDP only.
+    #[serde(
+        default,
+        deserialize_with = "at_most::<_, _, SELECTORS_MAX>",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub local: Vec<Selected>,
     /// The number of the queue in which their opening segments wait first; of TCP only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<u16>,
@@ -279,6 +286,7 @@ mod tests {
                     interfaces: vec![Interface("eth0".into())],
                     ..Selected::default()
                 }],
+                local: vec![],
                 hold: None,
             }],
             paths: vec![

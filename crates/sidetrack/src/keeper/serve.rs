@@ -142,8 +142,8 @@ impl Serving {
                 Ok(flows) => wire::send(end, &Told::Flows(flows), &[]),
                 Err(error) => refuse(end, error.to_string()),
             },
-            Ask::Owner { local, remote } if self.begin.owners => {
-                let owner = process::on_this_host(local, remote);
+            Ask::Owner { protocol, local, remote } if self.begin.owners => {
+                let owner = process::on_this_host(protocol, local, remote);
                 let told = Told::Owner { pid: owner.pid, name: owner.name, uid: owner.uid };
                 wire::send(end, &told, &[])
             }

@@ -4,17 +4,18 @@ use crate::node::Up;
 use crate::node::traces::Traces;
 use rustix::process::Signal;
 use sidetrack_testkit::datagrams::Echo;
-use sidetrack_testkit::{LIMIT, Line, eventually, is_root};
+use sidetrack_testkit::{LIMIT, Line, Node, eventually, is_root};
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, UdpSocket};
 use std::process::{Command, Stdio};
 
 const LISTEN: &str =
     "[[listen]]\nname = \"router\"\nkind = \"tproxy\"\nprotocol = \"udp\"\ninterfaces = [\"to-client\"]\n";
-const ALL: &str = "[[rule]]\nname = \"all\"\nmatch = { protocol = \"udp\" }\ncarrier = \"direct\"\n";
+pub(crate) const ALL: &str =
+    "[[rule]]\nname = \"all\"\nmatch = { protocol = \"udp\" }\ncarrier = \"direct\"\n";
 
 /// A client that takes answers only from the address it asks.
-fn client(to: SocketAddr) -> UdpSocket {
+pub(crate) fn client(to: SocketAddr) -> UdpSocket {
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).expect("a socket");
     socket.connect(to).expect("a route");
@@ -22,7 +23,7 @@ fn client(to: SocketAddr) -> UdpSocket {
     socket
 }
 
-fn echo(client: &UdpSocket, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn echo(client: &UdpSocket, payload: &[u8]) -> Vec<u8> {
     client.send(payload).expect("sent");
     let mut buffer = vec![0; 65_536];
     let length = client.recv(&mut buffer).expect("an answer from the asked address");
@@ -31,8 +32,41 @@ fn echo(client: &UdpSocket, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Returns the address that a server sees.
-fn seen(client: &UdpSocket) -> SocketAddr {
+pub(crate) fn seen(client: &UdpSocket) -> SocketAddr {
     String::from_utf8(echo(client, b"who")).expect("text").parse().expect("an address")
+}
+
+/// A listener of UDP of this kind, with these keys.
+pub(crate) fn listen(kind: &str, keys: &str) -> String {
+    format!("[[listen]]\nname = \"out\"\nkind = \"{kind}\"\nprotocol = \"udp\"\n{keys}")
+}
+
+/// Sends a datagram of this length and waits for the ICMP error about it. Prints its errno, origin (2 or 3: ICMP of either version),
+/// type, code and MTU.
+const ASK_ERRORS: &str = "
+import select, socket, struct, sys
+family = socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET
+s = socket.socket(family, socket.SOCK_DGRAM)
+s.setsockopt(*((41, 25, 1) if family == socket.AF_INET6 else (0, 11, 1)))
+s.connect((sys.argv[1], int(sys.argv[2])))
+s.send(bytes(int(sys.argv[3])))
+waits = select.poll()
+waits.register(s, select.POLLERR)
+assert waits.poll(60000)
+control = s.recvmsg(100, 200, socket.MSG_ERRQUEUE)[1]
+error, origin, kind, code, _, info, _ = struct.unpack('IBBBBII', control[0][2][:16])
+print(error, origin, kind, code, info)
+";
+
+/// Returns what [`ASK_ERRORS`] prints on this host.
+pub(crate) fn errors(host: &Node, to: SocketAddr, length: usize) -> String {
+    let done = host.run(move || {
+        let mut python = Command::new("python3");
+        python.args(["-c", ASK_ERRORS, &to.ip().to_string(), &to.port().to_string(), &length.to_string()]);
+        python.output().expect("python3")
+    });
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8_lossy(&done.stdout).trim().to_owned()
 }
 
 struct Scene {
@@ -137,13 +171,63 @@ fn what_is_denied_or_not_meant_says_so() {
     assert_ne!(seen(&caught), caught.local_addr().expect("an address"));
     let refused = scene.client(denied.address);
     for _ in 0..5 {
-        refused.send(b"who").expect("sent");
+        // It may report the error about the one before.
+        let _ = refused.send(b"who");
     }
     let record = up.record();
     assert_eq!(record.fate(), ("no", "", "policy_denied"));
     assert_eq!(record.address("client"), refused.local_addr().expect("an address"));
     refused.set_nonblocking(true).expect("a flag");
     assert!(refused.recv(&mut [0; 10]).is_err(), "the server has not seen it");
+}
+
+#[test]
+fn what_cannot_arrive_is_answered_by_icmp() {
+    if !is_root() {
+        return;
+    }
+    let scene = Scene::new();
+    let closed = scene.line.server.run(|| {
+        ["10.0.2.1", "fd00:2::1"].map(|ip| {
+            let socket = UdpSocket::bind((ip, 0)).expect("a socket");
+            socket.local_addr().expect("an address")
+        })
+    });
+    let hop = scene.line.server.run(|| {
+        let listener = "[[listen]]\nname = \"hop\"\nkind = \"socks\"\naddress = \"10.0.2.1:0\"\n";
+        Up::start("default = \"deny\"\n", &format!("{listener}{ALL}"))
+    });
+    let servers = scene.servers.each_ref().map(|server| server.address);
+    let rules = format!(
+        "[[rule]]\nname = \"hop\"\nmatch = {{ port = [{}, {}] }}\ncarrier = \"socks5://{}\"\n\
+         [[rule]]\nname = \"closed\"\nmatch = {{ port = [{}, {}] }}\ncarrier = \"direct\"\n",
+        servers[0].port(),
+        servers[1].port(),
+        hop.addresses("hop")[0],
+        closed[0].port(),
+        closed[1].port()
+    );
+    let up = scene.up("", &rules);
+    // Denied by the default: "administratively prohibited" (RFC 1812 Sec. 5.2.7.1, RFC 4443 Sec. 3.1).
+    for (ip, prohibited) in [("10.0.2.1", "113 2 3 13 0"), ("fd00:2::1", "13 3 1 1 0")] {
+        let to = SocketAddr::new(ip.parse().expect("an address"), 9);
+        assert_eq!(errors(&scene.line.client, to, 0), prohibited);
+        assert_eq!(errors(&scene.line.client, to, 100), prohibited);
+    }
+    for (to, refused) in closed.into_iter().zip(["111 2 3 3 0", "111 3 1 4 0"]) {
+        assert_eq!(errors(&scene.line.client, to, 5), refused, "as the server says");
+    }
+    // With the hop's header (10 and 22 bytes) a datagram may have 65,507 bytes.
+    for (to, too_big) in servers.into_iter().zip(["90 2 3 4 65525", "90 3 2 0 65533"]) {
+        assert_eq!(errors(&scene.line.client, to, 65_500), too_big);
+        let client = scene.client(to);
+        let fits = [5; 65_485];
+        assert!(echo(&client, &fits) == fits);
+        client.send(&[0; 65_500]).expect("sent");
+        let error = client.recv(&mut [0; 10]).expect_err("it is told");
+        assert_eq!(error.raw_os_error(), Some(90), "EMSGSIZE");
+    }
+    assert!(up.stop().0.success());
 }
 
 #[test]

@@ -10,4 +10,5 @@ mod drain;
 mod forwarded;
 mod kernel_path;
 mod local;
+mod local_datagrams;
 mod run;

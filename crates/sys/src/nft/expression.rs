@@ -54,6 +54,7 @@ pub(super) fn load(w: &mut AttributeWriter<'_>, field: Field, register: u32) {
         }
         Field::TcpFlags => payload(w, TRANSPORT, 13, 1, register),
         Field::CtState => ct_load(w, 0, register),
+        Field::CtDirection => ct_load(w, 1, register),
         Field::CtMark => ct_load(w, CT_MARK, register),
         Field::DestinationType => expression(w, "fib", |w| {
             w.u32_be(1, register);

@@ -53,6 +53,8 @@ pub enum Field {
     CtState,
     /// `ct mark`.
     CtMark,
+    /// `ct direction`: whether the packet goes as the first one of its connection, or is an answer.
+    CtDirection,
     /// `fib daddr type`: what the routing table says of the destination; see [`super::RTN_LOCAL`].
     DestinationType,
 }
@@ -82,6 +84,8 @@ pub enum DataKind {
     Cgroup,
     /// Connection state bits.
     CtState,
+    /// Direction of a packet in its connection.
+    CtDirection,
     /// Address type of the routing table.
     AddressType,
     /// Yes or no.
@@ -92,7 +96,7 @@ impl DataKind {
     /// Bytes of a value.
     pub const fn bytes(self) -> usize {
         match self {
-            Self::NfProto | Self::Protocol | Self::Boolean | Self::TcpFlags => 1,
+            Self::NfProto | Self::Protocol | Self::Boolean | Self::TcpFlags | Self::CtDirection => 1,
             Self::Port => 2,
             Self::Ipv4 | Self::Mark | Self::User | Self::CtState | Self::AddressType => 4,
             Self::Cgroup => 8,
@@ -125,6 +129,7 @@ impl DataKind {
             Self::Mark => 19,
             Self::User => 24,
             Self::CtState => 26,
+            Self::CtDirection => 27,
             Self::AddressType => 38,
             Self::Boolean => 39,
             Self::InterfaceName => 41,
@@ -147,6 +152,7 @@ impl fmt::Display for DataKind {
             Self::InterfaceName => "ifname",
             Self::Cgroup => "cgroupsv2",
             Self::CtState => "ct_state",
+            Self::CtDirection => "ct_dir",
             Self::AddressType => "fib_addrtype",
             Self::Boolean => "boolean",
         })
@@ -173,6 +179,7 @@ impl Field {
             | Self::UdpDestination => DataKind::Port,
             Self::TcpFlags => DataKind::TcpFlags,
             Self::CtState => DataKind::CtState,
+            Self::CtDirection => DataKind::CtDirection,
             Self::DestinationType => DataKind::AddressType,
         }
     }
@@ -216,6 +223,7 @@ impl fmt::Display for Field {
             Self::TcpFlags => "tcp flags",
             Self::CtState => "ct state",
             Self::CtMark => "ct mark",
+            Self::CtDirection => "ct direction",
             Self::DestinationType => "fib daddr type",
         })
     }
@@ -246,6 +254,8 @@ pub enum Value {
     Cgroup(u64),
     /// Connection state bits.
     CtState(u32),
+    /// Direction of a packet in its connection: whether it is an answer.
+    CtIsAnswer(bool),
     /// Address type of the routing table.
     AddressType(u32),
     /// Yes or no.
@@ -276,6 +286,7 @@ impl Value {
             Self::Interface(_) => DataKind::InterfaceName,
             Self::Cgroup(_) => DataKind::Cgroup,
             Self::CtState(_) => DataKind::CtState,
+            Self::CtIsAnswer(_) => DataKind::CtDirection,
             Self::AddressType(_) => DataKind::AddressType,
             Self::Boolean(_) => DataKind::Boolean,
         }
@@ -287,7 +298,7 @@ impl Value {
             Self::Ipv4(address) => address.octets().to_vec(),
             Self::Ipv6(address) => address.octets().to_vec(),
             Self::NfProto(byte) | Self::Protocol(byte) | Self::TcpFlags(byte) => vec![byte],
-            Self::Boolean(yes) => vec![u8::from(yes)],
+            Self::Boolean(yes) | Self::CtIsAnswer(yes) => vec![u8::from(yes)],
             Self::Port(port) => port.to_be_bytes().to_vec(),
             Self::Mark(word) | Self::User(word) | Self::CtState(word) | Self::AddressType(word) => {
                 word.to_ne_bytes().to_vec()
@@ -325,6 +336,7 @@ impl fmt::Display for Value {
             Self::Interface(name) => write!(f, "\"{name}\""),
             Self::Cgroup(id) => id.fmt(f),
             Self::CtState(bits) => super::ct_state::fmt(*bits, f),
+            Self::CtIsAnswer(is_answer) => f.write_str(if *is_answer { "reply" } else { "original" }),
             Self::AddressType(super::RTN_LOCAL) => f.write_str("local"),
             Self::AddressType(super::RTN_BROADCAST) => f.write_str("broadcast"),
             Self::AddressType(super::RTN_MULTICAST) => f.write_str("multicast"),

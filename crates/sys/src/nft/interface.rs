@@ -8,6 +8,9 @@ use std::str::FromStr;
 pub struct InterfaceName([u8; 16]);
 
 impl InterfaceName {
+    /// The loopback interface.
+    pub const LOOPBACK: Self = Self([b'l', b'o', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+
     /// The name with NULs up to 16 bytes.
     pub const fn padded(self) -> [u8; 16] {
         self.0
@@ -44,6 +47,7 @@ mod tests {
 
     #[test]
     fn interface_names_are_checked() {
+        assert_eq!("lo".parse(), Ok(InterfaceName::LOOPBACK));
         assert_eq!("veth-a".parse::<InterfaceName>().map(|n| n.to_string()), Ok("veth-a".into()));
         for bad in ["", "sixteen-bytes-xx", "a b", "a/b", "..", "a\"b"] {
             assert!(bad.parse::<InterfaceName>().is_err(), "{bad}");

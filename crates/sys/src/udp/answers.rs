@@ -10,6 +10,7 @@
 use super::{CONTROL_WORDS, empty_message, info_v4, info_v6, put};
 use crate::sockopt::{set_mark, set_transparent};
 use sidetrack_core::engine::checksum::Sum;
+use sidetrack_core::icmp::Unreachable;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -77,15 +78,19 @@ impl AnswerSockets {
         transmit(&self.pair(to)?.udp, from.ip(), to, [&header, payload])
     }
 
-    /// Tells the sender of a datagram that the port it has asked is closed: ICMP "port unreachable" (RFC 792, RFC 4443
-    /// Sec. 3.1), from the address it has asked. A connected socket reports it as `ECONNREFUSED`.
+    /// Tells the sender of a datagram why it does not arrive, by an ICMP error from the address it has asked.
     ///
     /// # Errors
     /// As [`Self::send`].
-    pub fn refuse(&self, asked: SocketAddr, client: SocketAddr, payload_bytes: usize) -> io::Result<()> {
+    pub fn tell(
+        &self,
+        why: Unreachable,
+        asked: SocketAddr,
+        client: SocketAddr,
+        payload_bytes: usize,
+    ) -> io::Result<()> {
         let quoted = quoted(client, asked, payload_bytes).ok_or(io::ErrorKind::InvalidInput)?;
-        // Type, code, checksum, and four bytes without a meaning.
-        let mut head = if client.is_ipv4() { [3, 3, 0, 0, 0, 0, 0, 0] } else { [1, 4, 0, 0, 0, 0, 0, 0] };
+        let mut head = why.header(client.is_ipv4());
         if client.is_ipv4() {
             // The kernel computes that of ICMPv6, with its pseudo-header.
             let sum = Sum::ZERO.bytes(&head).bytes(&quoted).checksum();
@@ -257,10 +262,17 @@ mod tests {
         let taken = ["127.0.0.1:0", "[::1]:0"].map(|address| UdpSocket::bind(address).unwrap());
         for asked in taken.each_ref().map(|socket| socket.local_addr().unwrap()) {
             let client = client(asked);
-            client.send(b"question").unwrap();
-            sockets.refuse(asked, client.local_addr().unwrap(), 8).unwrap();
-            let error = client.recv(&mut [0; 10]).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{asked}");
+            let whys = [
+                (Unreachable::Port, libc::ECONNREFUSED),
+                (Unreachable::Prohibited, if asked.is_ipv4() { libc::EHOSTUNREACH } else { libc::EACCES }),
+                (Unreachable::TooBig { mtu_bytes: 1400 }, libc::EMSGSIZE),
+            ];
+            for (why, code) in whys {
+                client.send(b"question").unwrap();
+                sockets.tell(why, asked, client.local_addr().unwrap(), 8).unwrap();
+                let error = client.recv(&mut [0; 10]).unwrap_err();
+                assert_eq!(error.raw_os_error(), Some(code), "{why:?} {asked}");
+            }
         }
     }
 

@@ -2,11 +2,17 @@
 
 use super::empty_message;
 use crate::sockopt::set_int;
+use sidetrack_core::icmp::Unreachable;
 use socket2::{SockAddr, SockAddrStorage};
 use std::io;
 use std::mem::size_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
+
+/// Where an error came from, of ip(7): an ICMP message.
+const ICMP: u8 = libc::SO_EE_ORIGIN_ICMP;
+/// An ICMPv6 message.
+const ICMP6: u8 = libc::SO_EE_ORIGIN_ICMP6;
 
 /// An error about an earlier datagram.
 #[derive(Debug)]
@@ -17,8 +23,8 @@ pub struct AboutDatagram {
     pub error: io::Error,
     /// The host that reports it. `None`: this one.
     pub reporter: Option<IpAddr>,
-    /// The largest packet that passes, bytes, if the datagram was too long for the path.
-    pub mtu: Option<u32>,
+    /// What the error says about the path. `None`: something else than ICMP and a path's MTU.
+    pub said: Option<Unreachable>,
 }
 
 /// Makes a socket of the family of `address` keep errors for [`next`].
@@ -60,8 +66,15 @@ pub fn next(socket: impl AsFd) -> Option<AboutDatagram> {
     let to = unsafe { SockAddr::new(storage, message.msg_namelen) }.as_socket()?;
     let (extended, reporter) = extended(&message)?;
     let code = i32::try_from(extended.ee_errno).ok()?;
-    let mtu = (code == libc::EMSGSIZE).then_some(extended.ee_info).filter(|mtu| *mtu > 0);
-    Some(AboutDatagram { to, error: io::Error::from_raw_os_error(code), reporter, mtu })
+    let said = match extended.ee_origin {
+        ICMP => Unreachable::read(true, extended.ee_type, extended.ee_code, extended.ee_info),
+        ICMP6 => Unreachable::read(false, extended.ee_type, extended.ee_code, extended.ee_info),
+        _ if code == libc::EMSGSIZE => Some(Unreachable::TooBig { mtu_bytes: extended.ee_info }),
+        _ => None,
+    };
+    // A message without an MTU says nothing that could be passed on (RFC 1191 Sec. 5).
+    let said = said.filter(|said| !matches!(said, Unreachable::TooBig { mtu_bytes: 0 }));
+    Some(AboutDatagram { to, error: io::Error::from_raw_os_error(code), reporter, said })
 }
 
 /// Finds the error in the control messages, and the host that reports it.
@@ -120,7 +133,7 @@ mod tests {
             assert_eq!(poll(&mut [PollFd::new(&socket, PollFlags::ERR)], Some(&limit)).unwrap(), 1);
             let said = next(&socket).expect("an error");
             assert_eq!((said.to, said.error.kind()), (to, io::ErrorKind::ConnectionRefused));
-            assert_eq!((said.reporter, said.mtu), (Some(to.ip()), None));
+            assert_eq!((said.reporter, said.said), (Some(to.ip()), Some(Unreachable::Port)));
         }
     }
 }

@@ -149,6 +149,11 @@ async fn open(order: &Order<'_>, relay: &Destination) -> Result<(UdpSocket, Sock
     Err(first.unwrap_or_else(|| Failure::new(EndReason::Unreachable, "no address to try")))
 }
 
+/// Longest payload of UDP over IPv4, in bytes.
+const LONGEST_V4: usize = 65_507;
+/// The same over IPv6.
+const LONGEST_V6: usize = 65_527;
+
 impl Through {
     /// Whether a hop has ended its connection.
     fn ended(&mut self, cx: &mut Context<'_>) -> Option<Failure> {
@@ -181,13 +186,20 @@ impl Datagrams for Through {
             }
         }
         scratch.extend_from_slice(payload);
+        let longest = match &self.entry {
+            Way::Socket(_, SocketAddr::V6(_)) => LONGEST_V6,
+            _ => LONGEST_V4,
+        };
+        let fits_bytes = longest.saturating_sub(scratch.len() - payload.len());
         if !begun.iter().all(|start| end_datagram(scratch, *start)) {
             let failure = Failure::new(EndReason::Unreachable, "the datagram is too long for its headers");
-            return Err(Lost { why: Dropped::TooLong, failure });
+            return Err(Lost { why: Dropped::TooLong, failure, fits_bytes: Some(fits_bytes) });
         }
         match &mut self.entry {
             Way::Socket(socket, relay) => {
-                socket.send_one(&self.scratch, None).map_err(|error| lost(&error, *relay))
+                let fits_bytes = Some(fits_bytes);
+                let sent = socket.send_one(&self.scratch, None);
+                sent.map_err(|error| Lost { fits_bytes, ..lost(&error, *relay) })
             }
             Way::Capsules(capsules) => capsules.send(&self.scratch),
         }
@@ -217,7 +229,7 @@ impl Datagrams for Through {
                 }
             }
             // It is about the first hop's relay, so about all destinations. Nothing ends by it: the hop's connection tells.
-            Err(error) => take(Came::Error { to: None, failure: super::failure(&error, *relay) }),
+            Err(error) => take(Came::Error { to: None, failure: super::failure(&error, *relay), said: None }),
         });
         ready.map(Ok)
     }

@@ -127,7 +127,10 @@ impl Capsules {
     /// # Errors
     /// Fails if it is too long, or if too many wait.
     pub fn send(&mut self, payload: &[u8]) -> Result<(), Lost> {
-        let lost = |why, detail: &str| Lost { why, failure: Failure::new(EndReason::Unreachable, detail) };
+        let lost = |why, detail: &str| {
+            let failure = Failure::new(EndReason::Unreachable, detail);
+            Lost { why, failure, fits_bytes: None }
+        };
         match self.lane.as_ref().map_or(Sent::Unfit, |lane| lane.send(payload)) {
             Sent::Gone => return Ok(()),
             Sent::Lost => return Err(lost(Dropped::Unsent, "the connection of the tunnel is full or over")),

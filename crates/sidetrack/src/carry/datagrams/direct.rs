@@ -47,7 +47,7 @@ impl Datagrams for Direct {
     fn send(&mut self, to: &Remote, payload: &[u8]) -> Result<(), Lost> {
         let Remote::Address(admitted) = to else {
             let failure = Failure::new(EndReason::Internal, "a name is resolved before it is carried");
-            return Err(Lost { why: Dropped::Unsent, failure });
+            return Err(Lost { why: Dropped::Unsent, failure, fits_bytes: None });
         };
         let to = admitted.address();
         let socket = self.socket(to).map_err(|error| lost(&error, to))?;
@@ -70,7 +70,7 @@ impl Datagrams for Direct {
             });
             while let Some(error) = socket.next_error() {
                 let to = sockopt::canonical(error.to);
-                take(Came::Error { to: Some(to), failure: failure(&error.error, to) });
+                take(Came::Error { to: Some(to), failure: failure(&error.error, to), said: error.said });
             }
             if ready.is_ready() {
                 all = Poll::Ready(Ok(()));

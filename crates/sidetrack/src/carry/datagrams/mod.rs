@@ -17,6 +17,7 @@ use crate::reactor::UdpSocket;
 use sidetrack_core::association::Dropped;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{Destination, EndReason};
+use sidetrack_core::icmp::Unreachable;
 use sidetrack_sys::udp::batch::Batch;
 use sidetrack_sys::{sockopt, udp};
 use std::fmt;
@@ -52,6 +53,8 @@ pub enum Came<'a> {
         to: Option<SocketAddr>,
         /// What it means.
         failure: Failure,
+        /// What the path has said, if its words can be passed on to the client.
+        said: Option<Unreachable>,
     },
     /// A destination that the path cannot be used for any more.
     Refused {
@@ -71,6 +74,8 @@ pub struct Lost {
     pub why: Dropped,
     /// What the system said.
     pub failure: Failure,
+    /// The longest payload that the path carries, bytes, if it was too long and that is known.
+    pub fits_bytes: Option<usize>,
 }
 
 /// A path that carries the datagrams of one client to any number of destinations.
@@ -206,7 +211,7 @@ pub fn failure(error: &io::Error, to: SocketAddr) -> Failure {
 /// Maps an error of sending to why the datagram is lost.
 fn lost(error: &io::Error, to: SocketAddr) -> Lost {
     let why = if udp::is_too_long(error) { Dropped::TooLong } else { Dropped::Unsent };
-    Lost { why, failure: failure(error, to) }
+    Lost { why, failure: failure(error, to), fits_bytes: None }
 }
 
 /// Receives from a socket in turn. `take` gets each batch. Ready: there may be more.

@@ -43,7 +43,7 @@ fn special_keys(listen: &raw::Listen) -> [SpecialKey; 26] {
     }
     [
         ("versions", list(&listen.versions), &[Kind::Socks]),
-        ("protocol", at(&listen.protocol), &[Kind::Reverse, Kind::Tproxy]),
+        ("protocol", at(&listen.protocol), &[Kind::Reverse, Kind::Redirect, Kind::Tproxy]),
         ("users", list(&listen.users), &[Kind::Socks, Kind::Http, Kind::Redirect]),
         ("dialect", at(&listen.dialect), &[Kind::Socks]),
         ("bind", at(&listen.bind), &[Kind::Socks]),

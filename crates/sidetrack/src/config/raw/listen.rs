@@ -18,7 +18,7 @@ pub struct Listen {
     /// The address to listen on: "127.0.0.1:1080", "[::1]:1080", "*:1080" for every address, or a list. A link-local address
     /// needs its interface: "[fe80::1%eth0]:1080". Required for socks, http, reverse, tunnel and engine. Default for redirect and tproxy: a port that the kernel picks.
     pub address: Option<List<String>>,
-    /// reverse and tproxy: the transport protocol, "tcp" or "udp". The datagrams of one client to one destination are one
+    /// reverse, redirect and tproxy: the transport protocol, "tcp" or "udp". The datagrams of one client to one destination are one
     /// association, with one record. A reverse listener of UDP needs `to`. Default "tcp".
     pub protocol: Option<At<Protocol>>,
     /// Peers (networks or "@set") that must send a PROXY protocol header, which is trusted. Default: none.

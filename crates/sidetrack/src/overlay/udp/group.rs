@@ -49,7 +49,7 @@ impl Grouped {
     }
 
     fn lost(why: Dropped, reason: EndReason, detail: &str) -> Lost {
-        Lost { why, failure: Failure::new(reason, detail) }
+        Lost { why, failure: Failure::new(reason, detail), fits_bytes: None }
     }
 }
 
@@ -62,7 +62,9 @@ impl Datagrams for Grouped {
         let packet = packet::datagram(self.client, to, payload);
         let packet = packet.filter(|packet| packet.len() <= packet::PACKET_MAX).ok_or_else(|| {
             let detail = "it is too long for one packet, or of another address family than its client";
-            Self::lost(Dropped::TooLong, EndReason::Unsupported, detail)
+            let headers = if to.is_ipv4() { 28 } else { 48 };
+            let fits_bytes = (to.is_ipv4() == self.client.is_ipv4()).then_some(packet::PACKET_MAX - headers);
+            Lost { fits_bytes, ..Self::lost(Dropped::TooLong, EndReason::Unsupported, detail) }
         })?;
         let sent =
             datagrams::send_to_group(&self.shared, (&self.group, None), &self.service, packet, |_, _| ());

@@ -344,7 +344,7 @@ impl Through {
         }
         self.forget(number);
         let failure = Failure::new(EndReason::Limit, "too many orders wait for the node that delivers");
-        Err(Lost { why: Dropped::Unsent, failure })
+        Err(Lost { why: Dropped::Unsent, failure, fits_bytes: None })
     }
 
     fn transmit(&mut self, number: u32, payload: &[u8]) -> Result<(), Lost> {
@@ -357,7 +357,7 @@ impl Through {
             return Ok(());
         }
         let failure = Failure::new(EndReason::Unreachable, "the links to the node are full or down");
-        Err(Lost { why: Dropped::Unsent, failure })
+        Err(Lost { why: Dropped::Unsent, failure, fits_bytes: None })
     }
 
     /// Forgets an association. Returns why, in words.
@@ -395,7 +395,7 @@ impl Through {
             Said::Over => {}
             Said::Error(reason) => {
                 let failure = ingress::failure(reason, &self.peer.name, "an error of the network".to_owned());
-                take(Came::Error { to: one.destination.socket_addr(), failure });
+                take(Came::Error { to: one.destination.socket_addr(), failure, said: None });
             }
             // It was idle there: the next datagram opens it again.
             Said::Refused(Refusal::UnknownSession, _) => drop(self.forget(number)),
@@ -422,7 +422,7 @@ impl Datagrams for Through {
         if one.held.len() >= HELD_MAX {
             let failure =
                 Failure::new(EndReason::ConnectTimeout, "the node that delivers has not answered yet");
-            return Err(Lost { why: Dropped::Waiting, failure });
+            return Err(Lost { why: Dropped::Waiting, failure, fits_bytes: None });
         }
         one.held.push(payload.to_vec());
         Ok(())

@@ -6,8 +6,9 @@ use sidetrack_core::net::IpSet;
 
 use super::selector::{CgroupMatch, MarkBits, add, address_set, user_match, with_cgroups};
 use crate::nft::{
-    Chain, DataKind, Element, Field, RTN_LOCAL, Rule, Set, Span, Statement, Test, Value, Verdict,
+    Chain, DataKind, Element, Field, RTN_LOCAL, Rule, Set, Span, Statement, Test, UDP, Value, Verdict,
 };
+use sidetrack_core::flow::Protocol;
 
 /// Connections that our table leaves alone, whatever else it says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub struct Except {
     pub mark: Option<MarkBits>,
     /// Addresses we listen on; an unspecified one (`0.0.0.0`, `::`) means every address of this host.
     pub listeners: Vec<SocketAddr>,
+    /// The same for the datagrams of this host's own processes.
+    pub datagram_listeners: Vec<SocketAddr>,
     /// Client addresses.
     pub sources: IpSet,
     /// Destinations.
@@ -36,7 +39,9 @@ impl Except {
         if let Some(mark) = self.mark {
             matches.push(vec![Statement::mark(Field::Mark, mark.value, mark.mask)]);
         }
-        matches.extend(self.listener_matches(sets));
+        let (tcp, udp) = (&self.listeners, &self.datagram_listeners);
+        matches.extend(listener_matches(Protocol::Tcp, tcp, sets));
+        matches.extend(listener_matches(Protocol::Udp, udp, sets));
         let fields = [
             (Field::Ip4Source, &self.sources, "sources", false),
             (Field::Ip6Source, &self.sources, "sources", true),
@@ -59,31 +64,43 @@ impl Except {
         };
         Chain { rules: matches.into_iter().map(accept).collect(), ..Chain::regular(CHAIN) }
     }
+}
 
-    fn listener_matches(&self, sets: &mut Vec<Set>) -> Vec<Vec<Statement>> {
-        let (wild, exact): (Vec<SocketAddr>, Vec<SocketAddr>) = self
-            .listeners
-            .iter()
-            .map(|address| canonical(*address))
-            .partition(|address| address.ip().is_unspecified());
-        let mut matches = Vec::new();
-        for v6 in [false, true] {
-            let own: Vec<_> = exact.iter().copied().filter(|address| address.is_ipv6() == v6).collect();
-            if let Some(set) = listener_set(&own, v6) {
-                let fields = destination_fields(v6);
-                matches.push(vec![Statement::Match(fields, Test::In(set.name.clone()))]);
-                add(sets, set);
-            }
-        }
-        if !wild.is_empty() {
-            let ports = wild.iter().map(|address| Span::one(Value::Port(address.port())));
-            let set = Set::of_spans("own_ports", DataKind::Port, ports);
-            let local = Statement::is(Field::DestinationType, Value::AddressType(RTN_LOCAL));
-            matches.push(vec![local, Statement::is_in(Field::TcpDestination, &*set.name)]);
+/// The matches on connections, or datagrams, to these addresses of ours.
+fn listener_matches(
+    protocol: Protocol,
+    listeners: &[SocketAddr],
+    sets: &mut Vec<Set>,
+) -> Vec<Vec<Statement>> {
+    let (port, word) = match protocol {
+        Protocol::Tcp => (Field::TcpDestination, ""),
+        Protocol::Udp => (Field::UdpDestination, "_udp"),
+    };
+    // A match on a port of TCP asks for TCP by itself.
+    let udp = (protocol == Protocol::Udp).then(|| Statement::is(Field::L4Proto, UDP));
+    let (wild, exact): (Vec<SocketAddr>, Vec<SocketAddr>) = listeners
+        .iter()
+        .map(|address| canonical(*address))
+        .partition(|address| address.ip().is_unspecified());
+    let mut matches = Vec::new();
+    for v6 in [false, true] {
+        let own: Vec<_> = exact.iter().copied().filter(|address| address.is_ipv6() == v6).collect();
+        if let Some(set) = listener_set(&format!("own{word}_listeners"), &own, v6) {
+            let fields = vec![if v6 { Field::Ip6Destination } else { Field::Ip4Destination }, port];
+            let is_in = Statement::Match(fields, Test::In(set.name.clone()));
+            matches.push(udp.iter().cloned().chain([is_in]).collect());
             add(sets, set);
         }
-        matches
     }
+    if !wild.is_empty() {
+        let ports = wild.iter().map(|address| Span::one(Value::Port(address.port())));
+        let set = Set::of_spans(format!("own{word}_ports"), DataKind::Port, ports);
+        let local = Statement::is(Field::DestinationType, Value::AddressType(RTN_LOCAL));
+        let is_in = Statement::is_in(port, &*set.name);
+        matches.push([local].into_iter().chain(udp).chain([is_in]).collect());
+        add(sets, set);
+    }
+    matches
 }
 
 /// An IPv4-mapped address as the IPv4 one.
@@ -101,14 +118,14 @@ pub(super) fn destination_kinds(v6: bool) -> Vec<DataKind> {
     vec![if v6 { DataKind::Ipv6 } else { DataKind::Ipv4 }, DataKind::Port]
 }
 
-fn listener_set(own: &[SocketAddr], v6: bool) -> Option<Set> {
+fn listener_set(name: &str, own: &[SocketAddr], v6: bool) -> Option<Set> {
     let mut own: Vec<(IpAddr, u16)> = own.iter().map(|address| (address.ip(), address.port())).collect();
     own.sort_unstable();
     own.dedup();
     let element =
         |(ip, port): (IpAddr, u16)| Element::set(vec![Span::one(ip.into()), Span::one(Value::Port(port))]);
     let elements: Vec<_> = own.into_iter().map(element).collect();
-    let name = if v6 { "own_listeners6" } else { "own_listeners4" };
-    let set = Set { name: name.into(), key: destination_kinds(v6), interval: false, data: None, elements };
+    let name = format!("{name}{}", if v6 { 6 } else { 4 });
+    let set = Set { name, key: destination_kinds(v6), interval: false, data: None, elements };
     (!set.elements.is_empty()).then_some(set)
 }

@@ -6,7 +6,8 @@ use super::hold::HoldQueue;
 use super::path::{self, KernelPath};
 use super::selector::{MarkBits, Origin, Selector, Versions};
 use crate::nft::{
-    Chain, ChainKind, Family, Field, Hook, Rule, Set, Statement, TCP, Table, UDP, Value, Verdict, priority,
+    Chain, ChainKind, Family, Field, Hook, InterfaceName, NFPROTO_IPV4, NFPROTO_IPV6, Rule, Set, Statement,
+    TCP, Table, UDP, Value, Verdict, priority,
 };
 use sidetrack_core::flow::Protocol;
 
@@ -55,7 +56,7 @@ pub struct Redirect {
     pub hold: Option<HoldQueue>,
 }
 
-/// Connections, or datagrams, of other hosts that go to a local IP_TRANSPARENT listener with their addresses untouched.
+/// Connections, or datagrams, that go to a local IP_TRANSPARENT listener with their addresses untouched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TProxy {
     /// TCP connections, or every datagram of UDP.
@@ -66,8 +67,11 @@ pub struct TProxy {
     pub v4: bool,
     /// Whether it serves IPv6.
     pub v6: bool,
-    /// Which connections.
+    /// Which connections, or datagrams, of other hosts.
     pub selectors: Vec<Selector>,
+    /// Which datagrams of this host's own processes; UDP only. They get
+    /// a mark of the listener, which the routing rule of `tproxy_mark` matches, too.
+    pub local: Vec<Selector>,
     /// What happens to connections when no listener is there: `true` drops them, `false` lets them pass unsteered.
     pub drop_without_listener: bool,
     /// The queue in which the opening segment of a TCP connection waits first; `None`: it does not wait.
@@ -87,6 +91,7 @@ impl Steering {
         if self.divert_answers || !self.tproxies.is_empty() {
             chains.push(self.divert_chain(&mut sets));
         }
+        chains.extend(self.datagram_chain(&mut sets));
         chains.push(self.nat_chain(Origin::Forwarded, &mut sets));
         chains.push(self.nat_chain(Origin::Local, &mut sets));
         chains.extend(self.masquerade_chain());
@@ -142,6 +147,8 @@ impl Steering {
         if self.tproxies.is_empty() {
             return chain;
         }
+        // What was marked at output is decided.
+        chain.rules.extend(self.local_datagrams().flat_map(|(mark, tproxy)| tproxy.take_local(mark)));
         chain.rules.push(jump(except::CHAIN));
         for (index, path) in self.kernel_paths.iter().enumerate() {
             chain.rules.extend(path.pass_rules(&path_name(index), Origin::Forwarded, sets));
@@ -152,7 +159,8 @@ impl Steering {
         let goto = Statement::Verdict(Verdict::Goto(TAKE.into()));
         chain.rules.push(Rule::new(taken.into_iter().chain([goto.clone()])));
         chain.rules.push(Rule::new([Statement::opens_connection(), goto.clone()]));
-        if self.tproxies.iter().any(|tproxy| tproxy.protocol == Protocol::Udp) {
+        let forwarded = |one: &TProxy| one.protocol == Protocol::Udp && !one.selectors.is_empty();
+        if self.tproxies.iter().any(forwarded) {
             // UDP has no connections, so every datagram is looked at.
             chain.rules.push(Rule::new([Statement::is(Field::L4Proto, UDP), goto]));
         }
@@ -168,6 +176,28 @@ impl Steering {
         chain
     }
 
+    /// The listeners that get datagrams of this host, each with the mark that leads to it.
+    fn local_datagrams(&self) -> impl Iterator<Item = (MarkBits, &TProxy)> {
+        let all = self.tproxies.iter().filter(|one| one.protocol == Protocol::Udp && !one.local.is_empty());
+        (0..).zip(all).filter_map(|(place, one)| Some((local_mark(self.tproxy_mark?, place)?, one)))
+    }
+
+    /// At output: marks datagrams of this host, so that the kernel routes them by the rule of the mark. They come back on `lo`,
+    /// where chain `divert` gives them to the listener.
+    fn datagram_chain(&self, sets: &mut Vec<Set>) -> Option<Chain> {
+        let mut rules = Vec::new();
+        for (place, (mark, tproxy)) in self.local_datagrams().enumerate() {
+            rules.extend(tproxy.mark_local(place, mark, sets));
+        }
+        // A server of this host answers its clients: these datagrams begin nothing.
+        let is_answer = Statement::is(Field::CtDirection, Value::CtIsAnswer(true));
+        let answers =
+            Rule::new([Statement::is(Field::L4Proto, UDP), is_answer, Statement::Verdict(Verdict::Accept)]);
+        let mut chain = Chain::base("datagrams", ChainKind::Route, Hook::Output, priority::MANGLE);
+        chain.rules.extend([jump(except::CHAIN), answers].into_iter().chain(rules.iter().cloned()));
+        (!rules.is_empty()).then_some(chain)
+    }
+
     fn masquerade_chain(&self) -> Option<Chain> {
         let rules: Vec<_> = self.kernel_paths.iter().filter_map(KernelPath::masquerade_rule).collect();
         let chain = Chain::base("postrouting", ChainKind::Nat, Hook::Postrouting, priority::SRCNAT);
@@ -180,6 +210,18 @@ const TAKE: &str = "take";
 
 pub(super) fn path_name(index: usize) -> String {
     format!("path{}", index + 1)
+}
+
+/// The bits that tell which listener gets a datagram of this host.
+const LISTENER_BITS: u32 = 0x00ff_ffff;
+
+/// The mark of datagrams of this host for the listener at this place. It replaces the whole mark, as these datagrams do not leave
+/// the host. `None`: there are too many.
+const fn local_mark(tproxy: MarkBits, place: u32) -> Option<MarkBits> {
+    let free = LISTENER_BITS & !tproxy.mask;
+    // The place begins with 1: datagrams of other hosts have the bits 0, or those of other programs.
+    let number = place + 1;
+    if number > free { None } else { Some(MarkBits { value: tproxy.value | number, mask: u32::MAX }) }
 }
 
 fn jump(chain: &str) -> Rule {
@@ -216,6 +258,45 @@ impl TProxy {
                     rules.extend(self.take(matches, mark, v6));
                 }
             }
+        }
+        rules
+    }
+
+    /// The rules that mark datagrams of this host for the listener.
+    fn mark_local(&self, index: usize, mark: MarkBits, sets: &mut Vec<Set>) -> Vec<Rule> {
+        let mut rules = Vec::new();
+        for (place, selector) in (1..).zip(&self.local) {
+            let name = format!("datagrams{}_local{place}", index + 1);
+            let way = (Origin::Local, Versions { v4: self.v4, v6: self.v6 });
+            for matches in selector.matches_of(self.protocol, &name, way, sets) {
+                let steps = [Statement::is(Field::L4Proto, UDP)].into_iter().chain(matches);
+                // The first listener that matches gets it.
+                let marked = [
+                    Statement::SetMark { value: mark.value, mask: mark.mask },
+                    Statement::Verdict(Verdict::Accept),
+                ];
+                rules.push(Rule::new(steps.chain(marked)));
+            }
+        }
+        rules
+    }
+
+    /// The rules that give datagrams with this mark to the listener. Without one they are dropped: they are not for this host.
+    fn take_local(&self, mark: MarkBits) -> Vec<Rule> {
+        let mut rules = Vec::new();
+        for v6 in (Versions { v4: self.v4, v6: self.v6 }).single() {
+            let version = if v6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 };
+            let marked = [
+                Statement::is(Field::NfProto, Value::NfProto(version)),
+                Statement::is(Field::L4Proto, UDP),
+                Statement::is(Field::InputInterface, Value::Interface(InterfaceName::LOOPBACK)),
+                Statement::mark(Field::Mark, mark.value, mark.mask),
+            ];
+            let ends = [
+                vec![Statement::TProxy { v6, port: self.port }, Statement::Verdict(Verdict::Accept)],
+                vec![Statement::Verdict(Verdict::Drop)],
+            ];
+            rules.extend(ends.map(|end| Rule::new(marked.iter().cloned().chain(end))));
         }
         rules
     }
