@@ -165,8 +165,11 @@ impl Steer {
             redirect.forwarded.clear();
         }
         for tproxy in &mut self.steering.tproxies {
-            tproxy.selectors.clear();
-            tproxy.local.clear();
+            match tproxy.protocol {
+                Protocol::Tcp => tproxy.selectors.clear(),
+                // A datagram of an association looks as one that begins another. Its connection has a mark.
+                Protocol::Udp => tproxy.only_known = true,
+            }
         }
         self
     }
@@ -361,6 +364,7 @@ impl Steer {
             v6,
             selectors: forwarded,
             local,
+            only_known: false,
             drop_without_listener: config.on_crash == OnCrash::Closed,
             hold: None,
         });

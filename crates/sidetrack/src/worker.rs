@@ -14,7 +14,7 @@ pub use waiting::{CROWDED, Idle, Place};
 use crate::agreement::InForce;
 use crate::carry::tunnel::{AskDialing, Tunnels};
 use crate::carry::warm::{Room, Warm};
-use crate::carry::{Dialing, Stream};
+use crate::carry::{Dialing, Failure, Stream};
 use crate::config::Config;
 use crate::function::Library;
 use crate::intercept::hold::Hold;
@@ -24,14 +24,14 @@ use crate::process::Owners;
 use crate::reactor::{self, TcpListener, TcpStream};
 use arc_swap::ArcSwap;
 use sidetrack_core::association::Dropped;
-use sidetrack_core::flow::{Flow, FlowId};
+use sidetrack_core::flow::{EndReason, Flow, FlowId};
 use sidetrack_core::limit::{Budget, SourceLimit};
 use sidetrack_core::policy::Verdict;
 use sidetrack_core::socks::v6::{SessionId, SessionLimits, SessionTable};
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
@@ -84,6 +84,8 @@ pub struct Shared {
     quic_left: AtomicU64,
     /// Datagrams that were not passed on, in the order of [`Dropped::ALL`].
     dropped: [AtomicU64; Dropped::ALL.len()],
+    /// Whether no new flow begins, because the process is told to stop.
+    leaving: AtomicBool,
     next_flow: AtomicU64,
     warm_room: Arc<Room>,
     /// Sessions and tokens of SOCKS6 clients.
@@ -94,6 +96,11 @@ pub struct Shared {
 }
 
 impl Shared {
+    /// Lets no new flow of UDP begin.
+    pub fn leave(&self) {
+        self.leaving.store(true, Relaxed);
+    }
+
     /// The state of a new process with this configuration and budget.
     pub fn new(
         config: Arc<ArcSwap<Config>>,
@@ -128,6 +135,7 @@ impl Shared {
             idle: Places::new(usize::MAX),
             quic_left: AtomicU64::new(0),
             dropped: Default::default(),
+            leaving: AtomicBool::new(false),
             next_flow: AtomicU64::new(1),
             warm_room: Arc::new(Room::new(WARM_MIN)),
             sessions: Arc::new(Mutex::new(SessionTable::new(
@@ -285,6 +293,15 @@ impl Worker {
     /// The number of the next flow.
     pub fn next_flow_id(&self) -> FlowId {
         self.shared.next_flow_id()
+    }
+
+    /// Fails if no new flow begins, because the process is told to stop. For flows without a connection that could be refused.
+    ///
+    /// # Errors
+    /// With `shutdown`.
+    pub fn begins_flows(&self) -> Result<(), Failure> {
+        let why = "sidetrack is told to stop";
+        if self.shared.leaving.load(Relaxed) { Err(Failure::new(EndReason::Shutdown, why)) } else { Ok(()) }
     }
 
     /// Adds datagrams that were not passed on, in the order of [`Dropped::ALL`].

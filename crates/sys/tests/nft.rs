@@ -186,7 +186,17 @@ fn tproxy(
     drop_without_listener: bool,
 ) -> nft::TProxy {
     let local = vec![];
-    nft::TProxy { protocol, port, v4: true, v6: true, selectors, local, drop_without_listener, hold: None }
+    nft::TProxy {
+        protocol,
+        port,
+        v4: true,
+        v6: true,
+        selectors,
+        local,
+        only_known: false,
+        drop_without_listener,
+        hold: None,
+    }
 }
 
 /// Every builder at once, with every kind of match.

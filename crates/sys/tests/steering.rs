@@ -227,6 +227,7 @@ fn tproxy_keeps_both_addresses_on_both_sides() {
                 ..Selector::default()
             }],
             local: vec![],
+            only_known: false,
             drop_without_listener: true,
             hold: None,
         };
@@ -283,6 +284,7 @@ fn tproxy_without_a_listener_drops_or_lets_pass_as_told() {
                 v6: true,
                 selectors: vec![Selector::default()],
                 local: vec![],
+                only_known: false,
                 drop_without_listener,
                 hold: None,
             };
@@ -324,6 +326,7 @@ fn connections_that_were_there_before_are_not_cut() {
             v6: true,
             selectors: vec![all],
             local: vec![],
+            only_known: false,
             drop_without_listener: true,
             hold: None,
         };

@@ -9,6 +9,7 @@ use crate::function::Function;
 use crate::reload::Change;
 use crate::steer::{self, Host, Steer, TABLE};
 use anyhow::Context;
+use sidetrack_core::flow::Protocol;
 use sidetrack_sys::nft::{Family, OwnError, OwnedTable};
 use sidetrack_sys::sync::lock;
 use std::net::SocketAddr;
@@ -146,6 +147,7 @@ impl Node {
     pub(super) fn stop_accepting(&self) {
         let mut served = lock(&self.served);
         self.leaving.store(true, Relaxed);
+        self.shared.leave();
         let has_let_go = self.let_new_pass(&served).unwrap_or_else(|error| {
             tracing::warn!(
                 "new connections are refused until the end: cannot take back the rules that lead them here: {error:#}"
@@ -154,7 +156,10 @@ impl Node {
         });
         // First the rules, then the listeners: a redirected connection without a listener is reset. Listeners that rules
         // redirect to stay open, so that handshakes under way can end; no new connection reaches them.
-        served.retain(|served| has_let_go && is_led_to(&served.listener));
+        // UDP has one socket for all clients of a listener: it stays open for the associations that go on, and begins no other.
+        served.retain(|served| {
+            served.listener.protocol == Protocol::Udp || has_let_go && is_led_to(&served.listener)
+        });
     }
 
     /// Removes the kernel's rules for new connections, if there are any and `on_crash` lets connections pass without us.

@@ -1,10 +1,10 @@
 //! The associations of one clients' socket: their flows, from the first datagram to the record.
 
 use super::clients::Clients;
-use super::path::{Found, PathId, Paths, State, Users, Waiting};
+use super::path::{Found, PathId, Paths, State, Users, Waiting, first_of, order};
 use super::ready::Ready;
 use crate::carry::datagrams::{Direct, Remote, associate, connect, probe};
-use crate::carry::{Admitted, Dialing, Failure, Gate, Order, resolve};
+use crate::carry::{Failure, Gate, resolve};
 use crate::function::Datagrams;
 use crate::intercept::Listening;
 use crate::live::LiveFlow;
@@ -61,6 +61,8 @@ pub(super) struct Association {
 pub(super) struct Associations {
     pub worker: Arc<Worker>,
     pub listening: Arc<Listening>,
+    /// The configuration by which the associations were decided.
+    pub config: Arc<crate::config::Config>,
     /// Where clients send to.
     pub socket: UdpSocket,
     pub clients: Clients,
@@ -101,6 +103,7 @@ impl Associations {
         let ready = Arc::new(Ready::default());
         ready.notify(LISTENER);
         Self {
+            config: worker.config(),
             worker,
             listening,
             socket,
@@ -148,6 +151,7 @@ impl Associations {
             self.looked = looked;
             return Poll::Pending;
         }
+        self.follow_rules();
         let mut batch = BATCH.take().unwrap_or_default();
         for &slot in &looked {
             match slot {
@@ -279,7 +283,9 @@ impl Associations {
         let entry = Entry::new(&self.worker);
         let waker = self.ready.waker(id.slot);
         entry.live().set_waker(&waker);
-        let admitted = self.decide(&entry, &mut flow, (client.to, asked)).and_then(|carry| {
+        let decided = self.decide(&entry, &mut flow, (client.to, asked));
+        let decided = decided.and_then(|carry| self.worker.begins_flows().map(|()| carry));
+        let admitted = decided.and_then(|carry| {
             let admission = self.admit(id, flow.client.ip(), &carry.carrier)?;
             let made = self.worker.functions().datagrams(carry.chain.as_deref(), &flow);
             let functions = made.map_err(|stop| Failure::new(stop.reason, stop.detail))?;
@@ -550,44 +556,6 @@ impl Associations {
             self.worker.drop_datagrams(std::mem::take(&mut self.dropped));
         }
     }
-}
-
-/// Returns the order for a path for datagrams to a destination that the gate has admitted. Hops and nodes are from the
-/// configuration.
-pub(super) fn order<'a>(
-    worker: &'a Worker,
-    dialing: &'a Dialing,
-    carry: &'a Carry,
-    flow: &'a Flow,
-    destination: Destination,
-) -> Order<'a> {
-    Order {
-        carry,
-        destination,
-        client: flow.client,
-        stack: &[],
-        host: flow.host.as_ref(),
-        tunnels: &worker.tunnels,
-        warm: &worker.warm,
-        metadata: Vec::new(),
-        gate: None,
-        dialing,
-    }
-}
-
-/// Tries addresses in their order. Returns what the first one that works gives, or the first failure.
-pub(super) fn first_of<T>(
-    all: Vec<Admitted>,
-    mut attempt: impl FnMut(Admitted) -> Result<T, Failure>,
-) -> Result<(T, Admitted), Failure> {
-    let mut first = None;
-    for to in all {
-        match attempt(to) {
-            Ok(done) => return Ok((done, to)),
-            Err(failure) => drop(first.get_or_insert(failure)),
-        }
-    }
-    Err(first.unwrap_or_else(|| Failure::new(EndReason::Unreachable, "no address to try")))
 }
 
 fn show(live: &LiveFlow, counts: Counts) {

@@ -9,6 +9,7 @@
 //! a connected socket for each association, or by a path that all associations of a client share ([`path`]). Their
 //! readiness wakes this one task ([`ready`]). No datagram starts a task; only a name to resolve or a hop to ask does.
 
+mod anew;
 mod association;
 mod captured;
 mod clients;

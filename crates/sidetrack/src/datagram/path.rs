@@ -1,9 +1,11 @@
 //! The paths that the associations of one driver use, and which of them share one.
 
-use crate::carry::Failure;
 use crate::carry::datagrams::{Datagrams, Remote};
+use crate::carry::{Admitted, Dialing, Failure, Order};
+use crate::worker::Worker;
 use sidetrack_core::association::{Id, MappingId};
 use sidetrack_core::carrier::Carrier;
+use sidetrack_core::flow::{Destination, EndReason, Flow};
 use sidetrack_core::policy::Carry;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -152,4 +154,42 @@ pub(super) enum Found {
     Addresses(Id, Arc<Carry>, Result<Vec<std::net::SocketAddr>, Failure>),
     /// The path through hops.
     Path(PathId, Result<Box<dyn Datagrams>, Failure>),
+}
+
+/// Returns the order for a path for datagrams to a destination that the gate has admitted. Hops and nodes are from the
+/// configuration.
+pub(super) fn order<'a>(
+    worker: &'a Worker,
+    dialing: &'a Dialing,
+    carry: &'a Carry,
+    flow: &'a Flow,
+    destination: Destination,
+) -> Order<'a> {
+    Order {
+        carry,
+        destination,
+        client: flow.client,
+        stack: &[],
+        host: flow.host.as_ref(),
+        tunnels: &worker.tunnels,
+        warm: &worker.warm,
+        metadata: Vec::new(),
+        gate: None,
+        dialing,
+    }
+}
+
+/// Tries addresses in their order. Returns what the first one that works gives, or the first failure.
+pub(super) fn first_of<T>(
+    all: Vec<Admitted>,
+    mut attempt: impl FnMut(Admitted) -> Result<T, Failure>,
+) -> Result<(T, Admitted), Failure> {
+    let mut first = None;
+    for to in all {
+        match attempt(to) {
+            Ok(done) => return Ok((done, to)),
+            Err(failure) => drop(first.get_or_insert(failure)),
+        }
+    }
+    Err(first.unwrap_or_else(|| Failure::new(EndReason::Unreachable, "no address to try")))
 }

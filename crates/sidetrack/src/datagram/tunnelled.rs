@@ -13,7 +13,8 @@
 //!
 //! Whatever ends it, the client's connection is closed: the client learns it at once.
 
-use super::association::{BATCH, first_of, order};
+use super::association::BATCH;
+use super::path::{first_of, order};
 use super::{ROUNDS, until};
 use crate::carry::datagrams::{Came, Capsules, Datagrams, Over, Remote, associate, connect, failure};
 use crate::carry::{Failure, Gate, Order, Stream, resolve};

@@ -98,7 +98,7 @@ impl Order {
             let listener = at(tproxy.protocol, tproxy.port, tproxy.v6)?;
             let hold = tproxy.hold.map(|hold| hold.number);
             let (selected, local) = (written(&tproxy.selectors), written(&tproxy.local));
-            Ok(Transparent { listener, selected, local, hold })
+            Ok(Transparent { listener, selected, local, only_known: tproxy.only_known, hold })
         });
         let paths = steering.kernel_paths.iter().map(|path| match &path.route {
             KernelRoute::Direct { local, forwarded, masquerade } => Ok(Alone::Direct {
@@ -239,6 +239,7 @@ impl Transparent {
             v6: proved.address.is_ipv6(),
             selectors: read(&self.selected)?,
             local: read(&self.local)?,
+            only_known: self.only_known,
             drop_without_listener: closed,
             hold: hold(self.hold.filter(|_| proved.protocol == Protocol::Tcp), closed)?,
         })

@@ -100,6 +100,9 @@ pub struct Transparent {
         skip_serializing_if = "Vec::is_empty"
     )]
     pub local: Vec<Selected>,
+    /// Whether it gets only datagrams of connections that it had before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_known: bool,
     /// The number of the queue in which their opening segments wait first; of TCP only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<u16>,
@@ -287,6 +290,7 @@ mod tests {
                     ..Selected::default()
                 }],
                 local: vec![],
+                only_known: false,
                 hold: None,
             }],
             paths: vec![

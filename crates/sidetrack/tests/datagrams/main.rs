@@ -230,6 +230,64 @@ fn flows_are_killed_and_end_with_the_program() {
 }
 
 #[test]
+fn an_association_that_changed_rules_deny_ends_and_one_that_waits_for_the_stop_goes_on() {
+    let server = Echo::start("127.0.0.1");
+    let limits = "drain_ms = 3600000";
+    let mut up = up(&server.address.to_string(), limits, DIRECT);
+    let entry = up.addresses("dns")[0];
+    let [first, second] = [(); 2].map(|()| client(entry));
+    for client in [&first, &second] {
+        assert_eq!(echo(client, b"x"), b"x");
+    }
+    let deny = format!(
+        "[[rule]]\nname = \"no\"\nmatch = {{ from = \"127.0.0.1\", listener = \"dns\" }}\naction = \"deny\"\n{DIRECT}"
+    );
+    let tables = |rules: &str| {
+        format!(
+            "[limits]\n{limits}\n[[listen]]\nname = \"dns\"\nkind = \"reverse\"\nprotocol = \"udp\"\n\
+             address = \"127.0.0.1:0\"\nto = \"{}\"\n{rules}",
+            server.address
+        )
+    };
+    // A rule that allows in another way changes nothing.
+    up.reload("default = \"deny\"\n", &tables(&DIRECT.replace("\"all\"", "\"other\"")));
+    assert_eq!(echo(&first, b"y"), b"y");
+    assert_eq!(admin::flows(&up).len(), 2);
+    up.reload("default = \"deny\"\n", &tables(&deny));
+    for client in [&first, &second] {
+        client.send(b"z").unwrap();
+    }
+    let records: Vec<_> = (0..4).map(|_| up.record()).collect();
+    for client in [&first, &second] {
+        let own = records.iter().filter(|record| record.address("client") == client.local_addr().unwrap());
+        let mut own: Vec<_> = own.collect();
+        own.sort_by_key(|record| record.text("rule"));
+        assert_eq!(
+            (own[0].fate(), own[1].fate()),
+            (("all", "direct", "policy_denied"), ("no", "", "policy_denied"))
+        );
+        assert!(own[0].number("packets_down") > 0 && own[1].number("packets_up") == 0, "{own:?}");
+        assert!(own[0].text("detail").contains("has changed"), "{own:?}");
+    }
+    up.reload("default = \"deny\"\n", &tables(DIRECT));
+    let third = client(entry);
+    assert_eq!(echo(&third, b"a"), b"a");
+    up.signal(Signal::TERM);
+    up.log_line("that it drains", |line| line.contains("draining"));
+    assert_eq!(echo(&third, b"b"), b"b", "it goes on");
+    let late = client(entry);
+    late.send(b"anybody").unwrap();
+    let record = up.record();
+    assert_eq!((record.address("client"), record.text("reason")), (late.local_addr().unwrap(), "shutdown"));
+    up.signal(Signal::TERM);
+    let (status, rest) = up.gone();
+    assert!(status.success(), "{status}");
+    let rest: Vec<_> =
+        rest.iter().filter(|record| record.address("client") == third.local_addr().unwrap()).collect();
+    assert!(rest.len() == 1 && rest[0].number("packets_down") == 2, "{rest:?}");
+}
+
+#[test]
 fn a_reload_changes_rules_for_new_flows_and_a_removed_listener_frees_its_port() {
     let server = Echo::start("127.0.0.1");
     let mut up = up(&server.address.to_string(), "", DIRECT);

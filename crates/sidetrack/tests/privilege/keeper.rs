@@ -230,6 +230,7 @@ fn orders_that_no_configuration_leads_to_are_refused() {
                         listener: 0,
                         selected: vec![Selected::default()],
                         local: vec![],
+                        only_known: false,
                         hold: None,
                     }],
                     ..Order::default()

@@ -1,11 +1,13 @@
 //! SIGTERM while the kernel leads connections to our listeners: flows go on, and new connections pass as if we did not run.
 
+use crate::datagrams;
 use crate::node::Up;
 use crate::node::peers::{Client, Server, visit};
 use crate::node::traces::Traces;
 use rustix::process::Signal;
+use sidetrack_testkit::datagrams::Echo;
 use sidetrack_testkit::{Line, Node, eventually, is_root};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -109,4 +111,38 @@ fn with_on_crash_closed_new_connections_are_refused_until_the_end() {
     flow.close().expect("an orderly end");
     assert!(up.gone().0.success());
     assert!(!caught(&line.client, to), "nothing is left");
+}
+
+/// Told to stop, sidetrack on `host` keeps the association of `client`, and another one that begins meanwhile passes directly.
+fn associations_go_on(host: &Node, client: &Node, listen: &str, to: SocketAddr) {
+    let before = host.run(Traces::now);
+    let listen = format!("name = \"out\"\nprotocol = \"udp\"\n{listen}");
+    let mut up = up(host, "", &listen, to);
+    let [flow, new] = client.run(move || [datagrams::client(to), datagrams::client(to)]);
+    let own = |socket: &UdpSocket| socket.local_addr().expect("an address");
+    let seen_as = datagrams::seen(&flow);
+    assert_ne!(seen_as, own(&flow), "it is caught");
+    up.signal(Signal::TERM);
+    up.log_line("that it drains", |line| line.contains("draining"));
+    assert_eq!(datagrams::seen(&new), own(&new), "as if it did not run");
+    assert_eq!(datagrams::seen(&flow), seen_as, "the association goes on");
+    assert_eq!(datagrams::seen(&new), own(&new), "its second datagram, too");
+    up.signal(Signal::TERM);
+    let (status, records) = up.gone();
+    assert!(status.success() && records.len() == 1, "{status} {records:?}");
+    assert_eq!((records[0].address("client"), records[0].text("reason")), (own(&flow), "shutdown"));
+    assert_eq!((records[0].number("packets_up"), records[0].number("packets_down")), (2, 2));
+    host.run(move || before.expect_back("after the end"));
+}
+
+#[test]
+fn associations_go_on_and_new_ones_pass() {
+    if !is_root() {
+        return;
+    }
+    let line = Line::new();
+    for server in line.server.run(|| ["10.0.2.1", "fd00:2::1"].map(Echo::start)) {
+        associations_go_on(&line.client, &line.client, LOCAL, server.address);
+        associations_go_on(&line.router, &line.client, TPROXY, server.address);
+    }
 }

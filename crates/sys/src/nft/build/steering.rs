@@ -72,6 +72,8 @@ pub struct TProxy {
     /// Which datagrams of this host's own processes; UDP only. They get
     /// a mark of the listener, which the routing rule of `tproxy_mark` matches, too.
     pub local: Vec<Selector>,
+    /// Whether only datagrams of connections that were taken before are taken; UDP only.
+    pub only_known: bool,
     /// What happens to connections when no listener is there: `true` drops them, `false` lets them pass unsteered.
     pub drop_without_listener: bool,
     /// The queue in which the opening segment of a TCP connection waits first; `None`: it does not wait.
@@ -187,7 +189,8 @@ impl Steering {
     fn datagram_chain(&self, sets: &mut Vec<Set>) -> Option<Chain> {
         let mut rules = Vec::new();
         for (place, (mark, tproxy)) in self.local_datagrams().enumerate() {
-            rules.extend(tproxy.mark_local(place, mark, sets));
+            let connection = self.tproxy_mark.unwrap_or(mark);
+            rules.extend(tproxy.mark_local(place, (mark, connection), sets));
         }
         // A server of this host answers its clients: these datagrams begin nothing.
         let is_answer = Statement::is(Field::CtDirection, Value::CtIsAnswer(true));
@@ -263,15 +266,23 @@ impl TProxy {
     }
 
     /// The rules that mark datagrams of this host for the listener.
-    fn mark_local(&self, index: usize, mark: MarkBits, sets: &mut Vec<Set>) -> Vec<Rule> {
+    fn mark_local(
+        &self,
+        index: usize,
+        (mark, connection): (MarkBits, MarkBits),
+        sets: &mut Vec<Set>,
+    ) -> Vec<Rule> {
         let mut rules = Vec::new();
+        let known = Statement::mark(Field::CtMark, connection.value, connection.mask);
         for (place, selector) in (1..).zip(&self.local) {
             let name = format!("datagrams{}_local{place}", index + 1);
             let way = (Origin::Local, Versions { v4: self.v4, v6: self.v6 });
             for matches in selector.matches_of(self.protocol, &name, way, sets) {
                 let steps = [Statement::is(Field::L4Proto, UDP)].into_iter().chain(matches);
+                let steps = steps.chain(self.only_known.then(|| known.clone()));
                 // The first listener that matches gets it.
                 let marked = [
+                    Statement::SetCtMark { value: connection.value, mask: connection.mask },
                     Statement::SetMark { value: mark.value, mask: mark.mask },
                     Statement::Verdict(Verdict::Accept),
                 ];
@@ -305,14 +316,15 @@ impl TProxy {
     fn take(&self, matches: Vec<Statement>, mark: MarkBits, v6: bool) -> Vec<Rule> {
         let is_udp = self.protocol == Protocol::Udp;
         let protocol = if is_udp { UDP } else { TCP };
-        let matches: Vec<_> = [Statement::is(Field::L4Proto, protocol)].into_iter().chain(matches).collect();
+        let known = Statement::mark(Field::CtMark, mark.value, mark.mask);
+        let matches = [Statement::is(Field::L4Proto, protocol)].into_iter().chain(matches);
+        let matches: Vec<_> = matches.chain((is_udp && self.only_known).then_some(known)).collect();
         let take = [
             Statement::TProxy { v6, port: self.port },
             Statement::SetMark { value: mark.value, mask: mark.mask },
         ];
-        // No datagram is found by the mark of its connection.
-        let known = (!is_udp).then_some(Statement::SetCtMark { value: mark.value, mask: mark.mask });
-        let steps = take.into_iter().chain(known).chain([Statement::Verdict(Verdict::Accept)]);
+        let known = Statement::SetCtMark { value: mark.value, mask: mark.mask };
+        let steps = take.into_iter().chain([known, Statement::Verdict(Verdict::Accept)]);
         let taken = Rule::new(matches.iter().cloned().chain(steps));
         let dropped = Rule::new(matches.into_iter().chain([Statement::Verdict(Verdict::Drop)]));
         if self.drop_without_listener { vec![taken, dropped] } else { vec![taken] }
