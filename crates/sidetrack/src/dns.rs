@@ -11,10 +11,10 @@ mod resolver;
 
 pub use answer::{Known, Transport, answer};
 pub use forward::servers;
-pub use resolver::{Mode, Resolver, ResolvesHere};
+pub use resolver::{Admission, Admits, Asker, Mode, Resolver, ResolvesHere};
 
 use std::io;
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -77,7 +77,9 @@ pub async fn serve_udp(
         let question = buffer.get(..datagram.len).unwrap_or_default().to_vec();
         let (socket, resolver, now) = (Arc::clone(&socket), Arc::clone(&resolver), now());
         waiting.spawn(async move {
-            if let Some(reply) = resolver.answer(&question, Transport::Udp, now).await {
+            let client = sidetrack_sys::sockopt::canonical(datagram.from);
+            let asker = Some((client, SocketAddr::new(datagram.to.to_canonical(), PORT)));
+            if let Some(reply) = resolver.answer_to(&question, Transport::Udp, now, asker).await {
                 // If the send buffer is full or the client is gone, the answer is lost. A client repeats its
                 // query after a loss.
                 let _ = udp::send(&socket, &reply, datagram.from, datagram.to);

@@ -38,6 +38,9 @@ pub enum Condition {
     Uid(Vec<u32>),
     /// The host name matches one of these patterns. If it is unknown, it is looked for in the first bytes.
     Host(Vec<HostPattern>),
+    /// The destination is a name that the client asked for and that matches one of these patterns. A name that the first
+    /// bytes claim does not count. Only the lists of `run` make this condition.
+    AskedName(Vec<HostPattern>),
     /// The host name is in one of these lists. If it is unknown, it is looked for as for [`Condition::Host`].
     HostFile(Vec<HostFile>),
     /// The host name contains one of these words, in lower case. If it is unknown, it is looked for as for
@@ -94,6 +97,7 @@ impl Condition {
             Self::Process(_) => "process",
             Self::Uid(_) => "user",
             Self::Host(_) => "host",
+            Self::AskedName(_) => "name",
             Self::HostFile(_) => "host_file",
             Self::HostContains(_) => "host_contains",
             Self::Url(_) => "url",
@@ -106,7 +110,7 @@ impl Condition {
         match self {
             Self::Listener(_) | Self::Intercept(_) | Self::Protocol(_) => 0,
             Self::Port(_) => 1,
-            Self::From(_) | Self::To(_) => 2,
+            Self::From(_) | Self::To(_) | Self::AskedName(_) => 2,
             Self::SocksUser(_) => 3,
             Self::Process(_) | Self::Uid(_) => 4,
             Self::Host(_) | Self::HostFile(_) | Self::HostContains(_) => 5,
@@ -130,7 +134,8 @@ impl Condition {
             (Self::SocksUser(outer), Self::SocksUser(inner))
             | (Self::Process(outer), Self::Process(inner)) => within(outer, inner),
             (Self::Uid(outer), Self::Uid(inner)) => within(outer, inner),
-            (Self::Host(outer), Self::Host(inner)) => {
+            (Self::Host(outer) | Self::AskedName(outer), Self::AskedName(inner))
+            | (Self::Host(outer), Self::Host(inner)) => {
                 inner.iter().all(|one| outer.iter().any(|pattern| pattern.covers(one)))
             }
             (Self::HostFile(outer), Self::HostFile(inner)) => within(outer, inner),
@@ -163,6 +168,10 @@ impl Condition {
                 None => return Truth::NeedsProcess,
                 Some(process) => process.uid.is_some_and(|uid| uids.contains(&uid)),
             },
+            Self::AskedName(_) => match &flow.orig_dst.host {
+                Host::Name(name) => self.names(name),
+                Host::Ip(_) => false,
+            },
             Self::Host(_) | Self::HostFile(_) | Self::HostContains(_) => match known_host(flow, seen) {
                 Some(host) => self.names(host),
                 None if matches!(seen, Seen::Nothing) => return Truth::NeedsFirstBytes,
@@ -179,7 +188,9 @@ impl Condition {
     /// Whether a condition on host names holds for this host.
     pub(super) fn names(&self, host: &HostName) -> bool {
         match self {
-            Self::Host(patterns) => patterns.iter().any(|pattern| pattern.matches(host)),
+            Self::Host(patterns) | Self::AskedName(patterns) => {
+                patterns.iter().any(|pattern| pattern.matches(host))
+            }
             Self::HostFile(files) => files.iter().any(|file| file.list.contains(host)),
             Self::HostContains(words) => contains(host, words),
             _ => false,
@@ -342,7 +353,7 @@ impl fmt::Display for Condition {
             Self::Protocol(protocol) => protocol.as_str().to_owned(),
             Self::SocksUser(names) | Self::Process(names) => list(names, ToString::to_string),
             Self::Uid(uids) => list(uids, ToString::to_string),
-            Self::Host(patterns) => list(patterns, ToString::to_string),
+            Self::Host(patterns) | Self::AskedName(patterns) => list(patterns, ToString::to_string),
             Self::HostFile(files) => list(files, |file| file.path.to_string()),
             Self::HostContains(words) => list(words, ToString::to_string),
             Self::Url(patterns) => list(patterns, |pattern| pattern.as_str().to_owned()),

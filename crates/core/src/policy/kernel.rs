@@ -194,6 +194,7 @@ impl Traffic {
                 Condition::Process(_)
                 | Condition::Uid(_)
                 | Condition::Host(_)
+                | Condition::AskedName(_)
                 | Condition::HostFile(_)
                 | Condition::HostContains(_)
                 | Condition::Url(_) => terms.undecided = true,

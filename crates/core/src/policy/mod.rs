@@ -14,6 +14,7 @@ pub use decide::{Decision, Explanation, Seen, TraceLine, TraceOutcome, Verdict};
 pub use gate::{Denied, Dialled, NEVER_DIAL, never_dial};
 pub use host_list::{HostList, HostListBuilder};
 pub use kernel::{Capture, KernelAction, KernelMatch, KernelRule, Traffic, without_user_space};
+pub use naming::NameMatch;
 pub use url::{Url, UrlPattern};
 
 use crate::agreement::Clause;

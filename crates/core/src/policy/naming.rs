@@ -1,6 +1,6 @@
 //! Decides which resolver may see a name, when only the name of a future connection is known.
 
-use super::condition::Condition;
+use super::condition::{Condition, HostPattern};
 use super::{Action, Carry, Policy, Resolve, Rule};
 use crate::carrier::Carrier;
 use crate::flow::{HostName, Intercept};
@@ -15,7 +15,43 @@ enum Applies {
     Never,
 }
 
+/// How the rules let connections to a name pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameMatch {
+    /// They do not.
+    No,
+    /// A rule writes the name out.
+    Exact,
+    /// A rule has a pattern for it, which writes out this number of bytes at its end.
+    Wildcard {
+        /// The length of that part.
+        written_bytes: usize,
+    },
+}
+
 impl Policy {
+    /// Returns how the rules let a connection to `name` pass that `intercept` catches, at some port. A rule about networks
+    /// does not count: it lets addresses pass, not names.
+    pub fn lets_name_pass(&self, name: &HostName, intercept: Intercept) -> NameMatch {
+        let mut found = NameMatch::No;
+        let is_of_network = |rule: &&Rule| {
+            rule.matcher.conditions().iter().any(|condition| matches!(condition, Condition::To(_)))
+        };
+        for rule in self.rules().iter().filter(|rule| !is_of_network(rule)) {
+            match (rule.applies_to(name, intercept), &rule.action) {
+                (Applies::Never, _) | (Applies::Perhaps, Action::Deny) => {}
+                (Applies::Always, Action::Deny) => return found,
+                (Applies::Always | Applies::Perhaps, Action::Carry(_)) => {
+                    found = found.wider(rule.written_out(name));
+                }
+            }
+        }
+        match self.default_action() {
+            Action::Deny => found,
+            Action::Carry(_) => found.wider(NameMatch::Wildcard { written_bytes: 0 }),
+        }
+    }
+
     /// Whether this host resolves `name` for every connection to it that `intercept` catches and the rules let pass.
     /// If so, a query for the name can be answered here, and the host's resolver learns nothing new.
     ///
@@ -35,6 +71,19 @@ impl Policy {
         match self.default_action() {
             Action::Deny => passes,
             Action::Carry(carry) => carry.resolves_here(),
+        }
+    }
+}
+
+impl NameMatch {
+    /// Returns the match that writes more of the name out.
+    fn wider(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Exact, _) | (_, Self::Exact) => Self::Exact,
+            (Self::Wildcard { written_bytes: one }, Self::Wildcard { written_bytes: other }) => {
+                Self::Wildcard { written_bytes: one.max(other) }
+            }
+            (Self::No, other) | (other, Self::No) => other,
         }
     }
 }
@@ -59,13 +108,29 @@ impl Rule {
         self.matcher.conditions().iter().any(of_host)
     }
 
+    /// Returns how much of a name that it applies to its patterns write out.
+    fn written_out(&self, name: &HostName) -> NameMatch {
+        let of_pattern = |pattern: &HostPattern| match pattern {
+            HostPattern::Exact(_) => NameMatch::Exact,
+            HostPattern::Below(suffix) => NameMatch::Wildcard { written_bytes: suffix.len() },
+            HostPattern::Any => NameMatch::Wildcard { written_bytes: 0 },
+        };
+        let patterns = self.matcher.conditions().iter().filter_map(|condition| match condition {
+            Condition::Host(patterns) | Condition::AskedName(patterns) => Some(patterns),
+            _ => None,
+        });
+        let matching = patterns.flatten().filter(|pattern| pattern.matches(name)).map(of_pattern);
+        matching.fold(NameMatch::Wildcard { written_bytes: 0 }, NameMatch::wider)
+    }
+
     fn applies_to(&self, name: &HostName, intercept: Intercept) -> Applies {
         let mut applies = Applies::Always;
         for condition in self.matcher.conditions() {
             let holds = match condition {
-                Condition::Host(_) | Condition::HostFile(_) | Condition::HostContains(_) => {
-                    condition.names(name)
-                }
+                Condition::Host(_)
+                | Condition::AskedName(_)
+                | Condition::HostFile(_)
+                | Condition::HostContains(_) => condition.names(name),
                 Condition::Intercept(kinds) => kinds.contains(&intercept),
                 // A name alone is not in a set of addresses, but its addresses may be.
                 _ => {

@@ -61,6 +61,7 @@ fn addresses(matcher: &Match) -> Option<(KernelMatch, bool)> {
             | Condition::Host(_)
             | Condition::HostFile(_)
             | Condition::HostContains(_)
+            | Condition::AskedName(_)
             | Condition::Url(_) => return None,
         };
         matches = matches.intersection(&only)?;

@@ -1,6 +1,7 @@
 //! `sidetrack run -- CMD`: intercepts one command and its children, without a rule on the host.
 
 mod failures;
+mod jail;
 
 use super::control::ControlOfRun;
 use super::node::warm_room;
@@ -27,10 +28,12 @@ use crate::worker::Shared;
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use failures::Telling;
+use jail::JailedNames;
 use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::{Host, HostName, Intercept, Protocol};
 use sidetrack_core::hold::Overflow;
 use sidetrack_core::http::tap::TapRules;
+use sidetrack_core::jail::Jail;
 use sidetrack_core::limit::Budget;
 use sidetrack_core::net::{IpSet, PortSet};
 use sidetrack_core::policy::{Action, Carry, Connect, Policy};
@@ -72,6 +75,8 @@ pub struct RunCommand {
     pub config: Option<PathBuf>,
     /// Without a file with rules: accept connections only when the far side has.
     pub faithful: bool,
+    /// What the command may reach; `None`: what the hops or the file with rules say.
+    pub jail: Option<Jail>,
     /// How DNS questions are answered; `None`: as the configuration says.
     pub dns: Option<RunDns>,
     /// How TLS connections are intercepted; `None`: they are forwarded unchanged.
@@ -174,7 +179,8 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
     let (tap, trusted) = tap.unzip();
     let http = tap.map(served).transpose()?;
     // Requests of intercepted connections are answered one by one, so those are accepted early.
-    let holds = http.is_none() && config.policy.asks_faithful();
+    let is_closed = command.jail.as_ref().is_some_and(|jail| jail.closed && !jail.audit);
+    let holds = http.is_none() && (config.policy.asks_faithful() || is_closed);
     let options =
         RunOptions { open_files_limit: Some(soft), trusted, hold: holds, ..command.options.clone() };
     let mut launched = match launch(&options) {
@@ -248,16 +254,30 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             named: Vec::new(),
         },
     };
-    if !command.via.is_empty() || command.faithful {
-        let direct = command.via.is_empty();
-        let carrier = if direct { Carrier::Direct } else { Carrier::Hops(command.via.clone()) };
-        let connect = if command.faithful { Connect::Faithful } else { Connect::Early };
-        let carry = Carry { carrier, connect, ..Carry::default() };
-        config.policy = Arc::new(Policy::new(Vec::new(), Action::Carry(Arc::new(carry))));
+    if let Some(policy) = written_policy(command) {
+        config.policy = Arc::new(policy);
     }
     config.run_dns = command.dns.unwrap_or(config.run_dns);
     config.record.to = command.records.clone().map_or(RecordTo::None, RecordTo::File);
     Ok(config)
+}
+
+/// The rules of the command line, if there are some.
+fn written_policy(command: &RunCommand) -> Option<Policy> {
+    if command.via.is_empty() && !command.faithful && command.jail.is_none() {
+        return None;
+    }
+    let direct = command.via.is_empty();
+    let carrier = if direct { Carrier::Direct } else { Carrier::Hops(command.via.clone()) };
+    // In a jail what is refused is said at once, so connections are held. Requests of intercepted ones are not.
+    let is_closed = command.jail.as_ref().is_some_and(|jail| jail.closed);
+    let holds = command.faithful || is_closed && command.tap.is_none();
+    let connect = if holds { Connect::Faithful } else { Connect::Early };
+    let carry = Carry { carrier, connect, ..Carry::default() };
+    Some(match &command.jail {
+        Some(jail) => Jail { carry, ..jail.clone() }.policy(),
+        None => Policy::new(Vec::new(), Action::Carry(Arc::new(carry))),
+    })
 }
 
 /// Binds the socket where `sidetrack flows` finds this run. If that fails, the command runs without it.
@@ -297,8 +317,9 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     shared.agreement.store(watch.agreement);
     let fleet = Fleet::start(&shared, 1)?;
     let metrics = Arc::new(Metrics::new());
-    let telling = Arc::new(Telling::new(metrics.clone(), watch.command.quiet));
-    let resolver = resolver(&launched, &config, &telling);
+    let telling = Telling::new(metrics.clone(), watch.command.quiet);
+    let telling = Arc::new(if watch.command.jail.is_some() { telling.of_lists() } else { telling });
+    let resolver = resolver(&launched, &config, &telling, watch.command.jail.as_ref());
     let serving = catch(&mut launched, &fleet, watch.http, &resolver)?;
     let datagrams = catch_datagrams(&mut launched, &fleet, &serving)?;
     fleet.begin();
@@ -355,6 +376,7 @@ fn resolver(
     launched: &Launched,
     config: &Arc<ArcSwap<Config>>,
     telling: &Arc<Telling>,
+    jail: Option<&Jail>,
 ) -> Arc<dns::Resolver> {
     let mode = match config.load().run_dns {
         RunDns::Name => dns::Mode::Name,
@@ -364,8 +386,15 @@ fn resolver(
     let here = move |name: &HostName| rules.load().policy.resolves_here(name, Intercept::Run);
     let servers = dns::servers(&std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default());
     let resolver = dns::Resolver::new(launched.names.clone(), mode, Arc::new(here), servers);
-    let telling = telling.clone();
-    Arc::new(resolver.telling(Arc::new(move |name: &HostName| telling.no_such_name(name))))
+    let told = telling.clone();
+    let resolver = resolver.telling(Arc::new(move |name: &HostName| told.no_such_name(name)));
+    Arc::new(match jail {
+        Some(jail) if jail.closed && !jail.audit => {
+            let names = JailedNames::new(config.clone(), telling.clone(), launched.pid());
+            resolver.admitting(Arc::new(names))
+        }
+        _ => resolver,
+    })
 }
 
 /// Serves the command's connections.

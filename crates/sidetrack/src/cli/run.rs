@@ -1,5 +1,7 @@
 //! `sidetrack run`: runs one command and intercepts its connections.
 
+mod jail;
+
 use super::ca;
 use crate::app::{self, RunCommand, TapCommand};
 use crate::config::tap::exact_host;
@@ -8,6 +10,7 @@ use crate::intercept::run::{Mode, RunOptions};
 use crate::tls::{Roots, certificates_in};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+use jail::JailArgs;
 use sidetrack_core::carrier::Hop;
 use sidetrack_core::flow::{Destination, Host};
 use std::ffi::OsString;
@@ -66,6 +69,9 @@ pub struct RunArgs {
     /// Does not print failures of the command's connections, which are printed as they happen otherwise
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
+    /// What the command may reach
+    #[command(flatten)]
+    pub jail: JailArgs,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub command: Vec<OsString>,
@@ -240,6 +246,7 @@ fn started(args: &RunArgs) -> anyhow::Result<u8> {
         via: hops(args)?,
         config: args.config.clone(),
         faithful: args.faithful,
+        jail: args.jail.jail(mode)?,
         dns: args.dns.map(|dns| match dns {
             DnsArg::Name => RunDns::Name,
             DnsArg::Resolve => RunDns::Resolve,

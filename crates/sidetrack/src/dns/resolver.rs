@@ -35,6 +35,29 @@ pub type ResolvesHere = Arc<dyn Fn(&HostName) -> bool + Send + Sync>;
 /// Is told of a name that does not exist.
 type NoSuchName = Arc<dyn Fn(&HostName) + Send + Sync>;
 
+/// The client's address and the address that it asked.
+pub type Asker = (SocketAddr, SocketAddr);
+
+/// What may be asked of other resolvers about a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// Everything.
+    Fully,
+    /// Its addresses.
+    AddressesOnly,
+    /// Nothing, for this reason: to the command, the name does not exist.
+    Refused(&'static str),
+}
+
+/// Decides about each question before any other resolver can learn of it.
+pub trait Admits: Send + Sync {
+    /// Decides about a question for this name.
+    fn admit(&self, name: &HostName, now: Instant) -> Admission;
+
+    /// Is told that a question was refused. It may block; the answer waits for it, so the client's socket is still open.
+    fn refused(&self, name: &HostName, why: &'static str, asker: Option<Asker>);
+}
+
 /// Looks up a name; blocks.
 type LookUp = Arc<dyn Fn(&str) -> Result<Vec<IpAddr>, NoAddress> + Send + Sync>;
 
@@ -48,6 +71,7 @@ pub struct Resolver {
     lookups: Arc<Semaphore>,
     forwarded: Semaphore,
     no_such_name: Option<NoSuchName>,
+    admits: Option<Arc<dyn Admits>>,
 }
 
 impl std::fmt::Debug for Resolver {
@@ -76,7 +100,14 @@ impl Resolver {
             lookups: Arc::new(Semaphore::new(LOOKUPS_MAX)),
             forwarded: Semaphore::new(FORWARDED_MAX),
             no_such_name: None,
+            admits: None,
         }
+    }
+
+    /// Asks `admits` about each question first.
+    #[must_use]
+    pub fn admitting(self, admits: Arc<dyn Admits>) -> Self {
+        Self { admits: Some(admits), ..self }
     }
 
     /// Tells `no_such_name` of each question about a name that does not exist. It may block.
@@ -93,17 +124,46 @@ impl Resolver {
 
     /// Returns the answer to one message, or `None` if it gets none. `now` ages names.
     pub async fn answer(&self, question: &[u8], transport: Transport, now: Instant) -> Option<Vec<u8>> {
-        let known = match asked(question) {
+        self.answer_to(question, transport, now, None).await
+    }
+
+    /// As [`Self::answer`], to a client whose address is known.
+    pub async fn answer_to(
+        &self,
+        question: &[u8],
+        transport: Transport,
+        now: Instant,
+        asker: Option<Asker>,
+    ) -> Option<Vec<u8>> {
+        let asked = asked(question);
+        let admission = match (&self.admits, &asked) {
+            (Some(admits), Some(Asked { host, .. })) => admits.admit(host, now),
+            _ => Admission::Fully,
+        };
+        let known = match asked {
+            Some(Asked { host, .. }) if let Admission::Refused(why) = admission => {
+                self.refuse(host, why, asker).await;
+                Known::NoName
+            }
             Some(Asked { host, kind }) if self.mode == Mode::Resolve || (self.here)(&host) => match kind {
                 Kind::Address => self.known(&host).await,
-                Kind::Other => return self.forwarded(question, transport).await,
-                Kind::Service => Known::Nothing,
+                Kind::Other if admission == Admission::Fully => {
+                    return self.forwarded(question, transport).await;
+                }
+                Kind::Other if self.mode == Mode::Resolve => Known::Addresses(Vec::new()),
+                Kind::Other | Kind::Service => Known::Nothing,
             },
             _ => Known::Nothing,
         };
         // A panic elsewhere cannot leave the table in an inconsistent state, so a poisoned lock is fine.
         let mut names = lock(&self.names);
         answer(question, transport, &mut names, now, &known)
+    }
+
+    async fn refuse(&self, host: HostName, why: &'static str, asker: Option<Asker>) {
+        let Some(admits) = self.admits.clone() else { return };
+        // If the task panicked, the refusal is only not printed.
+        let _ = tokio::task::spawn_blocking(move || admits.refused(&host, why, asker)).await;
     }
 
     async fn known(&self, host: &HostName) -> Known {

@@ -5,6 +5,7 @@ use crate::live::{Batch, Decided, Ended};
 use crate::metrics::Metrics;
 use crate::record::{FlowRecord, Observer};
 use sidetrack_core::flow::{EndReason, Host, HostName, Protocol};
+use sidetrack_core::jail::Entry;
 use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -30,6 +31,8 @@ struct Failure {
     reason: EndReason,
     program: Option<String>,
     detail: Option<String>,
+    /// What to do about it, if the lists of the command line refused it.
+    remedy: Option<String>,
 }
 
 impl Failure {
@@ -52,15 +55,38 @@ impl Failure {
             reason,
             program: record.process.as_deref().map(str::to_owned),
             detail: record.detail.as_deref().map(str::to_owned),
+            remedy: None,
         })
+    }
+
+    /// The same, refused by the lists of the command line: it says which entry would allow it.
+    fn of_lists(self, record: &FlowRecord<'_>) -> Self {
+        if self.reason != EndReason::PolicyDenied {
+            return self;
+        }
+        let rule = record.rule.as_deref().unwrap_or_default();
+        let remedy = match record.orig_dst.as_deref() {
+            _ if rule.starts_with("deny ") => "; to allow it, take this entry from the deny list".to_owned(),
+            // The name is allowed, and the address that it resolves to is not.
+            _ if rule.starts_with("allow ") => "; to allow it, allow this address, too".to_owned(),
+            Some(to) => {
+                let entry = Entry::of(record.protocol.unwrap_or_default(), &to.host, to.port);
+                format!("; to allow it: --allow {entry}")
+            }
+            None => String::new(),
+        };
+        Self { remedy: Some(remedy), ..self }
+    }
+
+    fn remedy(&self) -> &str {
+        self.remedy.as_deref().unwrap_or(advice(self.reason))
     }
 
     /// The line to print.
     fn line(&self) -> String {
         let program = self.program.as_deref().map(|name| format!("{name}: ")).unwrap_or_default();
         let detail = self.detail.as_deref().map(|detail| format!(" ({detail})")).unwrap_or_default();
-        let text =
-            format!("{program}{}: {}{detail}{}", self.destination, what(self.reason), advice(self.reason));
+        let text = format!("{program}{}: {}{detail}{}", self.destination, what(self.reason), self.remedy());
         // A name comes from the program: it must not control the terminal or look like a line of ours.
         let text: String = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
         format!("sidetrack: {text}\n")
@@ -153,12 +179,20 @@ impl Failures {
 
     /// Counts a question about a name that does not exist.
     fn note_name(&mut self, now: Instant, name: &str) -> Option<String> {
-        let failure = Failure {
-            destination: name.to_owned(),
-            reason: EndReason::Dns,
-            program: None,
-            detail: Some("the name does not exist".to_owned()),
-        };
+        self.note_question(
+            now,
+            Failure {
+                destination: name.to_owned(),
+                reason: EndReason::Dns,
+                program: None,
+                detail: Some("the name does not exist".to_owned()),
+                remedy: None,
+            },
+        )
+    }
+
+    /// Counts a failed question about a name.
+    fn note_question(&mut self, now: Instant, failure: Failure) -> Option<String> {
         if let Some(kind) = self.kinds.get_mut(&(failure.destination.clone(), failure.reason.as_str()))
             && now.saturating_duration_since(kind.came) < ONE_LOOK_UP
         {
@@ -190,11 +224,38 @@ pub(super) struct Telling {
     metrics: Arc<Metrics>,
     /// `None`: the user asked for no reports.
     failures: Option<Mutex<Failures>>,
+    /// Whether the lists of the command line decide.
+    lists: bool,
 }
 
 impl Telling {
     pub(super) fn new(metrics: Arc<Metrics>, quiet: bool) -> Self {
-        Self { metrics, failures: (!quiet).then(Mutex::default) }
+        Self { metrics, failures: (!quiet).then(Mutex::default), lists: false }
+    }
+
+    /// The same, and what is refused is refused by the lists of the command line.
+    pub(super) fn of_lists(self) -> Self {
+        Self { lists: true, ..self }
+    }
+
+    /// Whether a refused question about this name would be printed now.
+    pub(super) fn is_new(&self, name: &HostName) -> bool {
+        let key = (name.as_str().to_owned(), EndReason::PolicyDenied.as_str());
+        self.failures()
+            .is_some_and(|failures| failures.kinds.len() < KINDS_MAX && !failures.kinds.contains_key(&key))
+    }
+
+    /// Reports that a question about a name was refused.
+    pub(super) fn refused_name(&self, name: &HostName, program: Option<String>, why: &str) {
+        let failure = Failure {
+            destination: name.to_string(),
+            reason: EndReason::PolicyDenied,
+            program,
+            detail: Some(why.to_owned()),
+            remedy: Some(format!("; to allow it: --allow {}", Entry::of_name(name))),
+        };
+        let line = self.failures().and_then(|mut failures| failures.note_question(Instant::now(), failure));
+        write(&line.unwrap_or_default());
     }
 
     fn failures(&self) -> Option<MutexGuard<'_, Failures>> {
@@ -222,7 +283,12 @@ impl Observer for Telling {
             for past in batch.iter().filter(|past| is_failure(past.reason())) {
                 let ended = past.to_ended();
                 let decided = ended.flow.decided();
-                let failure = Failure::of(&FlowRecord::ended(&ended, decided.as_deref()));
+                let record = FlowRecord::ended(&ended, decided.as_deref());
+                let failure = Failure::of(&record);
+                let failure = failure.map(|failure| match self.lists {
+                    true => failure.of_lists(&record),
+                    false => failure,
+                });
                 lines.extend(failure.and_then(|failure| failures.note(Instant::now(), failure)));
             }
         }
@@ -256,7 +322,7 @@ mod tests {
 
     fn failure(destination: &str, reason: EndReason) -> Failure {
         let (program, detail) = (Some("curl".to_owned()), Some("says the hop".to_owned()));
-        Failure { destination: destination.to_owned(), reason, program, detail }
+        Failure { destination: destination.to_owned(), reason, program, detail, remedy: None }
     }
 
     #[test]

@@ -1,0 +1,45 @@
+//! Which questions about names the command's resolver may ask, if the lists of the command line decide.
+
+use super::failures::Telling;
+use crate::config::Config;
+use crate::dns::{Admission, Admits, Asker};
+use crate::process::Owners;
+use arc_swap::ArcSwap;
+use sidetrack_core::flow::{HostName, Intercept};
+use sidetrack_core::jail::NameBudget;
+use sidetrack_core::time::Instant;
+use sidetrack_sys::sync::lock;
+use std::sync::{Arc, Mutex};
+
+/// Lets only those names be asked that the rules let pass, and bounds what they can carry.
+pub(super) struct JailedNames {
+    config: Arc<ArcSwap<Config>>,
+    budget: Mutex<NameBudget>,
+    telling: Arc<Telling>,
+    owners: Owners,
+}
+
+impl JailedNames {
+    /// For the command with this process id.
+    pub(super) fn new(config: Arc<ArcSwap<Config>>, telling: Arc<Telling>, pid: u32) -> Self {
+        Self { config, budget: Mutex::new(NameBudget::new()), telling, owners: Owners::Within(pid) }
+    }
+}
+
+impl Admits for JailedNames {
+    fn admit(&self, name: &HostName, now: Instant) -> Admission {
+        let how = self.config.load().policy.lets_name_pass(name, Intercept::Run);
+        match lock(&self.budget).ask(now, name, how) {
+            Ok(true) => Admission::Fully,
+            Ok(false) => Admission::AddressesOnly,
+            Err(refusal) => Admission::Refused(refusal.why()),
+        }
+    }
+
+    fn refused(&self, name: &HostName, why: &'static str, asker: Option<Asker>) {
+        // To find the program takes long: once for each name.
+        let asker = asker.filter(|_| self.telling.is_new(name));
+        let program = asker.and_then(|(client, asked)| self.owners.of_datagram(client, asked).name);
+        self.telling.refused_name(name, program, why);
+    }
+}
