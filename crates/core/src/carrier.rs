@@ -17,9 +17,9 @@ pub enum HopProtocol {
     Socks6(Socks6Dialect),
     /// HTTP CONNECT (RFC 9110 Sec. 9.3.6).
     Http,
-    /// The same inside TLS (the first hop only).
+    /// The same inside TLS.
     Https,
-    /// CONNECT over HTTP/3 (RFC 9114 Sec. 4.4; the first hop only).
+    /// CONNECT over HTTP/3 (RFC 9114 Sec. 4.4). Behind other hops, those carry its datagrams.
     Http3,
 }
 
@@ -128,19 +128,17 @@ impl Carrier {
     pub fn udp_obstacle(&self) -> Option<&'static str> {
         match self {
             Self::Direct => None,
-            Self::Hops(hops) => {
-                // The datagrams pass the last hop of kind `http` in its connection, which any hop before it can carry.
-                let last = hops.iter().rposition(|hop| hop.protocol.is_http());
-                let mut relays = hops.iter().skip(last.map_or(0, |at| at + 1));
-                let is_socksx = |hop: &Hop| match hop.protocol {
-                    HopProtocol::Socks6(dialect) => dialect != Socks6Dialect::Draft,
-                    _ => false,
-                };
-                let why = "the layouts of socksx carry no UDP (hops socks6+socksx and socks6+socksx010)";
-                relays.any(is_socksx).then_some(why)
-            }
+            Self::Hops(hops) => udp_obstacle_of(hops),
             Self::Overlay(_) | Self::Tunnel(_) => None,
         }
+    }
+
+    /// Says which hop of HTTP/3 cannot be reached, by its index, and why the hops before it cannot carry its datagrams. `None`:
+    /// there is none.
+    pub fn http3_obstacle(&self) -> Option<(usize, &'static str)> {
+        let Self::Hops(hops) = self else { return None };
+        let of_http3 = hops.iter().enumerate().filter(|(_, hop)| hop.protocol == HopProtocol::Http3);
+        of_http3.filter_map(|(index, _)| Some((index, udp_obstacle_of(&hops[..index])?))).next()
     }
 
     /// Whether a path for datagrams through this carrier leads to one destination only, as CONNECT-UDP and a tunnel do.
@@ -151,6 +149,19 @@ impl Carrier {
             Self::Direct | Self::Overlay(_) => false,
         }
     }
+}
+
+/// Says why these hops cannot carry UDP.
+fn udp_obstacle_of(hops: &[Hop]) -> Option<&'static str> {
+    // The datagrams pass the last hop of kind `http` in its connection, which any hop before it can carry.
+    let last = hops.iter().rposition(|hop| hop.protocol.is_http());
+    let mut relays = hops.iter().skip(last.map_or(0, |at| at + 1));
+    let is_socksx = |hop: &Hop| match hop.protocol {
+        HopProtocol::Socks6(dialect) => dialect != Socks6Dialect::Draft,
+        _ => false,
+    };
+    let why = "the layouts of socksx carry no UDP (hops socks6+socksx and socks6+socksx010)";
+    relays.any(is_socksx).then_some(why)
 }
 
 /// Why a text is not a valid hop.
@@ -342,5 +353,24 @@ mod tests {
         {
             assert!(bad.parse::<Hop>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_hop_of_http_3_needs_hops_before_it_that_carry_datagrams() {
+        let obstacle = |hops: &[&str]| {
+            let hops = hops.iter().map(|hop| hop.parse().unwrap()).collect();
+            Carrier::Hops(hops).http3_obstacle().map(|(index, _)| index)
+        };
+        for good in [
+            &["h3://a"][..],
+            &["socks5://a", "h3://b"],
+            &["socks6://a", "https://b", "h3://c", "socks6+socksx://d"],
+            &["socks6+socksx://a", "http://b", "h3://c"],
+        ] {
+            assert_eq!(obstacle(good), None, "{good:?}");
+        }
+        assert_eq!(obstacle(&["socks6+socksx://a", "h3://b"]), Some(1));
+        assert_eq!(obstacle(&["http://a", "h3://b", "socks6+socksx010://c", "h3://d"]), Some(3));
+        assert_eq!(Carrier::Direct.http3_obstacle(), None);
     }
 }

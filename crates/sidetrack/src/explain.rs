@@ -135,6 +135,8 @@ pub struct Carried {
     pub tfo: bool,
     /// Multipath TCP (RFC 8684) towards the server or the first hop.
     pub mptcp: bool,
+    /// When requests inside TLS ask their server by HTTP/3: `never`, `announced` or `first`.
+    pub http3: &'static str,
     /// Number of warm connections to the server. `None` if the rule has none.
     pub warm: Option<u16>,
     /// Names of the functions on the way, in order.
@@ -234,6 +236,7 @@ fn carried(config: &Config, carry: &Carry, protocol: Protocol) -> Carried {
         initial_data_wait_ms: carry.initial_data_wait_ms,
         tfo: carry.tfo,
         mptcp: carry.mptcp,
+        http3: carry.http3.as_str(),
         warm: carry.warm.map(|warm| warm.ready),
         chain: carry.chain.iter().flat_map(|chain| chain.names()).map(ToString::to_string).collect(),
     }
@@ -386,6 +389,11 @@ impl fmt::Display for Carried {
             [(self.tfo, "TCP Fast Open"), (self.mptcp, "Multipath TCP")].iter().filter(|(on, _)| *on)
         {
             write!(f, ", with {word}")?;
+        }
+        match self.http3 {
+            "first" => f.write_str(", by HTTP/3 first")?,
+            "announced" => f.write_str(", by HTTP/3 where it is announced")?,
+            _ => {}
         }
         if let Some(warm) = self.warm {
             write!(f, ", {warm} connections held ready")?;

@@ -6,6 +6,8 @@ use sidetrack_core::policy::{Action, Warm};
 use std::io;
 use std::path::{Path, PathBuf};
 
+#[path = "config/http3.rs"]
+mod http3;
 #[path = "config/zones.rs"]
 mod zones;
 

@@ -1,6 +1,7 @@
 //! HTTP: finds the requested host (Host, SNI), implements the client side of CONNECT, and serves the proxy and its
 //! cache. It parses messages strictly, removes the framing of bodies, and prepares heads for the next hop.
 
+pub mod alternative;
 pub mod auth;
 pub mod basic;
 mod block;

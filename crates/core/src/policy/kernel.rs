@@ -289,6 +289,8 @@ fn leaves_bytes_alone(carry: &Carry) -> bool {
         connect: _,
         tfo,
         mptcp,
+        // It is about requests, which the kernel does not see.
+        http3: _,
         warm,
         kernel,
         chain,

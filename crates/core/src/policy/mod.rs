@@ -88,6 +88,8 @@ pub struct Carry {
     pub tfo: bool,
     /// Multipath TCP (RFC 8684) towards the server. Only for direct connections.
     pub mptcp: bool,
+    /// Whether requests reach servers of TLS by HTTP/3. Only for direct connections.
+    pub http3: Http3,
     /// Connections to the server that are made in advance. Only for direct connections.
     pub warm: Option<Warm>,
     /// Whether the kernel may carry the flow alone.
@@ -118,6 +120,29 @@ impl Connect {
         match self {
             Self::Early => "early",
             Self::Faithful => "faithful",
+        }
+    }
+}
+
+/// When a request inside TLS asks its server by HTTP/3.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Http3 {
+    /// Never.
+    #[default]
+    Never,
+    /// After the server has announced it (Alt-Svc, RFC 7838).
+    Announced,
+    /// At once, on the UDP port of the same number, or the one that the server has announced.
+    First,
+}
+
+impl Http3 {
+    /// The word in configurations.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::Announced => "announced",
+            Self::First => "first",
         }
     }
 }

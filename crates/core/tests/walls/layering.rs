@@ -277,7 +277,10 @@ const CONNECTS: [(&str, &str); 8] = [
     ("control/src/link.rs", "an orchestrator, in a process of its own, which its own file names"),
     ("control/src/store/etcd/client.rs", "the members of etcd, which the orchestrator's own file names"),
     ("sidetrack/src/carry/gate.rs", "it is the gate"),
-    ("sidetrack/src/carry/h3/hop.rs", "datagrams to a hop of HTTP/3, which the configuration names"),
+    (
+        "sidetrack/src/carry/h3/dial.rs",
+        "datagrams to a hop of HTTP/3, which the configuration names, and to servers whose addresses the gate has admitted",
+    ),
     (
         "sidetrack/src/carry/tunnel/quic.rs",
         "datagrams to the far side of a tunnel, which the configuration names",

@@ -370,9 +370,13 @@ impl Node {
 
     pub(super) fn set_dialing(&self, served: &[Served]) {
         let own = |protocol| {
-            let listening =
-                served.iter().flat_map(|served| &served.serving).map(|serving| &serving.listening);
-            listening.filter(|one| one.protocol == protocol).map(|one| one.address).collect()
+            let serving = served.iter().flat_map(|served| &served.serving);
+            // A listener of HTTP/3 receives datagrams beside its connections.
+            let is_quic = |one: &Serving| one.proxy.as_ref().is_some_and(|proxy| proxy.settings.http3);
+            let receives = move |one: &&Serving| {
+                one.listening.protocol == protocol || protocol == Protocol::Udp && is_quic(one)
+            };
+            serving.filter(receives).map(|one| one.listening.address).collect()
         };
         let mark = self.steered.keeper.as_ref().map(|_| OWN_MARK.value);
         let mut dialing =

@@ -218,6 +218,7 @@ fn served(tap: Tap) -> anyhow::Result<Arc<Proxy>> {
     let settings = HttpListener {
         users: Vec::new(),
         to: None,
+        to_secure: None,
         cache: None,
         tap: Some(Arc::new(tap)),
         own: None,

@@ -19,6 +19,7 @@ use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt;
 use std::future::poll_fn;
 use std::io;
+use std::ops::Range;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
@@ -161,19 +162,20 @@ impl Machine {
     }
 }
 
-/// Creates the machines of the first `count` hops, from the last one to the first, each with the opening of the next as its initial data.
+/// Creates the machines of these hops, from the last one to the first, each with the opening of the next as its initial data.
 /// Returns them in order, with the bytes that open the first.
 fn machines(
     order: &Order<'_>,
-    (hops, count): (&[Hop], usize),
+    (hops, range): (&[Hop], Range<usize>),
     (command, destination): (Command, &Destination),
     first: &[u8],
     now: Instant,
 ) -> Result<(Vec<Machine>, Vec<u8>), Failure> {
-    let mut machines = Vec::with_capacity(count);
+    let mut machines = Vec::with_capacity(range.len());
     let mut initial = first.to_vec();
-    for (index, hop) in hops.iter().enumerate().take(count).rev() {
-        let is_last = index + 1 == count;
+    let end = range.end;
+    for (index, hop) in hops.iter().enumerate().take(end).skip(range.start).rev() {
+        let is_last = index + 1 == end;
         let to = if is_last { destination } else { &hops[index + 1].address };
         let own = order.carry.metadata.iter();
         let own = own.map(|(key, value)| Metadata { key: *key, value: value.clone() });
@@ -252,42 +254,68 @@ impl FirstBytes for Nothing {
     }
 }
 
+/// Asks the hops one after the other. A hop of TLS ends the requests that leave together: its handshake comes first. The last hop
+/// of HTTP/3 is where the stream begins: what is before it carries datagrams.
 async fn ask_all(
     order: &Order<'_>,
     (hops, count): (&[Hop], usize),
-    what: (Command, &Destination),
+    (command, destination): (Command, &Destination),
     first: &mut impl FirstBytes,
 ) -> Result<Carried, Failure> {
-    let mut stream = entry(order, &hops[0]).await.map_err(|failure| at(out_of_reach(failure), 0, hops))?;
+    let is_http3 = |hop: &Hop| hop.protocol == HopProtocol::Http3;
+    let mut from = hops.iter().take(count).rposition(is_http3).unwrap_or(0);
+    let mut stream =
+        entry(order, hops, from).await.map_err(|failure| at(out_of_reach(failure), from, hops))?;
     let clock = Clock::start();
-    // Read the client's bytes only now: those that came while we dialled travel with the request.
-    let held = first.held();
-    let sent = held.len().min(INITIAL_DATA_MAX);
-    let (machines, opening) = machines(order, (hops, count), what, &held[..sent], clock.now())?;
-    let written = stream.write_all(&opening).await;
-    written.map_err(|error| at(broken(&error, "sending the request"), 0, hops))?;
     let mut bytes = Vec::new();
-    let mut bound = None;
-    let mut stack = Vec::new();
-    // Bytes after a hop's answer belong to the next hop's handshake, and after the last answer to the server.
-    for (index, machine) in machines.into_iter().enumerate() {
-        let done =
-            shake(&mut stream, machine, bytes, &clock).await.map_err(|failure| at(failure, index, hops))?;
-        (bytes, bound, stack) = (done.leftover, done.bound, done.stack);
+    loop {
+        let is_tls = |index: &usize| hops[*index].protocol == HopProtocol::Https;
+        let to = (from + 1..count).find(is_tls);
+        let what = to.map_or((command, destination), |to| (Command::Connect, &hops[to].address));
+        // Read the client's bytes only now: those that came while we dialled travel with the request.
+        let held = if to.is_none() { first.held() } else { &[] };
+        let sent = held.len().min(INITIAL_DATA_MAX);
+        let range = from..to.unwrap_or(count);
+        let (machines, opening) = machines(order, (hops, range), what, &held[..sent], clock.now())?;
+        let written = stream.write_all(&opening).await;
+        written.map_err(|error| at(broken(&error, "sending the request"), from, hops))?;
+        let mut bound = None;
+        let mut stack = Vec::new();
+        // Bytes after a hop's answer belong to the next hop's handshake, and after the last answer to the server.
+        for (index, machine) in machines.into_iter().enumerate() {
+            let done = shake(&mut stream, machine, bytes, &clock).await;
+            let done = done.map_err(|failure| at(failure, from + index, hops))?;
+            (bytes, bound, stack) = (done.leftover, done.bound, done.stack);
+        }
+        let Some(to) = to else {
+            return Ok(Carried {
+                stream,
+                early: bytes,
+                bound,
+                sent,
+                stack,
+                taken: None,
+                leads_to: None,
+                spread: None,
+            });
+        };
+        let secured = tls::with_hop(stream, std::mem::take(&mut bytes), &hops[to]).await;
+        stream = secured.map_err(|failure| at(out_of_reach(failure), to, hops))?;
+        from = to;
     }
-    Ok(Carried { stream, early: bytes, bound, sent, stack, taken: None, leads_to: None, spread: None })
 }
 
-/// Returns a connection to the first hop.
-async fn entry(order: &Order<'_>, hop: &Hop) -> Result<Stream, Failure> {
-    let addresses = gate::configured(resolve(&hop.address).await?);
+/// Returns a connection to the hop with this index: the first one, or one of HTTP/3.
+async fn entry(order: &Order<'_>, hops: &[Hop], index: usize) -> Result<Stream, Failure> {
+    let (before, hop) = (&hops[..index], &hops[index]);
     if hop.protocol == HopProtocol::Http3 {
-        return h3::dial(hop, &addresses, order.dialing).await;
+        return h3::dial(order, before, hop).await;
     }
+    let addresses = gate::configured(resolve(&hop.address).await?);
     let wishes = Wishes { tfo: hop.tfo, speaks_first: true, mptcp: hop.mptcp, ..Wishes::default() };
     let (stream, _) = order.dialing.race(&addresses, wishes).await?;
     if hop.protocol == HopProtocol::Https {
-        return tls::with_hop(stream.into(), hop).await;
+        return tls::with_hop(stream.into(), Vec::new(), hop).await;
     }
     Ok(stream.into())
 }

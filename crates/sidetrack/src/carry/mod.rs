@@ -6,6 +6,7 @@ mod direct;
 pub mod gate;
 pub mod h3;
 pub mod hops;
+mod memory;
 mod overlay;
 mod resolve;
 pub mod stack;
@@ -17,6 +18,7 @@ pub mod warm;
 pub use client::{Client, HELD_MAX, Incoming, Presence, Sniffed};
 pub use direct::Dialing;
 pub use gate::{Admitted, Gate};
+pub use memory::{Cutter, Memory};
 pub use overlay::{Associating, Entered, Entering, OverlayEntry, OverlayOrder};
 pub use resolve::resolve;
 pub use stream::{Stream, Wire};
@@ -154,6 +156,13 @@ impl Order<'_> {
     /// Whether the rule or the client asks for Multipath TCP, towards the server or towards the first hop.
     pub fn asks_multipath(&self) -> bool {
         asks_multipath(self.carry) || self.stack.contains(&StackOption::Multipath(true))
+    }
+
+    /// Returns the order for another destination, which the configuration names.
+    fn again(&self, destination: &Destination) -> Order<'_> {
+        let Order { carry, client, host, stack, dialing, tunnels, warm, .. } = *self;
+        let (destination, metadata) = (destination.clone(), self.metadata.clone());
+        Order { carry, destination, client, host, stack, metadata, gate: None, dialing, tunnels, warm }
     }
 
     /// Returns those addresses of the destination that may be dialled.

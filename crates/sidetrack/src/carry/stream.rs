@@ -1,5 +1,6 @@
 //! The connection of one side of a flow: a kernel socket, a stream inside a tunnel, TLS over either, or memory.
 
+use super::memory::{Cutter, Memory};
 use super::tls::Tls;
 use super::tunnel;
 use crate::reactor::TcpStream;
@@ -8,7 +9,7 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// What the pump needs from each side. Implemented for sockets, so that the compiler can specialise that case,
 /// and for [`Stream`].
@@ -119,7 +120,7 @@ pub enum Stream {
     /// TLS that ends in this process.
     Tls(Box<Tls>),
     /// A connection in memory. Another task of this process has the other end.
-    Memory(DuplexStream),
+    Memory(Memory),
 }
 
 impl Stream {
@@ -158,6 +159,14 @@ impl Stream {
         match self {
             Self::Tls(tls) => tls.below().bottom(),
             stream => stream.tcp(),
+        }
+    }
+
+    /// What cuts it, if it is a connection in memory.
+    pub fn cutter(&self) -> Option<Cutter> {
+        match self {
+            Self::Memory(memory) => Some(memory.cutter()),
+            Self::Tcp(_) | Self::Tunnel(_) | Self::Tls(_) => None,
         }
     }
 
@@ -353,7 +362,11 @@ impl Wire for Stream {
             Self::Tcp(stream) => stream.close(reset),
             Self::Tunnel(stream) => stream.close(reset),
             Self::Tls(tls) => tls.close(reset),
-            Self::Memory(stream) => drop(stream),
+            Self::Memory(stream) => {
+                if reset {
+                    stream.cutter().cut();
+                }
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::tls::{Roots, certificates_in};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use jail::JailArgs;
-use sidetrack_core::carrier::Hop;
+use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::{Destination, Host};
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -168,8 +168,9 @@ const VIA: &str = "SIDETRACK_VIA";
 /// The hops with the authorities that they name.
 fn hops(args: &RunArgs) -> anyhow::Result<Vec<Hop>> {
     let mut hops = named(args)?;
-    if let Some(hop) = hops.iter().skip(1).find(|hop| hop.protocol.is_encrypted()) {
-        anyhow::bail!("only the first hop may be of scheme https or h3, and {hop} is a later one");
+    if let Some((index, why)) = Carrier::Hops(hops.clone()).http3_obstacle() {
+        let hop = &hops[index];
+        anyhow::bail!("the hops before {hop} cannot carry its datagrams: {why}");
     }
     for hop in &mut hops {
         let Some(file) = &hop.ca_file else { continue };

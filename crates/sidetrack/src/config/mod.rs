@@ -43,7 +43,7 @@ pub use tap::Tap;
 use crate::tls::{Mutual, Own};
 use sidetrack_common::file::{nearest, parse_all};
 use sidetrack_core::association::Filtering;
-use sidetrack_core::carrier::Credentials;
+use sidetrack_core::carrier::{Credentials, Hop};
 use sidetrack_core::flow::{Destination, HostName, Protocol};
 use sidetrack_core::function::FunctionSpec;
 use sidetrack_core::net::{IpSet, PortSet};
@@ -312,6 +312,8 @@ pub struct HttpListener {
     pub users: Vec<Credentials>,
     /// The server for requests in origin form, which name none. `None`: such requests are rejected.
     pub to: Option<Destination>,
+    /// The same server, if it is reached by TLS: its authorities, too.
+    pub to_secure: Option<Hop>,
     /// Its cache, if it has one.
     pub cache: Option<CacheSettings>,
     /// Which TLS connections of its clients are intercepted. `None`: all pass unchanged.

@@ -358,6 +358,10 @@ pub struct Rule {
     pub tfo: Option<At<bool>>,
     /// Multipath TCP towards the server. Only with carrier "direct". Default false.
     pub mptcp: Option<At<bool>>,
+    /// When requests inside TLS ask their server by HTTP/3, at listeners with `tap` or with `to = "https://…"`: "never",
+    /// "announced" (after the server has said so by Alt-Svc) or "first" (at once, on the UDP port of the same number). If that
+    /// fails, TCP is used. Only with carrier "direct". Default "never".
+    pub http3: Option<At<RuleHttp3>>,
     /// How many idle connections to a destination each worker keeps ready, 0 to 64. A new flow takes one and waits for no
     /// handshake. Only with carrier "direct". Default 0.
     pub warm: Option<At<u16>>,
@@ -410,6 +414,18 @@ pub enum OnFunctionDown {
 pub enum RuleAction {
     /// The flow is denied.
     Deny,
+}
+
+/// When requests ask their server by HTTP/3.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RuleHttp3 {
+    /// Never.
+    Never,
+    /// After the server has announced it.
+    Announced,
+    /// At once.
+    First,
 }
 
 /// When a connection is accepted.

@@ -271,7 +271,7 @@ impl Connection {
         let mut entry = Entry::new(&self.worker);
         let live = entry.live().clone();
         live.speaks_multipath(Side::Client, self.is_multipath);
-        self.told = Told::of(self.stream.is_memory());
+        self.told = Told::of(self.received.filter(|_| self.stream.is_memory()));
         let clock = self.worker.clock;
         let outcome = {
             let work = pin!(self.respond(came, &live));

@@ -10,6 +10,9 @@ use std::task::{Context, Poll, Waker, ready};
 /// Most bytes that are read ahead from a stream that is not a socket, to see whether there are any.
 const PEEK_MAX: usize = 4096;
 
+/// The version of HTTP/3, as Via writes it.
+const HTTP_3: &str = "3.0";
+
 /// A connection that is read and written by shared reference.
 #[derive(Debug)]
 pub enum Duplex {
@@ -25,6 +28,8 @@ pub struct Peeked {
     stream: Stream,
     held: Vec<u8>,
     has_ended: bool,
+    /// The version of HTTP at the other end of a connection in memory.
+    version: &'static str,
 }
 
 impl From<Stream> for Duplex {
@@ -32,7 +37,8 @@ impl From<Stream> for Duplex {
         match stream {
             Stream::Tcp(stream) => Self::Tcp(stream),
             stream => {
-                Self::Other(Box::new(RefCell::new(Peeked { stream, held: Vec::new(), has_ended: false })))
+                let (held, version) = (Vec::new(), "2.0");
+                Self::Other(Box::new(RefCell::new(Peeked { stream, held, has_ended: false, version })))
             }
         }
     }
@@ -58,9 +64,30 @@ impl Duplex {
         }
     }
 
-    /// Whether it is a connection in memory, whose other end is an HTTP/2 stream.
+    /// The same connection in memory, whose other end is a stream of HTTP/3.
+    #[must_use]
+    pub fn of_http3(self) -> Self {
+        if let Self::Other(peeked) = &self {
+            peeked.borrow_mut().version = HTTP_3;
+        }
+        self
+    }
+
+    /// Whether it is a connection in memory, whose other end is a stream of HTTP/2 or HTTP/3.
     pub fn is_memory(&self) -> bool {
-        matches!(self, Self::Other(peeked) if matches!(peeked.borrow().stream, Stream::Memory(_)))
+        self.version().is_some()
+    }
+
+    /// The version of HTTP at the other end of a connection in memory. `None`: it is none, and speaks what its messages say.
+    pub fn version(&self) -> Option<&'static str> {
+        let Self::Other(peeked) = self else { return None };
+        let peeked = peeked.borrow();
+        matches!(peeked.stream, Stream::Memory(_)).then_some(peeked.version)
+    }
+
+    /// Whether the other end is a stream of HTTP/3.
+    pub fn is_http3(&self) -> bool {
+        self.version() == Some(HTTP_3)
     }
 
     /// The local address, if it has one.

@@ -18,6 +18,7 @@ use sidetrack_core::http::forward::put_length;
 use sidetrack_core::http::framing::{Decoder, Length};
 use sidetrack_core::http::message::{MessageError, Response, Version};
 use sidetrack_core::policy::Carry;
+use std::cell::Cell;
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -137,9 +138,10 @@ impl<'a> Turn<'a> {
             resource: &self.asked.resource,
             is_configured: self.asked.is_configured,
             progress: self.progress(),
-            pseudonym: &self.proxy.pseudonym,
+            proxy: self.proxy,
             bound: Some(self.bound),
             binds: self.asked.hop.binds,
+            by_quic: Cell::default(),
         }
     }
 

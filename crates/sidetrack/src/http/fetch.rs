@@ -1,13 +1,16 @@
 //! Sends a request without a body to the server and reads the response head.
 
+use super::Proxy;
 use super::bound::Bound;
 use super::buffer::Buffer;
 use super::copy::{Progress, write_all};
 use super::duplex::Duplex;
 use super::h2::ask::{self, Requests};
+use super::h3::reach::{HEAD_START, PATIENCE, Reach};
 use super::pool::{Route, Server};
 use crate::carry::{self, Failure, FirstBytes, Gate, Order, Stream};
 use crate::intercept::proxy_header;
+use crate::live::{Taken, Transport};
 use crate::worker::Worker;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{EndReason, Flow, Host, Side};
@@ -19,6 +22,7 @@ use sidetrack_core::http::message::{Request, Response, Scan, Sender, Version};
 use sidetrack_core::http::uri::Resource;
 use sidetrack_core::policy::Policy;
 use sidetrack_sys::sockopt;
+use std::cell::Cell;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::task::{Context, Poll};
@@ -52,12 +56,14 @@ pub(super) struct Way<'a> {
     pub is_configured: bool,
     /// The flow's ledger entry, and the clock.
     pub progress: Progress<'a>,
-    /// Our name in Via.
-    pub pseudonym: &'a str,
+    /// State shared by the listener's connections.
+    pub proxy: &'a Proxy,
     /// The connections that belong to the client; `None` if no client waits for the response.
     pub bound: Option<&'a Bound>,
     /// The request may authenticate the connection.
     pub binds: bool,
+    /// The server's address, if the request was sent to it by HTTP/3.
+    pub by_quic: Cell<Option<SocketAddr>>,
 }
 
 /// The final head of a response, ready for the client except for its framing.
@@ -71,8 +77,8 @@ pub struct Fetched {
     pub keeps_alive: bool,
     /// It is part of an authentication of the connection.
     pub binds: bool,
-    /// It came over HTTP/2.
-    pub is_http2: bool,
+    /// The version of the stream over which it came. `None`: HTTP/1.
+    pub stream: Option<&'static str>,
 }
 
 /// No first bytes: the request is written after the connection is made.
@@ -110,6 +116,14 @@ impl Way<'_> {
             self.progress.mark();
             return Ok(server);
         }
+        let by_http3 = if reuse == Reuse::Never { None } else { self.by_http3() };
+        if let Some(reach) = &by_http3 {
+            if let Some(server) = reach.at_once() {
+                return Ok(server);
+            }
+            // Without an address there is no attempt, and the way by TCP says why.
+            let _ = reach.begin().await;
+        }
         if reuse != Reuse::Never
             && let Some(server) = self.route.take(reuse == Reuse::Checked, |address| self.admits(address))
         {
@@ -122,11 +136,25 @@ impl Way<'_> {
             return Ok(server);
         }
         // Boxed: most requests find an idle connection, and need no room for dialling in their future.
-        Box::pin(self.dial()).await
+        match by_http3 {
+            Some(reach) => Box::pin(self.dial_both(&reach)).await,
+            None => Box::pin(self.dial()).await,
+        }
+    }
+
+    /// A new connection, by HTTP/3 if that is soon there, otherwise by TCP.
+    async fn dial_both(&self, reach: &Reach<'_, '_>) -> Result<Server, Failure> {
+        if let Some(server) = reach.within(HEAD_START).await {
+            return Ok(server);
+        }
+        match self.dial().await {
+            Ok(server) => Ok(server),
+            Err(failure) => reach.within(PATIENCE).await.ok_or(failure),
+        }
     }
 
     /// Whether policy lets this flow use an idle connection: the name may have resolved to an address that is denied here.
-    fn admits(&self, address: SocketAddr) -> bool {
+    pub(super) fn admits(&self, address: SocketAddr) -> bool {
         let name = match &self.route.destination.host {
             Host::Name(name) => Some(name),
             Host::Ip(_) => None,
@@ -134,7 +162,7 @@ impl Way<'_> {
         self.gate(&self.worker.config().policy).admit(name, address).is_ok()
     }
 
-    fn gate<'b>(&'b self, policy: &'b Policy) -> Gate<'b> {
+    pub(super) fn gate<'b>(&'b self, policy: &'b Policy) -> Gate<'b> {
         let (flow, carry, resource) = (self.flow, &*self.route.carry, Some(self.resource));
         Gate { policy, flow, carry, resource, peer: flow.client.ip(), is_configured: self.is_configured }
     }
@@ -256,6 +284,12 @@ impl Way<'_> {
                 Err(failure) => Err(failure),
             };
             match read {
+                // The server does not know the host there: it is asked where it was found first (RFC 7838 Sec. 6).
+                Ok(fetched)
+                    if fetched.response.status == 421 && server.stream.is_http3() && is_repeatable =>
+                {
+                    reuse = Reuse::Never;
+                }
                 Ok(fetched) => {
                     server.is_bound |= self.binds || fetched.binds;
                     return Ok((server, fetched));
@@ -281,8 +315,8 @@ impl Way<'_> {
         request: &Request,
         client: Interim<'_>,
     ) -> Result<Fetched, Failure> {
-        let is_http2 = from.is_memory();
-        let via = Via { pseudonym: self.pseudonym, received: is_http2.then_some("2.0") };
+        let stream = from.version();
+        let via = Via { pseudonym: &self.proxy.pseudonym, received: stream };
         for _ in 0..=MAX_INTERIM {
             let mut response = self.one_head((from, buffer)).await?;
             self.progress.mark();
@@ -305,8 +339,12 @@ impl Way<'_> {
                 response.fields.push("Connection", "Upgrade");
                 response.fields.push("Upgrade", protocol.unwrap_or_default());
             }
+            self.learn(response.status, &response.fields, from.is_http3());
+            if let Some(address) = self.by_quic.get().filter(|_| from.is_http3()) {
+                self.progress.live.carried_by(Some(Taken { transport: Transport::Quic, address }));
+            }
             self.progress.live.first_byte(self.progress.live.age());
-            return Ok(Fetched { response, length, keeps_alive, binds, is_http2 });
+            return Ok(Fetched { response, length, keeps_alive, binds, stream });
         }
         Err(bad("it sends interim responses without end"))
     }

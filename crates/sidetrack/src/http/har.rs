@@ -40,8 +40,8 @@ pub struct Told {
     pub is_begun: bool,
     /// The request, if it is archived.
     pub request: Option<Request>,
-    /// The client's connection is an HTTP/2 stream.
-    pub is_http2: bool,
+    /// The version of the stream that is the client's connection, if it is one.
+    version: Option<&'static str>,
     /// The head of the response.
     head: Option<Response>,
     /// The HTTP version in which the server sent it; `None`: the response is ours, or a stored one.
@@ -50,8 +50,8 @@ pub struct Told {
 
 impl Told {
     /// The state before anything is sent.
-    pub fn of(is_http2: bool) -> Self {
-        Self { is_http2, ..Self::default() }
+    pub fn of(version: Option<&'static str>) -> Self {
+        Self { version, ..Self::default() }
     }
 
     /// Notes the head of a response of ours, or of a stored one, which is about to be sent.
@@ -64,7 +64,7 @@ impl Told {
 
     /// Notes the head of a server's response, which is about to be sent.
     pub fn pass(&mut self, fetched: &Fetched) {
-        self.received = Some(version(fetched.response.version, fetched.is_http2));
+        self.received = Some(version(fetched.response.version, fetched.stream));
         self.begin(&fetched.response);
     }
 
@@ -116,7 +116,7 @@ fn entry(scheme: Scheme, request: &Request, told: &mut Told, live: &LiveFlow) ->
     let connect = live.connect_time();
     let first_byte = live.first_byte_time().unwrap_or(age).min(age);
     let wait = first_byte.saturating_sub(connect.unwrap_or_default());
-    let asked_in = version(request.version, told.is_http2);
+    let asked_in = version(request.version, told.version);
     let answered_in = told.received.take().unwrap_or(asked_in);
     let peer = live.decided().map(|decided| decided.flow.client);
     json!({
@@ -184,11 +184,12 @@ fn response_of((head, version): (Option<&Response>, &str), bytes: u64) -> Value 
     })
 }
 
-const fn version(version: Version, is_http2: bool) -> &'static str {
-    match version {
-        _ if is_http2 => "HTTP/2.0",
-        Version::Http10 => "HTTP/1.0",
-        Version::Http11 => "HTTP/1.1",
+fn version(version: Version, stream: Option<&str>) -> &'static str {
+    match (stream, version) {
+        (Some("3.0"), _) => "HTTP/3.0",
+        (Some(_), _) => "HTTP/2.0",
+        (None, Version::Http10) => "HTTP/1.0",
+        (None, Version::Http11) => "HTTP/1.1",
     }
 }
 

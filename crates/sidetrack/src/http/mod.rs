@@ -30,6 +30,7 @@ mod pool;
 mod refresh;
 mod request;
 mod sending;
+mod servers;
 pub mod sheet;
 mod sibling;
 mod store;
@@ -50,12 +51,14 @@ use crate::worker::{Arrived, Worker};
 use anyhow::Context;
 use disk::Disk;
 use htcp::Htcp;
+use servers::Secure;
 use sibling::Siblings;
+use sidetrack_core::http::alternative::Alternatives;
 use sidetrack_core::http::cache::Rules;
 use sidetrack_core::http::message::Method;
 use sidetrack_core::http::uri::{KeyRules, Resource};
 use sidetrack_core::net::IpSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// State that all connections of one `http` listener share.
@@ -73,6 +76,10 @@ pub struct Proxy {
     pub datagrams: session::Tunnel,
     /// TLS with clients of the listener itself, if it has a certificate.
     pub secured: Option<Secured>,
+    /// TLS with the server of a reverse proxy, if the configuration says so.
+    secure: Option<Secure>,
+    /// What servers have said about their HTTP/3.
+    alternatives: Arc<Mutex<Alternatives>>,
 }
 
 /// A shared cache and its settings.
@@ -109,8 +116,11 @@ impl Proxy {
         let cache = settings.cache.as_ref().map(Cache::new).transpose()?;
         let tap = settings.tap.clone().map(Tap::new).transpose()?.map(Arc::new);
         let secured = Secured::new(&settings)?;
+        let secure = settings.to_secure.as_ref().map(Secure::to).transpose()?;
         let htcp = cache.as_ref().and_then(|cache| cache.htcp.clone());
-        let proxy = Arc::new(Self { pseudonym, settings, cache, tap, datagrams, secured });
+        let alternatives = Arc::default();
+        let proxy =
+            Arc::new(Self { pseudonym, settings, cache, tap, datagrams, secured, secure, alternatives });
         if let Some(htcp) = htcp {
             htcp.start(Arc::downgrade(&proxy))?;
         }

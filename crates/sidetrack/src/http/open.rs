@@ -5,7 +5,8 @@ use super::connection::Connection;
 use super::copy::write_all;
 use super::duplex::Duplex;
 use super::request::Desk;
-use super::tap::{Secure, Tap};
+use super::servers::Secure;
+use super::tap::Tap;
 use crate::carry::tls::Tls;
 use crate::carry::{Stream, Wire};
 use crate::live::Decided;
@@ -166,7 +167,8 @@ impl Connection {
             Stream::Tls(Box::new(tls)).close(false);
             return Opened::Over(EndReason::TlsFailed, told);
         }
-        let secure = Some(Secure { tap: tap.clone(), host, is_alone: false });
+        let secure =
+            Some(Secure { servers: tap.servers().clone(), tap: Some(tap.clone()), host, is_alone: false });
         let is_multiplexed = tls.protocol() == Some(b"h2");
         let stream = Duplex::from(Stream::Tls(Box::new(tls)));
         let inside = Some(Inside { destination: to.clone(), user, secure });

@@ -5,15 +5,20 @@ use super::buffer::Buffer;
 use super::copy::STALL;
 use super::duplex::Duplex;
 use super::h2::ask::Requests;
-use super::tap::Secure;
+use super::h3::reach::is_open;
+use super::servers::Secure;
+use crate::carry::h3::{Peer, number};
 use crate::reactor::now;
 use sidetrack_core::flow::{Destination, Host};
+use sidetrack_core::http::h3::Code;
 use sidetrack_core::policy::Carry;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 
 /// Most idle connections of one worker.
 const IDLE_MAX: usize = 128;
@@ -67,6 +72,10 @@ struct Pool {
     idle: BTreeMap<Key, Vec<Idle>>,
     /// Connections that serve any number of requests at the same time.
     shared: BTreeMap<Key, Shared>,
+    /// Connections of HTTP/3, which do the same.
+    quic: BTreeMap<Key, Quic>,
+    /// Attempts to open one. The sender of each is dropped at its end.
+    attempts: BTreeMap<Key, watch::Receiver<()>>,
     count: usize,
     tended: Option<Instant>,
 }
@@ -78,6 +87,25 @@ struct Shared {
     used: Instant,
     /// As in [`Idle`].
     _carry: Arc<Carry>,
+}
+
+/// A connection of HTTP/3.
+struct Quic {
+    peer: Rc<Peer>,
+    /// Its count of references is the number of requests under way plus one.
+    at_work: Rc<()>,
+    used: Instant,
+    /// As in [`Idle`].
+    _carry: Arc<Carry>,
+}
+
+impl Drop for Quic {
+    fn drop(&mut self) {
+        // Its tasks keep it open. With requests under way, the server closes it.
+        if Rc::strong_count(&self.at_work) == 1 {
+            self.peer.connection().close(number(Code::NoError), b"");
+        }
+    }
 }
 
 struct Idle {
@@ -178,6 +206,49 @@ impl Route {
         });
     }
 
+    /// Returns the open connection of HTTP/3, if there is one that leads to an admitted address. The second value is held as
+    /// long as a request is under way.
+    pub(super) fn quic(&self, admits: impl Fn(SocketAddr) -> bool) -> Option<(Rc<Peer>, Rc<()>)> {
+        POOL.with_borrow_mut(|pool| {
+            let key = self.key();
+            pool.quic.retain(|_, quic| is_open(&quic.peer));
+            let quic = pool.quic.get_mut(&key)?;
+            if !admits(quic.peer.connection().remote_address()) {
+                return None;
+            }
+            quic.used = Instant::now();
+            Some((quic.peer.clone(), quic.at_work.clone()))
+        })
+    }
+
+    /// Keeps a connection of HTTP/3. Where there is no room, it is closed.
+    pub(super) fn put_quic(&self, peer: Rc<Peer>) {
+        let (at_work, used, carry) = (Rc::new(()), Instant::now(), self.carry.clone());
+        let quic = Quic { peer, at_work, used, _carry: carry };
+        POOL.with_borrow_mut(|pool| {
+            if pool.quic.len() < IDLE_MAX {
+                pool.quic.insert(self.key(), quic);
+            }
+        });
+    }
+
+    /// Returns the attempt that is under way to reach the server by HTTP/3.
+    pub(super) fn attempt(&self) -> Option<watch::Receiver<()>> {
+        POOL.with_borrow(|pool| {
+            let attempt = pool.attempts.get(&self.key())?;
+            // An error means that its sender is gone.
+            attempt.has_changed().is_ok().then(|| attempt.clone())
+        })
+    }
+
+    /// Notes an attempt.
+    pub(super) fn put_attempt(&self, attempt: watch::Receiver<()>) {
+        POOL.with_borrow_mut(|pool| {
+            pool.attempts.retain(|_, attempt| attempt.has_changed().is_ok());
+            pool.attempts.insert(self.key(), attempt);
+        });
+    }
+
     /// Keeps an idle connection. One that is bound to a client is closed.
     pub fn put(&self, server: Server) {
         if let Some(home) = &server.home
@@ -186,7 +257,8 @@ impl Route {
             let home = home.clone();
             return home.put(Server { home: None, ..server });
         }
-        if !self.is_shared() || server.is_bound || !server.buffer.is_empty() {
+        // A stream of HTTP/3 costs nothing, and whether the next request takes it is another question.
+        if !self.is_shared() || server.is_bound || !server.buffer.is_empty() || server.stream.is_http3() {
             return;
         }
         let Server { stream, mut buffer, address, .. } = server;
@@ -207,13 +279,15 @@ impl Route {
 /// Closes connections that were idle for too long or were closed by their server. The worker's sweep calls it.
 pub fn tend() {
     POOL.with_borrow_mut(|pool| {
-        let is_empty = pool.idle.is_empty() && pool.shared.is_empty();
+        let is_empty = pool.idle.is_empty() && pool.shared.is_empty() && pool.quic.is_empty();
         if is_empty || pool.tended.is_some_and(|at| at.elapsed() < TEND) {
             return;
         }
         pool.tended = Some(Instant::now());
         // A connection with requests under way has other owners, too, and stays open.
         pool.shared.retain(|_, shared| shared.used.elapsed() < IDLE);
+        let is_used = |quic: &Quic| quic.used.elapsed() < IDLE || Rc::strong_count(&quic.at_work) > 1;
+        pool.quic.retain(|_, quic| is_open(&quic.peer) && is_used(quic));
         for list in pool.idle.values_mut() {
             list.retain(|idle| idle.since.elapsed() < IDLE && idle.stream.is_quiet());
         }

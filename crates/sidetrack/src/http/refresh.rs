@@ -14,6 +14,7 @@ use crate::session::{Entry, Watched};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::http::cache::{Extent, Refreshed, Stored, conditions, may_store, refresh};
 use sidetrack_core::http::framing::{Decoder, Length};
+use std::cell::Cell;
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -36,9 +37,10 @@ pub(super) fn behind(turn: &Turn<'_>, cache: &Cache, key: &[u8], object: &Arc<Ob
             resource: &asked.resource,
             is_configured: asked.is_configured,
             progress,
-            pseudonym: &proxy.pseudonym,
+            proxy: &proxy,
             bound: None,
             binds: asked.hop.binds,
+            by_quic: Cell::default(),
         };
         let refreshed =
             Watched::new(pin!(run(&way, cache, &key, &asked, &object)), &live, worker.clock).await;

@@ -6,7 +6,7 @@ use super::duplex::Duplex;
 use super::meter::Meter;
 use super::open::Inside;
 use super::pool::Route;
-use super::tap::Secure;
+use super::servers::Secure;
 use crate::carry::Failure;
 use crate::intercept::Listening;
 use crate::live::LiveFlow;
@@ -72,10 +72,13 @@ impl Asked {
         }
     }
 
-    /// Tells the client that it may use HTTP/3, instead of what the server says about itself.
+    /// Tells the client that it may use HTTP/3, instead of what the server says about itself. Where TLS with the server is
+    /// ours, so is what the server says: the client would leave us by it.
     pub(super) fn announce(&self, fields: &mut Fields) {
-        if let Some(port) = self.http3_port {
-            fields.set("Alt-Svc", format!("h3=\":{port}\"; ma=86400"));
+        match self.http3_port {
+            Some(port) => fields.set("Alt-Svc", format!("h3=\":{port}\"; ma=86400")),
+            None if self.route.secure.is_some() => drop(fields.remove("alt-svc")),
+            None => {}
         }
     }
 
@@ -309,8 +312,8 @@ impl Desk<'_> {
         let destination = carry.destination(&flow);
         // An HTTP/2 connection is shared, so upgrades and connection authentication need one of their own.
         let is_alone = hop.upgrade.is_some() || hop.needs_own_connection;
-        let secure = self.inside.and_then(|inside| inside.secure.clone());
-        let secure = secure.map(|secure| Secure { is_alone, ..secure });
+        let secure = self.inside.map_or(self.proxy.secure.as_ref(), |inside| inside.secure.as_ref());
+        let secure = secure.map(|secure| Secure { is_alone, ..secure.clone() });
         let unproven = self.unproven(&resource);
         let route = Route { carry, destination, secure };
         let is_configured = self.inside.is_none() && self.proxy.settings.to.is_some();

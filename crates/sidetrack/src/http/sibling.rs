@@ -202,7 +202,7 @@ async fn exchange(
     let keeps_alive = keeps_alive(response.version, &response.fields) && length.is_certain;
     server.home = Some(route.clone());
     if response.status == 200 && length.is_certain && question.is_answered_by(&response, told) {
-        return Ok(Some((server, Fetched { response, length, keeps_alive, binds: false, is_http2: false })));
+        return Ok(Some((server, Fetched { response, length, keeps_alive, binds: false, stream: None })));
     }
     if keeps_alive && skip(&mut server, length.length).await? {
         route.put(server);

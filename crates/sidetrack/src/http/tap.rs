@@ -3,47 +3,31 @@
 
 use super::har::Har;
 use super::keylog::KeyLogFile;
-use crate::carry::tls::{Tls, reason};
-use crate::carry::{Failure, Stream};
+use super::servers::{Servers, protocols};
+use crate::carry::tls::reason;
 use crate::config;
 use crate::live::Clock;
-use crate::tls::{TlsError, provider, server_name};
-use rustls::client::ResolvesClientCert;
+use crate::tls::{TlsError, provider};
 use rustls::server::{ClientHello as Shown, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use rustls::{AlertDescription, CertificateError, ClientConfig, Error, ServerConfig, SignatureScheme};
-use sidetrack_core::flow::{Destination, EndReason, Host};
+use rustls::{AlertDescription, Error, ServerConfig};
+use sidetrack_core::flow::{Destination, Host};
 use sidetrack_core::http::sni::ClientHello;
 use sidetrack_core::http::tap::{Learnt, Untouched};
 use sidetrack_sys::sync::lock;
-use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
-
-/// Most sessions with servers that are kept for resumption.
-const SESSIONS_MAX: usize = 4096;
 
 /// TLS interception of one listener, shared by its connections.
 pub struct Tap {
     settings: Arc<config::Tap>,
     /// The server side of TLS, without a certificate.
     clients: ServerConfig,
-    servers: ClientConfig,
-    /// By host, and whether only HTTP/1.1 is offered. rustls resumes a session only with the configuration that made it, so
-    /// configurations are kept.
-    towards: Mutex<HashMap<(Host, bool), Arc<Towards>>>,
+    servers: Arc<Servers>,
     learnt: Mutex<Learnt>,
     har: Option<Arc<Har>>,
-}
-
-/// The TLS configuration for one server.
-struct Towards {
-    config: Arc<ClientConfig>,
-    /// The server has asked for a client certificate.
-    wants: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for Tap {
@@ -59,8 +43,6 @@ impl Tap {
     /// The key log cannot be written, or the system has no root certificates.
     pub fn new(settings: Arc<config::Tap>) -> Result<Self, TlsError> {
         let mut servers = settings.roots.client()?;
-        servers.alpn_protocols = protocols();
-        servers.resumption = rustls::client::Resumption::in_memory_sessions(SESSIONS_MAX);
         let mut clients = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
@@ -79,7 +61,7 @@ impl Tap {
             Har::create(path).map(Arc::new).map_err(cannot)
         });
         let har = har.transpose()?;
-        Ok(Self { settings, clients, servers, towards: Mutex::default(), learnt: Mutex::default(), har })
+        Ok(Self { settings, clients, servers: Servers::new(servers), learnt: Mutex::default(), har })
     }
 
     /// Whether connections to this server may be intercepted, as far as is known before the client's first bytes.
@@ -136,78 +118,18 @@ impl Tap {
         self.har.as_ref()
     }
 
-    /// The TLS configuration for a server.
-    fn towards(&self, host: &Host, is_alone: bool) -> Arc<Towards> {
-        let mut known = lock(&self.towards);
-        let key = (host.clone(), is_alone);
-        if let Some(towards) = known.get(&key) {
-            return towards.clone();
-        }
-        let wants = Arc::new(AtomicBool::new(false));
-        let mut config = self.servers.clone();
-        config.client_auth_cert_resolver = Arc::new(NoCertificate(wants.clone()));
-        if is_alone {
-            config.alpn_protocols.retain(|protocol| protocol != b"h2");
-        }
-        if known.len() >= SESSIONS_MAX {
-            known.clear();
-        }
-        let towards = Arc::new(Towards { config: Arc::new(config), wants });
-        known.insert(key, towards.clone());
-        towards
+    /// TLS with servers.
+    pub(super) const fn servers(&self) -> &Arc<Servers> {
+        &self.servers
+    }
+
+    /// Notes that a server asks for a client certificate: the next connection to it passes unchanged.
+    pub(super) fn wants_certificate(&self, host: &Host, clock: Clock) {
+        self.learnt().wants_certificate(clock.now(), host);
     }
 
     fn learnt(&self) -> MutexGuard<'_, Learnt> {
         lock(&self.learnt)
-    }
-}
-
-/// The protocols that are offered, the preferred one first.
-fn protocols() -> Vec<Vec<u8>> {
-    vec![b"h2".to_vec(), b"http/1.1".to_vec()]
-}
-
-/// Parameters of TLS with a server.
-#[derive(Clone, Debug)]
-pub struct Secure {
-    /// The roots to trust, and the kept sessions.
-    pub tap: Arc<Tap>,
-    /// The host whose certificate is required.
-    pub host: Host,
-    /// The connection is for one request that needs it alone: only HTTP/1.1 is offered.
-    pub is_alone: bool,
-}
-
-impl Secure {
-    /// Makes TLS with the server.
-    ///
-    /// # Errors
-    /// `certificate`: the server's certificate is not valid for the host; `tls_failed`: any other failure.
-    pub async fn shake_hands(&self, stream: Stream, early: Vec<u8>, clock: Clock) -> Result<Tls, Failure> {
-        let host = &self.host;
-        let name = server_name(host).ok_or_else(|| {
-            Failure::new(EndReason::Certificate, format!("no certificate can be for {host}"))
-        })?;
-        let towards = self.tap.towards(host, self.is_alone);
-        let made = Tls::client(stream, towards.config.clone(), name, early);
-        let shaken = match made {
-            Ok(mut tls) => tls.handshake().await.map(|()| tls),
-            Err(error) => Err(error),
-        };
-        // A concurrent handshake with the host may see this flag first, but learns the same.
-        let wants = towards.wants.swap(false, Relaxed);
-        if wants {
-            self.tap.learnt().wants_certificate(clock.now(), host);
-        }
-        shaken.map_err(|error| {
-            let (why, what) = explained(&error);
-            let next = if wants {
-                "; it asks for a client certificate: the next connection passes untouched"
-            } else {
-                ""
-            };
-            Failure::new(why, format!("TLS with {host}: {what}{next}"))
-        })
     }
 }
 
@@ -228,22 +150,6 @@ struct NoLeaf;
 impl ResolvesServerCert for NoLeaf {
     fn resolve(&self, _: Shown<'_>) -> Option<Arc<CertifiedKey>> {
         None
-    }
-}
-
-/// Offers no certificate, and notes that one was requested.
-#[derive(Debug)]
-struct NoCertificate(Arc<AtomicBool>);
-
-impl ResolvesClientCert for NoCertificate {
-    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        self.0.store(true, Relaxed);
-        None
-    }
-
-    fn has_certs(&self) -> bool {
-        // With false, rustls would not call `resolve`.
-        true
     }
 }
 
@@ -268,29 +174,4 @@ fn is_refusal(error: &io::Error) -> bool {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
         ),
     }
-}
-
-/// Why TLS with a server failed: the end reason, and the text for the record and the error page.
-fn explained(error: &io::Error) -> (EndReason, String) {
-    use CertificateError as Bad;
-    let Some(why) = reason(error) else { return (EndReason::TlsFailed, error.to_string()) };
-    let Error::InvalidCertificate(bad) = why else { return (EndReason::TlsFailed, why.to_string()) };
-    let what = match bad {
-        Bad::Expired | Bad::ExpiredContext { .. } => "its certificate has expired".to_owned(),
-        Bad::NotValidYet | Bad::NotValidYetContext { .. } => {
-            "its certificate is not valid yet, or our clock is wrong".to_owned()
-        }
-        Bad::Revoked => "its certificate has been revoked".to_owned(),
-        // A wrong key under the name of a trusted authority cannot have made a valid signature.
-        Bad::UnknownIssuer | Bad::BadSignature => {
-            "its certificate is not trusted: no trusted authority signed it. To accept it, name the certificate in a file \
-             in `trust` of [tap], or with `run --trust`"
-                .to_owned()
-        }
-        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => {
-            format!("its certificate is for others ({bad})")
-        }
-        other => format!("its certificate is not trusted: {other}"),
-    };
-    (EndReason::Certificate, what)
 }

@@ -3,7 +3,7 @@
 use super::Entry;
 use super::carrying::{Passage, carry_on};
 use super::setup::{self, Asker, Setup, Stop};
-use crate::carry::{Carried, Client, Failure, Stream, Wire};
+use crate::carry::{Carried, Client, Failure, Memory, Stream, Wire};
 use crate::intercept::hold::Held;
 use crate::intercept::socks::Handshake;
 use crate::intercept::{Catches, Listening, redirect};
@@ -41,7 +41,7 @@ pub fn serve_held(worker: Arc<Worker>, held: Held) {
     let entry = Entry::new(&worker);
     held.belongs_to(entry.live());
     // The client's place is empty until its connection is accepted.
-    let (near, far) = tokio::io::duplex(NO_ROOM);
+    let (near, far) = Memory::pair(NO_ROOM);
     let client = Client::new(Stream::Memory(near));
     let held = Rc::new(held);
     let passage = Passage { worker, listening, peer, connect: None, held: Some(held), relays: None };
@@ -137,7 +137,7 @@ impl Setup<'_> {
         let stood = self.watched(stands.as_mut()).await.and_then(|stood| stood);
         drop(stands);
         if let Err(failure) = stood {
-            let (near, _) = tokio::io::duplex(NO_ROOM);
+            let (near, _) = Memory::pair(NO_ROOM);
             std::mem::replace(&mut carried.stream, Stream::Memory(near)).close(true);
             return Err(Stop::Failed(failure));
         }

@@ -50,6 +50,11 @@ pub(super) struct Stream {
 
 impl Client {
     pub(super) async fn connect(to: SocketAddr, ca: &str) -> Self {
+        Self::named(to, ca, "proxy.example").await
+    }
+
+    /// Connects to a server whose certificate has this name.
+    pub(super) async fn named(to: SocketAddr, ca: &str, name: &str) -> Self {
         let mut tls = Roots::of(ca).unwrap().client().unwrap();
         tls.alpn_protocols = vec![b"h3".to_vec()];
         let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(Arc::new(tls)).unwrap()));
@@ -57,7 +62,7 @@ impl Client {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let runtime = Arc::new(QuicRuntime);
         let endpoint = Endpoint::new(EndpointConfig::default(), None, socket, runtime).unwrap();
-        let connection = endpoint.connect_with(config, to, "proxy.example").unwrap().await.unwrap();
+        let connection = endpoint.connect_with(config, to, name).unwrap().await.unwrap();
         let peer = Peer::begin(connection.clone(), Sender::Server).await.unwrap();
         assert!(peer.told().await, "the server begins HTTP/3");
         Self { connection, peer, endpoint }

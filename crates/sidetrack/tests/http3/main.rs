@@ -2,9 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
 mod client;
+mod early;
+mod foreign;
 mod hops;
 #[path = "../node/mod.rs"]
 mod node;
+mod servers;
 
 use client::{Client, ask, run};
 use node::Up;
@@ -36,13 +39,27 @@ impl Site {
 
     /// As [`Site::start`], with a certificate for this name.
     fn named(name: &str, keys: &str) -> Self {
+        Self::made(name, keys, true)
+    }
+
+    /// As [`Site::named`], with or without HTTP/3.
+    fn made(name: &str, keys: &str, has_http3: bool) -> Self {
+        Self::at("127.0.0.1:0", name, keys, has_http3)
+    }
+
+    /// As [`Site::named`] for localhost, at all addresses of this network.
+    fn everywhere() -> Self {
+        Self::at("*:0", "localhost", "", true)
+    }
+
+    fn at(address: &str, name: &str, keys: &str, has_http3: bool) -> Self {
         let ca = authority(3).unwrap();
         let made = signed(name, 3, &ca.identity_pem()).unwrap();
         let files = tempfile::tempdir().unwrap();
         std::fs::write(files.path().join("ca.pem"), &ca.certificate_pem).unwrap();
         let tables = format!(
-            "[[listen]]\nname = \"web\"\nkind = \"http\"\naddress = \"127.0.0.1:0\"\nidentity = \"proxy.pem\"\n\
-             http3 = true\n{keys}\n"
+            "[[listen]]\nname = \"web\"\nkind = \"http\"\naddress = \"{address}\"\nidentity = \"proxy.pem\"\n\
+             http3 = {has_http3}\n{keys}\n"
         );
         let up = Up::start_with("default = \"direct\"\n", &tables, |folder| {
             std::fs::write(folder.join("proxy.pem"), made.identity_pem()).unwrap();
@@ -78,17 +95,24 @@ impl Site {
 
 /// A server of HTTP/1.1 that tells what it was asked. `/big` has much content.
 fn origin() -> SocketAddr {
+    origin_saying("h3=\":9\"")
+}
+
+/// The same, which says this in Alt-Svc.
+fn origin_saying(alt_svc: &str) -> SocketAddr {
+    let alt_svc = alt_svc.to_owned();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
-            std::thread::spawn(move || drop(answer(stream)));
+            let alt_svc = alt_svc.clone();
+            std::thread::spawn(move || drop(answer(stream, &alt_svc)));
         }
     });
     address
 }
 
-fn answer(mut stream: TcpStream) -> std::io::Result<()> {
+fn answer(mut stream: TcpStream, alt_svc: &str) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let (mut head, mut length, mut is_chunked) = (String::new(), 0, false);
     loop {
@@ -117,17 +141,17 @@ fn answer(mut stream: TcpStream) -> std::io::Result<()> {
         body.extend_from_slice(&chunk[..size]);
         is_chunked = size > 0;
     }
-    let content = if head.starts_with("GET /big") {
+    let content = if head.contains(" /big ") {
         vec![b'x'; BIG]
     } else {
         format!("{head}body={}", String::from_utf8_lossy(&body)).into_bytes()
     };
     let start = format!(
-        "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\nAlt-Svc: h3=\":9\"\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\nAlt-Svc: {alt_svc}\r\n\r\n",
         content.len()
     );
     stream.write_all(start.as_bytes())?;
-    stream.write_all(&content)
+    if head.starts_with("HEAD ") { Ok(()) } else { stream.write_all(&content) }
 }
 
 #[test]

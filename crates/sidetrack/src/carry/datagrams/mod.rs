@@ -15,7 +15,7 @@ use super::{Dialing, Failure, Order, overlay};
 use crate::live::Taken;
 use crate::reactor::UdpSocket;
 use sidetrack_core::association::Dropped;
-use sidetrack_core::carrier::Carrier;
+use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::{Destination, EndReason};
 use sidetrack_core::icmp::Unreachable;
 use sidetrack_sys::udp::batch::Batch;
@@ -145,6 +145,15 @@ pub async fn associate(order: &Order<'_>) -> Result<Box<dyn Datagrams>, Failure>
             Err(Failure::new(EndReason::Internal, "this carrier has no such path for datagrams"))
         }
     }
+}
+
+/// Opens a path to the order's destination through these hops.
+///
+/// # Errors
+/// As [`associate`].
+pub(super) async fn through(order: &Order<'_>, hops: &[Hop]) -> Result<Box<dyn Datagrams>, Failure> {
+    // Boxed: a hop of HTTP/3 among them asks for such a path, too.
+    Box::pin(associate::associate(order, hops)).await
 }
 
 /// Opens a socket whose datagrams go to this address, and that receives only from there.

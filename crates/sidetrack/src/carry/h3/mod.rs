@@ -1,8 +1,11 @@
 //! HTTP/3 on a QUIC connection: what listeners and hops share. The machines of core read the streams; this drives them with quinn.
 
+mod dial;
 mod hop;
+mod path;
 pub mod pump;
 
+pub use dial::Goal;
 pub use hop::dial;
 
 use crate::reactor;

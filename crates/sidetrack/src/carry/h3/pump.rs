@@ -4,6 +4,7 @@
 //! that is too long for those, or a peer that has none, gets capsules in the stream.
 
 use super::{Broken, Came, Datagrams, Peer, Reading, send_data};
+use crate::carry::Cutter;
 use bytes::{Bytes, BytesMut};
 use quinn::SendStream;
 use sidetrack_core::http::capsule::{Reader, put_datagram};
@@ -21,12 +22,13 @@ fn cut(_: impl Sized) -> Broken {
     Error::of_stream(Code::Connect, "the tunnel was cut").into()
 }
 
-/// Copies bytes both ways, until both ends have closed or one is cut. `early` was read from memory before.
+/// Copies bytes both ways, until both ends have closed or one is cut: then the other is cut, too. `early` was read from memory
+/// before.
 ///
 /// # Errors
 /// One end was cut: the stream must be reset.
 pub async fn bytes(
-    (mut reader, mut writer): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
+    (mut reader, mut writer, cutter): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin, Option<Cutter>),
     early: Vec<u8>,
     (send, reading): (&mut SendStream, &mut Reading),
 ) -> Result<(), Broken> {
@@ -50,7 +52,11 @@ pub async fn bytes(
             send_data(send, bytes.freeze()).await?;
         }
     };
-    tokio::try_join!(to_memory, to_peer).map(drop)
+    let moved = tokio::try_join!(to_memory, to_peer).map(drop);
+    if let Some(cutter) = cutter.filter(|_| moved.is_err()) {
+        cutter.cut();
+    }
+    moved
 }
 
 /// Moves datagrams both ways, until the connection in memory ends. `id` is that of the stream.

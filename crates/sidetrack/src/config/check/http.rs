@@ -5,6 +5,7 @@ use super::super::{
 };
 use super::Check;
 use crate::tls::Own;
+use sidetrack_core::carrier::{Hop, HopProtocol};
 use sidetrack_core::flow::Destination;
 use sidetrack_core::http::cache::Rules;
 use sidetrack_core::http::fields::is_token;
@@ -25,14 +26,40 @@ impl Check<'_> {
     pub(super) fn http(&mut self, listen: &raw::Listen) -> HttpListener {
         let own = listen.identity.as_ref().and_then(|identity| self.own(identity));
         let http3 = self.serves_http3(listen);
+        let (to, to_secure) = listen.to.as_ref().map(|to| self.http_server(to)).unwrap_or_default();
         HttpListener {
             users: listen.users.as_ref().map(|users| self.logins(users)).unwrap_or_default(),
-            to: listen.to.as_ref().and_then(|to| self.destination(to)),
+            to,
+            to_secure,
             cache: listen.cache.as_ref().map(|cache| self.cache(cache)),
             tap: self.tap_of(listen),
             own,
             http3,
         }
+    }
+
+    /// Reads the server of a reverse proxy: `host:port`, or `https://host:port?ca=FILE` if it speaks TLS.
+    fn http_server(&mut self, to: &At<String>) -> (Option<Destination>, Option<Hop>) {
+        if !to.contains("://") {
+            return (self.destination(to), None);
+        }
+        let help = "write \"host:port\", \"https://host:port\" or \"https://host:port?ca=FILE\"";
+        let text = to.strip_suffix('/').unwrap_or(to);
+        let server = match text.parse::<Hop>() {
+            Ok(server) => server,
+            Err(error) => {
+                self.error(to.span(), error.to_string(), help);
+                return (None, None);
+            }
+        };
+        let plain: Hop = Hop { ca_file: None, ..server.clone() };
+        let is_plain = format!("{plain}").parse::<Hop>().is_ok_and(|other| other == plain);
+        if server.protocol != HopProtocol::Https || !is_plain || server.address.zone != 0 {
+            self.error(to.span(), "this is not a server of https", help);
+            return (None, None);
+        }
+        let server = self.with_authorities(server, to);
+        (server.as_ref().map(|server| server.address.clone()), server)
     }
 
     /// Reads the certificate that the listener shows.
@@ -69,6 +96,7 @@ impl Check<'_> {
         is_wanted.then(|| HttpListener {
             users: Vec::new(),
             to: None,
+            to_secure: None,
             cache: listen.cache.as_ref().map(|cache| self.cache(cache)),
             tap: self.tap_of(listen),
             own: None,

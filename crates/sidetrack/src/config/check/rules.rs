@@ -6,7 +6,7 @@ use crate::tls::Roots;
 use sidetrack_core::carrier::{Carrier, Credentials, Hop, HopError, HopProtocol, OverlayCarrier};
 use sidetrack_core::flow::{Intercept, Protocol};
 use sidetrack_core::policy::{
-    Action, Carry, Condition, Connect, Dial, KernelPath, Match, ProxyVersion, Resolve, Rule, Warm,
+    Action, Carry, Condition, Connect, Dial, Http3, KernelPath, Match, ProxyVersion, Resolve, Rule, Warm,
 };
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
@@ -125,7 +125,7 @@ impl Check<'_> {
         let refused = keys!(
             allowed: name, matcher, action, carrier;
             refused: dissemination, paths, link, hops, trust, priority, deadline_ms, credentials_file, to, dial, resolve, keep_client_address, proxy_protocol, idle_timeout_ms,
-            lifetime_ms, connect_timeout_ms, initial_data_wait_ms, connect, tfo, mptcp, warm, warm_idle_ms, kernel, metadata,
+            lifetime_ms, connect_timeout_ms, initial_data_wait_ms, connect, tfo, mptcp, http3, warm, warm_idle_ms, kernel, metadata,
             on_chain_change, on_function_down, agreement, shunt, chain,
         );
         for (key, span) in refused {
@@ -173,6 +173,11 @@ impl Check<'_> {
             },
             tfo: flag(&rule.tfo),
             mptcp: flag(&rule.mptcp),
+            http3: match rule.http3.as_deref() {
+                None | Some(raw::RuleHttp3::Never) => Http3::Never,
+                Some(raw::RuleHttp3::Announced) => Http3::Announced,
+                Some(raw::RuleHttp3::First) => Http3::First,
+            },
             warm: self.warm(rule),
             kernel: match rule.kernel.as_deref() {
                 None | Some(raw::Kernel::Auto) => KernelPath::Auto,
@@ -274,16 +279,18 @@ impl Check<'_> {
             if hop.address.zone != 0 {
                 self.zone_of_another(text.span());
             }
-            if hop.protocol.is_encrypted() {
-                let help = "write this hop first: hops before it cannot carry its handshake";
-                self.error(text.span(), "only the first hop may be of scheme https or h3", help);
-            }
             if hop.tfo || hop.mptcp {
                 let help = "only the first hop is dialled by us: set it there";
                 self.error(text.span(), "`tfo` and `mptcp` of a later hop have no effect", help);
             }
         }
-        Some(Carrier::Hops(hops))
+        let carrier = Carrier::Hops(hops);
+        if let Some((index, why)) = carrier.http3_obstacle() {
+            let span = texts.items().get(index).map_or(texts.span(), At::span);
+            let help = "a hop of scheme h3 is reached by UDP: write it first, or change the hops before it";
+            self.error(span, format!("the hops before this one cannot carry its datagrams: {why}"), help);
+        }
+        Some(carrier)
     }
 
     /// An address with a zone that another host would dial.
@@ -316,7 +323,7 @@ impl Check<'_> {
     }
 
     /// Reads the file of a hop's authorities.
-    fn with_authorities(&mut self, mut hop: Hop, text: &At<String>) -> Option<Hop> {
+    pub(super) fn with_authorities(&mut self, mut hop: Hop, text: &At<String>) -> Option<Hop> {
         let Some(file) = &hop.ca_file else { return Some(hop) };
         let read =
             self.surroundings.secret_file(file).map_err(|error| format!("cannot read '{file}': {error}"));
@@ -390,9 +397,30 @@ impl Check<'_> {
         }
     }
 
+    /// Reports settings that contradict `http3`: its connections are made by QUIC from this host, and shared.
+    fn http3_contradictions(&mut self, rule: &raw::Rule, carry: &Carry) {
+        let Some(at) = rule.http3.as_ref().filter(|_| carry.http3 != Http3::Never) else { return };
+        let contradictions = [
+            (
+                carry.carrier != Carrier::Direct,
+                "`http3` goes only with carrier = \"direct\"",
+                "take it out: towards this carrier, servers are asked by TCP",
+            ),
+            (
+                carry.keep_client_address || carry.proxy_protocol.is_some(),
+                "`http3` goes with neither `keep_client_address` nor `proxy_protocol`",
+                "take one out: a connection of HTTP/3 is shared by clients, and cannot tell the server whose it is",
+            ),
+        ];
+        for (_, message, help) in contradictions.into_iter().filter(|(wrong, ..)| *wrong) {
+            self.error(at.span(), message, help);
+        }
+    }
+
     /// Reports options that contradict each other.
     fn contradictions(&mut self, rule: &raw::Rule, carry: &Carry) {
         self.warm_contradictions(rule, carry);
+        self.http3_contradictions(rule, carry);
         let direct = carry.carrier == Carrier::Direct;
         let only_direct = [
             ("keep_client_address", &rule.keep_client_address, "a hop opens the connection to the server"),

@@ -46,8 +46,9 @@ pub struct Listen {
     /// ("endpoint-independent", for peer-to-peer programs; policy is asked about each). Default
     /// "address-and-port-dependent".
     pub udp_filtering: Option<At<UdpFiltering>>,
-    /// The server. reverse: "host:port". engine: an address and port. http: the server for requests that name none; without
-    /// it they are rejected.
+    /// The server. reverse: "host:port". engine: an address and port. http: the server for requests that name none, "host:port"
+    /// or, by TLS, "https://host:port?ca=FILE" (`ca`: the authorities to trust, in PEM; default: those of the system); without
+    /// a server such requests are rejected.
     pub to: Option<At<String>>,
     /// reverse and engine: servers by the name in the first bytes (TLS SNI or HTTP Host). "*.example" means all names below.
     pub names: Option<At<BTreeMap<String, At<String>>>>,

@@ -4,7 +4,7 @@
 use super::super::buffer::Buffer;
 use super::super::copy::{Stopped, write_all};
 use super::accept::{Common, Switch, answer, fields_of, pseudo};
-use super::websocket::tunnel;
+use super::websocket::{Cut, tunnel};
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
@@ -30,7 +30,7 @@ pub(super) async fn serve(
         Err(error) => Err(Stopped::Sink(error)),
     };
     match opened {
-        Ok(Some(to)) => tunnel(pipe, buffer, body, to).await,
+        Ok(Some(to)) => tunnel(pipe, buffer, (body, to), Cut::Ends).await,
         // The request was rejected, and the response has been sent.
         Ok(None) => {}
         Err(_) => respond.send_reset(Reason::INTERNAL_ERROR),

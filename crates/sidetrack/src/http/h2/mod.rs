@@ -13,7 +13,7 @@ pub(super) use accept::Common;
 use super::buffer::Buffer;
 use super::copy::{Outgoing, Stopped};
 use super::duplex::Duplex;
-use crate::carry::Stream;
+use crate::carry::{Memory, Stream};
 use bytes::Bytes;
 use follow::Watch;
 use h2::{RecvStream, SendStream};
@@ -35,8 +35,8 @@ const CONNECTION_WINDOW: u32 = 1024 * 1024;
 const STREAMS_MAX: u32 = 100;
 
 /// Returns both ends of a connection in memory.
-fn pipe() -> (Duplex, Stream) {
-    let (one, other) = tokio::io::duplex(PIPE_BYTES);
+pub(super) fn pipe() -> (Duplex, Stream) {
+    let (one, other) = Memory::pair(PIPE_BYTES);
     (Duplex::from(Stream::Memory(one)), Stream::Memory(other))
 }
 

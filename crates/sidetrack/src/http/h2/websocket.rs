@@ -17,7 +17,7 @@ use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::h2 as map;
 use sidetrack_core::http::message::{Method, Request, Response};
-use std::io::IoSlice;
+use std::io::{ErrorKind, IoSlice};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// The text that is appended to the key before hashing (RFC 6455 Sec. 1.3).
@@ -46,7 +46,7 @@ pub(super) async fn serve(
         Err(error) => Err(Stopped::Sink(error)),
     };
     match opened {
-        Ok(Some(to)) => tunnel(pipe, buffer, body, to).await,
+        Ok(Some(to)) => tunnel(pipe, buffer, (body, to), Cut::Ends).await,
         // The request was rejected, and the response has been sent.
         Ok(None) => {}
         Err(_) => respond.send_reset(Reason::INTERNAL_ERROR),
@@ -97,18 +97,28 @@ pub(super) async fn ask(
     let mut head = Vec::with_capacity(512);
     Response::new(101, fields).write_to(&mut head);
     write_all(&from, &mut [IoSlice::new(&head)]).await.map_err(Stopped::Sink)?;
-    tunnel(from, buffer, body, to).await;
+    tunnel(from, buffer, (body, to), Cut::Ends).await;
     Ok(())
+}
+
+/// How a connection in memory that was cut ends the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cut {
+    /// In order: what passes marks its own end, and a reset would discard what is on its way.
+    Ends,
+    /// With a reset.
+    Resets,
 }
 
 /// Copies bytes both ways, until both ends have closed or one is cut.
 pub(super) async fn tunnel(
     pipe: Duplex,
     mut buffer: Buffer,
-    mut body: RecvStream,
-    mut to: SendStream<Bytes>,
+    (mut body, mut to): (RecvStream, SendStream<Bytes>),
+    on_cut: Cut,
 ) {
     let (stream, peeked) = pipe.into_stream();
+    let cutter = stream.cutter();
     let (mut reader, mut writer) = tokio::io::split(stream);
     let gone = |error: h2::Error| Stopped::Sink(std::io::Error::other(error));
     let cut = |error: std::io::Error| Stopped::Source(error.to_string());
@@ -125,7 +135,11 @@ pub(super) async fn tunnel(
         send(&mut to, [buffer.take(), peeked].concat().into()).await?;
         loop {
             let mut bytes = BytesMut::with_capacity(READ_BYTES);
-            if reader.read_buf(&mut bytes).await.map_err(cut)? == 0 {
+            let read = match reader.read_buf(&mut bytes).await {
+                Err(error) if on_cut == Cut::Ends && error.kind() == ErrorKind::ConnectionReset => 0,
+                read => read.map_err(cut)?,
+            };
+            if read == 0 {
                 return to.send_data(Bytes::new(), true).map_err(gone);
             }
             send(&mut to, bytes.freeze()).await?;
@@ -133,6 +147,9 @@ pub(super) async fn tunnel(
     };
     if let Err(stopped) = tokio::try_join!(up, down) {
         tracing::debug!(?stopped, "a tunnel over HTTP/2 was cut");
+        if let Some(cutter) = cutter {
+            cutter.cut();
+        }
         to.send_reset(Reason::CANCEL);
     }
 }

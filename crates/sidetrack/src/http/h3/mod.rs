@@ -1,8 +1,10 @@
-//! HTTP/3 with clients of an `http` listener. As with HTTP/2, each stream passes through a connection in memory that speaks
+//! HTTP/3 with clients of an `http` listener, and with servers. As with HTTP/2, each stream passes through a connection in memory that speaks
 //! HTTP/1.1, so that policy, records, the cache and the strict parsers are the same for all versions.
 //!
 //! Early data (0-RTT) is off, so no request can be replayed.
 
+mod ask;
+pub(super) mod reach;
 mod stream;
 
 use super::Proxy;

@@ -120,10 +120,13 @@ async fn respond(
     }
     let (stream, peeked) = pipe.into_stream();
     let early = [buffer.take(), peeked].concat();
-    let memory = tokio::io::split(stream);
+    let cutter = stream.cutter();
+    let (reader, writer) = tokio::io::split(stream);
     match datagrams {
-        Some(datagrams) => pump::datagrams(memory, early, (peer, id, datagrams), (send, reading)).await,
-        None => pump::bytes(memory, early, (send, reading)).await,
+        Some(datagrams) => {
+            pump::datagrams((reader, writer), early, (peer, id, datagrams), (send, reading)).await
+        }
+        None => pump::bytes((reader, writer, cutter), early, (send, reading)).await,
     }
 }
 
@@ -263,7 +266,7 @@ async fn answer(
 }
 
 /// Copies content from a connection in memory to a stream.
-async fn pour(
+pub(super) async fn pour(
     (from, buffer): (&Duplex, &mut Buffer),
     mut decoder: Decoder,
     send: &mut SendStream,
