@@ -146,20 +146,22 @@ async fn exchange(
     (decoder, body): (&mut Decoder, &mut SendStream<Bytes>),
     download: impl Future<Output = Result<(), Stopped>>,
 ) -> Result<(), Stopped> {
-    let mut uploaded = decoder.is_done();
+    // Whether the body is being sent, and whether all of it was.
+    let (mut is_sending, mut is_whole) = (!decoder.is_done(), decoder.is_done());
     let mut upload = pin!(upload(from, decoder, body));
     let mut download = pin!(download);
     loop {
         tokio::select! {
             biased;
-            sent = &mut upload, if !uploaded => match sent {
+            sent = &mut upload, if is_sending => match sent {
+                Ok(()) => (is_sending, is_whole) = (false, true),
                 // The server may have answered before it stopped reading.
-                Ok(()) | Err(Stopped::Sink(_)) => uploaded = true,
+                Err(Stopped::Sink(_)) => is_sending = false,
                 Err(source) => return Err(source),
             },
             answered = &mut download => {
                 // The rest of the body would be taken for the next request: the connection must end.
-                let whole = if uploaded { Ok(()) } else { Err(Stopped::Source("answered early".to_owned())) };
+                let whole = if is_whole { Ok(()) } else { Err(Stopped::Source("answered early".to_owned())) };
                 return answered.and(whole);
             }
         }

@@ -113,8 +113,9 @@ async fn pass(
     put_request(&mut out, &asked(request, asking.alternative.as_deref()));
     send.write_all(&out).await?;
     let decoder = Decoder::new(length);
-    let mut uploaded = decoder.is_done();
-    if uploaded {
+    // Whether the body is being sent, and whether all of it was.
+    let (mut is_sending, mut is_whole) = (!decoder.is_done(), decoder.is_done());
+    if is_whole {
         // This fails only if the stream is over.
         let _ = send.finish();
     }
@@ -127,14 +128,15 @@ async fn pass(
     loop {
         tokio::select! {
             biased;
-            sent = &mut upload, if !uploaded => match sent {
+            sent = &mut upload, if is_sending => match sent {
+                Ok(()) => (is_sending, is_whole) = (false, true),
                 // The server may have answered before it stopped reading.
-                Ok(()) | Err(Broken::Gone(_)) => uploaded = true,
+                Err(Broken::Gone(_)) => is_sending = false,
                 Err(source) => return Err(source),
             },
             answered = &mut download => {
                 // The rest of the body would be taken for the next request: the connection in memory must end.
-                return answered.and(if uploaded { Ok(()) } else { Err(cut(())) });
+                return answered.and(if is_whole { Ok(()) } else { Err(cut(())) });
             }
         }
     }
