@@ -26,6 +26,7 @@ fn answers(parts: &[&[u8]]) -> Vec<ControllerOutput> {
     let config = ControllerConfig {
         versions: Version::ALL.into(),
         ports: std::collections::BTreeMap::new(),
+        through: std::collections::BTreeMap::new(),
         run: 1,
         clear: false,
         master: None,

@@ -424,3 +424,42 @@ fn a_flow_takes_at_most_640_bytes() {
     let rows = size_of::<(Tuple, sidetrack_core::shunt::Flow)>() + size_of::<(EntryId, Tuple)>();
     assert!(rows <= 640, "{rows}");
 }
+
+#[test]
+fn a_hundred_thousand_flows_come_are_counted_and_go() {
+    const FLOWS: u64 = 100_000;
+    let most = 120_000;
+    let mut shunt = started(Config { entries_max: most, entries_max_per_client: most, ..config() });
+    let flow = |number: u64| {
+        let [.., high, low] = number.to_be_bytes();
+        let [.., net, _, _] = number.to_be_bytes();
+        let client = std::net::SocketAddr::from(([10, 0, net, 1], u16::from_be_bytes([high, low])));
+        let plain = connection(5000, Mark(0x7121_0000), 0);
+        Connection { tuple: Tuple { client, ..plain.tuple }, ..plain }
+    };
+    let mut ids = Vec::new();
+    for number in 0..FLOWS {
+        shunt.handle(at(number / 100), Input::Connection(flow(number)));
+        let installed = installs(&outputs(&mut shunt));
+        assert_eq!(installed.len(), 1, "flow {number}");
+        installed.iter().for_each(|(id, _)| shunt.handle(at(number / 100), Input::Installed(*id)));
+        ids.extend(installed.into_iter().map(|(id, _)| id));
+    }
+    assert_eq!((shunt.entries(), shunt.waiting(), shunt.evicted()), (100_000, 0, 0));
+    for id in &ids {
+        shunt.handle(at(2000), Input::Counted(*id, both(1500)));
+    }
+    let _ = outputs(&mut shunt);
+    // Each of them ends at conntrack: its entry goes, and it leaves one record with its bytes.
+    let mut records = 0;
+    for (number, id) in (0..FLOWS).zip(&ids) {
+        shunt.handle(at(3000), Input::Ended(flow(number)));
+        shunt.handle(at(3000), Input::Gone(*id, Cause::Ended, both(3000)));
+        records += outputs(&mut shunt)
+            .iter()
+            .filter(|output| matches!(output, Output::Record(flow) if flow.before == both(3000)))
+            .count();
+    }
+    assert_eq!((records, shunt.entries()), (100_000, 0));
+    assert!(shunt.flow(&flow(0).tuple).is_none(), "nothing is kept");
+}

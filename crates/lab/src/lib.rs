@@ -1,11 +1,12 @@
 //! Networks made of namespaces, and the experiments of the five documents (docs/seeds.md), with the peers beside
 //! Sidetrack.
 //!
-//! Everything here runs on one machine. [`topology`] makes hosts from network namespaces, [`load`] sends traffic,
-//! [`peers`] starts other proxies and ours between client and server, and [`experiments`] make tables of the results.
-//! Everything ends by itself and leaves nothing behind, also when the lab is killed.
+//! Everything here runs on one machine, except experiments on a test bed ([`bed`]). [`topology`] makes hosts from
+//! network namespaces, [`load`] sends traffic, [`peers`] starts other proxies and ours between client and server, and
+//! [`experiments`] make tables of the results. Everything ends by itself and leaves nothing behind, also when the lab is killed.
 
 pub mod bare;
+pub mod bed;
 pub mod capture;
 pub mod chart;
 pub mod cpu;

@@ -4,12 +4,12 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use sidetrack_lab::bare;
 use sidetrack_lab::experiments::{
     chain, engine, epi, flights, http, idle, links, overlay, relay, shunt, udp,
 };
 use sidetrack_lab::launch::NodeExec;
 use sidetrack_lab::machine::Awake;
+use sidetrack_lab::{bare, bed};
 use sidetrack_lab::{datagrams, load, packets};
 
 /// Makes networks of namespaces, and measures Sidetrack beside its peers in them.
@@ -52,6 +52,12 @@ enum Job {
     /// Runs the smallest possible relay, as a limit (used by the lab itself).
     #[command(hide = true)]
     Bare(bare::Options),
+    /// Does a job on a host of a test bed (used by the lab itself).
+    #[command(hide = true)]
+    Bed {
+        #[command(subcommand)]
+        job: bed::Job,
+    },
     /// Generates packets of both ends of connections (used by the lab itself).
     #[command(hide = true)]
     Packets {
@@ -96,6 +102,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         arguments.command,
         Job::NodeExec(_)
             | Job::Bare(_)
+            | Job::Bed { .. }
             | Job::Packets { .. }
             | Job::Least { .. }
             | Job::Load { .. }
@@ -116,6 +123,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Job::Http(options) => http::run(&options),
         Job::NodeExec(job) => job.run().map(|()| ExitCode::SUCCESS),
         Job::Bare(options) => bare::run(&options).map(|()| ExitCode::SUCCESS),
+        Job::Bed { job } => bed::main(&job).map(|()| ExitCode::SUCCESS),
         Job::Packets { spec } => packets::main(&spec).map(|()| ExitCode::SUCCESS),
         Job::Least { spec } => packets::Least::main(&spec).map(|()| ExitCode::SUCCESS),
         Job::Udp(options) => udp::run(&options),

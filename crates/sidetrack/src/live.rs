@@ -10,6 +10,7 @@ mod spread;
 mod tally;
 mod waiting;
 
+pub use crate::reactor::profile;
 pub use batch::{Batch, Past, Texts};
 pub use ledger::{Ledger, Slot};
 pub use spread::Spread;

@@ -4,7 +4,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
 use sidetrack::cli::{
     bugreport, ca, cache, check, cleanup, doctor, explain, flows, functions, graph, jobs, overlay, pages,
-    plan, run, schema, shunt, tunnel,
+    plan, profile, run, schema, shunt, tunnel,
 };
 #[cfg(feature = "control")]
 use sidetrack::cli::{domain, orchestrate, policy};
@@ -80,6 +80,8 @@ enum Command {
     Overlay(overlay::OverlayArgs),
     /// Prints every privileged action of a configuration without doing it
     Plan(plan::PlanArgs),
+    /// Measures how long a running sidetrack works at each stage of the data path
+    Profile(profile::ProfileArgs),
     /// Shows, checks and replaces a data-flow agreement
     #[cfg(feature = "control")]
     Policy(policy::PolicyArgs),
@@ -140,6 +142,7 @@ fn main() -> ExitCode {
         Command::Man(args) => pages::man(Cli::command(), &args),
         Command::Overlay(args) => overlay::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Profile(args) => profile::run(&args),
         #[cfg(feature = "control")]
         Command::Policy(args) => policy::run(&args),
         Command::Schema(args) => schema::run(&args),

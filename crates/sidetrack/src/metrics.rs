@@ -5,11 +5,13 @@
 
 mod buckets;
 mod overlay;
+mod profile;
 
 use crate::live::{Batch, Decided, Ended, Ledger, Tally, Transport};
 use crate::record::Observer;
 use buckets::{Buckets, Seen};
 use overlay::OverlayMetrics;
+use profile::ProfileMetrics;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -158,6 +160,7 @@ pub struct Metrics {
     function_flows: Family<FunctionLabel, Counter>,
     function_bytes: Family<FunctionBytesLabels, Counter>,
     overlay: OverlayMetrics,
+    profile: ProfileMetrics,
     shunt_entries: Family<EntriesLabel, Gauge>,
     shunt_evicted: Family<ReasonLabel, Counter>,
     connect: Buckets,
@@ -212,6 +215,7 @@ impl Metrics {
             function_flows: Family::default(),
             function_bytes: Family::default(),
             overlay: OverlayMetrics::default(),
+            profile: ProfileMetrics::default(),
             shunt_entries: Family::default(),
             shunt_evicted: Family::default(),
             connect: Buckets::new(&CONNECT_BUCKETS),
@@ -236,6 +240,7 @@ impl Metrics {
         };
         metrics.register_flows();
         metrics.overlay.register(&mut metrics.registry);
+        metrics.profile.register(&mut metrics.registry);
         metrics.register_process();
         metrics
     }

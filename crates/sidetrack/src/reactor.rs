@@ -8,6 +8,7 @@
 
 mod lull;
 mod net;
+pub mod profile;
 mod task;
 mod timer;
 

@@ -27,6 +27,7 @@ pub use watch::Watched;
 
 use crate::carry::{Client, Stream};
 use crate::intercept::Listening;
+use crate::live::profile::Stage;
 use crate::live::{Ended, LiveFlow, Slot};
 use crate::reactor;
 use crate::worker::{Admission, Arrived, Worker};
@@ -114,6 +115,7 @@ pub struct Admitted {
 
 /// Admits a client that has just connected. `None`: a limit turned it away, which has its record.
 pub fn admit(worker: &Arc<Worker>, listening: &Listening, arrived: Arrived) -> Option<Admitted> {
+    let _span = Stage::Admit.enter();
     let Arrived { stream, peer, held } = arrived;
     let is_own = || {
         let is_here = |address: SocketAddr| address.ip().to_canonical().is_loopback();

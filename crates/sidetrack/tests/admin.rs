@@ -186,6 +186,30 @@ async fn rules_configuration_and_status() {
 }
 
 #[tokio::test]
+async fn a_profile_runs_once_at_a_time_and_ends() {
+    let rig = rig();
+    assert_eq!(rig.get("/v1/profile", &[]).await, json!({"is_running": false, "lasted_ms": 0, "stages": []}));
+    for seconds in ["0", "601", "x"] {
+        let error = rig.refused(Method::POST, "/v1/profile", &[("seconds", seconds)]).await;
+        assert!(error.contains("seconds=1 to seconds=600"), "{error}");
+    }
+    let begun: Value = rig.client.ask(Method::POST, "/v1/profile", &[("seconds", "600")]).await.unwrap();
+    assert_eq!(begun["is_running"], true);
+    let error = rig.refused(Method::POST, "/v1/profile", &[]).await;
+    assert!(error.contains("a profile is being measured"), "{error}");
+    let ended: Value = rig.client.ask(Method::DELETE, "/v1/profile", &[]).await.unwrap();
+    assert_eq!(ended["is_running"], false);
+    // One that is left alone ends by itself.
+    let _: Value = rig.client.ask(Method::POST, "/v1/profile", &[("seconds", "1")]).await.unwrap();
+    let limit = std::time::Instant::now() + sidetrack_testkit::LIMIT;
+    while rig.get("/v1/profile", &[]).await["is_running"] == true {
+        assert!(std::time::Instant::now() < limit, "it goes on");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    assert!(rig.get("/v1/profile", &[]).await["lasted_ms"].as_u64() >= Some(1000));
+}
+
+#[tokio::test]
 async fn events_come_as_they_happen_and_end_with_the_program() {
     let mut rig = rig();
     let query = [("filter", "id > 1"), ("opened", "true")];

@@ -57,6 +57,8 @@ pub struct ControllerConfig {
     pub versions: BTreeSet<Version>,
     /// The ports.
     pub ports: BTreeMap<PortNumber, SwitchPorts>,
+    /// The switch's port that leads to each port of the shunt on another switch.
+    pub through: BTreeMap<PortNumber, u32>,
     /// Distinguishes the entries of this run of the program from those of other runs.
     pub run: u16,
     /// Delete all entries of the switch when it first connects (`delete_flows_on_startup`).
@@ -81,8 +83,10 @@ pub enum ControllerInput<'a> {
     Disconnected,
     /// Bytes from the switch.
     Bytes(&'a [u8]),
-    /// Install an entry.
+    /// Install an entry for both directions.
     Install(&'a Entry),
+    /// Install an entry for one direction. The other one is that of another switch.
+    InstallOne(&'a Entry, Way),
     /// Remove an entry.
     Remove(EntryId, Cause),
     /// Remove the entries of all flows as fast as possible.
@@ -204,6 +208,11 @@ impl Controller {
         }
     }
 
+    /// Whether [`Self::poll`] returns something.
+    pub fn has_output(&self) -> bool {
+        !self.outputs.is_empty()
+    }
+
     /// Whether entries can be installed.
     pub fn is_ready(&self) -> bool {
         self.stage == Stage::Ready
@@ -225,7 +234,8 @@ impl Controller {
             ControllerInput::Connected => self.connected(now),
             ControllerInput::Disconnected => self.disconnected(),
             ControllerInput::Bytes(bytes) => self.bytes(now, bytes),
-            ControllerInput::Install(entry) => self.install(now, entry),
+            ControllerInput::Install(entry) => self.install(now, entry, &Way::BOTH),
+            ControllerInput::InstallOne(entry, way) => self.install(now, entry, way.only()),
             ControllerInput::Remove(id, cause) => self.remove(now, id, End::Gone(cause)),
             ControllerInput::Suspend => self.suspend(),
             ControllerInput::Count => self.count(now),
@@ -416,15 +426,12 @@ impl Controller {
         for id in ids {
             let Some(row) = self.rows.get_mut(&id) else { continue };
             let before = row.traffic();
-            let there = Way::BOTH.map(|way| {
-                let shown = listing.entries.get(&Cookie { run: self.config.run, id, way }.number());
-                if let Some(shown) = shown {
-                    row.count(way, ip_traffic(shown.packets, shown.bytes));
-                }
-                shown.is_some()
+            let is_whole = row.see(|way| {
+                let cookie = Cookie { run: self.config.run, id, way }.number();
+                listing.entries.get(&cookie).map(|shown| ip_traffic(shown.packets, shown.bytes))
             });
             let (installed, traffic) = (row.state == State::Installed, row.traffic());
-            if installed && listing.expected.contains(&id) && there.contains(&false) {
+            if installed && listing.expected.contains(&id) && !is_whole {
                 self.remove(now, id, End::Gone(Cause::Lost));
             } else if traffic != before {
                 self.outputs.push_back(ControllerOutput::Counted(id, traffic));
@@ -441,16 +448,13 @@ impl Controller {
         for id in ids {
             let Some(row) = self.rows.get_mut(&id) else { continue };
             let before = row.traffic();
-            let there = Way::BOTH.map(|way| {
+            let is_whole = row.see(|way| {
                 let shown = shown.remove(&Cookie { run: self.config.run, id, way }.number());
-                if let Some(shown) = shown {
-                    row.count(way, ip_traffic(shown.packets, shown.bytes));
-                }
-                shown.is_some()
+                shown.map(|shown| ip_traffic(shown.packets, shown.bytes))
             });
             match row.state {
                 // Report the traffic of the time without connection, because the next list may show no change.
-                State::Installed if there == [true; 2] => {
+                State::Installed if is_whole => {
                     let traffic = row.traffic();
                     if traffic != before {
                         self.outputs.push_back(ControllerOutput::Counted(id, traffic));

@@ -7,13 +7,23 @@ use std::net::IpAddr;
 
 /// A direction of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub enum Way {
+    /// From the client to the server.
     ToServer,
+    /// From the server to the client.
     ToClient,
 }
 
 impl Way {
     pub(super) const BOTH: [Self; 2] = [Self::ToServer, Self::ToClient];
+
+    /// Returns this direction alone.
+    pub(super) const fn only(self) -> &'static [Self] {
+        match self {
+            Self::ToServer => &[Self::ToServer],
+            Self::ToClient => &[Self::ToClient],
+        }
+    }
 }
 
 /// The content of a flow entry's cookie. 16 bits mark it as ours, 16 bits are the run of the program, 31 bits the
@@ -121,10 +131,12 @@ struct Carried {
     gone: bool,
 }
 
-/// An entry for both directions of a flow.
+/// An entry for both directions of a flow, or for one.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) entry: Entry,
+    /// Its directions.
+    pub(super) ways: &'static [Way],
     pub(super) state: State,
     /// When its state last changed.
     pub(super) since: Instant,
@@ -136,9 +148,10 @@ pub(super) struct Row {
 }
 
 impl Row {
-    pub(super) fn new(entry: Entry, now: Instant) -> Self {
+    pub(super) fn new(entry: Entry, ways: &'static [Way], now: Instant) -> Self {
         let state = State::Adding { barrier: None, error: None };
-        Self { entry, state, since: now, flags: false, xids: Vec::new(), carried: [Carried::default(); 2] }
+        let carried = [Carried::default(); 2];
+        Self { entry, ways, state, since: now, flags: false, xids: Vec::new(), carried }
     }
 
     const fn carried(&mut self, way: Way) -> &mut Carried {
@@ -166,6 +179,18 @@ impl Row {
         if !carried.gone && traffic.packets >= carried.now.packets && traffic.bytes >= carried.now.bytes {
             carried.now = traffic;
         }
+    }
+
+    /// Takes the counters that a list shows for each direction. Returns whether all directions are there.
+    pub(super) fn see(&mut self, mut shown: impl FnMut(Way) -> Option<Traffic>) -> bool {
+        let mut is_whole = true;
+        for way in self.ways {
+            match shown(*way) {
+                Some(traffic) => self.count(*way, traffic),
+                None => is_whole = false,
+            }
+        }
+        is_whole
     }
 
     /// Takes the last counters of an entry that was removed.

@@ -1,7 +1,7 @@
 //! The entries of a controller: sending them to the switch, confirmation, refusal, removal, and taking over those of
 //! an earlier run.
 
-use super::controller::{Controller, ControllerOutput, PRIORITY_FLOW, Stage, SwitchPorts};
+use super::controller::{Controller, ControllerOutput, PRIORITY_FLOW, Stage};
 use super::entries::{Cookie, End, Place, Refusal, Row, State, Way};
 use super::message::Request;
 use super::pattern::{Pattern, Protocol};
@@ -20,20 +20,20 @@ const DISPLACED: &str = "another controller made itself the master of the switch
                          switch connects";
 
 impl Controller {
-    pub(super) fn install(&mut self, now: Instant, entry: &Entry) {
+    pub(super) fn install(&mut self, now: Instant, entry: &Entry, ways: &'static [Way]) {
         let id = entry.id;
         if self.stage != Stage::Ready {
             return self.outputs.push_back(ControllerOutput::Failed(id, Obstacle::Unreachable));
         }
-        self.rows.insert(id, Row::new(*entry, now));
+        self.rows.insert(id, Row::new(*entry, ways, now));
         self.add(now, id);
     }
 
-    /// Sends both directions of an entry to the switch.
+    /// Sends the directions of an entry to the switch.
     pub(super) fn add(&mut self, now: Instant, id: EntryId) {
         self.forget(id);
-        let Some(entry) = self.rows.get(&id).map(|row| row.entry) else { return };
-        let mods = match self.flow_mods(&entry, self.flags) {
+        let Some((entry, ways)) = self.rows.get(&id).map(|row| (row.entry, row.ways)) else { return };
+        let mods = match self.flow_mods(&entry, ways, self.flags) {
             Ok(mods) => mods,
             Err(why) => {
                 self.rows.remove(&id);
@@ -42,19 +42,19 @@ impl Controller {
         };
         // Take over the counters now: the new entry replaces the old one and starts at zero.
         self.adopt(id, &mods);
-        let xids = self.transact(id, mods);
+        let xids = self.transact(id, mods.iter().map(|(_, change)| *change));
         if let Some(row) = self.rows.get_mut(&id) {
             row.settle();
             row.since = now;
-            row.flags = mods.iter().any(|change| change.pattern.established);
+            row.flags = mods.iter().any(|(_, change)| change.pattern.established);
             row.state = State::Adding { barrier: xids.last().copied(), error: None };
             row.xids = xids;
         }
     }
 
-    /// Sends two changes and a barrier. Returns their transaction ids; the last one is that of the barrier.
-    fn transact(&mut self, id: EntryId, mods: [FlowMod; 2]) -> Vec<u32> {
-        let mut xids: Vec<_> = mods.iter().map(|change| self.change(*change)).collect();
+    /// Sends changes and a barrier. Returns their transaction ids; the last one is that of the barrier.
+    fn transact(&mut self, id: EntryId, mods: impl Iterator<Item = FlowMod>) -> Vec<u32> {
+        let mut xids: Vec<_> = mods.map(|change| self.change(change)).collect();
         xids.push(self.send(&Request::Barrier));
         self.xids.extend(xids.iter().map(|xid| (*xid, id)));
         xids
@@ -65,13 +65,14 @@ impl Controller {
         if matches!(row.state, State::Removing { barrier: Some(_), .. }) {
             return;
         }
-        let (entry, flags) = (row.entry, row.flags);
+        let (entry, ways, flags) = (row.entry, row.ways, row.flags);
         self.forget(id);
         let mut xids = Vec::new();
         if self.stage == Stage::Ready
-            && let Ok(mods) = self.flow_mods(&entry, flags)
+            && let Ok(mods) = self.flow_mods(&entry, ways, flags)
         {
-            let mods = mods.map(|change| delete(Command::DeleteStrict, change.pattern, change.priority));
+            let mods = mods.iter();
+            let mods = mods.map(|(_, change)| delete(Command::DeleteStrict, change.pattern, change.priority));
             xids = self.transact(id, mods);
         }
         if let Some(row) = self.rows.get_mut(&id) {
@@ -194,18 +195,22 @@ impl Controller {
 
     /// Takes over the counters of an earlier run's entry for the same flow. Replacing the entry sets its counters to
     /// zero.
-    fn adopt(&mut self, id: EntryId, mods: &[FlowMod; 2]) {
-        for (way, change) in Way::BOTH.into_iter().zip(mods) {
+    fn adopt(&mut self, id: EntryId, mods: &[(Way, FlowMod)]) {
+        for (way, change) in mods {
             let old = self.orphans.remove(&Place::of(&change.pattern));
             if let (Some(old), Some(row)) = (old, self.rows.get_mut(&id)) {
-                row.inherit(way, ip_traffic(old.packets, old.bytes));
+                row.inherit(*way, ip_traffic(old.packets, old.bytes));
             }
         }
     }
 
-    /// Returns the changes for both directions of an entry on this switch.
-    fn flow_mods(&self, entry: &Entry, flags: bool) -> Result<[FlowMod; 2], Obstacle> {
-        let ports = |number| self.config.ports.get(&number).copied().ok_or(Obstacle::UnknownPort);
+    /// Returns the changes for these directions of an entry on this switch.
+    fn flow_mods(&self, entry: &Entry, ways: &[Way], flags: bool) -> Result<Vec<(Way, FlowMod)>, Obstacle> {
+        // The port of the hosts, or the one that leads to their switch.
+        let ports = |number| {
+            let own = self.config.ports.get(&number).map(|ports| ports.fast);
+            own.or_else(|| self.config.through.get(&number).copied()).ok_or(Obstacle::UnknownPort)
+        };
         let (client, server) = (ports(entry.client_port)?, ports(entry.server_port)?);
         // 1.0 does not support IPv6, and cannot exclude fragments of UDP.
         if self.version == Version::V1_0
@@ -214,30 +219,31 @@ impl Controller {
             return Err(Obstacle::Unsupported);
         }
         let (from, to) = (entry.tuple.client, entry.tuple.server);
-        let row =
-            |way, in_port: SwitchPorts, out: SwitchPorts, source: SocketAddr, destination: SocketAddr| {
-                FlowMod {
-                    command: Command::Add,
-                    pattern: Pattern {
-                        in_port: Some(in_port.fast),
-                        addresses: Some((source.ip(), destination.ip())),
-                        protocol: Some(match entry.tuple.transport {
-                            Transport::Tcp => Protocol::Tcp,
-                            Transport::Udp => Protocol::Udp,
-                        }),
-                        ports: Some((source.port(), destination.port())),
-                        untagged: true,
-                        established: flags && self.version == Version::V1_3 && !entry.block,
-                    },
-                    cookie: Cookie { run: self.config.run, id: entry.id, way }.number(),
-                    cookie_mask: 0,
-                    priority: PRIORITY_FLOW,
-                    idle_timeout_s: idle_seconds(entry.idle),
-                    output: Some(out.fast).filter(|_| !entry.block),
-                    table: None,
-                }
-            };
-        Ok([row(Way::ToServer, client, server, from, to), row(Way::ToClient, server, client, to, from)])
+        let row = |way, in_port: u32, out: u32, source: SocketAddr, destination: SocketAddr| FlowMod {
+            command: Command::Add,
+            pattern: Pattern {
+                in_port: Some(in_port),
+                addresses: Some((source.ip(), destination.ip())),
+                protocol: Some(match entry.tuple.transport {
+                    Transport::Tcp => Protocol::Tcp,
+                    Transport::Udp => Protocol::Udp,
+                }),
+                ports: Some((source.port(), destination.port())),
+                untagged: true,
+                established: flags && self.version == Version::V1_3 && !entry.block,
+            },
+            cookie: Cookie { run: self.config.run, id: entry.id, way }.number(),
+            cookie_mask: 0,
+            priority: PRIORITY_FLOW,
+            idle_timeout_s: idle_seconds(entry.idle),
+            output: Some(out).filter(|_| !entry.block),
+            table: None,
+        };
+        let row = |way: &Way| match way {
+            Way::ToServer => (*way, row(*way, client, server, from, to)),
+            Way::ToClient => (*way, row(*way, server, client, to, from)),
+        };
+        Ok(ways.iter().map(row).collect())
     }
 }
 

@@ -8,6 +8,7 @@
 //! | `message.rs` | encodes and decodes all messages |
 //! | `controller.rs` | the controller of one switch: handshake, lists and counters, reconciliation |
 //! | `installing.rs` | the entries of a switch: sent, confirmed, refused, removed |
+//! | `network.rs` | several switches: the entries of a flow along its path |
 //! | `entries.rs` | the state of each entry, and the cookies that identify entries |
 //!
 //! Sources: OpenFlow Switch Specification 1.0.0 (December 2009) and 1.3.5 (March 2015), ONF. TCP flags under 1.3 use
@@ -19,6 +20,7 @@ mod entries;
 mod flow;
 mod installing;
 mod message;
+mod network;
 mod pattern;
 mod wire;
 
@@ -26,7 +28,9 @@ pub use controller::{
     Controller, ControllerConfig, ControllerInput, ControllerOutput, PRIORITY_FLOW, PRIORITY_PAIR,
     SwitchPorts,
 };
+pub use entries::Way;
 pub use flow::{Command, FlowCounts, FlowMod, FlowRemoved, Removal};
 pub use message::{Features, Message, Request, read, write};
+pub use network::{Member, Network};
 pub use pattern::{Pattern, Protocol, Unsayable};
 pub use wire::{Decoder, Frame, MESSAGE_MAX, Malformed, Version};

@@ -2,6 +2,7 @@
 //! away at any moment.
 
 mod model;
+mod network;
 
 use model::{Held, Manners, World, config, entry};
 use proptest::prelude::*;

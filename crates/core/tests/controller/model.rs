@@ -22,6 +22,7 @@ pub(crate) fn config(version: Version, run: u16) -> ControllerConfig {
             (number(1), SwitchPorts { fast: 49, slow: 10 }),
             (number(2), SwitchPorts { fast: 50, slow: 11 }),
         ]),
+        through: BTreeMap::new(),
         run,
         clear: false,
         pairs: true,

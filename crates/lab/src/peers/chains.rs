@@ -40,6 +40,16 @@ const fn row(name: &'static str, class: Class, start: for<'s> fn(&'s Site) -> St
     Peer { name, is_ours: true, class, start }
 }
 
+/// Processor time of each container of [`REPLICAS`], per cent of one core.
+pub const REPLICA_CPU_PERCENT: u32 = 10;
+
+/// A function in one container, and in several among which its flows are divided.
+pub const REPLICAS: &[Peer] = &[
+    row("1 replica", Class::OneHop, replicas::<1>),
+    row("2 replicas", Class::OneHop, replicas::<2>),
+    row("4 replicas", Class::OneHop, replicas::<4>),
+];
+
 /// Returns all rows: chains of functions inside the process, containers, further relays of ours, and the limits of
 /// copying.
 pub const CHAINS: &[Peer] = &[
@@ -89,7 +99,20 @@ fn containers<const N: usize>(site: &Site) -> Start<'_> {
     let engine = Engine::shared(&super::ours::program()?, cpu).map_err(Unavailable::Absent)?;
     let names: Vec<_> = (1..=N).map(|number| format!("\"c{number}\"")).collect();
     let functions: String = (1..=N).map(|number| format!("[function.c{number}]\n{CONTAINER}")).collect();
-    let chain = format!("chain = [{}]\non_function_down = \"deny\"\n", names.join(", "));
+    through(site, engine, &names.join(", "), &functions)
+}
+
+/// Through one of `N` containers of one function.
+fn replicas<const N: usize>(site: &Site) -> Start<'_> {
+    let cpu = site.proxy_placement().cpu.unwrap_or(0);
+    let engine = Engine::shared(&super::ours::program()?, cpu).map_err(Unavailable::Absent)?;
+    let keys = CONTAINER.replace("cpu_percent = 400", &format!("cpu_percent = {REPLICA_CPU_PERCENT}"));
+    through(site, engine, "\"pool\"", &format!("[function.pool]\n{keys}instances = {N}\n"))
+}
+
+/// Starts a node whose flows pass these functions.
+fn through<'s>(site: &'s Site, engine: &Engine, names: &str, functions: &str) -> Start<'s> {
+    let chain = format!("chain = [{names}]\non_function_down = \"deny\"\n");
     let rule = rule(&format!("carrier = \"direct\"\nkernel = \"never\"\n{chain}"));
     let config = format!(
         "[containers]\nengine = \"{}\"\n{}{rule}{functions}",

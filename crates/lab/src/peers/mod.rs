@@ -168,8 +168,14 @@ impl Peer {
     /// # Errors
     /// It is absent or does not work.
     pub fn start<'s>(&self, site: &'s Site) -> Start<'s> {
-        let rows =
-            ALL.iter().chain(EPI_ONLY).chain(chains::CHAINS).chain(ENGINE).chain(RECORDED).chain(LOOPS);
+        let rows = ALL
+            .iter()
+            .chain(EPI_ONLY)
+            .chain(chains::CHAINS)
+            .chain(chains::REPLICAS)
+            .chain(ENGINE)
+            .chain(RECORDED)
+            .chain(LOOPS);
         site.use_origin_of_row(rows.map(|row| row.name).position(|name| name == self.name).unwrap_or(0));
         (self.start)(site)
     }

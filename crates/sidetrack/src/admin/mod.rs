@@ -24,6 +24,8 @@
 //! | `GET /v1/cache/resources?listener=&prefix=&limit=` | the stored resources |
 //! | `DELETE /v1/cache?listener=&url=`, `&prefix=`, `&all=true` | removes resources; answers when they are
 //! removed from disk too |
+//! | `POST /v1/profile?seconds=`, `GET`, `DELETE` | measures how long the data path works at each stage; shows and
+//! ends the measurement |
 //! | `GET /v1/status` | a summary of the process |
 //! | `GET /v1/overlay` | links, paths and sessions of the overlay |
 //! | `GET /v1/overlay/group` | the groups that this node knows, their members, and counts of packets |
@@ -44,6 +46,7 @@ mod flows;
 mod overlay;
 mod places;
 mod policy;
+mod profile;
 mod rebinding;
 mod shunt;
 mod socket;
@@ -54,6 +57,7 @@ pub use cache::{
 };
 pub use places::{SYSTEM_SOCKET, default_socket, directory, forget_dead_runs, run_socket, run_sockets, runs};
 pub use policy::{AgreementStatus, Applied, Audit, Movement, Movements, NewAgreement, Past, Version, Way};
+pub use profile::{Profile, StageTime};
 pub use shunt::{Done, ShuntFlows};
 pub use sidetrack_common::admin::{Client, ClientError, FunctionCounts, Functions, Killed, Lines};
 pub use socket::{AdminSocket, BindError};
@@ -247,6 +251,7 @@ impl AdminState {
             let totals = overlay.group_totals();
             self.metrics.read_groups(&totals.packets, totals.groups, totals.members);
         }
+        self.metrics.read_profile(&crate::live::profile::counts());
         if let Some(capacity) = self.control.shunt_capacity() {
             self.metrics.read_shunt(&capacity.entries(), capacity.evicted);
         }
@@ -271,6 +276,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/shunt", get(shunt::list).post(shunt::pin).delete(shunt::withdraw))
         .route("/v1/cache", get(cache::stat).delete(cache::purge))
         .route("/v1/cache/resources", get(cache::list))
+        .route("/v1/profile", get(profile::show).post(profile::start).delete(profile::stop))
         .route("/v1/status", get(status::status))
         .route("/v1/overlay", get(overlay::status))
         .route("/v1/overlay/group", get(overlay::groups))

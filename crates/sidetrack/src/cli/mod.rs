@@ -27,6 +27,7 @@ pub mod pages;
 pub mod plan;
 #[cfg(feature = "control")]
 pub mod policy;
+pub mod profile;
 pub mod run;
 pub mod schema;
 pub mod shunt;

@@ -34,7 +34,7 @@ pub use policy::{AgreementFile, PolicyMode};
 pub use question::Question;
 pub use raw::RunDns;
 pub use shape::Secret;
-pub use shunt::{Shunt, ShuntPath, ShuntSwitch};
+pub use shunt::{Shunt, ShuntPath, ShuntSwitch, SwitchMember};
 pub use sidetrack_common::file::{At, BadConfiguration, ConfigError, List, Problem};
 pub use sidetrack_common::rights::RunAs;
 pub use surroundings::{SecretFile, Surroundings, System, numbered};

@@ -25,7 +25,7 @@ pub use overlay::{
 pub use policy::{Access, Clause, End, Policy, PolicyMode};
 pub use run::{Run, RunDns};
 pub use shunt::{
-    Forwarding, OnStall, OpenFlow, OpenFlowVersion, Role, RuleShunt, Shunt, ShuntPort, WhenFull,
+    Forwarding, OnStall, OpenFlow, OpenFlowVersion, Role, RuleShunt, Shunt, ShuntPort, Switch, WhenFull,
 };
 pub use tap::Tap;
 pub use tunnel::{Transport, Tunnel};

@@ -41,7 +41,7 @@ impl ShuntPath {
     }
 }
 
-/// A switch that is controlled by OpenFlow.
+/// A switch, or several, controlled by OpenFlow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShuntSwitch {
     /// The addresses of this host to which it connects.
@@ -50,7 +50,7 @@ pub struct ShuntSwitch {
     pub from: Option<IpAddr>,
     /// The allowed versions.
     pub versions: BTreeSet<Version>,
-    /// Its ports, by the number in marks.
+    /// Its ports, by the number in marks. With several switches, each has its own.
     pub ports: BTreeMap<PortNumber, SwitchPorts>,
     /// Whether all its entries are deleted when it first connects.
     pub clear_at_start: bool,
@@ -64,6 +64,21 @@ pub struct ShuntSwitch {
     pub shared: bool,
     /// The table of our entries.
     pub table: u8,
+    /// The switches, if there are several.
+    pub members: Vec<SwitchMember>,
+}
+
+/// One of several switches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwitchMember {
+    /// Its name.
+    pub name: String,
+    /// The address it connects from.
+    pub address: IpAddr,
+    /// Its ports, by the number in marks.
+    pub ports: BTreeMap<PortNumber, SwitchPorts>,
+    /// The switches beside it by their position, each with the port that leads there.
+    pub links: Vec<(usize, u32)>,
 }
 
 /// The shunt.

@@ -20,7 +20,7 @@ use crate::carry::datagrams::{Came, Capsules, Datagrams, Over, Remote, associate
 use crate::carry::{Failure, Gate, Order, Stream, resolve};
 use crate::config::Config;
 use crate::function;
-use crate::live::{Decided, LiveFlow};
+use crate::live::{Decided, LiveFlow, profile::Stage};
 use crate::reactor::UdpSocket;
 use crate::session::{AskingTunnel, Connect, NearSide, Watched, undecided};
 use crate::worker::{Admission, Worker};
@@ -69,7 +69,7 @@ async fn serve(asking: AskingTunnel) {
     let opened = match &admission {
         Ok(_) => {
             let opening = pin!(open(&worker, entry.live(), &flow, metadata));
-            Watched::new(opening, entry.live(), worker.clock).await
+            Watched::new(Stage::Dial, opening, entry.live(), worker.clock).await
         }
         Err(detail) => {
             entry.live().decide(Decided { flow, verdict: None });

@@ -5,7 +5,7 @@ use super::flows::Flows;
 use super::hops::Hops;
 use super::offload::Offload;
 use crate::config::{Choice, Config, EngineListener, Listener, ReverseTarget};
-use crate::live::Decided;
+use crate::live::{Decided, profile::Stage};
 use arc_swap::ArcSwap;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::engine::{
@@ -244,6 +244,7 @@ fn fits(function: &Arc<FunctionSpec>) -> bool {
 
 impl Callbacks for Select {
     fn select(&mut self, opening: &Opening<'_>) -> Selection {
+        let _span = Stage::EnginePolicy.enter();
         // Read before the rules: if a reload comes in between, the programs ignore the decision.
         let generation = self.decided.as_ref().map_or(0, |decided| decided.generation());
         let config = self.config.load_full();

@@ -16,7 +16,7 @@ use super::select::Select;
 use super::strays::{Stray, Strays};
 use super::surroundings::Surroundings;
 use crate::config::{EngineListener, Listener, ListenerKind};
-use crate::live::Ledger;
+use crate::live::{Ledger, profile::Stage};
 use offload::{OffloadInputs, answer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidetrack_core::engine::{self, Ahead, Engine, Fate, Listen, Share};
@@ -180,6 +180,7 @@ impl Worker {
 
     fn turns(&mut self) {
         while !self.bell.stopped() {
+            let span = Stage::EngineLoop.enter();
             let now = self.surroundings.clock.now();
             let driver = &mut self.driver;
             // Before frames are taken: the counted segments must be among the frames that are taken from now on (`joining.rs`).
@@ -188,7 +189,7 @@ impl Worker {
             }
             let taken = self.receive();
             self.handle(now, taken);
-            self.offload(now);
+            Stage::EngineOffload.time(|| self.offload(now));
             if let Some(carried) = &mut self.carried {
                 carried.turn(now, &self.surroundings.config.load_full(), &mut *self.driver);
             }
@@ -200,6 +201,7 @@ impl Worker {
                 self.count(now, since);
             }
             let busy = self.engine.callbacks_mut().offload.as_ref().is_some_and(Offload::is_busy);
+            drop(span);
             if taken == 0 && !busy {
                 self.wait(now);
             }
@@ -208,7 +210,7 @@ impl Worker {
 
     /// Takes the packets that wait. If receiving fails, logs it once and pauses.
     fn receive(&mut self) -> usize {
-        match self.driver.receive() {
+        match Stage::EngineReceive.time(|| self.driver.receive()) {
             Ok(taken) => {
                 self.failing &= taken == 0;
                 taken
@@ -225,6 +227,7 @@ impl Worker {
 
     /// Handles one batch of packets, and all time-outs that are due.
     fn handle(&mut self, now: Instant, taken: usize) {
+        let span = Stage::EnginePackets.enter_with(taken as u64);
         let select = self.engine.callbacks_mut();
         select.now = now;
         select.flows.next_batch();
@@ -244,11 +247,12 @@ impl Worker {
         }
         self.engine.tick(now);
         self.send_own();
+        drop(span);
         self.end_unreachable(now);
         // Before the flush: the kernel must know the connection when the server answers the first bytes.
-        self.offload_early(now);
-        self.driver.flush();
-        self.note_records();
+        Stage::EngineOffload.time(|| self.offload_early(now));
+        Stage::EngineSend.time(|| self.driver.flush());
+        Stage::EngineRecords.time(|| self.note_records());
     }
 
     /// Handles a packet that another worker handed over, or that has waited.

@@ -12,6 +12,7 @@ use super::request::{Desk, Wish};
 use super::{Proxy, cached, h2};
 use crate::carry::{Client, Wire};
 use crate::intercept::{Listening, proxy_header};
+use crate::live::profile::Stage;
 use crate::reactor::{now, timeout, timeout_at};
 use crate::session::{Admitted, Entry, Watched, undecided, upgraded};
 use crate::worker::{CROWDED, Idle, Place, Worker};
@@ -275,7 +276,7 @@ impl Connection {
         let clock = self.worker.clock;
         let outcome = {
             let work = pin!(self.respond(came, &live));
-            Watched::new(work, &live, clock).await
+            Watched::new(Stage::Http, work, &live, clock).await
         };
         let outcome = match outcome {
             Ok(outcome) => outcome,

@@ -9,7 +9,7 @@ use super::filling::Filling;
 use super::pool::Server;
 use super::request::{Asked, name_of};
 use super::store::{Claim, Object};
-use crate::live::Decided;
+use crate::live::{Decided, profile::Stage};
 use crate::session::{Entry, Watched};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::http::cache::{Extent, Refreshed, Stored, conditions, may_store, refresh};
@@ -43,7 +43,8 @@ pub(super) fn behind(turn: &Turn<'_>, cache: &Cache, key: &[u8], object: &Arc<Ob
             by_quic: Cell::default(),
         };
         let refreshed =
-            Watched::new(pin!(run(&way, cache, &key, &asked, &object)), &live, worker.clock).await;
+            Watched::new(Stage::Http, pin!(run(&way, cache, &key, &asked, &object)), &live, worker.clock)
+                .await;
         let (reason, what) = match refreshed {
             Ok(Ok(status)) => (EndReason::Ok, name_of(&asked, &[&status.to_string(), "refreshed"])),
             Ok(Err((reason, why))) => (reason, name_of(&asked, &["not refreshed:", &why])),

@@ -1,5 +1,6 @@
 //! Tasks of one thread. A task is queued at most once; wakes from its own thread cost no lock.
 
+use super::profile::Stage;
 use super::{CURRENT, Loop, NOW};
 use sidetrack_sys::sync::lock;
 use std::cell::{Cell, RefCell};
@@ -239,12 +240,14 @@ pub fn block_on<T>(main: impl Future<Output = T>) -> io::Result<T> {
     let mut main = pin!(main);
     own.tasks.main_is_ready.set(true);
     loop {
+        let span = Stage::Loop.enter();
         if own.tasks.main_is_ready.take()
             && let Poll::Ready(done) = main.as_mut().poll(&mut Context::from_waker(&waker))
         {
             return Ok(done);
         }
         own.tasks.run();
+        drop(span);
         own.turn()?;
     }
 }

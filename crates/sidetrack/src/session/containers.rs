@@ -6,7 +6,7 @@ use super::setup::{Setup, gone};
 use crate::carry::{Client, Failure, Order};
 use crate::function::Leg;
 use crate::function::container::{Guest, Intro, Passed, Trouble, pass};
-use crate::live::Spread;
+use crate::live::{Spread, profile::Stage};
 use crate::reactor::TcpStream;
 use sidetrack_core::chain::{Chain, Offered};
 use sidetrack_core::flow::{EndReason, Flow, Side};
@@ -218,7 +218,7 @@ pub(super) fn offered(
     }
     let done = match bytes.is_empty() {
         true => Offered::Inside,
-        false => chain.handle(now, from, &bytes).map_err(stopped)?,
+        false => Stage::Functions.time(|| chain.handle(now, from, &bytes)).map_err(stopped)?,
     };
     Ok(match done {
         Offered::Unchanged => bytes,

@@ -7,6 +7,7 @@ use crate::carry::{Carried, Client, Failure, Memory, Stream, Wire};
 use crate::intercept::hold::Held;
 use crate::intercept::socks::Handshake;
 use crate::intercept::{Catches, Listening, redirect};
+use crate::live::profile::Stage;
 use crate::process::Owners;
 use crate::reactor;
 use crate::worker::{Admission, Worker};
@@ -125,7 +126,7 @@ impl Setup<'_> {
         self.due(CLAIM_MS, EndReason::ClientGone);
         let mut stands = Box::pin(stand(held, client));
         // A client that has given up meanwhile needs no answer.
-        let _ = self.watched(stands.as_mut()).await;
+        let _ = self.watched(Stage::Dial, stands.as_mut()).await;
     }
 
     /// Accepts the connection of a client that waits for the answer to its SYN: the path stands.
@@ -134,7 +135,7 @@ impl Setup<'_> {
         self.live.held(self.live.age());
         self.due(CLAIM_MS, EndReason::ClientGone);
         let mut stands = Box::pin(stand(held, client));
-        let stood = self.watched(stands.as_mut()).await.and_then(|stood| stood);
+        let stood = self.watched(Stage::Dial, stands.as_mut()).await.and_then(|stood| stood);
         drop(stands);
         if let Err(failure) = stood {
             let (near, _) = Memory::pair(NO_ROOM);

@@ -14,7 +14,7 @@ use super::farewell::Farewell;
 use super::lane::Lane;
 use super::probe::Probe;
 use crate::carry::Wire;
-use crate::live::{Clock, LiveFlow};
+use crate::live::{Clock, LiveFlow, profile::Stage};
 use crate::reactor::TcpStream;
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::{EndReason, Side};
@@ -487,6 +487,7 @@ impl<W: Wire> Future for Pump<W> {
     type Output = Ending;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ending> {
+        let _span = Stage::Move.enter();
         let this = self.get_mut();
         this.live.set_waker(cx.waker());
         let (reason, reset) = ready!(BUFFER.with_borrow_mut(|scratch| this.run(cx, scratch)));

@@ -10,7 +10,7 @@ use crate::dns;
 use crate::intercept::hold::Held;
 use crate::intercept::socks::{Asked, Handshake, Refused};
 use crate::intercept::{Catches, Listening, RunCatch, SocksCatch, proxy_header, reverse, tunnel};
-use crate::live::{Decided, LiveFlow};
+use crate::live::{Decided, LiveFlow, profile::Stage};
 use crate::worker::{CROWDED, FlowOfSession, Place, Worker};
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process, Side};
@@ -208,7 +208,10 @@ impl<'a> Setup<'a> {
                     EndReason::ConnectTimeout,
                 );
                 let asking = (&caught.flow, &mut caught.asker, caught.looks_at_hello);
-                match self.watched(pin!(self.reach(carry, asking, client, &mut way, guard.as_ref()))).await {
+                match self
+                    .watched(Stage::Dial, pin!(self.reach(carry, asking, client, &mut way, guard.as_ref())))
+                    .await
+                {
                     Ok(carried) => carried.map(|carried| (carry, carried)),
                     // The client may expect an answer in its own protocol: `refuse` sends it.
                     Err(late) if late.reason == EndReason::ConnectTimeout => Err(late),
@@ -250,7 +253,7 @@ impl<'a> Setup<'a> {
             self.due(carry.idle_timeout_ms.unwrap_or(limits.idle_timeout_ms), EndReason::Idle);
             // Boxed, so that flows without this check do not reserve room for it.
             let mut waits = Box::pin(guard.wait(client, &mut carried));
-            let greeted = self.watched(waits.as_mut()).await;
+            let greeted = self.watched(Stage::Intercept, waits.as_mut()).await;
             drop(waits);
             if let Err(failure) = greeted.and_then(|greeted| greeted) {
                 carried.stream.close(true);
@@ -262,8 +265,12 @@ impl<'a> Setup<'a> {
 
     /// Runs one stage until its deadline, or until the flow is to be ended. The stage is pinned where it is
     /// made: a future that is moved before it is pinned reserves its room twice.
-    pub(super) async fn watched<T>(&self, stage: Pin<&mut impl Future<Output = T>>) -> Result<T, Failure> {
-        let watched = Watched::new(stage, self.live, self.worker.clock).await;
+    pub(super) async fn watched<T>(
+        &self,
+        stage: Stage,
+        work: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, Failure> {
+        let watched = Watched::new(stage, work, self.live, self.worker.clock).await;
         watched.map_err(|reason| Failure::new(reason, late(reason)))
     }
 
@@ -272,7 +279,9 @@ impl<'a> Setup<'a> {
     async fn waited(&self, client: &mut Client) -> Result<(Caught, Verdict), Stop> {
         let place = self.listening.speaks_first().then(|| Place::enter(self.worker));
         let kept = pin!(Place::while_kept(place.as_ref(), self.catch(client)));
-        self.watched(kept).await?.unwrap_or_else(|| Err(Failure::new(EndReason::Limit, CROWDED).into()))
+        self.watched(Stage::Intercept, kept)
+            .await?
+            .unwrap_or_else(|| Err(Failure::new(EndReason::Limit, CROWDED).into()))
     }
 
     async fn catch(&self, client: &mut Client) -> Result<(Caught, Verdict), Stop> {
@@ -401,7 +410,7 @@ impl<'a> Setup<'a> {
                 None => Seen::Nothing,
                 Some(name) => Seen::FirstBytes(name.as_ref()),
             };
-            match self.config.policy.decide(&caught.flow, seen) {
+            match Stage::Policy.time(|| self.config.policy.decide(&caught.flow, seen)) {
                 Decision::Verdict(verdict) => {
                     let policy = &self.config.policy;
                     if policy.asks_process_of_addresses() && caught.flow.process.is_none() {

@@ -1,12 +1,14 @@
-//! The fast path of a switch: the switch connects to us, and we send it its entries by OpenFlow.
+//! The fast path of switches: they connect to us, and we send them their entries by OpenFlow.
 
 use super::{FastPath, Report};
-use crate::config::ShuntSwitch;
-use sidetrack_core::openflow::{Controller, ControllerConfig, ControllerInput, ControllerOutput};
-use sidetrack_core::shunt::{Cause, Entry, EntryId};
+use crate::config::{ShuntSwitch, SwitchMember};
+use sidetrack_core::openflow::{
+    ControllerConfig, ControllerInput, ControllerOutput, Member, Network, SwitchPorts,
+};
+use sidetrack_core::shunt::{Cause, Entry, EntryId, PortNumber};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::monotonic_ns;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -29,13 +31,20 @@ struct Connection {
     waiting: VecDeque<u8>,
 }
 
-/// The fast path: the connection to the switch, and the controller that speaks OpenFlow.
+/// A switch: the address it connects from, and its connection.
+#[derive(Debug)]
+struct Peer {
+    /// `None`: any address may connect.
+    from: Option<IpAddr>,
+    connection: Option<Connection>,
+}
+
+/// The fast path: the connections to the switches, and the controllers that speak OpenFlow.
 #[derive(Debug)]
 pub struct SwitchPath {
     listeners: Vec<TcpListener>,
-    from: Option<IpAddr>,
-    connection: Option<Connection>,
-    controller: Controller,
+    peers: Vec<Peer>,
+    network: Network,
     clear_at_end: bool,
     reports: VecDeque<Report>,
 }
@@ -45,27 +54,17 @@ fn now() -> Instant {
 }
 
 impl SwitchPath {
-    /// Listens for the switch.
+    /// Listens for the switches.
     ///
     /// # Errors
     /// Returns the address that cannot be listened on, and why.
     pub fn start(switch: &ShuntSwitch) -> io::Result<Self> {
         let listeners: io::Result<Vec<_>> = switch.listen.iter().map(listen).collect();
-        let config = ControllerConfig {
-            versions: switch.versions.clone(),
-            ports: switch.ports.clone(),
-            run: run_number(),
-            clear: switch.clear_at_start,
-            pairs: switch.pairs,
-            master: switch.master.then(generation),
-            shared: switch.shared,
-            table: switch.table,
-        };
+        let (peers, members) = members(switch);
         Ok(Self {
             listeners: listeners?,
-            from: switch.from,
-            connection: None,
-            controller: Controller::new(config, now()),
+            peers,
+            network: Network::new(members, now()),
             clear_at_end: switch.clear_at_end,
             reports: VecDeque::new(),
         })
@@ -77,25 +76,33 @@ impl SwitchPath {
     }
 
     fn tell(&mut self, input: ControllerInput<'_>) {
-        self.controller.handle(now(), input);
+        self.network.handle(now(), input);
+        self.obey();
+    }
+
+    /// Tells the controller of one switch.
+    fn tell_of(&mut self, at: usize, input: ControllerInput<'_>) {
+        self.network.handle_of(now(), at, input);
         self.obey();
     }
 
     fn obey(&mut self) {
-        while let Some(output) = self.controller.poll() {
+        while let Some((at, output)) = self.network.poll() {
             match output {
                 ControllerOutput::Send(bytes) => {
-                    if let Some(connection) = &mut self.connection {
+                    let peer = self.peers.get_mut(at);
+                    if let Some(connection) = peer.and_then(|peer| peer.connection.as_mut()) {
                         connection.waiting.extend(bytes);
                     }
                 }
                 ControllerOutput::Close(why) => {
                     // The last message may say why.
-                    self.flush();
-                    self.hang_up(&why);
+                    self.flush(at);
+                    self.hang_up(at, &why);
                 }
                 ControllerOutput::Ready(version, features) => {
                     tracing::info!(
+                        switch = self.network.name(at),
                         datapath = format_args!("{:016x}", features.datapath),
                         ?version,
                         "the switch is ready"
@@ -113,62 +120,69 @@ impl SwitchPath {
                 }
             }
         }
-        self.flush();
+        (0..self.peers.len()).for_each(|at| self.flush(at));
     }
 
-    fn hang_up(&mut self, why: &str) {
-        if let Some(connection) = self.connection.take() {
+    fn connections(&self) -> impl Iterator<Item = &Connection> {
+        self.peers.iter().filter_map(|peer| peer.connection.as_ref())
+    }
+
+    fn hang_up(&mut self, at: usize, why: &str) {
+        if let Some(connection) = self.peers.get_mut(at).and_then(|peer| peer.connection.take()) {
             tracing::warn!(switch = %connection.from, "the connection of the switch is closed: {why}");
         }
     }
 
     /// Handles a connection that ended from outside.
-    fn lost(&mut self, why: &str) {
-        self.hang_up(why);
-        self.controller.handle(now(), ControllerInput::Disconnected);
+    fn lost(&mut self, at: usize, why: &str) {
+        self.hang_up(at, why);
+        self.network.handle_of(now(), at, ControllerInput::Disconnected);
     }
 
     /// Sends waiting bytes, as far as the socket accepts them.
-    fn flush(&mut self) {
-        let Some(connection) = &mut self.connection else { return };
-        let ended = connection.flush().err();
-        if let Some(error) = ended {
-            self.lost(&error.to_string());
+    fn flush(&mut self, at: usize) {
+        let connection = self.peers.get_mut(at).and_then(|peer| peer.connection.as_mut());
+        if let Some(error) = connection.and_then(|connection| connection.flush().err()) {
+            self.lost(at, &error.to_string());
         }
     }
 
     fn accept(&mut self) {
         let accepted: Vec<_> = self.listeners.iter().filter_map(|listener| listener.accept().ok()).collect();
         for (stream, from) in accepted {
-            if self.from.is_some_and(|only| only != from.ip().to_canonical()) {
-                tracing::warn!(%from, "somebody else than the switch connected, and was refused");
+            let fits = |peer: &Peer| peer.from.is_none_or(|only| only == from.ip().to_canonical());
+            let Some(at) = self.peers.iter().position(fits) else {
+                tracing::warn!(%from, "an address that is not a switch's connected, and was refused");
                 continue;
-            }
+            };
             if stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_err() {
                 continue;
             }
             // A switch connects again when it considers the old connection dead.
-            self.hang_up("it has connected again");
+            self.hang_up(at, "it has connected again");
             tracing::info!(%from, "a switch has connected");
-            self.connection = Some(Connection { stream, from, waiting: VecDeque::new() });
-            self.tell(ControllerInput::Connected);
+            let connection = Connection { stream, from, waiting: VecDeque::new() };
+            if let Some(peer) = self.peers.get_mut(at) {
+                peer.connection = Some(connection);
+            }
+            self.tell_of(at, ControllerInput::Connected);
         }
     }
 
     /// Reads what is there, with a limit: entries must not wait for a switch that sends without end.
-    fn read(&mut self) {
-        let mut buffer = vec![0; READ_MAX];
+    fn read(&mut self, at: usize, buffer: &mut [u8]) {
         for _ in 0..16 {
-            let Some(connection) = &mut self.connection else { return };
-            match connection.stream.read(&mut buffer) {
-                Ok(0) => return self.lost("the switch closed it"),
+            let peer = self.peers.get_mut(at);
+            let Some(connection) = peer.and_then(|peer| peer.connection.as_mut()) else { return };
+            match connection.stream.read(buffer) {
+                Ok(0) => return self.lost(at, "the switch closed it"),
                 Ok(length) => {
                     let bytes = buffer.get(..length).unwrap_or_default();
-                    self.tell(ControllerInput::Bytes(bytes));
+                    self.tell_of(at, ControllerInput::Bytes(bytes));
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return self.lost(&error.to_string()),
+                Err(error) => return self.lost(at, &error.to_string()),
             }
         }
     }
@@ -191,6 +205,33 @@ impl Connection {
         }
         Ok(())
     }
+}
+
+/// Returns the switches of a configuration, and what their controllers need to know.
+fn members(switch: &ShuntSwitch) -> (Vec<Peer>, Vec<Member>) {
+    let (run, master) = (run_number(), switch.master.then(generation));
+    let config = |ports: &BTreeMap<PortNumber, SwitchPorts>| ControllerConfig {
+        versions: switch.versions.clone(),
+        ports: ports.clone(),
+        through: BTreeMap::new(),
+        run,
+        clear: switch.clear_at_start,
+        pairs: switch.pairs,
+        master,
+        shared: switch.shared,
+        table: switch.table,
+    };
+    if switch.members.is_empty() {
+        let peer = Peer { from: switch.from, connection: None };
+        let member = Member { name: String::new(), config: config(&switch.ports), links: Vec::new() };
+        return (vec![peer], vec![member]);
+    }
+    let one = |member: &SwitchMember| {
+        let (name, links) = (member.name.clone(), member.links.clone());
+        let peer = Peer { from: Some(member.address), connection: None };
+        (peer, Member { name, config: config(&member.ports), links })
+    };
+    switch.members.iter().map(one).unzip()
 }
 
 /// Returns a generation of masters that is newer than those of earlier runs: milliseconds since 1970.
@@ -233,12 +274,13 @@ impl FastPath for SwitchPath {
 
     fn tend(&mut self) -> io::Result<Duration> {
         self.accept();
-        self.read();
+        let mut buffer = vec![0; READ_MAX];
+        (0..self.peers.len()).for_each(|at| self.read(at, &mut buffer));
         self.tell(ControllerInput::Tick);
-        if self.connection.as_ref().is_some_and(|connection| !connection.waiting.is_empty()) {
+        if self.connections().any(|connection| !connection.waiting.is_empty()) {
             return Ok(FULL);
         }
-        Ok(self.controller.deadline().map_or(NOTHING_DUE, |at| at - now()))
+        Ok(self.network.deadline().map_or(NOTHING_DUE, |at| at - now()))
     }
 
     fn count(&mut self) -> io::Result<()> {
@@ -255,7 +297,7 @@ impl FastPath for SwitchPath {
     fn judges_resets(&self) -> bool {
         // If the switch matches flags, each RST reaches conntrack. One that conntrack rejects would leave the flow as it
         // is.
-        self.controller.matches_flags()
+        self.network.matches_flags()
     }
 
     fn report(&mut self) -> Option<Report> {
@@ -264,6 +306,6 @@ impl FastPath for SwitchPath {
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let listeners = self.listeners.iter().map(AsFd::as_fd);
-        listeners.chain(self.connection.iter().map(|connection| connection.stream.as_fd())).collect()
+        listeners.chain(self.connections().map(|connection| connection.stream.as_fd())).collect()
     }
 }

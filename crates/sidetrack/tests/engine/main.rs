@@ -15,6 +15,7 @@ mod ldap;
 mod loss;
 mod offload;
 mod plane;
+mod profile;
 mod settings;
 mod states;
 mod tools;

@@ -22,3 +22,4 @@ mod rules;
 mod scarce;
 mod shared_switch;
 mod switch;
+mod two_switches;

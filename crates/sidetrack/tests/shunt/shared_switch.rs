@@ -12,8 +12,8 @@ use std::sync::mpsc::{Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-const CONTROL: u16 = 6653;
-const OTHER: u16 = 6654;
+pub(crate) const CONTROL: u16 = 6653;
+pub(crate) const OTHER: u16 = 6654;
 /// The shunt's table.
 const TABLE: u8 = 3;
 /// What the other controller has on the switch.
@@ -25,13 +25,13 @@ fn ours() -> ShuntSwitch {
 }
 
 /// The other controller: it makes itself master, and installs nothing.
-struct Other {
+pub(crate) struct Other {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Other {
-    fn start(network: &Network) -> Self {
+    pub(crate) fn start(network: &Network) -> Self {
         let switch = settings(&[Version::V1_3], OTHER);
         let switch = ShuntSwitch { pairs: false, master: true, shared: true, ..switch };
         let mut path = network.firewall.run(move || SwitchPath::start(&switch).expect("it listens"));
@@ -55,7 +55,7 @@ impl Drop for Other {
 }
 
 /// Waits until the switch sees the controller with this port in this role.
-fn wait_for_role(switch: &OpenVSwitch, port: u16, role: &str) {
+pub(crate) fn wait_for_role(switch: &OpenVSwitch, port: u16, role: &str) {
     let begun = Instant::now();
     loop {
         let said = switch.vsctl("--bare --columns=target,role list controller");

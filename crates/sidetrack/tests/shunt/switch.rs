@@ -7,7 +7,7 @@
 //! ```
 
 use crate::firewall::Network;
-use sidetrack::config::ShuntSwitch;
+use sidetrack::config::{ShuntSwitch, SwitchMember};
 use sidetrack_core::openflow::{SwitchPorts, Version};
 use sidetrack_core::shunt::PortNumber;
 use sidetrack_sys::bpf::Forwarding;
@@ -21,30 +21,67 @@ use std::time::Instant;
 
 /// Where the controller listens, on the firewall's own wire to the switch.
 const CONTROLLER: &str = "192.168.77.1";
+/// The same on the wire to the second of two switches.
+const CONTROLLER_OF_RIGHT: &str = "192.168.78.1";
 
 /// A running switch.
 pub(crate) struct OpenVSwitch {
     pub node: Node,
+    /// Where the firewall is, seen from here.
+    controller: &'static str,
     folder: tempfile::TempDir,
     daemons: Vec<Child>,
 }
 
 /// Client, firewall, server and the switch that all their wires end in.
 pub(crate) fn network() -> (Network, OpenVSwitch) {
-    let (client, firewall, server, node) = (Node::new(), Node::new(), Node::new(), Node::new());
+    let node = Node::new();
+    let network = around([&node, &node]);
+    wire(&node, "control", &network.firewall, "switch");
+    network.firewall.ip(&format!("addr add {CONTROLLER}/24 dev switch"));
+    node.ip("addr add 192.168.77.2/24 dev control");
+    let ports = [("fast1", 49), ("fast2", 50), ("slow1", 10), ("slow2", 11)];
+    (network, OpenVSwitch::start(node, CONTROLLER, &ports))
+}
+
+/// The same with two switches in a row, joined by their ports 20:
+///
+/// ```text
+///  client --49-- left --20---20-- right --50-- server
+///               10 |                | 11
+///                  firewall (bridge)
+/// ```
+pub(crate) fn network_of_two() -> (Network, [OpenVSwitch; 2]) {
+    let (left, right) = (Node::new(), Node::new());
+    let network = around([&left, &right]);
+    wire(&left, "link", &right, "link");
+    for (node, name, at, own) in [
+        (&left, "switch", CONTROLLER, "192.168.77.2"),
+        (&right, "switch2", CONTROLLER_OF_RIGHT, "192.168.78.2"),
+    ] {
+        wire(node, "control", &network.firewall, name);
+        network.firewall.ip(&format!("addr add {at}/24 dev {name}"));
+        node.ip(&format!("addr add {own}/24 dev control"));
+    }
+    let left = OpenVSwitch::start(left, CONTROLLER, &[("fast1", 49), ("slow1", 10), ("link", 20)]);
+    let right = OpenVSwitch::start(right, CONTROLLER_OF_RIGHT, &[("fast2", 50), ("slow2", 11), ("link", 20)]);
+    (network, [left, right])
+}
+
+/// Client, firewall and server, whose wires end in these switches.
+fn around([left, right]: [&Node; 2]) -> Network {
+    let (client, firewall, server) = (Node::new(), Node::new(), Node::new());
     firewall.ip("link add br0 type bridge");
-    for (host, number, fast, slow, name) in
-        [(&client, 1, "fast1", "slow1", "to-client"), (&server, 2, "fast2", "slow2", "to-server")]
-    {
-        wire(&node, fast, host, "eth0");
-        wire(&node, slow, &firewall, name);
+    for (host, node, number, fast, slow, name) in [
+        (&client, left, 1, "fast1", "slow1", "to-client"),
+        (&server, right, 2, "fast2", "slow2", "to-server"),
+    ] {
+        wire(node, fast, host, "eth0");
+        wire(node, slow, &firewall, name);
         firewall.ip(&format!("link set {name} master br0"));
         host.ip(&format!("addr add 10.0.0.{number}/24 dev eth0"));
         host.ip(&format!("addr add fd00::{number}/64 dev eth0 nodad"));
     }
-    wire(&node, "control", &firewall, "switch");
-    firewall.ip(&format!("addr add {CONTROLLER}/24 dev switch"));
-    node.ip("addr add 192.168.77.2/24 dev control");
     firewall.ip("link set br0 up");
     firewall.run(|| {
         for name in ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"] {
@@ -54,7 +91,7 @@ pub(crate) fn network() -> (Network, OpenVSwitch) {
     let server_addresses = ["10.0.0.2", "fd00::2"];
     let network = Network { client, firewall, server, server_addresses, forwarding: Forwarding::Bridged };
     network.load(&crate::firewall::rule_set(true));
-    (network, OpenVSwitch::start(node))
+    network
 }
 
 /// A wire between two hosts. The switch reads frames from a packet socket, which knows no checksum that is still to be made.
@@ -70,6 +107,29 @@ fn wire(switch: &Node, here: &str, host: &Node, there: &str) {
     host.ip(&format!("link set {there} up"));
     switch.carries(here);
     host.carries(there);
+}
+
+/// How a shunt is to use two switches.
+pub(crate) fn settings_of_two(port: u16) -> ShuntSwitch {
+    let number = |number| PortNumber::new(number).expect("a number");
+    let member = |name: &str, address: &str, (at, ports), to| SwitchMember {
+        name: name.to_owned(),
+        address: address.parse().expect("address"),
+        ports: BTreeMap::from([(number(at), ports)]),
+        links: vec![(to, 20)],
+    };
+    let single = settings(&[Version::V1_3], port);
+    let right = SocketAddr::new(CONTROLLER_OF_RIGHT.parse().expect("address"), port);
+    ShuntSwitch {
+        listen: single.listen.iter().copied().chain([right]).collect(),
+        from: None,
+        ports: BTreeMap::new(),
+        members: vec![
+            member("left", "192.168.77.2", (1, SwitchPorts { fast: 49, slow: 10 }), 1),
+            member("right", "192.168.78.2", (2, SwitchPorts { fast: 50, slow: 11 }), 0),
+        ],
+        ..single
+    }
 }
 
 /// How a shunt is to use the switch.
@@ -89,20 +149,21 @@ pub(crate) fn settings(versions: &[Version], port: u16) -> ShuntSwitch {
         master: false,
         shared: false,
         table: 0,
+        members: Vec::new(),
     }
 }
 
 impl OpenVSwitch {
-    fn start(node: Node) -> Self {
+    fn start(node: Node, controller: &'static str, ports: &[(&str, u16)]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().to_owned();
         let at = path.clone();
         let daemons = node.run(move || daemons(&at));
-        let switch = Self { node, folder, daemons };
+        let switch = Self { node, controller, folder, daemons };
         switch.vsctl(
             "add-br sw -- set bridge sw datapath_type=netdev fail_mode=secure protocols=[OpenFlow10,OpenFlow13]",
         );
-        for (name, number) in [("fast1", 49), ("fast2", 50), ("slow1", 10), ("slow2", 11)] {
+        for (name, number) in ports {
             switch.vsctl(&format!("add-port sw {name} -- set interface {name} ofport_request={number}"));
         }
         switch
@@ -112,13 +173,15 @@ impl OpenVSwitch {
     pub(crate) fn connect(&self, port: u16) {
         // In one step: a controller that is in-band for a moment makes the switch add entries of its own.
         self.vsctl(&format!(
-            "set-controller sw tcp:{CONTROLLER}:{port} -- set controller sw connection_mode=out-of-band max_backoff=1000"
+            "set-controller sw tcp:{}:{port} -- set controller sw connection_mode=out-of-band max_backoff=1000",
+            self.controller
         ));
     }
 
     /// Lets it connect to several controllers.
     pub(crate) fn connect_to(&self, ports: &[u16]) {
-        let controllers: Vec<_> = ports.iter().map(|port| format!("tcp:{CONTROLLER}:{port}")).collect();
+        let controllers: Vec<_> =
+            ports.iter().map(|port| format!("tcp:{}:{port}", self.controller)).collect();
         self.vsctl(&format!("set-controller sw {}", controllers.join(" ")));
         for one in self.vsctl("--bare --columns=_uuid list controller").split_whitespace() {
             self.vsctl(&format!("set controller {one} connection_mode=out-of-band max_backoff=1000"));

@@ -1,10 +1,11 @@
-//! `chain`: the cost of functions inside Sidetrack and in containers, how fast a chain changes under live flows, and
-//! how soon a decision about data holds at three proxies.
+//! `chain`: the cost of functions inside Sidetrack and in containers, their rate against replicas, how fast a chain
+//! changes under live flows, and how soon a decision about data holds at three proxies.
 
 mod bars;
 mod crypt;
 mod enforce;
 mod plane;
+mod replicas;
 mod swap;
 
 use std::path::PathBuf;
@@ -30,7 +31,7 @@ pub struct Options {
     #[arg(long)]
     pub rounds: Option<u32>,
     /// Only this part; may be given several times.
-    #[arg(long, value_name = "PART", value_parser = ["cost", "crypt", "swap", "plane"])]
+    #[arg(long, value_name = "PART", value_parser = ["cost", "crypt", "replicas", "swap", "plane"])]
     pub part: Vec<String>,
     /// Write the table there, too.
     #[arg(long, value_name = "FILE")]
@@ -66,6 +67,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         if let Some(pair) = missing.note("encryption", pair, &progress) {
             crypt::render(&mut page, &pair);
         }
+    }
+    if options.wants("replicas") {
+        let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 }).max(1);
+        let results = replicas::measure(rounds, machine, &site, &progress);
+        bars.extend(replicas::render(&mut page, &results));
     }
     if options.wants("swap") {
         progress.now("a chain changes");

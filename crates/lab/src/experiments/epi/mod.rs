@@ -4,6 +4,7 @@
 //! by `wrk` on plain links, and prints Table II with the evidence of each tick.
 
 mod bars;
+mod bed;
 mod clients;
 mod measure;
 mod paper;
@@ -11,6 +12,7 @@ mod report;
 mod rows;
 mod table_ii;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -50,6 +52,9 @@ pub struct Options {
     /// The kind of the links.
     #[arg(long, value_enum, default_value = "auto")]
     pub links: Kind,
+    /// Measure on real hosts that are reached by ssh, instead of namespaces of this machine. docs/lab.md describes the file.
+    #[arg(long, value_name = "FILE", conflicts_with = "links")]
+    pub testbed: Option<PathBuf>,
     /// Where results go.
     #[command(flatten)]
     pub output: Output,
@@ -87,6 +92,9 @@ struct Results {
 /// # Errors
 /// The links cannot be built (root is needed), or a file cannot be written.
 pub fn run(options: &Options) -> Result<ExitCode> {
+    if let Some(file) = &options.testbed {
+        return bed::run(options, file);
+    }
     let plan = plan(options);
     let rows = measure::chosen(&options.only, options.quick);
     let network = Network::new(options.links, &launch::launcher()?, 1)?;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::origin::{Origin, PORT, TLS_PORT};
 use super::programs;
-use super::rows::{PROXY_PORT, Scene};
+use super::rows::{PROXY_PORT, SIBLING_PORT, Scene};
 use crate::kit::{Bar, Bound, Missing, Page};
 use crate::link::{Conditions, Kind, Network, Wire};
 use crate::progress::Progress;
@@ -58,15 +58,27 @@ const TIMES: [&str; 6] = ["namelookup", "connect", "appconnect", "pretransfer", 
 /// curl's times of one request, in seconds, in the order of [`TIMES`].
 type Times = [f64; 6];
 
+/// First requests of proxies that have just started.
+#[derive(Debug, Default)]
+struct Firsts {
+    /// Nothing is stored, and no connection is open.
+    cold: Vec<Times>,
+    /// A sibling has the page.
+    sibling: Vec<Times>,
+}
+
 /// The way of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Direct,
     Proxy,
     Cached,
+    /// Through a second proxy, which has the first one as sibling.
+    Sibling,
 }
 
 impl Way {
+    /// Those that are measured in turn.
     const ALL: [Self; 3] = [Self::Direct, Self::Proxy, Self::Cached];
 
     const fn name(self) -> &'static str {
@@ -74,6 +86,7 @@ impl Way {
             Self::Direct => "direct",
             Self::Proxy => "proxy, not stored",
             Self::Cached => "proxy, out of its cache",
+            Self::Sibling => "proxy, from its sibling",
         }
     }
 }
@@ -92,12 +105,14 @@ pub(super) fn run(
     let network = Network::new(Kind::Auto, &launcher, 1)?;
     let (site, wires) = Site::emulated(&network)?;
     let scene = Scene { origin: Origin::start(&site)?, site: &site };
-    let requests = if quick { 3 } else { 20 };
+    let (requests, fresh) = if quick { (3, 1) } else { (20, 5) };
     page.line(format_args!(
         "### Pages (Figs. 7 and 8)\n\n{requests} times each by curl, in turn; medians. Links: {:?}. The \
          client is beside the proxy, the server at the distance named, directly and from the proxy, which is \
          started anew for each page. What is not stored comes over connections to the server that the proxy \
-         has kept.\n",
+         has kept. Cold: the first request of a proxy that has just started. Sibling: the first request of a \
+         second proxy that has just started, whose sibling has the page; each {fresh} times. Siblings are \
+         asked for http only.\n",
         network.kind()
     ));
     page.columns([
@@ -105,8 +120,10 @@ pub(super) fn run(
         "here",
         "RTT ms:",
         "direct ms:",
+        "cold:",
         "not stored:",
         "cached:",
+        "sibling:",
         "not stored / direct (seed):",
         "cached / direct (seed):",
     ]);
@@ -117,7 +134,9 @@ pub(super) fn run(
         progress.now(&name);
         let times = web.measure(&scene, &wires, requests);
         let Some(times) = missing.note(&name, times, progress) else { continue };
-        let report = web.report(&times, page);
+        let firsts = web.firsts(&scene, &wires, fresh);
+        let firsts = missing.note(&format!("{name}, cold"), firsts, progress).unwrap_or_default();
+        let report = web.report(&times, &firsts, page);
         bars.extend(missing.note(&name, report, progress).unwrap_or_default());
         if web.seed.0.starts_with("instagram") {
             fig_7 = Some(times);
@@ -148,26 +167,44 @@ impl WebPage {
         Ok(times)
     }
 
+    /// Measures the first requests of proxies that have just started.
+    fn firsts(&self, scene: &Scene<'_>, wires: &[Wire], count: usize) -> Result<Firsts> {
+        let mut firsts = Firsts::default();
+        for _ in 0..count {
+            let _proxy = start_proxy(scene, wires, self.rtt_ms)?;
+            firsts.cold.push(self.ask(scene, Way::Proxy)?);
+            if self.scheme == "https" {
+                continue;
+            }
+            // The sibling gets the page.
+            self.ask(scene, Way::Cached)?;
+            let _second = programs::ours_with_sibling(scene).map_err(|why| anyhow::anyhow!("ours: {why}"))?;
+            firsts.sibling.push(self.ask(scene, Way::Sibling)?);
+        }
+        Ok(firsts)
+    }
+
     /// Fetches one page by curl.
     fn ask(&self, scene: &Scene<'_>, way: Way) -> Result<Times> {
         let port = if self.scheme == "https" { TLS_PORT } else { PORT };
-        let folder = if way == Way::Cached { "hit" } else { "miss" };
+        let folder = if matches!(way, Way::Cached | Way::Sibling) { "hit" } else { "miss" };
         let url = format!("{}://{ORIGIN_NAME}:{port}/{folder}/{}", self.scheme, self.file);
         let format: Vec<String> = TIMES.iter().map(|name| format!("%{{time_{name}}}")).collect();
         let format = format!("%{{http_code}} {}", format.join(" "));
         let there = format!("{ORIGIN_NAME}:{port}:{}", scene.site.client_server.b.v4);
-        let proxy = format!("http://{}", scene.site.proxy_address(PROXY_PORT));
+        let listens = if way == Way::Sibling { SIBLING_PORT } else { PROXY_PORT };
+        let proxy = format!("http://{}", scene.site.proxy_address(listens));
         let directory = scene.site.directory.path();
         let root = match way {
             Way::Direct => scene.origin.authority.clone(),
-            Way::Proxy | Way::Cached => directory.join("our-ca/root.pem"),
+            Way::Proxy | Way::Cached | Way::Sibling => directory.join("our-ca/root.pem"),
         };
         let root = root.display().to_string();
         let mut arguments = vec!["-q", "-s", "-o", "/dev/null", "-m", ENDS_WITHIN_S, "-w", &format];
         arguments.extend(["--cacert", &root]);
         arguments.extend(match way {
             Way::Direct => ["--resolve", &there],
-            Way::Proxy | Way::Cached => ["-x", &proxy],
+            Way::Proxy | Way::Cached | Way::Sibling => ["-x", &proxy],
         });
         arguments.push(&url);
         let said =
@@ -184,7 +221,7 @@ impl WebPage {
         Ok(times)
     }
 
-    fn report(&self, times: &[Vec<Times>; 3], page: &mut Page) -> Result<Vec<Bar>> {
+    fn report(&self, times: &[Vec<Times>; 3], firsts: &Firsts, page: &mut Page) -> Result<Vec<Bar>> {
         let [direct, uncached, cached] = times;
         let spread = |values: Vec<f64>| Spread::of(values).context("curl was never asked");
         let total = |times: &[Times]| spread(times.iter().map(|times| times[5] * 1e3).collect());
@@ -192,16 +229,21 @@ impl WebPage {
             let pairs = times.iter().zip(direct);
             spread(pairs.map(|(one, direct)| one[5] / direct[5].max(1e-9)).collect())
         };
+        let first = |times: &[Times]| {
+            total(times).map_or_else(|_| "-".to_owned(), |all| format!("{:.1}", all.median))
+        };
         let (slower, faster) = (over_direct(uncached)?, over_direct(cached)?);
         let (name, seed_slower, seed_faster) = self.seed;
         page.row(format_args!(
-            "{name} | {} {} | {} | {:.1} | {:.1} | {:.2} | {:.3} ({seed_slower}) | {:.3} ({seed_faster})",
+            "{name} | {} {} | {} | {:.1} | {} | {:.1} | {:.2} | {} | {:.3} ({seed_slower}) | {:.3} ({seed_faster})",
             self.scheme,
             self.file,
             self.rtt_ms,
             total(direct)?.median,
+            first(&firsts.cold),
             total(uncached)?.median,
             total(cached)?.median,
+            first(&firsts.sibling),
             slower.median,
             faster.median
         ));

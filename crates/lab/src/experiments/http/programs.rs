@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 
 use super::origin;
-use super::rows::{PROXY_PORT, Scene};
+use super::rows::{PROXY_PORT, SIBLING_PORT, Scene};
 use crate::peers::{Unavailable, bare, configured, installed, ours};
 use crate::service::Service;
 use crate::site::ORIGIN_NAME;
@@ -269,6 +269,17 @@ pub(super) fn ours_opening(scene: &Scene<'_>) -> Started {
     );
     let keys = format!("{}tap = true\n", our_cache());
     Listener { keys: &keys, tables: &tables, ..Listener::PLAIN }.start(scene)
+}
+
+/// Ours as a second forward proxy, which has the first one as sibling.
+pub(super) fn ours_with_sibling(scene: &Scene<'_>) -> Started {
+    let (listen, first) = (scene.site.proxy_address(SIBLING_PORT), scene.site.proxy_address(PROXY_PORT));
+    let config = format!(
+        "[[listen]]\nkind = \"http\"\naddress = \"{listen}\"\ncache = {{ memory_bytes = {MEMORY_BYTES}, object_bytes = \
+         {OBJECT_BYTES}, siblings = [\"{first}\"] }}\n{}",
+        ours::rule("carrier = \"direct\"")
+    );
+    Ok(vec![ours::start(scene.site, &scene.site.proxy, "sibling", &config, SIBLING_PORT)?])
 }
 
 fn our_cache() -> String {

@@ -12,6 +12,8 @@ use crate::site::{ORIGIN_NAME, Records, Site};
 
 /// Port of every measured program.
 pub(super) const PROXY_PORT: u16 = 9080;
+/// Port of a second proxy beside it.
+pub(super) const SIBLING_PORT: u16 = 9081;
 
 /// The network: hosts, links, origin.
 #[derive(Debug)]

@@ -20,6 +20,7 @@ mod relations;
 mod rules;
 mod service;
 mod shunt;
+mod switches;
 mod tap;
 mod trust;
 mod tunnel;

@@ -2,7 +2,7 @@
 
 use super::super::{At, List, Shunt, ShuntPath, ShuntSwitch, raw};
 use super::Check;
-use sidetrack_core::openflow::{SwitchPorts, Version};
+use sidetrack_core::openflow::Version;
 use sidetrack_core::policy::{Policy, ShuntAfter};
 use sidetrack_core::shunt::{FastPathKind, MarkActions, Meaning, PortNumber, WhenFull};
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,9 +77,12 @@ impl Check<'_> {
             self.error(bridged.span(), "a flow table routes: it does not pass frames of a bridge", help);
         }
         if !words.contains(&FastPathKind::OpenFlow) {
-            let of_switch = |port: &At<raw::ShuntPort>| port.fast_port.is_some() || port.slow_port.is_some();
+            let of_switch = |port: &At<raw::ShuntPort>| {
+                port.fast_port.is_some() || port.slow_port.is_some() || port.switch.is_some()
+            };
             let stray = at.port.iter().find(|port| of_switch(port)).map(At::span);
-            if let Some(span) = at.openflow.as_ref().map(At::span).or(stray) {
+            let switch = at.switch.first().map(At::span);
+            if let Some(span) = at.openflow.as_ref().map(At::span).or(switch).or(stray) {
                 let help = "write `fast_path = \"openflow\"` below [shunt], or leave this out";
                 self.error(span, "this is about a switch, and the fast path is none", help);
             }
@@ -215,18 +218,21 @@ impl Check<'_> {
             }
             address
         });
+        let members = self.members(at);
+        let ports = if members.is_empty() { self.switch_ports(&at.port) } else { BTreeMap::new() };
         let flag = |key: &Option<At<bool>>, default| key.as_deref().copied().unwrap_or(default);
         Some(ShuntSwitch {
             listen,
             from,
             versions: versions(openflow),
-            ports: self.switch_ports(&at.port),
+            ports,
             clear_at_start: flag(&openflow.delete_flows_on_startup, false),
             clear_at_end: flag(&openflow.delete_flows_on_shutdown, false),
             pairs: flag(&openflow.install_pairs, true),
             master: openflow.role.as_deref() == Some(&raw::Role::Master),
             shared: flag(&openflow.shared, false),
             table: self.table(openflow),
+            members,
         })
     }
 
@@ -241,38 +247,6 @@ impl Check<'_> {
         }
         let number = self.number(openflow.table.as_ref(), 0..=254, "").unwrap_or(0);
         u8::try_from(number).unwrap_or(0)
-    }
-
-    fn switch_ports(&mut self, list: &[At<raw::ShuntPort>]) -> BTreeMap<PortNumber, SwitchPorts> {
-        // `OFPPP_MAX` of OpenFlow 1.3. In 1.0 ports end at 0xff00, which the controller checks once the version
-        // is known.
-        let range = 1..=0xffff_ff00;
-        let mut taken: Vec<(u64, Range<usize>)> = Vec::new();
-        let mut ports = BTreeMap::new();
-        for port in list {
-            let (Some(fast), Some(slow)) = (&port.fast_port, &port.slow_port) else {
-                let help = "such as fast_port = 49, slow_port = 10";
-                self.error(
-                    port.span(),
-                    "a port has two places on the switch: where the hosts are, and here",
-                    help,
-                );
-                continue;
-            };
-            for key in [fast, slow] {
-                let Some(number) = self.number(Some(key), range.clone(), "") else { continue };
-                if taken.iter().any(|(other, _)| *other == number) {
-                    let help = "each port of the switch is fast or slow for one port of the shunt";
-                    self.error(key.span(), format!("the switch's port {number} is named twice"), help);
-                }
-                taken.push((number, key.span()));
-            }
-            let number = port.number.as_deref().and_then(|number| u8::try_from(*number).ok());
-            if let Some(number) = number.and_then(PortNumber::new) {
-                ports.insert(number, SwitchPorts { fast: **fast, slow: **slow });
-            }
-        }
-        ports
     }
 
     fn entries(

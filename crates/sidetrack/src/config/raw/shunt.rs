@@ -49,6 +49,9 @@ pub struct Shunt {
     pub on_stall: Option<At<OnStall>>,
     /// The switch of `fast_path = "openflow"`.
     pub openflow: Option<At<OpenFlow>>,
+    /// The switches, if there are several. Default: one, which the table `openflow` describes.
+    #[serde(default)]
+    pub switch: Vec<At<Switch>>,
     /// The interfaces on which flows arrive and leave, at least two.
     #[schemars(required)]
     #[serde(default)]
@@ -65,6 +68,9 @@ pub struct ShuntPort {
     /// Its interface. With `fast_path = "openflow"` it is optional and only used by `sidetrack shunt rules`;
     /// otherwise required. Default: none.
     pub interface: Option<At<String>>,
+    /// The switch that has this port, by its name; only for "openflow" with several switches, where it is required.
+    /// Default: none.
+    pub switch: Option<At<String>>,
     /// The switch's port towards the hosts; only for "openflow". Default: none.
     pub fast_port: Option<At<u32>>,
     /// The switch's port towards this interface; only for "openflow". Default: none.
@@ -110,6 +116,33 @@ pub enum Role {
     Equal,
     /// Only this one does.
     Master,
+}
+
+/// One of several switches that forward between the ports of the shunt.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Switch {
+    /// Its name.
+    #[schemars(required)]
+    pub name: Option<At<String>>,
+    /// The address it connects from. It tells the switches apart, so each has its own.
+    #[schemars(required)]
+    pub address: Option<At<String>>,
+    /// The switches beside it. All links together form a tree: one path leads from each switch to each other one.
+    #[serde(default)]
+    pub links: Vec<At<SwitchLink>>,
+}
+
+/// A link from one switch to another.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SwitchLink {
+    /// The other switch, by its name. It has a link back.
+    #[schemars(required)]
+    pub to: Option<At<String>>,
+    /// This switch's port that leads there.
+    #[schemars(required)]
+    pub port: Option<At<u32>>,
 }
 
 /// A version of OpenFlow.

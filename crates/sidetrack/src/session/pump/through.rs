@@ -4,6 +4,7 @@
 
 use super::{Fresh, Pump};
 use crate::carry::Wire;
+use crate::live::profile::Stage;
 use crate::reactor::{Sleep, sleep};
 use sidetrack_core::chain::{Chain, OFFER_MAX, Offered};
 use sidetrack_core::flow::Side;
@@ -106,7 +107,7 @@ impl<W: Wire> Pump<W> {
                 through.chain.count(now, side, n);
                 Ok(Offered::Unchanged)
             }
-            n => through.chain.handle(now, side, &scratch[..n]),
+            n => Stage::Functions.time(|| through.chain.handle(now, side, &scratch[..n])),
         };
         match offered {
             Ok(Offered::Unchanged) => {
