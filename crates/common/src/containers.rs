@@ -5,7 +5,7 @@ use crate::exchange::{Blocking, Limits, Method, StatusCode};
 use axum::body::Body;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sidetrack_core::function::ContainerSpec;
+use sidetrack_core::function::{ContainerSpec, Resources};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -104,6 +104,44 @@ pub struct Order {
     pub pids: u32,
 }
 
+/// The limits of a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limited {
+    /// Most memory, bytes.
+    pub memory_bytes: u64,
+    /// Most CPU time, per cent of one core.
+    pub cpu_percent: u32,
+    /// Most processes and threads.
+    pub pids: u32,
+}
+
+impl From<Resources> for Limited {
+    fn from(Resources { memory_bytes, cpu_percent, pids }: Resources) -> Self {
+        Self { memory_bytes, cpu_percent, pids }
+    }
+}
+
+impl Limited {
+    /// As Docker's API takes them.
+    fn of_docker(&self) -> Value {
+        json!({
+            "Memory": self.memory_bytes,
+            "MemorySwap": self.memory_bytes,
+            "NanoCpus": u64::from(self.cpu_percent) * 10_000_000,
+            "PidsLimit": self.pids,
+        })
+    }
+
+    /// As podman takes them: the resources of a container's bundle (OCI runtime specification).
+    fn of_podman(&self) -> Value {
+        json!({
+            "memory": { "limit": self.memory_bytes, "swap": self.memory_bytes },
+            "cpu": { "quota": u64::from(self.cpu_percent) * 1000, "period": 100_000 },
+            "pids": { "limit": self.pids },
+        })
+    }
+}
+
 impl Order {
     /// Returns the order for a container of this function.
     pub fn new(function: &str, spec: &ContainerSpec) -> Self {
@@ -195,6 +233,21 @@ impl Engine {
             exit_code: state["ExitCode"].as_i64().unwrap_or(0),
             out_of_memory: state["OOMKilled"].as_bool().unwrap_or(false),
         })
+    }
+
+    /// Changes the limits of a running container.
+    ///
+    /// # Errors
+    /// Fails if the container does not exist, or the engine cannot do it.
+    pub fn limit(&self, id: &str, limits: &Limited) -> Result<(), EngineError> {
+        let path = format!("/containers/{id}/update");
+        let (mut status, mut body) = self.request(&Method::POST, &path, Some(&limits.of_docker()))?;
+        if status == StatusCode::NOT_FOUND {
+            // Podman has this request under its own interface only.
+            let path = format!("/libpod{path}");
+            (status, body) = self.request(&Method::POST, &path, Some(&limits.of_podman()))?;
+        }
+        if status.is_success() { Ok(()) } else { Err(self.refused(status, &body)) }
     }
 
     /// Returns the last lines that a container wrote, joined to one line.

@@ -217,7 +217,8 @@ impl Remote {
                 return Ok(());
             }
         }
-        bail!("{} ended: {}", self.name, self.ended_log())
+        let said = self.ended_log();
+        bail!("{} ended: {said}", self.name)
     }
 
     /// Returns true if it still runs.

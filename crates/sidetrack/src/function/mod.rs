@@ -21,8 +21,9 @@ use shared::{ClientBuckets, Counter, SharedBucket};
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::Flow;
 use sidetrack_core::function::{
-    Branch, BranchSpec, ByteBucket, ChainSpec, Choice, End, Filter, FilterSpec, FunctionKind, FunctionSpec,
-    LimitSpec, Make, Named, Records, Replace, Replacements, Share, Stage, Stop, Suite, Throttle, Words,
+    Branch, BranchSpec, ByteBucket, ChainSpec, Choice, ContainerSpec, End, Filter, FilterSpec, FunctionKind,
+    FunctionSpec, LimitSpec, Make, Named, Records, Replace, Replacements, Share, Stage, Stop, Suite,
+    Throttle, Words,
 };
 use sidetrack_core::time::Instant;
 use std::collections::BTreeMap;
@@ -104,12 +105,14 @@ impl Library {
         self.take(self.make(specs));
     }
 
-    /// Makes the functions for a new configuration: unchanged ones are reused, others are new. New containers
-    /// are started. Dropping the result stops them again.
+    /// Makes the functions for a new configuration: unchanged ones are reused, others are new. One whose limits are only
+    /// raised keeps its containers. New containers are started. Dropping the result stops them again.
     pub fn make(&self, specs: &[Arc<FunctionSpec>]) -> Vec<Arc<Function>> {
         let old = self.functions.load();
         let of = |spec: &Arc<FunctionSpec>| {
-            let known = old.get(&spec.name).filter(|function| function.spec == *spec).cloned();
+            let old = old.get(&spec.name);
+            let known = old.filter(|function| function.spec == *spec).cloned();
+            let known = known.or_else(|| Some(Arc::new(old?.raised(spec)?)));
             known.unwrap_or_else(|| Arc::new(self.new_function(spec)))
         };
         specs.iter().map(of).collect()
@@ -117,6 +120,11 @@ impl Library {
 
     /// Replaces the functions by these.
     pub fn take(&self, functions: Vec<Arc<Function>>) {
+        for function in &functions {
+            if let (Some(pool), FunctionKind::Container(spec)) = (function.pool(), &function.spec.kind) {
+                pool.limit(spec.resources);
+            }
+        }
         let named = functions.into_iter().map(|function| (function.spec.name.clone(), function));
         self.functions.store(Arc::new(named.collect()));
     }
@@ -243,6 +251,24 @@ impl Function {
             }
         };
         Self { spec, tally: Arc::default(), work }
+    }
+
+    /// Returns this function with higher limits of its containers, which go on; `None` if anything else differs.
+    fn raised(&self, spec: &Arc<FunctionSpec>) -> Option<Self> {
+        let (FunctionKind::Container(old), FunctionKind::Container(new)) = (&self.spec.kind, &spec.kind)
+        else {
+            return None;
+        };
+        let Work::Container(Some(pool)) = &self.work else { return None };
+        let (was, is) = (old.resources, new.resources);
+        let is_raised =
+            is.memory_bytes >= was.memory_bytes && is.cpu_percent >= was.cpu_percent && is.pids >= was.pids;
+        let others = ContainerSpec { resources: was, ..(**new).clone() };
+        (is_raised && others == **old).then(|| Self {
+            spec: spec.clone(),
+            tally: self.tally.clone(),
+            work: Work::Container(Some(pool.clone())),
+        })
     }
 
     /// Its definition.

@@ -7,6 +7,7 @@ mod faults;
 mod function;
 mod health;
 mod lifecycle;
+mod limits;
 #[path = "../node/mod.rs"]
 mod node;
 mod passing;

@@ -2,7 +2,7 @@
 
 use crate::rights::DataUser;
 use serde::{Deserialize, Serialize};
-use sidetrack_common::containers::Order;
+use sidetrack_common::containers::{Limited, Order};
 use std::path::PathBuf;
 
 /// A request to the containers' process.
@@ -44,6 +44,8 @@ pub(super) enum Want {
     Listener,
     /// The CPU time that it has used.
     Cpu,
+    /// Other limits from now on. There is no answer.
+    Limit(Limited),
     /// The reason why it has ended.
     Why,
 }

@@ -112,6 +112,12 @@ fn serve(engine: &Engine, held: &Held<'_>, name: &str, alive: &OwnedFd, end: &Ow
                 send(end, &Told::Listener, vec![listener.into()])?;
             }
             Want::Cpu => send(end, &Told::Cpu(cpu_us(held.pid)), Vec::new())?,
+            Want::Limit(limits) => {
+                // It goes on with the limits that it has.
+                if let Err(error) = engine.limit(&held.id, &limits) {
+                    tracing::warn!("container {name} keeps its limits: {error}");
+                }
+            }
             Want::Why => send(end, &Told::Ended(why(engine, &held.id)), Vec::new())?,
         }
     }

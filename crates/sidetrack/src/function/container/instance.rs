@@ -2,7 +2,7 @@
 
 use super::ask::{SOCKETS_MAX, Want};
 use crate::wire;
-use sidetrack_core::function::ContainerSpec;
+use sidetrack_core::function::{ContainerSpec, Resources};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sync::lock;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -181,6 +181,12 @@ impl Instance {
     pub(super) fn ask_cpu(&self) {
         // As in `ask`.
         let _ = wire::send(&self.asking, &Want::Cpu, &[]);
+    }
+
+    /// Gives it other limits.
+    pub(super) fn limit(&self, limits: Resources) {
+        // As in `ask`.
+        let _ = wire::send(&self.asking, &Want::Limit(limits.into()), &[]);
     }
 
     /// Takes the answer to [`Self::ask_cpu`].

@@ -204,7 +204,9 @@ fn start(
     launcher: Arc<Launcher>,
     charge: &Charge,
 ) -> impl Future<Output = Result<Running, String>> + 'static {
-    let order = Order::new(&charge.function, &charge.spec);
+    let limits = charge.pool.upgrade().map_or(charge.spec.resources, |pool| pool.limits());
+    let spec = ContainerSpec { resources: limits, ..(*charge.spec).clone() };
+    let order = Order::new(&charge.function, &spec);
     let known = (charge.function.clone(), charge.spec.clone());
     async move {
         let broken = |error: io::Error| format!("the containers' process does not answer: {error}");

@@ -1,7 +1,7 @@
 //! The containers of one function: those that work, and the reason why the last one failed.
 
 use super::instance::{Guest, Instance};
-use sidetrack_core::function::ContainerSpec;
+use sidetrack_core::function::{ContainerSpec, Resources};
 use sidetrack_sys::sync::lock;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -16,6 +16,8 @@ const ENGINE_PATIENCE: Duration = Duration::from_secs(20);
 pub struct Pool {
     function: Arc<str>,
     spec: Arc<ContainerSpec>,
+    /// The limits of each container; at first those of the specification.
+    limits: Mutex<Resources>,
     well: Mutex<Vec<Arc<Instance>>>,
     /// Why the last container failed, and how many have failed.
     trouble: Mutex<Trouble>,
@@ -38,6 +40,7 @@ impl Pool {
         Self {
             function,
             target: AtomicU16::new(spec.instances),
+            limits: Mutex::new(spec.resources),
             spec: Arc::new(spec),
             well: Mutex::default(),
             trouble: Mutex::default(),
@@ -65,6 +68,19 @@ impl Pool {
     /// Ends the pauses of containers that wait before they are started again.
     pub fn again(&self) {
         self.open.send_replace(());
+    }
+
+    /// Returns the limits of each container.
+    pub fn limits(&self) -> Resources {
+        *lock(&self.limits)
+    }
+
+    /// Gives all containers other limits, those that run included.
+    pub fn limit(&self, limits: Resources) {
+        if std::mem::replace(&mut *lock(&self.limits), limits) != limits {
+            tracing::info!(function = %self.function, ?limits, "the containers get other limits");
+            self.well().iter().for_each(|instance| instance.limit(limits));
+        }
     }
 
     /// Returns how many containers should run now.
@@ -122,6 +138,11 @@ impl Pool {
 
     pub(super) fn up(&self, instance: &Arc<Instance>) {
         lock(&self.well).push(instance.clone());
+        // They may have changed while it was started.
+        let limits = self.limits();
+        if limits != instance.spec.resources {
+            instance.limit(limits);
+        }
         self.changed.notify_all();
     }
 
