@@ -2,7 +2,6 @@
 
 use super::containers::{Way, offered};
 use super::near::{self, AskedDatagrams};
-use super::watch::Watched;
 use super::{held, hello};
 use crate::carry::{Carried, Client, Failure, Gate, Order, Stream, Wire, stack};
 use crate::config::{Config, Limits};
@@ -20,9 +19,8 @@ use sidetrack_core::socks::v6::{Leg, Metadata};
 use sidetrack_core::socks::{Command, ReplyCode};
 use sidetrack_core::splice;
 use sidetrack_sys::sockopt;
-use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -53,16 +51,6 @@ pub(super) struct Ready {
     pub way: Way,
     /// The SOCKS6 session it is part of, which stays in use until the flow ends.
     pub session: Option<FlowOfSession>,
-}
-
-/// Says in words what a time-out of this stage means.
-fn late(reason: EndReason) -> &'static str {
-    match reason {
-        EndReason::HandshakeTimeout => "the client did not finish its handshake in time",
-        EndReason::ConnectTimeout => "the path to the server was not made in time",
-        EndReason::Killed => "ended by hand",
-        _ => "ended while the path was being made",
-    }
 }
 
 /// What the record says of a flow that no policy decided.
@@ -261,17 +249,6 @@ impl<'a> Setup<'a> {
             }
         }
         Ok(Ready { server: carried.stream, early: carried.early, config, way, session })
-    }
-
-    /// Runs one stage until its deadline, or until the flow is to be ended. The stage is pinned where it is
-    /// made: a future that is moved before it is pinned reserves its room twice.
-    pub(super) async fn watched<T>(
-        &self,
-        stage: Stage,
-        work: Pin<&mut impl Future<Output = T>>,
-    ) -> Result<T, Failure> {
-        let watched = Watched::new(stage, work, self.live, self.worker.clock).await;
-        watched.map_err(|reason| Failure::new(reason, late(reason)))
     }
 
     /// Runs the interceptor. Meanwhile the client takes a place among those that have not finished their

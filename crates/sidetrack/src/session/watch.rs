@@ -1,6 +1,8 @@
 //! Ends the set-up of a path at its deadline, or when the flow is to be ended, without a timer for each flow.
 //! The worker's sweep wakes flows that are due.
 
+use super::setup::Setup;
+use crate::carry::Failure;
 use crate::live::profile::Stage;
 use crate::live::{Clock, LiveFlow};
 use sidetrack_core::flow::EndReason;
@@ -37,5 +39,28 @@ impl<F: Future> Future for Watched<'_, F> {
             return Poll::Ready(Err(reason));
         }
         this.inner.as_mut().poll(cx).map(Ok)
+    }
+}
+
+impl Setup<'_> {
+    /// Runs one stage until its deadline, or until the flow is to be ended. The stage is pinned where it is
+    /// made: a future that is moved before it is pinned reserves its room twice.
+    pub(super) async fn watched<T>(
+        &self,
+        stage: Stage,
+        work: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, Failure> {
+        let watched = Watched::new(stage, work, self.live, self.worker.clock).await;
+        watched.map_err(|reason| Failure::new(reason, late(reason)))
+    }
+}
+
+/// Says in words what a time-out of this stage means.
+fn late(reason: EndReason) -> &'static str {
+    match reason {
+        EndReason::HandshakeTimeout => "the client did not finish its handshake in time",
+        EndReason::ConnectTimeout => "the path to the server was not made in time",
+        EndReason::Killed => "ended by hand",
+        _ => "ended while the path was being made",
     }
 }
