@@ -196,10 +196,7 @@ impl<'a> Setup<'a> {
                     EndReason::ConnectTimeout,
                 );
                 let asking = (&caught.flow, &mut caught.asker, caught.looks_at_hello);
-                match self
-                    .watched(Stage::Dial, pin!(self.reach(carry, asking, client, &mut way, guard.as_ref())))
-                    .await
-                {
+                match self.dialing(pin!(self.reach(carry, asking, client, &mut way, guard.as_ref()))).await {
                     Ok(carried) => carried.map(|carried| (carry, carried)),
                     // The client may expect an answer in its own protocol: `refuse` sends it.
                     Err(late) if late.reason == EndReason::ConnectTimeout => Err(late),

@@ -43,6 +43,11 @@ impl<F: Future> Future for Watched<'_, F> {
 }
 
 impl Setup<'_> {
+    /// As [`Self::watched`], for the stage that makes the path.
+    pub(super) async fn dialing<T>(&self, work: Pin<&mut impl Future<Output = T>>) -> Result<T, Failure> {
+        self.watched(Stage::Dial, work).await
+    }
+
     /// Runs one stage until its deadline, or until the flow is to be ended. The stage is pinned where it is
     /// made: a future that is moved before it is pinned reserves its room twice.
     pub(super) async fn watched<T>(

@@ -50,7 +50,7 @@ fn it_is_off_until_it_is_asked_for_and_shows_where_the_time_goes() {
         format!("[[listen]]\nkind = \"reverse\"\naddress = \"{REVERSE}\"\nto = \"{}\"\n", server.address);
     let rule = "[[rule]]\nname = \"all\"\ncarrier = \"direct\"\nkernel = \"never\"\n";
     let listen = engine(&format!("to = \"{}\"", server.address));
-    site.start("", &format!("{listen}{reverse}{rule}"));
+    site.start("default = \"deny\"\n", &format!("{listen}{reverse}{rule}"));
     let visits = |site: &Site| {
         for address in [ENGINE, REVERSE] {
             site.line.client.run(move || visit(address.parse().expect("an address"), b"a word"));

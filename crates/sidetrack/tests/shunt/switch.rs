@@ -54,7 +54,7 @@ pub(crate) fn network() -> (Network, OpenVSwitch) {
 pub(crate) fn network_of_two() -> (Network, [OpenVSwitch; 2]) {
     let (left, right) = (Node::new(), Node::new());
     let network = around([&left, &right]);
-    wire(&left, "link", &right, "link");
+    wire(&left, "trunk", &right, "trunk");
     for (node, name, at, own) in [
         (&left, "switch", CONTROLLER, "192.168.77.2"),
         (&right, "switch2", CONTROLLER_OF_RIGHT, "192.168.78.2"),
@@ -63,8 +63,9 @@ pub(crate) fn network_of_two() -> (Network, [OpenVSwitch; 2]) {
         network.firewall.ip(&format!("addr add {at}/24 dev {name}"));
         node.ip(&format!("addr add {own}/24 dev control"));
     }
-    let left = OpenVSwitch::start(left, CONTROLLER, &[("fast1", 49), ("slow1", 10), ("link", 20)]);
-    let right = OpenVSwitch::start(right, CONTROLLER_OF_RIGHT, &[("fast2", 50), ("slow2", 11), ("link", 20)]);
+    let left = OpenVSwitch::start(left, CONTROLLER, &[("fast1", 49), ("slow1", 10), ("trunk", 20)]);
+    let right =
+        OpenVSwitch::start(right, CONTROLLER_OF_RIGHT, &[("fast2", 50), ("slow2", 11), ("trunk", 20)]);
     (network, [left, right])
 }
 
