@@ -230,7 +230,7 @@ ssh = "10.1.0.2"
             format!("{:#}", TestBed::parse(&text, Path::new("/beds")).expect_err(to))
         };
         for (from, to, expected) in [
-            ("role = \"proxy\"", "role = \"client\"", "no host has role = \"proxy\""),
+            ("role = \"proxy\"", "role = \"client\"", "two hosts have role = \"client\""),
             ("role = \"proxy\"", "role = \"relay\"", "unknown variant `relay`"),
             ("[[host]]\nrole = \"proxy\"\nssh = \"10.1.0.2\"\n", "", "no host has role = \"proxy\""),
             ("ssh = \"10.1.0.2\"", "ssh = \"proxy.lab\"", "reached_at = { client = \"ADDRESS\" }"),

@@ -256,22 +256,23 @@ mod tests {
         while began.elapsed() < Duration::from_nanos(ns) {}
     }
 
-    // One test, because a measurement is one for the whole process.
+    // One test, because a measurement is one for the whole process. Other tests of this program run beside it: none of them
+    // dials or serves a request.
     #[test]
     fn times_exclude_inner_spans_and_nothing_is_counted_while_it_is_off() {
         let of = |stage: Stage| latest().unwrap().counts[stage as usize];
-        drop(Stage::EngineRecords.enter());
-        assert_eq!(counts()[Stage::EngineRecords as usize], Busy::default());
+        drop(Stage::Dial.enter());
+        assert_eq!(counts()[Stage::Dial as usize], Busy::default());
         assert!(latest().is_none());
-        let before = Stage::EngineRecords.enter();
+        let before = Stage::Dial.enter();
         let number = start().unwrap();
         assert!(start().is_none(), "one at a time");
         drop(before);
-        assert_eq!(of(Stage::EngineRecords), Busy::default(), "it began while nothing was measured");
-        let outer = Stage::EngineOffload.enter();
+        assert_eq!(of(Stage::Dial), Busy::default(), "it began while nothing was measured");
+        let outer = Stage::Http.enter();
         busy(2_000_000);
         {
-            let _inner = Stage::EngineRecords.enter_with(7);
+            let _inner = Stage::Dial.enter_with(7);
             busy(3_000_000);
         }
         stop(Some(number + 1));
@@ -279,13 +280,13 @@ mod tests {
         // It ends inside a span: the span is still counted when it ends, but not in this measurement.
         stop(Some(number));
         drop(outer);
-        let (outer, inner) = (of(Stage::EngineOffload), of(Stage::EngineRecords));
+        let (outer, inner) = (of(Stage::Http), of(Stage::Dial));
         assert_eq!((outer.events, inner.events), (1, 7));
         assert!(outer.ns >= 2_000_000 && inner.ns >= 3_000_000, "{outer:?} {inner:?}");
         let all = latest().unwrap();
         assert!(!all.is_running && u128::from(outer.ns + inner.ns) <= all.lasted.as_nanos(), "{all:?}");
         let next = start().unwrap();
-        assert_eq!((next, of(Stage::EngineRecords)), (number + 1, Busy::default()));
+        assert_eq!((next, of(Stage::Dial)), (number + 1, Busy::default()));
         stop(None);
         for (at, stage) in Stage::ALL.into_iter().enumerate() {
             assert_eq!(stage as usize, at);
