@@ -68,6 +68,14 @@ pub struct ShuntSwitch {
     pub members: Vec<SwitchMember>,
 }
 
+impl ShuntSwitch {
+    /// Returns the numbers of the ports of all switches.
+    pub fn all_ports(&self) -> impl Iterator<Item = PortNumber> + '_ {
+        let members = self.members.iter().flat_map(|member| member.ports.keys());
+        self.ports.keys().chain(members).copied()
+    }
+}
+
 /// One of several switches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchMember {

@@ -37,7 +37,7 @@ impl Path {
             Self::Bpf(_) | Self::Chaos(..) | Self::Flowtable | Self::None => {
                 settings.ports.keys().copied().collect()
             }
-            Self::OpenFlow(switch) => switch.ports.keys().copied().collect(),
+            Self::OpenFlow(switch) => switch.all_ports().collect(),
         }
     }
 
