@@ -253,7 +253,9 @@ fn daemons(folder: &Path) -> Vec<Child> {
         &[database.display().to_string(), format!("--remote=punix:{}", socket.display())],
         socket.clone(),
     );
-    crate::firewall::tool("ovs-vsctl", &format!("--no-wait --db=unix:{} init", socket.display()), "");
+    // The socket's file is there a moment before it listens.
+    let init = format!("--retry --timeout=50 --no-wait --db=unix:{} init", socket.display());
+    crate::firewall::tool("ovs-vsctl", &init, "");
     let switch =
         start("ovs-vswitchd", &[format!("unix:{}", socket.display())], folder.join("ovs-vswitchd.ctl"));
     vec![switch, server]
