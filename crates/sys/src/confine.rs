@@ -159,7 +159,7 @@ pub fn confine(kind: Kind) -> io::Result<()> {
 }
 
 #[allow(unsafe_code, reason = "the crate installs no filter with a log")]
-fn install(program: BpfProgramRef<'_>, flags: libc::c_ulong) -> io::Result<()> {
+pub(crate) fn install(program: BpfProgramRef<'_>, flags: libc::c_ulong) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(io::Error::other)?;
     // `sock_filter` has the layout of the kernel's structure of this name.
     let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };

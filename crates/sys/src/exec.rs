@@ -22,6 +22,7 @@
 #![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 mod child;
+mod confined;
 mod error;
 mod files;
 mod idmap;
@@ -29,6 +30,7 @@ mod report;
 mod signals;
 mod wait;
 
+pub use confined::Confined;
 pub use error::{LaunchError, Step, user_namespace_obstacle};
 pub use files::PrivateFiles;
 pub use signals::{ForwardedSignals, ReceivedSignal};
@@ -55,6 +57,8 @@ pub struct Program {
     pub directory: Option<PathBuf>,
     /// Soft limit of open descriptors to give it; `None`: the caller's.
     pub open_files_limit: Option<u64>,
+    /// What it cannot do beside what its network confines; `None`: it is not confined.
+    pub confined: Option<Confined>,
 }
 
 /// A program and the network made for it.

@@ -3,10 +3,12 @@
 //! [`Entry`] is one entry of a list, [`Lists`] both lists, read from arguments and profiles. [`Jail::policy`] compiles them to
 //! rules. [`NameBudget`] bounds what questions about names can carry out. Nothing here does I/O.
 
+mod account;
 mod budget;
 mod entry;
 mod rules;
 
+pub use account::{Account, Counted, ROWS_MAX, Seen};
 pub use budget::{NameBudget, NameRefusal};
 pub use entry::{Entry, EntryError, Target};
 pub use rules::{CLOSED_RULE, Jail, WOULD_REFUSE, closed_networks};

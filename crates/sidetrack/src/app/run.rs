@@ -2,6 +2,7 @@
 
 mod failures;
 mod jail;
+mod report;
 
 use super::control::ControlOfRun;
 use super::node::warm_room;
@@ -29,6 +30,7 @@ use anyhow::Context;
 use arc_swap::ArcSwap;
 use failures::Telling;
 use jail::JailedNames;
+pub use report::Report;
 use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::{Host, HostName, Intercept, Protocol};
 use sidetrack_core::hold::Overflow;
@@ -64,6 +66,9 @@ const LAST_BYTES_LOOK: Duration = Duration::from_millis(10);
 /// Most flows that `run` can report at its end.
 const TOLD_MAX: usize = 1000;
 
+/// The exit code if something was refused and the user wants to know.
+const REFUSED: u8 = 120;
+
 /// The command line of `run`.
 #[derive(Clone, Debug)]
 pub struct RunCommand {
@@ -77,6 +82,12 @@ pub struct RunCommand {
     pub faithful: bool,
     /// What the command may reach; `None`: what the hops or the file with rules say.
     pub jail: Option<Jail>,
+    /// What is written at the end about all destinations.
+    pub report: Option<Report>,
+    /// The file for a profile of what was reached.
+    pub learn: Option<PathBuf>,
+    /// End with exit code 120 if something was refused.
+    pub fail_on_deny: bool,
     /// How DNS questions are answered; `None`: as the configuration says.
     pub dns: Option<RunDns>,
     /// How TLS connections are intercepted; `None`: they are forwarded unchanged.
@@ -319,7 +330,10 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     let fleet = Fleet::start(&shared, 1)?;
     let metrics = Arc::new(Metrics::new());
     let telling = Telling::new(metrics.clone(), watch.command.quiet);
+    let counts_all = watch.command.report.is_some() || watch.command.learn.is_some();
+    let telling = if counts_all { telling.with_account() } else { telling };
     let telling = Arc::new(if watch.command.jail.is_some() { telling.of_lists() } else { telling });
+    let fail_on_deny = watch.command.fail_on_deny;
     let resolver = resolver(&launched, &config, &telling, watch.command.jail.as_ref());
     let serving = catch(&mut launched, &fleet, watch.http, &resolver)?;
     let datagrams = catch_datagrams(&mut launched, &fleet, &serving)?;
@@ -353,13 +367,16 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     if let Some(window) = window {
         window.await??;
     }
+    if let Some(account) = telling.account() {
+        report::write(&account, watch.command.report.as_ref(), watch.command.learn.as_deref());
+    }
     if watch.command.verbose {
         tell(&feed.recent(TOLD_MAX, |_| true));
     }
     if let Err(error) = launched.finish() {
         failures::write(&format!("sidetrack: {error}\n"));
     }
-    Ok(code)
+    Ok(if fail_on_deny && telling.has_refused() { REFUSED } else { code })
 }
 
 fn listeners(serving: &[Serving]) -> Vec<ListenerStatus> {

@@ -237,9 +237,11 @@ fn started(args: &RunArgs) -> anyhow::Result<u8> {
         ModeArg::Isolated => Mode::Isolated,
         ModeArg::Cgroup => Mode::Cgroup,
     };
+    let jail = args.jail.jail(mode)?;
     let command = RunCommand {
         options: RunOptions {
             mode,
+            jail: jail.as_ref().and_then(|jail| args.jail.unix_sockets(jail)),
             // The variable may contain passwords, which the command does not need.
             env: vec![(VIA.into(), None)],
             ..RunOptions::new(args.command.clone())
@@ -247,7 +249,10 @@ fn started(args: &RunArgs) -> anyhow::Result<u8> {
         via: hops(args)?,
         config: args.config.clone(),
         faithful: args.faithful,
-        jail: args.jail.jail(mode)?,
+        jail,
+        fail_on_deny: args.jail.fail_on_deny,
+        report: args.jail.report(),
+        learn: args.jail.learn.clone(),
         dns: args.dns.map(|dns| match dns {
             DnsArg::Name => RunDns::Name,
             DnsArg::Resolve => RunDns::Resolve,

@@ -12,6 +12,7 @@ mod cgroup;
 mod cgroup_datagrams;
 mod resolver_files;
 mod trust_files;
+mod unix_sockets;
 
 use std::ffi::OsString;
 use std::io;
@@ -22,7 +23,7 @@ use std::sync::{Arc, Mutex};
 use sidetrack_core::names::{NameTable, RESOLVER};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::exec::{
-    ChildProcess, HoldWish, IsolatedCommand, LaunchError, PrivateFiles, Program, spawn_isolated,
+    ChildProcess, Confined, HoldWish, IsolatedCommand, LaunchError, PrivateFiles, Program, spawn_isolated,
 };
 use sidetrack_sys::nfqueue::{HOLD_NUMBERS, HoldSockets};
 use sidetrack_sys::udp::answers::AnswerSockets;
@@ -32,6 +33,7 @@ use super::hold;
 use crate::dns::{self, Resolver, SharedNames};
 use cgroup::CgroupNetwork;
 pub use trust_files::Trusted;
+pub use unix_sockets::UnixSockets;
 
 /// Port of the listener in the command's own namespace: discard (RFC 863), which is not used otherwise.
 const REDIRECT_PORT: u16 = 9;
@@ -65,6 +67,8 @@ pub struct RunOptions {
     pub trusted: Option<Trusted>,
     /// Hold its connections until the far side has accepted. If more are held than there is room for, more pass.
     pub hold: bool,
+    /// Confine it beside its network: system calls, inherited descriptors, and these unix sockets.
+    pub jail: Option<UnixSockets>,
 }
 
 impl RunOptions {
@@ -79,6 +83,7 @@ impl RunOptions {
             name_capacity: NameTable::MAX_CAPACITY,
             trusted: None,
             hold: false,
+            jail: None,
         }
     }
 }
@@ -156,6 +161,7 @@ pub fn launch(options: &RunOptions) -> Result<Launched, RunError> {
         env: options.env.iter().cloned().chain(trusted_env).collect(),
         directory: options.directory.clone(),
         open_files_limit: options.open_files_limit,
+        confined: options.jail.as_ref().map(|unix| Confined { unix_sockets: *unix != UnixSockets::None }),
     };
     let names = Arc::new(Mutex::new(NameTable::new(options.name_capacity)));
     match options.mode {
@@ -165,7 +171,10 @@ pub fn launch(options: &RunOptions) -> Result<Launched, RunError> {
 }
 
 fn launch_isolated(program: Program, names: SharedNames, options: &RunOptions) -> Result<Launched, RunError> {
-    let files = private_files(IpAddr::V4(RESOLVER), options.trusted.as_ref());
+    let mut files = private_files(IpAddr::V4(RESOLVER), options.trusted.as_ref());
+    files.masked_sockets.extend(options.jail.iter().flat_map(UnixSockets::covered));
+    files.masked_sockets.sort_unstable();
+    files.masked_sockets.dedup();
     let hold = options.hold.then_some(HoldWish {
         queue: *HOLD_NUMBERS.start(),
         packets_max: hold::PACKETS_MAX,

@@ -69,8 +69,10 @@ fn only_what_is_allowed_is_reached_and_the_rest_is_said() {
         assert!(line.starts_with("sidetrack: python3"), "{line}");
         assert!(line.ends_with(&format!("; to allow it: --allow {entry}")), "{line}");
     }
-    let of_name = "sidetrack: python3.11: secret.invalid: denied by policy (the name is not allowed); to allow it: --allow secret.invalid";
-    assert_eq!(lines.iter().filter(|line| line.ends_with(of_name)).count(), 1, "{lines:?}");
+    let of_name =
+        "secret.invalid: denied by policy (the name is not allowed); to allow it: --allow secret.invalid";
+    let found: Vec<_> = lines.iter().filter(|line| line.ends_with(of_name)).collect();
+    assert!(found.len() == 1 && found[0].starts_with("sidetrack: python3"), "{lines:?}");
 }
 
 #[test]
@@ -94,6 +96,65 @@ fn a_profile_and_a_jail_without_a_list() {
 }
 
 #[test]
+fn an_audit_carries_what_it_names_and_a_refusal_can_be_an_exit_code() {
+    let server = greeting().to_string();
+    let (printed, lines) = tried(&["--allow", "a.example", "--audit"], &[&server]);
+    assert_eq!(printed[0], "hello");
+    let said = format!(
+        "{server}: would be refused (closed: this host, link-local and metadata addresses); to allow it: --allow {server}"
+    );
+    assert!(lines[0].ends_with(&said), "{lines:?}");
+    let code = |arguments: &[&str], program: &str| run(arguments, program).status.code();
+    let connects = format!(
+        "import socket\ntry: socket.create_connection(('127.0.0.1', {}))\nexcept OSError: pass",
+        server.rsplit(':').next().unwrap()
+    );
+    assert_eq!(code(&["--jail", "--fail-on-deny"], &connects), Some(120));
+    assert_eq!(code(&["--jail", "--fail-on-deny", "--quiet"], &connects), Some(120));
+    assert_eq!(code(&["--audit", "--fail-on-deny"], &connects), Some(120));
+    assert_eq!(code(&["--jail"], &connects), Some(0), "the command's own");
+    assert_eq!(code(&["--allow", &server, "--fail-on-deny"], &connects), Some(0));
+    assert_eq!(
+        code(
+            &["--jail", "--fail-on-deny"],
+            "import socket\ntry: socket.getaddrinfo('a.invalid', 1)\nexcept OSError: pass"
+        ),
+        Some(120)
+    );
+    assert_eq!(
+        code(
+            &["--jail", "--unix", "deny"],
+            "import socket\ntry: socket.socket(socket.AF_UNIX)\nexcept PermissionError: exit(7)"
+        ),
+        Some(7)
+    );
+}
+
+#[test]
+fn what_was_reached_is_reported_and_learnt_and_then_enforced() {
+    let server = greeting().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (report, profile) = (format!("--report={}", at("report")), at("profile"));
+    let (printed, _) = tried(&["--learn", &profile, &report, "--json"], &[&server, &server]);
+    assert_eq!(printed, ["hello", "hello"]);
+    let learnt = std::fs::read_to_string(&profile).unwrap();
+    let line = learnt.lines().nth(1).unwrap();
+    assert!(line.starts_with(&format!("{server}  # python3")) && line.ends_with(", 2 times"), "{learnt}");
+    let summary: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(at("report")).unwrap()).unwrap();
+    assert_eq!(
+        (&summary["reached"][0]["flows"], &summary["reached"][0]["bytes_down"]),
+        (&2.into(), &10.into()),
+        "{summary}"
+    );
+    let arguments = ["--profile", &profile, "--report"];
+    let (printed, lines) = tried(&arguments, &[&server, "192.0.2.1:80"]);
+    assert!(printed[0] == "hello" && is_refused(&printed[1]), "{printed:?}");
+    assert!(lines.contains(&"sidetrack: 1 destinations reached, 1 refused".to_owned()), "{lines:?}");
+}
+
+#[test]
 fn wrong_lists_are_errors_that_say_where() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("profile");
@@ -103,6 +164,7 @@ fn wrong_lists_are_errors_that_say_where() {
         (&["--profile", file.to_str().unwrap()], "line 2: 'permit' is not 'allow' or 'deny'"),
         (&["--profile", "/nowhere"], "cannot read --profile /nowhere"),
         (&["--jail", "--mode", "cgroup"], "leave --mode out"),
+        (&["--unix", "deny"], "--unix is for a jail"),
         (&["--jail", "--config", "/nowhere"], "cannot be used with"),
     ] {
         let ended = run(arguments, "");

@@ -119,6 +119,9 @@ fn execute(
         })?;
     }
     signals.restore_mask().at(Step::Process)?;
+    if let Some(confined) = program.confined {
+        confined.enter().at(Step::Confine)?;
+    }
     Err(Failure::new(Step::Exec, &command.exec()))
 }
 

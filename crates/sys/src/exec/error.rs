@@ -38,12 +38,14 @@ pub enum Step {
     NestedNamespace,
     /// Limits, signal mask, death with the parent, working directory.
     Process,
+    /// The filter of system calls, and inherited descriptors.
+    Confine,
     /// exec itself.
     Exec,
 }
 
 impl Step {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 16] = [
         Self::UserNamespace,
         Self::Namespaces,
         Self::IdMap,
@@ -58,6 +60,7 @@ impl Step {
         Self::Handover,
         Self::NestedNamespace,
         Self::Process,
+        Self::Confine,
         Self::Exec,
     ];
 
@@ -91,6 +94,7 @@ impl fmt::Display for Step {
             Self::Handover => "hand the command's sockets over",
             Self::NestedNamespace => "give the command its own user id back",
             Self::Process => "prepare the command's process",
+            Self::Confine => "confine the command's system calls (seccomp)",
             Self::Exec => "execute the command",
         })
     }

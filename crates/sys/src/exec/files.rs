@@ -1,5 +1,7 @@
 //! Files that only the command sees: bind mounts in its own mount namespace (mount_namespaces(7)).
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -60,6 +62,8 @@ impl PrivateFiles {
             // Follows symbolic links: /etc/resolv.conf often is one.
             match rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
                 Ok(target) => targets.push(Target { target, text, mode }),
+                // What is covered by nothing is a socket that the command cannot reach either.
+                Err(Errno::ACCESS) if text.is_empty() => {}
                 Err(Errno::NOENT | Errno::NOTDIR) => {}
                 Err(error) => return Err(located(path, error.into())),
             }
@@ -77,13 +81,21 @@ struct Target<'a> {
 
 fn mount_over(targets: &[Target<'_>], stage: &Path) -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RDONLY;
-    for (index, Target { target, text, mode }) in targets.iter().enumerate() {
-        let source = stage.join(index.to_string());
-        fs::write(&source, text)?;
-        fs::set_permissions(&source, fs::Permissions::from_mode(*mode))?;
-        // A mount of its own first, so that it alone becomes read-only: root ignores the mode.
-        rustix::mount::mount_bind(&source, &source)?;
-        rustix::mount::mount_remount(&source, flags | MountFlags::BIND, c"")?;
+    let mut made: BTreeMap<(&[u8], u32), PathBuf> = BTreeMap::new();
+    for Target { target, text, mode } in targets {
+        let index = made.len();
+        // All masks are the same file.
+        let (source, is_new) = match made.entry((*text, *mode)) {
+            Entry::Occupied(source) => (source.get().clone(), false),
+            Entry::Vacant(place) => (place.insert(stage.join(index.to_string())).clone(), true),
+        };
+        if is_new {
+            fs::write(&source, text)?;
+            fs::set_permissions(&source, fs::Permissions::from_mode(*mode))?;
+            // A mount of its own first, so that it alone becomes read-only: root ignores the mode.
+            rustix::mount::mount_bind(&source, &source)?;
+            rustix::mount::mount_remount(&source, flags | MountFlags::BIND, c"")?;
+        }
         rustix::mount::mount_bind(&source, format!("/proc/self/fd/{}", target.as_raw_fd()))?;
     }
     Ok(())

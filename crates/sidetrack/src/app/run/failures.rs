@@ -5,10 +5,11 @@ use crate::live::{Batch, Decided, Ended};
 use crate::metrics::Metrics;
 use crate::record::{FlowRecord, Observer};
 use sidetrack_core::flow::{EndReason, Host, HostName, Protocol};
-use sidetrack_core::jail::Entry;
+use sidetrack_core::jail::{Account, Entry, Seen, WOULD_REFUSE};
 use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -33,15 +34,26 @@ struct Failure {
     detail: Option<String>,
     /// What to do about it, if the lists of the command line refused it.
     remedy: Option<String>,
+    /// It was carried, and would be refused without `--audit`.
+    audited: bool,
 }
 
 impl Failure {
     fn of(record: &FlowRecord<'_>) -> Option<Self> {
+        if let Some(rule) = would_refuse(record) {
+            let reason = EndReason::PolicyDenied;
+            let audited = Self { audited: true, detail: Some(rule.to_owned()), ..Self::with(record, reason) };
+            return Some(audited);
+        }
         let reason = record.reason.filter(|reason| is_failure(*reason))?;
         if reason == EndReason::Idle && record.protocol == Some(Protocol::Udp) {
             // The ordinary end of a flow without connections.
             return None;
         }
+        Some(Self::with(record, reason))
+    }
+
+    fn with(record: &FlowRecord<'_>, reason: EndReason) -> Self {
         let destination = match (record.orig_dst.as_deref(), record.host.as_deref()) {
             (Some(to), Some(host)) if matches!(to.host, Host::Ip(_)) => {
                 format!("{host}:{} ({})", to.port, to.host)
@@ -50,13 +62,14 @@ impl Failure {
             (None, _) => "unknown destination".to_owned(),
         };
         let via = record.carrier.as_deref().filter(|carrier| *carrier != "direct");
-        Some(Self {
+        Self {
             destination: destination + &via.map(|via| format!(" via {via}")).unwrap_or_default(),
             reason,
             program: record.process.as_deref().map(str::to_owned),
             detail: record.detail.as_deref().map(str::to_owned),
             remedy: None,
-        })
+            audited: false,
+        }
     }
 
     /// The same, refused by the lists of the command line: it says which entry would allow it.
@@ -65,6 +78,7 @@ impl Failure {
             return self;
         }
         let rule = record.rule.as_deref().unwrap_or_default();
+        let rule = rule.strip_prefix(WOULD_REFUSE).unwrap_or(rule);
         let remedy = match record.orig_dst.as_deref() {
             _ if rule.starts_with("deny ") => "; to allow it, take this entry from the deny list".to_owned(),
             // The name is allowed, and the address that it resolves to is not.
@@ -78,6 +92,10 @@ impl Failure {
         Self { remedy: Some(remedy), ..self }
     }
 
+    const fn what(&self) -> &'static str {
+        if self.audited { "would be refused" } else { what(self.reason) }
+    }
+
     fn remedy(&self) -> &str {
         self.remedy.as_deref().unwrap_or(advice(self.reason))
     }
@@ -86,7 +104,7 @@ impl Failure {
     fn line(&self) -> String {
         let program = self.program.as_deref().map(|name| format!("{name}: ")).unwrap_or_default();
         let detail = self.detail.as_deref().map(|detail| format!(" ({detail})")).unwrap_or_default();
-        let text = format!("{program}{}: {}{detail}{}", self.destination, what(self.reason), self.remedy());
+        let text = format!("{program}{}: {}{detail}{}", self.destination, self.what(), self.remedy());
         // A name comes from the program: it must not control the terminal or look like a line of ours.
         let text: String = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
         format!("sidetrack: {text}\n")
@@ -187,6 +205,7 @@ impl Failures {
                 program: None,
                 detail: Some("the name does not exist".to_owned()),
                 remedy: None,
+                audited: false,
             },
         )
     }
@@ -226,16 +245,59 @@ pub(super) struct Telling {
     failures: Option<Mutex<Failures>>,
     /// Whether the lists of the command line decide.
     lists: bool,
+    /// Whether something was refused, or would be.
+    refused: AtomicBool,
+    /// All destinations, if a report or a profile is wanted.
+    account: Option<Mutex<Account>>,
+}
+
+/// Returns the destination of a flow that reached it or that was refused.
+fn seen(record: &FlowRecord<'_>) -> Option<Seen> {
+    let refused = record.reason == Some(EndReason::PolicyDenied);
+    let to = record.orig_dst.as_deref().filter(|_| refused || record.connect_seconds.is_some())?;
+    Some(Seen {
+        refused,
+        host: to.host.clone(),
+        port: to.port,
+        protocol: record.protocol.unwrap_or_default(),
+        program: record.process.as_deref().map(str::to_owned),
+    })
+}
+
+/// Returns the rule under which a flow was carried that would be refused without `--audit`.
+fn would_refuse<'a>(record: &'a FlowRecord<'_>) -> Option<&'a str> {
+    record.rule.as_deref().and_then(|rule| rule.strip_prefix(WOULD_REFUSE))
 }
 
 impl Telling {
     pub(super) fn new(metrics: Arc<Metrics>, quiet: bool) -> Self {
-        Self { metrics, failures: (!quiet).then(Mutex::default), lists: false }
+        Self {
+            metrics,
+            failures: (!quiet).then(Mutex::default),
+            lists: false,
+            refused: AtomicBool::new(false),
+            account: None,
+        }
     }
 
     /// The same, and what is refused is refused by the lists of the command line.
     pub(super) fn of_lists(self) -> Self {
         Self { lists: true, ..self }
+    }
+
+    /// The same, and all destinations are counted.
+    pub(super) fn with_account(self) -> Self {
+        Self { account: Some(Mutex::default()), ..self }
+    }
+
+    /// Returns all destinations, if they are counted.
+    pub(super) fn account(&self) -> Option<MutexGuard<'_, Account>> {
+        self.account.as_ref().map(|account| lock(account))
+    }
+
+    /// Whether something was refused, or would be.
+    pub(super) fn has_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// Whether a refused question about this name would be printed now.
@@ -247,13 +309,19 @@ impl Telling {
 
     /// Reports that a question about a name was refused.
     pub(super) fn refused_name(&self, name: &HostName, program: Option<String>, why: &str) {
+        if let Some(mut account) = self.account() {
+            let (host, protocol) = (Host::Name(name.clone()), Protocol::Tcp);
+            account.note(Seen { refused: true, host, port: 0, protocol, program: program.clone() }, 0, 0);
+        }
         let failure = Failure {
             destination: name.to_string(),
             reason: EndReason::PolicyDenied,
             program,
             detail: Some(why.to_owned()),
             remedy: Some(format!("; to allow it: --allow {}", Entry::of_name(name))),
+            audited: false,
         };
+        self.refused.store(true, Ordering::Relaxed);
         let line = self.failures().and_then(|mut failures| failures.note_question(Instant::now(), failure));
         write(&line.unwrap_or_default());
     }
@@ -279,18 +347,22 @@ impl Observer for Telling {
     fn took(&self, batch: &Batch) {
         self.metrics.took(batch);
         let mut lines = String::new();
-        if let Some(mut failures) = self.failures() {
-            for past in batch.iter().filter(|past| is_failure(past.reason())) {
-                let ended = past.to_ended();
-                let decided = ended.flow.decided();
-                let record = FlowRecord::ended(&ended, decided.as_deref());
-                let failure = Failure::of(&record);
-                let failure = failure.map(|failure| match self.lists {
-                    true => failure.of_lists(&record),
-                    false => failure,
-                });
-                lines.extend(failure.and_then(|failure| failures.note(Instant::now(), failure)));
+        // The rules of an audit name flows that end well.
+        for past in
+            batch.iter().filter(|past| self.lists || self.account.is_some() || is_failure(past.reason()))
+        {
+            let ended = past.to_ended();
+            let decided = ended.flow.decided();
+            let record = FlowRecord::ended(&ended, decided.as_deref());
+            if let (Some(mut account), Some(seen)) = (self.account(), seen(&record)) {
+                account.note(seen, record.bytes_up, record.bytes_down);
             }
+            let Some(failure) = Failure::of(&record) else { continue };
+            if failure.reason == EndReason::PolicyDenied {
+                self.refused.store(true, Ordering::Relaxed);
+            }
+            let failure = if self.lists { failure.of_lists(&record) } else { failure };
+            lines.extend(self.failures().and_then(|mut failures| failures.note(Instant::now(), failure)));
         }
         write(&lines);
     }
@@ -322,7 +394,7 @@ mod tests {
 
     fn failure(destination: &str, reason: EndReason) -> Failure {
         let (program, detail) = (Some("curl".to_owned()), Some("says the hop".to_owned()));
-        Failure { destination: destination.to_owned(), reason, program, detail, remedy: None }
+        Failure { destination: destination.to_owned(), reason, program, detail, remedy: None, audited: false }
     }
 
     #[test]

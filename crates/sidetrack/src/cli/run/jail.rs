@@ -1,6 +1,7 @@
 //! The arguments of `run` that limit what the command may reach.
 
-use crate::intercept::run::Mode;
+use crate::app::Report;
+use crate::intercept::run::{Mode, UnixSockets};
 use anyhow::Context;
 use clap::Args;
 use sidetrack_core::jail::{Jail, Lists};
@@ -23,6 +24,25 @@ pub struct JailArgs {
     /// Refuses all that is not allowed, also without a list
     #[arg(long, conflicts_with = "config")]
     pub jail: bool,
+    /// Carries what would be refused, and says so
+    #[arg(long, conflicts_with = "config")]
+    pub audit: bool,
+    /// Unix sockets that it may use: own (its own, the default in a jail), all (also those of this host), deny (none),
+    /// or own and these PATHs, with commas
+    #[arg(long, value_name = "WHICH", conflicts_with = "config")]
+    pub unix: Option<String>,
+    /// Writes a profile that allows what it has reached
+    #[arg(long, value_name = "FILE")]
+    pub learn: Option<PathBuf>,
+    /// Summary at the end: hosts, bytes, programs; into FILE, or else printed
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
+    pub report: Option<PathBuf>,
+    /// The summary as JSON
+    #[arg(long, requires = "report")]
+    pub json: bool,
+    /// Exits with 120 if something was refused
+    #[arg(long)]
+    pub fail_on_deny: bool,
 }
 
 impl JailArgs {
@@ -43,14 +63,34 @@ impl JailArgs {
                 .with_context(|| format!("cannot read --profile {}", path.display()))?;
             lists.profile(&text).with_context(|| format!("--profile {}", path.display()))?;
         }
-        let closed = self.jail || !self.allow.is_empty() || !self.profile.is_empty();
+        let closed = self.jail
+            || self.audit && self.deny.is_empty()
+            || !self.allow.is_empty()
+            || !self.profile.is_empty();
         if !closed && lists.is_empty() {
+            anyhow::ensure!(self.unix.is_none(), "--unix is for a jail: add --jail, --allow or --profile");
             return Ok(None);
         }
         anyhow::ensure!(
             !closed || mode == Mode::Isolated,
             "--mode cgroup cannot hold a command that must not get out: leave --mode out"
         );
-        Ok(Some(Jail { lists, closed, ..Jail::default() }))
+        Ok(Some(Jail { lists, closed, audit: self.audit, ..Jail::default() }))
+    }
+
+    /// Returns where the summary goes.
+    pub fn report(&self) -> Option<Report> {
+        let to = self.report.as_ref()?;
+        Some(Report { to: (to.as_os_str() != "-").then(|| to.clone()), json: self.json })
+    }
+
+    /// Returns which unix sockets the command may use. `None`: it is not confined but by its network.
+    pub fn unix_sockets(&self, jail: &Jail) -> Option<UnixSockets> {
+        (jail.closed && !jail.audit).then(|| match self.unix.as_deref() {
+            None | Some("own") => UnixSockets::Own(Vec::new()),
+            Some("all") => UnixSockets::All,
+            Some("deny") => UnixSockets::None,
+            Some(paths) => UnixSockets::Own(paths.split(',').map(PathBuf::from).collect()),
+        })
     }
 }
