@@ -23,6 +23,7 @@
 //! that repeats its datagrams causes one record instead of thousands. An ICMP error ends nothing (REQ-10): the
 //! association ends with the error's reason only if the server has not sent since.
 
+mod few;
 mod order;
 mod table;
 

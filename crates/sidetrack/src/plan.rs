@@ -7,6 +7,7 @@ pub use user::{Beside, DataPlane, data_capabilities};
 
 use crate::config::{
     Config, EngineIo, EngineListener, Listener, ListenerKind, OnCrash, Overlay, Shunt, ShuntPath,
+    SocksDatagrams, SocksListener,
 };
 use crate::steer::{self, Host, OWN_MARK, Steer, SteerError, TABLE};
 use serde::Serialize;
@@ -110,8 +111,23 @@ fn listening(config: &Config) -> Vec<Step> {
             };
             let whose = format!("'{}'{}", listener.name, if tproxy { " with IP_TRANSPARENT" } else { "" });
             let whose = if is_udp { format!("{whose}, UDP") } else { whose };
+            if let ListenerKind::Socks(SocksListener {
+                udp: Some(SocksDatagrams { shared: true, .. }), ..
+            }) = &listener.kind
+            {
+                steps.push(listen(*address, &format!("'{}', UDP of all its clients", listener.name)));
+            }
             let listen = listen(*address, &whose);
             steps.push(Step { needs: if tproxy { Some("CAP_NET_RAW") } else { listen.needs }, ..listen });
+            if tproxy && is_udp {
+                steps.push(Step {
+                    what: format!(
+                        "open raw sockets for answers and ICMP errors from the addresses that clients ask, for {whose}"
+                    ),
+                    needs: Some("CAP_NET_RAW"),
+                    undone: WITH_THE_SOCKET,
+                });
+            }
         }
     }
     steps.extend(config.admin.metrics.map(|address| listen(address, "[admin] metrics")));

@@ -105,6 +105,27 @@ fn check(facts: &Facts, name: &str) -> Check {
 }
 
 #[test]
+fn udp_has_checks_of_its_own() {
+    let check = |facts: &Facts, name: &str| {
+        let found = examine(facts).into_iter().find(|check| check.name == name);
+        found.unwrap_or_else(|| panic!("no check '{name}'"))
+    };
+    let mut facts = good();
+    for setting in ["net/core/rmem_max", "net/core/wmem_max"] {
+        facts.settings.insert(setting, "4194304".into());
+    }
+    assert_eq!(check(&facts, "UDP receive buffer").level, Level::Ok);
+    assert_eq!(check(&facts, "UDP send buffer").level, Level::Ok);
+    assert_eq!(check(&facts, "UDP capture").level, Level::Ok);
+    facts.settings.insert("net/core/rmem_max", "212992".into());
+    let poor = check(&facts, "UDP receive buffer");
+    assert_eq!((poor.level, poor.fix.as_deref()), (Level::Warn, Some("sysctl net.core.rmem_max=4194304")));
+    facts.settings.insert("net/ipv4/ip_local_port_range", "60000 60999".into());
+    let ports = check(&facts, "UDP ports");
+    assert!(ports.found.starts_with("1000 local ports") && ports.fix.is_some(), "{ports:?}");
+}
+
+#[test]
 fn a_good_machine_gets_no_complaint() {
     let printed = report(&good(), false, 80);
     assert_eq!(printed.code, 0);

@@ -6,6 +6,7 @@
 pub mod answers;
 pub mod batch;
 pub mod errors;
+mod pages;
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -117,6 +118,14 @@ pub fn tell_destinations(socket: impl AsFd, address: SocketAddr) -> io::Result<(
         SocketAddr::V6(_) => (libc::SOL_IPV6, libc::IPV6_RECVPKTINFO),
     };
     set_int(socket, level, name, 1)
+}
+
+/// Lets a bound socket hear only this peer, and send to it.
+///
+/// # Errors
+/// What connect(2) says: no route.
+pub fn hear_only(socket: &UdpSocket, peer: SocketAddr) -> io::Result<()> {
+    socket.connect(peer)
 }
 
 /// A non-blocking UDP socket for the family of `address`, bound to nothing.

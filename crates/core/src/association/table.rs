@@ -1,5 +1,6 @@
 //! The table: lookups, room and time-outs.
 
+use super::few::Few;
 use super::order::{Linked, Links, Order};
 use super::{
     Config, Counts, Dropped, Filtering, HELD_BYTES_MAX, HELD_MAX, Id, Input, MappingId, Output, Totals,
@@ -48,8 +49,8 @@ struct Slot {
 struct Mapping {
     client: SocketAddr,
     associations: u32,
-    destinations: BTreeMap<Destination, u32>,
-    remotes: BTreeMap<SocketAddr, u32>,
+    destinations: Few<Destination>,
+    remotes: Few<SocketAddr>,
 }
 
 /// The associations of one client address, refused ones too.
@@ -216,7 +217,7 @@ impl Table {
         let known = self.clients.get(&client).copied();
         let slot = known
             .and_then(|index| self.mapping(index))
-            .and_then(|mapping| mapping.destinations.get(destination).copied());
+            .and_then(|mapping| mapping.destinations.get(destination));
         match slot {
             Some(slot) => self.pass(now, slot, Side::Client, bytes),
             None => {
@@ -229,12 +230,12 @@ impl Table {
 
     fn server_sent(&mut self, now: Instant, id: MappingId, remote: SocketAddr, bytes: usize) {
         let Some(mapping) = self.mapping(id.0) else { return self.drop_one(Dropped::Unknown) };
-        if let Some(&slot) = mapping.remotes.get(&remote) {
+        if let Some(slot) = mapping.remotes.get(&remote) {
             return self.pass(now, slot, Side::Server, bytes);
         }
         let is_address_known = || {
             let from = SocketAddr::new(remote.ip(), 0);
-            mapping.remotes.range(from..).next().is_some_and(|(other, _)| other.ip() == remote.ip())
+            mapping.remotes.from(&from).is_some_and(|other| other.ip() == remote.ip())
         };
         let may_begin = match self.config.filtering {
             Filtering::EndpointIndependent => true,
@@ -245,7 +246,7 @@ impl Table {
             return self.drop_one(Dropped::Filtered);
         }
         let (client, destination) = (mapping.client, Destination::from(remote));
-        if let Some(&slot) = mapping.destinations.get(&destination) {
+        if let Some(slot) = mapping.destinations.get(&destination) {
             // The client has asked for it, but it is not open, or refused.
             return self.pass(now, slot, Side::Server, bytes);
         }
@@ -351,7 +352,7 @@ impl Table {
         });
         if let Some(mapping) = self.mappings.get_mut(index as usize).and_then(Option::as_mut) {
             mapping.associations += 1;
-            mapping.destinations.insert(destination.clone(), slot);
+            mapping.destinations.add(destination.clone(), slot);
         }
         if let Some(place) = self.slots.get_mut(slot as usize) {
             place.association = Some(Association {
@@ -381,7 +382,7 @@ impl Table {
 
     fn begin_mapping(&mut self, client: SocketAddr) -> u32 {
         let mapping =
-            Mapping { client, associations: 0, destinations: BTreeMap::new(), remotes: BTreeMap::new() };
+            Mapping { client, associations: 0, destinations: Few::default(), remotes: Few::default() };
         let index = self.free_mappings.pop().unwrap_or_else(|| {
             self.mappings.push(None);
             u32::try_from(self.mappings.len() - 1).unwrap_or(u32::MAX)
@@ -417,7 +418,7 @@ impl Table {
             (remote, self.mappings.get_mut(index as usize).and_then(Option::as_mut))
         {
             // A name may lead to an address that the client has asked for too: the first one gets the answers.
-            mapping.remotes.entry(remote).or_insert(id.slot);
+            mapping.remotes.add(remote, id.slot);
         }
         self.deadlines.by(id.slot, due);
         if held > 0 {
@@ -475,7 +476,7 @@ impl Table {
         let Some(mapping) = place else { return };
         mapping.destinations.remove(&association.destination);
         if let Some(remote) = association.remote
-            && mapping.remotes.get(&remote) == Some(&slot)
+            && mapping.remotes.get(&remote) == Some(slot)
         {
             mapping.remotes.remove(&remote);
         }
@@ -490,9 +491,7 @@ impl Table {
 
     fn close(&mut self, mapping: MappingId, reason: EndReason) {
         // The last one that is removed takes the mapping with it.
-        while let Some(slot) =
-            self.mapping(mapping.0).and_then(|mapping| mapping.destinations.values().next().copied())
-        {
+        while let Some(slot) = self.mapping(mapping.0).and_then(|mapping| mapping.destinations.any()) {
             let is_alive = self.find(self.id(slot)).is_some();
             self.remove(slot, is_alive.then_some(reason));
         }

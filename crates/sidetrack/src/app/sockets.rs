@@ -1,7 +1,7 @@
 //! The listening sockets of a configuration, one for each worker and address.
 
 use super::ports;
-use crate::config::{Config, HttpListener, Listener, ListenerKind};
+use crate::config::{Config, HttpListener, Listener, ListenerKind, SocksDatagrams};
 use crate::datagram;
 use crate::http::Proxy;
 use crate::intercept::{Catches, Listening, SocksCatch};
@@ -125,7 +125,7 @@ fn bind_one(
         sockets.push(socket);
     }
     let mut datagrams = Vec::new();
-    if is_udp || speaks_quic(&listener.kind) {
+    if is_udp || has_datagrams(&listener.kind) {
         for number in 0..workers {
             let socket = bind_datagrams(listener, address, own || number > 0)?;
             address = socket.local_addr()?;
@@ -151,11 +151,12 @@ fn bind_one(
     Ok(Bound { listening: Arc::new(listening), proxy, sockets, datagrams })
 }
 
-/// Whether the listener accepts QUIC connections beside its TCP connections.
-const fn speaks_quic(kind: &ListenerKind) -> bool {
+/// Whether the listener accepts QUIC connections, or datagrams of SOCKS clients, beside its TCP connections.
+const fn has_datagrams(kind: &ListenerKind) -> bool {
     match kind {
         ListenerKind::Tunnel(_) => true,
         ListenerKind::Http(http) => http.http3,
+        ListenerKind::Socks(socks) => matches!(socks.udp, Some(SocksDatagrams { shared: true, .. })),
         _ => false,
     }
 }
@@ -179,7 +180,7 @@ fn bind_datagrams(listener: &Listener, address: SocketAddr, shares: bool) -> any
     })?;
     // Our answers are not captured. Without the right to set a mark, nothing is captured.
     let _ = sockopt::set_mark(&socket, OWN_MARK.value);
-    if listener.protocol == Protocol::Udp {
+    if listener.protocol == Protocol::Udp || matches!(listener.kind, ListenerKind::Socks(_)) {
         if !is_transparent {
             udp::tell_destinations(&socket, address)?;
         }
@@ -229,6 +230,7 @@ fn catches(kind: &ListenerKind, config: &Config) -> Option<Catches> {
                 ..ServerConfig::default()
             }),
             udp: socks.udp,
+            shared: socks.udp.filter(|udp| udp.shared).map(|_| Arc::default()),
         }),
     })
 }

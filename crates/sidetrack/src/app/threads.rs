@@ -3,8 +3,9 @@
 use super::sockets::{Bound, Proof};
 use crate::datagram;
 use crate::http::{self, Proxy};
-use crate::intercept::Listening;
+
 use crate::intercept::hold::{Held, Hold};
+use crate::intercept::{Catches, Listening};
 use crate::live::Ledger;
 use crate::reactor;
 use crate::session;
@@ -271,6 +272,10 @@ fn accept_on(worker: &Arc<Worker>, start: Start) {
             Some(proxy) => {
                 let listening = service.listening.clone();
                 reactor::spawn(proxy.accept_quic(worker.clone(), listening, socket, stop.clone()));
+            }
+            None if matches!(service.listening.catches, Catches::Socks(_)) => {
+                let listening = service.listening.clone();
+                reactor::spawn(datagram::share(worker.clone(), listening, socket, stop.clone()));
             }
             None => reactor::spawn(worker.clone().accept_quic(service.clone(), socket, stop.clone())),
         }

@@ -303,6 +303,8 @@ pub struct SocksDatagrams {
     pub advertise: Option<IpAddr>,
     /// Which servers may send to a client.
     pub filtering: Filtering,
+    /// Whether all clients send to the listener's port number, instead of one port for each.
+    pub shared: bool,
 }
 
 /// An HTTP listener.

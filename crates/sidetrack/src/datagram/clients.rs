@@ -3,6 +3,7 @@
 use super::ROUNDS;
 use super::association::{Association, Associations, LISTENER};
 use super::captured::Captured;
+use crate::intercept::{Passed, Taken};
 use sidetrack_core::association::{Dropped, Id, Input, MappingId};
 use sidetrack_core::flow::Destination;
 use sidetrack_core::socks::v5::udp::{Datagram, HeaderError, put_header};
@@ -36,6 +37,8 @@ pub(super) struct Associated {
     pub ip: IpAddr,
     /// Its port. `None`: that of its first datagram.
     pub port: Option<u16>,
+    /// The address of the port that clients share, if they do.
+    pub local: Option<SocketAddr>,
     /// Where answers go, from its first datagram on.
     pub target: Option<Target>,
     /// The user that it has authenticated as.
@@ -46,6 +49,8 @@ pub(super) struct Associated {
     pub v6: Option<UdpAssociation>,
     /// What waits to be sent in the client's connection (version 6).
     pub in_connection: Vec<u8>,
+    /// Its place at a port that clients share.
+    pub seat: Option<Taken>,
 }
 
 /// Most bytes of datagrams that wait for the client's connection.
@@ -146,7 +151,11 @@ impl Associations {
         for datagram in batch.datagrams(at) {
             let Clients::Associated(associated) = &mut self.clients else { return };
             if !associated.admits(client) {
-                self.dropped[Dropped::Stranger as usize] += 1;
+                // It came before the socket was connected.
+                let passed = associated.seat.as_ref().map(|seat| seat.pass(client, datagram));
+                if passed != Some(Passed::Yes) {
+                    self.dropped[Dropped::Stranger as usize] += 1;
+                }
                 continue;
             }
             let taken = associated.taken_off(Way::Datagrams(client), datagram);
@@ -156,6 +165,22 @@ impl Associations {
             }
             self.pass_associated(now, (client, target), taken);
         }
+    }
+
+    /// Takes a datagram of the client that has come to the port that clients share.
+    pub(super) fn take_from_shared(&mut self, client: SocketAddr, datagram: &[u8]) {
+        let (now, target) = (self.worker.clock.now(), Target { to: client, from: None });
+        let Clients::Associated(associated) = &mut self.clients else { return };
+        if !associated.admits(client) {
+            self.dropped[Dropped::Stranger as usize] += 1;
+            return;
+        }
+        let taken = associated.taken_off(Way::Datagrams(client), datagram);
+        if taken.is_ok() {
+            associated.port = Some(client.port());
+            associated.target = Some(target);
+        }
+        self.pass_associated(now, (client, target), taken);
     }
 
     /// Takes a datagram that has come in the client's connection (version 6).

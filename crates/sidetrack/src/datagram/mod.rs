@@ -2,7 +2,8 @@
 //!
 //! Clients reach a table in two ways. A UDP listener has one task for each of its sockets, and each worker has one socket
 //! ([`serve`]): it stands for a server, or gets datagrams to any destination, which rules of the packet filter lead to it
-//! ([`captured`]). A SOCKS client that has asked for UDP ASSOCIATE has a task and a socket of its own ([`mod@relay`]).
+//! ([`captured`]). A SOCKS client that has asked for UDP ASSOCIATE has a task and a socket of its own ([`mod@relay`]), maybe on a
+//! port that all share ([`shared`]).
 //! Besides, a client of HTTP that has asked for CONNECT-UDP has one flow in its connection, without a table ([`mod@tunnelled`]).
 //!
 //! The task receives, asks the table, and sends, in batches and without allocating for a datagram. Servers are reached by
@@ -17,9 +18,11 @@ mod path;
 mod ready;
 mod relay;
 mod servers;
+mod shared;
 mod tunnelled;
 
 pub use relay::relay;
+pub use shared::share;
 pub use tunnelled::tunnelled;
 
 use crate::intercept::{Catches, Listening};

@@ -1,12 +1,12 @@
 //! UDP ASSOCIATE of a SOCKS client: a socket that relays its datagrams for as long as its connection lives (RFC 1928 Sec. 6
 //! and 7). A client of version 6 may send them in the connection instead, and is told there what happens to the association.
 
-use super::association::Associations;
+use super::association::{Associations, LISTENER};
 use super::clients::{Associated, Clients};
 use super::{ROUNDS, config, until};
-use crate::carry::{Client, Wire};
+use crate::carry::{Client, Failure, Wire};
 use crate::config::SocksDatagrams;
-use crate::intercept::Catches;
+use crate::intercept::{Catches, Guest, SharedPort, Taken};
 use crate::reactor::UdpSocket;
 use crate::session::{Asking, Entry};
 use crate::worker::Worker;
@@ -18,8 +18,9 @@ use sidetrack_core::socks::v6::{UdpAssociation, UdpMessage};
 use sidetrack_sys::{sockopt, udp};
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -45,21 +46,36 @@ async fn serve(asking: Asking) {
     let Asking { worker, listening, mut client, mut handshake, request, peer, mut entry, session } = asking;
     let Catches::Socks(socks) = &listening.catches else { return };
     let Some(relaying) = socks.udp else { return };
-    let opened = open(&client, relaying, &worker);
-    let (socket, told) = match opened {
+    // A number that cannot be guessed: it is all that tells the client's datagrams from others.
+    let v6 = (request.version == Version::V6)
+        .then(|| UdpAssociation::new(u64::from_be_bytes(sidetrack_sys::random::bytes())));
+    let ip = peer.ip().to_canonical();
+    let guest = Guest {
+        ip,
+        // The address in a request of version 6 is one of ours.
+        port: if v6.is_some() { None } else { port(&request.destination, ip) },
+        user: request.user.clone(),
+        number: v6.as_ref().map(UdpAssociation::id),
+    };
+    let opened = match &socks.shared {
+        Some(shared) => {
+            open_shared(&client, (relaying, listening.address.port()), &worker, (shared, guest.clone()))
+        }
+        None => open(&client, relaying, &worker)
+            .map(|(socket, told)| (socket, told, None))
+            .map_err(|error| Failure::new(EndReason::Internal, format!("cannot receive datagrams: {error}"))),
+    };
+    let (socket, told, seat) = match opened {
         Ok(opened) => opened,
-        Err(error) => {
+        Err(failure) => {
             let _ = handshake.reply(&mut client, Reply::failed(ReplyCode::GeneralFailure)).await;
-            entry.end(EndReason::Internal, Some(format!("cannot receive datagrams: {error}")));
+            entry.end(failure.reason, Some(failure.detail));
             return client.close_after_answer().await;
         }
     };
     if let Err(refused) = handshake.reply(&mut client, Reply::connected(told)).await {
         return entry.end(refused.0.reason, Some(refused.0.detail));
     }
-    // A number that cannot be guessed: it is all that tells the client's datagrams from others.
-    let v6 = (request.version == Version::V6)
-        .then(|| UdpAssociation::new(u64::from_be_bytes(sidetrack_sys::random::bytes())));
     entry.live().connected(entry.live().age());
     entry.live().set_deadline(None, EndReason::Idle);
     if let Ok(connection) = client.stream.tcp() {
@@ -68,19 +84,26 @@ async fn serve(asking: Asking) {
     let max = worker.config().limits.max_associations.div_ceil(SHARE);
     // All are of one client.
     let table = Config { max, per_client: max, ..config(&worker, relaying.filtering) };
-    let ip = peer.ip().to_canonical();
     let associated = Associated {
         ip,
-        // The address in a request of version 6 is one of ours.
-        port: if v6.is_some() { None } else { port(&request.destination, ip) },
+        port: guest.port,
+        local: client
+            .stream
+            .local_address()
+            .ok()
+            .filter(|_| seat.is_some())
+            .map(|local| SocketAddr::new(local.ip().to_canonical(), listening.address.port())),
         target: None,
-        user: request.user.clone(),
+        user: guest.user,
         scratch: Vec::new(),
         in_connection: v6.as_ref().map(UdpAssociation::init).unwrap_or_default(),
         v6,
+        seat,
     };
     let clients = Clients::Associated(associated);
-    let mut associations = Associations::new(worker.clone(), listening.clone(), socket, clients, table);
+    // Boxed: it would be in this task twice.
+    let associations = Associations::new(worker.clone(), listening.clone(), socket, clients, table);
+    let mut associations = Box::new(associations);
     let reason = watch((&mut client, peer), &entry, &mut associations).await;
     associations.close(reason);
     drop(session);
@@ -100,6 +123,49 @@ fn open(client: &Client, relaying: SocksDatagrams, worker: &Worker) -> io::Resul
     let bound = socket.local_addr()?;
     let told: IpAddr = relaying.advertise.unwrap_or_else(|| bound.ip());
     Ok((UdpSocket::new(socket)?, SocketAddr::new(told, bound.port())))
+}
+
+/// Takes a place at the port that clients share. Returns a socket with what the client is told, and the place.
+fn open_shared(
+    client: &Client,
+    (relaying, port): (SocksDatagrams, u16),
+    worker: &Worker,
+    (shared, guest): (&Arc<SharedPort>, Guest),
+) -> Result<(UdpSocket, SocketAddr, Option<Taken>), Failure> {
+    let internal =
+        |error: io::Error| Failure::new(EndReason::Internal, format!("cannot receive datagrams: {error}"));
+    let mut local = sockopt::canonical(client.stream.local_address().map_err(internal)?);
+    local.set_port(port);
+    let known = guest.port.map(|port| SocketAddr::new(guest.ip, port));
+    let seat = shared.take(guest).map_err(|why| {
+        let detail = format!("clients of a shared UDP port are told apart by their address and port: {why}");
+        Failure::new(EndReason::Unsupported, detail)
+    })?;
+    let socket = match known {
+        Some(known) => connected(local, known, worker),
+        // It hears no sender. The client's first datagram comes to the listener's socket.
+        None => {
+            udp::bind_family(if local.is_ipv4() { NOBODY_V4 } else { NOBODY_V6 }).and_then(UdpSocket::new)
+        }
+    };
+    let told = SocketAddr::new(relaying.advertise.unwrap_or_else(|| local.ip()), port);
+    Ok((socket.map_err(internal)?, told, Some(seat)))
+}
+
+/// A free port of loopback.
+const NOBODY_V4: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+/// The same of IPv6.
+const NOBODY_V6: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), 0);
+
+/// Opens a socket on the shared port for the datagrams of this client.
+fn connected(local: SocketAddr, client: SocketAddr, worker: &Worker) -> io::Result<UdpSocket> {
+    let socket = udp::bind_shared(local)?;
+    if let Some(mark) = worker.dialing().mark {
+        sockopt::set_mark(&socket, mark)?;
+    }
+    udp::batch::receive_trains(&socket);
+    udp::hear_only(&socket, client)?;
+    UdpSocket::new(socket)
 }
 
 /// Returns the port that the client has to send from. `None`: it does not say, or what it says is about an address that we
@@ -149,6 +215,29 @@ struct Connection<'a> {
     deadline: Option<std::time::Instant>,
 }
 
+impl Associations {
+    /// Gives the client a socket of its own on the shared port, unless it has one.
+    fn use_socket_for(&mut self, client: SocketAddr) {
+        let has_one =
+            self.socket.local_address().is_ok_and(|own| own.port() == self.listening.address.port());
+        let Clients::Associated(Associated { local: Some(local), port: Some(port), .. }) = &self.clients
+        else {
+            return;
+        };
+        if has_one || *port != client.port() {
+            return;
+        }
+        match connected(*local, client, &self.worker) {
+            Ok(socket) => {
+                self.socket = socket;
+                self.ready.notify(LISTENER);
+            }
+            // Its datagrams still come by the listener's socket, and answers cannot leave.
+            Err(error) => tracing::warn!(%error, "cannot open a socket on the shared UDP port"),
+        }
+    }
+}
+
 impl Connection<'_> {
     /// Whether the client has asked and then sent nothing for too long.
     fn is_late(&mut self, associations: &Associations) -> bool {
@@ -176,7 +265,8 @@ impl Connection<'_> {
             Ok(has_read) => has_read,
             Err(reason) => return Poll::Ready(Some(reason)),
         };
-        let has_worked = associations.poll(cx).is_ready() || has_read;
+        let has_come = poll_shared(cx, associations);
+        let has_worked = associations.poll(cx).is_ready() || has_read || has_come;
         match self.poll_write(cx, associations) {
             Err(reason) => Poll::Ready(Some(reason)),
             Ok(()) if has_worked => Poll::Ready(None),
@@ -250,6 +340,19 @@ impl Connection<'_> {
         }
         Ok(())
     }
+}
+
+/// Takes what has come to the port that clients share. The first datagram tells the client's port, and from then on the kernel
+/// gives its datagrams to a socket of its own. Returns whether there was something.
+fn poll_shared(cx: &Context<'_>, associations: &mut Associations) -> bool {
+    let Clients::Associated(associated) = &associations.clients else { return false };
+    let Some(seat) = &associated.seat else { return false };
+    let came = seat.poll(cx);
+    for (from, datagram) in &came {
+        associations.take_from_shared(*from, datagram);
+        associations.use_socket_for(*from);
+    }
+    !came.is_empty()
 }
 
 #[cfg(test)]

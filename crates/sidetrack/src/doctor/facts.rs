@@ -125,6 +125,13 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// The number of ports that the kernel picks from, if it is known.
+    pub fn local_ports(&self) -> Option<u64> {
+        let (first, last) = self.setting("net/ipv4/ip_local_port_range")?.split_once(char::is_whitespace)?;
+        let (first, last): (u16, u16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        Some(u64::from(last.saturating_sub(first)) + 1)
+    }
+
     /// Gathers everything, with trials that do no harm. The interfaces are those in the configuration, if there is one.
     ///
     /// # Panics

@@ -51,10 +51,7 @@ fn pipes(facts: &Facts) -> Option<Check> {
 }
 
 fn ports(facts: &Facts) -> Option<Check> {
-    let range = facts.setting("net/ipv4/ip_local_port_range")?;
-    let (first, last) = range.split_once(char::is_whitespace)?;
-    let (first, last): (u16, u16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-    let count = u32::from(last.saturating_sub(first)) + 1;
+    let count = facts.local_ports()?;
     let found = format!("{count} local ports: at most {count} connections to one server at a time");
     let needed_for = "connections to the server";
     if count < 16_384 {

@@ -3,6 +3,7 @@
 //! [`Facts::gather`] collects; [`examine`] judges, and is a pure function of what was collected.
 
 mod confinement;
+mod datagrams;
 mod engine;
 mod facts;
 mod limits;
@@ -111,6 +112,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
         rules::examine(facts),
         limits::examine(facts),
         network::examine(facts),
+        datagrams::examine(facts),
         confinement::examine(facts),
         neighbours::examine(facts),
         engine::examine(facts),

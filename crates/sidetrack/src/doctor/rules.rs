@@ -74,7 +74,7 @@ fn rights(facts: &Facts) -> Check {
 }
 
 /// Features that sidetrack uses: their name, their use, and what to do without them.
-const USES: [(&[Feature], &str, &str, &str); 7] = [
+const USES: [(&[Feature], &str, &str, &str); 8] = [
     (
         &[Feature::Owner],
         "rules go with us",
@@ -93,6 +93,12 @@ const USES: [(&[Feature], &str, &str, &str); 7] = [
         "tproxy",
         "listeners of kind tproxy",
         "use redirect: the server then sees our address",
+    ),
+    (
+        &[Feature::TProxy, Feature::SocketTransparent, Feature::Fib],
+        "UDP capture",
+        "UDP of run, and of listeners of kind redirect and tproxy",
+        "datagrams of run are refused; use socks or reverse",
     ),
     (
         &[Feature::DnatMap, Feature::ConcatenatedRanges, Feature::CtEvents],

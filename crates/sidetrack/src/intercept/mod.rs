@@ -7,8 +7,11 @@ pub mod proxy_header;
 pub mod redirect;
 pub mod reverse;
 pub mod run;
+mod shared_port;
 pub mod socks;
 pub mod tunnel;
+
+pub use shared_port::{Guest, Passed, SharedPort, Taken};
 
 use crate::config::{ReverseTarget, SocksDatagrams};
 use crate::dns::Resolver;
@@ -68,6 +71,8 @@ pub struct SocksCatch {
     pub server: Arc<ServerConfig>,
     /// How datagrams are relayed. `None`: they are not.
     pub udp: Option<SocksDatagrams>,
+    /// The associations of the listener's own UDP port. `None`: each association has a port of its own.
+    pub shared: Option<Arc<SharedPort>>,
 }
 
 /// The state for capturing one command.

@@ -51,8 +51,10 @@ pub struct Carrying {
 #[expect(clippy::large_enum_variant, reason = "all but the first moments of a flow are the large one")]
 enum Stage {
     /// The set-up. Its memory is freed before the long part of the flow's life begins.
-    Making(Pin<Box<dyn Future<Output = Option<Carried>>>>),
+    Making(Pin<Box<dyn Future<Output = Stage>>>),
     Moving(Carried),
+    /// The client has asked for flows of UDP.
+    Relaying(Pin<Box<dyn Future<Output = ()>>>),
     Over,
 }
 
@@ -86,7 +88,11 @@ impl Future for Carrying {
         let this = self.get_mut();
         loop {
             let next = match &mut this.stage {
-                Stage::Making(making) => ready!(making.as_mut().poll(cx)).map_or(Stage::Over, Stage::Moving),
+                Stage::Making(making) => ready!(making.as_mut().poll(cx)),
+                Stage::Relaying(relaying) => {
+                    ready!(relaying.as_mut().poll(cx));
+                    Stage::Over
+                }
                 Stage::Moving(carried) => {
                     let ending = ready!(Pin::new(&mut carried.motion).poll(cx));
                     if let Stage::Moving(carried) = std::mem::replace(&mut this.stage, Stage::Over) {
@@ -101,8 +107,8 @@ impl Future for Carrying {
     }
 }
 
-/// Runs the set-up. `None`: the flow has ended.
-async fn make(passage: Passage, mut client: Client, mut entry: Entry) -> Option<Carried> {
+/// Runs the set-up, and returns what follows.
+async fn make(passage: Passage, mut client: Client, mut entry: Entry) -> Stage {
     let Passage { worker, listening, peer, connect, held, relays } = passage;
     let setup = Setup::new(&worker, &listening, entry.live(), peer, connect);
     let made = setup.holding(held).run(&mut client).await;
@@ -110,7 +116,7 @@ async fn make(passage: Passage, mut client: Client, mut entry: Entry) -> Option<
         entry.live().decide(undecided(&listening, peer));
     }
     match made {
-        SetupEnd::Ready(ready) => Some(carried(client, ready, entry, worker.clock)),
+        SetupEnd::Ready(ready) => Stage::Moving(carried(client, ready, entry, worker.clock)),
         SetupEnd::Associate(handshake, mut request, peer) => {
             let mut shown = undecided(&listening, peer);
             shown.flow.user.clone_from(&request.user);
@@ -118,29 +124,23 @@ async fn make(passage: Passage, mut client: Client, mut entry: Entry) -> Option<
             let session = request.session.take().map(|session| worker.flow_of(session));
             let asking =
                 Asking { worker, listening, client, handshake: *handshake, request, peer, entry, session };
-            if let Some(relays) = relays {
-                (relays.associate)(asking).await;
-            }
-            None
+            relays.map_or(Stage::Over, |relays| Stage::Relaying((relays.associate)(asking)))
         }
         SetupEnd::Datagrams(asked) => {
             let AskedDatagrams { connect, near, peer } = *asked;
             let near = Some(Box::new(near));
             let asking = AskingTunnel { worker, listening, client, connect, peer, entry, near };
-            if let Some(relays) = relays {
-                (relays.tunnel)(asking).await;
-            }
-            None
+            relays.map_or(Stage::Over, |relays| Stage::Relaying((relays.tunnel)(asking)))
         }
         SetupEnd::Answered(reason, detail) => {
             entry.end(reason, detail);
             client.close_after_answer().await;
-            None
+            Stage::Over
         }
         SetupEnd::Failed(failure) => {
             client.reset();
             entry.end(failure.reason, Some(failure.detail));
-            None
+            Stage::Over
         }
     }
 }

@@ -14,6 +14,7 @@ mod programs;
 mod run;
 mod socks;
 mod socks6;
+mod socks_shared;
 mod tunnelled;
 
 use node::{Up, admin};
@@ -43,8 +44,9 @@ fn echo(client: &UdpSocket, payload: &[u8]) -> Vec<u8> {
 
 /// A node with a UDP port for this server. `limits` are lines of its table.
 fn up(server: &str, limits: &str, rules: &str) -> Up {
+    let drain = if limits.contains("drain_ms") { "" } else { "drain_ms = 0\n" };
     let tables = format!(
-        "[limits]\n{limits}\n[[listen]]\nname = \"dns\"\nkind = \"reverse\"\nprotocol = \"udp\"\n\
+        "[limits]\n{drain}{limits}\n[[listen]]\nname = \"dns\"\nkind = \"reverse\"\nprotocol = \"udp\"\n\
          address = \"127.0.0.1:0\"\nto = \"{server}\"\n{rules}"
     );
     Up::start("default = \"deny\"\n", &tables)

@@ -30,7 +30,11 @@ pub(crate) struct Associated {
 
 /// Asks for UDP ASSOCIATE with this announced address. Returns the connection, the code and the bound address.
 pub(crate) fn ask(proxy: SocketAddr, announced: &str) -> (TcpStream, u8, Option<SocketAddr>) {
-    let mut control = TcpStream::connect(proxy).unwrap();
+    ask_on(TcpStream::connect(proxy).unwrap(), announced)
+}
+
+/// The same on a connection that is there.
+pub(crate) fn ask_on(mut control: TcpStream, announced: &str) -> (TcpStream, u8, Option<SocketAddr>) {
     control.set_read_timeout(Some(LIMIT)).unwrap();
     control.write_all(&[5, 1, 0]).unwrap();
     let mut method = [0; 2];
@@ -330,6 +334,38 @@ fn hundreds_of_associations_at_once_leave_one_record_each_and_no_socket() {
     up.signal(Signal::TERM);
     let (_, records) = up.gone();
     assert_eq!(records.len(), 2 * CLIENTS);
+}
+
+#[test]
+fn twenty_thousand_associations_at_once_and_those_without_room_are_counted() {
+    const ROOM: usize = 20_000;
+    const MORE: usize = 500;
+    const BURST: usize = 100;
+    let server = Echo::start("127.0.0.1");
+    // One connection may have a quarter of all associations.
+    let limits = format!("[limits]\nmax_associations = 100000\nmax_flows = {}\n", ROOM + 1);
+    let up = up("", &format!("{limits}{RULES}"));
+    let client = Associated::new(up.addresses("proxy")[0]);
+    for number in 0..ROOM + MORE {
+        // No server listens there, and the errors end nothing.
+        let (high, low) = (number / 250, number % 250 + 1);
+        client.send(&format!("127.{}.{}.{low}:9", 100 + high / 250, high % 250), b"x");
+        if number % BURST == BURST - 1 {
+            // No more than a socket buffer holds. The echo keeps its own association in use.
+            client.echo(server.address, b"all have come");
+        }
+    }
+    let text = admin::show(&up, "/metrics");
+    let sum = |name: &str, label: &str| -> usize {
+        let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
+        lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<usize>().ok()).sum()
+    };
+    let (active, left) =
+        (sum("sidetrack_flows_active", ""), sum("sidetrack_flows_total", "reason=\"limit\""));
+    // The connection, the echo, and those of the loop. A lower limit on open files leaves less room.
+    assert_eq!(active + left, 2 + ROOM + MORE, "{text}");
+    assert!(active <= ROOM + 1 && left > MORE, "{active} {left}");
+    client.echo(server.address, b"it still works");
 }
 
 #[test]

@@ -82,7 +82,7 @@ impl Scene {
     }
 
     fn up(&self, listen: &str, rules: &str) -> Up {
-        let tables = format!("{LISTEN}{listen}{rules}");
+        let tables = format!("[limits]\ndrain_ms = 0\n{LISTEN}{listen}{rules}");
         self.line.router.run(move || Up::start("default = \"deny\"\n", &tables))
     }
 
@@ -250,6 +250,29 @@ fn a_kill_leaves_no_rule_and_datagrams_pass_again() {
         client.send(b"who").is_ok()
             && client.recv(&mut buffer).is_ok_and(|length| buffer[..length] == *own.to_string().as_bytes())
     });
+}
+
+#[test]
+fn datagrams_without_a_checksum_pass() {
+    if !is_root() {
+        return;
+    }
+    let scene = Scene::new();
+    let up = scene.up("", ALL);
+    let to = scene.servers[0].address;
+    // SO_NO_CHECK: the checksum is 0, which says that there is none (RFC 768).
+    let script = format!(
+        "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.settimeout(60)\n\
+         s.setsockopt(socket.SOL_SOCKET, 11, 1)\ns.connect(('{}', {}))\n\
+         for payload in (b'', b'x', bytes(9000)):\n    s.send(payload)\n    assert s.recv(10000) == payload\n",
+        to.ip(),
+        to.port()
+    );
+    let done = scene.line.client.run(move || Command::new("python3").args(["-c", &script]).output());
+    let done = done.expect("python3");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let (_, records) = up.stop();
+    assert_eq!((records.len(), records[0].number("packets_down")), (1, 3), "{records:?}");
 }
 
 #[test]

@@ -31,8 +31,9 @@ impl Scene {
 
     /// Starts on the client's host.
     fn up(&self, keys: &str, rules: &str) -> Up {
-        let tables =
-            format!("[[listen]]\nname = \"out\"\nkind = \"redirect\"\nprotocol = \"udp\"\n{keys}{rules}");
+        let tables = format!(
+            "[limits]\ndrain_ms = 0\n[[listen]]\nname = \"out\"\nkind = \"redirect\"\nprotocol = \"udp\"\n{keys}{rules}"
+        );
         self.line.client.run(move || Up::start("default = \"deny\"\n", &tables))
     }
 

@@ -12,3 +12,4 @@ mod kernel_path;
 mod local;
 mod local_datagrams;
 mod run;
+mod stun;

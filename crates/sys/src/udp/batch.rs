@@ -1,6 +1,7 @@
 //! Datagrams in batches: one `recvmmsg(2)` or `sendmmsg(2)` for many messages. A message may be a train: datagrams of
 //! equal length from one sender in one piece (`UDP_GRO`, `UDP_SEGMENT`, udp(7)). Nothing is allocated after the start.
 
+use super::pages::Pages;
 use super::{CONTROL_WORDS as OF_ONE, destination, empty_message, original_destination, put};
 use crate::sockopt::set_int;
 use socket2::{SockAddr, SockAddrStorage};
@@ -27,7 +28,7 @@ pub fn receive_trains(socket: impl AsFd) {
 /// The memory for the messages of one batch.
 #[derive(Debug)]
 pub struct Batch {
-    memory: Box<[u8]>,
+    memory: Pages,
     messages: [Message; BATCH],
     count: usize,
 }
@@ -70,8 +71,7 @@ impl Default for Batch {
 impl Batch {
     /// Reserves the memory. The kernel provides pages when they are first used.
     pub fn new() -> Self {
-        let memory = vec![0; BATCH * ROOM].into_boxed_slice();
-        Self { memory, messages: [Message::default(); BATCH], count: 0 }
+        Self { memory: Pages::new(BATCH * ROOM), messages: [Message::default(); BATCH], count: 0 }
     }
 
     /// Receives messages without waiting, replacing those of before. Returns their number.

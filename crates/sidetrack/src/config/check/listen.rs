@@ -246,7 +246,8 @@ impl Check<'_> {
             raw::UdpFiltering::AddressDependent => Filtering::AddressDependent,
             raw::UdpFiltering::AddressAndPortDependent => Filtering::AddressAndPortDependent,
         };
-        Some(SocksDatagrams { advertise, filtering })
+        let shared = listen.udp_ports.as_deref() == Some(&raw::UdpPorts::Shared);
+        Some(SocksDatagrams { advertise, filtering, shared })
     }
 
     pub(super) fn logins(&mut self, users: &List<raw::UserEntry>) -> Vec<Credentials> {

@@ -36,7 +36,7 @@ pub struct Listen {
     /// `carrier = "direct"`. Default false.
     pub bind: Option<At<bool>>,
     /// socks: the UDP ports that relay datagrams (UDP ASSOCIATE): "each" means a port of its own for each client connection,
-    /// "off" none. Default "each".
+    /// "shared" the listener's own port number for all, "off" none. Default "each".
     pub udp_ports: Option<At<UdpPorts>>,
     /// socks: the IP address that clients are told to send datagrams to, if a translator (NAT) is before this host. Default:
     /// the address that they have connected to.
@@ -117,6 +117,8 @@ pub enum UdpPorts {
     /// One for each connection of a client that asks for UDP ASSOCIATE.
     #[default]
     Each,
+    /// The listener's port number, for all clients. They are told apart by address and port.
+    Shared,
     /// None: UDP ASSOCIATE is refused.
     Off,
 }

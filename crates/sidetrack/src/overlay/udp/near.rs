@@ -2,7 +2,7 @@
 
 use super::fates::{Fate, Fates};
 use super::group::Grouped;
-use super::{Outbox, To, Use, WAITING_MAX, Waiting, proven, pump, send};
+use super::{BY_PACKET_MAX, Outbox, To, Use, WAITING_MAX, Waiting, proven, pump, send};
 use crate::carry::datagrams::{Came, Datagrams, Lost, Remote};
 use crate::carry::{Failure, OverlayOrder};
 use crate::overlay::ingress::{self, Request, open_reserved};
@@ -349,6 +349,11 @@ impl Through {
 
     fn transmit(&mut self, number: u32, payload: &[u8]) -> Result<(), Lost> {
         let message = Relayed::Datagram(payload).to_bytes(number);
+        if self.service.trust == Trust::Tolerant && message.len() > BY_PACKET_MAX {
+            let failure = Failure::new(EndReason::Unsupported, "it is longer than one packet with a proof");
+            let fits_bytes = Some((BY_PACKET_MAX + payload.len()).saturating_sub(message.len()));
+            return Err(Lost { why: Dropped::TooLong, failure, fits_bytes });
+        }
         let copies = send(&self.shared, &self.to, &self.service, message, &self.peer.session);
         if copies > 0 {
             if let Some(one) = self.all.get_mut(&number) {
