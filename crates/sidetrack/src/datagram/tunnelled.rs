@@ -62,6 +62,7 @@ async fn serve(asking: AskingTunnel) {
     let orig_dst = destination.clone();
     let protocol = Protocol::Udp;
     let flow = Flow { protocol, orig_dst, host, user, process, ..undecided(&listening, peer).flow };
+    let config = worker.config();
     // A stream of HTTP/2 has no place among the flows yet.
     let is_stream = matches!(client.stream, Stream::Memory(_));
     let is_own = || peer.ip().is_loopback() || sockopt::is_of_this_host(peer.ip());
@@ -72,7 +73,7 @@ async fn serve(asking: AskingTunnel) {
             Watched::new(Stage::Dial, opening, entry.live(), worker.clock).await
         }
         Err(detail) => {
-            entry.live().decide(Decided { flow, verdict: None });
+            entry.live().decide(Decided { flow: flow.clone(), verdict: None });
             Ok(Err(Failure::new(EndReason::Limit, detail.clone())))
         }
     };
@@ -104,6 +105,8 @@ async fn serve(asking: AskingTunnel) {
     let mut tunnel = Tunnel {
         capsules: Capsules::new(client.stream, &held, lane),
         server,
+        flow,
+        config,
         functions,
         packets: [0; 2],
         moved: now,
@@ -208,6 +211,9 @@ async fn reach(
 struct Tunnel {
     capsules: Capsules,
     server: Server,
+    flow: Flow,
+    /// The configuration by which it was decided.
+    config: Arc<Config>,
     functions: Option<Box<function::Datagrams>>,
     /// Datagrams from the client, and to it.
     packets: [u64; 2],
@@ -255,6 +261,9 @@ impl Tunnel {
         if let Some(reason) = live.ending() {
             return Poll::Ready(Failure::new(reason, ""));
         }
+        if let Some(failure) = self.denied_now(worker) {
+            return Poll::Ready(failure);
+        }
         let mut batch = BATCH.take().unwrap_or_default();
         let now = worker.clock.now();
         // The server first: its answers leave with the flush at the beginning of the client's turn.
@@ -278,9 +287,25 @@ impl Tunnel {
         }
     }
 
+    /// Asks the rules again if the configuration has changed. Returns why the flow ends, if they deny it now.
+    fn denied_now(&mut self, worker: &Worker) -> Option<Failure> {
+        let config = worker.config();
+        if Arc::ptr_eq(&config, &self.config) {
+            return None;
+        }
+        self.config = config;
+        match self.config.policy.decide(&self.flow, Seen::FirstBytes(None)) {
+            Decision::Verdict(verdict) if verdict.action == Action::Deny => {
+                let why = format!("the configuration has changed: {}", verdict.why);
+                Some(Failure::new(EndReason::PolicyDenied, why))
+            }
+            _ => None,
+        }
+    }
+
     /// Passes the client's datagrams to the server. Returns whether there may be more.
     fn poll_client(&mut self, cx: &mut Context<'_>, now: Instant, live: &LiveFlow) -> Result<bool, Failure> {
-        let Self { capsules, server, functions, packets, moved, trouble, dropped } = self;
+        let Self { capsules, server, functions, packets, moved, trouble, dropped, .. } = self;
         let polled = capsules.poll_receive(cx, &mut |payload| {
             if !passes(functions, now, Side::Client, payload) {
                 return dropped[Dropped::Limited as usize] += 1;
@@ -321,7 +346,7 @@ impl Tunnel {
         live: &LiveFlow,
         batch: &mut Batch,
     ) -> Result<bool, Failure> {
-        let Self { capsules, server, functions, packets, moved, trouble, dropped } = self;
+        let Self { capsules, server, functions, packets, moved, trouble, dropped, .. } = self;
         let mut deliver = |payload: &[u8]| {
             if !passes(functions, now, Side::Server, payload) {
                 return Some(Dropped::Limited);

@@ -246,6 +246,25 @@ fn tunnels_are_killed_and_end_with_the_program() {
 }
 
 #[test]
+fn a_tunnel_that_changed_rules_deny_ends_before_another_datagram_passes() {
+    let server = Echo::start("127.0.0.1");
+    let mut up = up("", RULES);
+    let mut tunnel = Tunnel::open(&up, "127.0.0.1", server.address.port());
+    tunnel.echo(b"x");
+    let listener = "[[listen]]\nname = \"web\"\nkind = \"http\"\naddress = \"127.0.0.1:0\"\n";
+    let deny = "[[rule]]\nname = \"no\"\nmatch = { protocol = \"udp\" }\naction = \"deny\"\n";
+    up.reload("default = \"deny\"\n", &format!("{listener}{RULES}"));
+    tunnel.echo(b"y");
+    up.reload("default = \"deny\"\n", &format!("{listener}{deny}"));
+    // The connection may be closed already.
+    let _ = tunnel.0.write_all(&datagram(b"z"));
+    let record = up.record();
+    assert_eq!(record.fate(), ("all", "direct", "policy_denied"));
+    assert_eq!((record.number("packets_up"), record.number("packets_down")), (2, 2));
+    assert!(record.text("detail").contains("has changed"), "{record:?}");
+}
+
+#[test]
 fn a_stranger_is_not_heard_and_a_client_that_reads_nothing_costs_datagrams_and_no_memory() {
     let server = UdpSocket::bind("127.0.0.1:0").unwrap();
     server.set_read_timeout(Some(LIMIT)).unwrap();
