@@ -26,7 +26,13 @@ pub(crate) fn client(to: SocketAddr) -> UdpSocket {
 pub(crate) fn echo(client: &UdpSocket, payload: &[u8]) -> Vec<u8> {
     client.send(payload).expect("sent");
     let mut buffer = vec![0; 65_536];
-    let length = client.recv(&mut buffer).expect("an answer from the asked address");
+    let length = loop {
+        match client.recv(&mut buffer) {
+            // A socket with a time-out is interrupted when this process is stopped and goes on (signal(7)).
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            done => break done.expect("an answer from the asked address"),
+        }
+    };
     buffer.truncate(length);
     buffer
 }
