@@ -2,6 +2,7 @@
 
 mod support;
 
+use sidetrack::live::profile::{Busy, Stage};
 use sidetrack::live::{Ledger, LiveFlow, Taken, Transport};
 use sidetrack::metrics::{ClosedForOthers, HeldCounts, Metrics, Surroundings};
 use sidetrack::overlay::PacedTotals;
@@ -140,6 +141,7 @@ fn the_manual_names_every_metric() {
     metrics.read_groups(&[("delivered", 1)], 1, 1);
     metrics.read_paths(&[("opened", 1)]);
     metrics.read_shunt(&[("used", 1)], 1);
+    metrics.read_profile(&[Busy { events: 1, ns: 1 }; Stage::ALL.len()]);
     metrics.read_dropped(&[("limit", 1)]);
     let results = vec![("admitted", 1)];
     metrics.read_held(&HeldCounts { results, now: 1, repeated: 1, overruns: 1 });
