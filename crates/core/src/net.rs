@@ -59,6 +59,12 @@ impl IpNet {
         self.prefix_len
     }
 
+    /// Returns the address of a network that has only one.
+    pub const fn single(&self) -> Option<IpAddr> {
+        let bits = if self.address.is_ipv4() { 32 } else { 128 };
+        if self.prefix_len == bits { Some(self.address) } else { None }
+    }
+
     /// Whether the network contains `ip`. An IPv4-mapped IPv6 address counts as the IPv4 address.
     pub fn contains(&self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();

@@ -4,12 +4,14 @@
 //! addresses.
 
 mod buckets;
+mod history;
 mod overlay;
 mod profile;
 
 use crate::live::{Batch, Decided, Ended, Ledger, Tally, Transport};
 use crate::record::Observer;
 use buckets::{Buckets, Seen};
+use history::HistoryMetrics;
 use overlay::OverlayMetrics;
 use profile::ProfileMetrics;
 use prometheus_client::encoding::{EncodeLabelSet, text};
@@ -175,6 +177,7 @@ pub struct Metrics {
     held_repeated: Counter,
     held_overruns: Counter,
     records_dropped: Counter,
+    history: HistoryMetrics,
     engine_internal: Counter,
     fds_in_use: Gauge,
     fds_limit: Gauge,
@@ -230,6 +233,7 @@ impl Metrics {
             held_repeated: Counter::default(),
             held_overruns: Counter::default(),
             records_dropped: Counter::default(),
+            history: HistoryMetrics::default(),
             engine_internal: Counter::default(),
             fds_in_use: Gauge::default(),
             fds_limit: Gauge::default(),
@@ -241,6 +245,7 @@ impl Metrics {
         metrics.register_flows();
         metrics.overlay.register(&mut metrics.registry);
         metrics.profile.register(&mut metrics.registry);
+        metrics.history.register(&mut metrics.registry);
         metrics.register_process();
         metrics
     }
@@ -594,5 +599,9 @@ impl Observer for Metrics {
 
     fn lost(&self, records: u64) {
         self.records_dropped.inc_by(records);
+    }
+
+    fn missing_in_history(&self, flows: u64) {
+        self.history.missing(flows);
     }
 }

@@ -18,12 +18,14 @@
 mod error;
 mod glob;
 mod lexer;
+mod needs;
 mod parser;
 mod test;
 mod value;
 
 pub use error::FilterError;
 pub(crate) use glob::fits;
+pub use needs::{Property, Required};
 
 use crate::flow::{Destination, EndReason, Intercept, Protocol};
 use std::fmt;

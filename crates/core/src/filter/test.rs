@@ -1,10 +1,12 @@
 //! One comparison: a field, an operator and values, checked when the filter is parsed.
 
 use super::error::{FilterError, nearest};
+use super::needs::{Property, Required};
 use super::value;
 use super::{FlowFacts, glob};
 use crate::flow::{EndReason, Host, Intercept, Protocol};
 use crate::net::{IpNet, IpNetError};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
@@ -158,6 +160,38 @@ impl Test {
         Ok(Self { want, negated: matches!(op, Op::Ne | Op::FitsNot) })
     }
 
+    /// Adds the properties that decide whether it holds.
+    pub(super) fn looks_at(&self, found: &mut BTreeSet<Property>) {
+        match &self.want {
+            Want::Words(word, _) | Want::Patterns(word, _) => found.extend(word.properties()),
+            Want::Addresses(address, _) => {
+                found.insert(address.property());
+            }
+            Want::Ranges(number, _) => found.extend(number.properties()),
+        }
+    }
+
+    /// Returns a condition that every flow fulfils for which it holds.
+    pub(super) fn required(&self) -> Option<Required> {
+        if self.negated {
+            return None;
+        }
+        match &self.want {
+            Want::Words(Word::State, _) | Want::Patterns(..) => None,
+            Want::Words(word, words) => Some(Required::Words(*word.properties().first()?, words.clone())),
+            Want::Addresses(address, wants) => {
+                let words: Option<Vec<_>> = wants.iter().map(AddressWant::words).collect();
+                Some(Required::Words(address.property(), words?.concat()))
+            }
+            Want::Ranges(number, ranges) => match (number, number.properties()) {
+                // Both numbers of these are parts of another property.
+                (Number::Port | Number::ClientPort, _) => None,
+                (_, [property]) => Some(Required::Ranges(*property, ranges.clone())),
+                _ => None,
+            },
+        }
+    }
+
     pub(super) fn matches(&self, flow: &FlowFacts<'_>) -> bool {
         let found = match &self.want {
             Want::Words(word, words) => word.of(flow).map(|text| words.iter().any(|want| want == text)),
@@ -272,6 +306,21 @@ fn compared(op: Op, range: RangeInclusive<u64>) -> RangeInclusive<u64> {
 }
 
 impl Word {
+    /// The properties that decide it, the most important one first.
+    fn properties(self) -> &'static [Property] {
+        match self {
+            Self::Process => &[Property::Process],
+            Self::User => &[Property::User],
+            Self::Rule => &[Property::Rule],
+            Self::Carrier => &[Property::Carrier],
+            Self::Listener => &[Property::Listener],
+            Self::Intercept => &[Property::Intercept],
+            Self::Protocol => &[Property::Protocol],
+            Self::Reason | Self::State => &[Property::Reason],
+            Self::Host => &[Property::Host, Property::Destination],
+        }
+    }
+
     fn of<'a>(self, flow: &FlowFacts<'a>) -> Option<&'a str> {
         match self {
             Self::Process => flow.process,
@@ -299,6 +348,13 @@ enum FlowHost<'a> {
 }
 
 impl Address {
+    fn property(self) -> Property {
+        match self {
+            Self::Src => Property::Client,
+            Self::Dst => Property::Destination,
+        }
+    }
+
     fn of<'a>(self, flow: &FlowFacts<'a>) -> Option<FlowHost<'a>> {
         match self {
             Self::Src => flow.client.map(|client| FlowHost::Ip(client.ip().to_canonical())),
@@ -311,6 +367,23 @@ impl Address {
 }
 
 impl AddressWant {
+    /// The texts of the hosts that it fits. `None`: there are many.
+    fn words(&self) -> Option<Vec<String>> {
+        let ip = match self {
+            Self::Net(net) => net.single()?,
+            Self::Pattern(pattern) if pattern.contains(['*', '?']) => return None,
+            Self::Pattern(pattern) => match pattern.parse() {
+                Ok(ip) => ip,
+                Err(_) => return Some(vec![pattern.clone()]),
+            },
+        };
+        let mapped = match ip {
+            IpAddr::V4(v4) => Some(v4.to_ipv6_mapped().to_string()),
+            IpAddr::V6(_) => None,
+        };
+        Some([Some(ip.to_string()), mapped].into_iter().flatten().collect())
+    }
+
     fn is(&self, host: &FlowHost<'_>) -> bool {
         match (self, host) {
             (Self::Net(net), FlowHost::Ip(ip)) => net.contains(*ip),
@@ -326,6 +399,24 @@ fn micros(time: Duration) -> u64 {
 }
 
 impl Number {
+    /// The properties that it is computed from.
+    fn properties(self) -> &'static [Property] {
+        match self {
+            Self::Id => &[Property::Id],
+            Self::Port => &[Property::Destination],
+            Self::ClientPort => &[Property::Client],
+            Self::Bytes => &[Property::BytesUp, Property::BytesDown],
+            Self::Up => &[Property::BytesUp],
+            Self::Down => &[Property::BytesDown],
+            Self::Packets => &[Property::PacketsUp, Property::PacketsDown],
+            Self::PacketsUp => &[Property::PacketsUp],
+            Self::PacketsDown => &[Property::PacketsDown],
+            Self::Age => &[Property::Age],
+            Self::Connect => &[Property::Connect],
+            Self::FirstByte => &[Property::FirstByte],
+        }
+    }
+
     fn of(self, flow: &FlowFacts<'_>) -> Option<u64> {
         match self {
             Self::Id => Some(flow.id),

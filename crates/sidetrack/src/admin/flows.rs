@@ -40,14 +40,14 @@ pub(super) struct Interest {
     opened: bool,
 }
 
-type Asked<T> = Result<Query<T>, QueryRejection>;
+pub(super) type Asked<T> = Result<Query<T>, QueryRejection>;
 
 fn asked<T>(query: Asked<T>) -> Result<T, ApiError> {
     let help = "the path takes filter=… (percent-encoded), recent=N for lists, opened=true for events";
     query.map(|Query(query)| query).map_err(|rejection| ApiError::bad_request(rejection.body_text(), help))
 }
 
-fn filter(text: Option<&str>) -> Result<Filter, ApiError> {
+pub(super) fn filter(text: Option<&str>) -> Result<Filter, ApiError> {
     let text = text.unwrap_or("");
     Filter::parse(text).map_err(|error| {
         let help = "proc == curl and dst in 10.0.0.0/8 and bytes > 1MiB: see docs/filters.md";

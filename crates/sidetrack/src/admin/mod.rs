@@ -6,6 +6,8 @@
 //! | `GET /v1/flows/{id}` | one flow |
 //! | `DELETE /v1/flows/{id}`, `DELETE /v1/flows?filter=` | ends flows (reason `killed`) |
 //! | `GET /v1/events?filter=&opened=true` | flows when they end (and open), one JSON object per line |
+//! | `GET /v1/history?filter=&since=&until=&limit=&top=&by=` | ended flows of the history, or sums by groups |
+//! | `GET /v1/history/moved?flow=&since=&until=` | bytes of running flows in each second |
 //! | `GET /v1/functions` | the functions in force, and their counts |
 //! | `POST /v1/functions/{name}/start` | starts its containers that are waiting for their next start |
 //! | `GET /v1/rules` | the rules in force |
@@ -43,6 +45,7 @@ mod cache;
 mod capped;
 mod error;
 mod flows;
+mod history;
 mod overlay;
 mod places;
 mod policy;
@@ -55,6 +58,7 @@ mod status;
 pub use cache::{
     CacheScope, CacheStatus, CachedResource, CachedResources, Caches, DiskStatus, MemoryStatus, Purged,
 };
+pub use history::{Answer, MovedAnswer};
 pub use places::{SYSTEM_SOCKET, default_socket, directory, forget_dead_runs, run_socket, run_sockets, runs};
 pub use policy::{AgreementStatus, Applied, Audit, Movement, Movements, NewAgreement, Past, Version, Way};
 pub use profile::{Profile, StageTime};
@@ -65,6 +69,7 @@ pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
 
 use crate::live::Ledger;
 use crate::metrics::{CONTENT_TYPE, ClosedForOthers, HeldCounts, Metrics, Surroundings};
+use crate::record::history::History;
 use crate::record::{Feed, Timestamp};
 use axum::Router;
 use axum::extract::State;
@@ -77,7 +82,7 @@ use sidetrack_core::policy::Policy;
 use std::io;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 /// How long open connections may take to end when the process stops.
 const LAST_WORDS: std::time::Duration = std::time::Duration::from_secs(1);
@@ -198,9 +203,15 @@ pub struct AdminState {
     pub metrics: Arc<Metrics>,
     /// The rest of the program.
     pub control: Arc<dyn Control>,
+    history: Option<Arc<History>>,
+    /// Searches of the history at a time.
+    searches: Arc<Semaphore>,
     started: Instant,
     started_at: Timestamp,
 }
+
+/// Most searches of the history at a time. Each uses all cores.
+const SEARCHES_MAX: usize = 2;
 
 impl AdminState {
     /// The state of a program that is starting.
@@ -211,7 +222,14 @@ impl AdminState {
         control: Arc<dyn Control>,
     ) -> Self {
         let (started, started_at) = (Instant::now(), SystemTime::now().into());
-        Self { ledgers, feed, metrics, control, started, started_at }
+        let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
+        Self { ledgers, feed, metrics, control, history: None, searches, started, started_at }
+    }
+
+    /// The same with a history.
+    #[must_use]
+    pub fn with_history(self, history: Option<Arc<History>>) -> Self {
+        Self { history, ..self }
     }
 
     /// Updates the kernel's flows before they are listed.
@@ -252,6 +270,9 @@ impl AdminState {
             self.metrics.read_groups(&totals.packets, totals.groups, totals.members);
         }
         self.metrics.read_profile(&crate::live::profile::counts());
+        if let Some(history) = &self.history {
+            self.metrics.read_history(history.bytes());
+        }
         if let Some(capacity) = self.control.shunt_capacity() {
             self.metrics.read_shunt(&capacity.entries(), capacity.evicted);
         }
@@ -265,6 +286,8 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/flows", get(flows::list).delete(flows::kill_many))
         .route("/v1/flows/{id}", get(flows::show).delete(flows::kill_one))
         .route("/v1/events", get(flows::events))
+        .route("/v1/history", get(history::search))
+        .route("/v1/history/moved", get(history::moved))
         .route("/v1/functions", get(status::functions))
         .route("/v1/functions/{name}/start", axum::routing::post(status::start_function))
         .route("/v1/rules", get(status::rules))

@@ -4,6 +4,7 @@
 //! its other files stay as they are.
 
 use crate::config::{Config, HttpListener, RecordTo};
+use crate::record::history::is_file_of_history;
 use crate::rights::DataUser;
 use anyhow::Context;
 use rustix::fs::{Mode, OFlags};
@@ -28,10 +29,14 @@ pub(super) fn files(config: &Config) -> Vec<(PathBuf, u32)> {
     files
 }
 
-/// The folders of caches.
+/// The folders that the data plane writes.
 pub(super) fn folders(config: &Config) -> Vec<PathBuf> {
+    caches(config).chain(config.history.iter().map(|history| history.path.clone())).collect()
+}
+
+fn caches(config: &Config) -> impl Iterator<Item = PathBuf> {
     let disks = proxies(config).filter_map(|http| http.cache.as_ref()?.disk.as_ref());
-    disks.map(|disk| disk.folder.clone()).collect()
+    disks.map(|disk| disk.folder.clone())
 }
 
 fn proxies(config: &Config) -> impl Iterator<Item = &HttpListener> {
@@ -51,8 +56,11 @@ pub(super) fn hand_over(config: &Config, user: &DataUser) -> anyhow::Result<()> 
     for (path, mode) in files(config) {
         file(&path, mode, user).with_context(|| cannot(&path))?;
     }
-    for folder in folders(config) {
+    for folder in caches(config) {
         cache(&folder, user).with_context(|| cannot(&folder))?;
+    }
+    if let Some(settings) = &config.history {
+        history(&settings.path, user).with_context(|| cannot(&settings.path))?;
     }
     Ok(())
 }
@@ -113,6 +121,28 @@ fn cache(folder: &Path, user: &DataUser) -> io::Result<()> {
             give(&open(&entry.path(), OFlags::RDONLY, 0)?, user)?;
         } else if kind.is_dir() && (name == "new" || is_number(name, 2)) {
             give_folder(&entry.path(), user)?;
+        }
+    }
+    // Last: if this is interrupted, the next start repeats it.
+    if is_ours {
+        give(&open(folder, OFlags::RDONLY | OFlags::DIRECTORY, 0)?, user)?;
+    }
+    Ok(())
+}
+
+/// Gives a history's folder away, with its files.
+fn history(folder: &Path, user: &DataUser) -> io::Result<()> {
+    let is_new = !folder.try_exists()?;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    if folder.metadata()?.uid() == user.uid {
+        return Ok(());
+    }
+    let is_ours = is_new || folder.join("format").is_file() || fs::read_dir(folder)?.next().is_none();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let ours = entry.file_name().to_str().is_some_and(is_file_of_history);
+        if ours && entry.file_type()?.is_file() {
+            give(&open(&entry.path(), OFlags::RDONLY, 0)?, user)?;
         }
     }
     // Last: if this is interrupted, the next start repeats it.

@@ -248,6 +248,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             user: RunAs::Default,
             admin: Admin::default(),
             record: Record { to: RecordTo::None, recent: TOLD_MAX },
+            history: None,
             log_format: None,
             limits: Limits::default(),
             run_dns: RunDns::Name,

@@ -6,8 +6,10 @@ use super::shunt::ShuntFlows;
 use super::systemd::Systemd;
 use crate::admin::{self, AdminSocket, AdminState};
 use crate::config::{AdminAt, Config, LogFormat, RecordTo};
+use crate::live::Ledger;
 use crate::log::{self, Shape};
 use crate::metrics::Metrics;
+use crate::record::history::{History, Settings};
 use crate::record::{Feed, RecordWriter, Recorder, Target};
 use crate::reload::{ReloadHandle, Reloader};
 use crate::rights::DataUser;
@@ -195,7 +197,9 @@ async fn run(
     if let Some(writer) = &writer {
         tokio::spawn(writer.reopen_on_signal()?);
     }
-    let recorder = Recorder::new(ledgers.clone(), feed.clone(), writer, metrics.clone());
+    let history = history(&config, &ledgers)?;
+    let recorder =
+        Recorder::new(ledgers.clone(), feed.clone(), writer, metrics.clone()).keeping(history.clone());
     let (stop_records, records_stopped) = watch::channel(false);
     let records = tokio::spawn(recorder.run(records_stopped));
     node.record_kernel_flows();
@@ -205,7 +209,11 @@ async fn run(
     let control = Arc::new(super::control::ControlOf::new(node.clone(), handle, shunt.clone()));
     let paths =
         config.outgoing.as_ref().map(|settings| Paths::new(settings.clone(), node.clone(), current.clone()));
-    let windows = windows.serve(AdminState::new(ledgers, feed, metrics, control), paths, &stopped);
+    let windows = windows.serve(
+        AdminState::new(ledgers, feed, metrics, control).with_history(history),
+        paths,
+        &stopped,
+    );
     let (ready, watching) = oneshot::channel();
     let reloads = tokio::spawn(reloader.run(ready));
     let _ = watching.await;
@@ -299,6 +307,17 @@ async fn drain(node: &Arc<Node>, drain_ms: u64, [terminate, interrupt]: [&mut Si
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
+}
+
+fn history(config: &Config, ledgers: &[Arc<Ledger>]) -> anyhow::Result<Option<Arc<History>>> {
+    let settings = config.history.as_ref().map(|history| Settings {
+        path: history.path.clone(),
+        bytes_max: history.max_bytes,
+        keep: history.keep,
+        counters: history.counters,
+    });
+    let open = settings.map(|settings| History::open(&settings, ledgers.to_vec()));
+    Ok(open.transpose().context("[history]")?.map(Arc::new))
 }
 
 fn writer(config: &Config) -> anyhow::Result<Option<RecordWriter>> {

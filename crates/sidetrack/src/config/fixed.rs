@@ -1,6 +1,6 @@
 //! Settings that a reload cannot change: the program reads them only at the start.
 
-use super::{Admin, AdminAt, AgreementFile, Config, Limits, Record, RecordTo};
+use super::{Admin, AdminAt, AgreementFile, Config, History, Limits, Record, RecordTo};
 use std::fmt::Display;
 
 /// Returns the settings that differ between the first configuration and a new one and that need a restart. Each
@@ -12,6 +12,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         workers,
         admin: Admin { socket, metrics, metrics_hosts },
         record: Record { to, recent },
+        history: kept,
         limits,
         container_engine,
         // A reload changes these, or is rejected; see `of_agreement`.
@@ -41,6 +42,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         ("[admin] metrics_hosts", metrics_hosts.join(", "), new.admin.metrics_hosts.join(", ")),
         ("[record] to", target(to), target(&new.record.to)),
         ("[record] recent", recent.to_string(), new.record.recent.to_string()),
+        ("[history]", kept_in(kept.as_ref()), kept_in(new.history.as_ref())),
         ("[policy] history", history(agreement.as_ref()), history(new.agreement.as_ref())),
         ("[containers] engine", path(container_engine.as_deref()), path(new.container_engine.as_deref())),
     ];
@@ -53,6 +55,14 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         })
         .chain(of_agreement(agreement.as_ref(), new.agreement.as_ref()))
         .collect()
+}
+
+fn kept_in(history: Option<&History>) -> String {
+    history.map_or_else(String::new, |history| {
+        let History { path, max_bytes, keep, counters } = history;
+        let (days, second) = (keep.as_secs() / 86_400, if *counters { ", each second" } else { "" });
+        format!("{} ({max_bytes} bytes, {days} days{second})", path.display())
+    })
 }
 
 fn history(file: Option<&AgreementFile>) -> String {

@@ -51,6 +51,7 @@ use sidetrack_core::policy::{Capture, HostPattern, KernelRule, Policy};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A checked configuration; an immutable snapshot that a reload replaces as a whole.
 #[derive(Clone, Debug)]
@@ -67,6 +68,8 @@ pub struct Config {
     pub admin: Admin,
     /// Where records of flows go.
     pub record: Record,
+    /// Where ended flows are kept for days. `None`: nowhere.
+    pub history: Option<History>,
     /// The format of log lines. `None`: the environment decides.
     pub log_format: Option<LogFormat>,
     /// Time-outs and bounds.
@@ -141,6 +144,19 @@ pub struct Record {
     pub to: RecordTo,
     /// Number of ended flows kept in memory for `sidetrack flows`.
     pub recent: usize,
+}
+
+/// Where ended flows are kept for days.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct History {
+    /// A folder.
+    pub path: PathBuf,
+    /// Bytes of all files together.
+    pub max_bytes: u64,
+    /// Time after which flows go.
+    pub keep: Duration,
+    /// Whether the bytes of running flows are kept for each second.
+    pub counters: bool,
 }
 
 /// The format of log lines.

@@ -4,6 +4,7 @@
 //! worker's [`Ledger`](crate::live::Ledger).
 
 mod feed;
+pub mod history;
 mod line;
 mod recorder;
 mod states;
@@ -208,6 +209,45 @@ impl<'a> FlowRecord<'a> {
             age: duration(self.duration_seconds),
             connect: self.connect_seconds.map(duration),
             first_byte: self.first_byte_seconds.map(duration),
+        }
+    }
+
+    /// Returns a record that borrows nothing.
+    pub fn to_owned_record(&self) -> FlowRecord<'static> {
+        fn owned<'a>(text: Option<&Cow<'_, str>>) -> Option<Cow<'a, str>> {
+            text.map(|text| Cow::Owned(text.to_string()))
+        }
+        let words = |words: &[Cow<'_, str>]| words.iter().map(|word| Cow::Owned(word.to_string())).collect();
+        FlowRecord {
+            ts: self.ts,
+            flow: self.flow,
+            rule: owned(self.rule.as_ref()),
+            chain: words(&self.chain),
+            carrier: owned(self.carrier.as_ref()),
+            listener: owned(self.listener.as_ref()),
+            intercept: self.intercept,
+            client: self.client,
+            orig_dst: self.orig_dst.as_deref().map(|dst| Cow::Owned(dst.clone())),
+            host: owned(self.host.as_ref()),
+            process: owned(self.process.as_ref()),
+            user: owned(self.user.as_ref()),
+            bytes_up: self.bytes_up,
+            bytes_down: self.bytes_down,
+            connect_seconds: self.connect_seconds,
+            first_byte_seconds: self.first_byte_seconds,
+            duration_seconds: self.duration_seconds,
+            shunted: self.shunted,
+            reason: self.reason,
+            detail: owned(self.detail.as_ref()),
+            path: owned(self.path.as_ref()),
+            agreement: owned(self.agreement.as_ref()),
+            tls_name: owned(self.tls_name.as_ref()),
+            states: self.states.clone(),
+            mptcp: words(&self.mptcp),
+            protocol: self.protocol,
+            packets_up: self.packets_up,
+            packets_down: self.packets_down,
+            held_seconds: self.held_seconds,
         }
     }
 

@@ -4,6 +4,7 @@
 //! machine has no idle time, ended flows pile up. Then the control thread, which has normal priority, takes some
 //! of them in slices of a tenth of a millisecond, so that no record is lost.
 
+use super::history::History;
 use super::line::Lines;
 use super::{Feed, FlowRecord, RecordWriter};
 use crate::live::{Batch, Decided, ENDED_MAX, Ended, Ledger, Tally};
@@ -11,7 +12,7 @@ use sidetrack_core::flow::FlowId;
 use sidetrack_sys::sync::lock;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -46,6 +47,8 @@ pub trait Observer: Send + Sync {
     fn tallied(&self, tally: &Tally);
     /// Called when this number of records was lost, because the buffer was full or the file not writable.
     fn lost(&self, records: u64);
+    /// Called when this number of flows is missing in the history, for these reasons.
+    fn missing_in_history(&self, _flows: u64) {}
 }
 
 /// Visits the ledgers and passes their flows to the writer, the feed and the observer.
@@ -61,6 +64,7 @@ struct Sinks {
     ledgers: Vec<Arc<Ledger>>,
     feed: Arc<Feed>,
     writer: Mutex<Option<Arc<RecordWriter>>>,
+    history: OnceLock<Arc<History>>,
     observer: Arc<dyn Observer>,
 }
 
@@ -76,6 +80,11 @@ impl Sinks {
         lock(&self.writer).clone()
     }
 
+    /// Whether anybody reads the flows one by one.
+    fn is_wanted(&self, writer: Option<&RecordWriter>) -> bool {
+        writer.is_some() || self.history.get().is_some() || self.feed.has_followers()
+    }
+
     /// Visits all ledgers once and takes the flows that wait now, batch by batch. Returns how many. Holds no
     /// lock that a worker could wait for.
     fn visit(&self, pen: &mut Pen) -> usize {
@@ -87,7 +96,7 @@ impl Sinks {
             let mut left = ledger.ended_waiting();
             // Ask for followers before the flows are taken: a follower must see the flows that end after it
             // came.
-            let is_wanted = writer.is_some() || self.feed.has_followers();
+            let is_wanted = self.is_wanted(writer.as_deref());
             ledger.set_read(is_wanted);
             while left > 0
                 && let Some(batch) = ledger.take_batch()
@@ -103,7 +112,7 @@ impl Sinks {
     /// Counts records that are missing.
     fn count(&self) {
         let writer = self.writer();
-        let is_wanted = writer.is_some() || self.feed.has_followers();
+        let is_wanted = self.is_wanted(writer.as_deref());
         let mut lost = writer.map_or(0, |writer| writer.take_lost());
         for ledger in &self.ledgers {
             lost += ledger.take_dropped();
@@ -117,12 +126,17 @@ impl Sinks {
         if lost > 0 {
             self.observer.lost(lost);
         }
+        let missing = self.history.get().map_or(0, |history| history.take_lost());
+        if missing > 0 {
+            self.observer.missing_in_history(missing);
+        }
     }
 
     fn record(&self, batch: Batch, writer: Option<&RecordWriter>, pen: &mut Pen) {
         self.observer.took(&batch);
         pen.text.clear();
-        if writer.is_some() {
+        let history = self.history.get();
+        if writer.is_some() || history.is_some() {
             pen.lines.write(&batch, &mut pen.text);
         }
         let followed: Vec<_> = match self.feed.has_followers() {
@@ -133,6 +147,9 @@ impl Sinks {
         self.feed.keep(batch);
         if let Some(writer) = writer {
             writer.push(&pen.text);
+        }
+        if let Some(history) = history {
+            history.push(&pen.text);
         }
         for ended in &followed {
             let decided = ended.flow.decided();
@@ -198,8 +215,18 @@ impl Recorder {
         observer: Arc<dyn Observer>,
     ) -> Self {
         let writer = Mutex::new(writer.map(Arc::new));
-        let sinks = Arc::new(Sinks { ledgers, feed, writer, observer });
+        let sinks = Arc::new(Sinks { ledgers, feed, writer, history: OnceLock::new(), observer });
         Self { sinks, pen: Pen::default(), told: BTreeSet::new() }
+    }
+
+    /// Keeps the flows in a history, too.
+    #[must_use]
+    pub fn keeping(self, history: Option<Arc<History>>) -> Self {
+        if let Some(history) = history {
+            // There is none before this.
+            let _ = self.sinks.history.set(history);
+        }
+        self
     }
 
     /// Visits the ledgers until `stop` becomes true or its sender is dropped. Then visits them once more, and
@@ -237,11 +264,15 @@ impl Recorder {
     async fn finish(mut self) {
         self.visit();
         self.sinks.feed.close();
-        let writer = lock(&self.sinks.writer).take();
-        let Some(writer) = writer else { return };
+        let (writer, history) = (lock(&self.sinks.writer).take(), self.sinks.history.get().cloned());
         // The disk may be slow, so this waits on another thread.
-        let lost = tokio::task::spawn_blocking(move || writer.close(LAST_LINES)).await.unwrap_or(0);
+        let closing = tokio::task::spawn_blocking(move || {
+            let lost = writer.map_or(0, |writer| writer.close(LAST_LINES));
+            (lost, history.map_or(0, |history| history.close()))
+        });
+        let (lost, missing) = closing.await.unwrap_or_default();
         self.sinks.observer.lost(lost);
+        self.sinks.observer.missing_in_history(missing);
     }
 
     /// Visits all ledgers once. Returns how many flows had ended.

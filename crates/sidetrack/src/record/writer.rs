@@ -83,7 +83,7 @@ impl RecordWriter {
         Self::start_with(output)
     }
 
-    fn start_with(output: Box<dyn Output>) -> io::Result<Self> {
+    pub(super) fn start_with(output: Box<dyn Output>) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let thread = Writing { shared: shared.clone(), output, torn: false, failing: None };
         std::thread::Builder::new().name("records".to_owned()).spawn(move || thread.run())?;
@@ -158,7 +158,7 @@ impl Drop for RecordWriter {
 }
 
 /// A destination of lines that can be opened again.
-trait Output: Send {
+pub(super) trait Output: Send {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
     /// Makes sure that the next bytes go to the file with the target's name. `wanted`: a reopen was requested,
     /// or a write failed.

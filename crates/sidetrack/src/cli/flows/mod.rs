@@ -1,6 +1,7 @@
 //! `sidetrack flows`: shows running and recently ended flows, and ends flows.
 
 mod human;
+mod past;
 mod rates;
 mod show;
 mod table;
@@ -34,7 +35,7 @@ pub struct FlowsArgs {
     filter: Vec<String>,
     /// Runs until interrupted: shows flows as they end; without --json also, every second, the flows that moved
     /// bytes, with their rates
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with_all = ["since", "until", "top", "limit"])]
     follow: bool,
     /// Prints one JSON object per line, as in records
     #[arg(long)]
@@ -42,6 +43,8 @@ pub struct FlowsArgs {
     /// Shows also the latest N ended flows
     #[arg(long, value_name = "N", default_value_t = 0)]
     recent: usize,
+    #[command(flatten)]
+    past: past::PastArgs,
     /// Admin socket of the running sidetrack
     #[arg(long, value_name = "PATH", global = true)]
     admin: Option<PathBuf>,
@@ -108,7 +111,7 @@ pub async fn run_to(args: &FlowsArgs, output: &mut Output<'_>) -> anyhow::Result
         _ => (&args.filter, false),
     };
     let showing = matches!(args.command, Some(FlowsCommand::Show { .. }));
-    let is_only_for_lists = args.follow || args.recent > 0 || !args.filter.is_empty();
+    let is_only_for_lists = args.follow || args.recent > 0 || !args.filter.is_empty() || args.past.is_asked();
     if (killing && (is_only_for_lists || args.json)) || (showing && is_only_for_lists) {
         let word = if killing { "kill" } else { "show" };
         writeln!(
@@ -128,6 +131,7 @@ pub async fn run_to(args: &FlowsArgs, output: &mut Output<'_>) -> anyhow::Result
     let result = match &args.command {
         Some(FlowsCommand::Kill { dry_run: false, .. }) => kill(&client, &text, output).await,
         Some(FlowsCommand::Kill { dry_run: true, .. }) => list(&client, &text, 0, false, output).await,
+        _ if args.past.is_asked() => past::show(&client, &text, &args.past, args.json, output).await,
         _ if args.follow => follow(&client, &text, args, output).await,
         _ => list(&client, &text, args.recent, args.json, output).await,
     };

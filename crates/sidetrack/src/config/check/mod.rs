@@ -28,7 +28,7 @@ mod values;
 mod wasm;
 
 use super::surroundings::Surroundings;
-use super::{Admin, AdminAt, At, Config, Limits, LogFormat, OnCrash, Record, RecordTo, Tap, raw};
+use super::{Admin, AdminAt, At, Config, History, Limits, LogFormat, OnCrash, Record, RecordTo, Tap, raw};
 use super::{Problem, nearest};
 use sidetrack_core::flow::HostName;
 use sidetrack_core::function::FunctionSpec;
@@ -39,6 +39,7 @@ use sidetrack_core::policy::{Action, Policy};
 use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// State of the check: what it looks up and where it reports problems.
 struct Check<'a> {
@@ -131,6 +132,7 @@ pub(super) fn check(
     let container_engine = check.container_engine(&file.containers);
     let admin = check.admin(&file.admin);
     let record = check.record(&file.record);
+    let history = file.history.as_ref().and_then(|history| check.history(history));
     let limits = check.limits(&file.limits);
     let mut shunt = file.shunt.as_ref().and_then(|shunt| check.shunt(shunt));
     let workers = check.number(file.workers.as_ref(), 0..=1024, " threads").unwrap_or(0);
@@ -164,6 +166,7 @@ pub(super) fn check(
         user: check.run_as(file.user.as_ref()),
         admin,
         record,
+        history,
         log_format: log_format(&file.log),
         limits,
         run_dns: file.run.dns(),
@@ -265,6 +268,23 @@ impl Check<'_> {
         };
         let recent = self.number(record.recent.as_ref(), 0..=1_000_000, " flows").unwrap_or(4096);
         Record { to, recent: usize::try_from(recent).unwrap_or(4096) }
+    }
+
+    fn history(&mut self, history: &At<raw::History>) -> Option<History> {
+        let max_bytes =
+            self.number(history.max_bytes.as_ref(), 16 << 20..=1 << 40, " bytes").unwrap_or(1 << 30);
+        let days = self.number(history.keep_days.as_ref(), 1..=3650, " days").unwrap_or(30);
+        let Some(path) = &history.path else {
+            let help = "write `path = \"/var/lib/sidetrack/history\"`: a folder for the files";
+            self.error(history.span(), "[history] has no `path`", help);
+            return None;
+        };
+        Some(History {
+            path: self.surroundings.resolve(path),
+            max_bytes,
+            keep: Duration::from_secs(days * 24 * 3600),
+            counters: history.counters.unwrap_or(true),
+        })
     }
 
     /// Requires a slash in a path. Otherwise a typing error in a word would become a file name.
