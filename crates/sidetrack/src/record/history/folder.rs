@@ -109,6 +109,8 @@ pub(super) struct Bounds {
     pub bytes_max: u64,
     /// Age of the latest moment in a file.
     pub keep: Duration,
+    /// Lines after which a file is closed.
+    pub lines_max: usize,
 }
 
 struct State {
@@ -175,6 +177,11 @@ impl Folder {
         let next = files.keys().next_back().map_or(1, |last| last + 1);
         let state = Mutex::new(State { files, next, aged: None });
         Ok(Self { path: path.to_owned(), bounds, state, _lock: lock })
+    }
+
+    /// Lines after which a file is closed.
+    pub(super) const fn lines_max(&self) -> usize {
+        self.bounds.lines_max
     }
 
     /// The place.

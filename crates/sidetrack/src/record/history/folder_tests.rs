@@ -1,6 +1,6 @@
 use super::*;
 
-const BOUNDS: Bounds = Bounds { bytes_max: 1 << 30, keep: Duration::from_secs(86_400) };
+const BOUNDS: Bounds = Bounds { bytes_max: 1 << 30, keep: Duration::from_secs(86_400), lines_max: 10 };
 
 fn now_ms() -> i64 {
     super::super::millis(SystemTime::now())

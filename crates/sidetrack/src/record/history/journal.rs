@@ -8,8 +8,6 @@ use std::sync::Arc;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// Lines after which the file is closed.
-pub(super) const LINES_MAX: usize = 1 << 16;
 /// Time after which a file is closed with the next lines.
 const TIME_MAX: Duration = Duration::from_secs(3600);
 
@@ -34,7 +32,8 @@ impl Journal {
     }
 
     fn turn_if_full(&mut self) -> io::Result<()> {
-        let is_full = self.lines >= LINES_MAX || self.lines > 0 && self.opened.elapsed() >= TIME_MAX;
+        let is_full =
+            self.lines >= self.folder.lines_max() || self.lines > 0 && self.opened.elapsed() >= TIME_MAX;
         if is_full && self.is_at_line_end {
             self.file = self.folder.turn(self.content)?;
             (self.lines, self.opened) = (0, Instant::now());
@@ -69,7 +68,7 @@ impl Output for Journal {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.turn_if_full()?;
         // At most up to the line that fills the file.
-        let room = LINES_MAX.saturating_sub(self.lines).max(1);
+        let room = self.folder.lines_max().saturating_sub(self.lines).max(1);
         let ends = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
         let end = ends.map(|(at, _)| at + 1).nth(room - 1).unwrap_or(bytes.len());
         let written = self.file.write(&bytes[..end])?;

@@ -35,6 +35,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Time between two samples of running flows.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+/// Lines after which a file is closed.
+const LINES_MAX: usize = 1 << 16;
 /// Pause after a file could not be made into columns.
 const RETRY: Duration = Duration::from_secs(60);
 /// How long writing the last lines may take when the process stops.
@@ -127,7 +129,11 @@ impl History {
     /// # Errors
     /// The folder cannot be used, with the reason.
     pub fn open(settings: &Settings, ledgers: Vec<Arc<Ledger>>) -> io::Result<Self> {
-        let bounds = Bounds { bytes_max: settings.bytes_max, keep: settings.keep };
+        Self::with_files_of(LINES_MAX, settings, ledgers)
+    }
+
+    fn with_files_of(lines_max: usize, settings: &Settings, ledgers: Vec<Arc<Ledger>>) -> io::Result<Self> {
+        let bounds = Bounds { bytes_max: settings.bytes_max, keep: settings.keep, lines_max };
         let folder = Arc::new(Folder::open(&settings.path, bounds)?);
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);

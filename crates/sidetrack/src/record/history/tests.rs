@@ -70,7 +70,7 @@ fn query(filter: &str) -> Query {
 fn stored(parts: [&[FlowRecord<'_>]; 3]) -> (tempfile::TempDir, Folder) {
     use std::io::Write;
     let place = tempfile::tempdir().expect("folder");
-    let bounds = Bounds { bytes_max: u64::MAX, keep: Duration::from_secs(1 << 32) };
+    let bounds = Bounds { bytes_max: u64::MAX, keep: Duration::from_secs(1 << 32), lines_max: usize::MAX };
     let folder = Folder::open(place.path(), bounds).expect("new");
     for (at, part) in parts.into_iter().enumerate() {
         folder.journal(Content::Flows).expect("journal").0.write_all(&lines(part)).expect("write");
@@ -222,12 +222,12 @@ fn torn_lines_and_damaged_files_hide_no_others() {
     assert_eq!(columns.len(), 3);
     let path = columns.iter().min().expect("a file");
     let whole = std::fs::read(path).expect("read");
-    for cut in (0..whole.len()).step_by(97) {
+    for cut in (0..whole.len()).step_by(991) {
         std::fs::write(path, &whole[..cut]).expect("write");
         let result = search::search(&folder, &query(""));
         assert_eq!((result.flows.len(), result.damaged.len()), (15, 1), "cut after {cut}");
     }
-    for at in (0..whole.len()).step_by(61) {
+    for at in (0..whole.len()).step_by(613) {
         let mut garbled = whole.clone();
         garbled[at] ^= 0x55;
         std::fs::write(path, garbled).expect("write");
@@ -261,7 +261,7 @@ proptest! {
 fn counters_read_as_they_were_written() {
     use std::io::Write;
     let place = tempfile::tempdir().expect("folder");
-    let bounds = Bounds { bytes_max: u64::MAX, keep: Duration::from_secs(1 << 32) };
+    let bounds = Bounds { bytes_max: u64::MAX, keep: Duration::from_secs(1 << 32), lines_max: usize::MAX };
     let folder = Folder::open(place.path(), bounds).expect("new");
     let (mut file, _) = folder.journal(Content::Counters).expect("journal");
     file.write_all(b"[1000,7,1,2]\n[1000,8,10,20]\n[2000,7,3,18446744073709551615]\nno sample\n")
@@ -292,31 +292,26 @@ fn a_full_file_is_closed_and_becomes_columns_while_flows_go_on() {
         keep: Duration::from_secs(1 << 32),
         counters: true,
     };
-    let history = History::open(&settings, Vec::new()).expect("opens");
-    let many = journal::LINES_MAX as u64 + 1000;
-    for first in (1..=many).step_by(1000) {
-        let piece: Vec<_> = (first..(first + 1000).min(many + 1)).map(record).collect();
-        let lines = lines(&piece);
-        // The buffer takes 8 MiB: wait for the disk.
-        let until = Instant::now() + Duration::from_secs(60);
-        while history.bytes() + (4 << 20) < first * 500 && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        history.push(&lines);
+    let history = History::with_files_of(500, &settings, Vec::new()).expect("opens");
+    let many = 1250;
+    for first in (1..=many).step_by(50) {
+        let piece: Vec<_> = (first..first + 50).map(record).collect();
+        history.push(&lines(&piece));
     }
     let until = Instant::now() + Duration::from_secs(120);
     let is_done = || {
         let (names, open) = history.folder.list(Content::Flows);
-        names.iter().any(|name| name.span.is_some()) && open.is_some_and(|(_, bytes)| bytes > 0)
+        names.iter().filter(|name| name.span.is_some()).count() == 2
+            && open.is_some_and(|(_, bytes)| bytes > 0)
     };
     while !is_done() {
         assert!(Instant::now() < until, "no columns: {} bytes", history.bytes());
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(history.close(), 0);
-    let asked = Query { limit: 10, ..query("up == 40000") };
+    let asked = Query { limit: 10, ..query("up == 400") };
     let mut result = history.search(&asked);
     result.cut(&asked);
     assert_eq!(result.searched, many);
-    assert_eq!(result.flows, [record(40_000)]);
+    assert_eq!(result.flows, [record(400)]);
 }
