@@ -10,7 +10,7 @@ mod profile;
 
 use crate::live::{Batch, Decided, Ended, Ledger, Tally, Transport};
 use crate::record::Observer;
-use buckets::{Buckets, Seen};
+use buckets::{Buckets, CONNECT_BUCKETS, DURATION_BUCKETS, SNIFF_BUCKETS, Seen};
 use history::HistoryMetrics;
 use overlay::OverlayMetrics;
 use profile::ProfileMetrics;
@@ -188,17 +188,6 @@ pub struct Metrics {
     /// All listeners seen so far, each with the number of its running flows.
     listeners: Mutex<BTreeMap<Arc<str>, i64>>,
 }
-
-/// From 0.5 ms to 16 s.
-static CONNECT_BUCKETS: [f64; 12] =
-    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 4.0, 16.0];
-
-/// From 1 ms to a day.
-static DURATION_BUCKETS: [f64; 12] =
-    [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 300.0, 1_800.0, 10_800.0, 86_400.0];
-
-/// The wait is limited to tens of milliseconds. A value above the last bucket shows a problem.
-static SNIFF_BUCKETS: [f64; 8] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1];
 
 impl Default for Metrics {
     fn default() -> Self {

@@ -31,8 +31,10 @@ pub use tap::Tap;
 pub use tunnel::{Transport, Tunnel};
 
 mod log;
+mod record;
 
 pub use log::{Log, LogFormat};
+pub use record::{History, Record};
 
 use super::{At, List, Secret};
 use schemars::JsonSchema;
@@ -146,32 +148,6 @@ pub struct Admin {
     /// Host names in requests to `metrics` that are accepted, besides IP addresses and localhost. Other names get status
     /// 421, so that a web page cannot read metrics by DNS rebinding. Default: none.
     pub metrics_hosts: Option<List<String>>,
-}
-
-/// Where records of flows go.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Record {
-    /// "stdout", "stderr", "none", or the path of a file (with a "/"). Default "stdout".
-    pub to: Option<At<String>>,
-    /// Number of ended flows kept in memory for `sidetrack flows`, 0 to 1000000. Default 4096.
-    pub recent: Option<At<u32>>,
-}
-
-/// Keeps ended flows on disk. `sidetrack up` reads this table; `sidetrack run` does not.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct History {
-    /// Folder for the files. No other process may write there.
-    pub path: Option<At<String>>,
-    /// Most bytes of all files together; the oldest files go first. 16777216 (16 MiB) to 1099511627776 (1 TiB). Default
-    /// 1073741824 (1 GiB): about 10 million flows.
-    pub max_bytes: Option<At<u64>>,
-    /// Time after which flows go, days, 1 to 3650. Default 30.
-    pub keep_days: Option<At<u32>>,
-    /// Whether the bytes of running flows are kept for each second, for the 256 flows that move most. They take at most a
-    /// quarter of `max_bytes`. Default true.
-    pub counters: Option<bool>,
 }
 
 /// How containers of functions are started.

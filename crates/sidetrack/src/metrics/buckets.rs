@@ -10,6 +10,17 @@ use std::time::Duration;
 /// Most bounds of a histogram.
 const BOUNDS_MAX: usize = 12;
 
+/// From 0.5 ms to 16 s.
+pub(super) static CONNECT_BUCKETS: [f64; 12] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 4.0, 16.0];
+
+/// From 1 ms to a day.
+pub(super) static DURATION_BUCKETS: [f64; 12] =
+    [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 300.0, 1_800.0, 10_800.0, 86_400.0];
+
+/// The wait is limited to tens of milliseconds. A value above the last bucket shows a problem.
+pub(super) static SNIFF_BUCKETS: [f64; 8] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1];
+
 /// A histogram of times. Clones share their counts.
 #[derive(Clone, Debug)]
 pub(super) struct Buckets {

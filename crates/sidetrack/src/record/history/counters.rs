@@ -39,7 +39,7 @@ impl Moved {
         let _ = writeln!(out, "[{},{},{},{}]", self.at_ms, self.flow, self.up, self.down);
     }
 
-    /// Reads a line. `None`: it is no sample.
+    /// Reads a line. `None`: it is not a sample.
     pub(super) fn read(line: &[u8]) -> Option<Self> {
         let (at_ms, flow, up, down) = serde_json::from_slice(line).ok()?;
         Some(Self { at_ms, flow, up, down })

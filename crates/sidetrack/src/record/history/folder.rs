@@ -199,7 +199,7 @@ impl Folder {
             file.seek(SeekFrom::End(-1))?;
             file.read_exact(&mut last)?;
             if last != *b"\n" {
-                // A line that a dying process has torn: end it. Whoever reads the lines leaves it out.
+                // A line that a dying process has torn: end it. A reader leaves it out.
                 file.write_all(b"\n")?;
                 bytes += 1;
             }
@@ -238,7 +238,7 @@ impl Folder {
         }
     }
 
-    /// Puts a file with columns in the place of one with lines. `write` fills it; without a span there is nothing to keep.
+    /// Puts a file with columns instead of one with lines. `write` fills it; without a span there is nothing to keep.
     pub(super) fn replace(
         &self,
         lines: Name,

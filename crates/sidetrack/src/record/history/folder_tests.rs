@@ -112,7 +112,7 @@ fn columns_take_the_place_of_lines_only_when_they_are_whole() {
     });
     assert_eq!(failed.expect_err("fails").kind(), io::ErrorKind::StorageFull);
     assert_eq!(names(&folder), ["00000001.ndjson", "flows.ndjson", "format", "lock"]);
-    // Whoever has listed the lines still finds them as columns.
+    // A search that has listed the lines finds them as columns.
     let (listed, _) = folder.list(Content::Flows);
     folder.replace(lines, Some((1, 2)), |file| file.write_all(b"columns")).expect("replaced");
     let mut text = String::new();

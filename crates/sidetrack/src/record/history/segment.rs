@@ -23,7 +23,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Share of words that a Bloom filter wrongly believes to occur.
+/// Share of words that a Bloom filter wrongly accepts.
 const FALSE_POSITIVES: f64 = 0.01;
 
 /// The schema of a file. Every column may be empty in a row.
@@ -347,7 +347,7 @@ impl Texts {
     }
 }
 
-/// Hashes addresses of our own memory: nobody chooses them.
+/// Hashes addresses of our own memory: peers do not choose them.
 #[derive(Default)]
 struct Addresses(u64);
 
