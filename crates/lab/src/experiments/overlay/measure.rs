@@ -12,6 +12,7 @@ use super::gap::Gap;
 use super::proofs::ProofRow;
 use super::scene::Scene;
 use super::scp::{Copied, Copies};
+use super::shape::ONE_HOP;
 use super::wide::{Area, Chain, Routes};
 use crate::progress::Progress;
 use crate::statistics::percentile;
@@ -40,6 +41,8 @@ pub(super) struct Plan {
     pub rounds: u32,
     /// Warm-up before a flood is measured, in milliseconds.
     pub warm_ms: u64,
+    /// The same where a flow takes longer to find its rate: at the highest loss, and over the fast hop.
+    pub slow_warm_ms: u64,
     /// Measured time of a flood, in milliseconds.
     pub window_ms: u64,
     /// Messages of each delay row.
@@ -73,19 +76,26 @@ impl Plan {
             is_full: false,
             rounds: 1,
             warm_ms: 800,
+            slow_warm_ms: 2500,
             window_ms: 1200,
             messages: 1000,
-            file_bytes: 15_000_000,
+            file_bytes: 8_000_000,
             failures: 1,
             cuts: 1,
-            flows: 1000,
-            traces: 15,
+            flows: 300,
+            traces: 10,
             area_rounds: 1,
-            voice_ms: 2500,
+            voice_ms: 2000,
             flood_ms: 1200,
             area_file_bytes: 0,
             stream_ms: 1500,
         }
+    }
+
+    /// Returns the warm-up of a flood at this loss, in milliseconds.
+    fn warm(&self, loss_percent: f64, scene: &Scene) -> u64 {
+        let is_slow = loss_percent == LOSSES[2] || scene.rate() == ONE_HOP.rate;
+        if is_slow { self.slow_warm_ms } else { self.warm_ms }
     }
 
     /// Some minutes.
@@ -94,6 +104,7 @@ impl Plan {
             is_full: true,
             rounds: 3,
             warm_ms: 2000,
+            slow_warm_ms: 3000,
             window_ms: 4000,
             messages: 6000,
             file_bytes: 100_000_000,
@@ -248,7 +259,7 @@ fn floods(scene: &Scene, plan: &Plan, ways: &[Way], loss: f64, progress: &Progre
         for (way, row) in ways.iter().zip(&mut rows) {
             let rate = scene.rate() / 1_000_000;
             progress.say(&format!("flood: {} at {loss} % of {rate} Mb/s, round {}", way.name(), round + 1));
-            let [warm, window] = [plan.warm_ms, plan.window_ms].map(Duration::from_millis);
+            let [warm, window] = [plan.warm(loss, scene), plan.window_ms].map(Duration::from_millis);
             let flood = flow::flood(scene, *way, warm, window)?;
             row.mbit.push(flood.mbit);
             if !matches!(way, Way::Plain(_)) {
