@@ -150,7 +150,7 @@ pub async fn associate(order: &Order<'_>) -> Result<Box<dyn Datagrams>, Failure>
 /// Opens a path to the order's destination through these hops.
 ///
 /// # Errors
-/// As [`associate`].
+/// As [`associate()`].
 pub(super) async fn through(order: &Order<'_>, hops: &[Hop]) -> Result<Box<dyn Datagrams>, Failure> {
     // Boxed: a hop of HTTP/3 among them asks for such a path, too.
     Box::pin(associate::associate(order, hops)).await
