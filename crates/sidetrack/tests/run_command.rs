@@ -25,7 +25,6 @@ fn its_own_failures_have_an_exit_code_that_no_command_gives() {
         &["--config", "/nowhere/sidetrack.toml", "--", "true"][..],
         &["--via", "nonsense", "--", "true"],
         &["--via", "https://gw.example:443?ca=/nowhere/ca.pem", "--", "true"],
-        &["--via", "socks5://127.0.0.1:1", "--via", "h3://gw.example:443", "--", "true"],
         &["--via-file", "/nowhere/hops", "--", "true"],
         &["--mode", "magic", "--", "true"],
         &["--tap", "--ca", "/nowhere", "--", "true"],
