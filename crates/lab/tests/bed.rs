@@ -201,7 +201,8 @@ fn an_interrupted_run_leaves_nothing_on_the_hosts() {
             std::thread::sleep(Duration::from_millis(5));
         }
         let pid = Pid::from_raw(lab.id().cast_signed()).expect("not zero");
-        rustix::process::kill_process(pid, Signal::INT).expect("ours");
+        // Not SIGINT, which a shell ignores for what it starts in the background.
+        rustix::process::kill_process(pid, Signal::TERM).expect("ours");
         assert_eq!(end(lab).0, None, "a signal ended it");
         bed.wait_until_clean();
     });
