@@ -163,7 +163,8 @@ fn three_hosts_reached_by_ssh_give_the_tables_and_are_clean_afterwards() {
     as_root("a test bed", || {
         let bed = Bed::new();
         let out = bed.folder.path().join("out");
-        let (code, text, errors) = end(bed.start(&["--rounds", "1", "--out", &out.to_string_lossy()]));
+        let (code, text, errors) =
+            end(bed.start(&["--rounds", "1", "--window", "1", "--out", &out.to_string_lossy()]));
         assert_eq!(code, Some(0), "{text}{errors}");
         let results: serde_json::Value =
             serde_json::from_slice(&fs::read(out.join("results.json")).expect("written")).expect("JSON");
