@@ -15,8 +15,6 @@ use std::time::SystemTime;
 const LIMIT: usize = 1000;
 /// Most flows or groups of an answer.
 const LIMIT_MAX: usize = 100_000;
-/// Most fields of a group.
-const KEYS_MAX: usize = 4;
 
 /// What is asked for.
 #[derive(Debug, Default, Deserialize)]
@@ -99,7 +97,7 @@ fn keys(text: &str) -> Result<Vec<Key>, ApiError> {
     let help = "write up to four fields with commas between them: top=host,process";
     let keys: Result<Vec<_>, _> = text.split(',').map(|name| Key::parse(name.trim())).collect();
     let keys = keys.map_err(|message| ApiError::bad_request(message, help))?;
-    if keys.len() > KEYS_MAX {
+    if keys.len() > Key::MOST {
         return Err(ApiError::bad_request(format!("{} fields are too many", keys.len()), help));
     }
     Ok(keys)

@@ -15,6 +15,9 @@ const GROUPS_MAX: usize = 1 << 20;
 pub struct Key(Column);
 
 impl Key {
+    /// Most fields of a group.
+    pub const MOST: usize = 4;
+
     /// The names of all, and their fields.
     const ALL: [(&'static str, Column); 12] = [
         ("host", Column::Host),

@@ -2,14 +2,14 @@
 
 use super::columns::{self, Column, Row};
 use super::folder::{Content, Folder, Name};
-use super::segment::{Loaded, NONE, Segment};
+use super::segment::{Loaded, Quick, Segment};
 use super::{Query, Span, span};
 use crate::record::FlowRecord;
 use crate::record::history::groups::{Groups, Key, Sum};
 use parquet::data_type::ByteArray;
 use sidetrack_core::filter::{Filter, FlowFacts, Property, Required};
-use sidetrack_core::flow::Destination;
-use std::collections::{BTreeMap, BTreeSet};
+use sidetrack_core::flow::{Destination, EndReason, Intercept, Protocol};
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -169,7 +169,7 @@ impl<'a> Plan<'a> {
         if !is_within {
             segment.load([Column::Ts, Column::Duration])?;
         }
-        let facts = Facts::new(&segment, &self.looks_at);
+        let facts = Facts::new(&segment);
         let is_asked = |at: &usize| {
             (is_within || self.query.span.touches(row_span(&segment, *at)))
                 && facts.match_row(&self.query.filter, *at)
@@ -211,15 +211,17 @@ fn row_span(segment: &Segment, at: usize) -> Span {
 
 /// Adds rows to their groups. Within a file, texts are compared by their numbers.
 fn sum(segment: &Segment, keys: &[Key], rows: &[usize], groups: &mut Groups) {
-    let mut sums: BTreeMap<Vec<u64>, (usize, Sum)> = BTreeMap::new();
-    let mut numbers = Vec::new();
+    let loaded: Vec<_> = keys.iter().map(|key| segment.loaded(key.column())).collect();
+    let mut sums: HashMap<[u64; Key::MOST], (usize, Sum), Quick> = HashMap::default();
     for at in rows {
-        numbers.clear();
-        numbers.extend(keys.iter().map(|key| match segment.loaded(key.column()) {
-            Some(Loaded::Text(rows, _)) => rows[*at].into(),
-            Some(Loaded::Number(rows)) => rows[*at].map_or(u64::MAX, i64::cast_unsigned),
-            None => u64::MAX,
-        }));
+        let mut numbers = [0; Key::MOST];
+        for (number, column) in numbers.iter_mut().zip(&loaded) {
+            *number = match column {
+                Some(Loaded::Text(rows, _)) => rows[*at].into(),
+                Some(Loaded::Number(rows)) => rows[*at].map_or(u64::MAX, i64::cast_unsigned),
+                None => u64::MAX,
+            };
+        }
         let row = segment.row(*at);
         let count = |column| row.number(column).map_or(0, i64::cast_unsigned);
         let one = Sum {
@@ -232,7 +234,7 @@ fn sum(segment: &Segment, keys: &[Key], rows: &[usize], groups: &mut Groups) {
         };
         match sums.get_mut(&numbers) {
             Some((_, sum)) => sum.add(&one),
-            None => drop(sums.insert(numbers.clone(), (*at, one))),
+            None => drop(sums.insert(numbers, (*at, one))),
         }
     }
     for (at, one) in sums.values() {
@@ -247,57 +249,82 @@ fn sum(segment: &Segment, keys: &[Key], rows: &[usize], groups: &mut Groups) {
     }
 }
 
-/// The values that a filter can test, of all rows of a file: each text is read once.
+/// The values that a filter can test, of all rows of a file. Each distinct text is read once, not once for each row.
 struct Facts<'a> {
     segment: &'a Segment,
-    destinations: Vec<Option<Destination>>,
-    clients: Vec<Option<IpAddr>>,
+    host: Words<'a, &'a str>,
+    process: Words<'a, &'a str>,
+    user: Words<'a, &'a str>,
+    rule: Words<'a, &'a str>,
+    carrier: Words<'a, &'a str>,
+    listener: Words<'a, &'a str>,
+    intercept: Words<'a, Intercept>,
+    protocol: Words<'a, Protocol>,
+    reason: Words<'a, EndReason>,
+    destination: Words<'a, Destination>,
+    client: Words<'a, IpAddr>,
+}
+
+/// What the texts of a column mean. Empty if the column is not loaded.
+struct Words<'a, T> {
+    rows: &'a [u32],
+    meanings: Vec<Option<T>>,
+}
+
+impl<'a, T> Words<'a, T> {
+    fn new(segment: &'a Segment, column: Column, meaning: impl Fn(&'a str) -> Option<T>) -> Self {
+        let Some(Loaded::Text(rows, texts)) = segment.loaded(column) else {
+            return Self { rows: &[], meanings: Vec::new() };
+        };
+        let text = |bytes: &'a ByteArray| std::str::from_utf8(bytes.data()).ok();
+        Self { rows, meanings: texts.iter().map(|bytes| meaning(text(bytes)?)).collect() }
+    }
+
+    fn of(&self, at: usize) -> Option<&T> {
+        // The number of a text that is not there is beyond all of them.
+        self.meanings.get(*self.rows.get(at)? as usize)?.as_ref()
+    }
 }
 
 impl<'a> Facts<'a> {
-    fn new(segment: &'a Segment, looks_at: &BTreeSet<Property>) -> Self {
-        let texts = |column| match segment.loaded(column) {
-            Some(Loaded::Text(_, texts)) => texts.iter(),
-            _ => [].iter(),
-        };
-        let text = |bytes: &ByteArray| std::str::from_utf8(bytes.data()).ok().map(str::to_owned);
-        let (mut destinations, mut clients) = (Vec::new(), Vec::new());
-        if looks_at.contains(&Property::Destination) {
-            destinations = texts(Column::OrigDst).map(|bytes| text(bytes)?.parse().ok()).collect();
+    fn new(segment: &'a Segment) -> Self {
+        let words = |column| Words::new(segment, column, Some);
+        Self {
+            segment,
+            host: words(Column::Host),
+            process: words(Column::Process),
+            user: words(Column::User),
+            rule: words(Column::Rule),
+            carrier: words(Column::Carrier),
+            listener: words(Column::Listener),
+            intercept: Words::new(segment, Column::Intercept, columns::intercept),
+            protocol: Words::new(segment, Column::Protocol, columns::protocol),
+            reason: Words::new(segment, Column::Reason, columns::reason),
+            destination: Words::new(segment, Column::OrigDst, |text| text.parse().ok()),
+            client: Words::new(segment, Column::ClientIp, |text| {
+                columns::client(text, 0).map(|address| address.ip())
+            }),
         }
-        if looks_at.contains(&Property::Client) {
-            let ip = |bytes: &ByteArray| columns::client(&text(bytes)?, 0).map(|address| address.ip());
-            clients = texts(Column::ClientIp).map(ip).collect();
-        }
-        Self { segment, destinations, clients }
-    }
-
-    fn text_number(&self, column: Column, at: usize) -> Option<usize> {
-        let Some(Loaded::Text(rows, _)) = self.segment.loaded(column) else { return None };
-        rows.get(at).filter(|number| **number != NONE).map(|number| *number as usize)
     }
 
     fn match_row(&self, filter: &Filter, at: usize) -> bool {
         let row = self.segment.row(at);
         let count = |column| row.number(column).map_or(0, i64::cast_unsigned);
         let time = |column| row.number(column).map(|us| Duration::from_micros(us.cast_unsigned()));
-        let client = self.text_number(Column::ClientIp, at).and_then(|number| *self.clients.get(number)?);
-        let port = |ip| SocketAddr::new(ip, count(Column::ClientPort) as u16);
+        let port = |ip: &IpAddr| SocketAddr::new(*ip, count(Column::ClientPort) as u16);
         filter.matches(&FlowFacts {
             id: count(Column::Flow),
-            client: client.map(port),
-            dst: self
-                .text_number(Column::OrigDst, at)
-                .and_then(|number| self.destinations.get(number)?.as_ref()),
-            host: row.text(Column::Host),
-            process: row.text(Column::Process),
-            user: row.text(Column::User),
-            rule: row.text(Column::Rule),
-            carrier: row.text(Column::Carrier),
-            listener: row.text(Column::Listener),
-            intercept: row.text(Column::Intercept).and_then(columns::intercept),
-            protocol: row.text(Column::Protocol).and_then(columns::protocol),
-            reason: row.text(Column::Reason).and_then(columns::reason),
+            client: self.client.of(at).map(port),
+            dst: self.destination.of(at),
+            host: self.host.of(at).copied(),
+            process: self.process.of(at).copied(),
+            user: self.user.of(at).copied(),
+            rule: self.rule.of(at).copied(),
+            carrier: self.carrier.of(at).copied(),
+            listener: self.listener.of(at).copied(),
+            intercept: self.intercept.of(at).copied(),
+            protocol: self.protocol.of(at).copied(),
+            reason: self.reason.of(at).copied(),
             bytes_up: count(Column::BytesUp),
             bytes_down: count(Column::BytesDown),
             packets_up: count(Column::PacketsUp),

@@ -333,7 +333,7 @@ impl<I: Iterator> NextIf for I {}
 #[derive(Default)]
 struct Texts {
     distinct: Vec<ByteArray>,
-    known: HashMap<(usize, usize), u32, BuildHasherDefault<Addresses>>,
+    known: HashMap<(usize, usize), u32, Quick>,
 }
 
 impl Texts {
@@ -347,18 +347,24 @@ impl Texts {
     }
 }
 
-/// Hashes addresses of our own memory: peers do not choose them.
-#[derive(Default)]
-struct Addresses(u64);
+/// Hashes addresses of our own memory, and numbers of texts: peers do not choose them.
+pub(super) type Quick = BuildHasherDefault<Numbers>;
 
-impl Hasher for Addresses {
+/// As [`Quick`].
+#[derive(Default)]
+pub(super) struct Numbers(u64);
+
+impl Hasher for Numbers {
     fn finish(&self) -> u64 {
         self.0
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_usize((*byte).into());
+        // A list of numbers comes as bytes.
+        for part in bytes.chunks(8) {
+            let mut number = [0; 8];
+            number[..part.len()].copy_from_slice(part);
+            self.write_usize(u64::from_le_bytes(number) as usize);
         }
     }
 
