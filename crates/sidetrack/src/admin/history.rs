@@ -111,7 +111,7 @@ impl Question {
             return Err(ApiError::bad_request("`by` orders groups", "add top=…, or leave `by` out"));
         }
         let query = Query {
-            span: window(self.since.as_deref(), self.until.as_deref())?,
+            window: window(self.since.as_deref(), self.until.as_deref())?,
             filter: filter(self.filter.as_deref())?,
             limit: self.limit.unwrap_or(LIMIT).clamp(1, LIMIT_MAX),
             top: keys.map(|keys| Top { keys, by }),

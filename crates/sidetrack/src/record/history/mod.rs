@@ -95,7 +95,7 @@ pub struct Top {
 #[derive(Clone, Debug)]
 pub struct Query {
     /// When flows were there.
-    pub span: Window,
+    pub window: Window,
     /// Which flows.
     pub filter: Filter,
     /// Most flows, or groups, of the answer.

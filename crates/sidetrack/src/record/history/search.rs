@@ -42,7 +42,7 @@ impl Found {
     /// Adds a flow if it is asked for.
     pub fn offer(&mut self, record: &FlowRecord<'_>, query: &Query) {
         self.searched += 1;
-        if !query.span.touches(span(record)) || !query.filter.matches(&record.facts()) {
+        if !query.window.touches(span(record)) || !query.filter.matches(&record.facts()) {
             return;
         }
         match &query.top {
@@ -69,7 +69,7 @@ pub(super) fn search(folder: &Folder, query: &Query) -> Found {
         let read = plan.lines(&mut file.take(bytes), &mut found);
         read.unwrap_or_else(|error| found.damaged.push(format!("the latest flows: {error}")));
     }
-    names.retain(|name| name.span.is_none_or(|span| query.span.touches(span)));
+    names.retain(|name| name.span.is_none_or(|span| query.window.touches(span)));
     names.reverse();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     // The latest files first. A list needs no more of them when it is full.
@@ -109,7 +109,6 @@ impl<'a> Plan<'a> {
     }
 
     fn file(&self, folder: &Folder, name: Name) -> Found {
-        let mut found = Found::default();
         let read = || -> io::Result<Found> {
             let mut file = match folder.read(name) {
                 // It was the oldest, and had to go.
@@ -126,12 +125,12 @@ impl<'a> Plan<'a> {
             Ok(found)
         };
         // A file that the disk has damaged may surprise the library that reads it.
-        match catch_unwind(AssertUnwindSafe(read)) {
-            Ok(Ok(whole)) => found = whole,
-            Ok(Err(error)) => found.damaged.push(format!("file {}: {error}", name.number)),
-            Err(_) => found.damaged.push(format!("file {}: it is damaged", name.number)),
-        }
-        found
+        let why = match catch_unwind(AssertUnwindSafe(read)) {
+            Ok(Ok(found)) => return found,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "it is damaged".to_owned(),
+        };
+        Found { damaged: vec![format!("file {}: {why}", name.number)], ..Found::default() }
     }
 
     /// Searches lines of JSON. Lines that are not records are left out: a process has died while it wrote them.
@@ -164,14 +163,14 @@ impl<'a> Plan<'a> {
         if !segment.may_have(&self.required) {
             return Ok(());
         }
-        let is_within = name.span.is_some_and(|(from, to)| self.query.span.contains((from, to)));
+        let is_within = name.span.is_some_and(|(from, to)| self.query.window.contains((from, to)));
         segment.load(self.looks_at.iter().flat_map(|property| Column::of(*property)).copied())?;
         if !is_within {
             segment.load([Column::Ts, Column::Duration])?;
         }
         let facts = Facts::new(&segment);
         let is_asked = |at: &usize| {
-            (is_within || self.query.span.touches(row_span(&segment, *at)))
+            (is_within || self.query.window.touches(row_span(&segment, *at)))
                 && facts.match_row(&self.query.filter, *at)
         };
         let rows: Vec<usize> = (0..segment.rows()).filter(is_asked).collect();

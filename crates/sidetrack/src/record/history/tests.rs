@@ -63,7 +63,7 @@ fn lines(records: &[FlowRecord<'_>]) -> Vec<u8> {
 }
 
 fn query(filter: &str) -> Query {
-    Query { span: Window::ALL, filter: Filter::parse(filter).expect(filter), limit: usize::MAX, top: None }
+    Query { window: Window::ALL, filter: Filter::parse(filter).expect(filter), limit: usize::MAX, top: None }
 }
 
 /// A folder with these records: the first part in columns, the second in closed lines, the third in open ones.
@@ -144,10 +144,10 @@ fn a_window_selects_flows_that_were_there() {
     for (since_ms, until_ms) in
         [(base, base + 150), (base + 215, base + 216), (base + 605, i64::MAX), (i64::MIN, base)]
     {
-        let query = Query { span: Window { since_ms, until_ms }, ..query("proc == p1 or proc == p2") };
+        let query = Query { window: Window { since_ms, until_ms }, ..query("proc == p1 or proc == p2") };
         let wanted: Vec<_> = all
             .iter()
-            .filter(|record| query.filter.matches(&record.facts()) && query.span.touches(span(record)))
+            .filter(|record| query.filter.matches(&record.facts()) && query.window.touches(span(record)))
             .map(|record| record.flow)
             .collect();
         let mut back: Vec<_> = found(&folder, &query).iter().map(|record| record.flow).collect();
