@@ -29,6 +29,10 @@ pub struct Answer {
     pub why: String,
     /// How the flow is carried. `None` if it is denied.
     pub carry: Option<Carried>,
+    /// Why the client's connection is accepted before the far side has accepted. `None`: it is accepted after it, or the flow
+    /// is denied, or not caught by run, redirect or tproxy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted_early: Option<String>,
     /// Whether policy is asked again with each address that the destination's name resolves to: rules that deny
     /// by network, then `never_dial`.
     pub addresses_are_asked_again: bool,
@@ -157,13 +161,16 @@ pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
     let flow = question.flow()?;
     let Explanation { verdict, trace, waits } = config.policy.explain(&flow, question.host.as_ref());
     let mut why = verdict.why.to_string();
-    let (mut carry, mut again) = (None, false);
+    let (mut carry, mut again, mut early) = (None, false, None);
     if let Action::Carry(action) = &verdict.action {
         match refusal(config, question, &flow, action) {
             Some(denied) => why = denied.to_string(),
             None => match action.udp_obstacle().filter(|_| flow.protocol == Protocol::Udp) {
                 Some(obstacle) => why = format!("{why}, but {obstacle}"),
-                None => carry = Some(carried(config, action, flow.protocol)),
+                None => {
+                    carry = Some(carried(config, action, flow.protocol));
+                    early = accepted_early(question, &flow, action);
+                }
             },
         }
         let is_name = matches!(action.destination(&flow).host, Host::Name(_));
@@ -174,6 +181,7 @@ pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
         rule: verdict.rule.as_deref().map(str::to_owned),
         why,
         carry,
+        accepted_early: early.or_else(|| waits.as_ref().and_then(|(rule, _)| early_for(&flow, rule))),
         addresses_are_asked_again: again,
         waits_for_first_bytes: waits.map(|(rule, wait_ms)| Wait { rule: rule.to_string(), wait_ms }),
         kernel_path: kernel_path(config, question, &flow),
@@ -240,6 +248,21 @@ fn carried(config: &Config, carry: &Carry, protocol: Protocol) -> Carried {
         warm: carry.warm.map(|warm| warm.ready),
         chain: carry.chain.iter().flat_map(|chain| chain.names()).map(ToString::to_string).collect(),
     }
+}
+
+/// Says why the connection is accepted before the far side has accepted.
+fn accepted_early(question: &Question<'_>, flow: &Flow, carry: &Carry) -> Option<String> {
+    let by_listener = question.listener.and_then(|listener| listener.early_reason());
+    can_be_held(flow).then(|| by_listener.or_else(|| carry.early_reason(flow.intercept)))?.map(str::to_owned)
+}
+
+fn can_be_held(flow: &Flow) -> bool {
+    let is_caught = matches!(flow.intercept, Intercept::Run | Intercept::Redirect | Intercept::Tproxy);
+    is_caught && flow.protocol == Protocol::Tcp
+}
+
+fn early_for(flow: &Flow, rule: &str) -> Option<String> {
+    can_be_held(flow).then(|| format!("rule '{rule}' needs the host name, which stands in the first bytes"))
 }
 
 /// Returns the decision of the shunt's rules. They see addresses, ports and the process.
@@ -313,6 +336,9 @@ impl fmt::Display for Answer {
         }
         if let Some(Wait { rule, wait_ms }) = &self.waits_for_first_bytes {
             writeln!(f, "waits    up to {wait_ms} ms for first bytes: rule '{rule}' asks for the host name")?;
+        }
+        if let Some(why) = &self.accepted_early {
+            writeln!(f, "accept   before the far side: {why}")?;
         }
         let path = if self.kernel_path {
             "may be left to the kernel (`sidetrack plan` tells)"

@@ -6,7 +6,7 @@ mod user;
 pub use user::{Beside, DataPlane, data_capabilities};
 
 use crate::config::{
-    Config, EngineIo, EngineListener, Listener, ListenerKind, OnCrash, Overlay, Shunt, ShuntPath,
+    Config, Early, EngineIo, EngineListener, Listener, ListenerKind, OnCrash, Overlay, Shunt, ShuntPath,
     SocksDatagrams, SocksListener,
 };
 use crate::steer::{self, Host, OWN_MARK, Steer, SteerError, TABLE};
@@ -28,6 +28,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// Traffic that the kernel would forward without us.
     pub kernel_paths: Vec<Left>,
+    /// Connections that are accepted before the far side has accepted, and why.
+    pub accepted_early: Vec<Early>,
     /// The user of the data plane when root starts it.
     pub data_plane: DataPlane,
     /// Our nftables table in the syntax of `nft`. `None` if the kernel needs no rules.
@@ -90,6 +92,7 @@ impl Plan {
             steps,
             data_plane: DataPlane::of(config),
             kernel_paths: steer.paths.iter().map(left).collect(),
+            accepted_early: config.accepted_early(),
             table: (!steer.is_empty()).then(|| steer.steering.table(TABLE).to_string()),
         })
     }
@@ -405,6 +408,12 @@ impl fmt::Display for Plan {
                 Some(rule) => writeln!(f, "    '{listener}': rule '{rule}'")?,
                 None => writeln!(f, "    '{listener}': the default")?,
             }
+        }
+        if !self.accepted_early.is_empty() {
+            writeln!(f, "\naccepted before the far side has accepted:")?;
+        }
+        for early in &self.accepted_early {
+            writeln!(f, "    {early}")?;
         }
         write!(f, "\n{}", self.data_plane)?;
         match &self.table {

@@ -473,15 +473,13 @@ pub fn mark_rules(steering: &mut Steering) -> Vec<MarkRule> {
 
 /// Whether connections are held until the far side has accepted: a rule asks for it, and a listener can do it.
 pub fn holds(config: &Config) -> bool {
-    config.policy.asks_faithful() && config.listeners.iter().any(may_hold)
+    let is_held = |one: &Listener| may_hold(one) && config.policy.asks_faithful(one.kind.intercept());
+    config.listeners.iter().any(is_held)
 }
 
 /// Whether connections of this listener can be held: its clients know nothing of us and send nothing first.
 pub fn may_hold(listener: &Listener) -> bool {
-    listener.protocol == Protocol::Tcp
-        && listener.accept_proxy_protocol.is_empty()
-        && listener.kind.http().is_none()
-        && matches!(listener.kind, ListenerKind::Redirect(_) | ListenerKind::Tproxy(_))
+    listener.early_reason().is_none()
 }
 
 /// Whether some flows use their clients' addresses towards servers. The servers' packets then go to addresses

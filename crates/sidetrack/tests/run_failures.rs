@@ -70,7 +70,7 @@ fn each_kind_of_failure_has_one_line_and_quiet_silences_all() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let hop = silent.local_addr().unwrap();
     let slow = format!(
-        "version = 1\ndefault = 'deny'\n[limits]\nconnect_timeout_ms = 200\n[[rule]]\nname = 'all'\nmatch = {{}}\ncarrier = 'socks5://{hop}'\n"
+        "version = 1\ndefault = 'deny'\n[limits]\nconnect_timeout_ms = 200\n[[rule]]\nname = 'all'\nmatch = {{}}\ncarrier = 'socks5://{hop}'\nconnect = 'early'\n"
     );
     for (config, to, port, said) in [
         ("version = 1\ndefault = 'deny'\n", "192.0.2.1", 80, "192.0.2.1:80: denied by policy ("),

@@ -19,7 +19,7 @@ pub use url::{Url, UrlPattern};
 
 use crate::agreement::Clause;
 use crate::carrier::Carrier;
-use crate::flow::{Destination, Flow, Host};
+use crate::flow::{Destination, Flow, Host, Intercept};
 use crate::function::{ChainSpec, FunctionKind};
 use std::sync::Arc;
 
@@ -107,8 +107,10 @@ pub struct Carry {
 /// When the connection of a client that knows nothing of us is accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Connect {
-    /// At once, before the server is dialled. The client's first bytes can be read, and can travel with a request.
+    /// As [`Self::Faithful`] under `run` where that is possible, otherwise as [`Self::Early`].
     #[default]
+    Auto,
+    /// At once, before the server is dialled. The client's first bytes can be read, and can travel with a request.
     Early,
     /// When the far side has accepted. Otherwise the client gets the far side's answer.
     Faithful,
@@ -118,6 +120,7 @@ impl Connect {
     /// The word in configurations.
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::Auto => "auto",
             Self::Early => "early",
             Self::Faithful => "faithful",
         }
@@ -166,9 +169,29 @@ impl Carry {
         )
     }
 
-    /// Whether its connections are accepted after the far side.
-    pub fn is_faithful(&self) -> bool {
-        self.connect == Connect::Faithful && self.faithful_obstacle().is_none()
+    /// Says why a connection that was caught in this way is accepted before the far side has accepted. `None`: it is not.
+    pub fn early_reason(&self, intercept: Intercept) -> Option<&'static str> {
+        match (self.connect, intercept) {
+            (Connect::Early, _) => Some("the rule says `connect = \"early\"`"),
+            (Connect::Faithful, _) => self.faithful_obstacle(),
+            (Connect::Auto, Intercept::Run) => self.faithful_obstacle().or_else(|| self.wants_first_bytes()),
+            (Connect::Auto, _) => Some("\"early\" is the default of `connect` for this kind of listener"),
+        }
+    }
+
+    /// Says why first bytes are wanted together with the request.
+    fn wants_first_bytes(&self) -> Option<&'static str> {
+        let hops = match &self.carrier {
+            Carrier::Hops(hops) => hops.as_slice(),
+            _ => &[],
+        };
+        (self.tfo || hops.iter().any(|hop| hop.tfo || hop.optimistic))
+            .then_some("the client's first bytes travel with the request (`tfo`, `optimistic`)")
+    }
+
+    /// Whether its connections are accepted after the far side, if they were caught in this way.
+    pub fn is_faithful(&self, intercept: Intercept) -> bool {
+        self.early_reason(intercept).is_none()
     }
 
     /// Says why this way to carry flows cannot carry UDP. `None`: it can.
@@ -351,10 +374,23 @@ impl Policy {
         self.asks_host
     }
 
-    /// Whether a rule, or the default, accepts connections only when the far side has.
-    pub fn asks_faithful(&self) -> bool {
-        let mut actions = self.rules.iter().map(|rule| &rule.action).chain([&self.default]);
-        actions.any(|action| matches!(action, Action::Carry(carry) if carry.is_faithful()))
+    /// Whether a rule, or the default, accepts connections that were caught in this way only when the far side has.
+    pub fn asks_faithful(&self, intercept: Intercept) -> bool {
+        self.carries().any(|carry| carry.is_faithful(intercept))
+    }
+
+    /// Whether a rule says `connect = "faithful"`.
+    pub fn demands_faithful(&self) -> bool {
+        self.carries().any(|carry| carry.connect == Connect::Faithful)
+    }
+
+    /// How the rules and the default carry flows.
+    fn carries(&self) -> impl Iterator<Item = &Carry> {
+        let actions = self.rules.iter().map(|rule| &rule.action).chain([&self.default]);
+        actions.filter_map(|action| match action {
+            Action::Carry(carry) => Some(&**carry),
+            Action::Deny => None,
+        })
     }
 
     /// Whether a rule needs the process behind a flow.

@@ -78,8 +78,8 @@ pub struct RunCommand {
     pub via: Vec<Hop>,
     /// A file with rules.
     pub config: Option<PathBuf>,
-    /// Without a file with rules: accept connections only when the far side has.
-    pub faithful: bool,
+    /// When connections are accepted. `Auto`: as the rules say.
+    pub connect: Connect,
     /// What the command may reach; `None`: what the hops or the file with rules say.
     pub jail: Option<Jail>,
     /// What is written at the end about all destinations.
@@ -191,7 +191,9 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
     let http = tap.map(served).transpose()?;
     // Requests of intercepted connections are answered one by one, so those are accepted early.
     let is_closed = command.jail.as_ref().is_some_and(|jail| jail.closed && !jail.audit);
-    let holds = http.is_none() && (config.policy.asks_faithful() || is_closed);
+    let may_hold = http.is_none() && command.connect != Connect::Early;
+    let holds = may_hold && (config.policy.asks_faithful(Intercept::Run) || is_closed);
+    let is_asked = config.policy.demands_faithful() || is_closed;
     let options =
         RunOptions { open_files_limit: Some(soft), trusted, hold: holds, ..command.options.clone() };
     let mut launched = match launch(&options) {
@@ -201,7 +203,7 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
             return Ok(error.exit_code());
         }
     };
-    if holds && launched.hold.is_none() {
+    if holds && is_asked && launched.hold.is_none() {
         failures::write(
             "sidetrack: this kernel has no packet queue (NFQUEUE): connections are accepted early\n",
         );
@@ -277,16 +279,13 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
 
 /// The rules of the command line, if there are some.
 fn written_policy(command: &RunCommand) -> Option<Policy> {
-    if command.via.is_empty() && !command.faithful && command.jail.is_none() {
+    let is_changed = command.connect != Connect::Auto && command.config.is_none();
+    if command.via.is_empty() && !is_changed && command.jail.is_none() {
         return None;
     }
     let direct = command.via.is_empty();
     let carrier = if direct { Carrier::Direct } else { Carrier::Hops(command.via.clone()) };
-    // In a jail what is refused is said at once, so connections are held. Requests of intercepted ones are not.
-    let is_closed = command.jail.as_ref().is_some_and(|jail| jail.closed);
-    let holds = command.faithful || is_closed && command.tap.is_none();
-    let connect = if holds { Connect::Faithful } else { Connect::Early };
-    let carry = Carry { carrier, connect, ..Carry::default() };
+    let carry = Carry { carrier, connect: command.connect, ..Carry::default() };
     Some(match &command.jail {
         Some(jail) => Jail { carry, ..jail.clone() }.policy(),
         None => Policy::new(Vec::new(), Action::Carry(Arc::new(carry))),

@@ -53,7 +53,11 @@ pub fn report(args: &CheckArgs, colours: bool) -> Printed {
         let out = format!("{}\n", json!({ "ok": code == 0, "problems": problems }));
         return Printed { out, err: String::new(), code };
     }
-    let out = config.map(|config| format!("{}: {}\n", file.display(), summary(&config)));
+    let out = config.map(|config| {
+        let early = config.accepted_early_by_run();
+        let notes = early.iter().map(|early| format!("note: accepted before the far side, {early}\n"));
+        format!("{}: {}\n{}", file.display(), summary(&config), notes.collect::<String>())
+    });
     let mut err = shown.render(colours);
     let errors = shown.problems().iter().filter(|problem| problem.is_error()).count();
     if errors > 0 {

@@ -13,6 +13,7 @@ use clap::{Args, ValueEnum};
 use jail::JailArgs;
 use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::{Destination, Host};
+use sidetrack_core::policy::Connect;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -40,10 +41,13 @@ pub struct RunArgs {
     /// How the command's connections are caught
     #[arg(long, value_enum, default_value_t)]
     pub mode: ModeArg,
-    /// Accepts a connection only when the far side has: what is refused or unreachable there is so for the command. In a
-    /// configuration, rules say it (`connect`)
-    #[arg(long, conflicts_with_all = ["config", "tap"])]
+    /// Accepts a connection only when the far side has: what is refused or unreachable there is so for the command. This is the
+    /// default where it is possible; with this option it is said if this kernel cannot do it
+    #[arg(long, conflicts_with_all = ["config", "tap", "early"])]
     pub faithful: bool,
+    /// Accepts each connection at once, before the far side has
+    #[arg(long)]
+    pub early: bool,
     /// Appends a JSON line for each flow to this file
     #[arg(long, value_name = "FILE")]
     pub records: Option<PathBuf>,
@@ -248,7 +252,11 @@ fn started(args: &RunArgs) -> anyhow::Result<u8> {
         },
         via: hops(args)?,
         config: args.config.clone(),
-        faithful: args.faithful,
+        connect: match (args.faithful, args.early) {
+            (true, _) => Connect::Faithful,
+            (_, true) => Connect::Early,
+            _ => Connect::Auto,
+        },
         jail,
         fail_on_deny: args.jail.fail_on_deny,
         report: args.jail.report(),

@@ -4,6 +4,7 @@
 mod cache;
 mod check;
 mod containers;
+mod early;
 mod engine;
 mod fixed;
 mod listener;
@@ -26,6 +27,7 @@ mod zone;
 
 pub use cache::{CacheSettings, DiskSettings, HtcpSettings, HtcpSibling};
 pub use check::decision_tests::{DecisionTest, Expectation};
+pub use early::Early;
 pub use engine::{Choice, EngineIo, EngineListener, Pattern};
 pub use fixed::waiting_for_restart;
 pub use outgoing::Outgoing;

@@ -345,8 +345,8 @@ pub struct Rule {
     /// milliseconds, 0 to 100. Default 0.
     pub initial_data_wait_ms: Option<At<u64>>,
     /// When a connection caught by run, redirect or tproxy is accepted: "early" (at once) or "faithful" (when the far side has
-    /// accepted; otherwise the client gets the far side's answer, such as "connection refused"). See docs/connect.md. Default
-    /// "early".
+    /// accepted; otherwise the client gets the far side's answer, such as "connection refused"). See docs/connect.md. Default:
+    /// "faithful" under run where it is possible, otherwise "early".
     pub connect: Option<At<RuleConnect>>,
     /// TCP Fast Open towards the server. Only with carrier "direct", and only if a replay does no harm. Default false.
     pub tfo: Option<At<bool>>,

@@ -72,7 +72,7 @@ fn is_faithful(worker: &Worker, listening: &Listening, held: &Held) -> bool {
             Decision::Verdict(verdict) => {
                 return match &verdict.action {
                     Action::Deny => true,
-                    Action::Carry(carry) => carry.is_faithful(),
+                    Action::Carry(carry) => carry.is_faithful(flow.intercept),
                 };
             }
             // The first bytes come after the connection is accepted.

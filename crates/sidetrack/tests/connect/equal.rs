@@ -76,10 +76,20 @@ fn forwarded_redirect_gives_what_a_direct_connection_gives() {
 #[test]
 fn run_gives_what_a_direct_connection_gives() {
     let Some(line) = line() else { return };
-    let differences = line.router.run(|| differences_under_run(&["--faithful"], ROUNDS));
+    // It is the default.
+    let differences = line.router.run(|| differences_under_run(&[], ROUNDS));
     assert_eq!(differences, Vec::<String>::new());
     let differences = line.router.run(|| differences_under_run(&["--faithful", "--mode", "cgroup"], 2));
     assert_eq!(differences, Vec::<String>::new());
+}
+
+#[test]
+fn accepted_early_on_request() {
+    let Some(line) = line() else { return };
+    let differences = line.router.run(|| differences_under_run(&["--early", "--quiet"], 1));
+    // Connected each time. The one whose server resets at once differs in nothing.
+    let connected = differences.iter().filter(|line| line.ends_with(": connected")).count();
+    assert_eq!(connected, 12, "{differences:?}");
 }
 
 #[test]

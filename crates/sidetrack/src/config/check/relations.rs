@@ -6,7 +6,7 @@ use super::Check;
 use super::reached::covered;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{Destination, Host, Protocol};
-use sidetrack_core::policy::{Action, Condition, Match, Policy, Rule};
+use sidetrack_core::policy::{Action, Condition, Connect, Match, Policy, Rule};
 use std::net::SocketAddr;
 use std::ops::Range;
 
@@ -35,7 +35,8 @@ impl Check<'_> {
     /// host name, which stands in the first bytes unless the client asked by name.
     fn early_after_all(&mut self, file: &raw::File, policy: &Policy) {
         for (place, (raw, rule)) in file.rule.iter().zip(policy.rules()).enumerate() {
-            let is_faithful = matches!(&rule.action, Action::Carry(carry) if carry.is_faithful());
+            let is_faithful =
+                matches!(&rule.action, Action::Carry(carry) if carry.connect == Connect::Faithful);
             let before = policy.rules().iter().take(place + 1).find(|before| before.asks_host());
             if let (Some(at), Some(before), true) = (&raw.connect, before, is_faithful) {
                 let message = format!(

@@ -168,7 +168,8 @@ impl Check<'_> {
             connect_timeout_ms: self.millis(rule.connect_timeout_ms.as_ref()),
             initial_data_wait_ms: wait.unwrap_or(0),
             connect: match rule.connect.as_deref() {
-                None | Some(raw::RuleConnect::Early) => Connect::Early,
+                None => Connect::Auto,
+                Some(raw::RuleConnect::Early) => Connect::Early,
                 Some(raw::RuleConnect::Faithful) => Connect::Faithful,
             },
             tfo: flag(&rule.tfo),
