@@ -14,7 +14,7 @@ const PORTS: u32 = 0x6120_1234;
 fn tuple() -> Tuple {
     let (client, server) =
         ("192.0.2.1:4000".parse().expect("an address"), "198.51.100.2:5000".parse().expect("an address"));
-    Tuple { client, server, transport: Transport::Tcp, zone: 0 }
+    Tuple::new(client, server, Transport::Tcp, 0)
 }
 
 fn config(fast_path: FastPathKind) -> Config {
@@ -503,7 +503,8 @@ fn one_client_cannot_take_the_whole_table_and_blocks_have_a_reserve() {
     let mut shunt = Shunt::new(config(FastPathKind::Tc), Instant::ZERO);
     let mut install = |client: u8, port: u16, action| {
         let mut connection = established(mark_for(action));
-        connection.tuple.client = ([10, 0, 0, client], port).into();
+        let client = ([10, 0, 0, client], port).into();
+        connection.tuple = Tuple::new(client, connection.tuple.server(), Transport::Tcp, 0);
         shunt.handle(Instant::ZERO, Input::Connection(connection));
         outputs(&mut shunt).iter().any(|output| matches!(output, Output::Install(_)))
     };

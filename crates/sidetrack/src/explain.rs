@@ -268,9 +268,10 @@ fn early_for(flow: &Flow, rule: &str) -> Option<String> {
 /// Returns the decision of the shunt's rules. They see addresses, ports and the process.
 fn forwarded(config: &Config, question: &Question<'_>, flow: &Flow) -> Option<Forwarded> {
     let (shunt, server) = (config.shunt.as_ref()?, flow.orig_dst.socket_addr()?);
-    let tuple = Tuple { client: flow.client, server, transport: flow.protocol, zone: 0 };
+    let tuple = Tuple::new(flow.client, server, flow.protocol, 0);
     let wish = shunt.forwarded(&tuple, &question.process);
-    let name = wish.and_then(|wish| config.policy.rules().get(wish.rule?)).map(|rule| rule.name.to_string());
+    let name =
+        wish.and_then(|wish| config.policy.rules().get(wish.rule()?)).map(|rule| rule.name.to_string());
     let plain = Forwarded {
         action: "pass",
         rule: name,
@@ -281,8 +282,8 @@ fn forwarded(config: &Config, question: &Question<'_>, flow: &Flow) -> Option<Fo
     Some(match wish.map(|wish| wish.want) {
         None | Some(Want::Leave) => plain,
         Some(Want::Block) => Forwarded { action: "drop", ..plain },
-        Some(Want::Shunt { bytes, time, .. }) => {
-            let after_ms = u64::try_from(time.as_millis()).ok();
+        Some(Want::Shunt { bytes, ms, .. }) => {
+            let after_ms = Some(ms);
             Forwarded { action: "shunt", after_bytes: Some(bytes), after_ms, ..plain }
         }
     })

@@ -214,11 +214,11 @@ impl Controller {
         let (client, server) = (ports(entry.client_port)?, ports(entry.server_port)?);
         // 1.0 does not support IPv6, and cannot exclude fragments of UDP.
         if self.version == Version::V1_0
-            && (entry.tuple.client.is_ipv6() || entry.tuple.transport != Transport::Tcp)
+            && (entry.tuple.client().is_ipv6() || entry.tuple.transport != Transport::Tcp)
         {
             return Err(Obstacle::Unsupported);
         }
-        let (from, to) = (entry.tuple.client, entry.tuple.server);
+        let (from, to) = (entry.tuple.client(), entry.tuple.server());
         let row = |way, in_port: u32, out: u32, source: SocketAddr, destination: SocketAddr| FlowMod {
             command: Command::Add,
             pattern: Pattern {

@@ -5,6 +5,7 @@
 //! that has one, if it is more than [`FACTOR`] times as fast: flows of similar rates do not take turns.
 
 use super::Tuple;
+use super::times::Moment;
 use crate::time::Instant;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -34,26 +35,37 @@ pub enum WhenFull {
 }
 
 /// The rate of a flow between the last two measurements.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rate {
-    measured: Option<(Instant, u64)>,
-    bytes_per_s: Option<u64>,
+    measured: Moment,
+    bytes: u64,
+    /// [`Self::UNKNOWN`] before the second measurement.
+    bytes_per_s: u64,
+}
+
+impl Default for Rate {
+    fn default() -> Self {
+        Self { measured: Moment::NEVER, bytes: 0, bytes_per_s: Self::UNKNOWN }
+    }
 }
 
 impl Rate {
+    const UNKNOWN: u64 = u64::MAX;
+
     /// Takes the bytes of a flow until now. The first measurement, and one after a long pause, gives no rate.
     pub(super) fn measure(&mut self, now: Instant, bytes: u64) {
-        self.bytes_per_s = self.measured.and_then(|(at, before)| {
+        let rate = self.measured.get().and_then(|at| {
             let passed = u64::try_from((now - at).as_millis()).ok().filter(|ms| *ms > 0)?;
             let is_recent = now - at <= SURVEY * 2;
-            is_recent.then(|| bytes.saturating_sub(before).saturating_mul(1000) / passed)
+            is_recent.then(|| bytes.saturating_sub(self.bytes).saturating_mul(1000) / passed)
         });
-        self.measured = Some((now, bytes));
+        self.bytes_per_s = rate.map_or(Self::UNKNOWN, |rate| rate.min(Self::UNKNOWN - 1));
+        (self.measured, self.bytes) = (now.into(), bytes);
     }
 
     /// Returns the rate, if it was measured.
     pub(super) const fn bytes_per_s(self) -> Option<u64> {
-        self.bytes_per_s
+        if self.bytes_per_s == Self::UNKNOWN { None } else { Some(self.bytes_per_s) }
     }
 }
 
@@ -78,22 +90,22 @@ pub(super) struct Exchange {
 pub(super) fn exchanges(
     mut waiting: Vec<Contender>,
     mut holding: Vec<Contender>,
-    clients: &BTreeMap<IpAddr, usize>,
+    clients: &BTreeMap<IpAddr, u32>,
     per_client: usize,
 ) -> Vec<Exchange> {
     waiting.sort_by_key(|flow| (std::cmp::Reverse(flow.bytes_per_s), flow.tuple));
     holding.sort_by_key(|flow| (flow.bytes_per_s, flow.tuple));
     let mut holding = VecDeque::from(holding);
-    let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
+    let mut counts: BTreeMap<IpAddr, u32> = BTreeMap::new();
     let mut exchanges = Vec::new();
     waiting.truncate(WAITING_MAX);
     for elephant in waiting {
-        let client = elephant.tuple.client.ip();
-        let count = |counts: &BTreeMap<IpAddr, usize>, ip: &IpAddr| {
+        let client = elephant.tuple.client().ip();
+        let count = |counts: &BTreeMap<IpAddr, u32>, ip: &IpAddr| {
             counts.get(ip).or_else(|| clients.get(ip)).copied().unwrap_or(0)
         };
-        let is_bound = count(&counts, &client) >= per_client;
-        let place = holding.iter().position(|flow| !is_bound || flow.tuple.client.ip() == client);
+        let is_bound = count(&counts, &client) as usize >= per_client;
+        let place = holding.iter().position(|flow| !is_bound || flow.tuple.client().ip() == client);
         let slowest = place.and_then(|place| holding.get(place).map(|flow| (place, *flow)));
         let Some((place, slowest)) = slowest else { continue };
         if elephant.bytes_per_s <= slowest.bytes_per_s.saturating_mul(FACTOR) {
@@ -104,7 +116,7 @@ pub(super) fn exchanges(
             break;
         }
         holding.remove(place);
-        let loser = slowest.tuple.client.ip();
+        let loser = slowest.tuple.client().ip();
         let fewer = count(&counts, &loser).saturating_sub(1);
         counts.insert(loser, fewer);
         let more = count(&counts, &client) + 1;
@@ -125,19 +137,19 @@ mod tests {
 
     fn flow(client: u8, port: u16, bytes_per_s: u64) -> Contender {
         let (client, server) = (([192, 0, 2, client], port).into(), ([198, 51, 100, 1], 80).into());
-        Contender { tuple: Tuple { client, server, transport: Transport::Tcp, zone: 0 }, bytes_per_s }
+        Contender { tuple: Tuple::new(client, server, Transport::Tcp, 0), bytes_per_s }
     }
 
-    fn counts(holding: &[Contender]) -> BTreeMap<IpAddr, usize> {
+    fn counts(holding: &[Contender]) -> BTreeMap<IpAddr, u32> {
         holding.iter().fold(BTreeMap::new(), |mut counts, flow| {
-            *counts.entry(flow.tuple.client.ip()).or_default() += 1;
+            *counts.entry(flow.tuple.client().ip()).or_default() += 1;
             counts
         })
     }
 
     fn ports(waiting: &[Contender], holding: &[Contender], per_client: usize) -> Vec<(u16, u16)> {
         let all = exchanges(waiting.to_vec(), holding.to_vec(), &counts(holding), per_client);
-        all.iter().map(|one| (one.from.client.port(), one.to.client.port())).collect()
+        all.iter().map(|one| (one.from.client().port(), one.to.client().port())).collect()
     }
 
     #[test]
@@ -185,7 +197,7 @@ mod tests {
             let (mut waiting, mut holding) = (Vec::new(), Vec::new());
             for (port, (client, rate, holds)) in (1u16..).zip(rates) {
                 let flow = flow(client, port, rate);
-                let has = counts(&holding).get(&flow.tuple.client.ip()).copied().unwrap_or(0);
+                let has = counts(&holding).get(&flow.tuple.client().ip()).copied().unwrap_or(0) as usize;
                 if holds && has < per_client { holding.push(flow) } else { waiting.push(flow) }
             }
             let all = exchanges(waiting.clone(), holding.clone(), &counts(&holding), per_client);
@@ -197,7 +209,7 @@ mod tests {
                 prop_assert!(find(&after, one.from).is_some(), "an entry changes hands once");
                 after.retain(|flow| flow.tuple != one.from);
                 after.push(to);
-                prop_assert!(counts(&after).values().all(|count| *count <= per_client));
+                prop_assert!(counts(&after).values().all(|count| *count as usize <= per_client));
             }
             prop_assert_eq!(after.len(), holding.len());
         }

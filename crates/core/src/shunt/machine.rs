@@ -3,6 +3,7 @@
 mod block;
 mod look;
 
+use super::flows::{Flows, Place};
 use super::{
     Both, Cause, Connection, Entry, EntryId, FastPathKind, Flow, Identity, Input, MarkActions, Obstacle,
     Output, Phase, PortNumber, ShuntAction, Standing, Transport, Tuple, WhenFull, Wish,
@@ -23,6 +24,9 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// The interval at which all flows are checked.
 const LOOK: Duration = Duration::from_millis(500);
+
+/// Outputs for which an empty queue keeps memory.
+const QUEUE_KEPT: usize = 64;
 
 /// The configuration of a shunt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,12 +58,12 @@ pub struct Config {
 #[derive(Clone, Debug)]
 pub struct Shunt {
     config: Config,
-    flows: BTreeMap<Tuple, Flow>,
+    flows: Flows,
     /// Flows whose connection has ended or was replaced, but whose entry still exists.
     leaving: BTreeMap<EntryId, Flow>,
-    /// The flow of each entry.
-    entries: BTreeMap<EntryId, Tuple>,
-    clients: BTreeMap<IpAddr, usize>,
+    /// The place of each entry's flow, as long as the flow is not in `leaving`.
+    entries: BTreeMap<EntryId, Place>,
+    clients: BTreeMap<IpAddr, u32>,
     last_entry: u64,
     /// The flow that gets the place of an entry when it is gone.
     successors: BTreeMap<EntryId, Tuple>,
@@ -78,7 +82,7 @@ impl Shunt {
     pub fn new(config: Config, now: Instant) -> Self {
         Self {
             config,
-            flows: BTreeMap::new(),
+            flows: Flows::default(),
             leaving: BTreeMap::new(),
             entries: BTreeMap::new(),
             clients: BTreeMap::new(),
@@ -106,7 +110,7 @@ impl Shunt {
 
     /// Returns the name of the rule that decided about a flow whose mark leaves the decision to the rules.
     pub fn rule(&self, flow: &Flow) -> Option<&str> {
-        let rule = self.config.rules.as_ref()?.rules().get(flow.wish?.rule?)?;
+        let rule = self.config.rules.as_ref()?.rules().get(flow.wish?.rule()?)?;
         Some(&rule.name)
     }
 
@@ -144,7 +148,12 @@ impl Shunt {
 
     /// Returns the next output, or `None`.
     pub fn poll(&mut self) -> Option<Output> {
-        self.outputs.pop_front()
+        let output = self.outputs.pop_front();
+        if output.is_none() {
+            // After a change of all flows: the queue of the usual case is short.
+            self.outputs.shrink_to(QUEUE_KEPT);
+        }
+        output
     }
 
     /// Returns when to call [`Self::handle`] with [`Input::Tick`].
@@ -237,7 +246,7 @@ impl Shunt {
             if !decided && pinned.is_none() {
                 return;
             }
-            self.flows.insert(connection.tuple, Flow::new(connection, now));
+            self.flows.insert(Flow::new(connection, now));
         }
         if let Some(flow) = self.flows.get_mut(&connection.tuple) {
             flow.learn(connection);
@@ -341,14 +350,16 @@ impl Shunt {
         }
         self.last_entry = id.0;
         flow.standing = Standing::Requested;
-        flow.entry = Some(id);
+        flow.entry = id;
         (flow.action, flow.path) = (action, path);
-        flow.times = super::Times { requested: Some(now), ..super::Times::default() };
+        flow.times = super::Times::request(now);
         let block = action == ShuntAction::Block;
         let idle = if block { Entry::NEVER_IDLE } else { self.config.shunt_idle };
         flow.moved = now;
-        self.entries.insert(id, *tuple);
-        *self.clients.entry(tuple.client.ip()).or_default() += 1;
+        if let Some(place) = self.flows.place(tuple) {
+            self.entries.insert(id, place);
+        }
+        *self.clients.entry(tuple.client().ip()).or_default() += 1;
         let entry = Entry { id, tuple: *tuple, client_port, server_port, path, block, idle };
         self.outputs.push_back(Output::Install(entry));
     }
@@ -358,20 +369,20 @@ impl Shunt {
             ShuntAction::Block => self.config.entries_max,
             _ => self.config.entries_max - self.config.entries_max / 10,
         };
-        let of_client = self.clients.get(&flow.tuple.client.ip()).copied().unwrap_or(0);
-        self.entries.len() < most && of_client < self.config.entries_max_per_client
+        let of_client = self.clients.get(&flow.tuple.client().ip()).copied().unwrap_or(0);
+        self.entries.len() < most && (of_client as usize) < self.config.entries_max_per_client
     }
 
     fn remove(&mut self, tuple: &Tuple, cause: Cause) {
         let Some(flow) = self.flows.get_mut(tuple) else { return };
-        if let (Standing::Requested | Standing::Installed, Some(entry)) = (flow.standing, flow.entry) {
+        if let (Standing::Requested | Standing::Installed, Some(entry)) = (flow.standing, flow.entry()) {
             flow.standing = Standing::Leaving(cause);
             self.outputs.push_back(Output::Remove(entry, cause));
         }
     }
 
     fn remove_all(&mut self, cause: Cause) {
-        let tuples: Vec<_> = self.flows.keys().copied().collect();
+        let tuples: Vec<_> = self.flows.tuples().copied().collect();
         tuples.iter().for_each(|tuple| self.remove(tuple, cause));
     }
 
@@ -386,15 +397,15 @@ impl Shunt {
     }
 
     fn installed(&mut self, now: Instant, entry: EntryId) {
-        let Some(tuple) = self.entries.get(&entry).copied() else { return };
+        let Some(tuple) = self.tuple(entry) else { return };
         let Some(flow) = self.flows.get_mut(&tuple) else { return };
         // A flow that is already being removed stays so.
-        if flow.entry != Some(entry) || flow.standing != Standing::Requested {
+        if flow.entry() != Some(entry) || flow.standing != Standing::Requested {
             return;
         }
         flow.standing = Standing::Installed;
         flow.installs = flow.installs.saturating_add(1);
-        flow.times.installed = Some(now);
+        flow.times.install(now);
         self.keep(now, &tuple);
     }
 
@@ -403,7 +414,9 @@ impl Shunt {
         if self.leaving.contains_key(&entry) {
             return self.finish_leaving(now, entry);
         }
-        let Some(flow) = self.flows.get_mut(&tuple).filter(|flow| flow.entry == Some(entry)) else { return };
+        let Some(flow) = self.flows.get_mut(&tuple).filter(|flow| flow.entry() == Some(entry)) else {
+            return;
+        };
         match flow.standing {
             Standing::Requested => flow.standing = Standing::Failed { why, until: now + RETRY },
             // Its removal was requested meanwhile, and there is nothing to remove.
@@ -413,12 +426,12 @@ impl Shunt {
     }
 
     fn counted(&mut self, now: Instant, entry: EntryId, traffic: Both) {
-        let tuple = self.entries.get(&entry);
+        let tuple = self.tuple(entry);
         let flow = match self.leaving.get_mut(&entry) {
             Some(flow) => Some(flow),
-            None => tuple.and_then(|tuple| self.flows.get_mut(tuple)),
+            None => tuple.and_then(|tuple| self.flows.get_mut(&tuple)),
         };
-        if let Some(flow) = flow.filter(|flow| flow.entry == Some(entry)) {
+        if let Some(flow) = flow.filter(|flow| flow.entry() == Some(entry)) {
             if flow.now != traffic {
                 flow.moved = now;
             }
@@ -432,7 +445,9 @@ impl Shunt {
             flow.left(now, cause, traffic);
             return self.finish_leaving(now, entry);
         }
-        let Some(flow) = self.flows.get_mut(&tuple).filter(|flow| flow.entry == Some(entry)) else { return };
+        let Some(flow) = self.flows.get_mut(&tuple).filter(|flow| flow.entry() == Some(entry)) else {
+            return;
+        };
         // Our own cause comes before the cause that the fast path reports.
         let cause = match flow.standing {
             Standing::Leaving(wanted) => wanted,
@@ -442,13 +457,22 @@ impl Shunt {
         self.after(now, &tuple, cause);
     }
 
+    /// Returns the addresses of an entry's flow. None if there is no such entry.
+    fn tuple(&self, entry: EntryId) -> Option<Tuple> {
+        let place = self.entries.get(&entry)?;
+        // Another flow may have taken the place since this one began to leave.
+        let here = self.flows.at(*place).filter(|flow| flow.entry() == Some(entry));
+        here.or_else(|| self.leaving.get(&entry)).map(|flow| flow.tuple)
+    }
+
     /// Notes that the fast path no longer has the entry.
     fn release(&mut self, entry: EntryId) -> Option<Tuple> {
-        let tuple = self.entries.remove(&entry)?;
-        if let Some(count) = self.clients.get_mut(&tuple.client.ip()) {
+        let tuple = self.tuple(entry)?;
+        self.entries.remove(&entry);
+        if let Some(count) = self.clients.get_mut(&tuple.client().ip()) {
             *count -= 1;
             if *count == 0 {
-                self.clients.remove(&tuple.client.ip());
+                self.clients.remove(&tuple.client().ip());
             }
         }
         Some(tuple)
@@ -484,7 +508,7 @@ impl Shunt {
 
     /// Removes the entry of a flow whose connection is over, and records the flow.
     fn part(&mut self, mut flow: Flow, cause: Cause) {
-        match (flow.standing, flow.entry) {
+        match (flow.standing, flow.entry()) {
             (Standing::Requested | Standing::Installed, Some(entry)) => {
                 flow.standing = Standing::Leaving(cause);
                 self.outputs.push_back(Output::Remove(entry, cause));

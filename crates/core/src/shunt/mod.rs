@@ -21,12 +21,15 @@
 //! path. Until conntrack has reported the cleared mark, an older event cannot bring the flow back.
 
 mod capacity;
+mod flows;
 mod forward;
 mod machine;
 mod mark;
 mod meaning;
 mod rules;
+mod times;
 mod tracked;
+mod tuple;
 mod wish;
 
 pub use crate::policy::FastPathKind;
@@ -36,34 +39,14 @@ pub use machine::{Config, Shunt};
 pub use mark::{Mark, MarkActions, PortNumber, ShuntAction};
 pub use meaning::Meaning;
 pub use rules::RuleSet;
+pub use times::Times;
 pub use tracked::{Flow, Standing};
+pub use tuple::Tuple;
 pub use wish::{Want, Wish};
 
 use crate::flow::Process;
 pub use crate::flow::Protocol as Transport;
-use crate::time::Instant;
-use std::fmt;
-use std::net::SocketAddr;
 use std::time::Duration;
-
-/// Identifies a connection at one moment: the addresses of its first packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Tuple {
-    /// The sender of the first packet.
-    pub client: SocketAddr,
-    /// The destination of the first packet.
-    pub server: SocketAddr,
-    /// The protocol.
-    pub transport: Transport,
-    /// The conntrack zone.
-    pub zone: u16,
-}
-
-impl fmt::Display for Tuple {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} -> {}", self.transport.as_str(), self.client, self.server)
-    }
-}
 
 /// Distinguishes a connection from an earlier one with the same addresses and ports. Conntrack's id alone does not
 /// suffice: it depends on a memory address and on the addresses of the connection.
@@ -384,15 +367,4 @@ impl Input<'_> {
     pub const fn is_tick(&self) -> bool {
         matches!(self, Self::Tick)
     }
-}
-
-/// The times of a flow's latest stay on the fast path.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Times {
-    /// When the entry was requested.
-    pub requested: Option<Instant>,
-    /// When the entry was confirmed.
-    pub installed: Option<Instant>,
-    /// When the entry was removed.
-    pub gone: Option<Instant>,
 }

@@ -61,8 +61,8 @@ pub struct Flow {
     pub phase: Phase,
     /// Its state.
     pub standing: Standing,
-    /// The number of its entry, or of its latest entry.
-    pub entry: Option<EntryId>,
+    /// The number of its entry, or of its latest entry; 0 if it had none.
+    pub(super) entry: EntryId,
     /// The action of its entry, or of its latest entry.
     pub action: ShuntAction,
     /// The fast path that has its entry, or had its latest entry.
@@ -115,7 +115,7 @@ impl Flow {
             // A report without a phase is about a later change, so the handshake is complete.
             phase: Phase::Open,
             standing: Standing::Slow,
-            entry: None,
+            entry: EntryId(0),
             action: ShuntAction::Ignore,
             path: FastPathKind::None,
             pinned: None,
@@ -141,6 +141,11 @@ impl Flow {
         };
         flow.learn(connection);
         flow
+    }
+
+    /// Returns the number of its entry, or of its latest entry.
+    pub fn entry(&self) -> Option<EntryId> {
+        Some(self.entry).filter(|entry| entry.0 > 0)
     }
 
     /// Returns all traffic that passed on the fast path.
@@ -236,6 +241,6 @@ impl Flow {
         }
         self.now = Both::default();
         self.cause = Some(cause);
-        self.times.gone = Some(now);
+        self.times.end(now);
     }
 }

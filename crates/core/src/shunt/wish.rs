@@ -10,8 +10,7 @@ use std::time::Duration;
 /// needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wish {
-    /// The index of the rule in the policy, from 0. `None` if the default decided.
-    pub rule: Option<usize>,
+    rule: Option<u32>,
     /// The decision.
     pub want: Want,
 }
@@ -25,8 +24,8 @@ pub enum Want {
     Shunt {
         /// Bytes of IP packets, both directions together.
         bytes: u64,
-        /// The time since the flow was first seen.
-        time: Duration,
+        /// Milliseconds since the flow was first seen.
+        ms: u64,
         /// The fast path. `None`: the first one of the configuration.
         path: Option<FastPathKind>,
     },
@@ -39,12 +38,13 @@ impl Wish {
     /// and any other rule leaves the flow on the slow path. `None` if a rule needs the process and `process` is
     /// `None`. Pass [`Process::default`] if the process is unknown.
     pub fn of(policy: &Policy, tuple: &Tuple, process: Option<&Process>) -> Option<Self> {
+        let server = tuple.server();
         let flow = flow::Flow {
             protocol: tuple.transport,
             intercept: Intercept::Kernel,
             listener: "".into(),
-            client: tuple.client,
-            orig_dst: Destination { host: tuple.server.ip().into(), port: tuple.server.port(), zone: 0 },
+            client: tuple.client(),
+            orig_dst: Destination { host: server.ip().into(), port: server.port(), zone: 0 },
             host: None,
             process: process.cloned(),
             // The user is unknown for forwarded packets, and no rule waits for it.
@@ -59,11 +59,16 @@ impl Wish {
             Action::Deny => Want::Block,
             Action::Carry(carry) => carry.shunt.map_or(Want::Leave, |after| Want::Shunt {
                 bytes: after.bytes,
-                time: Duration::from_millis(after.ms),
+                ms: after.ms,
                 path: after.fast_path,
             }),
         };
-        Some(Self { rule: verdict.index, want })
+        Some(Self { rule: verdict.index.and_then(|index| index.try_into().ok()), want })
+    }
+
+    /// Returns the index of the rule in the policy, from 0. `None` if the default decided.
+    pub fn rule(self) -> Option<usize> {
+        self.rule?.try_into().ok()
     }
 
     /// Returns the fast path that its rule names, if any.
@@ -88,10 +93,10 @@ impl Wish {
 impl Flow {
     /// Notes whether the bytes and the time that its rule waits for have passed. Once is enough.
     pub(super) fn ripen(&mut self, now: Instant) {
-        if let Some(Wish { want: Want::Shunt { bytes, time, .. }, .. }) = self.wish {
+        if let Some(Wish { want: Want::Shunt { bytes, ms, .. }, .. }) = self.wish {
             let passed = self.slow();
             let passed = passed.to_server.bytes + passed.to_client.bytes;
-            self.ripe |= passed >= bytes && now - self.seen >= time;
+            self.ripe |= passed >= bytes && now - self.seen >= Duration::from_millis(ms);
         }
     }
 
@@ -123,7 +128,7 @@ mod tests {
         let policy = Policy::new(vec![Rule { name: "r".into(), matcher, action }], Action::default());
         let wish = |port: u16, process: Option<&Process>| {
             let (client, server) = (([192, 0, 2, 1], 4000).into(), ([192, 0, 2, 1], port).into());
-            Wish::of(&policy, &Tuple { client, server, transport: Transport::Tcp, zone: 0 }, process)
+            Wish::of(&policy, &Tuple::new(client, server, Transport::Tcp, 0), process)
         };
         let rsync = Process { name: Some("rsync".into()), ..Process::default() };
         assert_eq!(wish(22, None), None);
@@ -148,12 +153,11 @@ mod tests {
         let wish = |port: u16| {
             let address = |port| std::net::SocketAddr::from(([192, 0, 2, 1], port));
             let (client, server) = (address(4000), address(port));
-            let tuple = Tuple { client, server, transport: Transport::Tcp, zone: 0 };
+            let tuple = Tuple::new(client, server, Transport::Tcp, 0);
             Wish::of(&policy, &tuple, None).expect("no rule asks for the process")
         };
         assert_eq!(wish(23), Wish { rule: Some(0), want: Want::Block });
-        let (time, path) = (Duration::from_secs(2), Some(FastPathKind::Xdp));
-        let want = Want::Shunt { bytes: 1000, time, path };
+        let want = Want::Shunt { bytes: 1000, ms: 2000, path: Some(FastPathKind::Xdp) };
         assert_eq!(wish(22), Wish { rule: Some(1), want });
         assert_eq!(wish(80), Wish { rule: Some(2), want: Want::Leave });
         assert_eq!(wish(81), Wish { rule: None, want: Want::Block });

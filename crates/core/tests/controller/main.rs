@@ -7,7 +7,7 @@ mod network;
 use model::{Held, Manners, World, config, entry};
 use proptest::prelude::*;
 use sidetrack_core::openflow::{ControllerConfig, ControllerInput, ControllerOutput, PRIORITY_FLOW, Version};
-use sidetrack_core::shunt::{Both, Cause, EntryId, Obstacle, Transport};
+use sidetrack_core::shunt::{Both, Cause, EntryId, Obstacle, Transport, Tuple};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -215,8 +215,13 @@ fn what_1_0_cannot_say_is_refused_and_unknown_words_are_survived() {
     let mut udp = entry(1, 4000);
     udp.tuple.transport = Transport::Udp;
     let mut v6 = entry(2, 4000);
-    v6.tuple.client = "[2001:db8::1]:4000".parse().expect("address");
-    v6.tuple.server = "[2001:db8::2]:5000".parse().expect("address");
+    let address = |text: &str| text.parse().expect("address");
+    v6.tuple = Tuple::new(
+        address("[2001:db8::1]:4000"),
+        address("[2001:db8::2]:5000"),
+        v6.tuple.transport,
+        v6.tuple.zone,
+    );
     for (id, entry) in [(1, udp), (2, v6)] {
         world.install(&entry);
         assert_eq!(world.take(), [ControllerOutput::Failed(EntryId(id), Obstacle::Unsupported)]);

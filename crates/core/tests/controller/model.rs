@@ -35,12 +35,12 @@ pub(crate) fn config(version: Version, run: u16) -> ControllerConfig {
 pub(crate) fn entry(id: u64, port: u16) -> Entry {
     Entry {
         id: EntryId(id),
-        tuple: Tuple {
-            client: format!("192.0.2.1:{port}").parse().expect("address"),
-            server: "198.51.100.2:5000".parse().expect("address"),
-            transport: Transport::Tcp,
-            zone: 0,
-        },
+        tuple: Tuple::new(
+            format!("192.0.2.1:{port}").parse().expect("address"),
+            "198.51.100.2:5000".parse().expect("address"),
+            Transport::Tcp,
+            0,
+        ),
         client_port: number(1),
         server_port: number(2),
         path: FastPathKind::OpenFlow,

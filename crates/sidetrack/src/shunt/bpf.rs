@@ -139,8 +139,8 @@ impl BpfPath {
         let (_, server_port) = self.ports.get(&entry.server_port)?;
         let to_server = FlowKey {
             ingress: client_port.index,
-            source: entry.tuple.client,
-            destination: entry.tuple.server,
+            source: entry.tuple.client(),
+            destination: entry.tuple.server(),
             protocol: entry.tuple.transport.number(),
         };
         Some(Rows { to_server, to_client: to_server.reverse(server_port.index), idle: entry.idle })

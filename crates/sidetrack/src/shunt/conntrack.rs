@@ -34,12 +34,7 @@ pub(super) fn connection(entry: &Entry) -> Option<Connection> {
     });
     let traffic = |counters: Counters| Traffic { packets: counters.packets, bytes: counters.bytes };
     Some(Connection {
-        tuple: FlowTuple {
-            client: entry.original.source,
-            server: entry.original.destination,
-            transport,
-            zone: entry.zone,
-        },
+        tuple: FlowTuple::new(entry.original.source, entry.original.destination, transport, entry.zone),
         identity: Identity { id: entry.id.unwrap_or(0), start_ns: entry.start_ns },
         mark: Mark(entry.mark),
         phase,
@@ -56,7 +51,7 @@ pub(super) fn connection(entry: &Entry) -> Option<Connection> {
 
 /// Returns the addresses in conntrack's form.
 pub(super) const fn original(tuple: &FlowTuple) -> Tuple {
-    Tuple { source: tuple.client, destination: tuple.server, protocol: tuple.transport.number() }
+    Tuple { source: tuple.client(), destination: tuple.server(), protocol: tuple.transport.number() }
 }
 
 /// Returns the change for a connection whose packets conntrack will not see: accept the packets that come, and keep the

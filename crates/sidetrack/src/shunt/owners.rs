@@ -58,7 +58,7 @@ impl OwnerSearch {
         let (answer, bell) = (self.answer.clone(), self.bell.clone());
         let look = move || {
             for (tuple, identity) in asked {
-                let process = in_any_network(tuple.client, tuple.server);
+                let process = in_any_network(tuple.client(), tuple.server());
                 say(&answer, &bell, ((tuple, identity), process));
             }
         };

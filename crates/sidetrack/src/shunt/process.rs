@@ -50,7 +50,7 @@ pub struct Which {
 
 impl From<Which> for Tuple {
     fn from(which: Which) -> Self {
-        Self { client: which.client, server: which.server, transport: which.transport, zone: 0 }
+        Self::new(which.client, which.server, which.transport, 0)
     }
 }
 

@@ -85,8 +85,8 @@ impl ShuntRecord {
     /// Returns the record of a flow that ended, with the rule that decided about it.
     pub fn new(flow: &Flow, rule: Option<&str>) -> Self {
         Self {
-            client: flow.tuple.client,
-            server: flow.tuple.server,
+            client: flow.tuple.client(),
+            server: flow.tuple.server(),
             transport: flow.tuple.transport,
             mark: flow.mark.0,
             start_ns: flow.identity.start_ns,
@@ -177,9 +177,9 @@ impl FlowView {
         };
         let is_asked = flow.standing.has_entry() || matches!(flow.standing, Standing::Failed { .. });
         Self {
-            entry: flow.entry.map(|entry| entry.0),
-            client: flow.tuple.client,
-            server: flow.tuple.server,
+            entry: flow.entry().map(|entry| entry.0),
+            client: flow.tuple.client(),
+            server: flow.tuple.server(),
             transport: flow.tuple.transport,
             mark: flow.mark.0,
             start_ns: flow.identity.start_ns,
@@ -193,12 +193,12 @@ impl FlowView {
             cause: flow.cause,
             bytes_per_s: flow.bytes_per_s(),
             installs: flow.installs,
-            requested_ns: date(flow.times.requested),
-            installed_ns: date(flow.times.installed),
-            gone_ns: date(flow.times.gone),
-            requested_seconds: ago(flow.times.requested),
-            installed_seconds: ago(flow.times.installed),
-            gone_seconds: ago(flow.times.gone),
+            requested_ns: date(flow.times.requested()),
+            installed_ns: date(flow.times.installed()),
+            gone_ns: date(flow.times.gone()),
+            requested_seconds: ago(flow.times.requested()),
+            installed_seconds: ago(flow.times.installed()),
+            gone_seconds: ago(flow.times.gone()),
             slow: flow.slow().into(),
             fast: flow.fast().into(),
             dropped: flow.dropped().into(),

@@ -120,7 +120,7 @@ fn answers(text: &str, client: SocketAddr, server: SocketAddr) {
     // Forwarded packets: as said, and what is said is the same verdict.
     assert_eq!(forwarded.action == "drop", denied, "{context}");
     assert!(forwarded.by_packet_filter && !denied || forwarded.rule == said.rule, "{context}");
-    let tuple = Tuple { client, server, transport: Transport::Tcp, zone: 0 };
+    let tuple = Tuple::new(client, server, Transport::Tcp, 0);
     let asks = config.shunt.as_ref().expect("a shunt").rules.is_some();
     assert_eq!(asks && blocks(&config, tuple), denied, "{context}");
     // The rules that are printed drop nothing else, and all that addresses decide.

@@ -128,7 +128,7 @@ fn datagrams_arrive_each_once_while_their_entry_comes_and_goes() {
         }
     });
     shunt.wait_for(from, |flow| flow.state == "installed");
-    let tuple = Tuple { client: from, server: to, transport: Transport::Udp, zone: 0 };
+    let tuple = Tuple::new(from, to, Transport::Udp, 0);
     for _ in 0..cycles() {
         assert!(shunt.with(move |engine| engine.pin(&tuple, ShuntAction::Ignore)).expect("asked"));
         assert!(shunt.with(move |engine| engine.pin(&tuple, ShuntAction::Shunt)).expect("asked"));

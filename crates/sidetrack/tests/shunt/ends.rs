@@ -73,12 +73,8 @@ fn withdrawn_released_and_blocked_by_hand() {
     let shunt = network.start(PathKind::Tc);
     let mut pair = connect(&network, "10.0.0.2", SHUNT);
     pair.shunted(&shunt);
-    let tuple = sidetrack_core::shunt::Tuple {
-        client: pair.from,
-        server: pair.to,
-        transport: sidetrack_core::shunt::Transport::Tcp,
-        zone: 0,
-    };
+    let transport = sidetrack_core::shunt::Transport::Tcp;
+    let tuple = sidetrack_core::shunt::Tuple::new(pair.from, pair.to, transport, 0);
     assert!(shunt.with(move |engine| engine.withdraw(&tuple)).expect("asked"));
     shunt.wait_for(pair.from, |flow| flow.cause == Some(Cause::Withdrawn));
     pair.shunted(&shunt);

@@ -247,7 +247,7 @@ impl Running {
 
     /// Pins a flow.
     pub(crate) fn pin(&self, client: SocketAddr, server: SocketAddr, action: ShuntAction) -> bool {
-        let tuple = Tuple { client, server, transport: Transport::Tcp, zone: 0 };
+        let tuple = Tuple::new(client, server, Transport::Tcp, 0);
         self.with(move |engine| engine.pin(&tuple, action)).expect("asked")
     }
 }

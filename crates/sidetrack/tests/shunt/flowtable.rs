@@ -104,12 +104,7 @@ fn flowtable_lets_go_of_what_is_withdrawn_and_of_what_stands_still() {
     let mut other = connect(&network, network.server_addresses[1], SHUNT);
     other.shunted(&shunt);
     other.talk();
-    let tuple = sidetrack_core::shunt::Tuple {
-        client: pair.from,
-        server: pair.to,
-        transport: flow.transport,
-        zone: 0,
-    };
+    let tuple = sidetrack_core::shunt::Tuple::new(pair.from, pair.to, flow.transport, 0);
     assert!(shunt.with(move |engine| engine.withdraw(&tuple)).expect("asked"));
     shunt.wait_for(pair.from, |flow| flow.cause == Some(Cause::Withdrawn));
     Pair::transfer(&mut other.client, &mut other.server, BYTES);

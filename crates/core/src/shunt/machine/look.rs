@@ -33,7 +33,7 @@ impl Shunt {
                         false => again.push(flow.tuple),
                     }
                 }
-                Standing::Requested if flow.times.requested.is_some_and(|at| now - at >= CONFIRM) => {
+                Standing::Requested if flow.times.requested().is_some_and(|at| now - at >= CONFIRM) => {
                     late.push(flow.tuple)
                 }
                 Standing::Failed { until, .. } if now >= until => again.push(flow.tuple),
@@ -95,7 +95,7 @@ impl Shunt {
         });
         let all = exchanges(waiting, holding, &self.clients, self.config.entries_max_per_client);
         for exchange in all {
-            let entry = self.flows.get(&exchange.from).and_then(|flow| flow.entry);
+            let entry = self.flows.get(&exchange.from).and_then(Flow::entry);
             if let Some(entry) = entry {
                 self.successors.insert(entry, exchange.to);
                 self.evicted = self.evicted.saturating_add(1);
