@@ -9,6 +9,7 @@ mod ledger;
 mod spread;
 mod tally;
 mod waiting;
+pub mod work;
 
 pub use crate::reactor::profile;
 pub use batch::{Batch, Past, Texts};

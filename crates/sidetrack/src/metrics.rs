@@ -4,6 +4,7 @@
 //! addresses.
 
 mod buckets;
+mod engine;
 mod history;
 mod overlay;
 mod profile;
@@ -11,6 +12,7 @@ mod profile;
 use crate::live::{Batch, Decided, Ended, Ledger, Tally, Transport};
 use crate::record::Observer;
 use buckets::{Buckets, CONNECT_BUCKETS, DURATION_BUCKETS, SNIFF_BUCKETS, Seen};
+use engine::EngineMetrics;
 use history::HistoryMetrics;
 use overlay::OverlayMetrics;
 use profile::ProfileMetrics;
@@ -178,7 +180,7 @@ pub struct Metrics {
     held_overruns: Counter,
     records_dropped: Counter,
     history: HistoryMetrics,
-    engine_internal: Counter,
+    engine: EngineMetrics,
     fds_in_use: Gauge,
     fds_limit: Gauge,
     generation: Gauge,
@@ -223,7 +225,7 @@ impl Metrics {
             held_overruns: Counter::default(),
             records_dropped: Counter::default(),
             history: HistoryMetrics::default(),
-            engine_internal: Counter::default(),
+            engine: EngineMetrics::default(),
             fds_in_use: Gauge::default(),
             fds_limit: Gauge::default(),
             generation: Gauge::default(),
@@ -233,6 +235,7 @@ impl Metrics {
         };
         metrics.register_flows();
         metrics.overlay.register(&mut metrics.registry);
+        metrics.engine.register(&mut metrics.registry);
         metrics.profile.register(&mut metrics.registry);
         metrics.history.register(&mut metrics.registry);
         metrics.register_process();
@@ -322,11 +325,6 @@ impl Metrics {
             "Records lost: their reader was too slow, or writing failed",
             self.records_dropped.clone(),
         );
-        to.register(
-            "engine_internal",
-            "Errors of the packet engine itself: always 0, unless it has a bug",
-            self.engine_internal.clone(),
-        );
         to.register("fds_in_use", "Descriptors open", self.fds_in_use.clone());
         to.register("fds_limit", "Descriptors allowed (RLIMIT_NOFILE)", self.fds_limit.clone());
         to.register("config_generation", "Configuration in force, from 1", self.generation.clone());
@@ -362,11 +360,6 @@ impl Metrics {
         self.held_now.set(held.now.cast_signed());
         raise(&self.held_repeated, held.repeated);
         raise(&self.held_overruns, held.overruns);
-    }
-
-    /// Takes over how many errors of their own the packet engines have counted.
-    pub fn read_engine_errors(&self, total: u64) {
-        self.engine_internal.inc_by(total.saturating_sub(self.engine_internal.get()));
     }
 
     /// Counts a client of the metrics address that was closed for another one.

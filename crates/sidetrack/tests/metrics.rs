@@ -3,11 +3,13 @@
 mod support;
 
 use sidetrack::live::profile::{Busy, Stage};
+use sidetrack::live::work::WorkCounts;
 use sidetrack::live::{Ledger, LiveFlow, Taken, Transport};
 use sidetrack::metrics::{ClosedForOthers, HeldCounts, Metrics, Surroundings};
 use sidetrack::overlay::PacedTotals;
 use sidetrack::record::Observer;
 use sidetrack::shunt::Capacity;
+use sidetrack_core::engine::Totals;
 use sidetrack_core::flow::{EndReason, FlowId, Intercept};
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,6 +62,9 @@ fn everything_at_a_glance() {
     metrics.lost(3);
     metrics.read_engine_errors(2);
     metrics.read_engine_errors(2);
+    let totals = Totals { rounds: [7, 2, 1], packets: 30, timers: 4, merged: 5, openings: 6, shed: 8 };
+    metrics.read_engine(&WorkCounts::default());
+    metrics.read_engine(&WorkCounts { totals, no_room: 9 });
     metrics.read_closed(ClosedForOthers { handshakes: 4, idle: 5 });
     metrics.closed_scraper();
     let capacity = Capacity { entries: 7, entries_max: 65_536, waiting: 2, evicted: 3 };
@@ -143,6 +148,7 @@ fn the_manual_names_every_metric() {
     metrics.read_shunt(&[("used", 1)], 1);
     metrics.read_profile(&[Busy { events: 1, ns: 1 }; Stage::ALL.len()]);
     metrics.read_dropped(&[("limit", 1)]);
+    metrics.read_engine(&WorkCounts { no_room: 1, ..WorkCounts::default() });
     let results = vec![("admitted", 1)];
     metrics.read_held(&HeldCounts { results, now: 1, repeated: 1, overruns: 1 });
     let text = metrics.text(&[ledger], Surroundings::default());

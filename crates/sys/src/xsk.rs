@@ -242,6 +242,11 @@ impl XskSocket {
         self.receive.pop(taken)
     }
 
+    /// Returns how many received frames wait to be taken.
+    pub fn waiting(&self) -> usize {
+        self.receive.waiting() as usize
+    }
+
     /// Returns the bytes of a frame that this socket has received, or that the kernel does not own.
     pub fn frame(&mut self, descriptor: Descriptor) -> &mut [u8] {
         // SAFETY: frames are the kernel's between `give` and `receive`, and between `send` and `finished`; those in

@@ -8,14 +8,12 @@ use super::config::Callbacks;
 use super::connection::{Cold, Hot, Phase, Slow};
 use super::machine::Engine;
 use super::narrow::low_half;
-use super::packet::{Tuple, flags, u8_at};
+use super::packet::{TCP, Tuple, flags, u8_at};
+use super::schedule::BATCH;
 use super::slot::Slot;
 use super::table::hash;
 use crate::flow::Side;
 use std::hint::black_box;
-
-/// Most packets of a batch.
-const BATCH: usize = 64;
 
 /// The packets of a batch, as far as they have been read.
 #[derive(Clone, Copy, Debug)]
@@ -28,13 +26,41 @@ pub struct Ahead {
     len: usize,
     /// The number of packets that begin connections.
     syns: usize,
+    /// One bit for each packet that may belong to a connection, whether or not one was found.
+    others: u64,
+    /// One bit for each packet of TCP that belongs to no connection, after [`Engine::warm`].
+    strangers: u64,
+}
+
+impl Ahead {
+    /// Adds a frame without a packet, so that the numbers of later ones fit.
+    pub const fn skip(&mut self) {
+        if self.len < BATCH {
+            self.others |= 1 << self.len;
+            self.len += 1;
+        }
+    }
+
+    /// Returns one bit for each packet of TCP that belongs to no connection: the first one of a new connection, or a late
+    /// one of an ended connection. The lowest bit is the first packet of the batch.
+    pub const fn strangers(&self) -> u64 {
+        self.strangers
+    }
 }
 
 const UNKNOWN: u32 = u32::MAX;
 
 impl Default for Ahead {
     fn default() -> Self {
-        Self { keys: [0; BATCH], ports: [UNKNOWN; BATCH], slots: [Slot::NONE; BATCH], len: 0, syns: 0 }
+        Self {
+            keys: [0; BATCH],
+            ports: [UNKNOWN; BATCH],
+            slots: [Slot::NONE; BATCH],
+            len: 0,
+            syns: 0,
+            others: 0,
+            strangers: 0,
+        }
     }
 }
 
@@ -42,20 +68,21 @@ impl<C: Callbacks> Engine<C> {
     /// Adds a packet to a batch of at most 64; further packets are handled without this.
     #[inline]
     pub fn approach(&self, ahead: &mut Ahead, packet: &[u8]) {
-        let Some(tuple) = Tuple::guess(packet) else { return };
+        let Some(tuple) = Tuple::guess(packet) else { return ahead.skip() };
         let (Some(key), Some(port)) = (ahead.keys.get_mut(ahead.len), ahead.ports.get_mut(ahead.len)) else {
             return;
         };
         *port = self.ports.place(&tuple).unwrap_or(UNKNOWN);
         *key = hash(&self.config.seed, &tuple);
+        ahead.others |= u64::from(!is_tcp(packet)) << ahead.len;
         ahead.len += 1;
         ahead.syns += usize::from(begins(packet));
     }
 
     /// Reads the memory that the packets of the batch will need, and begins a new batch.
     pub fn warm(&self, ahead: &mut Ahead) {
-        let Ahead { keys, ports, slots, len, syns } = ahead;
-        let (count, syns) = (std::mem::take(len), std::mem::take(syns));
+        let Ahead { keys, ports, slots, len, syns, others, strangers } = ahead;
+        let (count, syns, others) = (std::mem::take(len), std::mem::take(syns), std::mem::take(others));
         let found = || keys.iter().zip(ports.iter()).take(count);
         black_box(found().fold(0, |all, (key, port)| match *port {
             UNKNOWN => all ^ low_half(self.index.place(*key)),
@@ -66,6 +93,9 @@ impl<C: Callbacks> Engine<C> {
             let indexed = || self.index.probable(*key).map(|value| Slot::of_entry(value).0);
             *slot = answered.or_else(indexed).unwrap_or(Slot::NONE);
         }
+        let unknown =
+            slots.iter().take(count).rev().fold(0, |bits, slot| bits << 1 | u64::from(*slot == Slot::NONE));
+        *strangers = unknown & !others;
         let slots = || slots.iter().take(count).copied();
         black_box(slots().filter_map(|slot| self.tables.hot.get(slot)).fold(0, |all, hot| all ^ hot.lines()));
         black_box(
@@ -91,6 +121,12 @@ impl<C: Callbacks> Engine<C> {
         }
     }
 
+    /// Whether a packet belongs to a connection.
+    pub fn knows(&self, packet: &[u8]) -> bool {
+        let find = |tuple: Tuple| self.find(hash(&self.config.seed, &tuple), &tuple);
+        Tuple::guess(packet).and_then(find).is_some()
+    }
+
     /// Loads the free slots that the next new connections will use.
     // The slot freed last is taken first. It may still be in the cache, but not if many connections end together.
     #[inline(never)]
@@ -104,6 +140,13 @@ impl<C: Callbacks> Engine<C> {
             slow.fold(0, |all, slow| all ^ slow.isn[Side::Client].0 ^ low_half(slow.resend_at.as_nanos())),
         );
     }
+}
+
+/// Guesses whether a packet is one of TCP. Headers of IPv6 between the two are rare.
+#[inline(always)]
+fn is_tcp(packet: &[u8]) -> bool {
+    let at = packet.first().map_or(0, |first| if first >> 4 == 4 { 9 } else { 6 });
+    u8_at(packet, at) == TCP
 }
 
 /// Guesses, from the flags alone, whether a packet is the first of a connection.

@@ -273,17 +273,30 @@ impl<C: Callbacks> Engine<C> {
 
     /// Handles all time-outs that are due.
     pub fn tick(&mut self, now: Instant) {
+        self.tick_at_most(now, usize::MAX);
+    }
+
+    /// Handles at most this many of the time-outs that are due, the earliest ones first. Returns how many.
+    pub fn tick_at_most(&mut self, now: Instant, most: usize) -> usize {
         self.tables.clear_outside();
-        while let Some(slot) = self.wheel.due(now) {
+        let mut done = 0;
+        while done < most
+            && let Some(slot) = self.wheel.due(now)
+        {
             self.expire(now, slot);
+            done += 1;
         }
         let kept = Duration::from_millis(self.config.time_wait_ms);
-        while let Some(slot) = self.wheel.longest_waiting() {
+        while done < most
+            && let Some(slot) = self.wheel.longest_waiting()
+        {
             if self.tables.hot.at(slot).active + kept > now {
                 break;
             }
             self.release(now, slot, None);
+            done += 1;
         }
+        done
     }
 
     /// Returns the latest time for the next call of [`Engine::tick`].

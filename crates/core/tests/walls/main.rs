@@ -12,6 +12,7 @@
 
 mod clocks;
 mod documents;
+mod figures;
 mod layering;
 mod markdown;
 mod promises;

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use serde::{Deserialize, Serialize};
 
+use super::kept::{Kept, KeptReport, QUESTION};
 use super::segment::{ACK, FIN, PAYLOAD_MAX, PSH, RST, SYN, Segment};
 use crate::load::Histogram;
 
@@ -66,6 +67,10 @@ pub struct Ends {
     latencies: Histogram,
     /// Whether new connections have stopped.
     draining: bool,
+    kept: Kept,
+    /// Where the next look at slots begins.
+    looked: usize,
+    given_up_ns: u64,
 }
 
 impl Ends {
@@ -85,7 +90,32 @@ impl Ends {
             tally: Tally::default(),
             latencies: Histogram::new(),
             draining: false,
+            kept: Kept::new(front, clients, 0),
+            looked: 0,
+            given_up_ns: GIVEN_UP_NS,
         }
+    }
+
+    /// Adds connections that stay, and sets how long the others wait (0: one second).
+    #[must_use]
+    pub fn with(mut self, kept: u32, patience_ms: u64) -> Self {
+        let address = Ipv4Addr::from_bits(self.clients + CLIENT_ADDRESSES);
+        self.kept = Kept::new(self.front, address, kept);
+        if patience_ms > 0 {
+            self.given_up_ns = patience_ms * 1_000_000;
+        }
+        self
+    }
+
+    /// Sends what connections that stay have to send.
+    pub fn ask(&mut self, now_ns: u64, out: &mut Vec<Segment>) {
+        self.kept.poll(now_ns, out);
+    }
+
+    /// Returns what connections that stay have seen.
+    #[must_use]
+    pub fn kept(&self) -> KeptReport {
+        self.kept.report()
     }
 
     /// Returns the address and port of a slot's current connection.
@@ -149,6 +179,8 @@ impl Ends {
             self.tally.reset += 1;
         } else if segment.is(SYN) {
             out.push(Segment { seq: SERVER_ISN, ..segment.answer(SYN | ACK) });
+        } else if segment.payload == QUESTION {
+            out.push(Segment { payload: QUESTION, ..segment.answer(PSH | ACK) });
         } else if segment.payload > 0 {
             out.push(segment.answer(FIN | ACK));
         } else if segment.is(FIN | ACK) {
@@ -158,6 +190,9 @@ impl Ends {
     }
 
     fn client_takes(&mut self, now_ns: u64, segment: &Segment, out: &mut Vec<Segment>) {
+        if self.kept.take(now_ns, segment) {
+            return;
+        }
         let Some(place) = self.place(segment.to) else {
             // The segment belongs to a connection that was given up.
             self.tally.unexpected += 1;
@@ -195,13 +230,30 @@ impl Ends {
     /// Gives stuck connections up and begins new ones in their slots.
     pub fn sweep(&mut self, now_ns: u64, out: &mut Vec<Segment>) {
         for place in 0..self.slots.len() {
-            let stuck = self.slots.get(place).is_some_and(|slot| {
-                slot.step != Step::Vacant && now_ns.saturating_sub(slot.since_ns) > GIVEN_UP_NS
-            });
-            if stuck {
-                self.tally.stuck += 1;
-                out.extend(self.begin(now_ns, place));
+            self.sweep_one(now_ns, place, out);
+        }
+    }
+
+    /// Does the same for the next `count` slots, and begins connections in vacant ones: evenly over time.
+    pub fn sweep_some(&mut self, now_ns: u64, count: usize, out: &mut Vec<Segment>) {
+        for _ in 0..count.min(self.slots.len()) {
+            self.looked = (self.looked + 1) % self.slots.len();
+            let is_vacant = self.slots.get(self.looked).is_some_and(|slot| slot.step == Step::Vacant);
+            if is_vacant {
+                out.extend(self.begin(now_ns, self.looked));
+            } else {
+                self.sweep_one(now_ns, self.looked, out);
             }
+        }
+    }
+
+    fn sweep_one(&mut self, now_ns: u64, place: usize, out: &mut Vec<Segment>) {
+        let stuck = self.slots.get(place).is_some_and(|slot| {
+            slot.step != Step::Vacant && now_ns.saturating_sub(slot.since_ns) > self.given_up_ns
+        });
+        if stuck {
+            self.tally.stuck += 1;
+            out.extend(self.begin(now_ns, place));
         }
     }
 
@@ -236,6 +288,7 @@ impl Ends {
     /// Removes the times until now.
     pub fn forget_latencies(&mut self) {
         self.latencies.clear();
+        self.kept.forget();
     }
 }
 

@@ -9,12 +9,14 @@
 //! |---|---|
 //! | `segment` | writes and reads frames with its own code: it must not share a codec with the measured program |
 //! | `ends` | what both ends answer: no I/O, no clock |
+//! | `kept` | clients that stay and ask again and again, to see what the others cost them |
 //! | `peer` | the same as an XDP program, for decided connections, which are too fast for a process |
 //! | `rings` | an AF_XDP socket and its frames |
 //! | `wire` | the loop around it |
 //! | `least` | the smallest program on the path, as a limit for the engine |
 
 mod ends;
+mod kept;
 mod least;
 mod peer;
 mod rings;
@@ -31,6 +33,7 @@ use serde::{Deserialize, Serialize};
 use crate::generator::Process;
 
 pub use ends::{Ends, Tally};
+pub use kept::KeptReport;
 pub use least::{By, Least, Side};
 pub use peer::{KernelPeer, REQUEST, Shakes};
 pub use segment::{ACK, FIN, PSH, RST, SYN, Segment};
@@ -59,6 +62,13 @@ pub struct Spec {
     pub warmup_ms: u64,
     /// Time counted, in milliseconds.
     pub window_ms: u64,
+    /// Connections that stay and are measured one question at a time, besides the others.
+    #[serde(default)]
+    pub kept: u32,
+    /// Clients are impatient: one that has waited for this time gives up, and another begins, in milliseconds. 0: after
+    /// a second.
+    #[serde(default)]
+    pub patience_ms: u64,
 }
 
 /// The result of a job.
@@ -66,6 +76,9 @@ pub struct Spec {
 pub struct Report {
     /// Connections that both ends have closed within the window.
     pub completed: u64,
+    /// Connections begun within the window.
+    #[serde(default)]
+    pub begun: u64,
     /// Frames that came from the engine within the window.
     pub received: u64,
     /// Frames sent to it within the window.
@@ -86,6 +99,9 @@ pub struct Report {
     pub open: u64,
     /// Frames from the engine that the generator's queue could not hold.
     pub lost: u64,
+    /// What the connections that stay have seen within the window.
+    #[serde(default)]
+    pub kept: KeptReport,
 }
 
 impl Report {

@@ -18,6 +18,8 @@ use super::{Report, Spec};
 const CHECKED_OF: u64 = 64;
 /// Interval between searches for stuck connections.
 const SWEEP_EVERY_NS: u64 = 50_000_000;
+/// Slots that impatient clients look at together.
+const SWEPT_AT_ONCE: usize = 128;
 /// Time limit for the last connections to end.
 const DRAIN: Duration = Duration::from_millis(1500);
 
@@ -46,8 +48,10 @@ pub(super) fn run(spec: &Spec, on_window: impl FnOnce(), on_drain: impl FnOnce()
     let (begin, before, packets) = (Instant::now(), wire.ends.tally(), (wire.received, wire.sent));
     wire.until(Duration::from_millis(spec.window_ms), |_| false)?;
     let window_ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    let completed = wire.ends.tally().completed - before.completed;
+    let after = wire.ends.tally();
+    let (completed, begun) = (after.completed - before.completed, after.opened - before.opened);
     let (received, sent) = (wire.received - packets.0, wire.sent - packets.1);
+    let kept = wire.ends.kept();
     let quantile = |share| wire.ends.latencies().quantile(share);
     let (p50_ns, p99_ns, p999_ns) = (quantile(0.5), quantile(0.99), quantile(0.999));
     on_drain();
@@ -55,13 +59,28 @@ pub(super) fn run(spec: &Spec, on_window: impl FnOnce(), on_drain: impl FnOnce()
     wire.until(DRAIN, |ends| ends.open_now() == 0)?;
     let (whole, open) = (wire.ends.tally(), wire.ends.open_now());
     let (checked, lost) = (wire.checked, wire.rings.lost()?);
-    Ok(Report { completed, received, sent, window_ns, p50_ns, p99_ns, p999_ns, whole, checked, open, lost })
+    Ok(Report {
+        completed,
+        begun,
+        received,
+        sent,
+        window_ns,
+        p50_ns,
+        p99_ns,
+        p999_ns,
+        whole,
+        checked,
+        open,
+        lost,
+        kept,
+    })
 }
 
 fn program(spec: &Spec, index: u32) -> Result<XdpOn> {
     let own = Own::new(1, 0)?;
     own.listen(Some((*spec.server.ip()).into()), spec.server.port())?;
-    for number in 0..CLIENT_ADDRESSES {
+    // The last one is of connections that stay.
+    for number in 0..=CLIENT_ADDRESSES {
         let address = Ipv4Addr::from_bits(spec.clients.to_bits() + number);
         own.source(address.into(), &(FIRST_PORT..=u16::MAX), Some(0))?;
     }
@@ -79,7 +98,8 @@ impl Wire {
         Ok(Self {
             own,
             rings,
-            ends: Ends::new(spec.front, spec.server, spec.clients, spec.connections),
+            ends: Ends::new(spec.front, spec.server, spec.clients, spec.connections)
+                .with(spec.kept, spec.patience_ms),
             start: Instant::now(),
             received: 0,
             sent: 0,
@@ -105,7 +125,14 @@ impl Wire {
             for descriptor in taken.iter().take(count) {
                 self.take(now_ns, *descriptor);
             }
-            if now_ns >= self.swept_ns + SWEEP_EVERY_NS {
+            if self.spec.kept > 0 {
+                self.ends.ask(now_ns, &mut self.answers);
+            }
+            if self.spec.patience_ms > 0 {
+                if self.answers.len() < BATCH {
+                    self.ends.sweep_some(now_ns, SWEPT_AT_ONCE, &mut self.answers);
+                }
+            } else if now_ns >= self.swept_ns + SWEEP_EVERY_NS {
                 self.swept_ns = now_ns;
                 self.ends.sweep(now_ns, &mut self.answers);
                 // It begins a few at a time, so that no queue overflows.

@@ -68,6 +68,7 @@ pub use socket::{AdminSocket, BindError};
 pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
 
 use crate::live::Ledger;
+use crate::live::work::WorkCounts;
 use crate::metrics::{CONTENT_TYPE, ClosedForOthers, HeldCounts, Metrics, Surroundings};
 use crate::record::history::History;
 use crate::record::{Feed, Timestamp};
@@ -185,6 +186,10 @@ pub trait Control: Send + Sync + 'static {
     fn engine_errors(&self) -> u64 {
         0
     }
+    /// What the workers of the packet engines have done in their rounds.
+    fn engine_work(&self) -> WorkCounts {
+        WorkCounts::default()
+    }
     /// Reloads the configuration.
     ///
     /// # Errors
@@ -252,6 +257,7 @@ impl AdminState {
         self.metrics.read_dropped(&self.control.datagrams_dropped());
         self.metrics.read_held(&self.control.held());
         self.metrics.read_engine_errors(self.control.engine_errors());
+        self.metrics.read_engine(&self.control.engine_work());
         self.metrics.read_functions(&self.control.functions());
         if let Some(packets) = self.control.overlay().and_then(|overlay| overlay.packets()) {
             self.metrics.read_packets(&packets.fates());

@@ -136,6 +136,10 @@ impl Control for ControlOf {
         self.node.engines.errors()
     }
 
+    fn engine_work(&self) -> crate::live::work::WorkCounts {
+        self.node.engines.work()
+    }
+
     fn look_at_kernel_flows(&self) {
         self.node.look_at_kernel_flows();
         if let Some(shunt) = &self.shunt {

@@ -53,6 +53,11 @@ pub trait Driver: Send + fmt::Debug {
         true
     }
 
+    /// Returns how many frames wait behind those of the last [`Driver::receive`]; 0 if that took all.
+    fn waiting(&mut self) -> usize {
+        0
+    }
+
     /// Returns the number of packets lost because a queue was full, since the start.
     fn lost(&self) -> u64;
 

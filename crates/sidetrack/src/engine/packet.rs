@@ -39,12 +39,30 @@ struct Port {
     /// The number of frames that the kernel has put into the socket, and that were taken from it.
     come: u64,
     taken: u64,
+    /// The last visit left frames behind, as it seems.
+    full: bool,
+}
+
+impl Port {
+    /// Asks the kernel how many frames have come. Returns how many it has dropped since the last time.
+    fn count(&mut self) -> u64 {
+        let Ok(counts) = self.socket.counts() else { return 0 };
+        self.come += u64::from(counts.come);
+        u64::from(counts.dropped)
+    }
 }
 
 impl PacketDriver {
     /// Returns a driver for these sockets, one for each interface.
     pub(super) fn new(sockets: Vec<(Interface, PacketSocket)>, routed: RoutedSocket) -> Self {
-        let port = |(interface, socket)| Port { interface, socket, outgoing: Vec::new(), come: 0, taken: 0 };
+        let port = |(interface, socket)| Port {
+            interface,
+            socket,
+            outgoing: Vec::new(),
+            come: 0,
+            taken: 0,
+            full: false,
+        };
         let ports = sockets.into_iter().map(port).collect();
         let routed = Routed::new(routed);
         Self { ports, routed, frames: Frames::default(), from: 0, turn: 0, made: Vec::new(), lost: 0 }
@@ -68,6 +86,7 @@ impl Driver for PacketDriver {
                 result => result?,
             };
             port.taken += count as u64;
+            port.full = count == BATCH;
             if count > 0 {
                 return Ok(count);
             }
@@ -142,13 +161,19 @@ impl Driver for PacketDriver {
 
     fn mark(&mut self) -> Mark {
         let come = self.ports.iter_mut().map(|port| {
-            if let Ok(counts) = port.socket.counts() {
-                port.come += u64::from(counts.come);
-                self.lost += u64::from(counts.dropped);
-            }
+            self.lost += port.count();
             port.come
         });
         Mark(come.collect())
+    }
+
+    fn waiting(&mut self) -> usize {
+        let full = self.ports.iter_mut().filter(|port| port.full);
+        full.map(|port| {
+            self.lost += port.count();
+            usize::try_from(port.come.saturating_sub(port.taken)).unwrap_or(usize::MAX)
+        })
+        .sum()
     }
 
     fn is_past(&self, mark: &Mark) -> bool {

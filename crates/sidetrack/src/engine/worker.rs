@@ -3,23 +3,24 @@
 
 mod count;
 mod offload;
+mod round;
 mod routes;
 
 use super::bell::Bell;
 use super::decided::{self, Carried};
 use super::driver::Driver;
 use super::flows::Flows;
-use super::hops;
 use super::offload::Offload;
 use super::open::{Kept, Opened, Part};
 use super::select::Select;
-use super::strays::{Stray, Strays};
+use super::strays::Strays;
 use super::surroundings::Surroundings;
 use crate::config::{EngineListener, Listener, ListenerKind};
+use crate::live::work::{Work, WorkCounts};
 use crate::live::{Ledger, profile::Stage};
 use offload::{OffloadInputs, answer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use sidetrack_core::engine::{self, Ahead, Engine, Fate, Listen, Share};
+use sidetrack_core::engine::{self, Engine, Listen, Schedule, Share};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::Cookies;
@@ -45,6 +46,7 @@ const REST: Duration = Duration::from_millis(100);
 pub struct Engines {
     threads: Mutex<Vec<(Arc<Bell>, JoinHandle<()>)>>,
     ledgers: Vec<Arc<Ledger>>,
+    works: Vec<Arc<Work>>,
     internal: Arc<AtomicU64>,
     /// Dropped after the last worker has ended.
     _kept: Vec<Kept>,
@@ -56,20 +58,22 @@ impl Engines {
     /// # Errors
     /// Fails if the system provides no thread or no descriptor.
     pub fn start(opened: Opened, surroundings: &Surroundings) -> io::Result<Self> {
-        let (mut threads, mut ledgers) = (Vec::new(), Vec::new());
+        let (mut threads, mut ledgers, mut works) = (Vec::new(), Vec::new(), Vec::new());
         for (number, part) in opened.parts.into_iter().enumerate() {
             let bell = part.bell.clone();
             let ledger = Arc::new(Ledger::default());
             let Some(mut worker) = Worker::new(part, surroundings, ledger.clone(), bell.clone()) else {
                 continue;
             };
+            let work = worker.work.clone();
             let thread =
                 std::thread::Builder::new().name(format!("engine-{number}")).spawn(move || worker.run())?;
             threads.push((bell, thread));
             ledgers.push(ledger);
+            works.push(work);
         }
         let internal = surroundings.internal.clone();
-        Ok(Self { threads: Mutex::new(threads), ledgers, internal, _kept: opened.kept })
+        Ok(Self { threads: Mutex::new(threads), ledgers, works, internal, _kept: opened.kept })
     }
 
     /// Returns the ledgers of the workers' flows.
@@ -80,6 +84,11 @@ impl Engines {
     /// Returns how many errors of their own the engines have counted.
     pub fn errors(&self) -> u64 {
         self.internal.load(Ordering::Relaxed)
+    }
+
+    /// Returns what the rounds of all workers have done, up to a second ago.
+    pub fn work(&self) -> WorkCounts {
+        self.works.iter().fold(WorkCounts::default(), |all, work| all.and(&work.counts()))
     }
 
     /// Ends every connection with a reset to both sides, and the workers.
@@ -112,12 +121,19 @@ struct Worker {
     bell: Arc<Bell>,
     engine: Engine<Select>,
     strays: Strays,
+    schedule: Schedule,
+    work: Arc<Work>,
     driver: Box<dyn Driver>,
     unreachable: routes::Unreachable,
+    /// The last round left time-outs or merged packets for the next one.
+    has_left_over: bool,
     /// No packets can be received, and the log says so.
     failing: bool,
-    /// Packets lost to full queues, as far as the log has reported them.
+    /// Packets lost to full queues, and new connections that were shed, as far as the log has reported them.
     lost: u64,
+    shed: u64,
+    /// Connections that found no room, in all, and as last counted by the present engine.
+    room: (u64, u64),
     /// Errors of the engine itself, as far as the log has reported them.
     internal: u64,
     counted: Instant,
@@ -172,10 +188,10 @@ impl Worker {
         self.send_own();
         self.driver.flush();
         self.note_records();
-        let (counters, lost) = (self.engine.counters(), self.driver.lost());
+        let (counters, lost, rounds) = (self.engine.counters(), self.driver.lost(), *self.schedule.totals());
         let offload = self.engine.callbacks_mut().offload.as_ref().map(Offload::counters);
         let answered = self.cookies.as_ref().map(|(cookies, worker)| cookies.sent(*worker));
-        tracing::debug!(listener = %self.listener.name, ?counters, ?offload, answered, lost, "a worker of the packet engine ends");
+        tracing::debug!(listener = %self.listener.name, ?counters, ?offload, ?rounds, answered, lost, "a worker of the packet engine ends");
     }
 
     fn turns(&mut self) {
@@ -202,7 +218,7 @@ impl Worker {
             }
             let busy = self.engine.callbacks_mut().offload.as_ref().is_some_and(Offload::is_busy);
             drop(span);
-            if taken == 0 && !busy {
+            if taken == 0 && !busy && !self.has_left_over {
                 self.wait(now);
             }
         }
@@ -223,71 +239,6 @@ impl Worker {
                 0
             }
         }
-    }
-
-    /// Handles one batch of packets, and all time-outs that are due.
-    fn handle(&mut self, now: Instant, taken: usize) {
-        let span = Stage::EnginePackets.enter_with(taken as u64);
-        let select = self.engine.callbacks_mut();
-        select.now = now;
-        select.flows.next_batch();
-        // First load what the whole batch needs into the cache, then handle each packet.
-        let mut ahead = Ahead::default();
-        for frame in 0..taken {
-            if let Some(arrived) = self.driver.arrived(frame) {
-                self.engine.approach(&mut ahead, arrived.packet);
-            }
-        }
-        self.engine.warm(&mut ahead);
-        for frame in 0..taken {
-            self.packet(now, frame);
-        }
-        while let Some(stray) = self.strays.next() {
-            self.stray(now, stray);
-        }
-        self.engine.tick(now);
-        self.send_own();
-        drop(span);
-        self.end_unreachable(now);
-        // Before the flush: the kernel must know the connection when the server answers the first bytes.
-        Stage::EngineOffload.time(|| self.offload_early(now));
-        Stage::EngineSend.time(|| self.driver.flush());
-        Stage::EngineRecords.time(|| self.note_records());
-    }
-
-    /// Handles a packet that another worker handed over, or that has waited.
-    fn stray(&mut self, now: Instant, mut stray: Stray) {
-        let fate = self.engine.handle(now, &mut stray.packet, stray.hop, stray.checksums);
-        if let Fate::Forward { len, hop } = fate {
-            self.driver.send(stray.packet.get(..len).unwrap_or_default(), hop);
-        }
-        self.send_own();
-    }
-
-    fn packet(&mut self, now: Instant, frame: usize) {
-        let Some(arrived) = self.driver.arrived(frame) else { return };
-        if self.strays.pass_on(&arrived) {
-            return;
-        }
-        let offload = self.engine.callbacks_mut().offload.as_mut();
-        if offload.is_some_and(|offload| offload.holds(&arrived, now)) {
-            return;
-        }
-        // `bound` is read before: if it grows, this packet was the expected SYN-ACK.
-        let answering = hops::answering(arrived.packet).map(|server| (server, arrived.hop));
-        let before = answering.map(|_| self.engine.counters().bound);
-        if let Fate::Forward { len, hop } =
-            self.engine.handle(now, arrived.packet, arrived.hop, arrived.checksums)
-        {
-            self.driver.forward(frame, len, hop);
-        }
-        if let Some((server, hop)) = answering
-            && before.is_some_and(|before| self.engine.counters().bound > before)
-        {
-            // Only an expected SYN-ACK names the neighbour: any host could send another one.
-            self.engine.callbacks_mut().hops.learn(server, hop, now);
-        }
-        self.send_own();
     }
 
     fn send_own(&mut self) {
@@ -396,10 +347,15 @@ impl Worker {
             bell,
             engine,
             strays,
+            schedule: Schedule::default(),
+            work: Arc::default(),
             driver,
             unreachable: routes::Unreachable::new(unreachable),
+            has_left_over: false,
             failing: false,
             lost: 0,
+            shed: 0,
+            room: (0, 0),
             internal: 0,
             counted,
         })
@@ -505,7 +461,7 @@ mod tests {
         }
     }
 
-    fn segment(port: u16, flags: u8, seq: u32, ack: u32) -> Vec<u8> {
+    pub(super) fn segment(port: u16, flags: u8, seq: u32, ack: u32) -> Vec<u8> {
         let mut packet = vec![0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
         let sum = Sum::ZERO.bytes(&packet).checksum();
         packet.splice(10..12, sum.to_be_bytes());
@@ -518,6 +474,10 @@ mod tests {
     }
 
     fn worker(wire: &Arc<Mutex<Wire>>) -> (Worker, Arc<Ledger>, Arc<Bell>) {
+        worker_with(Box::new(Faulty { wire: wire.clone(), at_hand: Vec::new() }))
+    }
+
+    pub(super) fn worker_with(driver: Box<dyn Driver>) -> (Worker, Arc<Ledger>, Arc<Bell>) {
         let text = "version = 1\n[[listen]]\nkind = 'engine'\naddress = '10.0.0.2:80'\ninterfaces = ['none']\nto = \
                     '10.9.9.9:80'\n";
         let config = Config::from_text("test.toml", text).unwrap();
@@ -528,7 +488,7 @@ mod tests {
             listener: config.listeners[0].clone(),
             share,
             mtu: 1500,
-            driver: Box::new(Faulty { wire: wire.clone(), at_hand: Vec::new() }),
+            driver,
             strays,
             interfaces: Vec::new(),
             targets: None,

@@ -280,6 +280,10 @@ impl Driver for XdpDriver {
         self.reclaim();
     }
 
+    fn waiting(&mut self) -> usize {
+        self.ports.iter().map(|port| port.socket.waiting()).sum()
+    }
+
     fn is_past(&self, _mark: &Mark) -> bool {
         self.drained
     }

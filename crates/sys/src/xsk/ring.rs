@@ -130,6 +130,12 @@ impl<T: Copy> Consumer<T> {
         Ok(Self { ring: Ring::map(fd, offsets, page, size)?, next: 0 })
     }
 
+    /// Returns the number of entries that were not read yet.
+    pub(super) fn waiting(&self) -> u32 {
+        let made = Ring::<T>::index(self.ring.producer).load(Ordering::Relaxed);
+        made.wrapping_sub(self.next).min(self.ring.size)
+    }
+
     /// Reads entries until the ring or `entries` is exhausted. Returns how many.
     pub(super) fn pop(&mut self, entries: &mut [T]) -> usize {
         let made = Ring::<T>::index(self.ring.producer).load(Ordering::Acquire);

@@ -4,6 +4,7 @@
 mod alone;
 mod clients;
 mod exact;
+mod overload;
 mod wire;
 
 use std::hint::black_box;
@@ -33,7 +34,7 @@ pub struct Options {
     #[arg(long)]
     pub rounds: Option<u32>,
     /// Only this part; may be given several times.
-    #[arg(long, value_name = "PART", value_parser = ["core", "wire", "clients", "exact"])]
+    #[arg(long, value_name = "PART", value_parser = ["core", "wire", "overload", "clients", "exact"])]
     pub part: Vec<String>,
     /// Have the core verify every checksum, as it must where no network card has done so.
     #[arg(long)]
@@ -64,6 +65,7 @@ struct Results {
     gigahertz: f64,
     core: Vec<alone::Row>,
     wire: Vec<wire::Row>,
+    overload: Vec<overload::Row>,
     clients: Vec<clients::Row>,
     exact: Vec<exact::Row>,
     bars: Vec<Bar>,
@@ -81,6 +83,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         gigahertz: gigahertz(),
         core: Vec::new(),
         wire: Vec::new(),
+        overload: Vec::new(),
         clients: Vec::new(),
         exact: Vec::new(),
         bars: Vec::new(),
@@ -99,6 +102,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if options.wants("wire") {
         results.wire = wire::run(options.quick, options.rounds(), &progress, &mut results.missing);
         results.bars.extend(wire::bars(&results.wire));
+    }
+    if options.wants("overload") {
+        results.overload = overload::run(options.quick, options.rounds(), &progress, &mut results.missing);
+        results.bars.extend(overload::bar(&results.overload));
     }
     if options.wants("clients") {
         let rows = clients::run(options.quick, options.rounds(), &progress);
@@ -175,6 +182,7 @@ fn render(results: &Results) -> Page {
         page.blank();
     }
     wire::render(&mut page, &results.wire, results.gigahertz);
+    overload::render(&mut page, &results.overload);
     clients::render(&mut page, &results.clients);
     exact::render(&mut page, &results.exact);
     results.missing.render(&mut page);

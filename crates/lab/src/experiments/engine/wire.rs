@@ -81,7 +81,7 @@ impl Row {
 }
 
 /// Generator and engine, joined.
-struct Scene {
+pub(super) struct Scene {
     generator: Node,
     proxy: Node,
     folder: Scratch,
@@ -89,7 +89,7 @@ struct Scene {
 }
 
 impl Scene {
-    fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         let launcher = launch::launcher()?;
         let (generator, proxy) = (Node::new("generator", &launcher)?, Node::new("proxy", &launcher)?);
         let interface = topology::one_queue_link(&generator, &proxy, SUBNET)?;
@@ -98,12 +98,12 @@ impl Scene {
         Ok(Self { generator, proxy, folder: Scratch::new()?, engine })
     }
 
-    fn admin(&self) -> PathBuf {
+    pub(super) fn admin(&self) -> PathBuf {
         self.folder.path().join("wire.sock")
     }
 
     /// Starts Sidetrack with these further settings of its engine, ready for packets.
-    fn start(&self, open: u32, settings: &str) -> Result<Service> {
+    pub(super) fn start(&self, open: u32, settings: &str) -> Result<Service> {
         let program = ours::program().map_err(|error| anyhow!("{error}"))?;
         let config = self.folder.path().join("wire.toml");
         // Room for the open connections and the same number in TIME-WAIT, so that ports are free in time.
@@ -207,7 +207,7 @@ impl Scene {
         Ok(Row { plane: plane.into(), open, report, cpu_ns, records: None })
     }
 
-    fn spec(&self, open: u32, quick: bool) -> Result<Spec> {
+    pub(super) fn spec(&self, open: u32, quick: bool) -> Result<Spec> {
         Ok(Spec {
             interface: format!("link{SUBNET}"),
             engine: self.engine,
@@ -217,11 +217,13 @@ impl Scene {
             connections: open,
             warmup_ms: if quick { 700 } else { 1500 },
             window_ms: if quick { 1000 } else { 3000 },
+            kept: 0,
+            patience_ms: 0,
         })
     }
 
     /// Runs a job of the generator process.
-    fn by_process(&self, service: &Service, spec: &Spec) -> Result<(Report, u64)> {
+    pub(super) fn by_process(&self, service: &Service, spec: &Spec) -> Result<(Report, u64)> {
         let placement = Placement { netns: None, cpu: Some(0), nice: Some(NICE) };
         let program = self.generator.launcher().to_string_lossy().into_owned();
         let mut generator = Generator::start(self.generator.command_at(&program, &placement), spec)?;

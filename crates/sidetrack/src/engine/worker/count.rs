@@ -1,6 +1,8 @@
-//! What a worker of the packet engine reports now and then: flows in flight, lost packets, and errors of the engine itself.
+//! What a worker of the packet engine reports now and then: flows in flight, lost packets, shed connections, and errors of
+//! the engine itself.
 
 use super::Worker;
+use crate::live::work::WorkCounts;
 use sidetrack_core::time::Instant;
 use std::sync::atomic::Ordering;
 
@@ -24,6 +26,28 @@ impl Worker {
             tracing::warn!(listener = %self.listener.name, lost = more, "packets come faster than the engine takes them");
         }
         self.count_internal();
+        self.count_work();
+    }
+
+    /// Publishes what the rounds have done, and logs shed connections.
+    fn count_work(&mut self) {
+        let totals = *self.schedule.totals();
+        let room = self.engine.counters().shed;
+        // After a fault a worker has a new engine, which counts from 0.
+        self.room = if room < self.room.1 {
+            (self.room.0 + room, room)
+        } else {
+            (self.room.0 + room - self.room.1, room)
+        };
+        self.work.publish(&WorkCounts { totals, no_room: self.room.0 });
+        let more = totals.shed - std::mem::replace(&mut self.shed, totals.shed);
+        if more > 0 {
+            tracing::warn!(
+                listener = %self.listener.name,
+                shed = more,
+                "new connections come faster than the engine serves them; those that exist go on"
+            );
+        }
     }
 
     fn count_internal(&mut self) {
