@@ -305,7 +305,7 @@ fn lines_are_cut_around_what_user_space_keeps() {
 
 fn lan(intercept: Intercept) -> Capture {
     let traffic = Traffic::Anywhere { intercept, forwarded: true, src: None, dst: None, ports: None };
-    Capture { listener: "lan".into(), traffic }
+    Capture { listener: "lan".into(), protocol: Protocol::Tcp, traffic }
 }
 
 fn lines(rules: &[KernelRule]) -> Vec<String> {
@@ -361,7 +361,8 @@ fn moved(to: &str) -> Action {
 }
 
 fn web(address: &str, server: &str) -> Capture {
-    Capture::reverse("web".into(), address.parse().unwrap(), &server.parse().unwrap()).unwrap()
+    let (address, server) = (address.parse().unwrap(), server.parse().unwrap());
+    Capture::reverse("web".into(), Protocol::Tcp, address, &server).unwrap()
 }
 
 #[test]
@@ -372,10 +373,8 @@ fn a_reverse_listener_becomes_nat() {
     assert_eq!(path(&all, "127.0.0.1:80", "127.0.0.1:8080"), ["default: Dnat(127.0.0.1:8080)"]);
     assert!(path(&all, "0.0.0.0:80", "127.0.0.1:8080").is_empty(), "no way to loopback");
     assert!(path(&all, "[::]:80", "10.0.0.2:8080").is_empty(), "no way between families");
-    assert!(
-        Capture::reverse("web".into(), "0.0.0.0:1".parse().unwrap(), &"a.example:1".parse().unwrap())
-            .is_none()
-    );
+    let (address, server) = ("0.0.0.0:1".parse().unwrap(), "a.example:1".parse().unwrap());
+    assert!(Capture::reverse("web".into(), Protocol::Tcp, address, &server).is_none());
     let by_source = Policy::new(
         vec![
             rule(
@@ -392,6 +391,17 @@ fn a_reverse_listener_becomes_nat() {
         ["to-us: from 10.5.0.0/16 UserSpace", "default: Dnat(10.0.0.2:8080) masquerade"]
     );
     assert!(path(&Policy::new(vec![], Action::Deny), "192.0.2.1:80", "10.0.0.2:80").is_empty());
+}
+
+#[test]
+fn datagrams_are_left_to_the_kernel_where_it_keeps_a_clients_outside_port() {
+    let udp = |capture| Capture { protocol: Protocol::Udp, ..capture };
+    let path = |policy: &Policy, capture| lines(&policy.kernel_path(&udp(capture)));
+    let all = Policy::new(vec![], Action::default());
+    assert_eq!(path(&all, web("192.0.2.1:54", "10.0.0.2:54")), ["default: Dnat(10.0.0.2:54) masquerade"]);
+    assert!(path(&all, lan(Intercept::Tproxy)).is_empty(), "another port for each server");
+    let keep = Action::Carry(Arc::new(Carry { keep_client_address: true, ..Carry::default() }));
+    assert_eq!(path(&Policy::new(vec![], keep), lan(Intercept::Tproxy)), ["default: Accept"]);
 }
 
 #[test]

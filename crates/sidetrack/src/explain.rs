@@ -162,10 +162,11 @@ pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
     let Explanation { verdict, trace, waits } = config.policy.explain(&flow, question.host.as_ref());
     let mut why = verdict.why.to_string();
     let (mut carry, mut again, mut early) = (None, false, None);
+    let kernel_path = kernel_path(config, question, &flow);
     if let Action::Carry(action) = &verdict.action {
         match refusal(config, question, &flow, action) {
             Some(denied) => why = denied.to_string(),
-            None => match action.udp_obstacle().filter(|_| flow.protocol == Protocol::Udp) {
+            None => match action.udp_obstacle().filter(|_| flow.protocol == Protocol::Udp && !kernel_path) {
                 Some(obstacle) => why = format!("{why}, but {obstacle}"),
                 None => {
                     carry = Some(carried(config, action, flow.protocol));
@@ -184,7 +185,7 @@ pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
         accepted_early: early.or_else(|| waits.as_ref().and_then(|(rule, _)| early_for(&flow, rule))),
         addresses_are_asked_again: again,
         waits_for_first_bytes: waits.map(|(rule, wait_ms)| Wait { rule: rule.to_string(), wait_ms }),
-        kernel_path: kernel_path(config, question, &flow),
+        kernel_path,
         forwarded: forwarded(config, question, &flow),
         trace: trace.iter().map(ToString::to_string).collect(),
         containers: None,

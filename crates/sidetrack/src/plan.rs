@@ -52,6 +52,8 @@ pub struct Step {
 pub struct Left {
     /// The listener that would have captured it.
     pub listener: String,
+    /// The transport protocol of its flows.
+    pub protocol: Protocol,
     /// The rule. `None`: the default.
     pub rule: Option<String>,
 }
@@ -86,6 +88,7 @@ impl Plan {
         steps.extend(config.overlay.iter().flat_map(|overlay| overlaying(overlay, config.on_crash)));
         let left = |path: &crate::steer::Path| Left {
             listener: path.listener.to_string(),
+            protocol: path.protocol,
             rule: path.rule.as_deref().map(str::to_owned),
         };
         Ok(Self {
@@ -403,10 +406,11 @@ impl fmt::Display for Plan {
         if !self.kernel_paths.is_empty() {
             writeln!(f, "\nleft to the kernel, recorded from conntrack:")?;
         }
-        for Left { listener, rule } in &self.kernel_paths {
+        for Left { listener, protocol, rule } in &self.kernel_paths {
+            let udp = if *protocol == Protocol::Udp { ", UDP" } else { "" };
             match rule {
-                Some(rule) => writeln!(f, "    '{listener}': rule '{rule}'")?,
-                None => writeln!(f, "    '{listener}': the default")?,
+                Some(rule) => writeln!(f, "    '{listener}'{udp}: rule '{rule}'")?,
+                None => writeln!(f, "    '{listener}'{udp}: the default")?,
             }
         }
         if !self.accepted_early.is_empty() {

@@ -3,7 +3,7 @@
 
 use crate::config::{Config, Listener, ListenerKind, OnCrash, ReverseTarget};
 use sidetrack_core::flow::{Destination, Intercept, Protocol};
-use sidetrack_core::net::IpSet;
+use sidetrack_core::net::{IpNet, IpSet};
 use sidetrack_core::policy::{
     Action, Capture, KernelAction, KernelMatch, KernelRule, Traffic, without_user_space,
 };
@@ -13,7 +13,7 @@ use sidetrack_sys::nft::{
 };
 use sidetrack_sys::route::{IpVersion, MarkRule};
 use sidetrack_sys::{cgroup, sysctl};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 /// Name of our table, and prefix of all our tables.
@@ -39,6 +39,8 @@ const PATH_MASK: u32 = 0xffff_0000;
 pub struct Path {
     /// The listener that would have captured it.
     pub listener: Arc<str>,
+    /// The transport protocol of its flows.
+    pub protocol: Protocol,
     /// How it would have been captured.
     pub intercept: Intercept,
     /// The rule. `None`: the default.
@@ -90,6 +92,17 @@ pub struct Forwards {
     pub v4: bool,
     /// IPv6.
     pub v6: bool,
+}
+
+impl Forwards {
+    /// Returns the part of a line that this host forwards. `None` if there is none.
+    fn part_of(self, line: KernelRule) -> Option<KernelRule> {
+        let nets = [(self.v4, Ipv4Addr::UNSPECIFIED.into()), (self.v6, Ipv6Addr::UNSPECIFIED.into())];
+        let nets = nets.into_iter().filter(|(forwards, _)| *forwards).map(|(_, zero)| IpNet::new(zero, 0));
+        let matches =
+            line.matches.intersection(&KernelMatch { to: Some(nets.collect()), ..KernelMatch::default() })?;
+        Some(KernelRule { matches, ..line })
+    }
 }
 
 impl Host<'_> {
@@ -221,7 +234,9 @@ impl Steer {
             OnCrash::Closed => Lifetime::SocketThenOrphan,
         };
         let kernel_mark = Some(Path::ANY);
-        let steering = Steering { except, kernel_mark, forget_ended: true, ..Steering::default() };
+        let datagram_idle_s = Some(idle_s(config.limits.udp_idle_timeout_ms));
+        let steering =
+            Steering { except, kernel_mark, forget_ended: true, datagram_idle_s, ..Steering::default() };
         let paths = Vec::new();
         let mut steer = Self { steering, first_path, paths, mark_rules: Vec::new(), lifetime };
         for listener in &config.listeners {
@@ -253,8 +268,6 @@ impl Steer {
             | ListenerKind::Http(_)
             | ListenerKind::Tunnel(_)
             | ListenerKind::Engine(_) => {}
-            // The packet filter takes TCP connections only.
-            ListenerKind::Reverse(_) if listener.protocol == Protocol::Udp => {}
             ListenerKind::Reverse(ReverseTarget::Fixed(server)) => {
                 for address in addresses {
                     self.add_reverse(config, listener, *address, server, host);
@@ -273,9 +286,7 @@ impl Steer {
                     ..Selector::default()
                 };
                 self.spare(&tproxy.except);
-                if listener.protocol == Protocol::Tcp {
-                    self.add_direct(config, listener, (None, Some(&selector)));
-                }
+                self.add_direct(config, listener, (None, Some(&selector)), host.forwards);
                 for address in addresses {
                     self.add_tproxy(config, listener.protocol, *address, (vec![selector.clone()], vec![]));
                 }
@@ -323,13 +334,16 @@ impl Steer {
             // The kernel cannot redirect datagrams and keep the address that was asked: a transparent socket gets them.
             let forwarded: Vec<_> = redirect.forwarded.then_some(forwarded).into_iter().collect();
             let local: Vec<_> = redirect.local.then_some(selector).into_iter().collect();
+            // Apart: the kernel can do more for datagrams of this host.
+            self.add_direct(config, listener, (local.first(), None), host.forwards);
+            self.add_direct(config, listener, (None, forwarded.first()), host.forwards);
             for address in addresses {
                 self.add_tproxy(config, Protocol::Udp, *address, (forwarded.clone(), local.clone()));
             }
             return Ok(());
         }
         let direct = (redirect.local.then_some(&selector), redirect.forwarded.then_some(&forwarded));
-        self.add_direct(config, listener, direct);
+        self.add_direct(config, listener, direct, host.forwards);
         for address in addresses {
             let (v4, v6) = versions(*address);
             self.steering.redirects.push(Redirect {
@@ -384,7 +398,8 @@ impl Steer {
             return;
         };
         let traffic = Traffic::Reverse { address, server };
-        let lines = config.policy.kernel_path(&Capture { listener: listener.name.clone(), traffic });
+        let capture = Capture { listener: listener.name.clone(), protocol: listener.protocol, traffic };
+        let lines = config.policy.kernel_path(&capture);
         let Some(line) = lines.first().filter(|line| line.matches == KernelMatch::default()) else { return };
         if let KernelAction::Dnat(to) = line.action
             && KernelPath::check(address, to).is_ok()
@@ -402,6 +417,7 @@ impl Steer {
         config: &Config,
         listener: &Listener,
         (local, forwarded): (Option<&Selector>, Option<&Selector>),
+        forwards: Forwards,
     ) {
         let Some(caught) = local.or(forwarded).filter(|_| may_be_left_to_the_kernel(config, listener)) else {
             return;
@@ -414,12 +430,16 @@ impl Steer {
             dst: some(&caught.destinations),
             ports: (!caught.ports.is_empty()).then(|| caught.ports.clone()),
         };
-        let mut lines = config.policy.kernel_path(&Capture { listener: listener.name.clone(), traffic });
+        let capture = Capture { listener: listener.name.clone(), protocol: listener.protocol, traffic };
+        let mut lines = config.policy.kernel_path(&capture);
         for line in lines.iter_mut().filter(|line| line.action != KernelAction::Accept) {
             // If a rule changes the destination of some of the traffic, that part is left to user space.
             line.action = KernelAction::UserSpace;
         }
-        let lines = without_user_space(lines);
+        let mut lines = without_user_space(lines);
+        if listener.protocol == Protocol::Udp && forwarded.is_some() {
+            lines = lines.into_iter().filter_map(|line| forwards.part_of(line)).collect();
+        }
         for pieces in lines.chunk_by(|a, b| a.index == b.index && a.masquerade == b.masquerade) {
             let Some(line) = pieces.first() else { continue };
             let part = |caught: Option<&Selector>| -> Vec<Selector> {
@@ -434,11 +454,14 @@ impl Steer {
     }
 
     fn add_path(&mut self, listener: &Listener, line: &KernelRule, route: KernelRoute) {
-        self.steering
-            .kernel_paths
-            .push(KernelPath { mark: Path::mark(self.first_path + self.paths.len()), route });
+        self.steering.kernel_paths.push(KernelPath {
+            protocol: listener.protocol,
+            mark: Path::mark(self.first_path + self.paths.len()),
+            route,
+        });
         self.paths.push(Path {
             listener: listener.name.clone(),
+            protocol: listener.protocol,
             intercept: listener.kind.intercept(),
             rule: line.rule.clone(),
             index: line.index,
@@ -469,6 +492,11 @@ pub fn mark_rules(steering: &mut Steering) -> Vec<MarkRule> {
     }
     steering.tproxy_mark = (!rules.is_empty()).then_some(TPROXY_MARK);
     rules
+}
+
+/// Returns a time in seconds, at least as long, as conntrack wants it.
+fn idle_s(idle_ms: u64) -> u32 {
+    u32::try_from(idle_ms.div_ceil(1000)).unwrap_or(u32::MAX)
 }
 
 /// Whether connections are held until the far side has accepted: a rule asks for it, and a listener can do it.

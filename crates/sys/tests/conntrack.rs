@@ -20,7 +20,7 @@ fn mark_everything() {
 fn mark(selector: Selector) {
     let route =
         KernelRoute::Direct { local: vec![selector.clone()], forwarded: vec![selector], masquerade: false };
-    let path = KernelPath { mark: MARK, route };
+    let path = KernelPath { protocol: sidetrack_core::flow::Protocol::Tcp, mark: MARK, route };
     let table = Steering { kernel_paths: vec![path], ..Steering::default() }.table("sidetrack");
     table.apply(&mut Socket::open(Protocol::Netfilter).expect("socket")).expect("applied");
 }

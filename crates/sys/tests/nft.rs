@@ -199,6 +199,53 @@ fn tproxy(
     }
 }
 
+fn full_paths(selector: &nft::Selector) -> Vec<nft::KernelPath> {
+    use sidetrack_core::flow::Protocol::{Tcp, Udp};
+    let pair = |from: &str, to: &str| (from.parse().expect(from), to.parse().expect(to));
+    vec![
+        nft::KernelPath {
+            protocol: Udp,
+            mark: nft::MarkBits { value: 3, mask: 0xff },
+            route: nft::KernelRoute::Direct {
+                local: vec![selector.clone()],
+                forwarded: vec![selector.clone()],
+                masquerade: false,
+            },
+        },
+        nft::KernelPath {
+            protocol: Udp,
+            mark: nft::MarkBits { value: 4, mask: 0xff },
+            route: nft::KernelRoute::Dnat {
+                pairs: vec![pair("192.0.2.1:53", "192.0.2.2:5353"), pair("[::]:53", "[2001:db8::2]:5353")],
+                masquerade: true,
+            },
+        },
+        nft::KernelPath {
+            protocol: Tcp,
+            mark: nft::MarkBits { value: 1, mask: 0xff },
+            route: nft::KernelRoute::Direct {
+                local: vec![selector.clone()],
+                forwarded: vec![selector.clone()],
+                masquerade: true,
+            },
+        },
+        nft::KernelPath {
+            protocol: Tcp,
+            mark: nft::MarkBits { value: 2, mask: 0xff },
+            route: nft::KernelRoute::Dnat {
+                pairs: vec![
+                    pair("192.0.2.1:80", "192.0.2.2:8080"),
+                    pair("192.0.2.1:81", "192.0.2.3:8080"),
+                    pair("0.0.0.0:82", "192.0.2.3:8080"),
+                    pair("[2001:db8::1]:80", "[2001:db8::2]:8080"),
+                    pair("127.0.0.1:80", "192.0.2.3:8080"),
+                ],
+                masquerade: true,
+            },
+        },
+    ]
+}
+
 /// Every builder at once, with every kind of match.
 fn full_steering() -> nft::Steering {
     let selector = nft::Selector {
@@ -218,35 +265,13 @@ fn full_steering() -> nft::Steering {
         interfaces: vec!["eth0".parse().expect("name"), "eth1".parse().expect("name")],
         ..nft::Selector::default()
     };
-    let pair = |from: &str, to: &str| (from.parse().expect(from), to.parse().expect(to));
     nft::Steering {
         forget_ended: true,
+        datagram_idle_s: Some(300),
         divert_answers: true,
         kernel_mark: Some(nft::MarkBits { value: 0x8000_0000, mask: 0x8000_0000 }),
         except: full_except(),
-        kernel_paths: vec![
-            nft::KernelPath {
-                mark: nft::MarkBits { value: 1, mask: 0xff },
-                route: nft::KernelRoute::Direct {
-                    local: vec![selector.clone()],
-                    forwarded: vec![selector.clone()],
-                    masquerade: true,
-                },
-            },
-            nft::KernelPath {
-                mark: nft::MarkBits { value: 2, mask: 0xff },
-                route: nft::KernelRoute::Dnat {
-                    pairs: vec![
-                        pair("192.0.2.1:80", "192.0.2.2:8080"),
-                        pair("192.0.2.1:81", "192.0.2.3:8080"),
-                        pair("0.0.0.0:82", "192.0.2.3:8080"),
-                        pair("[2001:db8::1]:80", "[2001:db8::2]:8080"),
-                        pair("127.0.0.1:80", "192.0.2.3:8080"),
-                    ],
-                    masquerade: true,
-                },
-            },
-        ],
+        kernel_paths: full_paths(&selector),
         tproxies: vec![
             tproxy(Tcp, 1234, vec![by_interface.clone()], true),
             tproxy(Udp, 1235, vec![selector.clone(), by_port], false),

@@ -157,6 +157,7 @@ fn the_kernel_path_carries_to_the_server() {
                 ("[::]:81".parse().expect("address"), server6),
             ];
             let path = KernelPath {
+                protocol: Tcp,
                 mark: MarkBits { value: 7, mask: 0xff },
                 route: KernelRoute::Dnat { pairs, masquerade },
             };
@@ -351,7 +352,7 @@ fn reloading_cuts_nothing() {
     let steering = |to: &TcpListener| {
         let pairs = vec![("10.0.1.254:80".parse().expect("address"), to.local_addr().expect("address"))];
         let mark = MarkBits { value: 7, mask: 0xff };
-        let path = KernelPath { mark, route: KernelRoute::Dnat { pairs, masquerade: false } };
+        let path = KernelPath { protocol: Tcp, mark, route: KernelRoute::Dnat { pairs, masquerade: false } };
         Steering { kernel_paths: vec![path], ..Steering::default() }
     };
     let (first, second) = (steering(&server), Steering::default());

@@ -2,7 +2,7 @@
 //! need bytes, a process, a hop, or a change that only this program can make. The result is data for a packet filter.
 //!
 //! A denied flow is never left to the kernel: conntrack has no entry for a dropped packet, but every flow needs its
-//! record.
+//! record. Datagrams of UDP are decided like connections.
 
 use super::{Action, Carry, Condition, Dial, KernelPath, Match, Policy};
 use crate::carrier::Carrier;
@@ -16,6 +16,8 @@ use std::sync::Arc;
 pub struct Capture {
     /// The name of the listener.
     pub listener: Arc<str>,
+    /// Connections of TCP, or datagrams of UDP.
+    pub protocol: Protocol,
     /// Its traffic.
     pub traffic: Traffic,
 }
@@ -180,15 +182,14 @@ struct Terms {
 
 impl Traffic {
     /// Returns the conditions of a rule for this traffic. `None` if the rule can never match it.
-    fn terms(&self, listener: &Arc<str>, matcher: &Match) -> Option<Terms> {
+    fn terms(&self, of: &Capture, matcher: &Match) -> Option<Terms> {
         let mut terms = Terms { matches: KernelMatch::default(), undecided: false };
         for condition in matcher.conditions() {
             match condition {
-                Condition::Listener(names) if !names.contains(listener) => return None,
+                Condition::Listener(names) if !names.contains(&of.listener) => return None,
                 Condition::Intercept(kinds) if !kinds.contains(&self.intercept()) => return None,
-                // The packet filter takes TCP connections only.
-                Condition::Protocol(Protocol::Udp) => return None,
-                Condition::Listener(_) | Condition::Intercept(_) | Condition::Protocol(Protocol::Tcp) => {}
+                Condition::Protocol(protocol) if *protocol != of.protocol => return None,
+                Condition::Listener(_) | Condition::Intercept(_) | Condition::Protocol(_) => {}
                 // Only SOCKS flows have users.
                 Condition::SocksUser(_) => return None,
                 Condition::Process(_)
@@ -239,8 +240,8 @@ impl Traffic {
     }
 
     /// Returns what the kernel can do for a flow that is carried in this way. `None` if it needs user space.
-    fn action(&self, carry: &Carry) -> Option<KernelAction> {
-        if !leaves_bytes_alone(carry) {
+    fn action(&self, protocol: Protocol, carry: &Carry) -> Option<KernelAction> {
+        if !carry.leaves_bytes_alone() || protocol == Protocol::Udp && self.needs_mapping(carry) {
             return None;
         }
         let to = match &carry.to {
@@ -261,6 +262,12 @@ impl Traffic {
         }
     }
 
+    /// Whether a client of UDP must keep one outside port for all its destinations (RFC 4787 REQ-1). The kernel gives it
+    /// another one where two clients with the same port ask the same server.
+    const fn needs_mapping(&self, carry: &Carry) -> bool {
+        matches!(self, Self::Anywhere { forwarded: true, .. }) && !carry.keep_client_address
+    }
+
     fn masquerade(&self, carry: &Carry) -> bool {
         let by_us = match self {
             // From loopback to loopback, the client's address is already one of this host.
@@ -271,45 +278,47 @@ impl Traffic {
     }
 }
 
-/// Whether the bytes go directly to a destination, unchanged, without a time-out or an option of the rule.
-fn leaves_bytes_alone(carry: &Carry) -> bool {
-    let Carry {
-        carrier,
-        to: _,
-        dial,
-        resolve: _,
-        keep_client_address: _,
-        proxy_protocol,
-        idle_timeout_ms,
-        lifetime_ms,
-        // The client itself connects then, with its own time-out.
-        connect_timeout_ms,
-        initial_data_wait_ms: _,
-        // The far side itself answers the client then.
-        connect: _,
-        tfo,
-        mptcp,
-        // It is about requests, which the kernel does not see.
-        http3: _,
-        warm,
-        kernel,
-        chain,
-        agreement,
-        shunt: _,
-        metadata: _,
-    } = carry;
-    *carrier == Carrier::Direct
-        && *dial == Dial::Original
-        && proxy_protocol.is_none()
-        && idle_timeout_ms.is_none()
-        && lifetime_ms.is_none()
-        && connect_timeout_ms.is_none()
-        && !tfo
-        && !mptcp
-        && warm.is_none()
-        && chain.is_none()
-        && agreement.is_none()
-        && *kernel == KernelPath::Auto
+impl Carry {
+    /// Whether the bytes go directly to a destination, unchanged, without a time-out or an option of the rule.
+    pub fn leaves_bytes_alone(&self) -> bool {
+        let Self {
+            carrier,
+            to: _,
+            dial,
+            resolve: _,
+            keep_client_address: _,
+            proxy_protocol,
+            idle_timeout_ms,
+            lifetime_ms,
+            // The client itself connects then, with its own time-out.
+            connect_timeout_ms,
+            initial_data_wait_ms: _,
+            // The far side itself answers the client then.
+            connect: _,
+            tfo,
+            mptcp,
+            // It is about requests, which the kernel does not see.
+            http3: _,
+            warm,
+            kernel,
+            chain,
+            agreement,
+            shunt: _,
+            metadata: _,
+        } = self;
+        *carrier == Carrier::Direct
+            && *dial == Dial::Original
+            && proxy_protocol.is_none()
+            && idle_timeout_ms.is_none()
+            && lifetime_ms.is_none()
+            && connect_timeout_ms.is_none()
+            && !tfo
+            && !mptcp
+            && warm.is_none()
+            && chain.is_none()
+            && agreement.is_none()
+            && *kernel == KernelPath::Auto
+    }
 }
 
 impl Terms {
@@ -340,7 +349,7 @@ impl Policy {
             rules.map(|(index, rule)| (Some((index, &rule.name)), rule.matcher.clone(), &rule.action));
         let mut lines = Vec::new();
         for (rule, matcher, action) in rules.chain([default]) {
-            let Some(terms) = capture.traffic.terms(&capture.listener, &matcher) else { continue };
+            let Some(terms) = capture.traffic.terms(capture, &matcher) else { continue };
             let all = terms.matches.is_all();
             let line = |matches: KernelMatch, action: KernelAction, masquerade: bool| KernelRule {
                 rule: rule.map(|(_, name)| name.clone()),
@@ -351,7 +360,8 @@ impl Policy {
             };
             let able = match action {
                 Action::Carry(carry) if !terms.undecided => {
-                    capture.traffic.action(carry).map(|able| (able, capture.traffic.masquerade(carry)))
+                    let able = capture.traffic.action(capture.protocol, carry);
+                    able.map(|able| (able, capture.traffic.masquerade(carry)))
                 }
                 _ => None,
             };
@@ -431,8 +441,13 @@ fn without_idle_lines(lines: Vec<KernelRule>) -> Vec<KernelRule> {
 
 impl Capture {
     /// Returns the traffic of a reverse listener for one server, if the server's address is known.
-    pub fn reverse(listener: Arc<str>, address: SocketAddr, server: &Destination) -> Option<Self> {
+    pub fn reverse(
+        listener: Arc<str>,
+        protocol: Protocol,
+        address: SocketAddr,
+        server: &Destination,
+    ) -> Option<Self> {
         let traffic = Traffic::Reverse { address, server: server.unzoned_addr()? };
-        Some(Self { listener, traffic })
+        Some(Self { listener, protocol, traffic })
     }
 }

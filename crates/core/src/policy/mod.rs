@@ -207,7 +207,8 @@ impl Carry {
         if self.proxy_protocol.is_some() {
             return Some("`proxy_protocol` is for TCP only");
         }
-        self.keep_client_address.then_some("`keep_client_address` is for TCP only")
+        let kept = "`keep_client_address` is for TCP, and for datagrams that the kernel forwards alone";
+        self.keep_client_address.then_some(kept)
     }
 
     /// Returns the destination of a flow, after all rewriting.

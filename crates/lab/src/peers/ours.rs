@@ -36,8 +36,10 @@ pub fn reverse_with<'s>(site: &'s Site, keys: &str) -> Start<'s> {
 pub fn datagrams(site: &Site) -> Start<'_> {
     let listener = format!("{}protocol = \"udp\"\n", reverse_listener(site));
     let limits = "[limits]\nmax_associations = 20000\nudp_idle_timeout_ms = 60000\n";
-    let config =
-        format!("{listener}{limits}{}", rule("match = { protocol = \"udp\" }\ncarrier = \"direct\""));
+    let config = format!(
+        "{listener}{limits}{}",
+        rule("match = { protocol = \"udp\" }\ncarrier = \"direct\"\nkernel = \"never\"")
+    );
     let mut service = spawn(site, &site.proxy, "datagrams", &config)?;
     service.wait_bound(&site.proxy, RELAY_PORT)?;
     Ok(relay(site, service))

@@ -11,7 +11,7 @@ pub(super) use paths::Paths;
 use crate::keeper::{Keeper, KernelFlow, KernelFlowKey};
 use crate::live::{Decided, Ended, Ledger, LiveFlow, Slot};
 use crate::worker::Shared;
-use sidetrack_core::flow::{EndReason, Flow, Intercept, Protocol};
+use sidetrack_core::flow::{EndReason, Flow, Intercept};
 use sidetrack_core::policy::Action;
 use sidetrack_sys::conntrack::{Event, Events};
 use sidetrack_sys::sync::lock;
@@ -153,7 +153,7 @@ impl KernelFlows {
             _ => entry.destination,
         };
         let flow = Flow {
-            protocol: Protocol::Tcp,
+            protocol: entry.protocol,
             intercept: Intercept::Kernel,
             listener: path.listener.clone(),
             client: entry.client,
@@ -248,6 +248,7 @@ impl KernelFlows {
 fn count(flow: &LiveFlow, entry: &KernelFlow) {
     let (up, down) = flow.bytes();
     flow.count(entry.bytes_up.saturating_sub(up), entry.bytes_down.saturating_sub(down));
+    flow.set_packets(entry.packets_up, entry.packets_down);
 }
 
 /// Returns the duration that conntrack measured.

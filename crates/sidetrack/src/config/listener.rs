@@ -15,25 +15,32 @@ impl Listener {
     /// Returns the traffic that the kernel could forward without us, one capture per address. Empty if bytes
     /// must be read first.
     pub fn captures(&self) -> Vec<Capture> {
-        // The packet filter takes TCP connections only.
-        if !self.accept_proxy_protocol.is_empty() || self.protocol == Protocol::Udp {
+        if !self.accept_proxy_protocol.is_empty() {
             return Vec::new();
         }
         let anywhere = |forwarded, src: &Option<IpSet>, dst: &Option<IpSet>, ports: &Option<PortSet>| {
             let (src, dst, ports) = (src.clone(), dst.clone(), ports.clone());
             let traffic = Traffic::Anywhere { intercept: self.kind.intercept(), forwarded, src, dst, ports };
-            vec![Capture { listener: self.name.clone(), traffic }]
+            Capture { listener: self.name.clone(), protocol: self.protocol, traffic }
         };
         match &self.kind {
             ListenerKind::Reverse(ReverseTarget::Fixed(server)) => {
-                let capture = |address: &SocketAddr| Capture::reverse(self.name.clone(), *address, server);
+                let capture = |address: &SocketAddr| {
+                    Capture::reverse(self.name.clone(), self.protocol, *address, server)
+                };
                 self.addresses.iter().filter_map(capture).collect()
             }
             ListenerKind::Redirect(redirect) if redirect.http.is_none() => {
-                anywhere(redirect.forwarded, &redirect.src, &redirect.dst, &redirect.ports)
+                // Datagrams of this host leave as they are, and those of other hosts need more.
+                let origins = match (self.protocol, redirect.local, redirect.forwarded) {
+                    (Protocol::Udp, true, true) => vec![false, true],
+                    (_, _, forwarded) => vec![forwarded],
+                };
+                let of = |forwarded| anywhere(forwarded, &redirect.src, &redirect.dst, &redirect.ports);
+                origins.into_iter().map(of).collect()
             }
             ListenerKind::Tproxy(tproxy) if tproxy.http.is_none() => {
-                anywhere(true, &tproxy.src, &tproxy.dst, &tproxy.ports)
+                vec![anywhere(true, &tproxy.src, &tproxy.dst, &tproxy.ports)]
             }
             ListenerKind::Socks(_)
             | ListenerKind::Http(_)

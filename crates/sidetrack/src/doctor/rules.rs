@@ -103,7 +103,7 @@ const USES: [(&[Feature], &str, &str, &str); 8] = [
     (
         &[Feature::DnatMap, Feature::ConcatenatedRanges, Feature::CtEvents],
         "kernel path",
-        "flows that the kernel carries alone, still recorded",
+        "flows of TCP and UDP that the kernel carries alone, still recorded",
         "such flows go through user space: kernel = \"never\"",
     ),
     (

@@ -102,6 +102,7 @@ impl Order {
         });
         let paths = steering.kernel_paths.iter().map(|path| match &path.route {
             KernelRoute::Direct { local, forwarded, masquerade } => Ok(Alone::Direct {
+                datagrams: path.protocol == Protocol::Udp,
                 local: written(local),
                 forwarded: written(forwarded),
                 masquerade: *masquerade,
@@ -109,7 +110,7 @@ impl Order {
             KernelRoute::Dnat { pairs, masquerade } => {
                 // A path is identified by its connection mark, so each pair is a path of its own.
                 let [(from, server)] = pairs.as_slice() else { return Err("a path without a server".into()) };
-                let listener = bound.iter().position(|bound| *bound == (Protocol::Tcp, *from));
+                let listener = bound.iter().position(|bound| *bound == (path.protocol, *from));
                 let listener = listener.ok_or_else(|| format!("no listener on {from}"))?;
                 Ok(Alone::Dnat { listener, server: *server, masquerade: *masquerade })
             }
@@ -118,6 +119,7 @@ impl Order {
             closed: steer.lifetime == Lifetime::SocketThenOrphan,
             first_path: Path::number_of_first(steer.first_path),
             spare: Nets(steering.except.destinations.clone()),
+            datagram_idle_s: steering.datagram_idle_s,
             divert_answers: steering.divert_answers,
             redirects: redirects.collect::<Result<_, String>>()?,
             tproxies: tproxies.collect::<Result<_, String>>()?,
@@ -149,19 +151,19 @@ impl Order {
         let redirects = self.redirects.iter().map(|one| one.redirect(find(one.listener)?, self.closed));
         let tproxies = self.tproxies.iter().map(|one| one.tproxy(find(one.listener)?, self.closed));
         let paths = self.paths.iter().enumerate().map(|(place, path)| {
-            let route = match path {
-                Alone::Direct { local, forwarded, masquerade } => KernelRoute::Direct {
-                    local: read(local)?,
-                    forwarded: read(forwarded)?,
-                    masquerade: *masquerade,
-                },
+            let (protocol, route) = match path {
+                Alone::Direct { datagrams, local, forwarded, masquerade } => {
+                    let (local, forwarded) = (read(local)?, read(forwarded)?);
+                    let protocol = if *datagrams { Protocol::Udp } else { Protocol::Tcp };
+                    (protocol, KernelRoute::Direct { local, forwarded, masquerade: *masquerade })
+                }
                 Alone::Dnat { listener, server, masquerade } => {
-                    let address = find(*listener)?.of(Protocol::Tcp)?;
+                    let Proved { address, protocol, .. } = find(*listener)?;
                     KernelPath::check(address, *server).map_err(|error| error.to_string())?;
-                    KernelRoute::Dnat { pairs: vec![(address, *server)], masquerade: *masquerade }
+                    (protocol, KernelRoute::Dnat { pairs: vec![(address, *server)], masquerade: *masquerade })
                 }
             };
-            Ok(KernelPath { mark: Path::mark(usize::from(self.first_path) + place), route })
+            Ok(KernelPath { protocol, mark: Path::mark(usize::from(self.first_path) + place), route })
         });
         let listeners =
             |protocol| proved.iter().filter(move |it| it.protocol == protocol).map(|it| it.address);
@@ -181,6 +183,7 @@ impl Order {
             kernel_mark: Some(Path::ANY),
             redirects: redirects.collect::<Result<_, String>>()?,
             forget_ended: true,
+            datagram_idle_s: self.datagram_idle_s,
             ..Steering::default()
         };
         let mark_rules = mark_rules(&mut steering);

@@ -1,7 +1,8 @@
 //! A connection that the kernel forwards without us.
 
 use serde::{Deserialize, Serialize};
-use sidetrack_sys::conntrack::{Counters, Entry};
+use sidetrack_core::flow::Protocol;
+use sidetrack_sys::conntrack::Entry;
 use std::net::SocketAddr;
 
 /// The part of a conntrack entry that records need.
@@ -11,6 +12,8 @@ pub struct KernelFlow {
     pub id: Option<u32>,
     /// Its connection mark, which identifies its path.
     pub mark: u32,
+    /// Its transport protocol.
+    pub protocol: Protocol,
     /// The client.
     pub client: SocketAddr,
     /// The destination that the client chose.
@@ -21,6 +24,10 @@ pub struct KernelFlow {
     pub bytes_up: u64,
     /// Bytes of packets from the server, headers included.
     pub bytes_down: u64,
+    /// Packets from the client.
+    pub packets_up: u64,
+    /// Packets from the server.
+    pub packets_down: u64,
     /// When it began, in nanoseconds since 1970.
     pub start_ns: Option<u64>,
     /// When it ended, in nanoseconds since 1970.
@@ -46,15 +53,19 @@ impl From<&Entry> for KernelFlow {
         /// `TCP_CONNTRACK_TIME_WAIT` and `TCP_CONNTRACK_CLOSE` (linux/netfilter/nf_conntrack_tcp.h).
         const TIME_WAIT: u8 = 7;
         const CLOSE: u8 = 8;
-        let bytes = |counters: Option<Counters>| counters.map_or(0, |counters| counters.bytes);
+        let up = entry.client_to_server.unwrap_or_default();
+        let down = entry.server_to_client.unwrap_or_default();
         Self {
             id: entry.id,
             mark: entry.mark,
+            protocol: Protocol::of_number(entry.original.protocol).unwrap_or_default(),
             client: entry.original.source,
             destination: entry.original.destination,
             server: entry.reply.source,
-            bytes_up: bytes(entry.client_to_server),
-            bytes_down: bytes(entry.server_to_client),
+            bytes_up: up.bytes,
+            bytes_down: down.bytes,
+            packets_up: up.packets,
+            packets_down: down.packets,
             start_ns: entry.start_ns,
             stop_ns: entry.stop_ns,
             translated: entry.reply.source != entry.original.destination

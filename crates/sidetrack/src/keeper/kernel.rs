@@ -4,9 +4,10 @@ use super::KernelFlow;
 use super::derive::Work;
 use crate::steer::{Path, TABLE};
 use anyhow::Context;
-use sidetrack_sys::conntrack::{self, Conntrack, Events, Group, Only, buffer_bytes};
+use sidetrack_core::flow::Protocol as Transport;
+use sidetrack_sys::conntrack::{self, Conntrack, Entry, Events, Group, Only, buffer_bytes};
 use sidetrack_sys::netlink::{self, Protocol, Socket};
-use sidetrack_sys::nft::{self, Family, Feature, Lifetime, OwnError, OwnedTable, Table};
+use sidetrack_sys::nft::{self, Family, Feature, KernelPath, Lifetime, OwnError, OwnedTable, Table};
 use sidetrack_sys::route;
 use sidetrack_sys::undo::{Action, Guard};
 use std::io;
@@ -37,6 +38,9 @@ pub(super) struct Kernel {
     marks: Vec<route::MarkRule>,
     /// Open while the kernel forwards flows without us.
     conntrack: Option<Conntrack>,
+    /// The paths of datagrams, whose flows may run: those in force, and equal ones of earlier orders. `None` before the first
+    /// order.
+    datagrams: Option<Vec<KernelPath>>,
     tend_at: Instant,
 }
 
@@ -44,7 +48,7 @@ impl Kernel {
     /// The state before any change.
     pub(super) fn new(guard: Guard) -> Self {
         let (undo, marks) = (Vec::new(), Vec::new());
-        Self { guard, undo, table: None, marks, conntrack: None, tend_at: Instant::now() }
+        Self { guard, undo, table: None, marks, conntrack: None, datagrams: None, tend_at: Instant::now() }
     }
 
     /// Lets the kernel do this work instead of the previous one.
@@ -58,7 +62,33 @@ impl Kernel {
         let alone = !work.steering.kernel_paths.is_empty();
         let events = if alone { self.watch_conntrack(&mut work, &mut warnings) } else { None };
         self.install(&work, &mut warnings)?;
+        if let Err(error) = self.follow_rules(work.steering.kernel_paths) {
+            warnings.push(format!("conntrack: {error}; datagrams of running flows pass by earlier rules"));
+        }
         Ok((warnings, events))
+    }
+
+    /// Ends the flows of UDP that the kernel forwards by paths which are not in force any more, also those of a predecessor.
+    /// UDP has no end of a connection: a client that goes on would keep such a flow for ever.
+    fn follow_rules(&mut self, paths: Vec<KernelPath>) -> Result<(), netlink::Error> {
+        let mut paths: Vec<_> = paths.into_iter().filter(|path| path.protocol == Transport::Udp).collect();
+        let before = self.datagrams.replace(paths.clone());
+        if paths.is_empty() && before.as_ref().is_some_and(Vec::is_empty) {
+            return Ok(());
+        }
+        let mut conntrack = Conntrack::open()?;
+        let entries = conntrack.list(Some(Path::ANY))?;
+        let is_of = |path: &KernelPath, entry: &Entry| entry.mark & path.mark.mask == path.mark.value;
+        let goes_on = |old: &KernelPath| {
+            paths.iter().any(|new| new.route == old.route && new.mark != old.mark)
+                && entries.iter().any(|entry| is_of(old, entry))
+        };
+        let earlier: Vec<_> = before.into_iter().flatten().filter(goes_on).collect();
+        paths.extend(earlier);
+        let over = entries.iter().filter(|entry| !paths.iter().any(|path| is_of(path, entry)));
+        forget_datagrams(&mut conntrack, over)?;
+        self.datagrams = Some(paths);
+        Ok(())
     }
 
     /// Notes how to undo a change. Call it before the change is made.
@@ -159,6 +189,7 @@ impl Kernel {
         };
         if !knows(Feature::CtTimeout).unwrap_or(false) {
             work.steering.forget_ended = false;
+            work.steering.datagram_idle_s = None;
             warnings.push(format!(
                 "records of the kernel's flows come two minutes after their end: {} takes {}",
                 Feature::CtTimeout,
@@ -228,9 +259,27 @@ impl Kernel {
             // If the guard was killed, there is nothing to disarm.
             let _ = self.guard.disarm();
         }
-        match self.table {
-            Some(table) if orderly || table.lifetime() == Lifetime::Socket => Ok(table.delete()?),
-            _ => Ok(()),
+        let Some(table) = self.table.filter(|table| orderly || table.lifetime() == Lifetime::Socket) else {
+            return Ok(());
+        };
+        table.delete()?;
+        if self.datagrams.is_some_and(|paths| !paths.is_empty()) {
+            // If another program translates addresses, the kernel would go on with our translations.
+            let mut conntrack = Conntrack::open()?;
+            let entries = conntrack.list(Some(Path::ANY))?;
+            forget_datagrams(&mut conntrack, entries.iter())?;
         }
+        Ok(())
     }
+}
+
+/// Ends the flows of UDP among these: the next datagram begins another one, by the rules that are in force.
+fn forget_datagrams<'a>(
+    conntrack: &mut Conntrack,
+    entries: impl Iterator<Item = &'a Entry>,
+) -> Result<(), netlink::Error> {
+    for entry in entries.filter(|entry| entry.original.protocol == Transport::Udp.number()) {
+        conntrack.delete(entry)?;
+    }
+    Ok(())
 }

@@ -37,6 +37,9 @@ pub struct Order {
     pub first_path: u16,
     /// Destinations that are never steered.
     pub spare: Nets,
+    /// The seconds without a datagram after which a flow of UDP is over that the kernel forwards without us.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub datagram_idle_s: Option<u32>,
     /// Whether replies for sockets that are bound to a client's address are delivered to these sockets.
     pub divert_answers: bool,
     /// Connections that are redirected.
@@ -114,6 +117,9 @@ pub struct Transparent {
 pub enum Alone {
     /// They go to their original destination.
     Direct {
+        /// Datagrams of UDP are meant instead of connections.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        datagrams: bool,
         /// Connections of this host's own processes.
         #[serde(deserialize_with = "at_most::<_, _, SELECTORS_MAX>")]
         local: Vec<Selected>,
@@ -269,6 +275,7 @@ mod tests {
             closed: true,
             first_path: 7,
             spare: nets(&["192.0.2.0/24", "2001:db8::/32"]),
+            datagram_idle_s: None,
             divert_answers: true,
             redirects: vec![Redirected {
                 listener: 0,
@@ -294,7 +301,7 @@ mod tests {
                 hold: None,
             }],
             paths: vec![
-                Alone::Direct { local: vec![], forwarded: vec![], masquerade: true },
+                Alone::Direct { datagrams: false, local: vec![], forwarded: vec![], masquerade: true },
                 Alone::Dnat { listener: 2, server: "[2001:db8::9]:443".parse().unwrap(), masquerade: false },
             ],
         }

@@ -1,6 +1,7 @@
 //! What the check of a configuration says about UDP.
 
 use sidetrack::config::{Config, Limits};
+use sidetrack_core::flow::Protocol;
 
 const LISTENER: &str =
     "[[listen]]\nname = \"dns\"\nkind = \"reverse\"\nprotocol = \"udp\"\naddress = \"127.0.0.1:5353\"\n";
@@ -49,6 +50,10 @@ fn a_rule_for_udp_that_cannot_carry_it_is_an_error_and_one_that_catches_it_a_war
     assert!(load(&rule(udp, "carrier = [\"socks6://gw:1080\", \"socks5://gw:1080\"]")).is_ok());
     assert!(load(&rule(udp, "carrier = [\"socks5://gw:1080\", \"socks5://other:1080\"]")).is_ok());
     wrong(&rule(udp, "carrier = \"direct\"\nproxy_protocol = 2"), "`proxy_protocol` is for TCP only");
+    // The kernel can keep a client's address, and we cannot.
+    assert!(load(&rule(udp, "carrier = \"direct\"\nkeep_client_address = true")).is_ok());
+    let ours = "carrier = \"direct\"\nkeep_client_address = true\nidle_timeout_ms = 5000";
+    wrong(&rule(udp, ours), "and for datagrams that the kernel");
     let functions = "[function.n]\nkind = \"count\"\n[function.f]\nkind = \"filter\"\ndeny_words = [\"x\"]\n";
     let chain = |names: &str| format!("carrier = \"direct\"\nchain = [{names}]\n{functions}");
     assert!(load(&rule(udp, &chain("\"n\""))).is_ok());
@@ -66,13 +71,18 @@ fn a_rule_for_udp_that_cannot_carry_it_is_an_error_and_one_that_catches_it_a_war
 }
 
 #[test]
-fn one_port_may_have_a_listener_of_each_protocol_and_none_is_left_to_the_kernel() {
+fn one_port_may_have_a_listener_of_each_protocol() {
     let text = format!(
         "{LISTENER}to = \"192.0.2.1:53\"\n[[listen]]\nname = \"tcp\"\nkind = \"reverse\"\naddress = \"127.0.0.1:5353\"\n\
          to = \"192.0.2.1:53\"\n[[rule]]\nname = \"r\"\ncarrier = \"direct\"\n"
     );
     let config = load(&text).unwrap();
-    assert!(config.listeners[0].captures().is_empty() && config.listeners[1].captures().len() == 1);
+    let protocols = config.listeners.iter().flat_map(|listener| listener.captures()).map(|it| it.protocol);
+    assert_eq!(
+        protocols.collect::<Vec<_>>(),
+        [Protocol::Udp, Protocol::Tcp],
+        "of each, what the kernel may have"
+    );
     let (limits, default) = (config.limits, Limits::default());
     assert_eq!((limits.udp_idle_timeout_ms, limits.max_associations), (300_000, 16_384));
     assert_eq!(limits, default);

@@ -52,8 +52,7 @@ fn up(server: &str, limits: &str, rules: &str) -> Up {
     Up::start("default = \"deny\"\n", &tables)
 }
 
-const DIRECT: &str =
-    "[[rule]]\nname = \"all\"\nmatch = { protocol = \"udp\", listener = \"dns\" }\ncarrier = \"direct\"\n";
+const DIRECT: &str = "[[rule]]\nname = \"all\"\nmatch = { protocol = \"udp\", listener = \"dns\" }\ncarrier = \"direct\"\nkernel = \"never\"\n";
 
 fn dropped(up: &Up, why: &str) -> u64 {
     let text = admin::show(up, "/metrics");

@@ -57,7 +57,7 @@ fn start_dante(folder: &Path) -> (Running, SocketAddr) {
 fn reverse(server: SocketAddr, carrier: &str) -> Up {
     let tables = format!(
         "[[listen]]\nname = \"dns\"\nkind = \"reverse\"\nprotocol = \"udp\"\naddress = \"127.0.0.1:0\"\nto = \"{server}\"\n\
-         [[rule]]\nname = \"all\"\nmatch = {{ protocol = \"udp\" }}\ncarrier = \"{carrier}\"\n"
+         [[rule]]\nname = \"all\"\nmatch = {{ protocol = \"udp\" }}\ncarrier = \"{carrier}\"\nkernel = \"never\"\n"
     );
     Up::start("default = \"deny\"\n", &tables)
 }

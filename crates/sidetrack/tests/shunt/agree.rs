@@ -144,7 +144,8 @@ fn answers(text: &str, client: SocketAddr, server: SocketAddr) {
         dst: None,
         ports: None,
     };
-    let kernel = config.policy.kernel_path(&Capture { listener: "none".into(), traffic });
+    let kernel =
+        config.policy.kernel_path(&Capture { listener: "none".into(), protocol: flow.protocol, traffic });
     let line = kernel.iter().find(|line| line.matches.contains(client.ip(), server));
     let left = line.is_some_and(|line| line.action != KernelAction::UserSpace);
     assert!(!(left && denied), "{context}");

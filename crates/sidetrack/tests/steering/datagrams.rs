@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 const LISTEN: &str =
     "[[listen]]\nname = \"router\"\nkind = \"tproxy\"\nprotocol = \"udp\"\ninterfaces = [\"to-client\"]\n";
 pub(crate) const ALL: &str =
-    "[[rule]]\nname = \"all\"\nmatch = { protocol = \"udp\" }\ncarrier = \"direct\"\n";
+    "[[rule]]\nname = \"all\"\nmatch = { protocol = \"udp\" }\ncarrier = \"direct\"\nkernel = \"never\"\n";
 
 /// A client that takes answers only from the address it asks.
 pub(crate) fn client(to: SocketAddr) -> UdpSocket {

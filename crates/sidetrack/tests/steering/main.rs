@@ -8,6 +8,7 @@ mod crowd;
 mod datagrams;
 mod drain;
 mod forwarded;
+mod kernel_datagrams;
 mod kernel_path;
 mod local;
 mod local_datagrams;

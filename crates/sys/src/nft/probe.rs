@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use sidetrack_core::flow::Protocol;
 use sidetrack_core::net::IpNet;
 
 use super::apply::Lifetime;
@@ -197,8 +198,11 @@ fn table(feature: Feature) -> Table {
     match feature {
         Feature::Redirect => nat(Hook::Output, vec![S::is(Field::L4Proto, TCP), S::Redirect { port: 1 }]),
         Feature::DnatMap => {
-            let dnat =
-                S::DnatMap { fields: super::build::destination_fields(false), map: "map".into(), v6: false };
+            let dnat = S::DnatMap {
+                fields: super::build::destination_fields(Protocol::Tcp, false),
+                map: "map".into(),
+                v6: false,
+            };
             nat(Hook::Prerouting, vec![dnat]).with_set(super::build::empty_server_map("map"))
         }
         Feature::Masquerade => nat(Hook::Postrouting, vec![S::Masquerade]),
@@ -211,14 +215,19 @@ fn table(feature: Feature) -> Table {
         Feature::Fib => filter(vec![S::is(Field::DestinationType, Value::AddressType(RTN_LOCAL))]),
         Feature::CtEvents => filter(vec![S::SetCtEvents(ct_event::DESTROY)]),
         Feature::CtTimeout => {
-            let policy = TimeoutPolicy { name: "probe".into(), seconds: vec![(LastState::Close, 1)] };
+            let policy = TimeoutPolicy {
+                name: "probe".into(),
+                protocol: Protocol::Tcp,
+                seconds: vec![(LastState::Close, 1)],
+            };
             filter(vec![S::is(Field::L4Proto, TCP), S::SetCtTimeout("probe".into())]).with_timeouts(policy)
         }
         Feature::Reject => one(ChainKind::Filter, Hook::Output, priority::FILTER, vec![S::RejectWithReset]),
-        Feature::ConcatenatedRanges => {
-            filter(vec![S::Match(super::build::destination_fields(false), Test::In("ranges".into()))])
-                .with_set(concatenated_ranges())
-        }
+        Feature::ConcatenatedRanges => filter(vec![S::Match(
+            super::build::destination_fields(Protocol::Tcp, false),
+            Test::In("ranges".into()),
+        )])
+        .with_set(concatenated_ranges()),
         Feature::Flowtable => {
             let flowtable =
                 Flowtable { name: "probe".into(), priority: 0, devices: Vec::new(), counter: false };

@@ -101,14 +101,18 @@ impl Check<'_> {
             let Action::Carry(carry) = &rule.action else { continue };
             let Some(why) = carry.udp_obstacle() else { continue };
             let span = raw.carrier.as_ref().map_or(raw.span(), List::span);
-            if rule.matcher.conditions().contains(&Condition::Protocol(Protocol::Udp)) {
+            // With the client's address kept, only the kernel carries datagrams.
+            let may_be_left = carry.keep_client_address && carry.leaves_bytes_alone();
+            if rule.matcher.conditions().contains(&Condition::Protocol(Protocol::Udp)) && !may_be_left {
                 let help = "write `carrier = \"direct\"` without such keys, or match TCP";
                 self.error(span, format!("the rule '{}' is for UDP, but {why}", rule.name), help);
                 continue;
             }
             let before: Vec<_> = rules.iter().take(index).flatten().collect();
-            let is_udp = |listener: &&Listener| listener.protocol == Protocol::Udp;
-            let mut caught = listeners.iter().flatten().filter(is_udp);
+            let needs_us = |listener: &&Listener| {
+                listener.protocol == Protocol::Udp && (!may_be_left || listener.captures().is_empty())
+            };
+            let mut caught = listeners.iter().flatten().filter(needs_us);
             if let Some(listener) = caught.find(|listener| catches(rule, listener, &before)) {
                 let message = format!(
                     "flows of '{}' that the rule '{}' matches are refused: {why}",

@@ -72,10 +72,8 @@ fn listener_matches(
     listeners: &[SocketAddr],
     sets: &mut Vec<Set>,
 ) -> Vec<Vec<Statement>> {
-    let (port, word) = match protocol {
-        Protocol::Tcp => (Field::TcpDestination, ""),
-        Protocol::Udp => (Field::UdpDestination, "_udp"),
-    };
+    let port = destination_port(protocol);
+    let word = if protocol == Protocol::Udp { "_udp" } else { "" };
     // A match on a port of TCP asks for TCP by itself.
     let udp = (protocol == Protocol::Udp).then(|| Statement::is(Field::L4Proto, UDP));
     let (wild, exact): (Vec<SocketAddr>, Vec<SocketAddr>) = listeners
@@ -108,9 +106,17 @@ pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Destination address and port, as fields.
-pub(in crate::nft) fn destination_fields(v6: bool) -> Vec<Field> {
-    vec![if v6 { Field::Ip6Destination } else { Field::Ip4Destination }, Field::TcpDestination]
+/// Destination address and port, as fields. A rule for UDP has to ask for UDP before.
+pub(in crate::nft) fn destination_fields(protocol: Protocol, v6: bool) -> Vec<Field> {
+    vec![if v6 { Field::Ip6Destination } else { Field::Ip4Destination }, destination_port(protocol)]
+}
+
+/// The destination port, as a field.
+pub(super) const fn destination_port(protocol: Protocol) -> Field {
+    match protocol {
+        Protocol::Tcp => Field::TcpDestination,
+        Protocol::Udp => Field::UdpDestination,
+    }
 }
 
 /// The kinds of an address and a port.

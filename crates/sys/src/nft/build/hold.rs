@@ -79,7 +79,8 @@ impl Steering {
         }
         let mut chain =
             chain(origin).with(Rule::new([Statement::Verdict(Verdict::Jump(except::CHAIN.into()))]));
-        for (index, path) in self.kernel_paths.iter().enumerate() {
+        let paths = self.kernel_paths.iter().enumerate().filter(|(_, path)| path.protocol == Protocol::Tcp);
+        for (index, path) in paths {
             chain.rules.extend(KernelPath::pass_rules(path, &path_name(index), origin, sets));
         }
         chain.rules.extend(held.into_iter().map(|(_, rule)| rule));

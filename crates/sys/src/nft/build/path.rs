@@ -1,18 +1,22 @@
 //! The kernel path: connections whose verdict needs no bytes, no function and no proxy never reach user space. The kernel
-//! forwards them, by DNAT if their destination changes; their record comes from conntrack's DESTROY event.
+//! forwards them, by DNAT if their destination changes; their record comes from conntrack's DESTROY event. So do datagrams of
+//! UDP: conntrack's entry for a client and its destination stands for the connection.
 
 use std::net::SocketAddr;
 
-use super::except::{canonical, destination_fields, destination_kinds};
+use super::except::{canonical, destination_fields, destination_kinds, destination_port};
 use super::selector::{MarkBits, Origin, Selector, Versions, add};
 use crate::nft::{
     DataKind, Element, ElementData, Field, LastState, MapData, RTN_LOCAL, Rule, Set, Span, Statement, Test,
-    TimeoutPolicy, Value, Verdict, ct_event,
+    TimeoutPolicy, UDP, Value, Verdict, ct_event,
 };
+use sidetrack_core::flow::Protocol;
 
-/// Connections the kernel carries by itself.
+/// Connections, or datagrams, the kernel carries by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelPath {
+    /// TCP connections, or datagrams of UDP.
+    pub protocol: Protocol,
     /// What their connection mark becomes: it tells, in conntrack events, which rule they belong to.
     pub mark: MarkBits,
     /// Which, and where to.
@@ -75,10 +79,11 @@ impl KernelPath {
         Ok(())
     }
 
-    /// The listening addresses whose connections the kernel takes.
-    pub(super) fn listeners(&self) -> Vec<SocketAddr> {
+    /// The listening addresses of this protocol whose connections the kernel takes.
+    pub(super) fn listeners(&self, protocol: Protocol) -> Vec<SocketAddr> {
         match &self.route {
             KernelRoute::Direct { .. } => vec![],
+            KernelRoute::Dnat { .. } if self.protocol != protocol => vec![],
             KernelRoute::Dnat { pairs, .. } => {
                 let usable = pairs.iter().filter(|(from, to)| Self::check(*from, *to).is_ok());
                 usable.map(|(from, _)| canonical(*from)).collect()
@@ -91,16 +96,14 @@ impl KernelPath {
         &self,
         name: &str,
         origin: Origin,
-        forget_ended: bool,
+        timeout: Option<&str>,
         sets: &mut Vec<Set>,
     ) -> Vec<Rule> {
         let mut marking = vec![
             Statement::SetCtMark { value: self.mark.value, mask: self.mark.mask },
             Statement::SetCtEvents(ct_event::DESTROY),
         ];
-        if forget_ended {
-            marking.push(Statement::SetCtTimeout(ENDED.into()));
-        }
+        marking.extend(timeout.map(|name| Statement::SetCtTimeout(name.into())));
         let with = |(matches, end): (Vec<Statement>, Statement)| {
             Rule::new(matches.into_iter().chain(marking.iter().cloned()).chain([end]))
         };
@@ -133,35 +136,52 @@ impl KernelPath {
                     Origin::Local => (local, "local"),
                     Origin::Forwarded => (forwarded, "forwarded"),
                 };
+                let begins = match self.protocol {
+                    Protocol::Tcp => vec![Statement::opens_connection()],
+                    // Datagrams of an association that has begun in user space stay there: its connection has a mark.
+                    Protocol::Udp => {
+                        let unmarked = Statement::mark(Field::CtMark, 0, self.mark.mask);
+                        vec![Statement::is(Field::L4Proto, UDP), unmarked]
+                    }
+                };
                 let end = |matches: Vec<Statement>| {
-                    let matches = [Statement::opens_connection()].into_iter().chain(matches).collect();
+                    let matches = begins.iter().cloned().chain(matches).collect();
                     (matches, Statement::Verdict(Verdict::Accept))
                 };
                 let matches = |(place, selector): (usize, &Selector)| {
-                    selector.matches(&format!("{name}_{word}{place}"), origin, Versions::BOTH, sets)
+                    let (name, way) = (format!("{name}_{word}{place}"), (origin, Versions::BOTH));
+                    selector.matches_of(self.protocol, &name, way, sets)
                 };
                 (1..).zip(selectors).flat_map(matches).map(end).collect()
             }
             KernelRoute::Dnat { pairs, .. } => {
-                [false, true].into_iter().flat_map(|v6| dnat(name, pairs, v6, sets)).collect()
+                [false, true].into_iter().flat_map(|v6| dnat(self.protocol, name, pairs, v6, sets)).collect()
             }
         }
     }
 }
 
-/// The name of the time-outs.
-const ENDED: &str = "ended";
+/// The names of the time-outs: those of TCP, and those of UDP.
+pub(super) const ENDED: &str = "ended";
+pub(super) const DATAGRAMS: &str = "datagrams";
 
 /// Time-outs of connections that have ended. A FIN or an acknowledgement that was lost is sent again within a second or two
 /// and starts the time anew, so that these are long enough; the kernel's own (30, 120 and 10 s) only keep the record waiting.
 /// Half-closed connections keep the kernel's: there is a side that may still speak.
 pub(super) fn ended() -> TimeoutPolicy {
     let seconds = vec![(LastState::LastAck, 10), (LastState::TimeWait, 3), (LastState::Close, 2)];
-    TimeoutPolicy { name: ENDED.into(), seconds }
+    TimeoutPolicy { name: ENDED.into(), protocol: Protocol::Tcp, seconds }
+}
+
+/// The time after which conntrack forgets a client and a destination without datagrams.
+pub(super) fn idle(idle_s: u32) -> TimeoutPolicy {
+    let seconds = vec![(LastState::Unreplied, idle_s), (LastState::Replied, idle_s)];
+    TimeoutPolicy { name: DATAGRAMS.into(), protocol: Protocol::Udp, seconds }
 }
 
 /// The matches and the DNAT statements of one IP version: one for exact listening addresses, one for unspecified ones.
 fn dnat(
+    protocol: Protocol,
     name: &str,
     pairs: &[(SocketAddr, SocketAddr)],
     v6: bool,
@@ -172,6 +192,10 @@ fn dnat(
     let (wild, exact): (Vec<_>, Vec<_>) =
         of_version.copied().partition(|(from, _)| from.ip().is_unspecified());
     let version = if v6 { 6 } else { 4 };
+    let begins = match protocol {
+        Protocol::Tcp => Statement::opens_connection(),
+        Protocol::Udp => Statement::is(Field::L4Proto, UDP),
+    };
     let mut ends = Vec::new();
     if !exact.is_empty() {
         let key = |from: SocketAddr| {
@@ -179,9 +203,9 @@ fn dnat(
         };
         let names = (format!("{name}_listeners{version}"), format!("{name}_servers{version}"));
         add_set_and_map(sets, &names, &destination_kinds(v6), &exact, v6, key);
-        let matches =
-            vec![Statement::opens_connection(), Statement::Match(destination_fields(v6), Test::In(names.0))];
-        ends.push((matches, Statement::DnatMap { fields: destination_fields(v6), map: names.1, v6 }));
+        let fields = destination_fields(protocol, v6);
+        let matches = vec![begins.clone(), Statement::Match(fields.clone(), Test::In(names.0))];
+        ends.push((matches, Statement::DnatMap { fields, map: names.1, v6 }));
     }
     if !wild.is_empty() {
         let key = |from: SocketAddr| vec![Span::one(Value::Port(from.port()))];
@@ -190,11 +214,12 @@ fn dnat(
         let nfproto = if v6 { crate::nft::NFPROTO_IPV6 } else { crate::nft::NFPROTO_IPV4 };
         let matches = vec![
             Statement::is(Field::NfProto, Value::NfProto(nfproto)),
-            Statement::opens_connection(),
+            begins,
             Statement::is(Field::DestinationType, Value::AddressType(RTN_LOCAL)),
-            Statement::is_in(Field::TcpDestination, names.0),
+            Statement::is_in(destination_port(protocol), names.0),
         ];
-        ends.push((matches, Statement::DnatMap { fields: vec![Field::TcpDestination], map: names.1, v6 }));
+        let fields = vec![destination_port(protocol)];
+        ends.push((matches, Statement::DnatMap { fields, map: names.1, v6 }));
     }
     ends
 }

@@ -3,6 +3,7 @@
 use sidetrack_core::flow::Protocol;
 use sidetrack_core::net::{IpSet, PortSet};
 
+use super::except::destination_port;
 use crate::nft::{
     DataKind, Field, InterfaceName, NFPROTO_IPV4, NFPROTO_IPV6, RTN_BROADCAST, RTN_LOCAL, RTN_MULTICAST, Set,
     Span, Statement, Value,
@@ -145,10 +146,7 @@ impl Selector {
     }
 
     fn port_match(&self, protocol: Protocol, name: &str, sets: &mut Vec<Set>) -> Option<Statement> {
-        let field = match protocol {
-            Protocol::Tcp => Field::TcpDestination,
-            Protocol::Udp => Field::UdpDestination,
-        };
+        let field = destination_port(protocol);
         let spans: Vec<_> = self.ports.ranges().map(|(first, last)| Span::ports(first, last)).collect();
         match spans.as_slice() {
             [] => None,

@@ -34,6 +34,9 @@ pub struct Steering {
     /// Whether connections of the kernel path that have ended are forgotten within seconds instead of minutes, so that their
     /// records come soon. Needs [`crate::nft::Feature::CtTimeout`].
     pub forget_ended: bool,
+    /// The seconds without a datagram after which a flow of UDP on the kernel path is over. `None`: as the system's settings
+    /// say. Needs [`crate::nft::Feature::CtTimeout`].
+    pub datagram_idle_s: Option<u32>,
 }
 
 /// Connections that go to a local listener, which learns their original destination by SO_ORIGINAL_DST.
@@ -97,21 +100,31 @@ impl Steering {
         chains.push(self.nat_chain(Origin::Forwarded, &mut sets));
         chains.push(self.nat_chain(Origin::Local, &mut sets));
         chains.extend(self.masquerade_chain());
-        let timeouts = if self.forgets() { vec![path::ended()] } else { vec![] };
+        let ended = self.timeout(Protocol::Tcp).map(|_| path::ended());
+        let idle = self.timeout(Protocol::Udp).and(self.datagram_idle_s).map(path::idle);
+        let timeouts = ended.into_iter().chain(idle).collect();
         Table { timeouts, sets, chains, ..Table::new(Family::Inet, name) }
     }
 
     /// What is never steered: as configured, but not the listeners whose connections the kernel path takes.
     fn spared(&self) -> Except {
-        let taken: Vec<_> = self.kernel_paths.iter().flat_map(KernelPath::listeners).collect();
         let mut except = self.except.clone();
-        except.listeners.retain(|listener| !taken.contains(&canonical(*listener)));
+        let of_udp = &mut except.datagram_listeners;
+        for (protocol, listeners) in [(Protocol::Tcp, &mut except.listeners), (Protocol::Udp, of_udp)] {
+            let taken: Vec<_> = self.kernel_paths.iter().flat_map(|path| path.listeners(protocol)).collect();
+            listeners.retain(|listener| !taken.contains(&canonical(*listener)));
+        }
         except
     }
 
-    /// Whether there is something to forget soon.
-    const fn forgets(&self) -> bool {
-        self.forget_ended && !self.kernel_paths.is_empty()
+    /// The name of the time-outs for the kernel paths of this protocol. `None` without such paths.
+    fn timeout(&self, protocol: Protocol) -> Option<&'static str> {
+        let (name, wanted) = match protocol {
+            Protocol::Tcp => (path::ENDED, self.forget_ended),
+            Protocol::Udp => (path::DATAGRAMS, self.datagram_idle_s.is_some()),
+        };
+        let has_paths = || self.kernel_paths.iter().any(|path| path.protocol == protocol);
+        (wanted && has_paths()).then_some(name)
     }
 
     fn nat_chain(&self, origin: Origin, sets: &mut Vec<Set>) -> Chain {
@@ -121,7 +134,8 @@ impl Steering {
         };
         let mut chain = Chain::base(name, ChainKind::Nat, hook, priority::DSTNAT).with(jump(except::CHAIN));
         for (index, path) in self.kernel_paths.iter().enumerate() {
-            chain.rules.extend(path.nat_rules(&path_name(index), origin, self.forgets(), sets));
+            let timeout = self.timeout(path.protocol);
+            chain.rules.extend(path.nat_rules(&path_name(index), origin, timeout, sets));
         }
         for (index, redirect) in self.redirects.iter().enumerate() {
             chain.rules.extend(redirect.rules(index, origin, sets));
@@ -133,10 +147,7 @@ impl Steering {
     fn divert_chain(&self, sets: &mut Vec<Set>) -> Chain {
         let mut chain = Chain::base("divert", ChainKind::Filter, Hook::Prerouting, priority::MANGLE);
         let mark = self.tproxy_mark.unwrap_or(MarkBits { value: 0, mask: 0 });
-        if let Some(kernel) = self.kernel_mark.filter(|_| !self.kernel_paths.is_empty()) {
-            let theirs = Statement::mark(Field::CtMark, kernel.value, kernel.mask);
-            chain.rules.push(Rule::new([theirs, Statement::Verdict(Verdict::Accept)]));
-        }
+        chain.rules.extend(self.on_kernel_path());
         // Also answers to sockets bound to a client's address. Wildcard sockets are listeners: a mere port number of ours as
         // destination does not make a packet ours.
         chain.rules.push(Rule::new([
@@ -169,6 +180,13 @@ impl Steering {
         chain
     }
 
+    /// The rule that lets packets of connections on the kernel path pass.
+    fn on_kernel_path(&self) -> Option<Rule> {
+        let kernel = self.kernel_mark.filter(|_| !self.kernel_paths.is_empty())?;
+        let theirs = Statement::mark(Field::CtMark, kernel.value, kernel.mask);
+        Some(Rule::new([theirs, Statement::Verdict(Verdict::Accept)]))
+    }
+
     fn take_chain(&self, sets: &mut Vec<Set>) -> Chain {
         let mark = self.tproxy_mark.unwrap_or(MarkBits { value: 0, mask: 0 });
         let mut chain = Chain::regular(TAKE);
@@ -196,9 +214,18 @@ impl Steering {
         let is_answer = Statement::is(Field::CtDirection, Value::CtIsAnswer(true));
         let answers =
             Rule::new([Statement::is(Field::L4Proto, UDP), is_answer, Statement::Verdict(Verdict::Accept)]);
+        if rules.is_empty() {
+            return None;
+        }
         let mut chain = Chain::base("datagrams", ChainKind::Route, Hook::Output, priority::MANGLE);
-        chain.rules.extend([jump(except::CHAIN), answers].into_iter().chain(rules.iter().cloned()));
-        (!rules.is_empty()).then_some(chain)
+        chain.rules.extend(self.on_kernel_path());
+        chain.rules.extend([jump(except::CHAIN), answers]);
+        let paths = self.kernel_paths.iter().enumerate().filter(|(_, path)| path.protocol == Protocol::Udp);
+        for (index, path) in paths {
+            chain.rules.extend(path.pass_rules(&path_name(index), Origin::Local, sets));
+        }
+        chain.rules.extend(rules);
+        Some(chain)
     }
 
     fn masquerade_chain(&self) -> Option<Chain> {
