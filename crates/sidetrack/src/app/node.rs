@@ -371,10 +371,9 @@ impl Node {
     pub(super) fn set_dialing(&self, served: &[Served]) {
         let own = |protocol| {
             let serving = served.iter().flat_map(|served| &served.serving);
-            // A listener of HTTP/3 receives datagrams beside its connections.
-            let is_quic = |one: &Serving| one.proxy.as_ref().is_some_and(|proxy| proxy.settings.http3);
             let receives = move |one: &&Serving| {
-                one.listening.protocol == protocol || protocol == Protocol::Udp && is_quic(one)
+                let listening = &one.listening;
+                listening.protocol == protocol || protocol == Protocol::Udp && listening.has_datagrams
             };
             serving.filter(receives).map(|one| one.listening.address).collect()
         };
@@ -385,6 +384,8 @@ impl Node {
         dialing.own.extend(lock(&self.windows).iter());
         if let Some(overlay) = &self.overlay {
             dialing.own.extend(overlay.addresses());
+            // Neighbours send datagrams to the same ports.
+            dialing.own_datagrams.extend(overlay.addresses());
             overlay.set_dialing(dialing.clone());
             dialing.overlay = Some(overlay.entry());
         }

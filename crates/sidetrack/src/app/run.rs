@@ -440,6 +440,7 @@ fn catch(
                 proxy_from: IpSet::default(),
                 mptcp: false,
                 protocol: Protocol::Tcp,
+                has_datagrams: false,
                 outgoing: None,
                 answers: None,
             };
@@ -482,6 +483,7 @@ fn catch_datagrams(
             proxy_from: IpSet::default(),
             mptcp: false,
             protocol: Protocol::Udp,
+            has_datagrams: false,
             outgoing: None,
             answers: answers.clone(),
         };

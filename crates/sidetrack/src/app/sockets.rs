@@ -143,6 +143,7 @@ fn bind_one(
         catches,
         address,
         protocol: listener.protocol,
+        has_datagrams: has_datagrams(&listener.kind),
         proxy_from: listener.accept_proxy_protocol.clone(),
         mptcp: listener.mptcp,
         outgoing: None,

@@ -35,6 +35,8 @@ pub struct Listening {
     pub address: SocketAddr,
     /// The transport protocol of its flows.
     pub protocol: Protocol,
+    /// Whether it receives datagrams beside its connections: QUIC, or those of SOCKS clients at its own port.
+    pub has_datagrams: bool,
     /// Peers that must send a PROXY protocol header, which is trusted.
     pub proxy_from: IpSet,
     /// Whether clients may use Multipath TCP.

@@ -1,6 +1,7 @@
 //! Flows of UDP through a tunnel between two nodes: over QUIC, where what fits travels in QUIC datagrams, and over TLS.
 
 use super::node::{Up, admin};
+use super::socks::Associated;
 use super::{Echo, LONGEST, client, echo};
 use rustix::process::Signal;
 use sidetrack::tls::{Made, Pin, self_signed};
@@ -158,4 +159,35 @@ fn what_ends_at_the_far_side_ends_here_and_begins_again_by_the_other_path() {
         assert!(Instant::now() < end, "the other path carries it");
     }
     eventually("it is at the second far side", || admin::flows(&second).len() == 1);
+}
+
+#[test]
+fn our_own_ports_of_tunnels_and_of_the_overlay_are_loops() {
+    let keys = Keys::new();
+    let file = keys.folder.path().join("overlay");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_sidetrack"));
+    let made = command.args(["overlay", "key"]).arg(&file).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let key = String::from_utf8(made.stdout).unwrap();
+    let tables = format!(
+        "[[listen]]\nname = \"proxy\"\nkind = \"socks\"\naddress = \"127.0.0.1:0\"\n\
+         [[listen]]\nname = \"shared\"\nkind = \"socks\"\naddress = \"127.0.0.1:0\"\nudp_ports = \"shared\"\n\
+         [[listen]]\nname = \"far\"\nkind = \"tunnel\"\naddress = \"127.0.0.1:0\"\n{}\
+         [overlay]\nname = \"own\"\nkey_file = \"{}\"\nlisten = \"127.0.0.1:0\"\n\
+         [overlay.node.own]\nkey = \"{}\"\n",
+        keys.of("far", &keys.near),
+        file.display(),
+        key.trim()
+    );
+    let mut up = Up::start("default = \"direct\"\n", &tables);
+    let log = up.logged();
+    let of_overlay =
+        log.lines().find(|line| line.contains(": listening ") && line.contains("kind=\"overlay\""));
+    let of_overlay = of_overlay.unwrap().rsplit_once("address=").unwrap().1.to_owned();
+    let client = Associated::new(up.addresses("proxy")[0]);
+    for own in [up.addresses("far")[0].to_string(), up.addresses("shared")[0].to_string(), of_overlay] {
+        client.send(&own, b"back to us");
+        let record = up.record();
+        assert_eq!((record.text("protocol"), record.text("reason")), ("udp", "loop"), "{own}: {record:?}");
+    }
 }
