@@ -2,8 +2,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 
@@ -11,18 +10,23 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 #[derive(Debug)]
 pub struct Memory {
     stream: DuplexStream,
-    is_cut: Arc<AtomicBool>,
+    cut: Cutter,
 }
 
-/// Cuts a connection in memory.
-#[derive(Clone, Debug)]
-pub struct Cutter(Arc<AtomicBool>);
+/// Cuts a connection in memory. Holds why, once it is cut.
+#[derive(Clone, Debug, Default)]
+pub struct Cutter(Arc<OnceLock<String>>);
 
 impl Cutter {
     /// What has been written can still be read. Then the connection counts as reset instead of closed. To be called before an end
     /// is dropped.
     pub fn cut(&self) {
-        self.0.store(true, Relaxed);
+        self.cut_because(String::new());
+    }
+
+    /// The same, with what the reader is told. The first reason counts.
+    pub fn cut_because(&self, why: String) {
+        let _ = self.0.set(why);
     }
 }
 
@@ -30,13 +34,13 @@ impl Memory {
     /// Returns both ends of a connection that buffers this number of bytes in each direction.
     pub fn pair(bytes: usize) -> (Self, Self) {
         let (one, other) = tokio::io::duplex(bytes);
-        let is_cut = Arc::new(AtomicBool::new(false));
-        (Self { stream: one, is_cut: is_cut.clone() }, Self { stream: other, is_cut })
+        let cut = Cutter::default();
+        (Self { stream: one, cut: cut.clone() }, Self { stream: other, cut })
     }
 
     /// Returns what cuts it.
     pub fn cutter(&self) -> Cutter {
-        Cutter(self.is_cut.clone())
+        self.cut.clone()
     }
 }
 
@@ -49,8 +53,10 @@ impl AsyncRead for Memory {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
         let is_end = buffer.filled().len() == before && buffer.remaining() > 0;
-        if is_end && self.is_cut.load(Relaxed) {
-            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        if let Some(why) = self.cut.0.get().filter(|_| is_end) {
+            let reset = io::ErrorKind::ConnectionReset;
+            let error = if why.is_empty() { reset.into() } else { io::Error::new(reset, why.clone()) };
+            return Poll::Ready(Err(error));
         }
         Poll::Ready(Ok(()))
     }

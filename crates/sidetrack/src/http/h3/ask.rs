@@ -5,6 +5,7 @@ use super::super::copy::{Outgoing, write_all};
 use super::super::duplex::Duplex;
 use super::super::h2::{head, pipe};
 use super::stream::pour;
+use crate::carry::Cutter;
 use crate::carry::h3::{Broken, Came, Peer, Reading, number};
 use crate::reactor;
 use quinn::{ConnectionError, SendStream};
@@ -33,18 +34,24 @@ pub(super) struct Asking {
 /// Returns a connection in memory. Its requests are sent as streams, one after the other.
 pub(super) fn connection(asking: Asking) -> Duplex {
     let (ours, other) = pipe();
-    reactor::spawn(serve(Duplex::from(other), asking));
+    let cutter = other.cutter();
+    reactor::spawn(serve(Duplex::from(other), asking, cutter));
     ours.of_http3()
 }
 
 /// Forwards requests until there are no more, or one is cut. Then the connection ends, and the response is cut, too.
-async fn serve(from: Duplex, asking: Asking) {
+async fn serve(from: Duplex, asking: Asking, cutter: Option<Cutter>) {
     let mut buffer = Buffer::default();
     while let Ok(Some(bytes)) = head(&from, &mut buffer, Sender::Client).await {
         let Ok(request) = Request::parse(&bytes) else { return };
         let Ok(length) = request_length(&request) else { return };
         if let Err(broken) = exchange((&from, &mut buffer), &request, length, &asking).await {
             tracing::debug!(%broken, "an HTTP/3 request was cut");
+            let lost = asking.peer.connection().close_reason();
+            let why = lost.map_or_else(|| broken.to_string(), |lost| lost.to_string());
+            if let Some(cutter) = cutter {
+                cutter.cut_because(format!("HTTP/3: {why}"));
+            }
             if is_dead(&asking.peer) {
                 (asking.on_dead)();
             }
