@@ -141,6 +141,8 @@ pub struct Carried {
     pub mptcp: bool,
     /// When requests inside TLS ask their server by HTTP/3: `never`, `announced` or `first`.
     pub http3: &'static str,
+    /// Why servers are asked by TCP all the same. `None`: nothing stands against it.
+    pub http3_obstacle: Option<&'static str>,
     /// Number of warm connections to the server. `None` if the rule has none.
     pub warm: Option<u16>,
     /// Names of the functions on the way, in order.
@@ -246,6 +248,7 @@ fn carried(config: &Config, carry: &Carry, protocol: Protocol) -> Carried {
         tfo: carry.tfo,
         mptcp: carry.mptcp,
         http3: carry.http3.as_str(),
+        http3_obstacle: carry.http3_obstacle(),
         warm: carry.warm.map(|warm| warm.ready),
         chain: carry.chain.iter().flat_map(|chain| chain.names()).map(ToString::to_string).collect(),
     }
@@ -418,7 +421,11 @@ impl fmt::Display for Carried {
         {
             write!(f, ", with {word}")?;
         }
+        if let Some(why) = self.http3_obstacle {
+            write!(f, ", by TCP, not HTTP/3 ({why})")?;
+        }
         match self.http3 {
+            _ if self.http3_obstacle.is_some() => {}
             "first" => f.write_str(", by HTTP/3 first")?,
             "announced" => f.write_str(", by HTTP/3 where it is announced")?,
             _ => {}

@@ -211,6 +211,11 @@ impl Carry {
         self.keep_client_address.then_some(kept)
     }
 
+    /// Says why servers are asked by TCP although the rule names HTTP/3. `None`: they are not.
+    pub fn http3_obstacle(&self) -> Option<&'static str> {
+        if self.http3 == Http3::Never { None } else { self.carrier.udp_obstacle() }
+    }
+
     /// Returns the destination of a flow, after all rewriting.
     pub fn destination(&self, flow: &Flow) -> Destination {
         match (&self.to, self.dial, &flow.host) {

@@ -1,10 +1,11 @@
 //! Carriers with hops. The handshakes run one after the other on one socket, each inside the tunnel of the one
-//! before. Each hop's opening is sent as initial data of the hop before it where the protocol allows. So the
+//! before, from the last hop of TLS or HTTP/3 on: the way to such a hop may be shared by many flows. Each hop's opening is sent as initial data of the hop before it where the protocol allows. So the
 //! openings of a chain of SOCKS6 hops and the client's first bytes leave in one write.
 
 use super::direct::Wishes;
 use super::gate;
-use super::{Carried, Failure, FirstBytes, Order, Stream, Wire, h3, hop_name, resolve, tls};
+use super::tls::{self, Tls};
+use super::{Carried, Failure, FirstBytes, Order, Stream, Wire, h2, h3, hop_name, resolve};
 use crate::live::Clock;
 use crate::reactor::TcpStream;
 use sidetrack_core::carrier::{Hop, HopProtocol};
@@ -20,6 +21,7 @@ use sidetrack_sys::sockopt;
 use std::future::poll_fn;
 use std::io;
 use std::ops::Range;
+use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
@@ -254,70 +256,114 @@ impl FirstBytes for Nothing {
     }
 }
 
-/// Asks the hops one after the other. A hop of TLS ends the requests that leave together: its handshake comes first. The last hop
-/// of HTTP/3 is where the stream begins: what is before it carries datagrams.
+/// Asks the hops one after the other. The last hop of TLS or of HTTP/3 is where the stream begins: what is before it leads there. A
+/// request that a shared connection has not processed is sent again, on another one.
 async fn ask_all(
     order: &Order<'_>,
     (hops, count): (&[Hop], usize),
-    (command, destination): (Command, &Destination),
+    what: (Command, &Destination),
     first: &mut impl FirstBytes,
 ) -> Result<Carried, Failure> {
-    let is_http3 = |hop: &Hop| hop.protocol == HopProtocol::Http3;
-    let mut from = hops.iter().take(count).rposition(is_http3).unwrap_or(0);
-    let mut stream =
-        entry(order, hops, from).await.map_err(|failure| at(out_of_reach(failure), from, hops))?;
-    let clock = Clock::start();
-    let mut bytes = Vec::new();
-    loop {
-        let is_tls = |index: &usize| hops[*index].protocol == HopProtocol::Https;
-        let to = (from + 1..count).find(is_tls);
-        let what = to.map_or((command, destination), |to| (Command::Connect, &hops[to].address));
-        // Read the client's bytes only now: those that came while we dialled travel with the request.
-        let held = if to.is_none() { first.held() } else { &[] };
-        let sent = held.len().min(INITIAL_DATA_MAX);
-        let range = from..to.unwrap_or(count);
-        let (machines, opening) = machines(order, (hops, range), what, &held[..sent], clock.now())?;
-        let written = stream.write_all(&opening).await;
-        written.map_err(|error| at(broken(&error, "sending the request"), from, hops))?;
-        let mut bound = None;
-        let mut stack = Vec::new();
-        // Bytes after a hop's answer belong to the next hop's handshake, and after the last answer to the server.
-        for (index, machine) in machines.into_iter().enumerate() {
-            let done = shake(&mut stream, machine, bytes, &clock).await;
-            let done = done.map_err(|failure| at(failure, from + index, hops))?;
-            (bytes, bound, stack) = (done.leftover, done.bound, done.stack);
-        }
-        let Some(to) = to else {
-            return Ok(Carried {
-                stream,
-                early: bytes,
-                bound,
-                sent,
-                stack,
-                taken: None,
-                leads_to: None,
-                spread: None,
-            });
+    let from = hops.iter().take(count).rposition(|hop| hop.protocol.is_encrypted()).unwrap_or(0);
+    let is_datagrams = what.0 == Command::UdpAssociate && from + 1 == count;
+    let kind = if is_datagrams { connect::Kind::Datagrams } else { connect::Kind::Bytes };
+    for _ in 0..REPEATS_MAX {
+        let (stream, trial) = entry(order, (hops, from), kind).await?;
+        let failure = match ask_from(stream, order, (hops, from..count), what, first).await {
+            Ok(carried) => return Ok(carried),
+            Err(failure) => failure,
         };
-        let secured = tls::with_hop(stream, std::mem::take(&mut bytes), &hops[to]).await;
-        stream = secured.map_err(|failure| at(out_of_reach(failure), to, hops))?;
-        from = to;
+        match trial.take() {
+            None => return Err(failure),
+            Some(ended) if ended.is_repeatable => {
+                tracing::debug!(why = ended.why, "a hop has not processed a request: it is sent again");
+            }
+            Some(ended) => return Err(unanswered(from, hops, &ended.why)),
+        }
+    }
+    Err(unanswered(from, hops, "it processes no request"))
+}
+
+/// Most connections on which a request is tried.
+const REPEATS_MAX: usize = 3;
+
+fn unanswered(index: usize, hops: &[Hop], why: &str) -> Failure {
+    at(Failure::new(EndReason::HopFailed, why).telling(Some(Answer::Net)), index, hops)
+}
+
+/// Asks these hops, on a connection to the first of them.
+async fn ask_from(
+    mut stream: Stream,
+    order: &Order<'_>,
+    (hops, range): (&[Hop], Range<usize>),
+    what: (Command, &Destination),
+    first: &mut impl FirstBytes,
+) -> Result<Carried, Failure> {
+    let (from, clock) = (range.start, Clock::start());
+    // Read the client's bytes only now: those that came while we dialled travel with the request.
+    let held = first.held();
+    let sent = held.len().min(INITIAL_DATA_MAX);
+    let (machines, opening) = machines(order, (hops, range), what, &held[..sent], clock.now())?;
+    let written = stream.write_all(&opening).await;
+    written.map_err(|error| at(broken(&error, "sending the request"), from, hops))?;
+    let (mut early, mut bound, mut stack) = (Vec::new(), None, Vec::new());
+    // Bytes after a hop's answer belong to the next hop's handshake, and after the last answer to the server.
+    for (index, machine) in machines.into_iter().enumerate() {
+        let done = shake(&mut stream, machine, early, &clock).await;
+        let done = done.map_err(|failure| at(failure, from + index, hops))?;
+        (early, bound, stack) = (done.leftover, done.bound, done.stack);
+    }
+    Ok(Carried { stream, early, bound, sent, stack, taken: None, leads_to: None, spread: None })
+}
+
+/// Returns a connection to the hop with this index: the first one, or one of TLS or HTTP/3.
+async fn entry(
+    order: &Order<'_>,
+    (hops, index): (&[Hop], usize),
+    kind: connect::Kind,
+) -> Result<(Stream, h2::Trial), Failure> {
+    match hops[index].protocol {
+        HopProtocol::Https => h2::dial(order, (hops, index), kind).await,
+        HopProtocol::Http3 => {
+            let dialled = h3::dial(order, &hops[..index], &hops[index]).await;
+            let stream = dialled.map_err(|failure| at(out_of_reach(failure), index, hops))?;
+            Ok((stream, h2::Trial::default()))
+        }
+        _ => Ok((first_hop(order, hops).await?.into(), h2::Trial::default())),
     }
 }
 
-/// Returns a connection to the hop with this index: the first one, or one of HTTP/3.
-async fn entry(order: &Order<'_>, hops: &[Hop], index: usize) -> Result<Stream, Failure> {
-    let (before, hop) = (&hops[..index], &hops[index]);
-    if hop.protocol == HopProtocol::Http3 {
-        return h3::dial(order, before, hop).await;
-    }
-    let addresses = gate::configured(resolve(&hop.address).await?);
+/// Dials the first hop.
+async fn first_hop(order: &Order<'_>, hops: &[Hop]) -> Result<TcpStream, Failure> {
+    let named = |failure: Failure| at(out_of_reach(failure), 0, hops);
+    let hop = &hops[0];
+    let addresses = gate::configured(resolve(&hop.address).await.map_err(named)?);
     let wishes = Wishes { tfo: hop.tfo, speaks_first: true, mptcp: hop.mptcp, ..Wishes::default() };
-    let (stream, _) = order.dialing.race(&addresses, wishes).await?;
-    if hop.protocol == HopProtocol::Https {
-        return tls::with_hop(stream.into(), Vec::new(), hop).await;
-    }
-    Ok(stream.into())
+    Ok(order.dialing.race(&addresses, wishes).await.map_err(named)?.0)
+}
+
+/// A path to a hop, before anything is said to it.
+type Way<'a> = Pin<Box<dyn Future<Output = Result<Carried, Failure>> + 'a>>;
+
+/// Makes TLS with the hop with this index, through those before it. It then speaks one of these protocols (ALPN).
+pub(super) async fn secured(
+    order: &Order<'_>,
+    (hops, index): (&[Hop], usize),
+    protocols: &[&[u8]],
+) -> Result<Tls, Failure> {
+    let hop = &hops[index];
+    let (stream, early) = if index == 0 {
+        (first_hop(order, hops).await?.into(), Vec::new())
+    } else {
+        let mut nothing = Nothing;
+        // Boxed: another hop of TLS may be among those before this one.
+        let way: Way<'_> =
+            Box::pin(ask_all(order, (hops, index), (Command::Connect, &hop.address), &mut nothing));
+        let carried = way.await?;
+        (carried.stream, carried.early)
+    };
+    let secured = tls::with_hop(stream, early, hop, protocols).await;
+    secured.map_err(|failure| at(out_of_reach(failure), index, hops))
 }
 
 struct Shaken {

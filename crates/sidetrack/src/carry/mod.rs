@@ -4,11 +4,13 @@ mod client;
 pub mod datagrams;
 mod direct;
 pub mod gate;
+pub mod h2;
 pub mod h3;
 pub mod hops;
 mod memory;
 mod overlay;
 mod resolve;
+mod shared;
 pub mod stack;
 mod stream;
 pub mod tls;
@@ -193,7 +195,10 @@ impl Order<'_> {
 /// Returns the destination to send to the next hop: an admitted address if we resolve names, otherwise
 /// unchanged. A name that is passed on is resolved by the last hop, whose rules decide. For `localhost` the
 /// address is known, so it is checked here.
-async fn resolved(order: &Order<'_>) -> Result<Destination, Failure> {
+///
+/// # Errors
+/// The name does not resolve, or no address may be dialled.
+pub async fn resolved(order: &Order<'_>) -> Result<Destination, Failure> {
     let to = &order.destination;
     if to.zone != 0 {
         let why = format!("{to} is an address of a link of this host: no other host can dial it");

@@ -327,17 +327,22 @@ pub fn roots(ca_pem: Option<&Arc<str>>) -> Result<Arc<ClientConfig>, Failure> {
     Ok(config)
 }
 
-/// Makes TLS with a hop, which then speaks HTTP/1.1. `early` are bytes that were already read.
+/// Makes TLS with a hop, which then speaks one of these protocols (ALPN). `early` are bytes that were already read.
 ///
 /// # Errors
 /// As [`ToServer::shake_hands`].
-pub async fn with_hop(stream: Stream, early: Vec<u8>, hop: &Hop) -> Result<Stream, Failure> {
+pub async fn with_hop(
+    stream: Stream,
+    early: Vec<u8>,
+    hop: &Hop,
+    protocols: &[&[u8]],
+) -> Result<Tls, Failure> {
     let mut config = (*roots(hop.ca_pem.as_ref())?).clone();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     let host = hop.address.host.clone();
     let why = format!("no certificate can be for {host}");
     let to = ToServer::new(config, host).ok_or_else(|| Failure::new(EndReason::Certificate, why))?;
-    Ok(Stream::Tls(Box::new(to.shake_hands(stream, early).await?)))
+    to.shake_hands(stream, early).await
 }
 
 /// Returns the rustls error that ended a handshake, if there is one.

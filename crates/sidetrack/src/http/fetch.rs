@@ -8,12 +8,12 @@ use super::duplex::Duplex;
 use super::h2::ask::{self, Requests};
 use super::h3::reach::{HEAD_START, PATIENCE, Reach};
 use super::pool::{Route, Server};
-use crate::carry::{self, Failure, FirstBytes, Gate, Order, Stream};
+use crate::carry::{self, Dialing, Failure, FirstBytes, Gate, Order, Stream};
 use crate::intercept::proxy_header;
 use crate::live::{Taken, Transport};
 use crate::worker::Worker;
 use sidetrack_core::carrier::Carrier;
-use sidetrack_core::flow::{EndReason, Flow, Host, Side};
+use sidetrack_core::flow::{Destination, EndReason, Flow, Host, Side};
 use sidetrack_core::http::auth::response_binds;
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::forward::{self, Via, keeps_alive};
@@ -25,6 +25,7 @@ use sidetrack_sys::sockopt;
 use std::cell::Cell;
 use std::io::IoSlice;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -45,7 +46,7 @@ pub(super) enum Reuse {
 /// Everything that is needed to reach the server of a request.
 pub(super) struct Way<'a> {
     /// The worker whose loop this is.
-    pub worker: &'a Worker,
+    pub worker: &'a Arc<Worker>,
     /// Which connections can be shared.
     pub route: &'a Route,
     /// The request's flow.
@@ -167,6 +168,27 @@ impl Way<'_> {
         Gate { policy, flow, carry, resource, peer: flow.client.ip(), is_configured: self.is_configured }
     }
 
+    /// The order to carry the request's connection to this destination.
+    pub(super) fn order<'b>(
+        &'b self,
+        destination: Destination,
+        gate: Option<Gate<'b>>,
+        dialing: &'b Dialing,
+    ) -> Order<'b> {
+        Order {
+            carry: &self.route.carry,
+            destination,
+            client: self.flow.client,
+            host: self.flow.host.as_ref(),
+            stack: &[],
+            metadata: Vec::new(),
+            gate,
+            dialing,
+            tunnels: &self.worker.tunnels,
+            warm: &self.worker.warm,
+        }
+    }
+
     /// A new connection to the server.
     async fn dial(&self) -> Result<Server, Failure> {
         let carry = &*self.route.carry;
@@ -174,18 +196,8 @@ impl Way<'_> {
         let limit = carry.connect_timeout_ms.unwrap_or(config.limits.connect_timeout_ms);
         let deadline = self.progress.clock.now() + Duration::from_millis(limit);
         self.progress.live.set_deadline(Some(deadline), EndReason::ConnectTimeout);
-        let order = Order {
-            carry,
-            destination: self.route.destination.clone(),
-            client: self.flow.client,
-            host: self.flow.host.as_ref(),
-            stack: &[],
-            metadata: Vec::new(),
-            gate: Some(self.gate(&config.policy)),
-            dialing: &self.worker.dialing(),
-            tunnels: &self.worker.tunnels,
-            warm: &self.worker.warm,
-        };
+        let dialing = self.worker.dialing();
+        let order = self.order(self.route.destination.clone(), Some(self.gate(&config.policy)), &dialing);
         let carried = carry::carry(&order, &mut NoBytes).await?;
         self.progress.live.carried_by(carried.taken);
         // Later requests may reuse this connection: policy then checks them against this address.

@@ -10,6 +10,16 @@ fn with(rule: &str) -> Result<sidetrack::config::Config, String> {
 
 #[test]
 fn a_rule_says_when_servers_are_asked_by_http_3() {
+    // Hops that carry UDP carry QUIC, too; otherwise a warning says that it is TCP.
+    for (hop, carries) in [("socks5://gw", true), ("https://gw", true), ("socks6+socksx://gw", false)] {
+        let config = with(&format!("carrier = '{hop}'\nhttp3 = 'first'")).unwrap();
+        let Action::Carry(carry) = &config.policy.rules()[0].action else { panic!() };
+        assert_eq!(carry.http3_obstacle().is_none(), carries, "{hop}");
+        assert_eq!(
+            config.warnings.iter().any(|warning| warning.to_string().contains("asked by TCP")),
+            !carries
+        );
+    }
     for (text, when) in [
         ("", Http3::Never),
         ("http3 = 'never'", Http3::Never),
@@ -21,7 +31,6 @@ fn a_rule_says_when_servers_are_asked_by_http_3() {
         assert_eq!(carry.http3, when, "{text}");
     }
     for (rule, told) in [
-        ("carrier = 'socks5://gw'\nhttp3 = 'first'", "`http3` goes only with carrier = \"direct\""),
         (
             "carrier = 'direct'\nhttp3 = 'first'\nproxy_protocol = 2",
             "goes with neither `keep_client_address`",

@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 
 /// A server that returns what it gets.
-fn echo() -> SocketAddr {
+pub(crate) fn echo() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -54,7 +54,7 @@ fn chains(chains: &[(&str, Vec<&str>)], servers: (SocketAddr, SocketAddr)) -> St
     tables
 }
 
-fn hop(scheme: &str, site: &Site, ca: &Path) -> String {
+pub(crate) fn hop(scheme: &str, site: &Site, ca: &Path) -> String {
     format!("{scheme}://localhost:{}?ca={}", site.address().port(), ca.display())
 }
 
@@ -63,7 +63,7 @@ fn through(near: &Up, bytes: &[u8]) -> Vec<u8> {
     through_port(near, "tcp", bytes)
 }
 
-fn through_port(near: &Up, listener: &str, bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn through_port(near: &Up, listener: &str, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(near.addresses(listener)[0]).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     // A flow that ends at once may reset us here.
@@ -78,7 +78,7 @@ fn datagram(near: &Up, payload: &[u8]) -> Vec<u8> {
     datagram_through(near, "udp", payload)
 }
 
-fn datagram_through(near: &Up, listener: &str, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn datagram_through(near: &Up, listener: &str, payload: &[u8]) -> Vec<u8> {
     let to = near.addresses(listener)[0];
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     client.connect(to).unwrap();

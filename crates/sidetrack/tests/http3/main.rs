@@ -2,12 +2,14 @@
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
 mod client;
+mod dying;
 mod early;
 mod foreign;
 mod hops;
 #[path = "../node/mod.rs"]
 mod node;
 mod servers;
+mod streams;
 
 use client::{Client, ask, run};
 use node::Up;

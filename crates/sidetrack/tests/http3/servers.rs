@@ -1,11 +1,12 @@
 //! HTTP/3 towards servers: our own listener and ngtcp2's server are the servers, curl is the client.
 
+use super::hops::hop;
 use super::node::{Record, Up};
 use super::{BIG, Site, origin, origin_saying};
 use rustix::process::Signal;
 use sidetrack::cli::ca;
 use sidetrack::tls::{Scope, authority, signed};
-use sidetrack_testkit::eventually;
+use sidetrack_testkit::{eventually, in_namespace};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -13,33 +14,38 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// A reverse proxy in front of a server of TLS.
-struct Near {
-    up: Up,
+pub(crate) struct Near {
+    pub(crate) up: Up,
 }
 
 impl Near {
     /// `when` says when HTTP/3 is used.
-    fn start(port: u16, ca: &Path, when: &str) -> Self {
+    pub(crate) fn start(port: u16, ca: &Path, when: &str) -> Self {
+        Self::through("direct", port, ca, when)
+    }
+
+    /// As [`Near::start`], with another carrier.
+    fn through(carrier: &str, port: u16, ca: &Path, when: &str) -> Self {
         let tables = format!(
             "[[listen]]\nname = \"in\"\nkind = \"http\"\naddress = \"127.0.0.1:0\"\nto = \"https://localhost:{port}?ca={}\"\n\
-             [[rule]]\nname = \"web\"\nmatch = {{ listener = \"in\" }}\ncarrier = \"direct\"\nhttp3 = \"{when}\"\n",
+             [[rule]]\nname = \"web\"\nmatch = {{ listener = \"in\" }}\ncarrier = \"{carrier}\"\nhttp3 = \"{when}\"\n",
             ca.display()
         );
         Self { up: Up::start("default = \"deny\"\n", &tables) }
     }
 
-    fn url(&self, path: &str) -> String {
+    pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.up.addresses("in")[0])
     }
 
     /// Asks for a path, and returns the head and the content of the answer.
-    fn get(&self, path: &str) -> String {
+    pub(crate) fn get(&self, path: &str) -> String {
         curl(&["--include", &self.url(path)])
     }
 }
 
 /// Runs curl, which must succeed, and returns what it prints.
-fn curl(arguments: &[&str]) -> String {
+pub(crate) fn curl(arguments: &[&str]) -> String {
     let mut command = Command::new("curl");
     command.args(["--silent", "--show-error", "--max-time", "60", "--noproxy", ""]).args(arguments);
     let told = command.output().unwrap();
@@ -48,7 +54,7 @@ fn curl(arguments: &[&str]) -> String {
 }
 
 /// The version in which the request came to the server behind `Site`, which shows its head.
-fn version(told: &str) -> String {
+pub(crate) fn version(told: &str) -> String {
     let via = told.lines().find_map(|line| line.strip_prefix("Via: ")).expect(told);
     let last = via.split(", ").last().unwrap();
     last.split(' ').next().unwrap().to_owned()
@@ -76,6 +82,44 @@ fn a_server_that_announces_http_3_is_asked_by_it_from_then_on() {
     let record = std::iter::repeat_with(|| near.up.record()).find(is_last).unwrap();
     assert_eq!((record.text("reason"), record.text("path")), ("ok", &*path), "{record:?}");
     near.up.signal(Signal::TERM);
+}
+
+#[test]
+fn a_server_behind_hops_is_asked_by_http_3_and_by_tcp_where_they_carry_no_udp() {
+    // In a network of its own: hops resolve the server's name, and may choose ::1.
+    in_namespace(|| {
+        let server = origin();
+        let site = Site::at("*:0", "localhost", &format!("to = \"{server}\""), true);
+        let secured = Site::everywhere();
+        let plain = Up::start(
+            "default = \"direct\"\n",
+            "[[listen]]\nname = \"socks\"\nkind = \"socks\"\naddress = \"127.0.0.1:0\"\n\
+             [[listen]]\nname = \"deaf\"\nkind = \"socks\"\naddress = \"127.0.0.1:0\"\nudp_ports = \"off\"\n\
+             [[listen]]\nname = \"http\"\nkind = \"http\"\naddress = \"127.0.0.1:0\"\n",
+        );
+        let of = |scheme: &str, name: &str| format!("{scheme}://{}", plain.addresses(name)[0]);
+        let carries = [
+            of("socks5", "socks"),
+            of("http", "http"),
+            hop("https", &secured, &secured.ca_file()),
+            hop("h3", &secured, &secured.ca_file()),
+        ];
+        for carrier in carries {
+            let near = Near::through(&carrier, site.address().port(), &site.ca_file(), "first");
+            eventually("HTTP/3 is used", || version(&near.get("/a")) == "3.0");
+            assert_eq!(curl(&[&near.url("/big")]).len(), BIG, "{carrier}");
+            let told = curl(&["--data", "some content", &near.url("/c")]);
+            assert_eq!(
+                (version(&told), told.ends_with("body=some content")),
+                ("3.0".to_owned(), true),
+                "{carrier}"
+            );
+        }
+        let mut near = Near::through(&of("socks5", "deaf"), site.address().port(), &site.ca_file(), "first");
+        assert_eq!(version(&near.get("/a")), "2.0");
+        near.up.log_line("the end of the attempt", |line| line.contains("no HTTP/3"));
+        assert_eq!(version(&near.get("/b")), "2.0");
+    });
 }
 
 #[test]

@@ -88,7 +88,7 @@ impl Goal<'_> {
     ///
     /// # Errors
     /// As [`Self::connect`].
-    pub(super) async fn connect_over(
+    pub async fn connect_over(
         &self,
         path: Box<dyn Datagrams>,
         to: &Destination,

@@ -6,36 +6,34 @@
 
 use super::dial::Goal;
 use super::{Broken, Came, Peer, Reading, id_of, number, pump};
+use crate::carry::shared::{self, Opened, PIPE_BYTES, Pool, Shared, Way, request};
 use crate::carry::tls::roots;
 use crate::carry::{Cutter, Failure, Memory, Order, Stream, datagrams, gate, resolve};
 use crate::reactor;
 use quinn::{ConnectionError, SendStream};
 use sidetrack_core::carrier::Hop;
-use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::h2::fields;
 use sidetrack_core::http::h3::message::{Lines, Message, Request as Asked, put_request};
 use sidetrack_core::http::h3::{Code, Error};
-use sidetrack_core::http::message::{Method, Request, Response, Scan, Sender};
+use sidetrack_core::http::message::{Method, Request, Sender};
 use sidetrack_core::http::udp;
-use std::cell::RefCell;
 use std::rc::Rc;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
-
-/// Bytes buffered in each direction of a connection in memory.
-const PIPE_BYTES: usize = 64 * 1024;
-/// Most connections that are kept. One that ends leaves at the next look.
-const KEPT_MAX: usize = 64;
+use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
 
 thread_local! {
-    /// The connections of this worker, by their ways.
-    static KEPT: RefCell<Vec<(Way, Rc<Peer>)>> = const { RefCell::new(Vec::new()) };
+    /// The connections of this worker.
+    static KEPT: Pool<Peer> = const { Pool::new() };
 }
 
-/// The way to a hop: it is the last one. Metadata is what hops of SOCKS6 are told.
-#[derive(Debug, PartialEq, Eq)]
-struct Way {
-    hops: Vec<Hop>,
-    metadata: Vec<(u16, String)>,
+impl Shared for Peer {
+    fn is_open(&self) -> bool {
+        self.connection().close_reason().is_none() && !self.is_leaving()
+    }
+
+    fn has_room(&self) -> bool {
+        // QUIC makes a stream wait that is one too many.
+        true
+    }
 }
 
 /// Returns a connection in memory to the proxy, which is reached through the hops before it. It takes one request of HTTP/1.1: CONNECT, or the upgrade of CONNECT-UDP.
@@ -43,18 +41,11 @@ struct Way {
 /// # Errors
 /// The proxy cannot be reached by HTTP/3.
 pub async fn dial(order: &Order<'_>, before: &[Hop], hop: &Hop) -> Result<Stream, Failure> {
-    let way =
-        Way { hops: [before, std::slice::from_ref(hop)].concat(), metadata: order.carry.metadata.clone() };
-    let peer = match kept(&way) {
-        Some(peer) => peer,
-        None => {
-            let peer = connect(order, before, hop).await?;
-            KEPT.with_borrow_mut(|kept| {
-                kept.truncate(KEPT_MAX - 1);
-                kept.push((way, peer.clone()));
-            });
-            peer
-        }
+    let way = Way::new(order, &[before, std::slice::from_ref(hop)].concat());
+    let open = async || Ok(Opened::Shared(connect(order, before, hop).await?));
+    let peer = match Pool::obtain(&KEPT, &way, open).await? {
+        Opened::Shared(peer) => peer,
+        Opened::Own(stream) => return Ok(stream),
     };
     let (ours, other) = Memory::pair(PIPE_BYTES);
     reactor::spawn(async move {
@@ -63,14 +54,6 @@ pub async fn dial(order: &Order<'_>, before: &[Hop], hop: &Hop) -> Result<Stream
         }
     });
     Ok(Stream::Memory(other))
-}
-
-/// Returns the open connection to this hop.
-fn kept(way: &Way) -> Option<Rc<Peer>> {
-    KEPT.with_borrow_mut(|kept| {
-        kept.retain(|(_, peer)| peer.connection().close_reason().is_none() && !peer.is_leaving());
-        kept.iter().find(|(other, _)| other == way).map(|(_, peer)| peer.clone())
-    })
 }
 
 /// Opens a connection to a hop.
@@ -90,7 +73,7 @@ async fn connect(order: &Order<'_>, before: &[Hop], hop: &Hop) -> Result<Rc<Peer
 async fn serve(peer: &Rc<Peer>, pipe: Memory) -> Result<(), Broken> {
     let cutter = pipe.cutter();
     let (mut reader, writer) = tokio::io::split(pipe);
-    let Some((request, early)) = request(&mut reader).await? else { return Ok(()) };
+    let Some((request, early)) = request(&mut reader).await.map_err(cut)? else { return Ok(()) };
     let gone = |error: ConnectionError| Broken::Gone(error.to_string());
     let (mut send, recv) = peer.connection().open_bi().await.map_err(gone)?;
     let mut reading = Reading::new(recv, Message::new(Sender::Server));
@@ -115,20 +98,6 @@ async fn serve(peer: &Rc<Peer>, pipe: Memory) -> Result<(), Broken> {
 
 fn cut(_: impl Sized) -> Broken {
     Error::of_stream(Code::Connect, "the tunnel was cut").into()
-}
-
-/// Reads the request, and what came behind it. `None`: there is none.
-async fn request(reader: &mut ReadHalf<Memory>) -> Result<Option<(Request, Vec<u8>)>, Broken> {
-    let (mut held, mut scan) = (Vec::new(), Scan::default());
-    loop {
-        if let Some(length) = scan.advance(&held, Sender::Client).map_err(cut)? {
-            let request = Request::parse(held.get(..length).unwrap_or_default()).map_err(cut)?;
-            return Ok(Some((request, held.split_off(length))));
-        }
-        if reader.read_buf(&mut held).await.map_err(cut)? == 0 {
-            return Ok(None);
-        }
-    }
 }
 
 /// The request for HTTP/3 (RFC 9114 Sec. 4.4, RFC 9298 Sec. 3.4).
@@ -192,21 +161,8 @@ async fn answer(
         if status < 200 {
             continue;
         }
-        let is_open = (200..300).contains(&status);
-        let response = if is_open && !is_bytes {
-            Response::new(101, udp::switching())
-        } else {
-            let mut fields = Fields::new();
-            for (name, value) in lines.iter().filter(|(name, _)| name != b"content-length") {
-                fields.push(name, value);
-            }
-            if !is_open {
-                fields.push("Connection", "close");
-            }
-            Response::new(status, fields)
-        };
-        let mut head = Vec::with_capacity(512);
-        response.write_to(&mut head);
+        let fields = lines.iter().map(|(name, value)| (name.as_slice(), value.as_slice()));
+        let (head, is_open) = shared::answer(status, fields, is_bytes);
         writer.write_all(&head).await.map_err(cut)?;
         return Ok(is_open);
     }

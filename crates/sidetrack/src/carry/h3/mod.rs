@@ -7,6 +7,7 @@ pub mod pump;
 
 pub use dial::Goal;
 pub use hop::dial;
+pub use path::is_nowhere;
 
 use crate::reactor;
 use bytes::Bytes;
@@ -31,8 +32,8 @@ const STREAMS_MAX: u32 = 100;
 const UNI_MAX: u32 = 8;
 /// Most bytes of content that are buffered for us in one stream.
 const STREAM_WINDOW: u32 = 256 * 1024;
-/// The same limit for all streams of a connection together.
-const CONNECTION_WINDOW: u32 = 1024 * 1024;
+/// The same limit for all streams of a connection together. All of them fit, so that unread streams do not stop the others.
+const CONNECTION_WINDOW: u32 = STREAMS_MAX * STREAM_WINDOW;
 /// Most bytes of datagrams that wait in one direction of a connection.
 const DATAGRAMS_BYTES: usize = 1024 * 1024;
 /// Most datagrams that wait for one stream.

@@ -21,8 +21,13 @@ use std::task::{Context, Poll, Waker};
 /// Most datagrams that wait in each direction.
 const WAITING_MAX: usize = 256;
 
-/// Stands for a hop whose address only the hops before it know (RFC 6666: it leads nowhere).
+/// Stands for a peer whose address only the hops before it know (RFC 6666: it leads nowhere).
 const NOWHERE: IpAddr = IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 1));
+
+/// Whether this stands for a peer whose address is not known here.
+pub fn is_nowhere(address: SocketAddr) -> bool {
+    address.ip() == NOWHERE
+}
 
 /// What waits between quinn and the path.
 #[derive(Debug, Default)]

@@ -398,13 +398,13 @@ impl Check<'_> {
         }
     }
 
-    /// Reports settings that contradict `http3`: its connections are made by QUIC from this host, and shared.
+    /// Reports settings that contradict `http3`: its connections are shared, and made from this host or through hops that carry UDP.
     fn http3_contradictions(&mut self, rule: &raw::Rule, carry: &Carry) {
         let Some(at) = rule.http3.as_ref().filter(|_| carry.http3 != Http3::Never) else { return };
         let contradictions = [
             (
-                carry.carrier != Carrier::Direct,
-                "`http3` goes only with carrier = \"direct\"",
+                !matches!(carry.carrier, Carrier::Direct | Carrier::Hops(_)),
+                "`http3` goes only with carrier = \"direct\" and with hops",
                 "take it out: towards this carrier, servers are asked by TCP",
             ),
             (
@@ -415,6 +415,10 @@ impl Check<'_> {
         ];
         for (_, message, help) in contradictions.into_iter().filter(|(wrong, ..)| *wrong) {
             self.error(at.span(), message, help);
+        }
+        if let Some(why) = carry.http3_obstacle() {
+            let help = "take `http3` out, or use hops that carry UDP";
+            self.warning(at.span(), format!("servers are asked by TCP: {why}"), help);
         }
     }
 

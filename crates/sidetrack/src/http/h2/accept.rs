@@ -6,12 +6,10 @@ use super::super::connection::Connection;
 use super::super::copy::{Outgoing, Stopped};
 use super::super::duplex::Duplex;
 use super::super::open::Inside;
-use super::follow::{Followed, Watch};
-use super::{
-    CONNECTION_WINDOW, STREAM_WINDOW, STREAMS_MAX, connect, datagrams, drain, head, header_list_max, headers,
-    pipe, pour, websocket,
-};
+use super::{connect, datagrams, drain, head, pipe, pour, websocket};
 use crate::carry::Client;
+use crate::carry::h2::follow::{Followed, Watch};
+use crate::carry::h2::{CONNECTION_WINDOW, STREAM_WINDOW, STREAMS_MAX, header_list_max, headers};
 use crate::intercept::Listening;
 use crate::reactor::{self, timeout};
 use crate::worker::{Admission, Idle, Place, Worker};

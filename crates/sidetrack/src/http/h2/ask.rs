@@ -3,53 +3,20 @@
 use super::super::buffer::Buffer;
 use super::super::copy::{Outgoing, Stopped};
 use super::super::duplex::Duplex;
-use super::follow::{Followed, Follows, Watch};
-use super::{CONNECTION_WINDOW, STREAM_WINDOW, drain, head, header_list_max, headers, pipe, pour, websocket};
+use super::{drain, head, pipe, pour, websocket};
+pub(crate) use crate::carry::h2::Requests;
+use crate::carry::h2::follow::Watch;
+use crate::carry::h2::{self as carry, headers};
 use crate::carry::{Failure, Stream};
 use crate::reactor;
 use bytes::Bytes;
-use h2::client::{ResponseFuture, SendRequest};
+use h2::client::ResponseFuture;
 use h2::{Reason, RecvStream, SendStream};
 use http::{Method as H2Method, Uri, Version as H2Version};
-use sidetrack_core::flow::EndReason;
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::framing::{Decoder, Length, request_length, response_length};
 use sidetrack_core::http::message::{Method, Request, Response, Sender};
 use std::pin::pin;
-
-/// Opens streams on a connection to a server.
-#[derive(Clone)]
-pub(crate) struct Requests {
-    sending: SendRequest<Bytes>,
-    follows: Follows,
-}
-
-impl Requests {
-    /// Waits until the server allows another stream.
-    ///
-    /// # Errors
-    /// The connection has ended.
-    pub(crate) async fn ready(self) -> Result<Self, h2::Error> {
-        Ok(Self { sending: self.sending.ready().await?, ..self })
-    }
-
-    /// Whether the server accepts WebSockets as streams (RFC 8441 Sec. 3).
-    pub(crate) fn is_extended_connect_protocol_enabled(&self) -> bool {
-        self.sending.is_extended_connect_protocol_enabled()
-    }
-
-    /// Sends a request. Returns its response, the way for its content, and what watches the stream.
-    pub(super) fn send(
-        &mut self,
-        asked: http::Request<()>,
-        ends: bool,
-    ) -> Result<(ResponseFuture, SendStream<Bytes>, Watch), h2::Error> {
-        let (answer, to) = self.sending.send_request(asked, ends)?;
-        // Nothing was sent yet: the connection has a task of its own on this thread.
-        let watch = self.follows.open(answer.stream_id());
-        Ok((answer, to, watch))
-    }
-}
 
 /// Waits for the response on a stream.
 ///
@@ -59,9 +26,7 @@ pub(super) async fn answered(
     answer: ResponseFuture,
     watch: &Watch,
 ) -> Result<http::Response<RecvStream>, Stopped> {
-    let answer = answer.await.map_err(|error| Stopped::Source(error.to_string()))?;
-    watch.check().map_err(|malformed| Stopped::Source(malformed.to_string()))?;
-    Ok(answer)
+    carry::answered(answer, watch).await.map_err(|error| Stopped::Source(error.to_string()))
 }
 
 /// Starts HTTP/2 on a connection after ALPN has agreed on it.
@@ -69,23 +34,14 @@ pub(super) async fn answered(
 /// # Errors
 /// The server does not speak HTTP/2.
 pub(crate) async fn begin(stream: Stream) -> Result<Requests, Failure> {
-    let mut builder = h2::client::Builder::new();
-    builder
-        .enable_push(false)
-        .max_header_list_size(header_list_max())
-        .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW);
-    let (stream, follows) = Followed::new(stream, Vec::new(), Sender::Server);
-    let begun = builder.handshake::<Followed, Bytes>(stream).await;
-    let (sending, connection) =
-        begun.map_err(|error| Failure::new(EndReason::HopFailed, format!("HTTP/2: {error}")))?;
+    let (connection, requests) = carry::begin(stream).await?;
     reactor::spawn(async move {
         // Requests under way learn about the end from their streams.
         if let Err(error) = connection.await {
             tracing::debug!(%error, "an HTTP/2 connection to a server ended");
         }
     });
-    Ok(Requests { sending, follows })
+    Ok(requests)
 }
 
 /// Returns a connection in memory. Its requests are sent as streams, one after the other.

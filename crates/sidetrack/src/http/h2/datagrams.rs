@@ -4,7 +4,8 @@
 use super::super::buffer::Buffer;
 use super::super::copy::{Stopped, write_all};
 use super::accept::{Common, Switch, answer, fields_of, pseudo};
-use super::websocket::{Cut, tunnel};
+use super::tunnel;
+use crate::carry::h2::Cut;
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};

@@ -5,7 +5,6 @@ pub(super) mod accept;
 pub(super) mod ask;
 mod connect;
 mod datagrams;
-mod follow;
 mod websocket;
 
 pub(super) use accept::Common;
@@ -13,26 +12,19 @@ pub(super) use accept::Common;
 use super::buffer::Buffer;
 use super::copy::{Outgoing, Stopped};
 use super::duplex::Duplex;
+use crate::carry::h2::follow::Watch;
+use crate::carry::h2::{self as carry, Cut, headers};
 use crate::carry::{Memory, Stream};
 use bytes::Bytes;
-use follow::Watch;
 use h2::{RecvStream, SendStream};
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::HeaderMap;
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::framing::{Decoder, may_trail};
-use sidetrack_core::http::h2 as map;
-use sidetrack_core::http::message::{MAX_HEAD, Scan, Sender};
-use std::future::poll_fn;
+use sidetrack_core::http::message::{Scan, Sender};
 use std::io;
 
 /// Bytes buffered in each direction of a connection in memory.
 const PIPE_BYTES: usize = 64 * 1024;
-/// Most bytes of content that are buffered for us in one stream.
-const STREAM_WINDOW: u32 = 256 * 1024;
-/// The same limit for all streams of a connection together.
-const CONNECTION_WINDOW: u32 = 1024 * 1024;
-/// Most streams that a client may open at the same time (RFC 9113 Sec. 5.1.2).
-const STREAMS_MAX: u32 = 100;
 
 /// Returns both ends of a connection in memory.
 pub(super) fn pipe() -> (Duplex, Stream) {
@@ -57,18 +49,6 @@ pub(super) async fn head(from: &Duplex, buffer: &mut Buffer, sender: Sender) -> 
             return Ok(None);
         }
     }
-}
-
-/// Converts fields to HTTP/2 form.
-fn headers(fields: &Fields) -> HeaderMap {
-    let mut headers = HeaderMap::new();
-    for (name, value) in map::fields(fields) {
-        // Fields that do not fit were rejected when the head was parsed.
-        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(&name), HeaderValue::from_bytes(value)) {
-            headers.append(name, value);
-        }
-    }
-    headers
 }
 
 /// Keeps the trailers that HTTP/1.1 allows.
@@ -124,21 +104,14 @@ async fn pour(
 }
 
 /// Sends data as flow control gives room.
-async fn send(to: &mut SendStream<Bytes>, mut data: Bytes) -> Result<(), Stopped> {
-    let gone = |error: h2::Error| Stopped::Sink(io::Error::other(error));
-    while !data.is_empty() {
-        to.reserve_capacity(data.len());
-        let room = match poll_fn(|cx| to.poll_capacity(cx)).await {
-            Some(room) => room.map_err(gone)?,
-            None => return Err(Stopped::Sink(io::ErrorKind::BrokenPipe.into())),
-        };
-        let part = data.split_to(room.min(data.len()));
-        to.send_data(part, false).map_err(gone)?;
-    }
-    Ok(())
+async fn send(to: &mut SendStream<Bytes>, data: Bytes) -> Result<(), Stopped> {
+    carry::send(to, data).await.map_err(Stopped::Sink)
 }
 
-/// The largest header list that we accept, in bytes (RFC 9113 Sec. 6.5.2).
-fn header_list_max() -> u32 {
-    u32::try_from(MAX_HEAD).unwrap_or(u32::MAX)
+/// Copies bytes both ways, until both ends have closed or one is cut.
+async fn tunnel(pipe: Duplex, mut buffer: Buffer, stream: (RecvStream, SendStream<Bytes>), on_cut: Cut) {
+    let (memory, peeked) = pipe.into_stream();
+    let cutter = memory.cutter();
+    let (reader, writer) = tokio::io::split(memory);
+    carry::tunnel((reader, writer, cutter), [buffer.take(), peeked].concat(), stream, on_cut).await;
 }

@@ -6,24 +6,22 @@ use super::super::copy::{Stopped, write_all};
 use super::super::duplex::Duplex;
 use super::accept::{Common, Switch, answer, fields_of, pseudo};
 use super::ask::{Requests, answered, asked, download};
-use super::send;
-use bytes::{Bytes, BytesMut};
+use super::tunnel;
+use crate::carry::h2::Cut;
+use bytes::Bytes;
 use data_encoding::BASE64;
 use h2::ext::Protocol;
 use h2::server::SendResponse;
-use h2::{Reason, RecvStream, SendStream};
+use h2::{Reason, RecvStream};
 use http::request::Parts;
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::h2 as map;
 use sidetrack_core::http::message::{Method, Request, Response};
-use std::io::{ErrorKind, IoSlice};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use std::io::IoSlice;
 
 /// The text that is appended to the key before hashing (RFC 6455 Sec. 1.3).
 const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
-/// Most bytes of one read.
-const READ_BYTES: usize = 16 * 1024;
 
 /// Serves an extended CONNECT request for a WebSocket to its end.
 pub(super) async fn serve(
@@ -99,57 +97,4 @@ pub(super) async fn ask(
     write_all(&from, &mut [IoSlice::new(&head)]).await.map_err(Stopped::Sink)?;
     tunnel(from, buffer, (body, to), Cut::Ends).await;
     Ok(())
-}
-
-/// How a connection in memory that was cut ends the stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cut {
-    /// In order: what passes marks its own end, and a reset would discard what is on its way.
-    Ends,
-    /// With a reset.
-    Resets,
-}
-
-/// Copies bytes both ways, until both ends have closed or one is cut.
-pub(super) async fn tunnel(
-    pipe: Duplex,
-    mut buffer: Buffer,
-    (mut body, mut to): (RecvStream, SendStream<Bytes>),
-    on_cut: Cut,
-) {
-    let (stream, peeked) = pipe.into_stream();
-    let cutter = stream.cutter();
-    let (mut reader, mut writer) = tokio::io::split(stream);
-    let gone = |error: h2::Error| Stopped::Sink(std::io::Error::other(error));
-    let cut = |error: std::io::Error| Stopped::Source(error.to_string());
-    let up = async {
-        while let Some(data) = body.data().await {
-            let data = data.map_err(gone)?;
-            writer.write_all(&data).await.map_err(cut)?;
-            // This fails only if the stream is over; then the capacity does not matter.
-            let _ = body.flow_control().release_capacity(data.len());
-        }
-        writer.shutdown().await.map_err(cut)
-    };
-    let down = async {
-        send(&mut to, [buffer.take(), peeked].concat().into()).await?;
-        loop {
-            let mut bytes = BytesMut::with_capacity(READ_BYTES);
-            let read = match reader.read_buf(&mut bytes).await {
-                Err(error) if on_cut == Cut::Ends && error.kind() == ErrorKind::ConnectionReset => 0,
-                read => read.map_err(cut)?,
-            };
-            if read == 0 {
-                return to.send_data(Bytes::new(), true).map_err(gone);
-            }
-            send(&mut to, bytes.freeze()).await?;
-        }
-    };
-    if let Err(stopped) = tokio::try_join!(up, down) {
-        tracing::debug!(?stopped, "a tunnel over HTTP/2 was cut");
-        if let Some(cutter) = cutter {
-            cutter.cut();
-        }
-        to.send_reset(Reason::CANCEL);
-    }
 }

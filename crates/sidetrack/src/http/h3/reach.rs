@@ -32,15 +32,18 @@ use super::super::fetch::Way;
 use super::super::pool::{Route, Server};
 use super::super::servers::Secure;
 use super::ask::{self, Asking};
-use crate::carry::h3::{Goal, Peer};
-use crate::carry::{self, Admitted};
+use crate::carry::h3::{Goal, Peer, is_nowhere};
+use crate::carry::{self, Admitted, Failure, Order, datagrams};
 use crate::reactor::{self, timeout};
+use crate::worker::Worker;
+use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host};
 use sidetrack_core::http::alternative::{Alternatives, Announced};
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::policy::{Action, Decision, Http3, Seen, Url};
 use sidetrack_sys::sockopt;
 use sidetrack_sys::sync::lock;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -84,7 +87,9 @@ impl<'a> Way<'a> {
 
     /// TLS with the server, if the rule lets requests reach it by HTTP/3.
     fn secure_for_http3(&self) -> Option<&Secure> {
-        self.route.secure.as_ref().filter(|_| self.route.carry.http3 != Http3::Never)
+        let carry = &self.route.carry;
+        let is_wanted = carry.http3 != Http3::Never && carry.http3_obstacle().is_none();
+        self.route.secure.as_ref().filter(|_| is_wanted)
     }
 
     /// The server as clients name it: the rule may lead to another address.
@@ -130,8 +135,9 @@ impl Reach<'_, '_> {
     /// Returns a stream of the open connection; `None`: there is none.
     pub(in crate::http) fn at_once(&self) -> Option<Server> {
         let Self { way, server, to, .. } = self;
-        let (peer, at_work) = way.route.quic(|address| way.admits(address))?;
-        way.by_quic.set(Some(sockopt::canonical(peer.connection().remote_address())));
+        let (peer, at_work) = way.route.quic(|address| is_nowhere(address) || way.admits(address))?;
+        let address = sockopt::canonical(peer.connection().remote_address());
+        way.by_quic.set((!is_nowhere(address)).then_some(address));
         way.progress.mark();
         let used = Destination { port: to.port, ..server.clone() };
         let alternative = (to.port != server.port).then(|| used.to_string().into_bytes());
@@ -155,16 +161,11 @@ impl Reach<'_, '_> {
     /// # Errors
     /// No address may be dialled, or the name does not resolve.
     pub(in crate::http) async fn begin(&self) -> Option<()> {
-        let Self { way, secure, server, to } = self;
+        let Self { way, secure, server, .. } = self;
         if way.route.attempt().is_some() {
             return Some(());
         }
-        let addresses = carry::resolve(to).await.ok()?;
-        let name = match &to.host {
-            Host::Name(name) => Some(name),
-            Host::Ip(_) => None,
-        };
-        let addresses = way.gate(&way.worker.config().policy).admit_all(name, addresses).ok()?;
+        let target = self.target().await?;
         if way.route.attempt().is_some() {
             return Some(());
         }
@@ -172,19 +173,38 @@ impl Reach<'_, '_> {
         way.route.put_attempt(receiver);
         let attempt = Attempt {
             route: way.route.clone(),
-            addresses,
+            target,
+            client: way.flow.client,
+            worker: way.worker.clone(),
             host: secure.host.clone(),
             tls: secure.http3(),
             server: server.clone(),
             alternatives: way.proxy.alternatives.clone(),
             clock: way.progress.clock,
         };
-        let dialing = way.worker.dialing();
         reactor::spawn(async move {
-            attempt.run(&dialing).await;
+            attempt.run().await;
             drop(sender);
         });
         Some(())
+    }
+
+    /// Returns where the connection goes. `None`: the name does not resolve, or no address may be dialled.
+    async fn target(&self) -> Option<Target> {
+        let Self { way, to, .. } = self;
+        let config = way.worker.config();
+        let gate = way.gate(&config.policy);
+        if way.route.carry.carrier == Carrier::Direct {
+            let addresses = carry::resolve(to).await.ok()?;
+            let name = match &to.host {
+                Host::Name(name) => Some(name),
+                Host::Ip(_) => None,
+            };
+            return Some(Target::At(gate.admit_all(name, addresses).ok()?));
+        }
+        let dialing = way.worker.dialing();
+        let order = way.order(to.clone(), Some(gate), &dialing);
+        Some(Target::Behind(carry::resolved(&order).await.ok()?))
     }
 
     /// Waits for the attempt, for this time at most.
@@ -199,10 +219,21 @@ impl Reach<'_, '_> {
     }
 }
 
+/// Where a connection goes.
+enum Target {
+    /// To one of these addresses.
+    At(Vec<Admitted>),
+    /// To this destination, through the hops of the rule.
+    Behind(Destination),
+}
+
 /// An attempt to reach a server by HTTP/3, for all requests that want to.
 struct Attempt {
     route: Route,
-    addresses: Vec<Admitted>,
+    target: Target,
+    /// The client of the request that began it.
+    client: SocketAddr,
+    worker: Arc<Worker>,
     host: Host,
     tls: rustls::ClientConfig,
     server: Destination,
@@ -211,10 +242,26 @@ struct Attempt {
 }
 
 impl Attempt {
-    async fn run(self, dialing: &carry::Dialing) {
-        let Self { route, addresses, host, tls, server, alternatives, clock } = self;
-        let goal = Goal { host: &host, tls, dialing };
-        match goal.connect(&addresses).await {
+    async fn run(self) {
+        let Self { route, target, client, worker, host, tls, server, alternatives, clock } = self;
+        let dialing = worker.dialing();
+        let goal = Goal { host: &host, tls, dialing: &dialing };
+        let reached = match target {
+            Target::At(addresses) => goal.connect(&addresses).await,
+            Target::Behind(to) => {
+                let (carry, tunnels, warm) = (&*route.carry, &worker.tunnels, &worker.warm);
+                let (destination, metadata) = (to.clone(), Vec::new());
+                let (host, stack, gate, dialing) = (None, &[][..], None, &*dialing);
+                let order =
+                    Order { carry, destination, client, host, stack, metadata, gate, dialing, tunnels, warm };
+                let late = || Failure::new(EndReason::ConnectTimeout, "the hops did not answer in time");
+                match timeout(PATIENCE, datagrams::associate(&order)).await.unwrap_or_else(|_| Err(late())) {
+                    Ok(path) => goal.connect_over(path, &to).await,
+                    Err(failure) => Err(failure),
+                }
+            }
+        };
+        match reached {
             Ok(peer) => {
                 lock(&alternatives).worked(&server);
                 route.put_quic(peer);

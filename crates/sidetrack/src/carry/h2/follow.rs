@@ -14,7 +14,8 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// A stream that shows a follower everything that it reads. Bytes pass unchanged.
-pub(super) struct Followed {
+#[derive(Debug)]
+pub struct Followed {
     stream: Stream,
     /// Bytes that were read before.
     early: Vec<u8>,
@@ -23,18 +24,19 @@ pub(super) struct Followed {
 }
 
 /// What has been read on one connection.
-#[derive(Clone)]
-pub(super) struct Follows(Rc<RefCell<Follower>>);
+#[derive(Clone, Debug)]
+pub struct Follows(Rc<RefCell<Follower>>);
 
 /// Watches one stream of a connection, and forgets it at the end.
-pub(super) struct Watch {
+#[derive(Debug)]
+pub struct Watch {
     follows: Follows,
     stream: u32,
 }
 
 impl Followed {
     /// Follows what the peer sends on this stream, from which `early` was read before.
-    pub(super) fn new(stream: Stream, early: Vec<u8>, peer: Sender) -> (Self, Follows) {
+    pub fn new(stream: Stream, early: Vec<u8>, peer: Sender) -> (Self, Follows) {
         let follows = Follows(Rc::new(RefCell::new(Follower::new(peer))));
         (Self { stream, early, follows: follows.clone(), broken: None }, follows)
     }
@@ -42,18 +44,18 @@ impl Followed {
 
 impl Follows {
     /// The receiver is a proxy, which serves requests of scheme `http` too.
-    pub(super) fn for_proxy(&self) {
+    pub fn for_proxy(&self) {
         let mut follower = self.0.borrow_mut();
         *follower = std::mem::replace(&mut *follower, Follower::new(Sender::Client)).for_proxy();
     }
 
     /// Watches a stream that the client has opened.
-    pub(super) fn of(&self, stream: StreamId) -> Watch {
+    pub fn of(&self, stream: StreamId) -> Watch {
         Watch { follows: self.clone(), stream: stream.into() }
     }
 
     /// Watches a stream that we have opened. To be called before the peer can answer.
-    pub(super) fn open(&self, stream: StreamId) -> Watch {
+    pub fn open(&self, stream: StreamId) -> Watch {
         let watch = self.of(stream);
         self.0.borrow_mut().open(watch.stream);
         watch
@@ -65,7 +67,7 @@ impl Watch {
     ///
     /// # Errors
     /// How it is malformed.
-    pub(super) fn take(&self) -> Result<(), Malformed> {
+    pub fn take(&self) -> Result<(), Malformed> {
         self.follows.0.borrow_mut().take(self.stream)
     }
 
@@ -73,12 +75,12 @@ impl Watch {
     ///
     /// # Errors
     /// How one of them is malformed.
-    pub(super) fn check(&self) -> Result<(), Malformed> {
+    pub fn check(&self) -> Result<(), Malformed> {
         self.follows.0.borrow().check(self.stream)
     }
 
     /// Whether a header block of the stream has arrived that is malformed.
-    pub(super) fn is_malformed(&self) -> bool {
+    pub fn is_malformed(&self) -> bool {
         !matches!(self.check(), Ok(()) | Err(Malformed::Unread))
     }
 }
