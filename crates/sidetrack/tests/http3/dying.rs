@@ -23,8 +23,6 @@ use std::time::Duration;
 
 /// The key of stateless resets, which a server keeps over its restart (RFC 9000 Sec. 10.3.2).
 const RESET_KEY: [u8; 32] = [7; 32];
-/// After this time without a packet, the connection is lost.
-const IDLE: Duration = Duration::from_secs(8);
 
 /// Ids without a secret: another process cannot tell that they are of this one.
 struct Ids(Arc<AtomicU64>);
@@ -43,19 +41,19 @@ impl ConnectionIdGenerator for Ids {
     }
 }
 
-/// Serves HTTP/3 until the test ends. A request for `/hold` is counted and not answered, one for `/close` ends its connection.
-fn server(identity: &str, held: Arc<AtomicUsize>) -> SocketAddr {
+/// Serves HTTP/3 until the test ends. A connection is lost after `idle` without a packet. A request for `/hold` is counted and not answered, one for `/close` ends its connection.
+fn server(identity: &str, held: Arc<AtomicUsize>, idle: Duration) -> SocketAddr {
     let (sender, address) = channel();
     let identity = identity.to_owned();
-    std::thread::spawn(move || reactor::block_on(serve(identity, held, sender)));
+    std::thread::spawn(move || reactor::block_on(serve(identity, (held, idle), sender)));
     address.recv().unwrap()
 }
 
-async fn serve(identity: String, held: Arc<AtomicUsize>, told: Channel<SocketAddr>) {
+async fn serve(identity: String, (held, idle): (Arc<AtomicUsize>, Duration), told: Channel<SocketAddr>) {
     let tls = Own::new(&identity).unwrap().server(&[b"h3"]).unwrap();
     let mut config = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(Arc::new(tls)).unwrap()));
     let mut transport = transport();
-    transport.max_idle_timeout(IdleTimeout::try_from(IDLE).ok());
+    transport.max_idle_timeout(IdleTimeout::try_from(idle).ok());
     config.transport_config(Arc::new(transport));
     let mut own = EndpointConfig::new(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &RESET_KEY)));
     let ids = Arc::<AtomicU64>::default();
@@ -138,6 +136,14 @@ enum Death {
 }
 
 impl Death {
+    /// How long the server waits for a packet. Where the test does not wait for it, no pause of the machine reaches it.
+    const fn idle(self) -> Duration {
+        match self {
+            Self::Silent => Duration::from_secs(10),
+            Self::Closed | Self::Reset => Duration::from_secs(300),
+        }
+    }
+
     const fn said(self) -> &'static str {
         match self {
             Self::Closed => "the end",
@@ -153,7 +159,7 @@ fn dies(death: Death) {
     let site = Site::made("localhost", &format!("to = \"{tcp}\""), false);
     let identity = std::fs::read_to_string(site.up.folder().join("proxy.pem")).unwrap();
     let held = Arc::<AtomicUsize>::default();
-    *to.lock().unwrap() = Some(server(&identity, held.clone()));
+    *to.lock().unwrap() = Some(server(&identity, held.clone(), death.idle()));
     let mut near = Near::start(site.address().port(), &site.ca_file(), "announced");
     eventually("HTTP/3 is used", || near.get("/a").contains("by QUIC"));
     let ask = |arguments: &[&str]| {
@@ -171,7 +177,7 @@ fn dies(death: Death) {
         Death::Closed => drop(near.get("/close")),
         Death::Reset => {
             // The server has lost its state, but not its key.
-            *to.lock().unwrap() = Some(server(&identity, held.clone()));
+            *to.lock().unwrap() = Some(server(&identity, held.clone(), death.idle()));
             assert_eq!(version(&near.get("/x")), "2.0");
         }
         Death::Silent => *to.lock().unwrap() = None,
