@@ -211,17 +211,17 @@ fn a_hop_of_http_3_that_never_answers_ends_its_flows_in_time() {
     assert_eq!((record.text("protocol"), record.text("reason")), ("udp", "connect_timeout"), "{record:?}");
 }
 
-#[test]
-fn a_hop_of_http_3_that_dies_cuts_its_flows_and_another_takes_its_place() {
+/// A hop that goes silent under its flows.
+fn falls_silent(scheme: &str) {
     let servers = (echo(), Echo::start("127.0.0.1"));
     let site = Site::named("localhost", "");
-    let mut near = near(&hop("h3", &site, &site.ca_file()), (servers.0, servers.1.address));
+    let mut near = near(&hop(scheme, &site, &site.ca_file()), (servers.0, servers.1.address));
     let mut stream = TcpStream::connect(near.addresses("tcp")[0]).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.write_all(b"hello").unwrap();
     eventually("it is a flow of the hop", || !node::admin::flows(&site.up).is_empty());
     assert_eq!(datagram(&near, b"hello"), b"hello");
-    // It says nothing any more, and the kernel answers nothing for it.
+    // It says nothing any more. The kernel only acknowledges segments of TCP for it.
     site.up.signal(Signal::STOP);
     let end = stream.read(&mut [0; 16]);
     assert!(end.is_err(), "a cut is no end in order: {end:?}");
@@ -236,4 +236,13 @@ fn a_hop_of_http_3_that_dies_cuts_its_flows_and_another_takes_its_place() {
     assert_eq!(reasons[1], ("udp".to_owned(), "hop_failed".to_owned()), "{reasons:?}");
     site.up.signal(Signal::CONT);
     eventually("the hop carries flows again", || through(&near, b"again") == b"again");
+}
+
+#[test]
+fn a_hop_that_falls_silent_loses_its_flows_and_is_used_again_when_it_is_back() {
+    // At the same time: it takes half a minute.
+    let both = ["https", "h3"].map(|scheme| std::thread::spawn(move || falls_silent(scheme)));
+    for one in both {
+        one.join().unwrap();
+    }
 }
