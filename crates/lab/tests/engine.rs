@@ -55,6 +55,22 @@ fn generator_and_engine_count_the_same() {
 }
 
 #[test]
+fn under_overload_connections_that_exist_are_answered_and_new_ones_are_shed() {
+    let Some(text) = run("more than can be served", &["--part", "overload"]) else { return };
+    let table = |start: &str| {
+        let line = text.lines().find(|line| line.starts_with(&format!("| {start}")));
+        let cells = line.unwrap_or_else(|| panic!("no row {start} in\n{text}")).trim_matches('|').split('|');
+        cells.map(|cell| cell.trim().to_owned()).collect::<Vec<_>>()
+    };
+    let number =
+        |cells: &[String], at: usize| cells[at].parse::<f64>().unwrap_or_else(|_| panic!("{cells:?}"));
+    let (calm, overload) = (table("as many as"), table("more than"));
+    assert!(number(&calm, 4) > 0.0 && number(&overload, 4) > 0.0, "answers: {calm:?} {overload:?}");
+    assert!(number(&overload, 6) > 0.0, "new connections are served, too: {overload:?}");
+    assert!(number(&overload, 8) > 0.0, "and shed: {overload:?}");
+}
+
+#[test]
 fn streams_between_two_kernels_are_exact_over_bad_links() {
     let arguments = ["--part", "exact", "--connections", "200"];
     let Some(text) = run("byte for byte", &arguments) else { return };

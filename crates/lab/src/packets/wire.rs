@@ -18,6 +18,8 @@ use super::{Report, Spec};
 const CHECKED_OF: u64 = 64;
 /// Interval between searches for stuck connections.
 const SWEEP_EVERY_NS: u64 = 50_000_000;
+/// Time in which only connections that stay are opened.
+const HEAD_START_NS: u64 = 300_000_000;
 /// Slots that impatient clients look at together.
 const SWEPT_AT_ONCE: usize = 128;
 /// Time limit for the last connections to end.
@@ -128,20 +130,27 @@ impl Wire {
             if self.spec.kept > 0 {
                 self.ends.ask(now_ns, &mut self.answers);
             }
-            if self.spec.patience_ms > 0 {
-                if self.answers.len() < BATCH {
-                    self.ends.sweep_some(now_ns, SWEPT_AT_ONCE, &mut self.answers);
-                }
-            } else if now_ns >= self.swept_ns + SWEEP_EVERY_NS {
-                self.swept_ns = now_ns;
-                self.ends.sweep(now_ns, &mut self.answers);
-                // It begins a few at a time, so that no queue overflows.
-                self.ends.open(now_ns, 512, &mut self.answers);
+            if self.spec.kept == 0 || now_ns >= HEAD_START_NS {
+                self.begin(now_ns);
             }
             self.send()?;
             if count == 0 {
                 std::hint::spin_loop();
             }
+        }
+    }
+
+    /// Begins connections, and gives up those that are stuck.
+    fn begin(&mut self, now_ns: u64) {
+        if self.spec.patience_ms > 0 {
+            if self.answers.len() < BATCH {
+                self.ends.sweep_some(now_ns, SWEPT_AT_ONCE, &mut self.answers);
+            }
+        } else if now_ns >= self.swept_ns + SWEEP_EVERY_NS {
+            self.swept_ns = now_ns;
+            self.ends.sweep(now_ns, &mut self.answers);
+            // It begins a few at a time, so that no queue overflows.
+            self.ends.open(now_ns, 512, &mut self.answers);
         }
     }
 

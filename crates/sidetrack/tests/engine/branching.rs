@@ -42,7 +42,10 @@ fn the_payload_chooses_the_arm_of_a_flow_without_sockets() {
     for way in WAYS {
         let mut site = Site::taking_frames();
         let server = site.server("10.0.2.1");
-        let listen = engine_by(way, &format!("to = \"{}\"", server.address));
+        // The server is asked once the client has said something. It greets, and a greeting before the client's first bytes
+        // would leave the choice open.
+        let choose = format!("engine = {{ choose = [{{ regex = '.', to = \"{}\" }}],", server.address);
+        let listen = engine_by(way, &format!("to = \"{}\"", server.address)).replace("engine = {", &choose);
         site.start("default = \"direct\"\n", &format!("{listen}{functions}"));
         for (said, back) in [
             (

@@ -50,7 +50,7 @@ impl Row {
 /// Measures.
 pub(super) fn run(quick: bool, rounds: u32, progress: &Progress, missing: &mut Missing) -> Vec<Row> {
     let mut rows = Vec::new();
-    for beside in [ALONE, KEPT_UP, OVERLOAD] {
+    for beside in [ALONE, KEPT_UP, OVERLOAD].into_iter().skip(usize::from(quick)) {
         let mut samples = Vec::new();
         for round in 0..rounds {
             let name = format!("overload: {beside}, round {} of {rounds}", round + 1);
