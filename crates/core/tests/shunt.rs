@@ -217,7 +217,7 @@ impl World {
         }
         if self.tracked.is_none() {
             self.connections += 1;
-            let identity = Identity { id: 7, start_ns: Some(self.connections.into()) };
+            let identity = Identity::new(7, Some(self.connections.into()));
             self.tracked = Some(Tracked { identity, mark: Mark(PORTS), phase: Phase::Open, passed: 0 });
         }
         let rules = self.rules;
@@ -457,7 +457,7 @@ fn long_random_runs_keep_the_rules() {
 fn established(mark: Mark) -> Connection {
     Connection {
         tuple: tuple(),
-        identity: Identity { id: 7, start_ns: Some(1) },
+        identity: Identity::new(7, Some(1)),
         mark,
         phase: Some(Phase::Open),
         both_ways: true,

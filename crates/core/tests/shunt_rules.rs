@@ -55,7 +55,7 @@ fn connection(port: u16, mark: Mark, passed: u64) -> Connection {
     let address = |port| std::net::SocketAddr::from(([192, 0, 2, 1], port));
     Connection {
         tuple: Tuple::new(address(4000), address(port), Transport::Tcp, 0),
-        identity: Identity { id: 7, start_ns: Some(1) },
+        identity: Identity::new(7, Some(1)),
         mark,
         phase: Some(Phase::Open),
         both_ways: true,
@@ -337,7 +337,7 @@ fn a_rule_that_asks_for_the_process_waits_until_somebody_says_whose_it_is() {
         let known = shunt.flow(&flow.tuple).expect("kept");
         assert_eq!(shunt.obstacle(known), Some(Obstacle::Unidentified));
         // An answer about an earlier connection with the same addresses is ignored.
-        let other = Identity { id: 6, start_ns: Some(0) };
+        let other = Identity::new(6, Some(1));
         shunt.handle(at(2), Input::Owned(flow.tuple, other, &rsync));
         assert_eq!(outputs(&mut shunt), []);
         shunt.handle(at(3), Input::Owned(flow.tuple, flow.identity, &process));

@@ -16,7 +16,7 @@
 //! The allowance protects the connections that exist. It follows the time that a frame waits before it is taken:
 //!
 //! ```text
-//!           frames wait for over 1 ms, for 20 ms on end
+//!           frames wait for over 2 ms, for 20 ms on end
 //!   CALM --------------------------------------------> OVERLOADED   the allowance halves each ms
 //!    ^  every new connection is served                   |      ^
 //!    |                                  frames wait      |      | over 50 us
@@ -24,7 +24,7 @@
 //!    +-------- the allowance is whole --------------- RECOVERING   the allowance grows by one each ms
 //! ```
 //!
-//! A loop of some hundred connections keeps a queue of less than 1 ms and does not count as overload. Once it is one, the queue is kept
+//! A loop of some hundred connections keeps a queue of less than 2 ms and does not count as overload. Once it is one, the queue is kept
 //! much shorter, because connections wait in it twice for each answer. A burst that is served within 20 ms sheds nothing. A client whose SYN is shed sends it again after a second, as it
 //! does when a queue of a card is full; the packets of connections would be lost in that queue, too.
 
@@ -35,7 +35,7 @@ use std::time::Duration;
 pub const BATCH: usize = 64;
 
 /// Frames that wait longer than this are late, while all new connections are served.
-const LATE: Duration = Duration::from_millis(1);
+const LATE: Duration = Duration::from_millis(2);
 /// Once new connections are shed, frames are to wait for at most this time.
 const TARGET: Duration = Duration::from_micros(50);
 /// Frames may be late for this long before new connections are shed.

@@ -133,7 +133,7 @@ mod tests {
         let (client, server) = (([192, 0, 2, 1], port).into(), ([198, 51, 100, 1], 80).into());
         let connection = Connection {
             tuple: Tuple::new(client, server, Transport::Tcp, 0),
-            identity: Identity { id, start_ns: None },
+            identity: Identity::new(id, None),
             mark: Mark(0),
             phase: None,
             both_ways: true,

@@ -46,6 +46,7 @@ pub use wish::{Want, Wish};
 
 use crate::flow::Process;
 pub use crate::flow::Protocol as Transport;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 /// Distinguishes a connection from an earlier one with the same addresses and ports. Conntrack's id alone does not
@@ -54,8 +55,27 @@ use std::time::Duration;
 pub struct Identity {
     /// Conntrack's id.
     pub id: u32,
-    /// When the connection began, in ns since 1970. `None` if conntrack keeps no time stamps.
-    pub start_ns: Option<u64>,
+    start_ns: Option<NonZeroU64>,
+}
+
+impl Identity {
+    /// Returns the identity of a connection with this id that began at `start_ns`, in ns since 1970. `None` if conntrack
+    /// keeps no time stamps.
+    pub const fn new(id: u32, start_ns: Option<u64>) -> Self {
+        let start_ns = match start_ns {
+            Some(start_ns) => NonZeroU64::new(start_ns),
+            None => None,
+        };
+        Self { id, start_ns }
+    }
+
+    /// Returns when the connection began, in ns since 1970. `None` if conntrack keeps no time stamps.
+    pub const fn start_ns(&self) -> Option<u64> {
+        match self.start_ns {
+            Some(start_ns) => Some(start_ns.get()),
+            None => None,
+        }
+    }
 }
 
 /// The phase of a connection, as conntrack reports it.

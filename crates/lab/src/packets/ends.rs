@@ -54,6 +54,11 @@ struct Slot {
     since_ns: u64,
 }
 
+/// Returns the address after the clients' ones: that of connections that stay.
+const fn after(clients: Ipv4Addr) -> Ipv4Addr {
+    Ipv4Addr::from_bits(clients.to_bits().wrapping_add(CLIENT_ADDRESSES))
+}
+
 /// Both ends of all connections.
 #[derive(Debug)]
 pub struct Ends {
@@ -90,7 +95,7 @@ impl Ends {
             tally: Tally::default(),
             latencies: Histogram::new(),
             draining: false,
-            kept: Kept::new(front, clients, 0),
+            kept: Kept::new(front, after(clients), 0),
             looked: 0,
             given_up_ns: GIVEN_UP_NS,
         }
@@ -99,8 +104,7 @@ impl Ends {
     /// Adds connections that stay, and sets how long the others wait (0: one second).
     #[must_use]
     pub fn with(mut self, kept: u32, patience_ms: u64) -> Self {
-        let address = Ipv4Addr::from_bits(self.clients + CLIENT_ADDRESSES);
-        self.kept = Kept::new(self.front, address, kept);
+        self.kept = Kept::new(self.front, after(Ipv4Addr::from_bits(self.clients)), kept);
         if patience_ms > 0 {
             self.given_up_ns = patience_ms * 1_000_000;
         }

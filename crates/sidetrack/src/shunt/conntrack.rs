@@ -35,7 +35,7 @@ pub(super) fn connection(entry: &Entry) -> Option<Connection> {
     let traffic = |counters: Counters| Traffic { packets: counters.packets, bytes: counters.bytes };
     Some(Connection {
         tuple: FlowTuple::new(entry.original.source, entry.original.destination, transport, entry.zone),
-        identity: Identity { id: entry.id.unwrap_or(0), start_ns: entry.start_ns },
+        identity: Identity::new(entry.id.unwrap_or(0), entry.start_ns),
         mark: Mark(entry.mark),
         phase,
         both_ways: entry.status & both_ways == both_ways,
@@ -113,7 +113,7 @@ mod tests {
     fn states_and_flags_are_read_as_they_are_meant() {
         let open = connection(&entry()).unwrap();
         assert_eq!((open.phase, open.both_ways, open.translated), (Some(Phase::Open), true, false));
-        assert_eq!(open.identity, Identity { id: 7, start_ns: Some(5) });
+        assert_eq!(open.identity, Identity::new(7, Some(5)));
         let of_state = |state| connection(&Entry { tcp_state: state, ..entry() }).unwrap().phase;
         assert_eq!(of_state(None), None, "a report that says nothing of it");
         assert_eq!([1, 2, 9].map(|s| of_state(Some(s))), [Some(Phase::Opening); 3]);

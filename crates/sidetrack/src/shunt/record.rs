@@ -89,7 +89,7 @@ impl ShuntRecord {
             server: flow.tuple.server(),
             transport: flow.tuple.transport,
             mark: flow.mark.0,
-            start_ns: flow.identity.start_ns,
+            start_ns: flow.identity.start_ns(),
             slow: flow.slow().into(),
             fast: flow.fast().into(),
             dropped: flow.dropped().into(),
@@ -182,7 +182,7 @@ impl FlowView {
             server: flow.tuple.server(),
             transport: flow.tuple.transport,
             mark: flow.mark.0,
-            start_ns: flow.identity.start_ns,
+            start_ns: flow.identity.start_ns(),
             state: flow.standing.as_str().to_owned(),
             // An entry that was removed is not shown: it would look as if it still existed.
             action: if flow.standing.has_entry() { flow.action } else { wanted },

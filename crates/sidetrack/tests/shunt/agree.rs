@@ -73,7 +73,7 @@ fn blocks(config: &Config, tuple: Tuple) -> bool {
     let mut core = Settings::of(shunt).core;
     core.ports = [1, 2].into_iter().filter_map(PortNumber::new).collect();
     let mut machine = Shunt::new(core, Instant::ZERO);
-    let identity = Identity { id: 7, start_ns: Some(1) };
+    let identity = Identity::new(7, Some(1));
     let connection = Connection {
         tuple,
         identity,
