@@ -291,7 +291,7 @@ fn read_response(kind: Kind, bytes: &[u8]) -> Response {
         100..200 => Response::Interim { length },
         200..300 if kind == Kind::Bytes => Response::Open { length },
         status @ (200..300 | 404 | 405 | 426 | 501) if kind == Kind::Datagrams => {
-            let detail = format!("the proxy answered {status}: it does not serve CONNECT-UDP over HTTP/1.1");
+            let detail = format!("the proxy answered {status}: it does not serve CONNECT-UDP");
             Response::Refused { reason: EndReason::HopFailed, detail, told: None }
         }
         status => refused(status, &response),
