@@ -293,6 +293,25 @@ fn the_syn_of_a_local_client_is_released_before_it_comes_again() {
 }
 
 #[test]
+fn an_icmp_error_to_a_local_client_is_sent_again_three_times() {
+    let mut driver = Driver::new(CONFIG);
+    let ticket = driver.ask(1, 1000, 7, true);
+    let told = driver.decide(ticket, Decision::Refuse(Answer::Host));
+    let [send @ Output::Send(..), Output::Verdict(..)] = told.as_slice() else { panic!("{told:?}") };
+    for pause in [2, 20, 200] {
+        assert_eq!(driver.after(pause - 1), []);
+        assert_eq!(driver.after(1), [send.clone()]);
+    }
+    assert_eq!(driver.after(2_000), []);
+    // A segment of TCP is not lost, and a remote client's kernel does what it does without us.
+    for (port, answer, is_local) in [(1001, Answer::Reset, true), (1002, Answer::Host, false)] {
+        let ticket = driver.ask(2, port, 7, is_local);
+        assert_eq!(driver.decide(ticket, Decision::Refuse(answer)).len(), 2);
+        assert_eq!(driver.after(1_000), []);
+    }
+}
+
+#[test]
 fn no_more_are_held_than_there_is_room_for() {
     for overflow in [Overflow::Early, Overflow::Refuse] {
         let mut driver = Driver::new(Config { overflow, ..CONFIG });

@@ -2,9 +2,11 @@
 
 use sidetrack_core::flow::{Flow, Intercept, Process, Protocol};
 use sidetrack_sys::process as system;
+use sidetrack_sys::sockdiag::SockDiag;
+use sidetrack_sys::sync::lock;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Returns the owner of a socket from its protocol, its own address and its peer's address.
 pub type Lookup = dyn Fn(Protocol, SocketAddr, SocketAddr) -> Process + Send + Sync;
@@ -17,8 +19,8 @@ pub enum Owners {
     Ourselves,
     /// The keeper searches. It may see all processes of this host.
     Asked(Arc<Lookup>),
-    /// Only this process and its descendants are searched, in its network namespace.
-    Within(u32),
+    /// Only this process and its descendants are searched, in its network namespace, to which the socket belongs.
+    Within(u32, Option<Arc<Mutex<SockDiag>>>),
 }
 
 impl fmt::Debug for Owners {
@@ -26,7 +28,7 @@ impl fmt::Debug for Owners {
         f.write_str(match self {
             Self::Ourselves => "Ourselves",
             Self::Asked(_) => "Asked",
-            Self::Within(_) => "Within",
+            Self::Within(..) => "Within",
         })
     }
 }
@@ -46,7 +48,7 @@ impl Owners {
             (_, None) => Process::default(),
             (Self::Ourselves, Some(remote)) => on_this_host(Protocol::Tcp, flow.client, remote),
             (Self::Asked(lookup), Some(remote)) => lookup(Protocol::Tcp, flow.client, remote),
-            (Self::Within(pid), Some(remote)) => within(*pid, peer, remote),
+            (Self::Within(pid, diag), Some(remote)) => within((*pid, diag.as_deref()), peer, remote),
         }
     }
 }
@@ -55,7 +57,7 @@ impl Owners {
     /// Returns the process that sent a datagram from this address to that one. Unknown as for [`Self::of`].
     pub fn of_datagram(&self, client: SocketAddr, asked: SocketAddr) -> Process {
         match self {
-            Self::Within(pid) => holder(system::udp_socket_inode(*pid, client, asked), Some(*pid)),
+            Self::Within(pid, _) => holder(system::udp_socket_inode(*pid, client, asked), Some(*pid)),
             Self::Ourselves => on_this_host(Protocol::Udp, client, asked),
             Self::Asked(lookup) => lookup(Protocol::Udp, client, asked),
         }
@@ -85,8 +87,13 @@ pub fn in_any_network(local: SocketAddr, remote: SocketAddr) -> Process {
     holder(networks.find_map(|pid| system::tcp_socket_inode(pid, local, remote)), None)
 }
 
-fn within(root: u32, local: SocketAddr, remote: SocketAddr) -> Process {
-    holder(system::tcp_socket_inode(root, local, remote), Some(root))
+fn within((root, diag): (u32, Option<&Mutex<SockDiag>>), local: SocketAddr, remote: SocketAddr) -> Process {
+    let found = diag.map(|diag| lock(diag).owner(local, remote));
+    let inode = match found {
+        Some(Ok(owner)) => owner.map(|owner| owner.inode).filter(|inode| *inode != 0),
+        Some(Err(_)) | None => system::tcp_socket_inode(root, local, remote),
+    };
+    holder(inode, Some(root))
 }
 
 /// Returns the process that holds the socket with this inode. With `root`, only `root` and its descendants are
@@ -96,7 +103,8 @@ fn holder(inode: Option<u64>, root: Option<u32>) -> Process {
     pid.map_or_else(Process::default, described)
 }
 
-fn described(pid: u32) -> Process {
+/// Returns what is known of a process.
+pub fn described(pid: u32) -> Process {
     match system::process_info(pid) {
         Ok(info) => Process { pid: Some(pid), name: Some(info.name), uid: Some(info.uid) },
         Err(_) => Process { pid: Some(pid), ..Process::default() },

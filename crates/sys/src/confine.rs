@@ -8,7 +8,7 @@ mod calls;
 
 use calls::{
     BASIC, BASIC_OLD, CHILDREN, EVENTS, EVENTS_OLD, FILES, FILES_OLD, KEEPER, KEEPER_OLD, LAST_KNOWN,
-    SIGNALS, SOCKETS, SPLICE,
+    QUESTIONS, SIGNALS, SOCKETS, SPLICE,
 };
 use libc::c_long;
 use seccompiler::SeccompCmpArgLen::{self, Dword, Qword};
@@ -61,7 +61,7 @@ impl Kind {
             Self::Shunt => &[CHILDREN, &[libc::SYS_bpf]],
             Self::Containers => &[CHILDREN, &[libc::SYS_setns]],
             Self::Control => &[FILES, FILES_OLD, CHILDREN],
-            Self::Run => &[FILES, FILES_OLD, SPLICE, CHILDREN, SIGNALS],
+            Self::Run => &[FILES, FILES_OLD, SPLICE, CHILDREN, SIGNALS, QUESTIONS],
         };
         [common.concat(), more.concat()].concat()
     }

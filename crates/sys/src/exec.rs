@@ -15,6 +15,7 @@
 //! | child | private `resolv.conf`, `nsswitch.conf`, masked resolver sockets | | |
 //! | child | sends the sockets to the parent | | |
 //! | child | a nested user namespace, in which no capability over that network is held | own id mapped back | all ids mapped as they are, by the parent |
+//! | child | a filter that asks about connect(2), and one that confines, if wanted | | |
 //! | child | dies with the parent from here on, then exec | | |
 //!
 //! Limits, all by nature of user namespaces: set-user-id programs get no privilege inside (without root); a
@@ -42,7 +43,9 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use crate::cgroup::Leaf;
+use crate::connects::Questions;
 use crate::nfqueue::HoldSockets;
+use crate::sockdiag::SockDiag;
 use crate::udp::answers::AnswerSockets;
 use report::{Report, Reports};
 
@@ -59,6 +62,8 @@ pub struct Program {
     pub open_files_limit: Option<u64>,
     /// What it cannot do beside what its network confines; `None`: it is not confined.
     pub confined: Option<Confined>,
+    /// Ask the caller about each connect(2), if the kernel can do it and no other program around asks.
+    pub asks_connects: bool,
 }
 
 /// A program and the network made for it.
@@ -99,6 +104,10 @@ pub struct Isolated {
     pub answers: AnswerSockets,
     /// The queue, if it was wanted and the kernel has queues.
     pub hold: Option<HoldSockets>,
+    /// Asks about connect(2), if that was wanted and is possible.
+    pub questions: Option<Questions>,
+    /// Finds the owners of sockets in the network, if the kernel can do it.
+    pub owners: Option<SockDiag>,
     /// The command.
     pub child: ChildProcess,
 }
@@ -112,15 +121,15 @@ pub struct Isolated {
 /// If the process has more than one thread: a fork copies only the calling one.
 pub fn spawn_isolated(command: &IsolatedCommand) -> Result<Isolated, LaunchError> {
     let privileged = child::is_privileged();
-    let (child, fds) =
+    let (child, given) =
         spawn(&command.program, privileged, |reports| child::isolate(command, privileged, reports))?;
     // The queue, if there is one, comes after the other sockets.
-    let mut parts = fds.into_iter();
+    let mut parts = given.sockets.into_iter();
     let network = parts.next().unwrap_or_default();
     let hold = command.hold.zip(parts.next());
     let hold = hold.and_then(|(wish, fds)| HoldSockets::from_descriptors(fds, vec![wish.queue]));
     let isolated = Isolated::of_descriptors(network, child).ok_or(LaunchError::ChildVanished)?;
-    Ok(Isolated { hold, ..isolated })
+    Ok(Isolated { hold, questions: given.questions, owners: given.owners, ..isolated })
 }
 
 impl Isolated {
@@ -133,7 +142,16 @@ impl Isolated {
         let datagrams = descriptors.split_off(2 + answers).into_iter().map(UdpSocket::from).collect();
         let answers = AnswerSockets::of_descriptors(descriptors.split_off(2))?;
         let [listener, dns] = <[OwnedFd; 2]>::try_from(descriptors).ok()?;
-        Some(Self { listener: listener.into(), dns: dns.into(), datagrams, answers, hold: None, child })
+        Some(Self {
+            listener: listener.into(),
+            dns: dns.into(),
+            datagrams,
+            answers,
+            hold: None,
+            questions: None,
+            owners: None,
+            child,
+        })
     }
 }
 
@@ -148,9 +166,17 @@ pub fn spawn_in_cgroup(
     program: &Program,
     files: &PrivateFiles,
     leaf: &Leaf,
-) -> Result<ChildProcess, LaunchError> {
-    let (child, _none) = spawn(program, false, |reports| child::join(leaf, files, reports))?;
-    Ok(child)
+) -> Result<(ChildProcess, Option<Questions>), LaunchError> {
+    let (child, given) = spawn(program, false, |reports| child::join(leaf, files, reports))?;
+    Ok((child, given.questions))
+}
+
+/// What the child has handed out.
+#[derive(Debug, Default)]
+struct Given {
+    sockets: Vec<Vec<OwnedFd>>,
+    questions: Option<Questions>,
+    owners: Option<SockDiag>,
 }
 
 /// Forks; the child prepares itself and executes, the parent serves it until then.
@@ -158,7 +184,7 @@ fn spawn(
     program: &Program,
     privileged: bool,
     prepare: impl FnOnce(&Reports) -> Result<(), child::Failure>,
-) -> Result<(ChildProcess, Vec<Vec<OwnedFd>>), LaunchError> {
+) -> Result<(ChildProcess, Given), LaunchError> {
     assert!(crate::process::is_single_threaded(), "a command is started before any thread");
     if program.argv.is_empty() {
         return Err(LaunchError::NoCommand);
@@ -178,7 +204,7 @@ fn spawn(
             drop(theirs);
             let child = ChildProcess::new(pid, signals)?;
             match serve(&ours, pid, privileged, program) {
-                Ok(fds) => Ok((child, fds)),
+                Ok(given) => Ok((child, given)),
                 Err(error) => {
                     child.kill_and_reap();
                     Err(error)
@@ -189,27 +215,24 @@ fn spawn(
 }
 
 /// Does what the child asks for until it has executed its program, and returns the sockets it made.
-fn serve(
-    reports: &Reports,
-    pid: i32,
-    privileged: bool,
-    program: &Program,
-) -> Result<Vec<Vec<OwnedFd>>, LaunchError> {
-    let mut sockets = Vec::new();
+fn serve(reports: &Reports, pid: i32, privileged: bool, program: &Program) -> Result<Given, LaunchError> {
+    let mut given = Given::default();
     loop {
         match reports.receive() {
             Ok(Some(Report::MapIds)) if privileged => {
                 idmap::map_all(pid).map_err(|error| LaunchError::step(Step::IdMap, &error))?;
                 reports.send(&Report::Mapped, &[]).map_err(|_| LaunchError::ChildVanished)?;
             }
-            Ok(Some(Report::Ready(fds))) => sockets.push(fds),
+            Ok(Some(Report::Ready(fds))) => given.sockets.push(fds),
+            Ok(Some(Report::Owners(socket))) => given.owners = socket.map(SockDiag::from),
+            Ok(Some(Report::Asks(listener))) => given.questions = listener.map(Questions::from),
             Ok(Some(Report::Failed { step, errno, text })) => {
                 return Err(LaunchError::reported(step, errno, text, program));
             }
             Ok(Some(Report::MapIds | Report::Mapped)) => return Err(LaunchError::ChildVanished),
             // Its end closes on exec, and that is how we know.
-            Ok(None) if sockets.is_empty() => return Err(LaunchError::ChildVanished),
-            Ok(None) => return Ok(sockets),
+            Ok(None) if given.sockets.is_empty() => return Err(LaunchError::ChildVanished),
+            Ok(None) => return Ok(given),
             Err(error) => return Err(LaunchError::Wait(error)),
         }
     }

@@ -24,6 +24,7 @@ pub mod bpf;
 pub mod caps;
 pub mod cgroup;
 pub mod confine;
+pub mod connects;
 pub mod conntrack;
 pub mod driver;
 pub mod exec;

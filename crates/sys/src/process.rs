@@ -92,7 +92,8 @@ pub fn pid_of_socket(inode: u64, within: Option<u32>) -> Option<u32> {
     let link = format!("socket:[{inode}]");
     pids.into_iter().find(|pid| {
         let directory = format!("/proc/{pid}/fd");
-        numbered(Path::new(&directory)).into_iter().take(MAX_FDS).any(|fd| {
+        // A new socket has one of the last numbers.
+        numbered(Path::new(&directory)).into_iter().take(MAX_FDS).rev().any(|fd| {
             fs::read_link(format!("{directory}/{fd}")).is_ok_and(|target| target.as_os_str() == link.as_str())
         })
     })

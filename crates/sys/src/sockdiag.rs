@@ -2,6 +2,7 @@
 //! scan of /proc/net/tcp.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::netlink::{Error, Message, Protocol, Requests, Socket, attributes, flag};
 use crate::sockopt::TcpInfo;
@@ -40,6 +41,18 @@ pub struct SocketOwner {
 #[derive(Debug)]
 pub struct SockDiag {
     socket: Socket,
+}
+
+impl AsFd for SockDiag {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl From<OwnedFd> for SockDiag {
+    fn from(socket: OwnedFd) -> Self {
+        Self { socket: Socket::from(socket) }
+    }
 }
 
 impl SockDiag {

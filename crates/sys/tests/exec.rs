@@ -288,7 +288,7 @@ fn in_cgroup() {
         contents: vec![("/etc/resolv.conf".into(), "nameserver 198.18.0.1\n".into())],
         masked_sockets: Vec::new(),
     };
-    let child = spawn_in_cgroup(&program(&["sh", "-c", &script]), &files, &leaf).expect("start");
+    let (child, _) = spawn_in_cgroup(&program(&["sh", "-c", &script]), &files, &leaf).expect("start");
     assert_eq!(code(&child), 0);
     leaf.remove().expect("empty again");
 }

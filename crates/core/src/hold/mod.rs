@@ -19,6 +19,9 @@
 //! so as one that failed. So the packet is dropped shortly before the next retransmission is due; the retransmitted one takes
 //! its place. Between the two, an admitted connection waits for at most [`RELEASE_BEFORE`]. Remote clients need none of this.
 //!
+//! A local client's kernel drops an ICMP error that arrives while `connect()` still works on the socket. So such an answer is sent again
+//! after each of [`REPEAT_AFTER`]. A client that had the first one has no socket left that the others could concern.
+//!
 //! A SYN with another initial sequence number is a new attempt from the same port: the client gave the first one up.
 
 mod answer;
@@ -47,6 +50,10 @@ const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long before its next retransmission the SYN of a local client is dropped.
 const RELEASE_BEFORE: Duration = Duration::from_millis(300);
+
+/// When an ICMP error to a local client is sent again, after the one before.
+const REPEAT_AFTER: [Duration; 3] =
+    [Duration::from_millis(2), Duration::from_millis(20), Duration::from_millis(200)];
 
 /// Most doublings of [`FIRST_TIMEOUT`].
 const DOUBLINGS_MAX: u32 = 6;
@@ -168,8 +175,11 @@ struct Entry {
     syn: Syn,
     state: State,
     until: Instant,
+    is_local: bool,
     /// How often it came, and when its packet is dropped so that it can come again.
     came: u32,
+    /// The same for a refused one: how often the answer was sent again, and when it is next.
+    repeats: usize,
     release: Option<Instant>,
 }
 
@@ -271,7 +281,8 @@ impl Machine {
         self.held.insert((until, ticket));
         self.tickets.insert(ticket, key);
         let state = State::Held(Some(packet));
-        self.entries.insert(key, Entry { ticket, syn, state, until, came: 0, release: None });
+        self.entries
+            .insert(key, Entry { ticket, syn, state, until, is_local, came: 0, repeats: 0, release: None });
         self.came(now, key, is_local);
     }
 
@@ -300,10 +311,12 @@ impl Machine {
             State::Held(Some(_)) => self.verdict(packet, false),
             State::Admitted => self.verdict(packet, true),
             State::Refused(answer) => {
+                entry.repeats = 0;
                 let syn = entry.syn.clone();
                 self.tell(&syn, answer);
                 self.verdict(packet, false);
                 self.remember(now, key, State::Refused(answer));
+                self.plan_repeat(now, key, answer);
             }
         }
     }
@@ -343,6 +356,18 @@ impl Machine {
         self.tell(syn, answer);
         self.outputs.extend(packet.map(|packet| Output::Verdict(packet, false)));
         self.remember(now, key, State::Refused(answer));
+        self.plan_repeat(now, key, answer);
+    }
+
+    /// Plans when the answer is sent again.
+    fn plan_repeat(&mut self, now: Instant, key: Key, answer: Answer) {
+        let Some(entry) = self.entries.get_mut(&key) else { return };
+        let is_lost = entry.is_local && answer.icmp(entry.syn.server.is_ipv6()).is_some();
+        let Some(after) = REPEAT_AFTER.get(entry.repeats).filter(|_| is_lost) else { return };
+        let at = now + *after;
+        entry.repeats += 1;
+        entry.release = Some(at);
+        self.releases.insert((at, entry.ticket));
     }
 
     fn tell(&mut self, syn: &Syn, answer: Answer) {
@@ -397,9 +422,17 @@ impl Machine {
                 continue;
             };
             entry.release = None;
-            if let State::Held(packet @ Some(_)) = entry.state {
-                entry.state = State::Held(None);
-                self.outputs.extend(packet.map(|packet| Output::Verdict(packet, false)));
+            match entry.state {
+                State::Held(packet @ Some(_)) => {
+                    entry.state = State::Held(None);
+                    self.outputs.extend(packet.map(|packet| Output::Verdict(packet, false)));
+                }
+                State::Refused(answer) => {
+                    let (key, syn) = ((entry.syn.client, entry.syn.server), entry.syn.clone());
+                    self.tell(&syn, answer);
+                    self.plan_repeat(now, key, answer);
+                }
+                State::Held(None) | State::Admitted => {}
             }
         }
     }

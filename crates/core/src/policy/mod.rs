@@ -390,6 +390,12 @@ impl Policy {
         self.carries().any(|carry| carry.connect == Connect::Faithful)
     }
 
+    /// Whether a rule, or the default, denies flows.
+    pub fn may_deny(&self) -> bool {
+        let mut actions = self.rules.iter().map(|rule| &rule.action).chain([&self.default]);
+        actions.any(|action| matches!(action, Action::Deny))
+    }
+
     /// How the rules and the default carry flows.
     fn carries(&self) -> impl Iterator<Item = &Carry> {
         let actions = self.rules.iter().map(|rule| &rule.action).chain([&self.default]);

@@ -1,5 +1,6 @@
 //! `sidetrack run -- CMD`: intercepts one command and its children, without a rule on the host.
 
+mod connects;
 mod failures;
 mod jail;
 mod report;
@@ -28,6 +29,7 @@ use crate::tls::{Roots, certificates_in};
 use crate::worker::Shared;
 use anyhow::Context;
 use arc_swap::ArcSwap;
+use connects::Answers;
 use failures::Telling;
 use jail::JailedNames;
 pub use report::Report;
@@ -43,8 +45,9 @@ use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine;
 use sidetrack_sys::udp;
 use std::net::UdpSocket;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -194,8 +197,14 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
     let may_hold = http.is_none() && command.connect != Connect::Early;
     let holds = may_hold && (config.policy.asks_faithful(Intercept::Run) || is_closed);
     let is_asked = config.policy.demands_faithful() || is_closed;
-    let options =
-        RunOptions { open_files_limit: Some(soft), trusted, hold: holds, ..command.options.clone() };
+    let audits = command.jail.as_ref().is_some_and(|jail| jail.audit);
+    let options = RunOptions {
+        open_files_limit: Some(soft),
+        trusted,
+        hold: holds,
+        asks_connects: config.policy.may_deny() && !audits,
+        ..command.options.clone()
+    };
     let mut launched = match launch(&options) {
         Ok(launched) => launched,
         Err(error) => {
@@ -321,7 +330,8 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     let warm = warm_room(&watch.config, watch.nofile, 1);
     let budget = Budget::from_nofile(watch.nofile, DESCRIPTOR_RESERVE + warm);
     let config = Arc::new(ArcSwap::from_pointee(watch.config));
-    let owners = Owners::Within(launched.pid());
+    let owners =
+        Owners::Within(launched.pid(), launched.owners.take().map(|diag| Arc::new(Mutex::new(diag))));
     let shared = Shared::new(config.clone(), Dialing::default(), owners, budget, clock);
     let shared = shared.with_warm(usize::try_from(warm).unwrap_or(usize::MAX)).with_hold(watch.hold);
     let shared = Arc::new(shared);
@@ -335,9 +345,16 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     let telling = Arc::new(if watch.command.jail.is_some() { telling.of_lists() } else { telling });
     let fail_on_deny = watch.command.fail_on_deny;
     let resolver = resolver(&launched, &config, &telling, watch.command.jail.as_ref());
+    let questions = launched.questions.take().zip(network_of(&launched));
     let serving = catch(&mut launched, &fleet, watch.http, &resolver)?;
     let datagrams = catch_datagrams(&mut launched, &fleet, &serving)?;
     fleet.begin();
+    if let (Some((questions, network)), Some(serving)) = (questions, serving.first()) {
+        let (listening, config) = (serving.listening.clone(), config.clone());
+        let record = Box::new(fleet.denials());
+        let answers = Answers { questions, listening, network, config, clock, record };
+        answers.start().context("cannot start the thread that answers denied connects")?;
+    }
     let feed = Arc::new(Feed::new(TOLD_MAX));
     let recorder = Recorder::new(fleet.ledgers().to_vec(), feed.clone(), watch.writer, telling.clone());
     let (stop_records, records_stopped) = watch::channel(false);
@@ -377,6 +394,11 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
         failures::write(&format!("sidetrack: {error}\n"));
     }
     Ok(if fail_on_deny && telling.has_refused() { REFUSED } else { code })
+}
+
+/// Returns a socket in the network that the command has.
+fn network_of(launched: &Launched) -> Option<OwnedFd> {
+    launched.listeners.first()?.as_fd().try_clone_to_owned().ok()
 }
 
 fn listeners(serving: &[Serving]) -> Vec<ListenerStatus> {

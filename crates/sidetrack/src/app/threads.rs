@@ -6,7 +6,7 @@ use crate::http::{self, Proxy};
 
 use crate::intercept::hold::{Held, Hold};
 use crate::intercept::{Catches, Listening};
-use crate::live::Ledger;
+use crate::live::{Decided, Ledger};
 use crate::reactor;
 use crate::session;
 use crate::worker::{Serve, Service, Shared, Worker};
@@ -69,10 +69,18 @@ impl Serving {
     }
 }
 
+/// What another thread gives to a worker.
+enum Given {
+    /// A connection that is held.
+    Held(Held),
+    /// A flow that policy has denied before a packet was sent.
+    Denied(Decided),
+}
+
 struct Thread {
     starts: mpsc::UnboundedSender<Start>,
-    /// At most as many as are held at the same time.
-    held: mpsc::UnboundedSender<Held>,
+    /// At most as many as are held at the same time, and as threads of a command.
+    given: mpsc::UnboundedSender<Given>,
     handle: JoinHandle<()>,
 }
 
@@ -140,12 +148,12 @@ impl Fleet {
             })
             .collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(hold) = shared.hold() {
-            let workers: Vec<_> = threads.iter().map(|thread| thread.held.clone()).collect();
+            let workers: Vec<_> = threads.iter().map(|thread| thread.given.clone()).collect();
             let turn = AtomicUsize::new(0);
             hold.serve(Box::new(move |held| {
                 let at = turn.fetch_add(1, Relaxed) % workers.len();
                 // A worker that has ended drops it, which answers it.
-                let _ = workers[at].send(held);
+                let _ = workers[at].send(Given::Held(held));
             }));
         }
         Ok(Self { threads, background, ledgers, stop, hold: shared.hold().cloned() })
@@ -187,6 +195,15 @@ impl Fleet {
         Serving { listening: bound.listening, proxy: bound.proxy, proof, stop }
     }
 
+    /// Returns what records flows that policy has denied before a packet was sent.
+    pub fn denials(&self) -> impl Fn(Decided) + Send + use<> {
+        let given = self.threads.first().map(|thread| thread.given.clone());
+        move |decided| {
+            // A worker that has ended writes no records any more.
+            given.iter().for_each(|given| drop(given.send(Given::Denied(decided.clone()))));
+        }
+    }
+
     /// Lets connections be held: all listeners are served.
     pub fn begin(&self) {
         self.hold.iter().for_each(|hold| hold.begin());
@@ -220,24 +237,24 @@ fn thread(
     background: Handle,
 ) -> anyhow::Result<Thread> {
     let (starts, inbox) = mpsc::unbounded_channel();
-    let (held, held_inbox) = mpsc::unbounded_channel();
+    let (given, given_inbox) = mpsc::unbounded_channel();
     let handle = std::thread::Builder::new()
         .name(format!("worker-{number}"))
         .spawn(move || {
             session::allow_pipes(pipes);
             let _entered = background.enter();
-            if let Err(error) = reactor::block_on(work(worker, inbox, held_inbox, stopped)) {
+            if let Err(error) = reactor::block_on(work(worker, inbox, given_inbox, stopped)) {
                 tracing::error!(%error, "a worker's event loop ended");
             }
         })
         .context("cannot start a worker thread")?;
-    Ok(Thread { starts, held, handle })
+    Ok(Thread { starts, given, handle })
 }
 
 async fn work(
     worker: Arc<Worker>,
     mut inbox: mpsc::UnboundedReceiver<Start>,
-    mut held: mpsc::UnboundedReceiver<Held>,
+    mut given: mpsc::UnboundedReceiver<Given>,
     mut stopped: watch::Receiver<bool>,
 ) {
     reactor::spawn(worker.clone().sweep(http::tend));
@@ -247,8 +264,14 @@ async fn work(
                 Some(start) => accept_on(&worker, start),
                 None => break,
             },
-            Some(held) = held.recv() => session::serve_held(worker.clone(), held),
+            Some(given) = given.recv() => take(&worker, given),
             _ = stopped.changed() => break,
+        }
+    }
+    while let Ok(given) = given.try_recv() {
+        // What is held is dropped, and so answered.
+        if matches!(given, Given::Denied(_)) {
+            take(&worker, given);
         }
     }
     for flow in worker.ledger.snapshot() {
@@ -259,6 +282,18 @@ async fn work(
         reactor::yield_now().await;
     }
     worker.part().await;
+}
+
+fn take(worker: &Arc<Worker>, given: Given) {
+    match given {
+        Given::Held(held) => session::serve_held(worker.clone(), held),
+        Given::Denied(decided) => {
+            let why = decided.verdict.as_ref().map(|verdict| verdict.why.to_string());
+            let mut entry = session::Entry::new(worker);
+            entry.live().decide(decided);
+            entry.end(EndReason::PolicyDenied, why);
+        }
+    }
 }
 
 fn accept_on(worker: &Arc<Worker>, start: Start) {

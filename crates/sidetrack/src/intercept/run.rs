@@ -22,10 +22,12 @@ use std::sync::{Arc, Mutex};
 
 use sidetrack_core::names::{NameTable, RESOLVER};
 use sidetrack_core::time::Instant;
+use sidetrack_sys::connects::Questions;
 use sidetrack_sys::exec::{
     ChildProcess, Confined, HoldWish, IsolatedCommand, LaunchError, PrivateFiles, Program, spawn_isolated,
 };
 use sidetrack_sys::nfqueue::{HOLD_NUMBERS, HoldSockets};
+use sidetrack_sys::sockdiag::SockDiag;
 use sidetrack_sys::udp::answers::AnswerSockets;
 use tokio::sync::oneshot;
 
@@ -69,6 +71,8 @@ pub struct RunOptions {
     pub hold: bool,
     /// Confine it beside its network: system calls, inherited descriptors, and these unix sockets.
     pub jail: Option<UnixSockets>,
+    /// Ask about each connect(2), so that a denied one fails with `EACCES`.
+    pub asks_connects: bool,
 }
 
 impl RunOptions {
@@ -84,6 +88,7 @@ impl RunOptions {
             trusted: None,
             hold: false,
             jail: None,
+            asks_connects: false,
         }
     }
 }
@@ -138,6 +143,10 @@ pub struct Launched {
     pub names: SharedNames,
     /// Where its opening segments are held, if that was asked for and the kernel can do it.
     pub hold: Option<HoldSockets>,
+    /// Asks about connect(2), if that was wanted and is possible.
+    pub questions: Option<Questions>,
+    /// Finds the owners of sockets in the command's own network.
+    pub owners: Option<SockDiag>,
     child: Arc<ChildProcess>,
     dns: UdpSocket,
     resolver: SocketAddr,
@@ -162,6 +171,7 @@ pub fn launch(options: &RunOptions) -> Result<Launched, RunError> {
         directory: options.directory.clone(),
         open_files_limit: options.open_files_limit,
         confined: options.jail.as_ref().map(|unix| Confined { unix_sockets: *unix != UnixSockets::None }),
+        asks_connects: options.asks_connects,
     };
     let names = Arc::new(Mutex::new(NameTable::new(options.name_capacity)));
     match options.mode {
@@ -188,6 +198,8 @@ fn launch_isolated(program: Program, names: SharedNames, options: &RunOptions) -
         answers: Some(Arc::new(isolated.answers)),
         names,
         hold: isolated.hold,
+        questions: isolated.questions,
+        owners: isolated.owners,
         child: Arc::new(isolated.child),
         dns: isolated.dns,
         resolver: SocketAddr::new(IpAddr::V4(RESOLVER), dns::PORT),
@@ -210,13 +222,16 @@ fn launch_in_cgroup(
     // Rules before the command: otherwise its first connections would bypass us.
     let (network, sockets) = CgroupNetwork::build(options.hold)?;
     let files = private_files(sockets.resolver.ip(), options.trusted.as_ref());
-    let child = network.spawn(program, &files)?;
+    let (child, questions) = network.spawn(program, &files)?;
     Ok(Launched {
         listeners: sockets.listeners,
         datagrams: sockets.datagrams.sockets,
         answers: Some(sockets.datagrams.answers),
         names,
         hold: sockets.hold,
+        questions,
+        // In the host's network, this process can open one itself.
+        owners: SockDiag::open().ok(),
         child: Arc::new(child),
         dns: sockets.dns,
         resolver: sockets.resolver,

@@ -112,21 +112,39 @@ fn through_socks_the_far_sides_answer_comes_back() {
     assert!(proxy.stop().0.success());
 }
 
+/// Rounds of [`ROUNDS`] that make 10,000 connections.
+const TEN_THOUSAND: usize = 42;
+
+/// Asks 10,000 times and prints how many results were right.
+fn ask_often(what: &str, ask: impl Fn() -> Vec<String>) {
+    let wrong: Vec<String> = (0..TEN_THOUSAND).flat_map(|_| ask()).collect();
+    let all = TEN_THOUSAND * ROUNDS * 16;
+    println!("{what}: {} of {all}", all - wrong.len());
+    assert_eq!(wrong, Vec::<String>::new(), "{what}");
+}
+
 #[test]
 #[ignore = "takes minutes: 10,000 connections for each kind"]
 fn ten_thousand_connections_each() {
     let Some(line) = line() else { return };
-    let tables = format!(
-        "[[listen]]\nname = \"r\"\nkind = \"redirect\"\ndst = [\"10.0.2.0/24\", \"fd00:2::/64\"]\n{}",
-        rule("direct")
-    );
-    let up = line.router.run(move || Up::start("default = \"deny\"\n", &tables));
-    for _ in 0..42 {
-        assert_eq!(line.router.run(|| differences(ROUNDS)), Vec::<String>::new());
+    let proxy = proxy(&line);
+    for hop in ["direct", "socks5://10.0.2.1:1080", "socks6://10.0.2.1:1080"] {
+        let listen =
+            "[[listen]]\nname = \"r\"\nkind = \"redirect\"\ndst = [\"10.0.2.0/24\", \"fd00:2::/64\"]\n";
+        let tables = format!("{listen}{}", rule(hop));
+        let up = line.router.run(move || Up::start("default = \"deny\"\n", &tables));
+        ask_often(&format!("redirect, {hop}"), || line.router.run(|| differences(ROUNDS)));
+        assert!(up.stop().0.success());
+        let listen = "[[listen]]\nname = \"t\"\nkind = \"tproxy\"\ninterfaces = [\"to-client\"]\n";
+        let tables = format!("{listen}{}", rule(hop));
+        let up = line.router.run(move || Up::start("default = \"deny\"\n", &tables));
+        ask_often(&format!("tproxy, {hop}"), || line.client.run(|| differences(ROUNDS)));
+        assert!(up.stop().0.success());
+        let via = if hop == "direct" { vec![] } else { vec!["--via", hop] };
+        ask_often(&format!("run, {hop}"), || {
+            let via = via.clone();
+            line.router.run(move || differences_under_run(&via, ROUNDS))
+        });
     }
-    assert!(up.stop().0.success());
-    for _ in 0..42 {
-        let differences = line.router.run(|| differences_under_run(&["--faithful"], ROUNDS));
-        assert_eq!(differences, Vec::<String>::new());
-    }
+    assert!(proxy.stop().0.success());
 }

@@ -10,14 +10,14 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
 /// A SOCKS5 proxy beside the far side that answers a request only when the test says so.
-struct Gate {
+pub(crate) struct Gate {
     requests: Receiver<TcpStream>,
 }
 
 const GATE: &str = "10.0.2.1:1080";
 
 impl Gate {
-    fn open(line: &Line) -> Self {
+    pub(crate) fn open(line: &Line) -> Self {
         // Hundreds of clients, and as many requests.
         sidetrack_sys::caps::raise_open_files_limit().expect("a limit");
         let (tell, requests) = channel();
@@ -40,31 +40,31 @@ impl Gate {
     }
 
     /// The next request, which waits for its answer.
-    fn request(&self) -> TcpStream {
+    pub(crate) fn request(&self) -> TcpStream {
         self.requests.recv_timeout(LIMIT).expect("a request in time")
     }
 }
 
-fn answer(request: &mut TcpStream, code: u8) {
+pub(crate) fn answer(request: &mut TcpStream, code: u8) {
     request.write_all(&[5, code, 0, 1, 0, 0, 0, 0, 0, 0]).expect("the proxy's client is there");
 }
 
 /// The node whose flows go to the gate.
-fn gated(line: &Line, top: &'static str) -> Up {
+pub(crate) fn gated(line: &Line, top: &'static str) -> Up {
     line.router.run(move || Up::start(top, &tables("")))
 }
 
-fn tables(more: &str) -> String {
+pub(crate) fn tables(more: &str) -> String {
     format!(
         "[limits]\nconnect_timeout_ms = 60000\ndrain_ms = 0\n[[listen]]\nname = \"r\"\nkind = \"redirect\"\ndst = [\"10.0.2.0/24\", \"fd00:2::/64\"]\n[[rule]]\nname = \"all\"\n\
          carrier = \"socks5://{GATE}\"\nconnect = \"faithful\"\n{more}"
     )
 }
 
-const OPEN: &str = "default = \"deny\"\n";
-const TO: &str = "10.0.2.1:7001";
+pub(crate) const OPEN: &str = "default = \"deny\"\n";
+pub(crate) const TO: &str = "10.0.2.1:7001";
 
-fn to() -> SocketAddr {
+pub(crate) fn to() -> SocketAddr {
     TO.parse().expect("an address")
 }
 
@@ -74,7 +74,7 @@ fn connecting(line: &Line) -> JoinHandle<std::io::Result<TcpStream>> {
 }
 
 /// A client that begins to connect from this port, and goes on.
-fn begin(line: &Line, port: u16) -> Socket {
+pub(crate) fn begin(line: &Line, port: u16) -> Socket {
     line.router.run(move || {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         socket.set_reuse_address(true).expect("set");
@@ -87,7 +87,7 @@ fn begin(line: &Line, port: u16) -> Socket {
 }
 
 /// The value of a metric.
-fn metric(up: &Up, name: &str) -> u64 {
+pub(crate) fn metric(up: &Up, name: &str) -> u64 {
     let text = admin::show(up, "/metrics");
     let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or(" 0");
     line.trim().parse().expect("a number")
@@ -130,10 +130,10 @@ fn a_client_that_begins_again_from_the_same_port_gets_the_answer_to_its_second_a
     let line = Line::new();
     let gate = Gate::open(&line);
     let mut up = gated(&line, OPEN);
-    let first = begin(&line, 40_001);
+    let first = begin(&line, 20_001);
     let _first_request = gate.request();
     drop(first);
-    let second = begin(&line, 40_001);
+    let second = begin(&line, 20_001);
     assert_eq!(up.record().text("reason"), "client_gone");
     let mut request = gate.request();
     answer(&mut request, 0);
@@ -152,7 +152,7 @@ fn a_client_that_gave_up_leaves_no_connection_to_the_server() {
     let line = Line::new();
     let gate = Gate::open(&line);
     let mut up = gated(&line, OPEN);
-    drop(begin(&line, 40_002));
+    drop(begin(&line, 20_002));
     let mut request = gate.request();
     answer(&mut request, 0);
     request.set_read_timeout(Some(LIMIT)).expect("limit");
@@ -221,7 +221,7 @@ fn five_hundred_in_a_black_hole_hold_up_no_other() {
     let line = Line::new();
     let gate = Gate::open(&line);
     let mut up = gated(&line, OPEN);
-    let clients: Vec<_> = (0..500).map(|number| begin(&line, 41_000 + number)).collect();
+    let clients: Vec<_> = (0..500).map(|number| begin(&line, 21_000 + number)).collect();
     let requests: Vec<_> = clients.iter().map(|_| gate.request()).collect();
     eventually("all are held", || metric(&up, "sidetrack_held_connections") == 500);
     let other = connecting(&line);

@@ -3,6 +3,8 @@
 #[path = "../node/mod.rs"]
 mod node;
 
+mod crowds;
 mod equal;
 mod faults;
 mod probe;
+mod programs;

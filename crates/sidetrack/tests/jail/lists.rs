@@ -33,8 +33,8 @@ fn tried(arguments: &[&str], destinations: &[&str]) -> (Vec<String>, Vec<String>
     (lines(&ended.stdout), lines(&ended.stderr))
 }
 
-/// Whether an error means that the connection was refused by policy: `EHOSTUNREACH` (IPv4) or `EACCES`; without queues in the
-/// kernel, a reset.
+/// Whether an error means that the connection was refused by policy: `EACCES`; over IPv4 to loopback `EHOSTUNREACH`; without queues in
+/// the kernel, a reset.
 fn is_refused(printed: &str) -> bool {
     ["EHOSTUNREACH", "EACCES", "ECONNRESET"].contains(&printed)
 }

@@ -244,6 +244,9 @@ pub(super) const SPLICE: &[c_long] =
 /// Waiting for processes that were started before.
 pub(super) const CHILDREN: &[c_long] = &[libc::SYS_pidfd_open, libc::SYS_wait4, libc::SYS_waitid];
 
+/// Reading what a command asks about: an address in its memory, and its socket.
+pub(super) const QUESTIONS: &[c_long] = &[libc::SYS_pidfd_getfd, libc::SYS_process_vm_readv];
+
 /// Signals to other processes.
 pub(super) const SIGNALS: &[c_long] = &[libc::SYS_kill, libc::SYS_pidfd_send_signal];
 

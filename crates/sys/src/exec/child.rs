@@ -20,9 +20,10 @@ use crate::cgroup::Leaf;
 use crate::netns::CatchStep;
 use crate::nfqueue::HoldSockets;
 use crate::nft::{ANSWERS_MARK, HoldQueue};
+use crate::sockdiag::SockDiag;
 use crate::sockopt::ListenOptions;
 use crate::udp::answers::AnswerSockets;
-use crate::{netlink, netns, sockopt, udp};
+use crate::{connects, netlink, netns, sockopt, udp};
 
 /// A step that failed.
 pub(super) struct Failure {
@@ -74,7 +75,7 @@ pub(super) fn run(
 ) -> ! {
     let attempt = AssertUnwindSafe(|| {
         prepare(reports)?;
-        execute(program, signals, parent)
+        execute(program, reports, signals, parent)
     });
     let failure = match std::panic::catch_unwind(attempt) {
         Ok(Ok(never)) => match never {},
@@ -91,6 +92,7 @@ pub(super) fn run(
 /// Limits, mask, death with the parent; then exec.
 fn execute(
     program: &Program,
+    reports: &Reports,
     signals: &ForwardedSignals,
     parent: Pid,
 ) -> Result<std::convert::Infallible, Failure> {
@@ -119,6 +121,12 @@ fn execute(
         })?;
     }
     signals.restore_mask().at(Step::Process)?;
+    // Without it, the command learns of a denial from the network.
+    if program.asks_connects
+        && let Ok(listener) = connects::ask()
+    {
+        reports.send(&Report::Asks(None), &[listener.as_fd()]).at(Step::Handover)?;
+    }
     if let Some(confined) = program.confined {
         confined.enter().at(Step::Confine)?;
     }
@@ -145,6 +153,10 @@ pub(super) fn isolate(command: &IsolatedCommand, privileged: bool, reports: &Rep
     reports.send(&Report::Ready(Vec::new()), &network.descriptors()).at(Step::Handover)?;
     if let Some(hold) = &hold {
         reports.send(&Report::Ready(Vec::new()), &hold.descriptors()).at(Step::Handover)?;
+    }
+    // Without it, /proc is read, which takes milliseconds for each connection.
+    if let Ok(owners) = SockDiag::open() {
+        reports.send(&Report::Owners(None), &[owners.as_fd()]).at(Step::Handover)?;
     }
     drop((network, hold));
     unshare(UnshareFlags::NEWUSER).at(Step::NestedNamespace)?;

@@ -26,6 +26,10 @@ pub(super) enum Report {
     Mapped,
     /// Child: the network is ready; these are its sockets.
     Ready(Vec<OwnedFd>),
+    /// Child: this asks about its calls of connect(2).
+    Asks(Option<OwnedFd>),
+    /// Child: this finds the owners of sockets in the network.
+    Owners(Option<OwnedFd>),
     /// Child: a step failed, with its errno (0: none).
     Failed { step: Step, errno: i32, text: String },
 }
@@ -38,13 +42,15 @@ pub(super) fn pair() -> io::Result<(Reports, Reports)> {
 }
 
 impl Reports {
-    /// Sends one; `fds` go with [`Report::Ready`] instead of its own.
+    /// Sends one; `fds` go with [`Report::Ready`], [`Report::Asks`] and [`Report::Owners`] instead of their own.
     pub(super) fn send(&self, report: &Report, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut bytes = Vec::new();
         match report {
             Report::MapIds => bytes.push(1),
             Report::Mapped => bytes.push(2),
             Report::Ready(_) => bytes.push(3),
+            Report::Asks(_) => bytes.push(5),
+            Report::Owners(_) => bytes.push(6),
             Report::Failed { step, errno, text } => {
                 bytes.push(4);
                 bytes.push(step.code());
@@ -62,6 +68,8 @@ impl Reports {
             [1] => Report::MapIds,
             [2] => Report::Mapped,
             [3] => Report::Ready(message.fds),
+            [6] => Report::Owners(message.fds.into_iter().next()),
+            [5] => Report::Asks(message.fds.into_iter().next()),
             [4, step, a, b, c, d, text @ ..] => Report::Failed {
                 step: Step::from_code(*step),
                 errno: i32::from_ne_bytes([*a, *b, *c, *d]),

@@ -22,7 +22,7 @@ pub(super) struct JailedNames {
 impl JailedNames {
     /// For the command with this process id.
     pub(super) fn new(config: Arc<ArcSwap<Config>>, telling: Arc<Telling>, pid: u32) -> Self {
-        Self { config, budget: Mutex::new(NameBudget::new()), telling, owners: Owners::Within(pid) }
+        Self { config, budget: Mutex::new(NameBudget::new()), telling, owners: Owners::Within(pid, None) }
     }
 }
 

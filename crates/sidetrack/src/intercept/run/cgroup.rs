@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use crate::intercept::hold;
 use sidetrack_sys::caps;
 use sidetrack_sys::cgroup::{Hierarchy, Leaf};
+use sidetrack_sys::connects::Questions;
 use sidetrack_sys::exec::{ChildProcess, PrivateFiles, Program, spawn_in_cgroup};
 use sidetrack_sys::netlink;
 use sidetrack_sys::nfqueue::{HOLD_NUMBERS, HoldSockets};
@@ -76,7 +77,11 @@ impl CgroupNetwork {
     }
 
     /// Starts the command in the control group.
-    pub(super) fn spawn(&self, program: &Program, files: &PrivateFiles) -> Result<ChildProcess, RunError> {
+    pub(super) fn spawn(
+        &self,
+        program: &Program,
+        files: &PrivateFiles,
+    ) -> Result<(ChildProcess, Option<Questions>), RunError> {
         Ok(spawn_in_cgroup(program, files, &self.leaf)?)
     }
 
