@@ -56,6 +56,7 @@ fn a_client_with_patience_of_its_own_keeps_to_it() {
 }
 
 #[test]
+#[ignore = "takes half a minute on a busy machine: 5,000 connections"]
 fn more_than_are_held_at_once_are_shed_and_the_others_wait() {
     if !is_root() {
         return;
