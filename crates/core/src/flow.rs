@@ -350,6 +350,8 @@ pub enum EndReason {
     Lifetime,
     /// A rule denied the flow, or no rule matched and the default is deny.
     PolicyDenied,
+    /// A request has the placeholder of a secret that does not go to its server.
+    SecretRefused,
     /// The destination, or a hop, refused the connection.
     Refused,
     /// No route to the destination or to a hop.
@@ -398,13 +400,14 @@ pub enum EndReason {
 
 impl EndReason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::Ok,
         Self::ClientReset,
         Self::ServerReset,
         Self::Idle,
         Self::Lifetime,
         Self::PolicyDenied,
+        Self::SecretRefused,
         Self::Refused,
         Self::Unreachable,
         Self::ConnectTimeout,
@@ -438,6 +441,7 @@ impl EndReason {
             Self::Idle => "idle",
             Self::Lifetime => "lifetime",
             Self::PolicyDenied => "policy_denied",
+            Self::SecretRefused => "secret_refused",
             Self::Refused => "refused",
             Self::Unreachable => "unreachable",
             Self::ConnectTimeout => "connect_timeout",

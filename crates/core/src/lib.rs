@@ -38,6 +38,7 @@ pub mod names;
 pub mod net;
 pub mod openflow;
 pub mod overlay;
+pub mod placeholder;
 pub mod placement;
 pub mod policy;
 pub mod proxy_protocol;

@@ -38,8 +38,9 @@ impl Owners {
     /// not visible. `peer` and `listener` are the two ends of the client's connection.
     pub fn of(&self, flow: &Flow, peer: SocketAddr, listener: SocketAddr) -> Process {
         let remote = match flow.intercept {
-            // The client's socket has the original destination as its peer.
-            Intercept::Run | Intercept::Redirect => flow.orig_dst.socket_addr(),
+            // The client's socket has the original destination as its peer. If that stands for a name, the caller has the address.
+            Intercept::Run => Some(flow.orig_dst.socket_addr().unwrap_or(listener)),
+            Intercept::Redirect => flow.orig_dst.socket_addr(),
             Intercept::Socks | Intercept::Http | Intercept::Reverse => Some(listener),
             // Their clients are on other hosts.
             Intercept::Tproxy | Intercept::Tunnel | Intercept::Engine | Intercept::Kernel => None,

@@ -24,6 +24,8 @@ pub struct TapRules {
     pub ports: PortSet,
     /// Public names of providers. Encrypted Client Hello (RFC 9849) hides other names behind them.
     pub cover_names: Vec<HostPattern>,
+    /// If some are named, connections to all other hosts are not intercepted.
+    pub only: Option<Vec<Host>>,
 }
 
 impl TapRules {
@@ -38,6 +40,7 @@ impl Default for TapRules {
             bypass: Vec::new(),
             ports: [(443, 443)].into_iter().collect(),
             cover_names: cover.into_iter().collect(),
+            only: None,
         }
     }
 }
@@ -49,6 +52,8 @@ pub enum Untouched {
     Port,
     /// Its host is on the bypass list.
     Bypass,
+    /// Its host is not one of those whose connections are intercepted.
+    NotListed,
     /// It does not begin with a ClientHello.
     NotTls,
     /// The host is not known.
@@ -70,6 +75,7 @@ impl fmt::Display for Untouched {
         f.write_str(match self {
             Self::Port => "its port is not intercepted",
             Self::Bypass => "its host is on the bypass list",
+            Self::NotListed => "its host is not one that is intercepted",
             Self::NotTls => "it is not TLS",
             Self::Nameless => "its host is not known",
             Self::Encrypted => "its host is encrypted (ECH)",
@@ -92,6 +98,8 @@ impl TapRules {
         }
         match asked {
             Some(Host::Name(name)) if matches(&self.bypass, name) => Err(Untouched::Bypass),
+            // An address may be that of a name, which the first bytes tell.
+            Some(host @ Host::Name(_)) if !self.is_listed(host) => Err(Untouched::NotListed),
             _ => Ok(()),
         }
     }
@@ -119,12 +127,21 @@ impl TapRules {
         {
             return Err(Untouched::Bypass);
         }
+        if !self.is_listed(&host) {
+            return Err(Untouched::NotListed);
+        }
         if is_readable(hello) { Ok(host) } else { Err(Untouched::Protocol) }
     }
 }
 
 fn matches(patterns: &[HostPattern], name: &HostName) -> bool {
     patterns.iter().any(|pattern| pattern.matches(name))
+}
+
+impl TapRules {
+    fn is_listed(&self, host: &Host) -> bool {
+        self.only.as_ref().is_none_or(|only| only.contains(host))
+    }
 }
 
 /// A hello without ALPN counts as HTTP/1.1, as servers treat it.
@@ -244,6 +261,21 @@ mod tests {
         ] {
             assert_eq!(rules().choose(&host(asked), &hello), expected, "{asked} {hello:?}");
         }
+    }
+
+    #[test]
+    fn only_listed_hosts_are_opened_if_some_are_listed() {
+        let only =
+            TapRules { only: Some(vec![host("web.example"), host("192.0.2.1")]), ..TapRules::default() };
+        let (named, other) =
+            (hello(Some("web.example"), false, &[]), hello(Some("other.example"), false, &[]));
+        assert_eq!(only.consider(Some(&host("web.example")), 443), Ok(()));
+        assert_eq!(only.consider(Some(&host("other.example")), 443), Err(Untouched::NotListed));
+        // The name comes with the first bytes.
+        assert_eq!(only.consider(Some(&host("192.0.2.9")), 443), Ok(()));
+        assert_eq!(only.choose(&host("192.0.2.9"), &named), Ok(host("web.example")));
+        assert_eq!(only.choose(&host("192.0.2.9"), &other), Err(Untouched::NotListed));
+        assert_eq!(only.choose(&host("192.0.2.1"), &hello(None, false, &[])), Ok(host("192.0.2.1")));
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod connects;
 mod failures;
 mod jail;
 mod report;
+mod tap;
 
 use super::control::ControlOfRun;
 use super::node::warm_room;
@@ -14,18 +15,16 @@ use crate::admin::{self, AdminSocket, AdminState, ListenerStatus};
 use crate::agreement::InForce;
 use crate::carry::Dialing;
 use crate::carry::tunnel::quic;
-use crate::config::tap::{ROOT_FILE, authority};
 use crate::config::{Admin, Config, HttpListener, Limits, OnCrash, Record, RecordTo, RunAs, RunDns, Tap};
 use crate::dns;
 use crate::http::Proxy;
 use crate::intercept::hold::Hold;
-use crate::intercept::run::{Launched, RunOptions, Trusted, launch};
+use crate::intercept::run::{Launched, RunOptions, launch};
 use crate::intercept::{Catches, Listening, RunCatch};
 use crate::live::{Clock, Ended, Ledger, LiveFlow};
 use crate::metrics::Metrics;
 use crate::process::Owners;
 use crate::record::{Feed, FlowRecord, RecordWriter, Recorder, Target};
-use crate::tls::{Roots, certificates_in};
 use crate::worker::Shared;
 use anyhow::Context;
 use arc_swap::ArcSwap;
@@ -34,9 +33,8 @@ use failures::Telling;
 use jail::JailedNames;
 pub use report::Report;
 use sidetrack_core::carrier::{Carrier, Hop};
-use sidetrack_core::flow::{Host, HostName, Intercept, Protocol};
+use sidetrack_core::flow::{HostName, Intercept, Protocol};
 use sidetrack_core::hold::Overflow;
-use sidetrack_core::http::tap::TapRules;
 use sidetrack_core::jail::Jail;
 use sidetrack_core::limit::Budget;
 use sidetrack_core::net::{IpSet, PortSet};
@@ -49,6 +47,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+pub use tap::TapCommand;
 use tokio::sync::watch;
 
 /// The name of the one listener, for rules and records.
@@ -103,80 +102,6 @@ pub struct RunCommand {
     pub quiet: bool,
 }
 
-/// How a command's TLS connections are intercepted.
-#[derive(Clone, Debug)]
-pub struct TapCommand {
-    /// The folder of the authority; `None`: the configuration names it.
-    pub ca: Option<PathBuf>,
-    /// The file for TLS secrets (the key log).
-    pub keylog: Option<PathBuf>,
-    /// The file for requests (the HAR archive).
-    pub har: Option<PathBuf>,
-    /// More trusted certificates, in PEM.
-    pub trust_pem: String,
-    /// Servers whose certificates are not verified.
-    pub unverified_hosts: Vec<Host>,
-    /// More ports whose connections are intercepted.
-    pub ports: Vec<u16>,
-}
-
-impl TapCommand {
-    /// Prepares interception, and the certificates that the command must trust.
-    fn prepare(&self, config: &Config) -> anyhow::Result<(Tap, Trusted)> {
-        let written = config.tap.as_deref().filter(|_| self.ca.is_none());
-        let mut tap = match (written, &self.ca) {
-            (Some(tap), _) => tap.clone(),
-            (None, Some(folder)) => {
-                let signer =
-                    authority(folder).map_err(|error| anyhow::anyhow!("{error}\nhelp: {}", error.help()))?;
-                Tap {
-                    signer: Arc::new(signer),
-                    rules: TapRules::default(),
-                    trust_pem: None,
-                    unverified_hosts: Vec::new(),
-                    roots: Roots::of_system_and(None)?,
-                    keylog: None,
-                    har: None,
-                }
-            }
-            (None, None) => {
-                anyhow::bail!("the configuration has no [tap]: name the authority's folder (--ca)")
-            }
-        };
-        if self.keylog.is_some() {
-            tap.keylog.clone_from(&self.keylog);
-        }
-        if self.har.is_some() {
-            tap.har.clone_from(&self.har);
-        }
-        let root_file = self.ca.clone().unwrap_or_default().join(ROOT_FILE);
-        let mut trusted = Trusted {
-            pem: tap.signer.root_pem().to_owned(),
-            certificates: vec![tap.signer.root().clone()],
-            root_file,
-        };
-        if !self.trust_pem.is_empty() {
-            // The command itself verifies connections that are not intercepted.
-            trusted.pem = format!("{}\n{}", trusted.pem, self.trust_pem);
-            trusted.certificates.extend(certificates_in(&self.trust_pem));
-            tap.trust_pem = Some(format!("{}\n{}", tap.trust_pem.unwrap_or_default(), self.trust_pem).into());
-        }
-        tap.unverified_hosts.extend(self.unverified_hosts.iter().cloned());
-        let ports = self.ports.iter().map(|port| (*port, *port));
-        tap.rules.ports = tap.rules.ports.ranges().chain(ports).collect();
-        for host in &self.unverified_hosts {
-            anyhow::ensure!(
-                tap.signer.leaf(host).is_some(),
-                "--trust {host}: connections to it are not intercepted, because the authority may not sign for it; `sidetrack \
-                 ca init` makes one that may"
-            );
-        }
-        let hosts = tap.unverified_hosts.iter().cloned();
-        tap.roots = Roots::of_system_and(tap.trust_pem.as_deref())?.without_verifying(hosts);
-        Ok((tap, trusted))
-    }
-}
-
 /// Runs the command to its end; returns its exit code.
 ///
 /// # Errors
@@ -221,6 +146,11 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
     let hold = launched.hold.take();
     let hold = hold.map(|sockets| Hold::start(sockets, Overflow::Early, Clock::start())).transpose();
     let hold = hold.context("cannot start the thread that holds connections")?;
+    if command.tap.as_ref().is_some_and(|tap| tap.secrets.is_some()) {
+        // After the command was started: it keeps its own limit.
+        confine::leave_no_core().context("RLIMIT_CORE")?;
+        confine::close_memory().context("PR_SET_DUMPABLE")?;
+    }
     // CAP_KILL is kept to forward signals to the command and to end its children, whatever user they became.
     let kept = caps::capabilities()?.permitted & CapabilitySet::KILL;
     caps::keep_only(kept).context("cannot give up capabilities")?;

@@ -1,6 +1,7 @@
 //! `sidetrack run`: runs one command and intercepts its connections.
 
 mod jail;
+mod secret;
 
 use super::ca;
 use crate::app::{self, RunCommand, TapCommand};
@@ -9,21 +10,24 @@ use crate::config::{RunDns, numbered};
 use crate::intercept::run::{Mode, RunOptions};
 use crate::tls::{Roots, certificates_in};
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use jail::JailArgs;
 use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::{Destination, Host};
+use sidetrack_core::placeholder::Secrets;
 use sidetrack_core::policy::Connect;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 /// The exit code if `run` itself fails and not the command, as in env(1) and timeout(1).
 pub const OWN_FAILURE: u8 = 125;
 
 /// Arguments of the sub-command.
 #[derive(Args, Clone, Debug)]
+#[command(group = ArgGroup::new("opens").args(["tap", "secret"]).multiple(true))]
 pub struct RunArgs {
     /// A hop: socks5://host:port, socks6://…, http://…; several times: one behind the other [env: SIDETRACK_VIA, hops
     /// with spaces between]
@@ -55,7 +59,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub tap: bool,
     /// The folder of that authority [default: that of `sidetrack ca init`, or `ca` of [tap] in the configuration]
-    #[arg(long, value_name = "DIR", requires = "tap")]
+    #[arg(long, value_name = "DIR", requires = "opens")]
     pub ca: Option<PathBuf>,
     /// Appends the secrets of opened connections to this file, for Wireshark and others
     #[arg(long, value_name = "FILE", requires = "tap")]
@@ -65,8 +69,12 @@ pub struct RunArgs {
     pub har: Option<PathBuf>,
     /// A file with certificates in PEM that the command trusts, such as that of a development server; or a host whose
     /// certificates are not verified, HOST or HOST:PORT (port 443 is intercepted, and the ports written here)
-    #[arg(long, value_name = "FILE|HOST", requires = "tap")]
+    #[arg(long, value_name = "FILE|HOST", requires = "opens")]
     pub trust: Vec<String>,
+    /// Gives the command a placeholder in the variable NAME. Requests by https to HOST, and only those, get the secret instead:
+    /// NAME=file:PATH@HOST or NAME=env:VARIABLE@HOST; several hosts with commas, a port behind a colon
+    #[arg(long, value_name = "NAME=SOURCE@HOST", conflicts_with = "faithful")]
+    pub secret: Vec<String>,
     /// Tells about every flow at the end
     #[arg(short, long)]
     pub verbose: bool,
@@ -101,13 +109,15 @@ pub enum DnsArg {
 }
 
 /// How the command's TLS connections are intercepted, if they are.
-fn tap(args: &RunArgs) -> anyhow::Result<Option<TapCommand>> {
-    if !args.tap {
+fn tap(args: &RunArgs, secrets: Option<Arc<Secrets>>) -> anyhow::Result<Option<TapCommand>> {
+    if !args.tap && secrets.is_none() {
         return Ok(None);
     }
     // With a configuration, the authority's folder is named there.
     let ca = match (&args.ca, &args.config) {
         (None, Some(_)) => None,
+        // For secrets alone, an authority is made that ends with the command.
+        (None, None) if !args.tap => None,
         (given, _) => Some(ca::folder(given.as_deref())?),
     };
     let mut command = TapCommand {
@@ -117,6 +127,8 @@ fn tap(args: &RunArgs) -> anyhow::Result<Option<TapCommand>> {
         trust_pem: String::new(),
         unverified_hosts: Vec::new(),
         ports: Vec::new(),
+        secrets,
+        opens_all: args.tap,
     };
     args.trust.iter().try_for_each(|text| trust(text, &mut command))?;
     if !command.unverified_hosts.is_empty() {
@@ -242,12 +254,21 @@ fn started(args: &RunArgs) -> anyhow::Result<u8> {
         ModeArg::Cgroup => Mode::Cgroup,
     };
     let jail = args.jail.jail(mode)?;
+    let secrets = secret::read(&args.secret, mode)?;
+    // The variable of hops may contain passwords, which the command does not need.
+    let mut env = vec![(VIA.into(), None)];
+    let (mut covered_files, mut held) = (Vec::new(), None);
+    if let Some(read) = secrets {
+        env.extend(read.env);
+        covered_files = read.covered_files;
+        held = Some(read.secrets);
+    }
     let command = RunCommand {
         options: RunOptions {
             mode,
             jail: jail.as_ref().and_then(|jail| args.jail.unix_sockets(jail)),
-            // The variable may contain passwords, which the command does not need.
-            env: vec![(VIA.into(), None)],
+            env,
+            covered_files,
             ..RunOptions::new(args.command.clone())
         },
         via: hops(args)?,
@@ -266,7 +287,7 @@ fn started(args: &RunArgs) -> anyhow::Result<u8> {
             DnsArg::Resolve => RunDns::Resolve,
         }),
         records: args.records.clone(),
-        tap: tap(args)?,
+        tap: tap(args, held)?,
         verbose: args.verbose,
         quiet: args.quiet,
     };

@@ -3,6 +3,7 @@
 use crate::tls::{Roots, Signer, TlsError};
 use sidetrack_core::flow::Host;
 use sidetrack_core::http::tap::TapRules;
+use sidetrack_core::placeholder::Secrets;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -25,6 +26,8 @@ pub struct Tap {
     pub keylog: Option<PathBuf>,
     /// A file for the requests of connections, without content and secrets.
     pub har: Option<PathBuf>,
+    /// The secrets of a command, which its requests carry as placeholders. A file cannot name any.
+    pub secrets: Option<Arc<Secrets>>,
 }
 
 impl PartialEq for Tap {
@@ -36,6 +39,7 @@ impl PartialEq for Tap {
             && self.unverified_hosts == other.unverified_hosts
             && self.keylog == other.keylog
             && self.har == other.har
+            && self.secrets.is_some() == other.secrets.is_some()
     }
 }
 

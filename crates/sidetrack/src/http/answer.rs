@@ -83,6 +83,14 @@ impl Answer {
         answer
     }
 
+    /// The request has the placeholder of a secret that its server does not get.
+    pub(super) fn misplaced(proxy: &Proxy, why: &str) -> Self {
+        let mut answer = Self::refused(proxy, 403, EndReason::SecretRefused, why);
+        // More of it may be on its way.
+        answer.closes = true;
+        answer
+    }
+
     /// The server could not be reached, or did not answer as HTTP.
     pub(super) fn failed(proxy: &Proxy, what: &str, failure: &Failure) -> Self {
         let (status, error) = status_of(failure.reason);

@@ -16,7 +16,7 @@ use crate::live::profile::Stage;
 use crate::reactor::{now, timeout, timeout_at};
 use crate::session::{Admitted, Entry, Watched, undecided, upgraded};
 use crate::worker::{CROWDED, Idle, Place, Worker};
-use sidetrack_core::flow::{EndReason, Side};
+use sidetrack_core::flow::{EndReason, Process, Side};
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::forward;
 use sidetrack_core::http::framing::Length;
@@ -55,6 +55,8 @@ pub(super) struct Connection {
     pub buffer: Buffer,
     /// The one server that all requests are for; `None`: each request names its own.
     pub inside: Option<Inside>,
+    /// The process behind it, if it was looked up before its first request.
+    pub process: Option<Process>,
     /// The client speaks HTTP/2 from now on.
     pub is_multiplexed: bool,
     /// The client speaks Multipath TCP.
@@ -164,6 +166,7 @@ impl Connection {
             stream,
             buffer,
             inside: None,
+            process: None,
             is_multiplexed: false,
             is_multipath,
             received: None,

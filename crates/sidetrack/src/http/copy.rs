@@ -14,7 +14,11 @@ use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::framing::{Decoder, Length, write_chunk_size, write_last_chunk};
 use sidetrack_core::http::message::MessageError;
+#[cfg(doc)]
+use sidetrack_core::placeholder::Misplaced;
+use sidetrack_core::placeholder::Swapping;
 use sidetrack_core::time::Instant as Moment;
+use std::borrow::Cow;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -104,6 +108,8 @@ pub(super) struct Outgoing<'a> {
     meter: Option<(&'a Meter, Side, Clock)>,
     /// The flow in which sent bytes are counted, and the side they come from.
     counted: Option<(&'a LiveFlow, Side)>,
+    /// Replaces secrets or their placeholders in the content.
+    swapping: Option<Swapping>,
     /// Bytes written so far.
     pub written: u64,
 }
@@ -112,18 +118,40 @@ impl<'a> Outgoing<'a> {
     /// Content in this framing behind a head. The head is sent together with the first content.
     pub(super) fn new(to: &'a Duplex, head: Vec<u8>, length: Length) -> Self {
         let is_chunked = length == Length::Chunked;
-        Self { to: Some(to), pending: head, is_chunked, meter: None, counted: None, written: 0 }
+        Self {
+            to: Some(to),
+            pending: head,
+            is_chunked,
+            meter: None,
+            counted: None,
+            swapping: None,
+            written: 0,
+        }
     }
 
     /// Content that is not sent.
     pub(super) const fn nowhere() -> Self {
-        Self { to: None, pending: Vec::new(), is_chunked: false, meter: None, counted: None, written: 0 }
+        Self {
+            to: None,
+            pending: Vec::new(),
+            is_chunked: false,
+            meter: None,
+            counted: None,
+            swapping: None,
+            written: 0,
+        }
     }
 
     /// Counts sent bytes in a flow; `from` is the side they come from.
     #[must_use]
     pub(super) fn counted(self, live: &'a LiveFlow, from: Side) -> Self {
         Self { counted: Some((live, from)), ..self }
+    }
+
+    /// Replaces secrets or their placeholders in the content.
+    #[must_use]
+    pub(super) fn swapped(self, swapping: Option<Swapping>) -> Self {
+        Self { swapping, ..self }
     }
 
     /// Counts bytes that were written.
@@ -145,8 +173,15 @@ impl<'a> Outgoing<'a> {
     /// Writes content; small pieces wait for [`Self::flush`].
     ///
     /// # Errors
-    /// The socket's error.
+    /// The socket's error, or a [`Misplaced`] placeholder.
     pub(super) async fn push(&mut self, data: &[u8]) -> io::Result<()> {
+        let Some(swapping) = &mut self.swapping else { return self.pass(data).await };
+        let mut out = Vec::with_capacity(data.len());
+        swapping.push(data, &mut out).map_err(io::Error::other)?;
+        self.pass(&out).await
+    }
+
+    async fn pass(&mut self, data: &[u8]) -> io::Result<()> {
         let Some((meter, from, clock)) = self.meter else { return self.take(data).await };
         let mut rest = data;
         while !rest.is_empty() {
@@ -168,8 +203,8 @@ impl<'a> Outgoing<'a> {
     /// The socket's error.
     pub(super) async fn push_all(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
         let length: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let Some(to) = self.to.filter(|_| length > COPY_MAX && !self.is_chunked && self.meter.is_none())
-        else {
+        let plain = self.meter.is_none() && self.swapping.is_none();
+        let Some(to) = self.to.filter(|_| length > COPY_MAX && !self.is_chunked && plain) else {
             for piece in pieces.iter().filter(|piece| !piece.is_empty()) {
                 self.push(piece).await?;
             }
@@ -185,7 +220,7 @@ impl<'a> Outgoing<'a> {
 
     /// The socket, if content may be sent to it without framing.
     fn bare_socket(&self) -> Option<&'a TcpStream> {
-        self.to.filter(|_| !self.is_chunked && self.meter.is_none())?.tcp()
+        self.to.filter(|_| !self.is_chunked && self.meter.is_none() && self.swapping.is_none())?.tcp()
     }
 
     /// Whether [`Self::push_pages`] works here.
@@ -261,10 +296,17 @@ impl<'a> Outgoing<'a> {
     /// Ends the message.
     ///
     /// # Errors
-    /// The socket's error.
+    /// The socket's error, or a [`Misplaced`] placeholder.
     pub(super) async fn finish(&mut self, trailers: &Fields) -> io::Result<()> {
+        let mut trailers = Cow::Borrowed(trailers);
+        if let Some(mut swapping) = self.swapping.take() {
+            let mut rest = Vec::new();
+            swapping.finish(&mut rest).map_err(io::Error::other)?;
+            self.pass(&rest).await?;
+            swapping.trailers(trailers.to_mut()).map_err(io::Error::other)?;
+        }
         if self.is_chunked {
-            write_last_chunk(&mut self.pending, trailers);
+            write_last_chunk(&mut self.pending, &trailers);
         }
         self.flush().await
     }

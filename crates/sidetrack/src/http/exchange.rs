@@ -7,6 +7,7 @@ use super::buffer::Buffer;
 use super::copy::{Outgoing, Progress, Stopped, Tee, copy_body};
 use super::duplex::Duplex;
 use super::fetch::{Fetched, Interim, Reuse, Way, add_date, bad, knows_interim};
+use super::guarded::{of_upload, send_whole, upload_swapping};
 use super::har::Told;
 use super::pool::Server;
 use super::request::{Asked, name_of};
@@ -17,6 +18,7 @@ use sidetrack_core::flow::{Destination, EndReason, Side};
 use sidetrack_core::http::forward::put_length;
 use sidetrack_core::http::framing::{Decoder, Length};
 use sidetrack_core::http::message::{MessageError, Response, Version};
+use sidetrack_core::placeholder::Wiped;
 use sidetrack_core::policy::Carry;
 use std::cell::Cell;
 use std::pin::pin;
@@ -142,6 +144,7 @@ impl<'a> Turn<'a> {
             bound: Some(self.bound),
             binds: self.asked.hop.binds,
             by_quic: Cell::default(),
+            guard: self.asked.guard.as_ref(),
         }
     }
 
@@ -254,39 +257,54 @@ impl<'a> Turn<'a> {
         on_head: OnHead<'_>,
         tee: Option<&mut Tee>,
     ) -> Result<Outcome, Box<Answer>> {
+        let whole = match self.whole().await {
+            Ok(whole) => whole,
+            Err(unanswered) => return self.unanswered(unanswered),
+        };
         let way = self.way();
         let mut server = way.connect(Reuse::Checked).await.map_err(|failure| self.failed(&failure))?;
         let both = {
             let client = (self.stream, &mut *self.buffer, &mut *self.told);
-            both(&way, self.asked, client, &mut server, (status, on_head, tee)).await
+            both(&way, self.asked, (client, whole), &mut server, (status, on_head, tee)).await
         };
         match both {
             Ok((fetched, sent, uploaded)) => {
                 server.is_bound |= way.binds || fetched.binds;
                 self.after(server, &fetched, sent, uploaded)
             }
-            Err(Unanswered::Server(failure)) => Err(self.failed(&failure)),
-            Err(Unanswered::Client(why)) => {
+            Err(unanswered) => self.unanswered(unanswered),
+        }
+    }
+
+    /// What happens without an answer of the server.
+    fn unanswered(&self, unanswered: Unanswered) -> Result<Outcome, Box<Answer>> {
+        match unanswered {
+            Unanswered::Server(failure) => Err(self.failed(&failure)),
+            Unanswered::Client(why) => {
                 let next = if self.told.is_begun { Next::Reset } else { Next::Close };
                 Ok(Outcome::new(EndReason::ClientGone, Some(why), next))
             }
-            Err(Unanswered::Ended(why)) if self.told.is_begun => {
+            Unanswered::Ended(why) if self.told.is_begun => {
                 Ok(Outcome::new(EndReason::ClientGone, Some(why), Next::Reset))
             }
             // The client may still read: it is told what was wrong (RFC 9112 Sec. 8).
-            Err(Unanswered::Ended(why)) => {
+            Unanswered::Ended(why) => {
                 Err(Box::new(Answer::refused(self.proxy, 400, EndReason::ClientGone, &why)))
             }
-            Err(Unanswered::Broken(error)) if self.told.is_begun => {
+            Unanswered::Broken(error) if self.told.is_begun => {
                 Ok(Outcome::new(EndReason::BadRequest, Some(error.to_string()), Next::Reset))
             }
-            Err(Unanswered::Broken(error)) => Err(Box::new(Answer::broken(self.proxy, error))),
+            Unanswered::Broken(error) => Err(Box::new(Answer::broken(self.proxy, error))),
+            Unanswered::Misplaced(why) if self.told.is_begun => {
+                Ok(Outcome::new(EndReason::SecretRefused, Some(why), Next::Reset))
+            }
+            Unanswered::Misplaced(why) => Err(Box::new(Answer::misplaced(self.proxy, &why))),
         }
     }
 }
 
 /// Why a request with a body has no answer.
-enum Unanswered {
+pub(super) enum Unanswered {
     Server(Failure),
     /// The client left.
     Client(String),
@@ -294,6 +312,8 @@ enum Unanswered {
     Ended(String),
     /// The client's body is malformed.
     Broken(MessageError),
+    /// The client's body has the placeholder of a secret that its server does not get.
+    Misplaced(String),
 }
 
 /// Forwards body and response at the same time. A response that arrives before the whole body was sent is forwarded,
@@ -301,18 +321,21 @@ enum Unanswered {
 async fn both(
     way: &Way<'_>,
     asked: &Asked,
-    (client, held, told): (&Duplex, &mut Buffer, &mut Told),
+    ((client, held, told), whole): ((&Duplex, &mut Buffer, &mut Told), Option<Wiped>),
     server: &mut Server,
     (status, on_head, tee): (Option<String>, OnHead<'_>, Option<&mut Tee>),
 ) -> Result<(Fetched, Sent, bool), Unanswered> {
     let Server { stream, buffer, .. } = server;
     let stream = &*stream;
     let progress = way.progress;
-    let mut head = Vec::with_capacity(512);
-    asked.request.write_to(&mut head);
     let mut upload = pin!(async {
+        if let Some(whole) = whole {
+            return send_whole(way, asked, stream, &whole).await.map_err(Stopped::Sink);
+        }
         let mut decoder = Decoder::new(asked.length);
+        let head = std::mem::take(&mut *way.head(&asked.request, None));
         let out = Outgoing::new(stream, head, asked.length).counted(progress.live, Side::Client);
+        let out = out.swapped(upload_swapping(asked));
         let mut out = out.metered(asked.meter.as_deref(), Side::Client, progress.clock);
         copy_body((client, held), &mut decoder, &mut out, None, progress).await
     });
@@ -332,15 +355,11 @@ async fn both(
             biased;
             result = &mut upload, if uploaded.is_none() => match result {
                 Ok(()) => uploaded = Some(true),
-                Err(Stopped::Source(why)) => {
-                    return Err(Unanswered::Client(format!("the request's body broke off: {why}")));
-                }
-                Err(Stopped::Ended(error)) => {
-                    return Err(Unanswered::Ended(format!("the request's body broke off: {error}")));
-                }
-                Err(Stopped::Broken(error)) => return Err(Unanswered::Broken(error)),
-                // The server may have answered before it stopped reading.
-                Err(Stopped::Sink(_)) => uploaded = Some(false),
+                Err(stopped) => match of_upload(asked, stopped) {
+                    Some(unanswered) => return Err(unanswered),
+                    // The server may have answered before it stopped reading.
+                    None => uploaded = Some(false),
+                },
             },
             result = &mut download => {
                 return match result {
@@ -362,8 +381,12 @@ async fn deliver(
     tee: Option<&mut Tee>,
 ) -> Sent {
     let status = fetched.response.status;
-    let (length, again, bytes) = head_for(asked, fetched);
-    let out = Outgoing::new(to, bytes, length).counted(progress.live, Side::Server);
+    let swapping = asked.guard.as_ref().and_then(|guard| guard.down(&fetched.response.fields));
+    let swapping = swapping.filter(|_| !matches!(fetched.length.length, Length::None | Length::Exact(0)));
+    // What replaces a secret has another length.
+    let written = if swapping.is_some() { Length::UntilClose } else { fetched.length.length };
+    let (length, again, bytes) = head_for(asked, fetched, written);
+    let out = Outgoing::new(to, bytes, length).counted(progress.live, Side::Server).swapped(swapping);
     let mut out = out.metered(asked.meter.as_deref(), Side::Server, progress.clock);
     let mut decoder = Decoder::new(fetched.length.length);
     let stopped = copy_body(from, &mut decoder, &mut out, tee, progress).await.err();
@@ -372,7 +395,7 @@ async fn deliver(
 }
 
 /// The head for this client, with its framing and whether another request can follow.
-fn head_for(asked: &Asked, fetched: &mut Fetched) -> (Length, bool, Vec<u8>) {
+fn head_for(asked: &Asked, fetched: &mut Fetched, length: Length) -> (Length, bool, Vec<u8>) {
     // Moved, not copied: the fields are not read after this.
     let Response { status, version, .. } = fetched.response;
     let (reason, fields) =
@@ -383,7 +406,7 @@ fn head_for(asked: &Asked, fetched: &mut Fetched) -> (Length, bool, Vec<u8>) {
     } else {
         add_date(&mut head.fields);
         asked.announce(&mut head.fields);
-        finish(&mut head, fetched.length.length, asked.version, asked.hop.keeps_alive)
+        finish(&mut head, length, asked.version, asked.hop.keeps_alive)
     };
     let mut bytes = Vec::with_capacity(HEAD_ROOM);
     head.write_to(&mut bytes);

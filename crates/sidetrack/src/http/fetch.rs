@@ -20,6 +20,7 @@ use sidetrack_core::http::forward::{self, Via, keeps_alive};
 use sidetrack_core::http::framing::{ResponseLength, response_length};
 use sidetrack_core::http::message::{Request, Response, Scan, Sender, Version};
 use sidetrack_core::http::uri::Resource;
+use sidetrack_core::placeholder::{Guard, Wiped};
 use sidetrack_core::policy::Policy;
 use sidetrack_sys::sockopt;
 use std::cell::Cell;
@@ -65,6 +66,8 @@ pub(super) struct Way<'a> {
     pub binds: bool,
     /// The server's address, if the request was sent to it by HTTP/3.
     pub by_quic: Cell<Option<SocketAddr>>,
+    /// The secrets of the command, if it has some.
+    pub guard: Option<&'a Guard>,
 }
 
 /// The final head of a response, ready for the client except for its framing.
@@ -260,6 +263,16 @@ impl Way<'_> {
         }
     }
 
+    /// Writes the head of a request as the server gets it. `length` is that of its content, if it has changed.
+    pub(super) fn head(&self, request: &Request, length: Option<u64>) -> Wiped {
+        if let Some(guard) = self.guard {
+            return guard.head(request, length);
+        }
+        let mut head = Wiped::new(Vec::with_capacity(512));
+        request.write_to(&mut head);
+        head
+    }
+
     /// Sends a request without a body and reads the final head. If an idle connection turns out to be closed, a new one
     /// is made.
     ///
@@ -270,8 +283,7 @@ impl Way<'_> {
         request: &Request,
         client: Interim<'_>,
     ) -> Result<(Server, Fetched), Failure> {
-        let mut head = Vec::with_capacity(512);
-        request.write_to(&mut head);
+        let head = self.head(request, None);
         let is_repeatable = request.method.is_idempotent();
         let mut reuse = if is_repeatable { Reuse::Likely } else { Reuse::Checked };
         loop {
@@ -331,6 +343,9 @@ impl Way<'_> {
         let via = Via { pseudonym: &self.proxy.pseudonym, received: stream };
         for _ in 0..=MAX_INTERIM {
             let mut response = self.one_head((from, buffer)).await?;
+            if let Some(guard) = self.guard {
+                guard.cover(&mut response.fields);
+            }
             self.progress.mark();
             let length =
                 response_length(&request.method, &response).map_err(|error| bad(&error.to_string()))?;

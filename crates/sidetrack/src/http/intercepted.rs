@@ -64,13 +64,14 @@ fn destination(
 }
 
 /// Inspects a connection; returns it if it is to be forwarded unchanged.
-async fn look(connection: Connection, to: &Destination, worker: &Arc<Worker>) -> Option<(Client, Entry)> {
+async fn look(mut connection: Connection, to: &Destination, worker: &Arc<Worker>) -> Option<(Client, Entry)> {
     let tap = connection.proxy.tap.clone().filter(|tap| tap.consider(to).is_ok());
     let is_http = tap.is_none() && to.port == HTTP_PORT;
     if tap.is_none() && !is_http {
         return Some((connection.client(), Entry::new(worker)));
     }
     let (may_open, decided) = connection.may_open(to, None);
+    connection.process.clone_from(&decided.flow.process);
     let Some(tap) = tap.filter(|_| may_open) else {
         // Each request is a flow of its own, so the connection gets no entry here.
         if !may_open {
@@ -138,6 +139,7 @@ async fn requests(mut connection: Connection, to: &Destination) -> Begins {
             None => return Begins::Crowded(connection),
         }
     }
-    connection.inside = Some(Inside { destination: to.clone(), user: None, secure: None });
+    let process = connection.process.take();
+    connection.inside = Some(Inside { destination: to.clone(), user: None, process, secure: None });
     Begins::Requests(connection)
 }

@@ -17,6 +17,7 @@ mod duplex;
 mod exchange;
 mod fetch;
 mod filling;
+mod guarded;
 mod h2;
 mod h3;
 mod har;

@@ -13,7 +13,7 @@ use crate::live::Decided;
 use crate::reactor::{timeout, timeout_at};
 use crate::session::{AskingTunnel, Connect, ESTABLISHED, Entry, Passage, carry_on};
 use crate::worker::{CROWDED, Place};
-use sidetrack_core::flow::{Destination, EndReason};
+use sidetrack_core::flow::{Destination, EndReason, Process};
 use sidetrack_core::http::sni::{ClientHello, client_hello};
 use sidetrack_core::http::uri::Scheme;
 use sidetrack_core::policy::Action;
@@ -30,6 +30,8 @@ pub(super) struct Inside {
     pub destination: Destination,
     /// The user who asked for it, if the listener asks for users.
     pub user: Option<String>,
+    /// The process behind it, if it was looked up.
+    pub process: Option<Process>,
     /// TLS with the client ends here, and TLS with the server is made to this host.
     pub secure: Option<Secure>,
 }
@@ -66,6 +68,7 @@ impl Connection {
         let mut is_established = false;
         let may_open = tap.is_some() && {
             let (may, decided) = self.may_open(&destination, user.as_deref());
+            self.process.clone_from(&decided.flow.process);
             entry.live().decide(decided);
             may
         };
@@ -149,6 +152,7 @@ impl Connection {
             Ok(chosen) => chosen,
             Err(why) => return Opened::Untouched(self, format!("passes untouched: {why}")),
         };
+        let process = self.process.take();
         let mut held = self.buffer.take();
         let (below, peeked) = self.stream.into_stream();
         held.extend(peeked);
@@ -171,7 +175,7 @@ impl Connection {
             Some(Secure { servers: tap.servers().clone(), tap: Some(tap.clone()), host, is_alone: false });
         let is_multiplexed = tls.protocol() == Some(b"h2");
         let stream = Duplex::from(Stream::Tls(Box::new(tls)));
-        let inside = Some(Inside { destination: to.clone(), user, secure });
+        let inside = Some(Inside { destination: to.clone(), user, process, secure });
         Opened::Requests(Self { stream, inside, is_multiplexed, ..self }, told)
     }
 

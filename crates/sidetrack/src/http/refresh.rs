@@ -41,6 +41,7 @@ pub(super) fn behind(turn: &Turn<'_>, cache: &Cache, key: &[u8], object: &Arc<Ob
             bound: None,
             binds: asked.hop.binds,
             by_quic: Cell::default(),
+            guard: asked.guard.as_ref(),
         };
         let refreshed =
             Watched::new(Stage::Http, pin!(run(&way, cache, &key, &asked, &object)), &live, worker.clock)

@@ -19,6 +19,7 @@ use sidetrack_core::http::framing::{Length, request_length};
 use sidetrack_core::http::message::{MessageError, Method, Request, Version};
 use sidetrack_core::http::udp;
 use sidetrack_core::http::uri::{Form, KeyRules, Resource, Scheme, Target};
+use sidetrack_core::placeholder::Guard;
 use sidetrack_core::policy::{Action, Carry, Decision, Seen, Url, Verdict};
 use sidetrack_core::secret;
 use sidetrack_sys::sockopt;
@@ -51,6 +52,8 @@ pub(super) struct Asked {
     pub meter: Option<Rc<Meter>>,
     /// The port at which this server is reached by HTTP/3, which the client is told (RFC 7838).
     pub http3_port: Option<u16>,
+    /// The secrets of the command, as this request may use them. [`Self::request`] has their placeholders.
+    pub guard: Option<Guard>,
 }
 
 impl Asked {
@@ -69,6 +72,7 @@ impl Asked {
             // No client waits for a repeated fetch, so bandwidth limits do not apply.
             meter: None,
             http3_port: self.http3_port,
+            guard: self.guard.clone(),
         }
     }
 
@@ -138,6 +142,12 @@ impl Desk<'_> {
     /// Our end of the client's connection.
     fn local(&self) -> SocketAddr {
         self.stream.local_addr().unwrap_or(self.listening.address)
+    }
+
+    /// The peer of the client's socket: our end, or under `run` the address of a name.
+    fn asked_at(&self) -> SocketAddr {
+        let original = || self.stream.tcp().and_then(|socket| sockopt::original_dst(socket).ok());
+        self.listening.names_programs().then(original).flatten().unwrap_or_else(|| self.local())
     }
 
     /// The peer of the socket: the client, or a proxy that speaks for it.
@@ -309,6 +319,7 @@ impl Desk<'_> {
             }
             Stop::UnknownExpectation => self.refused(417, "the request expects what no proxy knows"),
         })?;
+        let guard = self.guard(&request, &resource)?;
         let destination = carry.destination(&flow);
         // An HTTP/2 connection is shared, so upgrades and connection authentication need one of their own.
         let is_alone = hop.upgrade.is_some() || hop.needs_own_connection;
@@ -329,8 +340,20 @@ impl Desk<'_> {
             is_configured,
             meter,
             http3_port: None,
+            guard,
         };
         Ok(Wish::Resource(Box::new(asked)))
+    }
+
+    /// Returns what the request does with the secrets of the command, if it has some.
+    fn guard(&self, request: &Request, resource: &Resource) -> Result<Option<Guard>, Box<Answer>> {
+        let Some(secrets) = self.proxy.tap.as_ref().and_then(|tap| tap.secrets()) else { return Ok(None) };
+        let is_verified = self.inside.is_some_and(|inside| inside.secure.is_some());
+        let guard = Guard::new(secrets, is_verified.then_some(&resource.server));
+        match guard.check(request) {
+            Ok(()) => Ok(Some(guard)),
+            Err(misplaced) => Err(Box::new(Answer::misplaced(self.proxy, &guard.why(misplaced)))),
+        }
     }
 
     /// The functions of a rule, if they only count. Other functions cannot be applied to requests, and no flow may bypass
@@ -351,7 +374,8 @@ impl Desk<'_> {
     fn flow(&self, resource: &Resource, user: Option<String>) -> Flow {
         let fixed = self.inside.map(|inside| &inside.destination).or(self.proxy.settings.to.as_ref());
         let flow = self.flow_to(fixed.unwrap_or(&resource.server).clone(), user);
-        Flow { host: name(&resource.server.host).cloned(), ..flow }
+        let process = self.inside.and_then(|inside| inside.process.clone());
+        Flow { host: name(&resource.server.host).cloned(), process, ..flow }
     }
 
     /// A flow to a server whose host name is not known otherwise.
@@ -390,13 +414,14 @@ impl Desk<'_> {
                 Decision::Verdict(verdict) => {
                     let asks = self.listening.names_programs() || config.policy.asks_process_of_addresses();
                     if asks && flow.process.is_none() {
-                        flow.process = Some(self.worker.owners().of(flow, self.socket_peer(), self.local()));
+                        flow.process =
+                            Some(self.worker.owners().of(flow, self.socket_peer(), self.asked_at()));
                     }
                     return verdict;
                 }
                 // This is asked only once: afterwards the flow has the answer.
                 Decision::NeedProcess { .. } if flow.process.is_none() => {
-                    flow.process = Some(self.worker.owners().of(flow, self.socket_peer(), self.local()));
+                    flow.process = Some(self.worker.owners().of(flow, self.socket_peer(), self.asked_at()));
                 }
                 Decision::NeedProcess { .. } | Decision::NeedFirstBytes { .. } => {
                     return Verdict {

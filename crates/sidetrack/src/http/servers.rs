@@ -7,10 +7,11 @@ use crate::live::Clock;
 use crate::tls::{Roots, TlsError, server_name};
 use rustls::client::{ResolvesClientCert, Resumption};
 use rustls::sign::CertifiedKey;
-use rustls::{CertificateError, ClientConfig, Error, SignatureScheme};
+use rustls::{CertificateError, ClientConfig, Error, NoKeyLog, SignatureScheme};
 use sidetrack_core::carrier::Hop;
 use sidetrack_core::flow::{EndReason, Host};
 use sidetrack_core::http::h3;
+use sidetrack_core::placeholder::Secrets;
 use sidetrack_sys::sync::lock;
 use std::collections::HashMap;
 use std::fmt;
@@ -35,6 +36,8 @@ enum Versions {
 /// TLS with servers, shared by the connections of a listener.
 pub struct Servers {
     base: ClientConfig,
+    /// The key log has no keys of connections to servers that get these.
+    secrets: Option<Arc<Secrets>>,
     /// rustls resumes a session only with the configuration that made it, so configurations are kept.
     towards: Mutex<HashMap<(Host, Versions), Arc<Towards>>>,
 }
@@ -54,10 +57,10 @@ impl fmt::Debug for Servers {
 
 impl Servers {
     /// Makes it from a configuration that says whom to trust.
-    pub(super) fn new(mut base: ClientConfig) -> Arc<Self> {
+    pub(super) fn new(mut base: ClientConfig, secrets: Option<Arc<Secrets>>) -> Arc<Self> {
         base.alpn_protocols = protocols();
         base.resumption = Resumption::in_memory_sessions(SESSIONS_MAX);
-        Arc::new(Self { base, towards: Mutex::default() })
+        Arc::new(Self { base, secrets, towards: Mutex::default() })
     }
 
     fn towards(&self, host: &Host, versions: Versions) -> Arc<Towards> {
@@ -68,6 +71,9 @@ impl Servers {
         }
         let wants = Arc::new(AtomicBool::new(false));
         let mut config = self.base.clone();
+        if self.secrets.as_ref().is_some_and(|secrets| secrets.is_for(host)) {
+            config.key_log = Arc::new(NoKeyLog);
+        }
         config.client_auth_cert_resolver = Arc::new(NoCertificate(wants.clone()));
         match versions {
             Versions::Any => {}
@@ -111,7 +117,7 @@ impl Secure {
             Some(pem) => Roots::of(pem),
             None => Roots::of_system_and(None),
         };
-        let servers = Servers::new(roots?.client()?);
+        let servers = Servers::new(roots?.client()?, None);
         Ok(Self { servers, tap: None, host: server.address.host.clone(), is_alone: false })
     }
 

@@ -14,6 +14,7 @@ use rustls::{AlertDescription, Error, ServerConfig};
 use sidetrack_core::flow::{Destination, Host};
 use sidetrack_core::http::sni::ClientHello;
 use sidetrack_core::http::tap::{Learnt, Untouched};
+use sidetrack_core::placeholder::Secrets;
 use sidetrack_sys::sync::lock;
 use std::fmt;
 use std::io;
@@ -61,7 +62,8 @@ impl Tap {
             Har::create(path).map(Arc::new).map_err(cannot)
         });
         let har = har.transpose()?;
-        Ok(Self { settings, clients, servers: Servers::new(servers), learnt: Mutex::default(), har })
+        let servers = Servers::new(servers, settings.secrets.clone());
+        Ok(Self { settings, clients, servers, learnt: Mutex::default(), har })
     }
 
     /// Whether connections to this server may be intercepted, as far as is known before the client's first bytes.
@@ -116,6 +118,11 @@ impl Tap {
     /// The HAR archive, if requests are archived.
     pub const fn har(&self) -> Option<&Arc<Har>> {
         self.har.as_ref()
+    }
+
+    /// The secrets of the command, if it has some.
+    pub(super) fn secrets(&self) -> Option<&Arc<Secrets>> {
+        self.settings.secrets.as_ref()
     }
 
     /// TLS with servers.

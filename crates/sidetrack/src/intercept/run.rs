@@ -69,6 +69,8 @@ pub struct RunOptions {
     pub trusted: Option<Trusted>,
     /// Hold its connections until the far side has accepted. If more are held than there is room for, more pass.
     pub hold: bool,
+    /// Files that the command does not see, and the content that it sees instead. A file that does not exist is left out.
+    pub covered_files: Vec<(PathBuf, Vec<u8>)>,
     /// Confine it beside its network: system calls, inherited descriptors, and these unix sockets.
     pub jail: Option<UnixSockets>,
     /// Ask about each connect(2), so that a denied one fails with `EACCES`.
@@ -87,6 +89,7 @@ impl RunOptions {
             name_capacity: NameTable::MAX_CAPACITY,
             trusted: None,
             hold: false,
+            covered_files: Vec::new(),
             jail: None,
             asks_connects: false,
         }
@@ -182,6 +185,7 @@ pub fn launch(options: &RunOptions) -> Result<Launched, RunError> {
 
 fn launch_isolated(program: Program, names: SharedNames, options: &RunOptions) -> Result<Launched, RunError> {
     let mut files = private_files(IpAddr::V4(RESOLVER), options.trusted.as_ref());
+    files.contents.extend(options.covered_files.iter().cloned());
     files.masked_sockets.extend(options.jail.iter().flat_map(UnixSockets::covered));
     files.masked_sockets.sort_unstable();
     files.masked_sockets.dedup();

@@ -270,7 +270,11 @@ impl<'a> Setup<'a> {
 
     /// Returns the local process behind the flow.
     fn owner(&self, flow: &Flow, client: &Client) -> Process {
-        let listener = client.stream.local_address().unwrap_or(self.listening.address);
+        // Under `run` the client's socket has the address of a name as its peer.
+        let asked = || client.stream.tcp().and_then(sockopt::original_dst).ok();
+        let asked = self.listening.names_programs().then(asked).flatten();
+        let ours = || client.stream.local_address().unwrap_or(self.listening.address);
+        let listener = asked.unwrap_or_else(ours);
         let held = self.held.as_ref().map(|held| held.client);
         let accepted = || client.stream.tcp().and_then(sockopt::peer_address).unwrap_or(self.peer);
         let peer = held.unwrap_or_else(accepted);

@@ -70,6 +70,8 @@ async fn echo(request: http::Request<h2::RecvStream>, mut respond: h2::server::S
         return echo_websocket(request, respond).await;
     }
     let path = request.uri().path().to_owned();
+    let authorization = request.headers().get("authorization").map_or(&b""[..], |value| value.as_bytes());
+    let authorization = data_encoding::HEXLOWER.encode(authorization);
     let mut body = request.into_body();
     let mut content = Vec::new();
     while let Some(Ok(data)) = body.data().await {
@@ -82,7 +84,11 @@ async fn echo(request: http::Request<h2::RecvStream>, mut respond: h2::server::S
     if content.is_empty() {
         content = path.into_bytes();
     }
-    let response = http::Response::builder().header("cache-control", "max-age=60").body(()).unwrap();
+    let response = http::Response::builder()
+        .header("cache-control", "max-age=60")
+        .header("x-got", authorization)
+        .body(())
+        .unwrap();
     let Ok(mut stream) = respond.send_response(response, false) else { return };
     let mut rest = Bytes::from(content);
     while !rest.is_empty() {

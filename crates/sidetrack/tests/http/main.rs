@@ -21,6 +21,7 @@ mod node;
 mod origin;
 mod programs;
 mod proxy;
+mod secrets;
 mod seed003;
 mod self_signed;
 mod sibling;

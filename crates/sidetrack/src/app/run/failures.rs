@@ -116,10 +116,16 @@ fn is_failure(reason: EndReason) -> bool {
     !matches!(reason, EndReason::Ok | EndReason::ClientReset | EndReason::Shutdown | EndReason::KernelClosed)
 }
 
+/// Whether we have refused it, and not the network.
+const fn is_refusal(reason: EndReason) -> bool {
+    matches!(reason, EndReason::PolicyDenied | EndReason::SecretRefused)
+}
+
 /// The failure in words.
 const fn what(reason: EndReason) -> &'static str {
     match reason {
         EndReason::PolicyDenied => "denied by policy",
+        EndReason::SecretRefused => "the placeholder of a secret was refused",
         EndReason::Refused => "connection refused",
         EndReason::Unreachable => "no route",
         EndReason::ConnectTimeout => "no answer in time",
@@ -253,7 +259,7 @@ pub(super) struct Telling {
 
 /// Returns the destination of a flow that reached it or that was refused.
 fn seen(record: &FlowRecord<'_>) -> Option<Seen> {
-    let refused = record.reason == Some(EndReason::PolicyDenied);
+    let refused = record.reason.is_some_and(is_refusal);
     let to = record.orig_dst.as_deref().filter(|_| refused || record.connect_seconds.is_some())?;
     Some(Seen {
         refused,
@@ -358,7 +364,7 @@ impl Observer for Telling {
                 account.note(seen, record.bytes_up, record.bytes_down);
             }
             let Some(failure) = Failure::of(&record) else { continue };
-            if failure.reason == EndReason::PolicyDenied {
+            if is_refusal(failure.reason) {
                 self.refused.store(true, Ordering::Relaxed);
             }
             let failure = if self.lists { failure.of_lists(&record) } else { failure };

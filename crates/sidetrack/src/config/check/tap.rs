@@ -32,6 +32,7 @@ impl Check<'_> {
                 Some(list) => self.patterns(list),
                 None => written.cover_names,
             },
+            only: None,
         };
         let trust_pem: Option<Arc<str>> = match &raw.trust {
             None => None,
@@ -61,7 +62,16 @@ impl Check<'_> {
             self.surroundings.resolve(at)
         });
         let har = raw.har.as_ref().map(|at| self.surroundings.resolve(at));
-        self.tap = Some(Arc::new(Tap { signer, rules, trust_pem, unverified_hosts, roots, keylog, har }));
+        self.tap = Some(Arc::new(Tap {
+            signer,
+            rules,
+            trust_pem,
+            unverified_hosts,
+            roots,
+            keylog,
+            har,
+            secrets: None,
+        }));
     }
 
     fn unverified(&mut self, list: &super::super::List<String>) -> Vec<Host> {

@@ -30,8 +30,8 @@ pub struct Trusted {
     pub pem: String,
     /// The same as DER.
     pub certificates: Vec<CertificateDer<'static>>,
-    /// A file with the first of them, for programs of systems without any list.
-    pub root_file: PathBuf,
+    /// A file with the first of them, for programs of systems without any list. `None`: there is no such file.
+    pub root_file: Option<PathBuf>,
 }
 
 impl Trusted {
@@ -62,7 +62,7 @@ impl Trusted {
     /// Environment variables for programs that do not read the system's list.
     pub(super) fn variables(&self) -> Vec<(OsString, Option<OsString>)> {
         let bundle = tls::BUNDLES.iter().map(PathBuf::from).find(|path| path.is_file());
-        let file = bundle.unwrap_or_else(|| self.root_file.clone());
+        let Some(file) = bundle.or_else(|| self.root_file.clone()) else { return Vec::new() };
         VARIABLES.into_iter().map(|name| (name.into(), Some(file.clone().into_os_string()))).collect()
     }
 
