@@ -8,6 +8,7 @@ mod batch;
 mod ledger;
 mod spread;
 mod tally;
+mod trace;
 mod waiting;
 pub mod work;
 
@@ -16,18 +17,19 @@ pub use batch::{Batch, Past, Texts};
 pub use ledger::{Ledger, Slot};
 pub use spread::Spread;
 pub use tally::Tally;
+pub use trace::{RESOLVED_MAX, Step, TcpSeen, Trace};
 pub use waiting::{BYTES_MAX, ENDED_MAX};
 
 use crate::reactor::now;
 use sidetrack_core::deadlines::Deadlines;
 use sidetrack_core::engine::Stamps;
 use sidetrack_core::flow::{EndReason, Flow, FlowId, HostName, Side};
-use sidetrack_core::policy::{Action, Verdict};
+use sidetrack_core::policy::{Action, Policy, Verdict};
 use sidetrack_sys::sync::lock;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -38,9 +40,22 @@ pub struct Decided {
     pub flow: Flow,
     /// The policy's verdict. `None` if the flow ended before policy was asked.
     pub verdict: Option<Verdict>,
+    /// The policy that was asked. It is gone if many others have replaced it since, or if none was asked.
+    pub policy: Weak<Policy>,
 }
 
 impl Decided {
+    /// A flow that policy was not asked about, or not by its rules in order.
+    pub const fn new(flow: Flow, verdict: Option<Verdict>) -> Self {
+        Self { flow, verdict, policy: Weak::new() }
+    }
+
+    /// The same, with the policy that was asked.
+    #[must_use]
+    pub fn by(self, policy: &Arc<Policy>) -> Self {
+        Self { policy: Arc::downgrade(policy), ..self }
+    }
+
     /// The rule that decided. `None` if the default did, or if nothing was decided.
     pub fn rule(&self) -> Option<&Arc<str>> {
         self.verdict.as_ref()?.rule.as_ref()
@@ -165,6 +180,9 @@ pub struct LiveFlow {
     shunted: AtomicBool,
     /// Multipath TCP towards the client, and towards the server.
     multipath: [AtomicBool; 2],
+    trace: Mutex<Trace>,
+    /// Somebody wants to know what TCP measures at both sides.
+    tcp_wanted: AtomicBool,
     /// TCP states of both sides with their times, for flows of the packet engine.
     states: Mutex<Option<Box<Stamps>>>,
     /// Milliseconds from `opened` to the last moved byte.
@@ -221,6 +239,8 @@ impl LiveFlow {
             greeted: OnceLock::new(),
             shunted: AtomicBool::new(false),
             multipath: [AtomicBool::new(false), AtomicBool::new(false)],
+            trace: Mutex::default(),
+            tcp_wanted: AtomicBool::new(false),
             states: Mutex::new(None),
             active_ms: AtomicU64::new(0),
             deadline: AtomicU64::new(UNSET),
@@ -344,6 +364,37 @@ impl LiveFlow {
     /// How long the flow waited for its first bytes, if a rule needed them.
     pub fn sniff_wait(&self) -> Option<Duration> {
         Some(self.sniff_us.load(Relaxed)).filter(|us| *us != UNSET).map(Duration::from_micros)
+    }
+
+    /// Notes that a step of the set-up is done.
+    pub fn step(&self, step: Step) {
+        lock(&self.trace).step(step, self.age());
+    }
+
+    /// Changes the decision trace.
+    pub fn traced(&self, change: impl FnOnce(&mut Trace)) {
+        change(&mut lock(&self.trace));
+    }
+
+    /// The decision trace so far.
+    pub fn trace(&self) -> Trace {
+        lock(&self.trace).clone()
+    }
+
+    /// Asks the owner to note what TCP measures at both sides.
+    pub fn want_tcp(&self) {
+        self.tcp_wanted.store(true, Relaxed);
+        self.wake();
+    }
+
+    /// Whether somebody wants to know that, for the owner: the wish is fulfilled with it.
+    pub fn takes_wish_for_tcp(&self) -> bool {
+        self.tcp_wanted.load(Relaxed) && self.tcp_wanted.swap(false, Relaxed)
+    }
+
+    /// Whether the wish waits for its owner.
+    pub fn waits_for_tcp(&self) -> bool {
+        self.tcp_wanted.load(Relaxed)
     }
 
     /// Notes what carries the flow, if its carrier leaves a choice. The first call counts.

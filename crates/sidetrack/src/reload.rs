@@ -6,7 +6,9 @@ use crate::config::{Config, waiting_for_restart};
 use arc_swap::ArcSwap;
 use notify::event::ModifyKind;
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use sidetrack_core::policy::Policy;
 use sidetrack_sys::sync::lock;
+use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -23,6 +25,8 @@ const QUIET_MAX: Duration = Duration::from_secs(2);
 const GONE: &str = "sidetrack is shutting down";
 /// Most requests for a reload that wait. Further ones are rejected.
 const REQUESTS_MAX: usize = 16;
+/// Most replaced policies that are kept.
+const REPLACED_MAX: usize = 16;
 
 /// Applies a checked configuration (listeners, packet filter) before it replaces the old one. If it fails, it
 /// must leave everything as it was.
@@ -80,6 +84,8 @@ struct Work {
     /// The last text that was read, valid or not. A change of the file that leaves its text the same is not a
     /// reload.
     last_text: Option<String>,
+    /// The latest policies that were replaced: flows that they decided about refer to them, to say why.
+    replaced: VecDeque<Arc<Policy>>,
 }
 
 impl ReloadHandle {
@@ -150,6 +156,7 @@ impl Reloader {
             tell: Box::new(drop),
             start,
             last_text,
+            replaced: VecDeque::new(),
         }));
         (Self { handle: handle.clone(), requests, work }, handle)
     }
@@ -265,6 +272,8 @@ impl Work {
         // Apply first: if that fails, the old snapshot stays in use.
         (self.apply)(&Change { old: &old, new: &new, text }).map_err(|error| format!("{error:#}"))?;
         self.handle.current.store(new);
+        self.replaced.truncate(REPLACED_MAX - 1);
+        self.replaced.push_front(old.policy.clone());
         Ok(self.handle.standing().generation + 1)
     }
 }

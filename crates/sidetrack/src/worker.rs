@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::function::Library;
 use crate::intercept::hold::Hold;
 use crate::intercept::{Catches, Listening};
-use crate::live::{Clock, Decided, Ledger, LiveFlow};
+use crate::live::{Clock, Decided, Ledger, LiveFlow, Step};
 use crate::process::Owners;
 use crate::reactor::{self, TcpListener, TcpStream};
 use arc_swap::ArcSwap;
@@ -275,16 +275,18 @@ impl Worker {
     /// Stores the decision about a flow, after consulting the agreement if the rule requires that. Returns the verdict.
     pub fn judge(&self, config: &Config, live: &LiveFlow, flow: &Flow, verdict: Verdict) -> Verdict {
         if !verdict.asks_agreement() {
-            live.decide(Decided { flow: flow.clone(), verdict: Some(verdict.clone()) });
+            live.decide(Decided::new(flow.clone(), Some(verdict.clone())).by(&config.policy));
+            live.step(Step::Decided);
             return verdict;
         }
         loop {
             let in_force = self.shared.agreement.load_full();
             let judged = in_force.judge(config, flow, verdict.clone());
-            live.decide(Decided { flow: flow.clone(), verdict: Some(judged.clone()) });
+            live.decide(Decided::new(flow.clone(), Some(judged.clone())).by(&config.policy));
             // A change of the agreement checks all flows that are decided by then. Either it sees this flow, or the change is
             // seen here.
             if Arc::ptr_eq(&in_force, &self.shared.agreement.load()) {
+                live.step(Step::Decided);
                 return judged;
             }
         }

@@ -3,8 +3,8 @@
 use super::AdminState;
 use super::Killed;
 use super::error::ApiError;
-use crate::live::LiveFlow;
-use crate::record::{FlowRecord, Follow};
+use crate::live::{Ended, LiveFlow};
+use crate::record::{FlowRecord, Follow, Traced};
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
@@ -19,6 +19,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 /// The flows that a request is about.
 #[derive(Debug, Default, Deserialize)]
@@ -130,15 +131,55 @@ pub(super) async fn show(
         FlowRecord::live(&flow, flow.decided().as_deref()).write_line(&mut body);
         return Ok(json(body));
     }
-    let ended = state.feed.recent(1, |ended| ended.flow.id.0 == id);
-    let ended = ended.first().ok_or_else(|| {
+    let ended = latest(&state, id)?;
+    FlowRecord::ended(&ended, ended.flow.decided().as_deref()).write_line(&mut body);
+    Ok(json(body))
+}
+
+/// How long the owner of a running flow may take to say what TCP measures.
+const PATIENCE: Duration = Duration::from_millis(200);
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+pub(super) async fn trace(
+    State(state): State<AdminState>,
+    Path(text): Path<String>,
+) -> Result<Response, ApiError> {
+    let id = id(&text)?;
+    state.look().await;
+    let mut body = Vec::new();
+    if let Some(flow) = state.ledgers.iter().find_map(|ledger| ledger.find(id)) {
+        flow.want_tcp();
+        let until = Instant::now() + PATIENCE;
+        // A flow whose path is being set up has no owner that would answer yet.
+        while flow.waits_for_tcp() && flow.connect_time().is_some() && Instant::now() < until {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        let decided = flow.decided();
+        let record = FlowRecord::live(&flow, decided.as_deref());
+        write(&mut body, &Traced::new(record, &flow, decided.as_deref()));
+        return Ok(json(body));
+    }
+    let ended = latest(&state, id)?;
+    let decided = ended.flow.decided();
+    let record = FlowRecord::ended(&ended, decided.as_deref());
+    write(&mut body, &Traced::new(record, &ended.flow, decided.as_deref()));
+    Ok(json(body))
+}
+
+fn write(body: &mut Vec<u8>, value: &impl serde::Serialize) {
+    // Writing to a Vec cannot fail, and the value contains nothing that JSON cannot express.
+    let _ = serde_json::to_writer(&mut *body, value);
+    body.push(b'\n');
+}
+
+/// Returns the flow with this number among the latest that ended.
+fn latest(state: &AdminState, id: u64) -> Result<Ended, ApiError> {
+    state.feed.recent(1, |ended| ended.flow.id.0 == id).pop().ok_or_else(|| {
         ApiError::not_found(
             format!("flow {id} is neither in flight nor among the latest that ended"),
             "[record] recent in the configuration says how many are kept",
         )
-    })?;
-    FlowRecord::ended(ended, ended.flow.decided().as_deref()).write_line(&mut body);
-    Ok(json(body))
+    })
 }
 
 /// Whether the kernel forwards it without us.

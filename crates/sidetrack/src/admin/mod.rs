@@ -291,6 +291,7 @@ pub fn router(state: AdminState) -> Router {
     Router::new()
         .route("/v1/flows", get(flows::list).delete(flows::kill_many))
         .route("/v1/flows/{id}", get(flows::show).delete(flows::kill_one))
+        .route("/v1/flows/{id}/trace", get(flows::trace))
         .route("/v1/events", get(flows::events))
         .route("/v1/history", get(history::search))
         .route("/v1/history/moved", get(history::moved))

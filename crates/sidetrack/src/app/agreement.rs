@@ -84,7 +84,7 @@ fn revoked(
         if let Some(why) = in_force.revokes(config, &decided.flow, verdict) {
             let agreement = Some(format!("revoked: {why}").into());
             let verdict = Some(Verdict { agreement, ..verdict.clone() });
-            found.push((live, Decided { flow: decided.flow.clone(), verdict }));
+            found.push((live, Decided { verdict, ..(*decided).clone() }));
         }
     }
     found

@@ -64,7 +64,7 @@ mod tests {
         let Decision::Verdict(verdict) = policy(old).decide(&flow, Seen::Nothing) else {
             panic!("a verdict")
         };
-        live.decide(Decided { flow, verdict: Some(verdict) });
+        live.decide(Decided::new(flow, Some(verdict)));
         let ledger = Arc::new(Ledger::default());
         ledger.enter(live.clone());
         cut_changed(&policy(new), &[ledger]);

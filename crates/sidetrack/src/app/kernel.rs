@@ -168,7 +168,7 @@ impl KernelFlows {
             live.opened = Instant::now().checked_sub(age).unwrap_or(live.opened);
             live.since = since;
         }
-        live.decide(Decided { flow, verdict: Some(verdict.clone()) });
+        live.decide(Decided::new(flow, Some(verdict.clone())));
         Some(Arc::new(live))
     }
 

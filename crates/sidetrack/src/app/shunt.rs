@@ -196,7 +196,7 @@ fn live(id: FlowId, record: &ShuntRecord) -> Arc<LiveFlow> {
 
 fn decided(record: &ShuntRecord) -> Decided {
     let verdict = verdict(record.rule.as_deref(), record.blocked);
-    Decided { flow: flow(record.transport, record.client, record.server), verdict: Some(verdict) }
+    Decided::new(flow(record.transport, record.client, record.server), Some(verdict))
 }
 
 /// Sets the counts to those of both paths, which never shrink. Dropped bytes do not count.

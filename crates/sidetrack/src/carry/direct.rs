@@ -2,7 +2,7 @@
 
 use super::gate::{self, Admitted};
 use super::{Carried, Failure, FirstBytes, Order, OverlayEntry, resolve, stack};
-use crate::live::{Taken, Transport};
+use crate::live::{Step, Taken, Transport};
 use crate::reactor::{Sleep, TcpStream, sleep};
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::hold::Answer;
@@ -258,9 +258,14 @@ fn told(error: &io::Error) -> Option<Answer> {
 pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Carried, Failure> {
     if let Some((stream, address)) = order.warm.take(order) {
         let taken = Some(Taken { transport: Transport::Warm, address });
+        order.done(Step::Reused);
         return Ok(by_socket(stream, 0, Vec::new(), taken));
     }
-    let addresses = order.admit(resolve(&order.destination).await?)?;
+    let addresses = resolve(&order.destination).await?;
+    if order.name().is_some() {
+        order.resolved_to(&addresses);
+    }
+    let addresses = order.admit(addresses)?;
     let asked = |wanted: fn(&StackOption) -> bool| order.stack.iter().any(wanted);
     let tfo = order.carry.tfo || asked(|option| matches!(option, StackOption::Tfo(_)));
     // Without bytes there is nothing to put into the SYN. With a Fast Open socket a server that sends first
@@ -277,6 +282,7 @@ pub(super) async fn carry(order: &Order<'_>, first: &mut impl FirstBytes) -> Res
         one_by_one: asked(|option| matches!(option, StackOption::HappyEyeballs(false))),
     };
     let (stream, sent) = order.dialing.race(&addresses, wishes).await?;
+    order.connected(&stream, &addresses);
     order.warm.learn(order);
     let stack = done(order.stack, &stream, sent, addresses.len());
     Ok(by_socket(stream, sent, stack, None))

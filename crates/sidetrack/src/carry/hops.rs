@@ -6,7 +6,7 @@ use super::direct::Wishes;
 use super::gate;
 use super::tls::{self, Tls};
 use super::{Carried, Failure, FirstBytes, Order, Stream, Wire, h2, h3, hop_name, resolve};
-use crate::live::Clock;
+use crate::live::{self, Clock};
 use crate::reactor::TcpStream;
 use sidetrack_core::carrier::{Hop, HopProtocol};
 use sidetrack_core::flow::{Destination, EndReason};
@@ -311,6 +311,7 @@ async fn ask_from(
     for (index, machine) in machines.into_iter().enumerate() {
         let done = shake(&mut stream, machine, early, &clock).await;
         let done = done.map_err(|failure| at(failure, from + index, hops))?;
+        order.done(live::Step::HopAnswered(number(from + index)));
         (early, bound, stack) = (done.leftover, done.bound, done.stack);
     }
     Ok(Carried { stream, early, bound, sent, stack, taken: None, leads_to: None, spread: None })
@@ -327,6 +328,7 @@ async fn entry(
         HopProtocol::Http3 => {
             let dialled = h3::dial(order, &hops[..index], &hops[index]).await;
             let stream = dialled.map_err(|failure| at(out_of_reach(failure), index, hops))?;
+            order.done(live::Step::HopSecured(number(index)));
             Ok((stream, h2::Trial::default()))
         }
         _ => Ok((first_hop(order, hops).await?.into(), h2::Trial::default())),
@@ -337,9 +339,19 @@ async fn entry(
 async fn first_hop(order: &Order<'_>, hops: &[Hop]) -> Result<TcpStream, Failure> {
     let named = |failure: Failure| at(out_of_reach(failure), 0, hops);
     let hop = &hops[0];
-    let addresses = gate::configured(resolve(&hop.address).await.map_err(named)?);
+    let addresses = resolve(&hop.address).await.map_err(named)?;
+    if hop.address.socket_addr().is_none() {
+        order.resolved_to(&addresses);
+    }
+    let addresses = gate::configured(addresses);
     let wishes = Wishes { tfo: hop.tfo, speaks_first: true, mptcp: hop.mptcp, ..Wishes::default() };
-    Ok(order.dialing.race(&addresses, wishes).await.map_err(named)?.0)
+    let (stream, _) = order.dialing.race(&addresses, wishes).await.map_err(named)?;
+    order.connected(&stream, &addresses);
+    Ok(stream)
+}
+
+fn number(index: usize) -> u8 {
+    u8::try_from(index).unwrap_or(u8::MAX)
 }
 
 /// A path to a hop, before anything is said to it.
@@ -363,7 +375,9 @@ pub(super) async fn secured(
         (carried.stream, carried.early)
     };
     let secured = tls::with_hop(stream, early, hop, protocols).await;
-    secured.map_err(|failure| at(out_of_reach(failure), index, hops))
+    let secured = secured.map_err(|failure| at(out_of_reach(failure), index, hops))?;
+    order.done(live::Step::HopSecured(number(index)));
+    Ok(secured)
 }
 
 struct Shaken {

@@ -25,12 +25,14 @@ pub use overlay::{Associating, Entered, Entering, OverlayEntry, OverlayOrder};
 pub use resolve::resolve;
 pub use stream::{Stream, Wire};
 
-use crate::live::{Spread, Taken};
+use crate::live::{LiveFlow, Spread, Step, Taken};
+use crate::reactor::TcpStream;
 use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::{Destination, EndReason, Host, HostName};
 use sidetrack_core::hold::Answer;
 use sidetrack_core::policy::{Carry, Resolve};
 use sidetrack_core::socks::v6::{Metadata, StackOption};
+use sidetrack_sys::sockopt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -83,6 +85,8 @@ pub struct Order<'a> {
     pub tunnels: &'a tunnel::Tunnels,
     /// The warm connections of this worker.
     pub warm: &'a warm::Warm,
+    /// The flow whose decision trace gets the steps. `None`: nobody asks for them.
+    pub traced: Option<&'a LiveFlow>,
 }
 
 /// A path that is set up.
@@ -142,6 +146,9 @@ async fn carry_on(order: &Order<'_>, first: &mut impl FirstBytes) -> Result<Carr
         Carrier::Overlay(carrier) => overlay::carry(order, carrier, destination).await?,
         Carrier::Tunnel(name) => tunnel::carry(order, name, destination, first).await?,
     };
+    if matches!(order.carry.carrier, Carrier::Overlay(_) | Carrier::Tunnel(_)) {
+        order.done(Step::FarSide);
+    }
     Ok(Carried { leads_to, ..carried })
 }
 
@@ -160,11 +167,36 @@ impl Order<'_> {
         asks_multipath(self.carry) || self.stack.contains(&StackOption::Multipath(true))
     }
 
+    /// Notes a step of the set-up in the flow's decision trace.
+    fn done(&self, step: Step) {
+        self.traced.inspect(|flow| flow.step(step));
+    }
+
+    /// Notes to which addresses a name was resolved.
+    fn resolved_to(&self, addresses: &[SocketAddr]) {
+        if let Some(flow) = self.traced {
+            flow.traced(|trace| trace.resolved_to(addresses.iter().map(SocketAddr::ip)));
+            flow.step(Step::Resolved);
+        }
+    }
+
+    /// Notes which of these addresses has answered.
+    fn connected(&self, stream: &TcpStream, addresses: &[Admitted]) {
+        let Some(flow) = self.traced else { return };
+        let dialled = match addresses {
+            [one] => Some(one.address()),
+            _ => sockopt::peer_address(stream).ok(),
+        };
+        flow.traced(|trace| trace.dialled = dialled);
+        flow.step(Step::Connected);
+    }
+
     /// Returns the order for another destination, which the configuration names.
     fn again(&self, destination: &Destination) -> Order<'_> {
         let Order { carry, client, host, stack, dialing, tunnels, warm, .. } = *self;
         let (destination, metadata) = (destination.clone(), self.metadata.clone());
-        Order { carry, destination, client, host, stack, metadata, gate: None, dialing, tunnels, warm }
+        let (gate, traced) = (None, None);
+        Order { carry, destination, client, host, stack, metadata, gate, dialing, tunnels, warm, traced }
     }
 
     /// Returns those addresses of the destination that may be dialled.
@@ -206,7 +238,9 @@ pub async fn resolved(order: &Order<'_>) -> Result<Destination, Failure> {
     }
     match &to.host {
         Host::Name(_) if order.carry.resolve == Resolve::Local => {
-            let admitted = order.admit(resolve(to).await?)?;
+            let addresses = resolve(to).await?;
+            order.resolved_to(&addresses);
+            let admitted = order.admit(addresses)?;
             let first = admitted.first().map(|admitted| admitted.address());
             return Ok(first.map_or_else(|| to.clone(), Destination::from));
         }

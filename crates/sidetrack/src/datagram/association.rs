@@ -356,7 +356,7 @@ impl Associations {
         }
         if let Err(failure) = named {
             self.find_owner(flow, client, asked);
-            entry.live().decide(crate::live::Decided { flow: flow.clone(), verdict: None });
+            entry.live().decide(crate::live::Decided::new(flow.clone(), None));
             return Err(failure);
         }
         let ours = self.is_our_question(client, asked).then(|| Verdict {

@@ -176,6 +176,7 @@ pub(super) fn order<'a>(
         metadata: Vec::new(),
         gate: None,
         dialing,
+        traced: None,
     }
 }
 

@@ -73,7 +73,7 @@ async fn serve(asking: AskingTunnel) {
             Watched::new(Stage::Dial, opening, entry.live(), worker.clock).await
         }
         Err(detail) => {
-            entry.live().decide(Decided { flow: flow.clone(), verdict: None });
+            entry.live().decide(Decided::new(flow.clone(), None));
             Ok(Err(Failure::new(EndReason::Limit, detail.clone())))
         }
     };
@@ -151,7 +151,7 @@ async fn open(
         return Err(Failure::new(EndReason::Internal, "the rules ask for more than a datagram shows"));
     };
     let verdict = worker.judge(&config, live, flow, verdict);
-    live.decide(Decided { flow: flow.clone(), verdict: Some(verdict.clone()) });
+    live.decide(Decided::new(flow.clone(), Some(verdict.clone())).by(&config.policy));
     let carry = match &verdict.action {
         Action::Deny => return Err(Failure::new(EndReason::PolicyDenied, &*verdict.why)),
         Action::Carry(carry) => carry.clone(),

@@ -487,7 +487,7 @@ impl Rule {
             process: None,
             user: None,
         };
-        Decided { flow, verdict: Some(self.verdict.clone()) }
+        Decided::new(flow, Some(self.verdict.clone()))
     }
 
     /// Returns the reason to end a connection now, if there is one.

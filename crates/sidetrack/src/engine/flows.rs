@@ -260,7 +260,7 @@ impl Flows {
                 process: None,
                 user: None,
             };
-            let flow = self.live(record.opened, record.closed, Decided { flow, verdict: None });
+            let flow = self.live(record.opened, record.closed, Decided::new(flow, None));
             let on_down = OnDown::Deny;
             Known { flow: Arc::new(flow), slot: None, detail: None, chain: None, on_down, _leave: None }
         });

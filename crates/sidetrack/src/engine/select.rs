@@ -284,7 +284,7 @@ impl Callbacks for Select {
             },
             Err(refusal) => Err(refusal),
         };
-        let decided = Decided { flow, verdict };
+        let decided = Decided::new(flow, verdict).by(&config.policy);
         match admitted {
             Ok((target, leave)) => {
                 self.pass_on(generation, &config, opening, &decided, &target);

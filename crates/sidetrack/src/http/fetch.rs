@@ -10,7 +10,7 @@ use super::h3::reach::{HEAD_START, PATIENCE, Reach};
 use super::pool::{Route, Server};
 use crate::carry::{self, Dialing, Failure, FirstBytes, Gate, Order, Stream};
 use crate::intercept::proxy_header;
-use crate::live::{Taken, Transport};
+use crate::live::{Step, Taken, Transport};
 use crate::worker::Worker;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, Side};
@@ -105,6 +105,9 @@ impl Way<'_> {
     /// Why there is no connection.
     pub(super) async fn connect(&self, reuse: Reuse) -> Result<Server, Failure> {
         let server = self.find(reuse).await?;
+        if server.is_reused {
+            self.progress.live.step(Step::Reused);
+        }
         if carry::asks_multipath(&self.route.carry) {
             let is_used = matches!(&server.stream, Duplex::Tcp(stream) if sockopt::speaks_mptcp(stream));
             self.progress.live.speaks_multipath(Side::Server, is_used);
@@ -189,6 +192,7 @@ impl Way<'_> {
             dialing,
             tunnels: &self.worker.tunnels,
             warm: &self.worker.warm,
+            traced: Some(self.progress.live),
         }
     }
 
@@ -220,6 +224,7 @@ impl Way<'_> {
             let (below, peeked) = stream.into_stream();
             early.extend(peeked);
             let tls = secure.shake_hands(below, std::mem::take(&mut early), self.progress.clock).await?;
+            self.progress.live.step(Step::ServerSecured);
             stream = if tls.protocol() == Some(b"h2") {
                 let requests = ask::begin(Stream::Tls(Box::new(tls))).await?;
                 self.route.put_shared(Some((requests.clone(), address)));

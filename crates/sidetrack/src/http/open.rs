@@ -135,7 +135,7 @@ impl Connection {
         let mut flow = desk.flow_to(to.clone(), user.map(str::to_owned));
         let verdict = desk.decide(&mut flow, None);
         let may = matches!(&verdict.action, Action::Carry(carry) if carry.chain.is_none() && carry.agreement.is_none());
-        (may, Decided { flow, verdict: Some(verdict) })
+        (may, Decided::new(flow, Some(verdict)).by(&worker.config().policy))
     }
 
     /// Reads the ClientHello, and answers as the server if the connection is to be intercepted.

@@ -28,7 +28,7 @@ pub(super) fn behind(turn: &Turn<'_>, cache: &Cache, key: &[u8], object: &Arc<Ob
         let Some(cache) = &proxy.cache else { return };
         let mut entry = Entry::new(&worker);
         let live = entry.live().clone();
-        live.decide(Decided { flow: asked.flow.clone(), verdict: None });
+        live.decide(Decided::new(asked.flow.clone(), None));
         let progress = Progress::of(&worker, &live, &asked.route);
         let way = Way {
             worker: &worker,

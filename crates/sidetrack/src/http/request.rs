@@ -300,7 +300,11 @@ impl Desk<'_> {
     ) -> Result<Wish, Box<Answer>> {
         let mut flow = self.flow(&resource, user);
         let verdict = self.decide(&mut flow, Some(&resource));
-        let verdict = self.worker.judge(&self.worker.config(), live, &flow, verdict);
+        let config = self.worker.config();
+        let verdict = self.worker.judge(&config, live, &flow, verdict);
+        if config.policy.asks_url() {
+            live.traced(|trace| trace.url = Some(resource.url().into()));
+        }
         let carry = match verdict.action {
             Action::Carry(carry) => carry,
             Action::Deny => {

@@ -222,6 +222,7 @@ async fn dial(worker: &Worker, flow: &Flow, route: &Route) -> io::Result<Server>
         dialing: &worker.dialing(),
         tunnels: &worker.tunnels,
         warm: &worker.warm,
+        traced: None,
     };
     let carried = carry::carry(&order, &mut NoBytes).await.map_err(io::Error::other)?;
     let buffer = Buffer::holding(carried.early);

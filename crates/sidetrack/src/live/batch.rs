@@ -1,6 +1,6 @@
 //! Ended flows in a compact form, in which they wait until their records are read or written.
 
-use super::{Decided, Ended, LiveFlow, Multipath, Taken, Transport, UNSET, code_of, reason_of};
+use super::{Decided, Ended, LiveFlow, Multipath, Taken, Trace, Transport, UNSET, code_of, lock, reason_of};
 use sidetrack_core::engine::Stamps;
 use sidetrack_core::flow::{Destination, EndReason, Flow, FlowId, Host, HostName, Process, Side};
 use sidetrack_core::policy::{Action, Verdict};
@@ -63,7 +63,7 @@ fn micros(time: Option<Duration>) -> u64 {
     time.map_or(UNSET, |time| u64::try_from(time.as_micros()).unwrap_or(UNSET - 1))
 }
 
-/// Whether both have the same rule, carrier and listener.
+/// Whether both have the same rule of the same policy, carrier and listener.
 fn is_same_kind(one: &Decided, other: &Decided) -> bool {
     let same_verdict = match (&one.verdict, &other.verdict) {
         (Some(one), Some(other)) => {
@@ -82,17 +82,18 @@ fn is_same_kind(one: &Decided, other: &Decided) -> bool {
     };
     let (a, b) = (&one.flow, &other.flow);
     same_verdict
+        && one.policy.ptr_eq(&other.policy)
         && a.intercept == b.intercept
         && a.protocol == b.protocol
         && (Arc::ptr_eq(&a.listener, &b.listener) || a.listener == b.listener)
 }
 
-fn put_text(out: &mut Vec<u8>, text: &str) {
+pub(super) fn put_text(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(&u32::try_from(text.len()).unwrap_or(u32::MAX).to_le_bytes());
     out.extend_from_slice(text.as_bytes());
 }
 
-fn put_ip(out: &mut Vec<u8>, ip: IpAddr) {
+pub(super) fn put_ip(out: &mut Vec<u8>, ip: IpAddr) {
     match ip {
         IpAddr::V4(ip) => {
             out.push(4);
@@ -106,7 +107,7 @@ fn put_ip(out: &mut Vec<u8>, ip: IpAddr) {
 }
 
 /// Appends a client's address in the form that records need.
-fn put_address(out: &mut Vec<u8>, address: SocketAddr) {
+pub(super) fn put_address(out: &mut Vec<u8>, address: SocketAddr) {
     put_ip(out, address.ip());
     out.extend_from_slice(&address.port().to_le_bytes());
     if let SocketAddr::V6(address) = address {
@@ -261,6 +262,7 @@ impl Batch {
             there |= has::TLS_NAME;
             put_text(out, name.as_str());
         }
+        lock(&ended.flow.trace).put(out);
         there
     }
 
@@ -341,13 +343,23 @@ pub struct Texts<'a> {
     pub agreement: Option<&'a str>,
     /// The name in the client's TLS hello, if it differs from the host.
     pub tls_name: Option<&'a str>,
+    /// The decision trace in its compact form.
+    trace: &'a [u8],
 }
 
 /// Reads what [`Batch::add`] wrote. Missing data reads as empty.
-struct Reader<'a>(&'a [u8]);
+pub(super) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    fn array<const N: usize>(&mut self) -> [u8; N] {
+    pub(super) const fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn array<const N: usize>(&mut self) -> [u8; N] {
         match self.0.split_first_chunk::<N>() {
             Some((first, rest)) => {
                 self.0 = rest;
@@ -357,25 +369,25 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn u32(&mut self) -> u32 {
+    pub(super) fn u32(&mut self) -> u32 {
         u32::from_le_bytes(self.array())
     }
 
-    fn text(&mut self) -> &'a str {
+    pub(super) fn text(&mut self) -> &'a str {
         let length = (self.u32() as usize).min(self.0.len());
         let (text, rest) = self.0.split_at(length);
         self.0 = rest;
         std::str::from_utf8(text).unwrap_or_default()
     }
 
-    fn ip(&mut self) -> IpAddr {
+    pub(super) fn ip(&mut self) -> IpAddr {
         match self.array::<1>() {
             [4] => IpAddr::from(self.array::<4>()),
             _ => IpAddr::from(self.array::<16>()),
         }
     }
 
-    fn address(&mut self) -> SocketAddr {
+    pub(super) fn address(&mut self) -> SocketAddr {
         let ip = self.ip();
         let mut address = SocketAddr::new(ip, u16::from_le_bytes(self.array()));
         if let SocketAddr::V6(address) = &mut address {
@@ -511,6 +523,7 @@ impl<'a> Past<'a> {
         texts.detail = is(has::DETAIL).then(|| from.text());
         texts.agreement = is(has::AGREEMENT).then(|| from.text());
         texts.tls_name = is(has::TLS_NAME).then(|| from.text());
+        texts.trace = from.0;
         texts
     }
 
@@ -523,7 +536,8 @@ impl<'a> Past<'a> {
             let verdict = kind.verdict.clone();
             let agreement = texts.agreement.map(Into::into);
             let verdict = verdict.map(|verdict| Verdict { agreement, ..verdict });
-            flow.decide(Decided { flow: flow_of(&kind.flow, &texts), verdict });
+            let policy = kind.policy.clone();
+            flow.decide(Decided { flow: flow_of(&kind.flow, &texts), verdict, policy });
         }
         let (up, down) = self.bytes();
         flow.count(up, down);
@@ -534,6 +548,7 @@ impl<'a> Past<'a> {
         self.sniff_wait().into_iter().for_each(|time| flow.sniffed(time));
         self.held_wait().into_iter().for_each(|time| flow.held(time));
         flow.carried_by(texts.taken);
+        flow.traced(|trace| *trace = Trace::read(&mut Reader::new(texts.trace)));
         texts.tls_name.and_then(|name| name.parse().ok()).into_iter().for_each(|name| flow.greeted(name));
         self.states.into_iter().for_each(|states| flow.reached(states));
         if self.was_shunted() {

@@ -22,7 +22,7 @@ impl Delivered {
     /// Enters a flow that another node asks to have delivered.
     pub(super) fn begin(shared: &Arc<Shared>, flow: Flow) -> Self {
         let live = Arc::new(LiveFlow::new((shared.next_id)()));
-        live.decide(Decided { flow: flow.clone(), verdict: None });
+        live.decide(Decided::new(flow.clone(), None));
         let slot = Some(shared.ledger.enter(live.clone()));
         Self { shared: shared.clone(), live, flow, slot }
     }
@@ -43,7 +43,7 @@ impl Delivered {
         // Deliveries pass unless a rule denies them: no rule carries them.
         let verdict =
             Verdict { rule: None, index: None, action, why: "[[overlay.deliver]]".into(), agreement: None };
-        self.live.decide(Decided { flow: self.flow.clone(), verdict: Some(verdict) });
+        self.live.decide(Decided::new(self.flow.clone(), Some(verdict)));
     }
 
     /// Ends a flow whose destination was not reached.

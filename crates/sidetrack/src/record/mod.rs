@@ -9,12 +9,14 @@ mod line;
 mod recorder;
 mod states;
 mod text;
+mod traced;
 mod writer;
 
 pub use feed::{FOLLOWERS_MAX, Feed, Follow, TooManyFollowers};
 pub use recorder::{Observer, Recorder, VISIT_EVERY};
 pub use states::Reached;
 pub use text::Timestamp;
+pub use traced::{RuleTried, StepDone, TcpMeasured, Traced};
 pub use writer::{BUFFER_MAX, RecordWriter, Target};
 
 use crate::live::{Batch, Decided, Ended, LiveFlow};

@@ -6,7 +6,7 @@ use super::setup::{Setup, gone};
 use crate::carry::{Client, Failure, Order};
 use crate::function::Leg;
 use crate::function::container::{Guest, Intro, Passed, Trouble, pass};
-use crate::live::{Spread, profile::Stage};
+use crate::live::{Spread, Step, profile::Stage};
 use crate::reactor::TcpStream;
 use sidetrack_core::chain::{Chain, Offered};
 use sidetrack_core::flow::{EndReason, Flow, Side};
@@ -98,7 +98,7 @@ impl Setup<'_> {
         order: &mut Order<'_>,
     ) -> Result<(), Failure> {
         let mut first = client.take_held();
-        for leg in legs {
+        for (index, leg) in legs.into_iter().enumerate() {
             let passing = self.pass_one(&leg, flow, &first, order);
             let (presence, _) = client.split();
             let passed = tokio::select! {
@@ -109,6 +109,7 @@ impl Setup<'_> {
             match passed {
                 Ok((guest, passed)) => {
                     order.metadata.clone_from(&passed.metadata);
+                    self.live.step(Step::Container(u8::try_from(index).unwrap_or(u8::MAX)));
                     first = self.join(leg, guest, passed, way)?;
                 }
                 Err(Trouble::Failed(failure)) => return Err(blame(&leg, failure)),

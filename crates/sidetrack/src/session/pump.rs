@@ -14,7 +14,7 @@ use super::farewell::Farewell;
 use super::lane::Lane;
 use super::probe::Probe;
 use crate::carry::Wire;
-use crate::live::{Clock, LiveFlow, profile::Stage};
+use crate::live::{Clock, LiveFlow, TcpSeen, profile::Stage};
 use crate::reactor::TcpStream;
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::{EndReason, Side};
@@ -27,6 +27,7 @@ use std::io::{self, ErrorKind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use through::Through;
 
 /// A direction changes to `splice(2)` after this number of bytes in pieces of at least [`SPLICE_LEAST`]. Below
@@ -39,6 +40,10 @@ pub const SPLICE_LEAST: u64 = 4096;
 
 /// Most bytes of one read, and the size of each thread's buffer.
 const SCRATCH: usize = 64 * 1024;
+
+/// A flow that moved fewer bytes, lived for a shorter time and ended well has no measurements of TCP at its end.
+const LOOKED_AT_BYTES: u64 = 64 * 1024;
+const LOOKED_AT_AGE: Duration = Duration::from_millis(100);
 
 thread_local! {
     static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
@@ -182,6 +187,9 @@ impl<W: Wire> Pump<W> {
         self.advance_functions(now);
         if let Some(reason) = self.live.ending() {
             self.core.handle(now, Input::End(reason));
+        }
+        if self.live.takes_wish_for_tcp() {
+            self.look_at_tcp();
         }
         if self.core.deadline().is_some_and(|deadline| deadline <= now) {
             self.core.handle(now, Input::Tick);
@@ -469,6 +477,25 @@ impl<W: Wire> Pump<W> {
         }
     }
 
+    /// Whether the measurements of TCP are noted at the end. They cost two system calls, and say nothing of a flow that was short
+    /// and ended well.
+    fn is_worth_a_look(&self, reason: EndReason) -> bool {
+        let (up, down) = self.live.bytes();
+        reason != EndReason::Ok || up + down >= LOOKED_AT_BYTES || self.live.age() >= LOOKED_AT_AGE
+    }
+
+    /// Notes what TCP has measured at both sides, for the decision trace.
+    fn look_at_tcp(&self) {
+        let after = self.live.age();
+        for (side, wire) in [(Side::Client, &self.client), (Side::Server, &self.server)] {
+            if let Some(socket) = wire.as_ref().and_then(W::socket)
+                && let Ok(info) = sockopt::tcp_info(socket)
+            {
+                self.live.traced(|trace| trace.tcp_at(side, TcpSeen::new(&info, after)));
+            }
+        }
+    }
+
     fn close(&mut self, reset: bool) {
         for wire in [self.client.take(), self.server.take()].into_iter().flatten() {
             wire.close(reset);
@@ -493,6 +520,9 @@ impl<W: Wire> Future for Pump<W> {
         let (reason, reset) = ready!(BUFFER.with_borrow_mut(|scratch| this.run(cx, scratch)));
         let cut = if reset { None } else { this.hand_last_end(cx).err() };
         this.look_at_protocols();
+        if this.is_worth_a_look(reason) {
+            this.look_at_tcp();
+        }
         this.close(reset || cut.is_some());
         Poll::Ready(match cut {
             Some(error) => Ending { reason: EndReason::ClientReset, error: Some(error) },

@@ -9,7 +9,7 @@ use crate::dns;
 use crate::intercept::hold::Held;
 use crate::intercept::socks::{Asked, Handshake, Refused};
 use crate::intercept::{Catches, Listening, RunCatch, SocksCatch, proxy_header, reverse, tunnel};
-use crate::live::{Decided, LiveFlow, profile::Stage};
+use crate::live::{Decided, LiveFlow, Step, profile::Stage};
 use crate::worker::{CROWDED, FlowOfSession, Place, Worker};
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process, Side};
@@ -55,19 +55,17 @@ pub(super) struct Ready {
 
 /// What the record says of a flow that no policy decided.
 pub fn undecided(listening: &Listening, peer: SocketAddr) -> Decided {
-    Decided {
-        flow: Flow {
-            protocol: listening.protocol,
-            intercept: listening.catches.intercept(),
-            listener: listening.name.clone(),
-            client: peer,
-            orig_dst: listening.address.into(),
-            host: None,
-            process: None,
-            user: None,
-        },
-        verdict: None,
-    }
+    let flow = Flow {
+        protocol: listening.protocol,
+        intercept: listening.catches.intercept(),
+        listener: listening.name.clone(),
+        client: peer,
+        orig_dst: listening.address.into(),
+        host: None,
+        process: None,
+        user: None,
+    };
+    Decided::new(flow, None)
 }
 
 /// A path during its set-up.
@@ -312,6 +310,7 @@ impl<'a> Setup<'a> {
                 let (server, name) = reverse::server(target, client, wait, patience).await?;
                 if target.needs_first_bytes() {
                     self.live.sniffed(before.elapsed());
+                    self.live.step(Step::FirstBytes);
                 }
                 caught.flow.orig_dst = server;
                 caught.sniffed = target.needs_first_bytes().then(|| name.clone());
@@ -401,6 +400,7 @@ impl<'a> Setup<'a> {
                     let before = Instant::now();
                     let name = client.sniff(Duration::from_millis(wait_ms)).await.name();
                     self.live.sniffed(before.elapsed());
+                    self.live.step(Step::FirstBytes);
                     if caught.flow.host.is_none() {
                         caught.flow.host.clone_from(&name);
                     }
@@ -463,6 +463,7 @@ impl<'a> Setup<'a> {
             metadata,
             gate: Some(self.gate(flow, carry)),
             dialing: &self.worker.dialing(),
+            traced: Some(self.live),
         };
         client.wait_for_bytes(Duration::from_millis(carry.initial_data_wait_ms)).await;
         if carry.chain.is_some() {

@@ -43,7 +43,7 @@ fn verdict(rule: Option<&str>, action: Action) -> Verdict {
 pub(crate) fn live(id: u64, flow: Flow, verdict: Verdict) -> Arc<LiveFlow> {
     let mut live = LiveFlow::new(FlowId(id));
     live.since = UNIX_EPOCH + Duration::from_millis(1_795_302_439_123);
-    live.decide(Decided { flow, verdict: Some(verdict) });
+    live.decide(Decided::new(flow, Some(verdict)));
     Arc::new(live)
 }
 

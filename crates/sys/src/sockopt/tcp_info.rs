@@ -28,12 +28,16 @@ pub struct TcpInfo {
     pub unacked_segments: u32,
     /// Bytes in the send buffer that were never sent.
     pub unsent_bytes: u32,
+    /// Segments that count as lost at this moment.
+    pub lost_segments: u32,
+    /// Latest rate at which the peer took our bytes, bytes per second.
+    pub delivery_rate_bytes: u64,
     /// Time since the peer last acknowledged anything, also what it had acknowledged before; milliseconds resolve it.
     pub last_ack: Duration,
 }
 
-/// Bytes we ask for; ends after `tcpi_min_rtt`.
-const LEN: usize = 152;
+/// Bytes we ask for; ends after `tcpi_delivery_rate`.
+const LEN: usize = 168;
 /// `TCPI_OPT_SYN_DATA`.
 const SYN_DATA: u8 = 32;
 
@@ -71,6 +75,8 @@ impl TcpInfo {
             syn_data_acked: raw[5] & SYN_DATA != 0,
             send_mss_bytes: word(raw, 16),
             unacked_segments: word(raw, 24),
+            lost_segments: word(raw, 32),
+            delivery_rate_bytes: long(raw, 160),
             last_ack: Duration::from_millis(word(raw, 56).into()),
             rtt: micros(68),
             congestion_window_segments: word(raw, 80),

@@ -6,11 +6,12 @@ mod rates;
 mod show;
 mod table;
 pub(super) mod which;
+mod why;
 
 pub use table::Table;
 
 use crate::admin::{Client, ClientError, Killed};
-use crate::record::FlowRecord;
+use crate::record::{FlowRecord, Traced};
 use clap::{Args, Subcommand};
 use hyper::Method;
 use rates::Rates;
@@ -55,8 +56,15 @@ pub struct FlowsArgs {
 
 #[derive(Debug, Subcommand)]
 enum FlowsCommand {
-    /// Shows all fields of one flow, with the times of its TCP states
+    /// Shows all fields of one flow, its steps with their times, and what TCP measures
     Show {
+        /// The flow's number
+        #[arg(value_name = "ID")]
+        id: u64,
+    },
+    /// Says why one flow was treated as it was: each rule's part in the decision, names and addresses, and where
+    /// the time went
+    Why {
         /// The flow's number
         #[arg(value_name = "ID")]
         id: u64,
@@ -110,18 +118,23 @@ pub async fn run_to(args: &FlowsArgs, output: &mut Output<'_>) -> anyhow::Result
         Some(FlowsCommand::Kill { which, .. }) => (which, true),
         _ => (&args.filter, false),
     };
-    let showing = matches!(args.command, Some(FlowsCommand::Show { .. }));
+    let one = match args.command {
+        Some(FlowsCommand::Show { id }) => Some(("show", id)),
+        Some(FlowsCommand::Why { id }) => Some(("why", id)),
+        _ => None,
+    };
     let is_only_for_lists = args.follow || args.recent > 0 || !args.filter.is_empty() || args.past.is_asked();
-    if (killing && (is_only_for_lists || args.json)) || (showing && is_only_for_lists) {
-        let word = if killing { "kill" } else { "show" };
+    if (killing && (is_only_for_lists || args.json)) || (one.is_some() && is_only_for_lists) {
+        let word = one.map_or("kill", |(word, _)| word);
         writeln!(
             output.notes,
             "{word} takes its flow or filter after the word, and no other options of flows"
         )?;
         return Ok(ExitCode::from(USAGE));
     }
-    if let Some(FlowsCommand::Show { id }) = args.command {
-        return show_one(&client, id, args.json, output).await;
+    if let Some((word, id)) = one {
+        let form = if word == "show" { show::traced } else { why::text };
+        return show_one(&client, id, args.json.then_some(word), form, output).await;
     }
     let text = filter_text(words, killing);
     if let Err(error) = Filter::parse(&text) {
@@ -190,14 +203,26 @@ async fn list(
     Ok(ExitCode::SUCCESS)
 }
 
-async fn show_one(client: &Client, id: u64, json: bool, output: &mut Output<'_>) -> anyhow::Result<ExitCode> {
-    let flow: FlowRecord<'static> = client.ask(Method::GET, &format!("/v1/flows/{id}"), &[]).await?;
-    if json {
-        let mut line = Vec::new();
-        flow.write_line(&mut line);
-        output.out.write_all(&line)?;
-    } else {
-        output.out.write_all(show::text(&flow).as_bytes())?;
+/// Shows one flow: `show` as JSON is its record, `why` as JSON its decision trace.
+async fn show_one(
+    client: &Client,
+    id: u64,
+    json: Option<&str>,
+    form: fn(&Traced<'_>) -> String,
+    output: &mut Output<'_>,
+) -> anyhow::Result<ExitCode> {
+    let traced: Traced<'static> = client.ask(Method::GET, &format!("/v1/flows/{id}/trace"), &[]).await?;
+    match json {
+        Some("show") => {
+            let mut line = Vec::new();
+            traced.flow.write_line(&mut line);
+            output.out.write_all(&line)?;
+        }
+        Some(_) => {
+            serde_json::to_writer(&mut *output.out, &traced)?;
+            output.out.write_all(b"\n")?;
+        }
+        None => output.out.write_all(form(&traced).as_bytes())?,
     }
     output.out.flush()?;
     Ok(ExitCode::SUCCESS)

@@ -1,16 +1,26 @@
 //! Shows all fields of one flow.
 
 use super::human;
-use crate::record::FlowRecord;
+use super::why;
+use crate::record::{FlowRecord, Traced};
 use serde_json::Value;
 use std::fmt::Write;
 
 /// The width of the column of field names.
 const NAMES: usize = 20;
 
+/// Formats the flow, its steps, and what TCP measured.
+pub(super) fn traced(traced: &Traced<'_>) -> String {
+    let mut text = text(&traced.flow);
+    text.push('\n');
+    why::steps(&mut text, traced);
+    why::tcp(&mut text, traced);
+    text
+}
+
 /// Formats the flow as lines of `field value`. Fields that are null or empty are left out. The TCP states of the
 /// packet engine follow as a table.
-pub(super) fn text(flow: &FlowRecord<'_>) -> String {
+fn text(flow: &FlowRecord<'_>) -> String {
     let mut text = String::new();
     let fields = serde_json::to_value(flow).unwrap_or_default();
     // In the order of records: a map of JSON values would be sorted by name.

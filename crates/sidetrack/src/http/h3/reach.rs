@@ -251,9 +251,20 @@ impl Attempt {
             Target::Behind(to) => {
                 let (carry, tunnels, warm) = (&*route.carry, &worker.tunnels, &worker.warm);
                 let (destination, metadata) = (to.clone(), Vec::new());
-                let (host, stack, gate, dialing) = (None, &[][..], None, &*dialing);
-                let order =
-                    Order { carry, destination, client, host, stack, metadata, gate, dialing, tunnels, warm };
+                let (host, stack, dialing) = (None, &[][..], &*dialing);
+                let order = Order {
+                    carry,
+                    destination,
+                    client,
+                    host,
+                    stack,
+                    metadata,
+                    gate: None,
+                    dialing,
+                    tunnels,
+                    warm,
+                    traced: None,
+                };
                 let late = || Failure::new(EndReason::ConnectTimeout, "the hops did not answer in time");
                 match timeout(PATIENCE, datagrams::associate(&order)).await.unwrap_or_else(|_| Err(late())) {
                     Ok(path) => goal.connect_over(path, &to).await,
