@@ -39,7 +39,9 @@ pub fn session_resident_bytes(session: u32) -> u64 {
     session_members(session).into_iter().filter_map(proportional_bytes).sum()
 }
 
-fn process_cpu_ns(pid: u32) -> u64 {
+/// Returns the CPU time of one process, in nanoseconds; of one that has ended, 0.
+#[must_use]
+pub fn process_cpu_ns(pid: u32) -> u64 {
     let Some(stat) = stat(pid) else { return 0 };
     let living = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, |tasks| {
         tasks.filter_map(|task| thread_cpu_ns(&task.ok()?.path().join("schedstat"))).sum::<u64>()

@@ -30,6 +30,11 @@ impl Process {
         Ok(Self { name, _input: child.stdin.take(), child, lines: BufReader::new(stdout) })
     }
 
+    /// Returns the number of the process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Waits until it writes this line.
     ///
     /// # Errors It wrote another line, or ended before.
@@ -44,10 +49,20 @@ impl Process {
     /// Waits for the report.
     ///
     /// # Errors It failed, and wrote the reason on standard error; or its report cannot be parsed.
-    pub(crate) fn report<R: DeserializeOwned>(mut self) -> Result<R> {
+    pub(crate) fn report<R: DeserializeOwned>(self) -> Result<R> {
+        self.report_with(|| ()).map(|(report, ())| report)
+    }
+
+    /// Waits for the report, and calls `look` while its process is still known to the system.
+    ///
+    /// # Errors As [`Process::report`].
+    pub(crate) fn report_with<R: DeserializeOwned, T>(mut self, look: impl FnOnce() -> T) -> Result<(R, T)> {
         let line = self.line()?;
+        let seen = look();
         self.child.wait()?;
-        serde_json::from_str(&line)
+        let report = serde_json::from_str(&line);
+        report
+            .map(|report| (report, seen))
             .with_context(|| format!("the {}'s report is not JSON: {line:?}", self.name))
     }
 

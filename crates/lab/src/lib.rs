@@ -8,6 +8,7 @@
 pub mod bare;
 pub mod bed;
 pub mod capture;
+mod certificate;
 pub mod chart;
 pub mod cpu;
 pub mod datagrams;

@@ -79,6 +79,9 @@ enum Job {
     /// Sends datagrams back (used by the lab itself).
     #[command(hide = true)]
     Echo(datagrams::EchoOptions),
+    /// Sends bytes over QUIC (used by the lab itself).
+    #[command(hide = true)]
+    Quic(datagrams::QuicOptions),
     /// Generates load (used by the lab itself).
     #[command(hide = true)]
     Load {
@@ -108,6 +111,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
             | Job::Load { .. }
             | Job::Datagrams { .. }
             | Job::Echo(_)
+            | Job::Quic(_)
     );
     let _awake = is_experiment.then(Awake::hold).flatten();
     match arguments.command {
@@ -129,6 +133,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Job::Udp(options) => udp::run(&options),
         Job::Datagrams { spec } => datagrams::main(&spec).map(|()| ExitCode::SUCCESS),
         Job::Echo(options) => datagrams::echo(&options).map(|()| ExitCode::SUCCESS),
+        Job::Quic(options) => datagrams::serve_quic(&options).map(|()| ExitCode::SUCCESS),
         Job::Load { spec } => load::main(&spec).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -123,7 +123,9 @@ pub(super) fn run(spec: &Spec, begin: impl FnOnce() -> Result<()>) -> Result<Rep
     match spec.work {
         Work::Echo { under_way } => echo(spec, &payload, under_way, begin),
         Work::New { per_second } => new(spec, &payload, per_second, begin),
+        Work::Rate { per_second } => rate(spec, &payload, per_second, begin),
         Work::Idle => idle(spec, &payload, begin),
+        Work::Quic => bail!("QUIC has its own client"),
     }
 }
 
@@ -206,6 +208,33 @@ fn echo(spec: &Spec, payload: &[u8], under_way: u32, begin: impl FnOnce() -> Res
         }
     }
     report.open = spec.flows;
+    Ok(report)
+}
+
+fn rate(spec: &Spec, payload: &[u8], per_second: u32, begin: impl FnOnce() -> Result<()>) -> Result<Report> {
+    let mut all = opened(spec, payload)?;
+    let mut buffer = vec![0; 65_536];
+    let mut report = Report { open: spec.flows, ..Report::default() };
+    begin()?;
+    let began = Instant::now();
+    let window = Duration::from_millis(spec.window_ms);
+    let wanted = u64::from(per_second) * spec.window_ms / 1000;
+    let (mut sent, mut next) = (0, 0);
+    while report.answers < wanted && began.elapsed() < window + LAST_ANSWERS {
+        let due = (began.elapsed().as_secs_f64() * f64::from(per_second)) as u64;
+        while sent < due.min(wanted) {
+            if let Some(flow) = all.flows.get_mut(next).and_then(Option::as_mut) {
+                flow.send(payload);
+            }
+            (sent, next) = (sent + 1, (next + 1) % all.flows.len());
+        }
+        for at in all.wait(Duration::from_millis(u64::from(sent == wanted)))? {
+            let Some(flow) = all.flows[at].as_mut() else { continue };
+            report.answers += u64::from(flow.receive(&mut buffer));
+        }
+    }
+    report.window_ns = u64::try_from(began.elapsed().as_nanos())?;
+    report.lost = sent.saturating_sub(report.answers);
     Ok(report)
 }
 
@@ -292,9 +321,11 @@ mod tests {
         assert!(report.answers > 0 && report.rate() > 0.0 && report.window_ns >= 100_000_000, "{report:?}");
         let report = done(&Spec { work: Work::New { per_second: 200 }, ..spec });
         assert_eq!((report.answers, report.lost), (20, 0));
+        let report = done(&Spec { work: Work::Rate { per_second: 500 }, ..spec });
+        assert_eq!((report.answers, report.lost), (50, 0));
         let report = done(&Spec { work: Work::Idle, flows: 5, ..spec });
         assert_eq!((report.open, report.answers), (5, 0));
-        assert_eq!(windows, 3);
+        assert_eq!(windows, 4);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 mod echo;
 mod flows;
+mod quic;
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::generator::Process;
 
 pub use echo::{Options as EchoOptions, run as echo};
+pub use quic::{Options as QuicOptions, serve as serve_quic};
 
 /// The line that the generator writes when its window begins.
 const WINDOW_LINE: &str = "window";
@@ -35,8 +37,15 @@ pub enum Work {
         /// Flows per second.
         per_second: u32,
     },
+    /// This number of datagrams per second over all flows, whether they come back or not.
+    Rate {
+        /// Datagrams per second.
+        per_second: u32,
+    },
     /// One datagram on each flow, then nothing until the window ends.
     Idle,
+    /// One QUIC connection that takes as many bytes as come (RFC 9000).
+    Quic,
 }
 
 /// How datagrams reach the server.
@@ -79,6 +88,8 @@ pub struct Report {
     pub lost: u64,
     /// Flows that had an answer at the end.
     pub open: u32,
+    /// Bytes of a QUIC stream.
+    pub bytes: u64,
     /// Duration, nanoseconds.
     pub window_ns: u64,
 }
@@ -88,6 +99,12 @@ impl Report {
     #[must_use]
     pub fn rate(&self) -> f64 {
         self.answers as f64 * 1e9 / self.window_ns.max(1) as f64
+    }
+
+    /// Returns bytes of the QUIC stream per second.
+    #[must_use]
+    pub fn bytes_per_second(&self) -> f64 {
+        self.bytes as f64 * 1e9 / self.window_ns.max(1) as f64
     }
 
     /// Returns the share that did not come back, percent.
@@ -111,6 +128,12 @@ impl Generator {
         Ok(Self(Process::start("generator of datagrams", command)?))
     }
 
+    /// Returns the number of its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+
     /// Waits until the window begins.
     ///
     /// # Errors
@@ -126,6 +149,14 @@ impl Generator {
     pub fn report(self) -> Result<Report> {
         self.0.report()
     }
+
+    /// Waits for the report, and calls `look` while its process is still known to the system.
+    ///
+    /// # Errors
+    /// As [`Generator::wait_window`].
+    pub fn report_with<T>(self, look: impl FnOnce() -> T) -> Result<(Report, T)> {
+        self.0.report_with(look)
+    }
 }
 
 /// The generator's own part.
@@ -139,7 +170,10 @@ pub fn main(spec: &str) -> Result<()> {
         let mut out = std::io::stdout();
         writeln!(out, "{WINDOW_LINE}").and_then(|()| out.flush()).context("standard output")
     };
-    let report = flows::run(&spec, begin)?;
+    let report = match spec.work {
+        Work::Quic => quic::take(&spec, begin)?,
+        _ => flows::run(&spec, begin)?,
+    };
     println!("{}", serde_json::to_string(&report)?);
     Ok(())
 }

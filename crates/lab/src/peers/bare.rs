@@ -47,7 +47,15 @@ pub fn datagrams(site: &Site) -> Start<'_> {
 pub fn socks(site: &Site, via: Via) -> Start<'_> {
     let dial = site.proxy_address(SOCKS_PORT);
     let services = vec![start(site, &site.proxy, Role::Socks, dial, None)?];
-    Ok(Running { services, _tables: Vec::new(), _forwarding: None, dial, via, destination: site.origin() })
+    Ok(Running {
+        services,
+        _tables: Vec::new(),
+        _forwarding: None,
+        inside: Vec::new(),
+        dial,
+        via,
+        destination: site.origin(),
+    })
 }
 
 /// A redirector with this `role`, and the SOCKS server.
@@ -60,6 +68,7 @@ pub fn pair(site: &Site, role: Role) -> Start<'_> {
         services: vec![redirector, server],
         _tables: vec![Table::redirect(site, REDIRECT_PORT)?],
         _forwarding: None,
+        inside: Vec::new(),
         dial: site.origin(),
         via: Via::Plain,
         destination: site.origin(),

@@ -5,6 +5,7 @@
 
 pub mod bare;
 pub mod chains;
+mod datagrams;
 mod haproxy;
 mod kernel;
 mod loops;
@@ -123,6 +124,8 @@ pub struct Running<'s> {
     _tables: Vec<Table<'s>>,
     /// Stops the forwarding of packets when dropped.
     _forwarding: Option<Forwarding<'s>>,
+    /// Words before the client's command: a program that runs it. Empty: it runs as it is.
+    pub inside: Vec<String>,
     /// The address that the client dials.
     pub dial: SocketAddr,
     /// The protocol it uses there.
@@ -281,6 +284,9 @@ pub const DATAGRAMS: &[Peer] = peers![
     "bare reverse" Limit false bare::datagrams;
     "dante S5" OneHop false |site| Proxy::Dante.row(site, Via::Socks5);
     "ours S5" OneHop true |site| Proxy::Ours.row(site, Via::Socks5);
+    "ours run S5" Pair true datagrams::run;
+    "ours tunnel" Pair true tunnel::datagrams;
+    "ours CONNECT-UDP" Pair true datagrams::connect_udp;
 ];
 
 /// How long frames gather before the kernel takes them, for rows with gathering, in microseconds.
@@ -366,6 +372,7 @@ fn relay<'s>(site: &'s Site, service: Service) -> Running<'s> {
         services: vec![service],
         _tables: Vec::new(),
         _forwarding: None,
+        inside: Vec::new(),
         dial: site.proxy_address(RELAY_PORT),
         via: Via::Plain,
         destination: site.origin(),

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 
-use super::{RELAY_PORT, Start, Unavailable, relay};
+use super::{RELAY_PORT, Running, Start, Unavailable, relay};
 use crate::launch;
+use crate::load::Via;
 use crate::service::Service;
 use crate::site::{self, Forwarding, Site};
 use crate::topology::Node;
@@ -43,6 +44,36 @@ pub fn datagrams(site: &Site) -> Start<'_> {
     let mut service = spawn(site, &site.proxy, "datagrams", &config)?;
     service.wait_bound(&site.proxy, RELAY_PORT)?;
     Ok(relay(site, service))
+}
+
+/// A UDP port beside the client that leads to the origin by this carrier. `tables` is further configuration for it.
+pub(super) fn near_datagrams(site: &Site, carrier: &str, tables: &str) -> Result<Service, Unavailable> {
+    let listener = format!(
+        "[[listen]]\nkind = \"reverse\"\naddress = \"{}\"\nto = \"{}\"\nprotocol = \"udp\"\n",
+        near_address(),
+        site.origin()
+    );
+    let rule = rule(&format!("match = {{ protocol = \"udp\" }}\ncarrier = \"{carrier}\""));
+    let mut service = spawn(site, &site.client, "near", &format!("{listener}{tables}{rule}"))?;
+    service.wait_bound(&site.client, RELAY_PORT)?;
+    Ok(service)
+}
+
+fn near_address() -> SocketAddr {
+    ([127, 0, 0, 1], RELAY_PORT).into()
+}
+
+/// The client dials the port of [`near_datagrams`].
+pub(super) fn by_near(site: &Site, services: Vec<Service>) -> Running<'_> {
+    Running {
+        services,
+        _tables: Vec::new(),
+        _forwarding: None,
+        inside: Vec::new(),
+        dial: near_address(),
+        via: Via::Plain,
+        destination: site.origin(),
+    }
 }
 
 /// The same port with a rule that needs no bytes, function or proxy: the kernel forwards and Sidetrack records.
@@ -237,7 +268,7 @@ pub(crate) fn start(
 }
 
 /// Starts it without waiting.
-fn spawn(site: &Site, node: &Node, role: &str, config: &str) -> Result<Service, Unavailable> {
+pub(super) fn spawn(site: &Site, node: &Node, role: &str, config: &str) -> Result<Service, Unavailable> {
     let program = program()?;
     let directory = site.directory.path();
     let path = directory.join(format!("sidetrack-{role}.toml"));

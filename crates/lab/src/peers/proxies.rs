@@ -48,7 +48,15 @@ impl Proxy {
         let services = vec![self.start(site)?];
         let dial = site.proxy_address(self.port());
         let destination = site.origin();
-        Ok(Running { services, _tables: Vec::new(), _forwarding: None, dial, via, destination })
+        Ok(Running {
+            services,
+            _tables: Vec::new(),
+            _forwarding: None,
+            inside: Vec::new(),
+            dial,
+            via,
+            destination,
+        })
     }
 }
 

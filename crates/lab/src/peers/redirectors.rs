@@ -78,6 +78,7 @@ pub(super) fn pair(site: &Site, redirector: Redirector, proxy: Proxy) -> Start<'
         services: vec![redirecting.service, service],
         _tables: redirecting.table.into_iter().collect(),
         _forwarding: None,
+        inside: Vec::new(),
         dial: site.origin(),
         via: Via::Plain,
         destination: site.origin(),

@@ -54,10 +54,22 @@ pub(super) fn pair(site: &Site, transport: Transport) -> Start<'_> {
         services: vec![near_side, far_side],
         _tables: Vec::new(),
         _forwarding: None,
+        inside: Vec::new(),
         dial: site.origin(),
         via: Via::Plain,
         destination: site.origin(),
     })
+}
+
+/// A UDP port beside the client that leads through the tunnel, with QUIC, to the origin.
+pub(super) fn datagrams(site: &Site) -> Start<'_> {
+    let [near, far] = ["near.lab", "far.lab"].map(|name| identity(site.directory.path(), name));
+    let (near, far) = (near?, far?);
+    let far_side = ours::start(site, &site.proxy, "far", &far_config(site, &near, &far), PORT)?;
+    let tables = near_tables(site, Transport::Quic, &near, &far);
+    let near_side = ours::near_datagrams(site, "tunnel:far", &tables)?;
+    wait_until_it_stands(&near_side, Transport::Quic)?;
+    Ok(ours::by_near(site, vec![near_side, far_side]))
 }
 
 fn far_config(site: &Site, near: &Identity, far: &Identity) -> String {

@@ -3,12 +3,12 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
+use crate::certificate::{self, Pair};
 use crate::launch::Placement;
 use crate::service::Service;
 use crate::site::{ORIGIN_NAME, Site};
@@ -58,14 +58,16 @@ impl Origin {
         }
         let [authority, authority_key, leaf, leaf_key] =
             ["lab-ca.pem", "lab-ca.key", "origin.pem", "origin.key"].map(|name| directory.join(name));
-        certificate(&[], (&authority, &authority_key), "/CN=Sidetrack laboratory")?;
+        let authority_pair = Pair { certificate: authority.clone(), key: authority_key.clone() };
+        certificate::make(&[], &authority_pair, "/CN=Sidetrack laboratory")?;
         let issuer = [
             ("-CA", authority.display().to_string()),
             ("-CAkey", authority_key.display().to_string()),
             ("-addext", format!("subjectAltName=DNS:{ORIGIN_NAME}")),
             ("-addext", "basicConstraints=critical,CA:FALSE".to_owned()),
         ];
-        certificate(&issuer, (&leaf, &leaf_key), &format!("/CN={ORIGIN_NAME}"))?;
+        let leaf_pair = Pair { certificate: leaf.clone(), key: leaf_key.clone() };
+        certificate::make(&issuer, &leaf_pair, &format!("/CN={ORIGIN_NAME}"))?;
         let path = directory.join("web.conf");
         std::fs::write(&path, config(&directory.display().to_string()))?;
         let placement = Placement { nice: Some(-19), ..site.client_placement() };
@@ -100,19 +102,6 @@ impl Origin {
     pub(super) fn is_running(&mut self) -> bool {
         self.service.is_running()
     }
-}
-
-/// Makes a new P-256 key with a certificate, self-signed or as `more` says.
-fn certificate(more: &[(&str, String)], (file, key): (&Path, &Path), subject: &str) -> Result<()> {
-    let mut command = Command::new("openssl");
-    command.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]);
-    command.args(["-days", "30", "-subj", subject]).arg("-keyout").arg(key).arg("-out").arg(file);
-    for (option, value) in more {
-        command.args([option, &value.as_str()]);
-    }
-    let output = command.output().context("openssl is missing; bench/peers.sh installs it")?;
-    ensure!(output.status.success(), "openssl failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-    Ok(())
 }
 
 fn config(directory: &str) -> String {

@@ -13,6 +13,10 @@ const OF_NGINX: f64 = 1.0;
 const CPU_OF_NGINX: f64 = 0.5;
 /// Minimum rate of ours as a multiple of dante's.
 const OF_DANTE: f64 = 3.0;
+/// Maximum CPU time of CONNECT-UDP over HTTP/3 as a multiple of our tunnel's, for a datagram and for a byte.
+const CPU_OF_TUNNEL: f64 = 1.3;
+/// Minimum rate of QUIC through CONNECT-UDP as a share of direct QUIC's.
+const QUIC_OF_DIRECT: f64 = 0.7;
 /// Maximum KiB of an idle association.
 const MOST_KIB: f64 = 4.5;
 
@@ -30,7 +34,16 @@ pub(super) fn render(page: &mut Page, results: &Results) {
     page.blank();
     let of = |bytes: usize| [format!("{bytes} bytes, back/s:"), "CPU µs:".to_owned(), "lost %:".to_owned()];
     let head = [64, 1200].into_iter().flat_map(of);
-    let more = ["new flows/s:", "without an answer:", "KiB of an idle flow:"].map(str::to_owned);
+    let more = [
+        "at 100000/s, back %:",
+        "CPU µs:",
+        "QUIC MB/s:",
+        "CPU s/GB:",
+        "new flows/s:",
+        "without an answer:",
+        "KiB of an idle flow:",
+    ]
+    .map(str::to_owned);
     page.columns(std::iter::once(String::new()).chain(head).chain(more));
     for peer in DATAGRAMS {
         let figures = Cell::ALL.iter().map(|cell| figures(results, *cell, peer.name));
@@ -46,6 +59,16 @@ fn figures(results: &Results, of: Cell, row: &str) -> String {
             cell(middle(&|sample| Some(sample.rate())), 0),
             cell(middle(&Sample::cost_us), 2),
             cell(middle(&|sample| Some(sample.report.lost_percent())), 2)
+        ),
+        Cell::Rate => format!(
+            "{} | {}",
+            cell(middle(&|sample| Some(100.0 - sample.report.lost_percent())), 2),
+            cell(middle(&Sample::cost_us), 2)
+        ),
+        Cell::Quic => format!(
+            "{} | {}",
+            cell(middle(&|sample| Some(sample.report.bytes_per_second() / 1e6)), 0),
+            cell(middle(&Sample::seconds_per_gb), 2)
         ),
         Cell::New => format!(
             "{} | {}",
@@ -95,6 +118,23 @@ pub(super) fn bars(results: &Results) -> Vec<Bar> {
             Bound::AtLeast(OF_DANTE),
         ));
     }
+    let (two, bulk) =
+        (["ours CONNECT-UDP", "ours tunnel"], |sample: &Sample| Some(sample.report.bytes_per_second()));
+    bars.push(Bar::new(
+        "CONNECT-UDP, 1200 bytes, of the tunnel's CPU for a datagram",
+        ratio(results, Cell::Echo(1200), two, Sample::cost_us),
+        Bound::AtMost(CPU_OF_TUNNEL),
+    ));
+    bars.push(Bar::new(
+        "CONNECT-UDP, bulk over QUIC, of the tunnel's CPU for a byte",
+        ratio(results, Cell::Quic, two, Sample::seconds_per_gb),
+        Bound::AtMost(CPU_OF_TUNNEL),
+    ));
+    bars.push(Bar::new(
+        "CONNECT-UDP, bulk over QUIC, of direct QUIC's rate",
+        ratio(results, Cell::Quic, ["ours CONNECT-UDP", "direct"], bulk),
+        Bound::AtLeast(QUIC_OF_DIRECT),
+    ));
     let lost = results.of(Cell::New, "ours reverse").into_values().map(|sample| sample.report.lost as f64);
     let lost = Spread::of(lost.collect()).ok_or_else(|| "no sample".to_owned());
     bars.push(Bar::new(
