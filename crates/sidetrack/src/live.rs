@@ -181,7 +181,7 @@ pub struct LiveFlow {
     /// Multipath TCP towards the client, and towards the server.
     multipath: [AtomicBool; 2],
     trace: Mutex<Trace>,
-    /// Somebody wants to know what TCP measures at both sides.
+    /// The admin interface waits for what TCP measures at both sides.
     tcp_wanted: AtomicBool,
     /// TCP states of both sides with their times, for flows of the packet engine.
     states: Mutex<Option<Box<Stamps>>>,
@@ -387,7 +387,7 @@ impl LiveFlow {
         self.wake();
     }
 
-    /// Whether somebody wants to know that, for the owner: the wish is fulfilled with it.
+    /// Whether such a wish waits. It is fulfilled with this call, which only the owner makes.
     pub fn takes_wish_for_tcp(&self) -> bool {
         self.tcp_wanted.load(Relaxed) && self.tcp_wanted.swap(false, Relaxed)
     }

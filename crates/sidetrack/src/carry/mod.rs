@@ -85,7 +85,7 @@ pub struct Order<'a> {
     pub tunnels: &'a tunnel::Tunnels,
     /// The warm connections of this worker.
     pub warm: &'a warm::Warm,
-    /// The flow whose decision trace gets the steps. `None`: nobody asks for them.
+    /// The flow whose decision trace gets the steps. `None`: they are not kept.
     pub traced: Option<&'a LiveFlow>,
 }
 

@@ -38,7 +38,7 @@ pub struct Traced<'a> {
     pub tcp_server: Option<TcpMeasured>,
 }
 
-/// What became of one rule.
+/// The outcome of one rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleTried {
     /// The name of the rule.
