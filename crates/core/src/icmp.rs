@@ -96,6 +96,22 @@ mod tests {
     }
 
     #[test]
+    fn every_type_and_code_means_one_error_or_none() {
+        for (kind, code) in (0..=255_u8).flat_map(|kind| (0..=255_u8).map(move |code| (kind, code))) {
+            let v4 = Unreachable::read(true, kind, code, 1300);
+            assert_eq!(v4.is_some(), kind == 3, "IPv4 type {kind} code {code}");
+            let v6 = Unreachable::read(false, kind, code, 1300);
+            assert_eq!(v6.is_some(), kind == 1 || kind == 2, "IPv6 type {kind} code {code}");
+            // What is passed on is read in the same way.
+            for (is_v4, error) in [(true, v4), (false, v6)] {
+                let [kind, code, _, _, rest @ ..] = error.unwrap_or(Unreachable::Host).header(is_v4);
+                let read = Unreachable::read(is_v4, kind, code, u32::from_be_bytes(rest));
+                assert_eq!(read, error.or(Some(Unreachable::Host)));
+            }
+        }
+    }
+
+    #[test]
     fn messages_are_those_of_the_rfcs() {
         assert_eq!(Unreachable::Port.header(true), [3, 3, 0, 0, 0, 0, 0, 0], "RFC 792");
         assert_eq!(Unreachable::Port.header(false), [1, 4, 0, 0, 0, 0, 0, 0], "RFC 4443 Sec. 3.1");

@@ -25,6 +25,8 @@ pub struct Budget {
     beside: u64,
     /// Live flows with one descriptor: UDP associations.
     singles: u64,
+    /// Descriptors that live flows without their own share.
+    shared: u64,
     /// The most flows of all kinds.
     most: u64,
 }
@@ -92,7 +94,14 @@ impl Budget {
         let usable = nofile.saturating_sub(reserve);
         let pipes = (usable / Self::PIPE_SHARE / DESCRIPTORS_PER_PIPE).min(Self::MAX_PIPES);
         let flows = (usable - pipes * DESCRIPTORS_PER_PIPE) / DESCRIPTORS_PER_FLOW;
-        Self { flows: Pool::new(flows.min(Self::MAX_FLOWS)), pipes, beside: 0, singles: 0, most: u64::MAX }
+        Self {
+            flows: Pool::new(flows.min(Self::MAX_FLOWS)),
+            pipes,
+            beside: 0,
+            singles: 0,
+            shared: 0,
+            most: u64::MAX,
+        }
     }
 
     /// Returns the same budget with at most `flows` flows, including those without descriptors.
@@ -108,7 +117,7 @@ impl Budget {
             self.flows.0.shed = self.flows.0.shed.saturating_add(1);
             return false;
         }
-        self.flows.admit(self.singles)
+        self.flows.admit(self.singles + self.shared)
     }
 
     /// Whether one more flow with one descriptor may start: a UDP association. If so, it is counted, and must be released
@@ -117,8 +126,8 @@ impl Budget {
     #[must_use]
     pub fn admit_single(&mut self) -> bool {
         let usage = &mut self.flows.0;
-        let descriptors = usage.live * DESCRIPTORS_PER_FLOW + self.singles + 1;
-        let is_full = self.singles >= usage.max
+        let descriptors = usage.live * DESCRIPTORS_PER_FLOW + self.singles + self.shared + 1;
+        let is_full = self.singles + self.shared >= usage.max
             || descriptors > usage.max * DESCRIPTORS_PER_FLOW
             || usage.live + self.beside + self.singles >= self.most;
         if is_full {
@@ -134,6 +143,27 @@ impl Budget {
     pub fn release_single(&mut self) {
         debug_assert!(self.singles > 0, "released more than was admitted");
         self.singles = self.singles.saturating_sub(1);
+    }
+
+    /// Notes that other flows will share the descriptor of a flow with one. It is a flow without descriptors from now on, and its
+    /// descriptor must be released by itself, with [`Budget::release_shared`].
+    pub fn share_single(&mut self) {
+        self.release_single();
+        self.beside += 1;
+        self.shared += 1;
+    }
+
+    /// As [`Budget::share_single`], for a flow with two descriptors, which are released one by one.
+    pub fn share(&mut self) {
+        self.release();
+        self.beside += 1;
+        self.shared += DESCRIPTORS_PER_FLOW;
+    }
+
+    /// Notes that a descriptor is closed that flows have shared.
+    pub fn release_shared(&mut self) {
+        debug_assert!(self.shared > 0, "released more than was shared");
+        self.shared = self.shared.saturating_sub(1);
     }
 
     /// Counts one more flow although the bound is reached, since another one was told to leave for it. Must be released
@@ -159,6 +189,11 @@ impl Budget {
     /// it. Must be released once. There are more flows than the bound until the other one has left.
     pub fn admit_beside_for_one_that_leaves(&mut self) {
         self.beside += 1;
+    }
+
+    /// Returns how many flows without descriptors there are.
+    pub const fn beside(&self) -> u64 {
+        self.beside
     }
 
     /// Notes that a flow without descriptors has ended.

@@ -192,3 +192,32 @@ fn associations_use_half_of_the_descriptors_and_one_each() {
     budget.release_single();
     assert!(budget.admit());
 }
+
+#[test]
+fn descriptors_that_flows_share_are_counted_once_and_outlive_the_first_flow() {
+    let mut budget = Budget::from_nofile(8, 0);
+    assert!(budget.admit_single());
+    budget.share_single();
+    for _ in 0..100 {
+        assert!(budget.admit_beside(), "it needs no descriptor");
+    }
+    assert_eq!(budget.beside(), 101);
+    // The first one ends, and its descriptor stays.
+    budget.release_beside();
+    assert!(budget.admit_single() && budget.admit_single() && budget.admit_single());
+    assert!(!budget.admit_single(), "four are half of the descriptors");
+    budget.release_shared();
+    assert!(budget.admit_single(), "it is closed");
+    let mut budget = Budget::from_nofile(8, 0);
+    assert!(budget.admit());
+    budget.share();
+    assert!(budget.admit() && budget.admit() && budget.admit());
+    assert!(!budget.admit(), "two descriptors of a hop are shared");
+    budget.release_shared();
+    budget.release_shared();
+    assert!(budget.admit());
+    let mut few = Budget::from_nofile(8, 0).at_most(2);
+    assert!(few.admit_single());
+    few.share_single();
+    assert!(few.admit_beside() && !few.admit_beside(), "each counts as one flow");
+}

@@ -1,32 +1,42 @@
-//! Slots by key, where most clients have one key: most talk to one server. A tree has room for eleven keys from the first one on.
+//! Values by key, where most owners have one key: most clients talk to one server, and the table of a SOCKS client has one client.
+//! A tree has room for eleven keys from the first one on.
 
 use std::collections::BTreeMap;
 
-/// Slots by key.
+/// Values by key.
 #[derive(Clone, Debug, Default)]
-pub(super) enum Few<K> {
+pub(super) enum Few<K, V = u32> {
     #[default]
     None,
-    One(K, u32),
-    Many(BTreeMap<K, u32>),
+    One(K, V),
+    Many(BTreeMap<K, V>),
 }
 
-impl<K: Ord> Few<K> {
-    /// Returns the slot of a key.
-    pub(super) fn get(&self, key: &K) -> Option<u32> {
+impl<K: Ord, V> Few<K, V> {
+    /// Returns the value of a key.
+    pub(super) fn get(&self, key: &K) -> Option<&V> {
         match self {
-            Self::One(one, slot) if one == key => Some(*slot),
-            Self::Many(many) => many.get(key).copied(),
+            Self::One(one, value) if one == key => Some(value),
+            Self::Many(many) => many.get(key),
             Self::None | Self::One(..) => None,
         }
     }
 
-    /// Returns any slot.
-    pub(super) fn any(&self) -> Option<u32> {
+    /// Returns the value of a key.
+    pub(super) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
+        match self {
+            Self::One(one, value) if one == key => Some(value),
+            Self::Many(many) => many.get_mut(key),
+            Self::None | Self::One(..) => None,
+        }
+    }
+
+    /// Returns any value.
+    pub(super) fn any(&self) -> Option<&V> {
         match self {
             Self::None => None,
-            Self::One(_, slot) => Some(*slot),
-            Self::Many(many) => many.values().next().copied(),
+            Self::One(_, value) => Some(value),
+            Self::Many(many) => many.values().next(),
         }
     }
 
@@ -40,13 +50,13 @@ impl<K: Ord> Few<K> {
     }
 
     /// Adds a key, unless it is there.
-    pub(super) fn add(&mut self, key: K, slot: u32) {
-        match std::mem::take(self) {
-            Self::None => *self = Self::One(key, slot),
+    pub(super) fn add(&mut self, key: K, value: V) {
+        match std::mem::replace(self, Self::None) {
+            Self::None => *self = Self::One(key, value),
             Self::One(one, its) if one == key => *self = Self::One(one, its),
-            Self::One(one, its) => *self = Self::Many(BTreeMap::from([(one, its), (key, slot)])),
+            Self::One(one, its) => *self = Self::Many(BTreeMap::from([(one, its), (key, value)])),
             Self::Many(mut many) => {
-                many.entry(key).or_insert(slot);
+                many.entry(key).or_insert(value);
                 *self = Self::Many(many);
             }
         }
@@ -88,10 +98,11 @@ mod tests {
                     tree.remove(&key);
                 }
                 for key in 0..4 {
-                    assert_eq!(few.get(&key), tree.get(&key).copied());
+                    assert_eq!(few.get(&key), tree.get(&key));
+                    assert_eq!(few.get_mut(&key).copied(), tree.get(&key).copied());
                     assert_eq!(few.from(&key), tree.range(key..).next().map(|(one, _)| one));
                 }
-                assert_eq!(few.any(), tree.values().next().copied());
+                assert_eq!(few.any(), tree.values().next());
             }
         }
     }

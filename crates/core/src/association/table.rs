@@ -9,7 +9,7 @@ use crate::deadlines::Deadlines;
 use crate::flow::{Destination, EndReason, Side};
 use crate::limit::source_key;
 use crate::time::Instant;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -73,6 +73,14 @@ impl<const WHICH: usize> Linked for List<'_, WHICH> {
     }
 }
 
+/// Adds a last element. A short list has no more room than it needs: the table of a SOCKS client has one association mostly.
+fn add_last<T>(list: &mut Vec<T>, last: T) {
+    if list.len() < 4 {
+        list.reserve_exact(1);
+    }
+    list.push(last);
+}
+
 /// The table of one listening socket.
 #[derive(Clone, Debug)]
 pub struct Table {
@@ -81,8 +89,8 @@ pub struct Table {
     free: Vec<u32>,
     mappings: Vec<Option<Mapping>>,
     free_mappings: Vec<u32>,
-    clients: BTreeMap<SocketAddr, u32>,
-    sources: BTreeMap<IpAddr, Source>,
+    clients: Few<SocketAddr>,
+    sources: Few<IpAddr, Source>,
     /// All that are asked or open.
     alive: Order,
     refused: Order,
@@ -104,8 +112,8 @@ impl Table {
             free: Vec::new(),
             mappings: Vec::new(),
             free_mappings: Vec::new(),
-            clients: BTreeMap::new(),
-            sources: BTreeMap::new(),
+            clients: Few::default(),
+            sources: Few::default(),
             alive: Order::default(),
             refused: Order::default(),
             held_bytes: 0,
@@ -217,7 +225,7 @@ impl Table {
         let known = self.clients.get(&client).copied();
         let slot = known
             .and_then(|index| self.mapping(index))
-            .and_then(|mapping| mapping.destinations.get(destination));
+            .and_then(|mapping| mapping.destinations.get(destination).copied());
         match slot {
             Some(slot) => self.pass(now, slot, Side::Client, bytes),
             None => {
@@ -230,7 +238,7 @@ impl Table {
 
     fn server_sent(&mut self, now: Instant, id: MappingId, remote: SocketAddr, bytes: usize) {
         let Some(mapping) = self.mapping(id.0) else { return self.drop_one(Dropped::Unknown) };
-        if let Some(slot) = mapping.remotes.get(&remote) {
+        if let Some(&slot) = mapping.remotes.get(&remote) {
             return self.pass(now, slot, Side::Server, bytes);
         }
         let is_address_known = || {
@@ -246,7 +254,7 @@ impl Table {
             return self.drop_one(Dropped::Filtered);
         }
         let (client, destination) = (mapping.client, Destination::from(remote));
-        if let Some(slot) = mapping.destinations.get(&destination) {
+        if let Some(&slot) = mapping.destinations.get(&destination) {
             // The client has asked for it, but it is not open, or refused.
             return self.pass(now, slot, Side::Server, bytes);
         }
@@ -347,7 +355,7 @@ impl Table {
         let known = self.clients.get(&client).copied();
         let index = known.unwrap_or_else(|| self.begin_mapping(client));
         let slot = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
+            add_last(&mut self.slots, Slot::default());
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         if let Some(mapping) = self.mappings.get_mut(index as usize).and_then(Option::as_mut) {
@@ -370,9 +378,12 @@ impl Table {
             });
         }
         self.alive.append(&mut List::<ALL>(&mut self.slots), slot);
-        let source = self.sources.entry(source_key(client.ip())).or_default();
-        source.associations += 1;
-        source.order.append(&mut List::<OF_CLIENT>(&mut self.slots), slot);
+        let source = source_key(client.ip());
+        self.sources.add(source, Source::default());
+        if let Some(source) = self.sources.get_mut(&source) {
+            source.associations += 1;
+            source.order.append(&mut List::<OF_CLIENT>(&mut self.slots), slot);
+        }
         self.totals.begun += 1;
         self.deadlines.by(slot, now + self.config.opening);
         let (id, mapping) = (self.id(slot), MappingId(index));
@@ -384,13 +395,13 @@ impl Table {
         let mapping =
             Mapping { client, associations: 0, destinations: Few::default(), remotes: Few::default() };
         let index = self.free_mappings.pop().unwrap_or_else(|| {
-            self.mappings.push(None);
+            add_last(&mut self.mappings, None);
             u32::try_from(self.mappings.len() - 1).unwrap_or(u32::MAX)
         });
         if let Some(place) = self.mappings.get_mut(index as usize) {
             *place = Some(mapping);
         }
-        self.clients.insert(client, index);
+        self.clients.add(client, index);
         index
     }
 
@@ -476,7 +487,7 @@ impl Table {
         let Some(mapping) = place else { return };
         mapping.destinations.remove(&association.destination);
         if let Some(remote) = association.remote
-            && mapping.remotes.get(&remote) == Some(slot)
+            && mapping.remotes.get(&remote) == Some(&slot)
         {
             mapping.remotes.remove(&remote);
         }
@@ -491,7 +502,8 @@ impl Table {
 
     fn close(&mut self, mapping: MappingId, reason: EndReason) {
         // The last one that is removed takes the mapping with it.
-        while let Some(slot) = self.mapping(mapping.0).and_then(|mapping| mapping.destinations.any()) {
+        while let Some(slot) = self.mapping(mapping.0).and_then(|mapping| mapping.destinations.any().copied())
+        {
             let is_alive = self.find(self.id(slot)).is_some();
             self.remove(slot, is_alive.then_some(reason));
         }

@@ -14,12 +14,11 @@ use crate::worker::{Admission, Worker};
 use sidetrack_core::association::{Config, Counts, Dropped, Id, Input, MappingId, Output, Table};
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Side};
-use sidetrack_core::limit::Lack;
 use sidetrack_core::policy::{Action, Carry, Resolve, Verdict};
 use sidetrack_sys::sockopt;
 use sidetrack_sys::udp::batch::{Batch, Target};
 use std::cell::{Cell, RefCell};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -54,7 +53,8 @@ pub(super) struct Association {
     /// Datagrams of that side that wait until the association is open. The table bounds them.
     held: Vec<Box<[u8]>>,
     pub waker: Waker,
-    _admission: Option<Admission>,
+    /// Its place among all flows, and its descriptors if it has its own.
+    pub admission: Option<Admission>,
 }
 
 /// All associations of one socket.
@@ -233,7 +233,7 @@ impl Associations {
         self.count(id);
     }
 
-    fn end(&mut self, id: Id, reason: EndReason, detail: Option<String>, counts: Counts) {
+    pub(super) fn end(&mut self, id: Id, reason: EndReason, detail: Option<String>, counts: Counts) {
         let place = self.slots.get_mut(id.slot as usize);
         let Some(mut association) = place.and_then(|place| place.take_if(|it| it.id == id)) else { return };
         let detail = detail.or_else(|| self.told(&association.server, counts.packets_up));
@@ -286,12 +286,12 @@ impl Associations {
         let decided = self.decide(&entry, &mut flow, (client.to, asked));
         let decided = decided.and_then(|carry| self.worker.begins_flows().map(|()| carry));
         let admitted = decided.and_then(|carry| {
-            let admission = self.admit(id, flow.client.ip(), &carry.carrier)?;
+            let admission = self.admit((id, mapping), &flow, &carry)?;
             let made = self.worker.functions().datagrams(carry.chain.as_deref(), &flow);
             let functions = made.map_err(|stop| Failure::new(stop.reason, stop.detail))?;
             Ok((carry, functions, admission))
         });
-        let (verdict, functions, _admission) = match admitted {
+        let (verdict, functions, admission) = match admitted {
             Ok((carry, functions, admission)) => (Ok(carry), functions, Some(admission)),
             Err(failure) => (Err(failure), None, None),
         };
@@ -312,33 +312,12 @@ impl Associations {
             functions,
             held,
             waker,
-            _admission,
+            admission,
         };
         self.slots[slot] = Some(Box::new(association));
         match verdict {
             Ok(carry) => self.reach(id, carry),
             Err(failure) => self.refuse(id, failure),
-        }
-    }
-
-    /// Finds descriptors for an association. If there are none, the one that is idle for longest leaves.
-    fn admit(&mut self, id: Id, client: IpAddr, carrier: &Carrier) -> Result<Admission, Failure> {
-        // A hop has a connection beside the socket.
-        let has_hops = matches!(carrier, Carrier::Hops(_));
-        let limit = |detail| Failure::new(EndReason::Limit, detail);
-        let mut left = false;
-        loop {
-            let (is_own, detail) = match Admission::of_datagrams(&self.worker, client, has_hops) {
-                Ok(admission) => return Ok(admission),
-                Err(Lack::Room(detail)) => (false, detail),
-                Err(Lack::Share(detail)) => (true, detail),
-            };
-            // Two associations with one descriptor may have to leave for one with two.
-            let leaves = if left && !has_hops { None } else { self.table.leave_for(id, is_own) };
-            let Some((leaves, counts)) = leaves else { return Err(limit(detail)) };
-            left = true;
-            let detail = format!("it left for a newer one: {detail}");
-            self.end(leaves, EndReason::Limit, Some(detail), counts);
         }
     }
 
@@ -471,16 +450,12 @@ impl Associations {
     /// Lets an association use the path of its carrier: one that is open, one that opens, or a new one.
     fn join(&mut self, waiting: Waiting) {
         let carrier = &waiting.carry.carrier;
-        let is_own = matches!(self.clients, Clients::Asking { .. })
-            || carrier.leads_to_one()
-            // A hop's answers do not tell which address belongs to which name.
-            || *carrier != Carrier::Direct && matches!(waiting.remote, Remote::Name(_));
-        // A SOCKS client has one mapping. Captured clients do not share what tells their answers apart.
-        let mapping = match &self.clients {
-            Clients::Captured(_) => self.find(waiting.id).map(|association| association.mapping),
-            Clients::Asking { .. } | Clients::Associated(_) => None,
-        };
+        let is_own = self.is_own(carrier, &waiting.remote);
+        let mapping = self.find(waiting.id).and_then(|association| self.mapping_of_path(association.mapping));
+        let v6 = *carrier == Carrier::Direct && waiting.remote.address().is_some_and(|to| to.is_ipv6());
+        let descriptors = if is_own { None } else { self.shares_descriptors(waiting.id) };
         if !is_own && let Some(path) = self.paths.shared(carrier, mapping) {
+            self.paths.keep(path, v6, descriptors);
             match self.paths.get(path).map(|path| &mut path.state) {
                 Some(State::Opening(others)) => others.push(waiting),
                 _ => self.opened(waiting, path),
@@ -494,10 +469,12 @@ impl Associations {
         if carrier == Carrier::Direct {
             let direct = Box::new(Direct::new(self.worker.dialing()));
             let path = self.paths.add(carrier, users, State::Open(direct), waker);
+            self.paths.keep(path, v6, descriptors);
             return self.opened(waiting, path);
         }
         let (id, carry, destination) = (waiting.id, waiting.carry.clone(), waiting.remote.destination());
         let path = self.paths.add(carrier, users, State::Opening(vec![waiting]), waker);
+        self.paths.keep(path, v6, descriptors);
         self.ask_for_path((id, path), carry, destination);
     }
 

@@ -3,7 +3,9 @@
 use super::ROUNDS;
 use super::association::{Association, Associations, LISTENER};
 use super::captured::Captured;
+use crate::carry::datagrams::with_scratch;
 use crate::intercept::{Passed, Taken};
+use crate::reactor::UdpSocket;
 use sidetrack_core::association::{Dropped, Id, Input, MappingId};
 use sidetrack_core::flow::Destination;
 use sidetrack_core::socks::v5::udp::{Datagram, HeaderError, put_header};
@@ -43,8 +45,6 @@ pub(super) struct Associated {
     pub target: Option<Target>,
     /// The user that it has authenticated as.
     pub user: Option<String>,
-    /// For the datagram that is sent next.
-    pub scratch: Vec<u8>,
     /// The association of version 6. `None`: the client speaks version 5.
     pub v6: Option<UdpAssociation>,
     /// What waits to be sent in the client's connection (version 6).
@@ -77,6 +77,48 @@ impl Associated {
             self.in_connection.extend_from_slice(&association.confirm());
         }
         Ok(taken.remote.map(|remote| (remote, taken.payload)))
+    }
+}
+
+/// Why an answer has not left.
+enum Unsent {
+    Dropped(Dropped),
+    Error(io::Error),
+}
+
+impl Associated {
+    /// Sends a datagram of this server behind its header, which is written into `scratch`.
+    fn answer(
+        &mut self,
+        socket: &UdpSocket,
+        (scratch, client): (&mut Vec<u8>, &Target),
+        from: &Destination,
+        payload: &[u8],
+    ) -> Result<(), Unsent> {
+        let way = self.v6.as_ref().and_then(UdpAssociation::way);
+        let is_whole = match &self.v6 {
+            Some(association) => {
+                let start = begin_datagram(scratch, association.id(), from);
+                scratch.extend_from_slice(payload);
+                end_datagram(scratch, start)
+            }
+            None => {
+                put_header(scratch, from);
+                scratch.extend_from_slice(payload);
+                true
+            }
+        };
+        match way {
+            _ if !is_whole => Err(Unsent::Dropped(Dropped::TooLong)),
+            Some(Way::Connection) if self.in_connection.len() + scratch.len() > IN_CONNECTION_MAX => {
+                Err(Unsent::Dropped(Dropped::Unsent))
+            }
+            Some(Way::Connection) => {
+                self.in_connection.extend_from_slice(scratch);
+                Ok(())
+            }
+            Some(Way::Datagrams(_)) | None => socket.send_one(scratch, Some(client)).map_err(Unsent::Error),
+        }
     }
 }
 
@@ -239,43 +281,22 @@ impl Associations {
     /// Sends a datagram of this server to the client.
     pub(super) fn deliver(&mut self, client: &Target, from: &Destination, payload: &[u8]) {
         let sent = match &mut self.clients {
-            Clients::Asking { .. } => self.socket.send_one(payload, Some(client)),
+            Clients::Asking { .. } => self.socket.send_one(payload, Some(client)).map_err(Unsent::Error),
             Clients::Captured(captured) => match from.socket_addr() {
-                Some(from) => captured.answers.send(from, client.to, payload),
-                None => Err(io::ErrorKind::AddrNotAvailable.into()),
+                Some(from) => captured.answers.send(from, client.to, payload).map_err(Unsent::Error),
+                None => Err(Unsent::Error(io::ErrorKind::AddrNotAvailable.into())),
             },
             Clients::Associated(associated) => {
-                let Associated { scratch, v6, in_connection, .. } = associated;
-                let way = v6.as_ref().and_then(UdpAssociation::way);
-                scratch.clear();
-                let is_whole = match v6 {
-                    Some(association) => {
-                        let start = begin_datagram(scratch, association.id(), from);
-                        scratch.extend_from_slice(payload);
-                        end_datagram(scratch, start)
-                    }
-                    None => {
-                        put_header(scratch, from);
-                        scratch.extend_from_slice(payload);
-                        true
-                    }
-                };
-                match way {
-                    _ if !is_whole => return self.dropped[Dropped::TooLong as usize] += 1,
-                    Some(Way::Connection) if in_connection.len() + scratch.len() > IN_CONNECTION_MAX => {
-                        return self.dropped[Dropped::Unsent as usize] += 1;
-                    }
-                    Some(Way::Connection) => {
-                        in_connection.extend_from_slice(scratch);
-                        Ok(())
-                    }
-                    Some(Way::Datagrams(_)) | None => self.socket.send_one(scratch, Some(client)),
-                }
+                with_scratch(|scratch, _| associated.answer(&self.socket, (scratch, client), from, payload))
             }
         };
-        if let Err(error) = sent {
-            let why = if udp::is_too_long(&error) { Dropped::TooLong } else { Dropped::Unsent };
-            self.dropped[why as usize] += 1;
+        match sent {
+            Ok(()) => {}
+            Err(Unsent::Dropped(why)) => self.dropped[why as usize] += 1,
+            Err(Unsent::Error(error)) => {
+                let why = if udp::is_too_long(&error) { Dropped::TooLong } else { Dropped::Unsent };
+                self.dropped[why as usize] += 1;
+            }
         }
     }
 }

@@ -17,6 +17,7 @@ mod clients;
 mod path;
 mod ready;
 mod relay;
+mod room;
 mod servers;
 mod shared;
 mod tunnelled;

@@ -2,7 +2,7 @@
 
 use crate::carry::datagrams::{Datagrams, Remote};
 use crate::carry::{Admitted, Dialing, Failure, Order};
-use crate::worker::Worker;
+use crate::worker::{Admission, Worker};
 use sidetrack_core::association::{Id, MappingId};
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{Destination, EndReason, Flow};
@@ -46,6 +46,8 @@ pub(super) struct Path {
     pub users: Users,
     pub state: State,
     pub waker: Waker,
+    /// The descriptors that its associations share: those of its first socket, and those for IPv6 servers if they have another one.
+    descriptors: [Option<Admission>; 2],
 }
 
 /// Names one path, also after it is gone.
@@ -90,13 +92,24 @@ impl Paths {
         waker: impl FnOnce(u32) -> Waker,
     ) -> PathId {
         let index = self.free.pop().unwrap_or_else(|| {
+            if self.all.is_empty() {
+                // A SOCKS client has one path mostly.
+                self.all.reserve_exact(1);
+            }
             self.all.push(None);
             u32::try_from(self.all.len() - 1).unwrap_or(u32::MAX)
         });
         self.next_serial += 1;
         let id = PathId { index, serial: self.next_serial };
         if let Some(place) = self.all.get_mut(index as usize) {
-            *place = Some(Path { serial: id.serial, carrier, users, state, waker: waker(index) });
+            *place = Some(Path {
+                serial: id.serial,
+                carrier,
+                users,
+                state,
+                waker: waker(index),
+                descriptors: [None, None],
+            });
         }
         if let Some(mapping) = users.mapping {
             self.of.entry(mapping).or_default().push(index);
@@ -107,6 +120,20 @@ impl Paths {
     /// Returns a path.
     pub(super) fn get(&mut self, id: PathId) -> Option<&mut Path> {
         self.all.get_mut(id.index as usize)?.as_mut().filter(|path| path.serial == id.serial)
+    }
+
+    /// Keeps these descriptors for all associations of a path, unless it has those for this kind of servers.
+    pub(super) fn keep(&mut self, id: PathId, v6: bool, descriptors: Option<Admission>) {
+        let place = self.get(id).and_then(|path| path.descriptors.get_mut(usize::from(v6)));
+        if let Some(place) = place.filter(|place| place.is_none()) {
+            *place = descriptors;
+        }
+    }
+
+    /// Whether a path has the descriptors for this kind of servers.
+    pub(super) fn keeps(&self, id: PathId, v6: bool) -> bool {
+        let path = self.all.get(id.index as usize).and_then(Option::as_ref);
+        path.is_some_and(|path| path.serial == id.serial && path.descriptors[usize::from(v6)].is_some())
     }
 
     /// Returns the path with this index.

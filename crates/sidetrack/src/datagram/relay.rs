@@ -9,7 +9,7 @@ use crate::config::SocksDatagrams;
 use crate::intercept::{Catches, Guest, SharedPort, Taken};
 use crate::reactor::UdpSocket;
 use crate::session::{Asking, Entry};
-use crate::worker::Worker;
+use crate::worker::{FlowOfSession, Worker};
 use sidetrack_core::association::Config;
 use sidetrack_core::flow::{Destination, EndReason, Host};
 use sidetrack_core::socks::ReplyCode;
@@ -39,13 +39,42 @@ const FIRST_DATAGRAM: Duration = Duration::from_secs(120);
 
 /// Serves one association until its connection ends.
 pub fn relay(asking: Asking) -> Pin<Box<dyn Future<Output = ()>>> {
-    Box::pin(serve(asking))
+    // Apart: what the beginning needs is gone while the association lives.
+    let beginning = Box::pin(begin(asking));
+    Box::pin(async move {
+        if let Some(relaying) = beginning.await {
+            relaying.run().await;
+        }
+    })
 }
 
-async fn serve(asking: Asking) {
+/// An association that relays.
+struct Relaying {
+    client: Client,
+    peer: SocketAddr,
+    entry: Entry,
+    associations: Associations,
+    session: Option<FlowOfSession>,
+    /// The address that the client was told.
+    told: SocketAddr,
+}
+
+impl Relaying {
+    /// Relays until the association is over.
+    async fn run(mut self: Box<Self>) {
+        let reason = watch((&mut self.client, self.peer), &self.entry, &mut self.associations).await;
+        self.associations.close(reason);
+        let Self { mut entry, session, told, .. } = *self;
+        drop(session);
+        entry.end(reason, Some(format!("UDP ASSOCIATE, relayed at {told}")));
+    }
+}
+
+/// Opens the association and answers the client. `None`: it was refused.
+async fn begin(asking: Asking) -> Option<Box<Relaying>> {
     let Asking { worker, listening, mut client, mut handshake, request, peer, mut entry, session } = asking;
-    let Catches::Socks(socks) = &listening.catches else { return };
-    let Some(relaying) = socks.udp else { return };
+    let Catches::Socks(socks) = &listening.catches else { return None };
+    let relaying = socks.udp?;
     // A number that cannot be guessed: it is all that tells the client's datagrams from others.
     let v6 = (request.version == Version::V6)
         .then(|| UdpAssociation::new(u64::from_be_bytes(sidetrack_sys::random::bytes())));
@@ -70,11 +99,13 @@ async fn serve(asking: Asking) {
         Err(failure) => {
             let _ = handshake.reply(&mut client, Reply::failed(ReplyCode::GeneralFailure)).await;
             entry.end(failure.reason, Some(failure.detail));
-            return client.close_after_answer().await;
+            client.close_after_answer().await;
+            return None;
         }
     };
     if let Err(refused) = handshake.reply(&mut client, Reply::connected(told)).await {
-        return entry.end(refused.0.reason, Some(refused.0.detail));
+        entry.end(refused.0.reason, Some(refused.0.detail));
+        return None;
     }
     entry.live().connected(entry.live().age());
     entry.live().set_deadline(None, EndReason::Idle);
@@ -95,19 +126,13 @@ async fn serve(asking: Asking) {
             .map(|local| SocketAddr::new(local.ip().to_canonical(), listening.address.port())),
         target: None,
         user: guest.user,
-        scratch: Vec::new(),
         in_connection: v6.as_ref().map(UdpAssociation::init).unwrap_or_default(),
         v6,
         seat,
     };
     let clients = Clients::Associated(associated);
-    // Boxed: it would be in this task twice.
     let associations = Associations::new(worker.clone(), listening.clone(), socket, clients, table);
-    let mut associations = Box::new(associations);
-    let reason = watch((&mut client, peer), &entry, &mut associations).await;
-    associations.close(reason);
-    drop(session);
-    entry.end(reason, Some(format!("UDP ASSOCIATE, relayed at {told}")));
+    Some(Box::new(Relaying { client, peer, entry, associations, session, told }))
 }
 
 /// Opens the socket that relays, on the address that the client has connected to. Returns it with the address that the

@@ -1,7 +1,7 @@
 //! Which flows have room: the bound on all flows, and the share of one client.
 
 use super::{CLIENT_SHARE, Shared, Worker};
-use sidetrack_core::limit::Lack;
+use sidetrack_core::limit::{Budget, Lack};
 use sidetrack_sys::sync::lock;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,8 +21,10 @@ enum Holds {
     Descriptors,
     /// A UDP association with one descriptor.
     Descriptor,
-    /// A flow of the packet engine, which needs no descriptors.
+    /// A flow that needs no descriptors of its own: of the packet engine, or a UDP association on a path of others.
     Beside,
+    /// Descriptors that associations share.
+    Shared(u8),
 }
 
 impl Admission {
@@ -123,6 +125,52 @@ impl Admission {
         Ok(admission)
     }
 
+    /// Asks for one more UDP association of this client that uses the descriptors of others.
+    ///
+    /// # Errors
+    /// Which limit is reached.
+    pub fn of_datagrams_beside(worker: &Worker, client: IpAddr) -> Result<Self, Lack> {
+        let shared = &worker.shared;
+        let mut admission = Self { shared: shared.clone(), client: None, holds: Holds::Nothing };
+        if shared.is_client_bound {
+            admission.count(client, || false).map_err(Lack::Share)?;
+        }
+        let mut budget = lock(&shared.budget);
+        // Memory is bounded as by descriptors.
+        let is_full = budget.beside() >= Budget::MAX_FLOWS || !budget.admit_beside();
+        if is_full {
+            let most = budget.most();
+            drop(budget);
+            return Err(Lack::Room(match most {
+                Some(most) => format!("{most} flows are the most that limits.max_flows allows"),
+                None => format!("{} associations are the most of one process", Budget::MAX_FLOWS),
+            }));
+        }
+        drop(budget);
+        admission.holds = Holds::Beside;
+        Ok(admission)
+    }
+
+    /// Lets other associations use the descriptors of this one. Returns the permission for these descriptors, which outlives the
+    /// association. `None`: it has no descriptors.
+    pub fn share(&mut self) -> Option<Self> {
+        let mut budget = lock(&self.shared.budget);
+        let descriptors = match self.holds {
+            Holds::Descriptor => {
+                budget.share_single();
+                1
+            }
+            Holds::Descriptors => {
+                budget.share();
+                2
+            }
+            Holds::Nothing | Holds::Beside | Holds::Shared(_) => return None,
+        };
+        drop(budget);
+        self.holds = Holds::Beside;
+        Some(Self { shared: self.shared.clone(), client: None, holds: Holds::Shared(descriptors) })
+    }
+
     /// Counts the flow among those of its client.
     fn count(&mut self, client: IpAddr, is_own: impl FnOnce() -> bool) -> Result<(), String> {
         if lock(&self.shared.per_client).admit(client) {
@@ -152,6 +200,7 @@ impl Drop for Admission {
             Holds::Descriptors => budget.release(),
             Holds::Descriptor => budget.release_single(),
             Holds::Beside => budget.release_beside(),
+            Holds::Shared(descriptors) => (0..descriptors).for_each(|_| budget.release_shared()),
         }
     }
 }

@@ -9,6 +9,7 @@ mod hops;
 #[path = "../node/mod.rs"]
 mod node;
 mod servers;
+mod strangers;
 mod streams;
 
 use client::{Client, ask, run};

@@ -7,6 +7,7 @@ mod node;
 mod crowd;
 mod datagrams;
 mod drain;
+mod forged;
 mod forwarded;
 mod kernel_datagrams;
 mod kernel_path;

@@ -8,7 +8,7 @@
 //! behind it, or the server. So only the last such hop counts. The hops before it carry its connection, and see no datagram.
 
 use super::capsules::{self, ToHop};
-use super::{Came, Datagrams, Lost, Remote, lost, receive, unbound};
+use super::{Came, Datagrams, Lost, Remote, lost, receive, unbound, with_scratch};
 use crate::carry::{Carried, Failure, Order, Stream, Wire, gate, hop_name, hops, resolve};
 use crate::reactor::UdpSocket;
 use sidetrack_core::association::Dropped;
@@ -36,9 +36,6 @@ struct Through {
     further: Vec<Destination>,
     /// The connection to each hop, with the hop's name.
     controls: Vec<(Stream, String)>,
-    scratch: Vec<u8>,
-    /// Where the headers in `scratch` begin whose length is set last.
-    begun: Vec<usize>,
 }
 
 /// The header that a hop takes off.
@@ -96,7 +93,7 @@ pub(super) async fn associate(order: &Order<'_>, hops: &[Hop]) -> Result<Box<dyn
         (None, None) => return Err(Failure::new(EndReason::Internal, "a carrier without hops")),
     };
     let further = relays.collect();
-    Ok(Box::new(Through { entry, headers, further, controls, scratch: Vec::new(), begun: Vec::new() }))
+    Ok(Box::new(Through { entry, headers, further, controls }))
 }
 
 /// Reads the message in which a hop of version 6 announces the association. Returns its id.
@@ -173,11 +170,15 @@ impl Through {
     }
 }
 
-impl Datagrams for Through {
-    fn send(&mut self, to: &Remote, payload: &[u8]) -> Result<(), Lost> {
-        let Self { headers, further, scratch, begun, .. } = self;
-        scratch.clear();
-        begun.clear();
+impl Through {
+    /// Sends a datagram behind the headers of all hops, which are written into `scratch`.
+    fn send_with(
+        &mut self,
+        (scratch, begun): (&mut Vec<u8>, &mut Vec<usize>),
+        to: &Remote,
+        payload: &[u8],
+    ) -> Result<(), Lost> {
+        let Self { headers, further, .. } = self;
         let last = to.destination();
         for (header, to) in headers.iter().zip(further.iter().chain([&last])) {
             match header {
@@ -198,11 +199,17 @@ impl Datagrams for Through {
         match &mut self.entry {
             Way::Socket(socket, relay) => {
                 let fits_bytes = Some(fits_bytes);
-                let sent = socket.send_one(&self.scratch, None);
+                let sent = socket.send_one(scratch, None);
                 sent.map_err(|error| Lost { fits_bytes, ..lost(&error, *relay) })
             }
-            Way::Capsules(capsules) => capsules.send(&self.scratch),
+            Way::Capsules(capsules) => capsules.send(scratch),
         }
+    }
+}
+
+impl Datagrams for Through {
+    fn send(&mut self, to: &Remote, payload: &[u8]) -> Result<(), Lost> {
+        with_scratch(|scratch, begun| self.send_with((scratch, begun), to, payload))
     }
 
     fn poll_receive(

@@ -20,6 +20,7 @@ use sidetrack_core::flow::{Destination, EndReason};
 use sidetrack_core::icmp::Unreachable;
 use sidetrack_sys::udp::batch::Batch;
 use sidetrack_sys::{sockopt, udp};
+use std::cell::RefCell;
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -27,6 +28,20 @@ use std::task::{Context, Poll};
 
 /// Batches that are taken from one socket before its task looks at the others.
 const ROUNDS: usize = 4;
+
+thread_local! {
+    /// The memory for the datagram that is written next, and for where its headers begin whose length is set last.
+    static SCRATCH: RefCell<(Vec<u8>, Vec<usize>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+}
+
+/// Gives `write` memory for one datagram, which is empty. All tasks of a thread use it in turn: an idle association keeps none.
+pub fn with_scratch<T>(write: impl FnOnce(&mut Vec<u8>, &mut Vec<usize>) -> T) -> T {
+    SCRATCH.with_borrow_mut(|(bytes, begun)| {
+        bytes.clear();
+        begun.clear();
+        write(bytes, begun)
+    })
+}
 
 /// A destination of datagrams. The gate has seen its address, if it has one.
 #[derive(Clone, Debug, PartialEq, Eq)]
