@@ -79,7 +79,7 @@ impl Answers {
                         return None;
                     }
                     flow.process.get_or_insert_with(|| program(question));
-                    return Some(Decided { flow, verdict: Some(verdict) });
+                    return Some(Decided::new(flow, Some(verdict)).by(&config.policy));
                 }
                 Decision::NeedFirstBytes { .. } => return None,
                 Decision::NeedProcess { .. } if flow.process.is_some() => return None,
