@@ -21,7 +21,7 @@ mod systemd;
 mod threads;
 mod up;
 
-pub use run::{Report, RunCommand, TapCommand, run};
+pub use run::{Publish, Report, RunCommand, TapCommand, run};
 pub use sockets::{Bound, bind};
 pub use threads::{Fleet, Serving};
 pub use up::{UpOptions, up};

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
-const TESTED: [&str; 27] = [
+const TESTED: [&str; 28] = [
     "chain-of-containers",
     "chain-of-three",
     "cooperative-cache",
@@ -21,6 +21,7 @@ const TESTED: [&str; 27] = [
     "hospital",
     "http-cache",
     "http3",
+    "jail-agent",
     "jail-ci",
     "main-job",
     "metrics",
@@ -347,6 +348,11 @@ fn the_readme_shows_a_configuration_that_is_right() {
 #[test]
 fn http3() {
     passes("http3");
+}
+
+#[test]
+fn jail_agent() {
+    passes("jail-agent");
 }
 
 #[test]

@@ -44,6 +44,7 @@ use std::path::PathBuf;
 
 use crate::cgroup::Leaf;
 use crate::connects::Questions;
+use crate::inside::InsideSockets;
 use crate::nfqueue::HoldSockets;
 use crate::sockdiag::SockDiag;
 use crate::udp::answers::AnswerSockets;
@@ -77,6 +78,8 @@ pub struct IsolatedCommand {
     pub redirect_port: u16,
     /// Hold opening segments in a queue, if the kernel has queues.
     pub hold: Option<HoldWish>,
+    /// Make what reaches its servers ([`Isolated::inside`]).
+    pub publishes: bool,
 }
 
 /// How opening segments are held in the namespace.
@@ -108,6 +111,8 @@ pub struct Isolated {
     pub questions: Option<Questions>,
     /// Finds the owners of sockets in the network, if the kernel can do it.
     pub owners: Option<SockDiag>,
+    /// Reaches servers of the command, if that was wanted.
+    pub inside: Option<InsideSockets>,
     /// The command.
     pub child: ChildProcess,
 }
@@ -123,13 +128,15 @@ pub fn spawn_isolated(command: &IsolatedCommand) -> Result<Isolated, LaunchError
     let privileged = child::is_privileged();
     let (child, given) =
         spawn(&command.program, privileged, |reports| child::isolate(command, privileged, reports))?;
-    // The queue, if there is one, comes after the other sockets.
+    // Behind the other sockets: what reaches servers, if it was wanted, then the queue, if there is one.
     let mut parts = given.sockets.into_iter();
     let network = parts.next().unwrap_or_default();
+    let inside = command.publishes.then(|| parts.next()).flatten();
+    let inside = inside.and_then(InsideSockets::from_descriptors);
     let hold = command.hold.zip(parts.next());
     let hold = hold.and_then(|(wish, fds)| HoldSockets::from_descriptors(fds, vec![wish.queue]));
     let isolated = Isolated::of_descriptors(network, child).ok_or(LaunchError::ChildVanished)?;
-    Ok(Isolated { hold, questions: given.questions, owners: given.owners, ..isolated })
+    Ok(Isolated { hold, inside, questions: given.questions, owners: given.owners, ..isolated })
 }
 
 impl Isolated {
@@ -150,6 +157,7 @@ impl Isolated {
             hold: None,
             questions: None,
             owners: None,
+            inside: None,
             child,
         })
     }

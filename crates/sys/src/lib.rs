@@ -28,6 +28,7 @@ pub mod connects;
 pub mod conntrack;
 pub mod driver;
 pub mod exec;
+pub mod inside;
 pub mod landlock;
 pub mod link;
 pub mod lookup;

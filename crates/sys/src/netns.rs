@@ -162,11 +162,15 @@ pub const WHOLE_DATAGRAMS: u32 = 40 + 65_535;
 /// Makes every address of the calling thread's network local and sends every TCP connection, and datagrams but for DNS, to
 /// `port`, but for those to a loopback address at which something listens in it. The sockets at `port` need IP_TRANSPARENT.
 /// For a fresh namespace only. Needs CAP_NET_ADMIN there. With `hold`, the opening segment of each connection waits in that
-/// queue first.
+/// queue first. With `leaves_ours`, connections of sockets with [`nft::ANSWERS_MARK`] are not caught.
 ///
 /// # Errors
 /// The step, and what the kernel said.
-pub fn catch_all(port: u16, hold: Option<HoldQueue>) -> Result<(), (CatchStep, netlink::Error)> {
+pub fn catch_all(
+    port: u16,
+    hold: Option<HoldQueue>,
+    leaves_ours: bool,
+) -> Result<(), (CatchStep, netlink::Error)> {
     // Fragments on `lo` pass prerouting one by one: connection tracking does not reassemble what it has seen at output.
     // Without the larger MTU, IPv6 datagrams of more than 65,488 bytes are lost.
     let _ = route::set_mtu("lo", WHOLE_DATAGRAMS);
@@ -176,10 +180,12 @@ pub fn catch_all(port: u16, hold: Option<HoldQueue>) -> Result<(), (CatchStep, n
         .and_then(|mut socket| {
             // A kernel without `fib` refuses datagrams. One without `socket` or `tproxy` also sends connections to servers of
             // the namespace out.
-            let with_datagrams = nft::run_namespace_with_datagrams_held(port, hold).apply(&mut socket);
+            let marked = |table| if leaves_ours { nft::leaving_ours(table) } else { table };
+            let with_datagrams =
+                marked(nft::run_namespace_with_datagrams_held(port, hold)).apply(&mut socket);
             with_datagrams
-                .or_else(|_| nft::run_namespace_with_servers_held(port, hold).apply(&mut socket))
-                .or_else(|_| nft::run_namespace_held(port, hold).apply(&mut socket))
+                .or_else(|_| marked(nft::run_namespace_with_servers_held(port, hold)).apply(&mut socket))
+                .or_else(|_| marked(nft::run_namespace_held(port, hold)).apply(&mut socket))
         })
         .map_err(|error| (CatchStep::Redirect, error))
 }
@@ -246,7 +252,7 @@ mod tests {
         }
         in_own_thread(|| {
             unshare_net().unwrap();
-            catch_all(9, None).unwrap();
+            catch_all(9, None, false).unwrap();
             let options = crate::sockopt::ListenOptions {
                 dual_stack: true,
                 transparent: true,

@@ -30,8 +30,13 @@ pub fn kernel_release() -> String {
 pub fn try_isolation() -> Result<Duration, LaunchError> {
     let begun = Instant::now();
     let program = Program { argv: vec!["true".into()], ..Program::default() };
-    let command =
-        IsolatedCommand { program, files: PrivateFiles::default(), redirect_port: TRIED_PORT, hold: None };
+    let command = IsolatedCommand {
+        program,
+        files: PrivateFiles::default(),
+        redirect_port: TRIED_PORT,
+        hold: None,
+        publishes: false,
+    };
     match spawn_isolated(&command) {
         Ok(isolated) => {
             isolated.child.wait().map_err(LaunchError::Wait)?;

@@ -47,7 +47,8 @@ fn program(argv: &[&str]) -> Program {
 }
 
 fn isolated(argv: &[&str]) -> IsolatedCommand {
-    IsolatedCommand { program: program(argv), files: PrivateFiles::default(), redirect_port: 9, hold: None }
+    let files = PrivateFiles::default();
+    IsolatedCommand { program: program(argv), files, redirect_port: 9, hold: None, publishes: false }
 }
 
 fn start(argv: &[&str]) -> Isolated {

@@ -3,6 +3,7 @@
 mod connects;
 mod failures;
 mod jail;
+mod publish;
 mod report;
 mod tap;
 
@@ -31,6 +32,8 @@ use arc_swap::ArcSwap;
 use connects::Answers;
 use failures::Telling;
 use jail::JailedNames;
+pub use publish::Publish;
+use publish::Published;
 pub use report::Report;
 use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::{HostName, Intercept, Protocol};
@@ -94,6 +97,8 @@ pub struct RunCommand {
     pub dns: Option<RunDns>,
     /// How TLS connections are intercepted; `None`: they are forwarded unchanged.
     pub tap: Option<TapCommand>,
+    /// Ports of this host that lead to servers of the command.
+    pub publish: Vec<Publish>,
     /// The file for records.
     pub records: Option<PathBuf>,
     /// Report every flow at the end.
@@ -130,6 +135,7 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
         asks_connects: config.policy.may_deny() && !audits,
         ..command.options.clone()
     };
+    let published = publish::bind(&command.publish)?;
     let mut launched = match launch(&options) {
         Ok(launched) => launched,
         Err(error) => {
@@ -161,7 +167,7 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
     let writer = writer_target.map(RecordWriter::start).transpose().context("--records")?;
     let window = window();
-    let watch = Watch { command, config, agreement, nofile, http, writer, window, hold };
+    let watch = Watch { command, config, agreement, nofile, http, writer, window, hold, published };
     control_runtime()?.block_on(watch_over(launched, watch))
 }
 
@@ -253,6 +259,7 @@ struct Watch {
     writer: Option<RecordWriter>,
     window: Option<AdminSocket>,
     hold: Option<Arc<Hold>>,
+    published: Vec<publish::Bound>,
 }
 
 async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> {
@@ -285,20 +292,24 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
         let answers = Answers { questions, listening, network, config, clock, record };
         answers.start().context("cannot start the thread that answers denied connects")?;
     }
+    let published =
+        Published::start(watch.published, launched.inside.take(), &shared).context("--publish")?;
+    let ledgers = [fleet.ledgers(), &[published.ledger()]].concat();
     let feed = Arc::new(Feed::new(TOLD_MAX));
-    let recorder = Recorder::new(fleet.ledgers().to_vec(), feed.clone(), watch.writer, telling.clone());
+    let recorder = Recorder::new(ledgers.clone(), feed.clone(), watch.writer, telling.clone());
     let (stop_records, records_stopped) = watch::channel(false);
     let records = tokio::spawn(recorder.run(records_stopped));
     let (stop_window, window_stopped) = watch::channel(false);
     let window = watch.window.map(|socket| {
         let control = ControlOfRun { config, path: watch.command.config, listeners: listeners(&serving) };
-        let state = AdminState::new(fleet.ledgers().to_vec(), feed.clone(), metrics, Arc::new(control));
+        let state = AdminState::new(ledgers, feed.clone(), metrics, Arc::new(control));
         tokio::spawn(admin::serve(state, socket, window_stopped))
     });
     let dns = tokio::spawn(launched.serve_dns(resolver, move || clock.now()));
     let counts = tokio::spawn(tell_counts(telling.clone()));
     let code = launched.wait().await.context("cannot watch the command")?;
     drop(serving);
+    published.finish().await;
     last_bytes(fleet.ledgers(), &datagrams).await;
     drop(datagrams);
     all_datagrams_ended(fleet.ledgers()).await;

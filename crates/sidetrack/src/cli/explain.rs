@@ -1,5 +1,7 @@
 //! `sidetrack explain`: says which rule decides about a flow and why, without traffic, and how the containers on its path are.
 
+mod profile_line;
+
 use super::Printed;
 use crate::admin::{Functions, default_socket};
 use crate::config::{AdminAt, Config, Listener, Question, Surroundings, System, numbered};
@@ -20,7 +22,11 @@ pub struct ExplainArgs {
     /// The configuration [default: ./sidetrack.toml, else /etc/sidetrack/sidetrack.toml]
     #[arg(short, long, value_name = "FILE", default_value_os_t = Config::default_path(), hide_default_value = true)]
     pub config: PathBuf,
-    /// SRC DST, or "SRC -> DST" in quotes: 10.0.0.5 203.0.113.10:22. With a reverse listener, SRC alone is enough.
+    /// A profile of `run --profile`: says whether it allows HOST[:PORT], and by which line. Exit code 1: it does not.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["config", "host", "listener", "intercept", "process", "user", "socks_user", "admin", "json"])]
+    pub profile: Option<PathBuf>,
+    /// SRC DST, or "SRC -> DST" in quotes: 10.0.0.5 203.0.113.10:22. With a reverse listener, SRC alone is enough; with --profile,
+    /// HOST[:PORT].
     #[arg(value_name = "SRC DST", required = true, num_args = 1..=3)]
     pub flow: Vec<String>,
     /// The host name in the flow's first bytes.
@@ -65,6 +71,10 @@ pub fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
 /// # Errors
 /// An argument is wrong; says which and what to write.
 pub fn report(args: &ExplainArgs, colours: bool) -> anyhow::Result<Printed> {
+    if let Some(profile) = &args.profile {
+        let protocol = args.protocol.as_deref().map(protocol).transpose()?;
+        return profile_line::report(profile, &args.flow, protocol);
+    }
     let config = match Config::load(&args.config) {
         Ok(config) => config,
         Err(error) => return Ok(Printed { out: String::new(), err: error.render(colours), code: 2 }),

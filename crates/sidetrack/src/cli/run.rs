@@ -1,10 +1,11 @@
 //! `sidetrack run`: runs one command and intercepts its connections.
 
 mod jail;
+mod publish;
 mod secret;
 
 use super::ca;
-use crate::app::{self, RunCommand, TapCommand};
+use crate::app::{self, Publish, RunCommand, TapCommand};
 use crate::config::tap::exact_host;
 use crate::config::{RunDns, numbered};
 use crate::intercept::run::{Mode, RunOptions};
@@ -75,6 +76,10 @@ pub struct RunArgs {
     /// NAME=file:PATH@HOST or NAME=env:VARIABLE@HOST; several hosts with commas, a port behind a colon
     #[arg(long, value_name = "NAME=SOURCE@HOST", conflicts_with = "faithful")]
     pub secret: Vec<String>,
+    /// A port of this host that leads to a server of the command: [ADDRESS:]PORT[:PORT], such as 8080:80. Without an address,
+    /// programs of this host reach it
+    #[arg(long, value_name = "PORT[:PORT]", value_parser = publish::read)]
+    pub publish: Vec<Publish>,
     /// Tells about every flow at the end
     #[arg(short, long)]
     pub verbose: bool,
@@ -255,6 +260,10 @@ fn started(args: &RunArgs) -> anyhow::Result<u8> {
     };
     let jail = args.jail.jail(mode)?;
     let secrets = secret::read(&args.secret, mode)?;
+    anyhow::ensure!(
+        args.publish.is_empty() || mode == Mode::Isolated,
+        "--publish is not needed with --mode cgroup: servers of the command listen in the network of this host"
+    );
     // The variable of hops may contain passwords, which the command does not need.
     let mut env = vec![(VIA.into(), None)];
     let (mut covered_files, mut held) = (Vec::new(), None);
@@ -269,6 +278,7 @@ fn started(args: &RunArgs) -> anyhow::Result<u8> {
             jail: jail.as_ref().and_then(|jail| args.jail.unix_sockets(jail)),
             env,
             covered_files,
+            publishes: !args.publish.is_empty(),
             ..RunOptions::new(args.command.clone())
         },
         via: hops(args)?,
@@ -286,6 +296,7 @@ fn started(args: &RunArgs) -> anyhow::Result<u8> {
             DnsArg::Name => RunDns::Name,
             DnsArg::Resolve => RunDns::Resolve,
         }),
+        publish: args.publish.clone(),
         records: args.records.clone(),
         tap: tap(args, held)?,
         verbose: args.verbose,

@@ -26,6 +26,7 @@ use sidetrack_sys::connects::Questions;
 use sidetrack_sys::exec::{
     ChildProcess, Confined, HoldWish, IsolatedCommand, LaunchError, PrivateFiles, Program, spawn_isolated,
 };
+use sidetrack_sys::inside::InsideSockets;
 use sidetrack_sys::nfqueue::{HOLD_NUMBERS, HoldSockets};
 use sidetrack_sys::sockdiag::SockDiag;
 use sidetrack_sys::udp::answers::AnswerSockets;
@@ -71,6 +72,8 @@ pub struct RunOptions {
     pub hold: bool,
     /// Files that the command does not see, and the content that it sees instead. A file that does not exist is left out.
     pub covered_files: Vec<(PathBuf, Vec<u8>)>,
+    /// Make what reaches its servers from outside.
+    pub publishes: bool,
     /// Confine it beside its network: system calls, inherited descriptors, and these unix sockets.
     pub jail: Option<UnixSockets>,
     /// Ask about each connect(2), so that a denied one fails with `EACCES`.
@@ -90,6 +93,7 @@ impl RunOptions {
             trusted: None,
             hold: false,
             covered_files: Vec::new(),
+            publishes: false,
             jail: None,
             asks_connects: false,
         }
@@ -150,6 +154,8 @@ pub struct Launched {
     pub questions: Option<Questions>,
     /// Finds the owners of sockets in the command's own network.
     pub owners: Option<SockDiag>,
+    /// Reaches its servers, if that was asked for.
+    pub inside: Option<InsideSockets>,
     child: Arc<ChildProcess>,
     dns: UdpSocket,
     resolver: SocketAddr,
@@ -194,7 +200,8 @@ fn launch_isolated(program: Program, names: SharedNames, options: &RunOptions) -
         packets_max: hold::PACKETS_MAX,
         fail_open: true,
     });
-    let command = IsolatedCommand { program, files, redirect_port: REDIRECT_PORT, hold };
+    let publishes = options.publishes;
+    let command = IsolatedCommand { program, files, redirect_port: REDIRECT_PORT, hold, publishes };
     let isolated = spawn_isolated(&command)?;
     Ok(Launched {
         listeners: vec![isolated.listener],
@@ -204,6 +211,7 @@ fn launch_isolated(program: Program, names: SharedNames, options: &RunOptions) -
         hold: isolated.hold,
         questions: isolated.questions,
         owners: isolated.owners,
+        inside: isolated.inside,
         child: Arc::new(isolated.child),
         dns: isolated.dns,
         resolver: SocketAddr::new(IpAddr::V4(RESOLVER), dns::PORT),
@@ -236,6 +244,7 @@ fn launch_in_cgroup(
         questions,
         // In the host's network, this process can open one itself.
         owners: SockDiag::open().ok(),
+        inside: None,
         child: Arc::new(child),
         dns: sockets.dns,
         resolver: sockets.resolver,

@@ -7,6 +7,7 @@ mod feed;
 pub mod history;
 mod line;
 mod recorder;
+mod seen;
 mod states;
 mod text;
 mod traced;
@@ -14,6 +15,7 @@ mod writer;
 
 pub use feed::{FOLLOWERS_MAX, Feed, Follow, TooManyFollowers};
 pub use recorder::{Observer, Recorder, VISIT_EVERY};
+pub use seen::{is_refusal, seen};
 pub use states::Reached;
 pub use text::Timestamp;
 pub use traced::{RuleTried, StepDone, TcpMeasured, Traced};

@@ -13,7 +13,7 @@ const TRY: &str = "import errno, os, socket\n\
     \x20 except OSError as error: print(errno.errorcode.get(error.errno, error))\n";
 
 /// A server at this host's loopback that greets every client. Its thread ends with the test.
-fn greeting() -> SocketAddr {
+pub(crate) fn greeting() -> SocketAddr {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = server.local_addr().unwrap();
     std::thread::spawn(move || {

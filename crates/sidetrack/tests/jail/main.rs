@@ -4,6 +4,8 @@
 
 mod denied;
 mod lists;
+mod profiles;
+mod publish;
 mod ways;
 
 use std::process::{Command, Output, Stdio};

@@ -17,6 +17,7 @@ use super::signals::ForwardedSignals;
 use super::{HoldWish, IsolatedCommand, PrivateFiles, Program, idmap};
 use crate::caps::{self, CapabilitySet};
 use crate::cgroup::Leaf;
+use crate::inside::InsideSockets;
 use crate::netns::CatchStep;
 use crate::nfqueue::HoldSockets;
 use crate::nft::{ANSWERS_MARK, HoldQueue};
@@ -148,9 +149,15 @@ pub(super) fn isolate(command: &IsolatedCommand, privileged: bool, reports: &Rep
         idmap::map_one((0, 0), ids).at(Step::IdMap)?;
     }
     let hold = command.hold.and_then(open_hold);
-    let network = make_network(command.redirect_port, command.hold.filter(|_| hold.is_some()))?;
+    let held = command.hold.filter(|_| hold.is_some());
+    let network = make_network(command.redirect_port, held, command.publishes)?;
+    let inside =
+        command.publishes.then(|| InsideSockets::open(ANSWERS_MARK)).transpose().at(Step::Listener)?;
     command.files.mount().at(Step::Files)?;
     reports.send(&Report::Ready(Vec::new()), &network.descriptors()).at(Step::Handover)?;
+    if let Some(mut inside) = inside {
+        reports.send(&Report::Ready(Vec::new()), &inside.descriptors()).at(Step::Handover)?;
+    }
     if let Some(hold) = &hold {
         reports.send(&Report::Ready(Vec::new()), &hold.descriptors()).at(Step::Handover)?;
     }
@@ -197,9 +204,9 @@ fn open_hold(wish: HoldWish) -> Option<HoldSockets> {
     HoldSockets::open(wish.queue..=wish.queue, 1, bounds, 0).ok()
 }
 
-fn make_network(port: u16, hold: Option<HoldWish>) -> Result<Network, Failure> {
+fn make_network(port: u16, hold: Option<HoldWish>, publishes: bool) -> Result<Network, Failure> {
     let hold = hold.map(|wish| HoldQueue { number: wish.queue, bypass: wish.fail_open });
-    netns::catch_all(port, hold).map_err(|(step, error)| Failure::catching(step, &error))?;
+    netns::catch_all(port, hold, publishes).map_err(|(step, error)| Failure::catching(step, &error))?;
     let any = |port| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
     let options = ListenOptions {
         dual_stack: true,

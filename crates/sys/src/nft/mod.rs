@@ -22,9 +22,9 @@ mod watch;
 pub use apply::{Lifetime, TableInfo, delete_table, find_table};
 pub use build::{
     ANSWERS_MARK, CgroupMatch, Except, HoldQueue, KernelPath, KernelRoute, MarkBits, NoKernelPath,
-    PacketCatch, Packets, Redirect, Selector, Steering, TProxy, run_namespace, run_namespace_held,
-    run_namespace_with_datagrams, run_namespace_with_datagrams_held, run_namespace_with_servers,
-    run_namespace_with_servers_held,
+    PacketCatch, Packets, Redirect, Selector, Steering, TProxy, leaving_ours, run_namespace,
+    run_namespace_held, run_namespace_with_datagrams, run_namespace_with_datagrams_held,
+    run_namespace_with_servers, run_namespace_with_servers_held,
 };
 pub use field::{DataKind, Field, Value};
 pub use interface::InterfaceName;

@@ -1,9 +1,10 @@
 //! Reports failures of the command's connections: the first of a kind and destination at once, its repetitions as a
 //! count.
 
+use super::publish;
 use crate::live::{Batch, Decided, Ended};
 use crate::metrics::Metrics;
-use crate::record::{FlowRecord, Observer};
+use crate::record::{FlowRecord, Observer, is_refusal, seen};
 use sidetrack_core::flow::{EndReason, Host, HostName, Protocol};
 use sidetrack_core::jail::{Account, Entry, Seen, WOULD_REFUSE};
 use sidetrack_sys::sync::lock;
@@ -114,11 +115,6 @@ impl Failure {
 /// Whether a user wants to know about a flow with this end.
 fn is_failure(reason: EndReason) -> bool {
     !matches!(reason, EndReason::Ok | EndReason::ClientReset | EndReason::Shutdown | EndReason::KernelClosed)
-}
-
-/// Whether we have refused it, and not the network.
-const fn is_refusal(reason: EndReason) -> bool {
-    matches!(reason, EndReason::PolicyDenied | EndReason::SecretRefused)
 }
 
 /// The failure in words.
@@ -257,19 +253,6 @@ pub(super) struct Telling {
     account: Option<Mutex<Account>>,
 }
 
-/// Returns the destination of a flow that reached it or that was refused.
-fn seen(record: &FlowRecord<'_>) -> Option<Seen> {
-    let refused = record.reason.is_some_and(is_refusal);
-    let to = record.orig_dst.as_deref().filter(|_| refused || record.connect_seconds.is_some())?;
-    Some(Seen {
-        refused,
-        host: to.host.clone(),
-        port: to.port,
-        protocol: record.protocol.unwrap_or_default(),
-        program: record.process.as_deref().map(str::to_owned),
-    })
-}
-
 /// Returns the rule under which a flow was carried that would be refused without `--audit`.
 fn would_refuse<'a>(record: &'a FlowRecord<'_>) -> Option<&'a str> {
     record.rule.as_deref().and_then(|rule| rule.strip_prefix(WOULD_REFUSE))
@@ -360,7 +343,8 @@ impl Observer for Telling {
             let ended = past.to_ended();
             let decided = ended.flow.decided();
             let record = FlowRecord::ended(&ended, decided.as_deref());
-            if let (Some(mut account), Some(seen)) = (self.account(), seen(&record)) {
+            let is_own = record.listener.as_deref() != Some(publish::LISTENER);
+            if let (Some(mut account), Some(seen)) = (self.account(), seen(&record).filter(|_| is_own)) {
                 account.note(seen, record.bytes_up, record.bytes_down);
             }
             let Some(failure) = Failure::of(&record) else { continue };

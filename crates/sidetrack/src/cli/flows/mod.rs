@@ -4,6 +4,7 @@ mod human;
 mod past;
 mod rates;
 mod show;
+mod suggest;
 mod table;
 pub(super) mod which;
 mod why;
@@ -44,6 +45,9 @@ pub struct FlowsArgs {
     /// Shows also the latest N ended flows
     #[arg(long, value_name = "N", default_value_t = 0)]
     recent: usize,
+    /// Prints a profile for `run --profile` that allows what the flows have reached; with --since, those of the history
+    #[arg(long, conflicts_with_all = ["follow", "json", "recent", "top"])]
+    suggest: bool,
     #[command(flatten)]
     past: past::PastArgs,
     /// Admin socket of the running sidetrack
@@ -123,7 +127,8 @@ pub async fn run_to(args: &FlowsArgs, output: &mut Output<'_>) -> anyhow::Result
         Some(FlowsCommand::Why { id }) => Some(("why", id)),
         _ => None,
     };
-    let is_only_for_lists = args.follow || args.recent > 0 || !args.filter.is_empty() || args.past.is_asked();
+    let is_only_for_lists =
+        args.follow || args.suggest || args.recent > 0 || !args.filter.is_empty() || args.past.is_asked();
     if (killing && (is_only_for_lists || args.json)) || (one.is_some() && is_only_for_lists) {
         let word = one.map_or("kill", |(word, _)| word);
         writeln!(
@@ -144,6 +149,7 @@ pub async fn run_to(args: &FlowsArgs, output: &mut Output<'_>) -> anyhow::Result
     let result = match &args.command {
         Some(FlowsCommand::Kill { dry_run: false, .. }) => kill(&client, &text, output).await,
         Some(FlowsCommand::Kill { dry_run: true, .. }) => list(&client, &text, 0, false, output).await,
+        _ if args.suggest => suggest::print(&client, &text, &args.past, output).await,
         _ if args.past.is_asked() => past::show(&client, &text, &args.past, args.json, output).await,
         _ if args.follow => follow(&client, &text, args, output).await,
         _ => list(&client, &text, args.recent, args.json, output).await,

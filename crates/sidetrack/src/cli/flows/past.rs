@@ -70,14 +70,8 @@ impl PastArgs {
     }
 }
 
-/// Asks the history, and prints its answer.
-pub(super) async fn show(
-    client: &Client,
-    filter: &str,
-    args: &PastArgs,
-    json: bool,
-    output: &mut Output<'_>,
-) -> anyhow::Result<ExitCode> {
+/// Asks the history.
+pub(super) async fn ask(client: &Client, filter: &str, args: &PastArgs) -> anyhow::Result<Answer> {
     let limit = args.limit.or_else(|| args.top.is_some().then_some(SUMS)).map(|limit| limit.to_string());
     let asked = [
         ("filter", Some(filter)),
@@ -88,10 +82,32 @@ pub(super) async fn show(
         ("limit", limit.as_deref()),
     ];
     let query: Vec<_> = asked.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
-    let answer: Answer = client.ask(Method::GET, "/v1/history", &query).await?;
+    Ok(client.ask(Method::GET, "/v1/history", &query).await?)
+}
+
+/// Says what of the history was not read.
+pub(super) fn tell_gaps(answer: &Answer, output: &mut Output<'_>) -> anyhow::Result<()> {
     for damaged in &answer.damaged {
         writeln!(output.notes, "not read: {damaged}")?;
     }
+    if answer.has_more {
+        writeln!(
+            output.notes,
+            "there are earlier flows that match: --limit N shows more, --until TIME earlier ones"
+        )?;
+    }
+    Ok(())
+}
+
+/// Asks the history, and prints its answer.
+pub(super) async fn show(
+    client: &Client,
+    filter: &str,
+    args: &PastArgs,
+    json: bool,
+    output: &mut Output<'_>,
+) -> anyhow::Result<ExitCode> {
+    let answer = ask(client, filter, args).await?;
     if let Some(top) = &args.top {
         let text = if json { sums_as_lines(top, &answer) } else { sums(top, &answer) };
         output.out.write_all(text.as_bytes())?;
@@ -108,12 +124,7 @@ pub(super) async fn show(
             output.out.write_all(table.row(flow).as_bytes())?;
         }
     }
-    if answer.has_more {
-        writeln!(
-            output.notes,
-            "there are earlier flows that match: --limit N shows more, --until TIME earlier ones"
-        )?;
-    }
+    tell_gaps(&answer, output)?;
     output.out.flush()?;
     Ok(ExitCode::SUCCESS)
 }

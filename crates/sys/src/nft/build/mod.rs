@@ -13,7 +13,7 @@ pub use hold::HoldQueue;
 pub use packets::{PacketCatch, Packets};
 pub use path::{KernelPath, KernelRoute, NoKernelPath};
 pub use run::{
-    ANSWERS_MARK, run_namespace, run_namespace_held, run_namespace_with_datagrams,
+    ANSWERS_MARK, leaving_ours, run_namespace, run_namespace_held, run_namespace_with_datagrams,
     run_namespace_with_datagrams_held, run_namespace_with_servers, run_namespace_with_servers_held,
 };
 pub use selector::{CgroupMatch, MarkBits, Selector};

@@ -111,6 +111,19 @@ pub fn run_namespace_with_datagrams_held(port: u16, hold: Option<HoldQueue>) -> 
     run_namespace_with_servers_held(port, hold).with_chain(chain)
 }
 
+/// The same table, but connections of sockets with [`ANSWERS_MARK`] are left alone: ours, to servers of the command.
+pub fn leaving_ours(mut table: Table) -> Table {
+    for chain in &mut table.chains {
+        let ours = [
+            Statement::is(Field::L4Proto, TCP),
+            Statement::is(Field::Mark, Value::Mark(ANSWERS_MARK)),
+            Statement::Verdict(Verdict::Accept),
+        ];
+        chain.rules.insert(0, Rule::new(ours));
+    }
+    table
+}
+
 /// A rule for packets of this protocol to 127.0.0.0/8, or to ::1.
 fn rule_for_loopback(protocol: Value, v6: bool, then: &[Statement]) -> Rule {
     let version = if v6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 };
