@@ -44,6 +44,7 @@ use sidetrack_core::net::{IpSet, PortSet};
 use sidetrack_core::policy::{Action, Carry, Connect, Policy};
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine;
+use sidetrack_sys::connects::Questions;
 use sidetrack_sys::udp;
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, OwnedFd};
@@ -277,20 +278,15 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     let fleet = Fleet::start(&shared, 1)?;
     let metrics = Arc::new(Metrics::new());
     let telling = Telling::new(metrics.clone(), watch.command.quiet);
-    let counts_all = watch.command.report.is_some() || watch.command.learn.is_some();
-    let telling = if counts_all { telling.with_account() } else { telling };
-    let telling = Arc::new(if watch.command.jail.is_some() { telling.of_lists() } else { telling });
+    let telling = Arc::new(told_of(telling, &watch.command));
     let fail_on_deny = watch.command.fail_on_deny;
     let resolver = resolver(&launched, &config, &telling, watch.command.jail.as_ref());
     let questions = launched.questions.take().zip(network_of(&launched));
     let serving = catch(&mut launched, &fleet, watch.http, &resolver)?;
     let datagrams = catch_datagrams(&mut launched, &fleet, &serving)?;
     fleet.begin();
-    if let (Some((questions, network)), Some(serving)) = (questions, serving.first()) {
-        let (listening, config) = (serving.listening.clone(), config.clone());
-        let record = Box::new(fleet.denials());
-        let answers = Answers { questions, listening, network, config, clock, record };
-        answers.start().context("cannot start the thread that answers denied connects")?;
+    if let (Some(asking), Some(serving)) = (questions, serving.first()) {
+        answer_connects(asking, &serving.listening, &config, (clock, &fleet))?;
     }
     let published =
         Published::start(watch.published, launched.inside.take(), &shared).context("--publish")?;
@@ -335,6 +331,26 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
         failures::write(&format!("sidetrack: {error}\n"));
     }
     Ok(if fail_on_deny && telling.has_refused() { REFUSED } else { code })
+}
+
+/// What is counted and how it is told, as the command's options say.
+fn told_of(telling: Telling, command: &RunCommand) -> Telling {
+    let counts_all = command.report.is_some() || command.learn.is_some();
+    let telling = if counts_all { telling.with_account() } else { telling };
+    if command.jail.is_some() { telling.of_lists() } else { telling }
+}
+
+/// Starts the thread that answers denied connects of the command.
+fn answer_connects(
+    (questions, network): (Questions, OwnedFd),
+    listening: &Arc<Listening>,
+    config: &Arc<ArcSwap<Config>>,
+    (clock, fleet): (Clock, &Fleet),
+) -> anyhow::Result<()> {
+    let (listening, config) = (listening.clone(), config.clone());
+    let record = Box::new(fleet.denials());
+    let answers = Answers { questions, listening, network, config, clock, record };
+    answers.start().context("cannot start the thread that answers denied connects")
 }
 
 /// Returns a socket in the network that the command has.

@@ -158,7 +158,7 @@ impl Port {
             process: None,
             user: None,
         };
-        live.decide(Decided { flow, verdict: None });
+        live.decide(Decided::new(flow, None));
         let (reason, detail) = self.carry(client, &live).await;
         let duration = live.age();
         let detail = detail.map(Into::into);
