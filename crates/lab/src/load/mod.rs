@@ -25,6 +25,7 @@ use crate::generator::Process;
 pub use engine::run;
 pub use histogram::Histogram;
 pub use script::Script;
+pub(crate) use tls::Believing;
 pub use wire::{Expect, Malformed};
 
 /// The line that the generator writes when its window begins.

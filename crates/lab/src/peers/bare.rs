@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::process::Command;
 
-use super::{RELAY_PORT, Running, Start, Table, Unavailable, relay};
+use super::{RELAY_PORT, Running, Start, Table, Unavailable, relay, running};
 use crate::bare::{BUFFER_BYTES, Role};
 use crate::load::Via;
 use crate::service::Service;
@@ -47,15 +47,7 @@ pub fn datagrams(site: &Site) -> Start<'_> {
 pub fn socks(site: &Site, via: Via) -> Start<'_> {
     let dial = site.proxy_address(SOCKS_PORT);
     let services = vec![start(site, &site.proxy, Role::Socks, dial, None)?];
-    Ok(Running {
-        services,
-        _tables: Vec::new(),
-        _forwarding: None,
-        inside: Vec::new(),
-        dial,
-        via,
-        destination: site.origin(),
-    })
+    Ok(running(site, services, (dial, via)))
 }
 
 /// A redirector with this `role`, and the SOCKS server.
@@ -64,15 +56,9 @@ pub fn pair(site: &Site, role: Role) -> Start<'_> {
     let server = start(site, &site.proxy, Role::Socks, gateway, None)?;
     let listen = SocketAddr::from(([127, 0, 0, 1], REDIRECT_PORT));
     let redirector = start(site, &site.client, role, listen, Some(gateway))?;
-    Ok(Running {
-        services: vec![redirector, server],
-        _tables: vec![Table::redirect(site, REDIRECT_PORT)?],
-        _forwarding: None,
-        inside: Vec::new(),
-        dial: site.origin(),
-        via: Via::Plain,
-        destination: site.origin(),
-    })
+    let tables = vec![Table::redirect(site, REDIRECT_PORT)?];
+    let services = vec![redirector, server];
+    Ok(Running { _tables: tables, ..running(site, services, (site.origin(), Via::Plain)) })
 }
 
 fn start(

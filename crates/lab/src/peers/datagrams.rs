@@ -1,6 +1,6 @@
 //! Rows of datagrams with two programs of ours: `run` with a SOCKS server, and CONNECT-UDP over HTTP/3.
 
-use super::{Running, Start, ours};
+use super::{Running, Start, ours, running};
 use crate::certificate::{self, Pair};
 use crate::load::Via;
 use crate::site::Site;
@@ -18,15 +18,8 @@ pub(super) fn run(site: &Site) -> Start<'_> {
     let hop = format!("socks5://{}", site.proxy_address(SOCKS_PORT));
     let cpu = site.client_placement().cpu.unwrap_or_default().to_string();
     let words = [program.as_str(), "run", "--quiet", "--via", &hop, "--", "taskset", "-c", &cpu];
-    Ok(Running {
-        services: vec![service],
-        _tables: Vec::new(),
-        _forwarding: None,
-        inside: words.map(str::to_owned).to_vec(),
-        dial: site.origin(),
-        via: Via::Plain,
-        destination: site.origin(),
-    })
+    let inside = words.map(str::to_owned).to_vec();
+    Ok(Running { inside, ..running(site, vec![service], (site.origin(), Via::Plain)) })
 }
 
 /// A port beside the client, and a proxy that it asks for CONNECT-UDP over HTTP/3 (RFC 9298).

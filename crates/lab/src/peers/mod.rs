@@ -368,13 +368,18 @@ fn started(site: &Site, program: &str, config: &str, flags: &[&str]) -> Result<S
 
 /// A relay with a fixed server behind [`RELAY_PORT`].
 fn relay<'s>(site: &'s Site, service: Service) -> Running<'s> {
+    running(site, vec![service], (site.proxy_address(RELAY_PORT), Via::Plain))
+}
+
+/// These programs lead to the origin, for a client that dials this address and speaks this protocol there.
+fn running<'s>(site: &'s Site, services: Vec<Service>, (dial, via): (SocketAddr, Via)) -> Running<'s> {
     Running {
-        services: vec![service],
+        services,
         _tables: Vec::new(),
         _forwarding: None,
         inside: Vec::new(),
-        dial: site.proxy_address(RELAY_PORT),
-        via: Via::Plain,
+        dial,
+        via,
         destination: site.origin(),
     }
 }

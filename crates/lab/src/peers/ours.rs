@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 
-use super::{RELAY_PORT, Running, Start, Unavailable, relay};
+use super::{RELAY_PORT, Running, Start, Unavailable, relay, running};
 use crate::launch;
 use crate::load::Via;
 use crate::service::Service;
@@ -65,15 +65,7 @@ fn near_address() -> SocketAddr {
 
 /// The client dials the port of [`near_datagrams`].
 pub(super) fn by_near(site: &Site, services: Vec<Service>) -> Running<'_> {
-    Running {
-        services,
-        _tables: Vec::new(),
-        _forwarding: None,
-        inside: Vec::new(),
-        dial: near_address(),
-        via: Via::Plain,
-        destination: site.origin(),
-    }
+    running(site, services, (near_address(), Via::Plain))
 }
 
 /// The same port with a rule that needs no bytes, function or proxy: the kernel forwards and Sidetrack records.

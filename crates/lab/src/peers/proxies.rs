@@ -1,6 +1,6 @@
 //! SOCKS servers: two from Debian, those of the EPI paper, and ours.
 
-use super::{Running, Start, Unavailable, installed, ours, socksx};
+use super::{Start, Unavailable, installed, ours, running, socksx};
 use crate::load::Via;
 use crate::service::Service;
 use crate::site::Site;
@@ -47,16 +47,7 @@ impl Proxy {
     pub(super) fn row(self, site: &Site, via: Via) -> Start<'_> {
         let services = vec![self.start(site)?];
         let dial = site.proxy_address(self.port());
-        let destination = site.origin();
-        Ok(Running {
-            services,
-            _tables: Vec::new(),
-            _forwarding: None,
-            inside: Vec::new(),
-            dial,
-            via,
-            destination,
-        })
+        Ok(running(site, services, (dial, via)))
     }
 }
 

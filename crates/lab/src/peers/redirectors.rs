@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use super::proxies::Proxy;
-use super::{Running, Start, Table, Unavailable, installed, ours, socksx};
+use super::{Running, Start, Table, Unavailable, installed, ours, running, socksx};
 use crate::load::Via;
 use crate::service::Service;
 use crate::site::Site;
@@ -74,15 +74,9 @@ impl Redirector {
 pub(super) fn pair(site: &Site, redirector: Redirector, proxy: Proxy) -> Start<'_> {
     let service = proxy.start(site)?;
     let redirecting = redirector.start(site, site.proxy_address(proxy.port()))?;
-    Ok(Running {
-        services: vec![redirecting.service, service],
-        _tables: redirecting.table.into_iter().collect(),
-        _forwarding: None,
-        inside: Vec::new(),
-        dial: site.origin(),
-        via: Via::Plain,
-        destination: site.origin(),
-    })
+    let tables = redirecting.table.into_iter().collect();
+    let services = vec![redirecting.service, service];
+    Ok(Running { _tables: tables, ..running(site, services, (site.origin(), Via::Plain)) })
 }
 
 fn redsocks(site: &Site, gateway: SocketAddr) -> Result<Service, Unavailable> {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use super::{Running, Start, Unavailable, ours};
+use super::{Start, Unavailable, ours, running};
 use crate::load::Via;
 use crate::service::Service;
 use crate::site::Site;
@@ -50,15 +50,7 @@ pub(super) fn pair(site: &Site, transport: Transport) -> Start<'_> {
     let tables = near_tables(site, transport, &near, &far);
     let near_side = ours::redirect(site, &["tunnel:far".to_owned()], ours::INITIAL_DATA_WAIT_MS, &tables)?;
     wait_until_it_stands(&near_side, transport)?;
-    Ok(Running {
-        services: vec![near_side, far_side],
-        _tables: Vec::new(),
-        _forwarding: None,
-        inside: Vec::new(),
-        dial: site.origin(),
-        via: Via::Plain,
-        destination: site.origin(),
-    })
+    Ok(running(site, vec![near_side, far_side], (site.origin(), Via::Plain)))
 }
 
 /// A UDP port beside the client that leads through the tunnel, with QUIC, to the origin.

@@ -3,7 +3,7 @@
 use super::AdminState;
 use super::Killed;
 use super::error::ApiError;
-use crate::live::{Ended, LiveFlow};
+use crate::live::{Decided, LiveFlow};
 use crate::record::{FlowRecord, Follow, Traced};
 use axum::Json;
 use axum::body::{Body, Bytes};
@@ -127,12 +127,7 @@ pub(super) async fn show(
     let id = id(&text)?;
     state.look().await;
     let mut body = Vec::new();
-    if let Some(flow) = state.ledgers.iter().find_map(|ledger| ledger.find(id)) {
-        FlowRecord::live(&flow, flow.decided().as_deref()).write_line(&mut body);
-        return Ok(json(body));
-    }
-    let ended = latest(&state, id)?;
-    FlowRecord::ended(&ended, ended.flow.decided().as_deref()).write_line(&mut body);
+    found(&state, id, |record, _, _| record.write_line(&mut body))?;
     Ok(json(body))
 }
 
@@ -146,7 +141,6 @@ pub(super) async fn trace(
 ) -> Result<Response, ApiError> {
     let id = id(&text)?;
     state.look().await;
-    let mut body = Vec::new();
     if let Some(flow) = state.ledgers.iter().find_map(|ledger| ledger.find(id)) {
         flow.want_tcp();
         let until = Instant::now() + PATIENCE;
@@ -154,15 +148,9 @@ pub(super) async fn trace(
         while flow.waits_for_tcp() && flow.connect_time().is_some() && Instant::now() < until {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
-        let decided = flow.decided();
-        let record = FlowRecord::live(&flow, decided.as_deref());
-        write(&mut body, &Traced::new(record, &flow, decided.as_deref()));
-        return Ok(json(body));
     }
-    let ended = latest(&state, id)?;
-    let decided = ended.flow.decided();
-    let record = FlowRecord::ended(&ended, decided.as_deref());
-    write(&mut body, &Traced::new(record, &ended.flow, decided.as_deref()));
+    let mut body = Vec::new();
+    found(&state, id, |record, flow, decided| write(&mut body, &Traced::new(record, flow, decided)))?;
     Ok(json(body))
 }
 
@@ -172,14 +160,26 @@ fn write(body: &mut Vec<u8>, value: &impl serde::Serialize) {
     body.push(b'\n');
 }
 
-/// Returns the flow with this number among the latest that ended.
-fn latest(state: &AdminState, id: u64) -> Result<Ended, ApiError> {
-    state.feed.recent(1, |ended| ended.flow.id.0 == id).pop().ok_or_else(|| {
+/// Finds a flow in flight, or among the latest that ended, and shows its record.
+fn found(
+    state: &AdminState,
+    id: u64,
+    show: impl FnOnce(FlowRecord<'_>, &LiveFlow, Option<&Decided>),
+) -> Result<(), ApiError> {
+    if let Some(flow) = state.ledgers.iter().find_map(|ledger| ledger.find(id)) {
+        let decided = flow.decided();
+        show(FlowRecord::live(&flow, decided.as_deref()), &flow, decided.as_deref());
+        return Ok(());
+    }
+    let ended = state.feed.recent(1, |ended| ended.flow.id.0 == id).pop().ok_or_else(|| {
         ApiError::not_found(
             format!("flow {id} is neither in flight nor among the latest that ended"),
             "[record] recent in the configuration says how many are kept",
         )
-    })
+    })?;
+    let decided = ended.flow.decided();
+    show(FlowRecord::ended(&ended, decided.as_deref()), &ended.flow, decided.as_deref());
+    Ok(())
 }
 
 /// Whether the kernel forwards it without us.
