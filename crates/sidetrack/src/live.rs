@@ -17,7 +17,7 @@ pub use batch::{Batch, Past, Texts};
 pub use ledger::{Ledger, Slot};
 pub use spread::Spread;
 pub use tally::Tally;
-pub use trace::{RESOLVED_MAX, Step, TcpSeen, Trace};
+pub use trace::{Step, TcpSeen, Trace};
 pub use waiting::{BYTES_MAX, ENDED_MAX};
 
 use crate::reactor::now;

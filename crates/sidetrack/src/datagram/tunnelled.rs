@@ -151,7 +151,6 @@ async fn open(
         return Err(Failure::new(EndReason::Internal, "the rules ask for more than a datagram shows"));
     };
     let verdict = worker.judge(&config, live, flow, verdict);
-    live.decide(Decided::new(flow.clone(), Some(verdict.clone())).by(&config.policy));
     let carry = match &verdict.action {
         Action::Deny => return Err(Failure::new(EndReason::PolicyDenied, &*verdict.why)),
         Action::Carry(carry) => carry.clone(),

@@ -71,7 +71,7 @@ impl Step {
 const STEPS_MAX: usize = 12;
 
 /// Most addresses of a name that are kept.
-pub const RESOLVED_MAX: usize = 4;
+const RESOLVED_MAX: usize = 4;
 
 /// What TCP has measured at one side of a flow (`TCP_INFO` of Linux).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,7 +124,7 @@ impl TcpSeen {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
     steps: Vec<(Step, u32)>,
-    /// The first addresses to which the name of the server or of the first hop led, at most [`RESOLVED_MAX`].
+    /// The first addresses to which the name of the server or of the first hop led, at most four.
     pub resolved: Vec<IpAddr>,
     /// How many addresses there were.
     pub resolved_count: u32,
