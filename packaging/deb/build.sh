@@ -24,6 +24,8 @@ compress() { gzip -9n "$1"; }
 
 install_file 755 "$program" usr/bin/sidetrack
 strip --strip-unneeded --remove-section=.comment --remove-section=.note "$tree/usr/bin/sidetrack"
+ln -s sidetrack "$tree/usr/bin/sidetrack-shell"
+install -d "$tree/etc/sidetrack-shell.d"
 install_file 640 packaging/sidetrack.toml etc/sidetrack/sidetrack.toml
 for unit in packaging/*.service; do install_file 644 "$unit" "lib/systemd/system/${unit##*/}"; done
 install_file 644 packaging/sysusers.conf usr/lib/sysusers.d/sidetrack.conf
@@ -32,6 +34,7 @@ install_file 644 packaging/tmpfiles.conf usr/lib/tmpfiles.d/sidetrack.conf
 mkdir -p "$tree/usr/share/man/man1"
 "$program" man "$tree/usr/share/man/man1" >/dev/null
 find "$tree/usr/share/man" -name '*.1' -exec gzip -9n {} +
+ln -s sidetrack-run.1.gz "$tree/usr/share/man/man1/sidetrack-shell.1.gz"
 install -d "$tree/usr/share/bash-completion/completions" "$tree/usr/share/zsh/vendor-completions" "$tree/usr/share/fish/vendor_completions.d"
 "$program" completions bash >"$tree/usr/share/bash-completion/completions/sidetrack"
 "$program" completions zsh >"$tree/usr/share/zsh/vendor-completions/_sidetrack"

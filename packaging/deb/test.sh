@@ -59,6 +59,9 @@ for file in /usr/share/man/man1/sidetrack.1.gz /usr/share/man/man1/sidetrack-run
     /usr/share/doc/sidetrack/copyright /usr/share/doc/sidetrack/sbom.cdx.json.gz /usr/share/doc/sidetrack/libraries.txt.gz; do
     [ -s "$work/root$file" ] || fail "$file is missing"
 done
+grep -qx /usr/bin/sidetrack-shell "$work/root/etc/shells" || fail 'the login shell is not in /etc/shells'
+in_denial=$(in_debian sidetrack-shell -c true 2>&1) && fail 'a login shell without a file of the user runs'
+case $in_denial in *'no shell for root'*) ;; *) fail "the login shell says: $in_denial" ;; esac
 ok 'manual pages, completions, units, licences and the list of libraries are there'
 
 # until_line FILE WORD PID: waits until a line of the file has the word, while the process runs.

@@ -13,8 +13,9 @@ use sidetrack_sys::process;
 use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Mutex;
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Instant, SystemTime};
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::filter::LevelFilter;
@@ -36,6 +37,31 @@ pub const FILTER: &str = "SIDETRACK_LOG";
 
 /// The selection if the variable is not set.
 const DEFAULT_FILTER: &str = "warn,sidetrack=info";
+
+/// What takes lines instead of standard error.
+static TAKES: OnceLock<fn(&str)> = OnceLock::new();
+
+/// Gives all lines to `takes` from now on, instead of writing them to standard error. Only the first call counts.
+pub fn divert(takes: fn(&str)) {
+    let _ = TAKES.set(takes);
+}
+
+/// Where a line is written.
+struct Out;
+
+impl Write for Out {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        match TAKES.get() {
+            Some(takes) => takes(&String::from_utf8_lossy(line)),
+            None => return std::io::stderr().write(line),
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
 
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 
@@ -75,7 +101,7 @@ pub fn start(colours: bool) {
     }
     let (filter, wrong) = filter(&said(FILTER).unwrap_or_default());
     tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(|| Out)
         .with_ansi(colours)
         .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
         .event_format(Lines::default())

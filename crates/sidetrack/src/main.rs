@@ -3,8 +3,8 @@
 use clap::{CommandFactory as _, Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
 use sidetrack::cli::{
-    bugreport, ca, cache, check, cleanup, doctor, explain, flows, functions, graph, jobs, overlay, pages,
-    plan, profile, run, schema, shunt, tunnel,
+    bugreport, ca, cache, check, cleanup, doctor, explain, flows, functions, graph, jobs, login, overlay,
+    pages, plan, profile, run, schema, shunt, tunnel,
 };
 #[cfg(feature = "control")]
 use sidetrack::cli::{domain, orchestrate, policy};
@@ -114,6 +114,9 @@ fn main() -> ExitCode {
     // Read the arguments before passwords in them are overwritten. If overwriting fails, they stay as visible as before.
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let _ = sidetrack_sys::arguments::mask_passwords();
+    if arguments.first().is_some_and(|name| login::is_meant(name)) {
+        return login::run(&arguments);
+    }
     let command = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli.command,
         Err(error) => return refused(&error, &arguments),

@@ -35,7 +35,7 @@ pub use confined::Confined;
 pub use error::{LaunchError, Step, user_namespace_obstacle};
 pub use files::PrivateFiles;
 pub use signals::{ForwardedSignals, ReceivedSignal};
-pub use wait::ChildProcess;
+pub use wait::{ChildProcess, Ended};
 
 use std::ffi::OsString;
 use std::net::{TcpListener, UdpSocket};
@@ -47,6 +47,7 @@ use crate::connects::Questions;
 use crate::inside::InsideSockets;
 use crate::nfqueue::HoldSockets;
 use crate::sockdiag::SockDiag;
+use crate::terminal::Terminal;
 use crate::udp::answers::AnswerSockets;
 use report::{Report, Reports};
 
@@ -55,6 +56,8 @@ use report::{Report, Reports};
 pub struct Program {
     /// The program (looked up in `PATH` if it has no slash) and its arguments.
     pub argv: Vec<OsString>,
+    /// The name that it is executed with (its argument 0); `None`: the program as in `argv`.
+    pub name: Option<OsString>,
     /// Variables to set, or with `None` to remove, in an environment otherwise inherited.
     pub env: Vec<(OsString, Option<OsString>)>,
     /// Working directory; `None`: the caller's.
@@ -200,6 +203,7 @@ fn spawn(
     let (ours, theirs) = report::pair().map_err(LaunchError::Fork)?;
     let signals = ForwardedSignals::block().map_err(LaunchError::Fork)?;
     let parent = rustix::process::getpid();
+    let terminal = Terminal::remember();
     // SAFETY: there is one thread (asserted above), so no lock is held by anybody else in the child's copy of
     // memory, and the child may allocate and call anything; it never returns from `child::run`.
     match unsafe { libc::fork() } {
@@ -210,7 +214,7 @@ fn spawn(
         }
         pid => {
             drop(theirs);
-            let child = ChildProcess::new(pid, signals)?;
+            let child = ChildProcess::new(pid, signals, terminal)?;
             match serve(&ours, pid, privileged, program) {
                 Ok(given) => Ok((child, given)),
                 Err(error) => {

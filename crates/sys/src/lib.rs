@@ -54,6 +54,7 @@ pub mod splice;
 pub mod sync;
 pub mod sysctl;
 pub mod tap;
+pub mod terminal;
 pub mod udp;
 pub mod undo;
 pub mod xsk;

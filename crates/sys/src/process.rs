@@ -259,6 +259,21 @@ pub fn watch(pid: u32) -> io::Result<std::os::fd::OwnedFd> {
     Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
 }
 
+/// Ends this process by a signal, as a command that we ran has ended. Returns if the signal does not end it: the first process of a
+/// container survives most of them.
+pub fn end_by(signal: i32) {
+    // SAFETY: resets one signal and lets it through in this thread; the set lives across the calls. Nothing runs afterwards but what
+    // the caller does if the process is still there.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, signal);
+        libc::signal(signal, libc::SIG_DFL);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+        libc::kill(libc::getpid(), signal);
+    }
+}
+
 /// A variable of the environment, but not where this program has more rights than its caller (set-user-id, file
 /// capabilities: AT_SECURE of getauxval(3)): then the environment is the caller's to choose, and is not ours to follow.
 pub fn environment(name: &str) -> Option<std::ffi::OsString> {

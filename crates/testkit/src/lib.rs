@@ -3,6 +3,7 @@
 
 pub mod apart;
 pub mod datagrams;
+pub mod screen;
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -3,6 +3,7 @@
 mod connects;
 mod failures;
 mod jail;
+mod notices;
 mod publish;
 mod report;
 mod tap;
@@ -45,6 +46,7 @@ use sidetrack_core::policy::{Action, Carry, Connect, Policy};
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine;
 use sidetrack_sys::connects::Questions;
+use sidetrack_sys::exec::Ended as CommandEnded;
 use sidetrack_sys::udp;
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, OwnedFd};
@@ -102,17 +104,20 @@ pub struct RunCommand {
     pub publish: Vec<Publish>,
     /// The file for records.
     pub records: Option<PathBuf>,
+    /// The file for our own lines; `None`: standard error.
+    pub log: Option<PathBuf>,
     /// Report every flow at the end.
     pub verbose: bool,
     /// Do not report failures.
     pub quiet: bool,
 }
 
-/// Runs the command to its end; returns its exit code.
+/// Runs the command to its end; returns how it ended.
 ///
 /// # Errors
 /// The setup failed and the command did not run, or the command could not be watched.
-pub fn run(command: RunCommand) -> anyhow::Result<u8> {
+pub fn run(command: RunCommand) -> anyhow::Result<CommandEnded> {
+    let log = command.log.as_deref().map(notices::open).transpose()?;
     let config = configuration(&command)?;
     let agreement = super::agreement::read(&config, &InForce::default())?;
     let writer_target = match &config.record.to {
@@ -141,11 +146,12 @@ pub fn run(command: RunCommand) -> anyhow::Result<u8> {
         Ok(launched) => launched,
         Err(error) => {
             eprintln!("sidetrack: {error}");
-            return Ok(error.exit_code());
+            return Ok(CommandEnded::Exit(error.exit_code()));
         }
     };
+    notices::begin(log, launched.pid());
     if holds && is_asked && launched.hold.is_none() {
-        failures::write(
+        notices::write(
             "sidetrack: this kernel has no packet queue (NFQUEUE): connections are accepted early\n",
         );
     }
@@ -263,7 +269,7 @@ struct Watch {
     published: Vec<publish::Bound>,
 }
 
-async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> {
+async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<CommandEnded> {
     let clock = Clock::start();
     let warm = warm_room(&watch.config, watch.nofile, 1);
     let budget = Budget::from_nofile(watch.nofile, DESCRIPTOR_RESERVE + warm);
@@ -303,7 +309,8 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
     });
     let dns = tokio::spawn(launched.serve_dns(resolver, move || clock.now()));
     let counts = tokio::spawn(tell_counts(telling.clone()));
-    let code = launched.wait().await.context("cannot watch the command")?;
+    let ended = launched.wait().await.context("cannot watch the command")?;
+    notices::end();
     drop(serving);
     published.finish().await;
     last_bytes(fleet.ledgers(), &datagrams).await;
@@ -328,9 +335,9 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<u8> 
         tell(&feed.recent(TOLD_MAX, |_| true));
     }
     if let Err(error) = launched.finish() {
-        failures::write(&format!("sidetrack: {error}\n"));
+        notices::write(&format!("sidetrack: {error}\n"));
     }
-    Ok(if fail_on_deny && telling.has_refused() { REFUSED } else { code })
+    Ok(if fail_on_deny && telling.has_refused() { CommandEnded::Exit(REFUSED) } else { ended })
 }
 
 /// What is counted and how it is told, as the command's options say.
@@ -526,5 +533,5 @@ fn tell(ended: &[Ended]) {
         lines.push_str(&format!("sidetrack: {}\n", FlowRecord::ended(ended, decided.as_deref()).sentence()));
     }
     lines.push_str(&format!("sidetrack: {} flows; no rule was left on this host\n", ended.len()));
-    failures::write(&lines);
+    notices::write(&lines);
 }

@@ -19,6 +19,7 @@ pub mod flows;
 pub mod functions;
 pub mod graph;
 pub mod jobs;
+pub mod login;
 mod mend;
 #[cfg(feature = "control")]
 pub mod orchestrate;

@@ -5,6 +5,7 @@ mod publish;
 mod secret;
 
 use super::ca;
+use super::login::Login;
 use crate::app::{self, Publish, RunCommand, TapCommand};
 use crate::config::tap::exact_host;
 use crate::config::{RunDns, numbered};
@@ -17,6 +18,8 @@ use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::{Destination, Host};
 use sidetrack_core::placeholder::Secrets;
 use sidetrack_core::policy::Connect;
+use sidetrack_sys::exec::Ended;
+use sidetrack_sys::process::end_by;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -80,6 +83,9 @@ pub struct RunArgs {
     /// programs of this host reach it
     #[arg(long, value_name = "PORT[:PORT]", value_parser = publish::read)]
     pub publish: Vec<Publish>,
+    /// Appends the lines of sidetrack itself (refusals, failures) to this file instead of printing them
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
     /// Tells about every flow at the end
     #[arg(short, long)]
     pub verbose: bool,
@@ -170,25 +176,40 @@ fn trust(text: &str, command: &mut TapCommand) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the subcommand; returns the command's exit code, or [`OWN_FAILURE`] if something else failed.
+/// Runs the subcommand; returns the command's exit code, or [`OWN_FAILURE`] if something else failed. If a signal ended the command,
+/// the same signal ends this process.
 ///
 /// # Errors
 /// None: failures are printed.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
-    let code = started(args).unwrap_or_else(|error| {
+    Ok(finish(started(args, None)))
+}
+
+/// Runs the user's real shell as a login shell.
+pub(super) fn run_as_login(args: &RunArgs, login: Login) -> ExitCode {
+    finish(started(args, Some(login)))
+}
+
+/// Ends as the command has ended.
+fn finish(ended: anyhow::Result<Ended>) -> ExitCode {
+    let ended = ended.unwrap_or_else(|error| {
         // Standard error may be closed, which must not cause a panic.
         let _ = writeln!(io::stderr(), "sidetrack: {error:#}");
-        OWN_FAILURE
+        Ended::Exit(OWN_FAILURE)
     });
-    Ok(ExitCode::from(code))
+    if let Ended::Signal(signal) = ended {
+        // A shell that runs us in a loop ends with Ctrl-C only if we end by the signal, too.
+        end_by(signal);
+    }
+    ExitCode::from(ended.code())
 }
 
 /// The environment variable with the hops in their order, separated by white space.
 const VIA: &str = "SIDETRACK_VIA";
 
 /// The hops with the authorities that they name.
-fn hops(args: &RunArgs) -> anyhow::Result<Vec<Hop>> {
-    let mut hops = named(args)?;
+fn hops(args: &RunArgs, has_environment: bool) -> anyhow::Result<Vec<Hop>> {
+    let mut hops = named(args, has_environment)?;
     if let Some((index, why)) = Carrier::Hops(hops.clone()).http3_obstacle() {
         let hop = &hops[index];
         anyhow::bail!("the hops before {hop} cannot carry its datagrams: {why}");
@@ -203,8 +224,8 @@ fn hops(args: &RunArgs) -> anyhow::Result<Vec<Hop>> {
     Ok(hops)
 }
 
-/// The hops, from the arguments, otherwise from the file, otherwise from the environment.
-fn named(args: &RunArgs) -> anyhow::Result<Vec<Hop>> {
+/// The hops, from the arguments, otherwise from the file, otherwise from the environment, if that counts.
+fn named(args: &RunArgs, has_environment: bool) -> anyhow::Result<Vec<Hop>> {
     if args.via.iter().any(|hop| hop.credentials.is_some()) {
         let _ = writeln!(
             io::stderr(),
@@ -217,7 +238,7 @@ fn named(args: &RunArgs) -> anyhow::Result<Vec<Hop>> {
             .with_context(|| format!("cannot read the hops of --via-file {}", path.display()))?;
         return hops_of_file(&text).with_context(|| format!("--via-file {}", path.display()));
     }
-    if !args.via.is_empty() || args.config.is_some() {
+    if !args.via.is_empty() || args.config.is_some() || !has_environment {
         return Ok(args.via.clone());
     }
     match sidetrack_sys::process::environment(VIA).map(OsString::into_string).transpose() {
@@ -253,7 +274,7 @@ fn hop(text: &str) -> anyhow::Result<Hop> {
     Ok(numbered(text)?.parse()?)
 }
 
-fn started(args: &RunArgs) -> anyhow::Result<u8> {
+fn started(args: &RunArgs, login: Option<Login>) -> anyhow::Result<Ended> {
     let mode = match args.mode {
         ModeArg::Isolated => Mode::Isolated,
         ModeArg::Cgroup => Mode::Cgroup,
@@ -266,6 +287,8 @@ fn started(args: &RunArgs) -> anyhow::Result<u8> {
     );
     // The variable of hops may contain passwords, which the command does not need.
     let mut env = vec![(VIA.into(), None)];
+    // Programs that start the user's shell, such as editors, are inside already.
+    env.extend(login.iter().map(|login| ("SHELL".into(), Some(login.shell.clone().into_os_string()))));
     let (mut covered_files, mut held) = (Vec::new(), None);
     if let Some(read) = secrets {
         env.extend(read.env);
@@ -279,9 +302,11 @@ fn started(args: &RunArgs) -> anyhow::Result<u8> {
             env,
             covered_files,
             publishes: !args.publish.is_empty(),
+            name: login.as_ref().map(|login| login.name.clone()),
             ..RunOptions::new(args.command.clone())
         },
-        via: hops(args)?,
+        // The user may choose the environment of a login shell.
+        via: hops(args, login.is_none())?,
         config: args.config.clone(),
         connect: match (args.faithful, args.early) {
             (true, _) => Connect::Faithful,
@@ -298,6 +323,7 @@ fn started(args: &RunArgs) -> anyhow::Result<u8> {
         }),
         publish: args.publish.clone(),
         records: args.records.clone(),
+        log: args.log.clone(),
         tap: tap(args, held)?,
         verbose: args.verbose,
         quiet: args.quiet,

@@ -24,7 +24,8 @@ use sidetrack_core::names::{NameTable, RESOLVER};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::connects::Questions;
 use sidetrack_sys::exec::{
-    ChildProcess, Confined, HoldWish, IsolatedCommand, LaunchError, PrivateFiles, Program, spawn_isolated,
+    ChildProcess, Confined, Ended, HoldWish, IsolatedCommand, LaunchError, PrivateFiles, Program,
+    spawn_isolated,
 };
 use sidetrack_sys::inside::InsideSockets;
 use sidetrack_sys::nfqueue::{HOLD_NUMBERS, HoldSockets};
@@ -56,6 +57,8 @@ pub enum Mode {
 pub struct RunOptions {
     /// The command and its arguments.
     pub argv: Vec<OsString>,
+    /// The name that it is executed with (its argument 0). `None`: as in `argv`.
+    pub name: Option<OsString>,
     /// How to capture its traffic.
     pub mode: Mode,
     /// Environment variables to set, or to remove with `None`.
@@ -85,6 +88,7 @@ impl RunOptions {
     pub fn new(argv: Vec<OsString>) -> Self {
         Self {
             argv,
+            name: None,
             mode: Mode::default(),
             env: Vec::new(),
             directory: None,
@@ -176,6 +180,7 @@ pub fn launch(options: &RunOptions) -> Result<Launched, RunError> {
     let trusted_env = options.trusted.iter().flat_map(Trusted::variables);
     let program = Program {
         argv: options.argv.clone(),
+        name: options.name.clone(),
         env: options.env.iter().cloned().chain(trusted_env).collect(),
         directory: options.directory.clone(),
         open_files_limit: options.open_files_limit,
@@ -284,12 +289,12 @@ impl Launched {
         async move { dns::serve_udp(socket?, resolver, now).await }
     }
 
-    /// Waits for the command's end, and passes signals on to it. Returns its exit code, or 128 plus the number
-    /// of the signal that ended it. Call it once: the code is returned once.
+    /// Waits for the command's end, passes signals on to it, and stops this process when the command stops. Call it once: the end is
+    /// returned once.
     ///
     /// # Errors
     /// Fails if the process or the signals cannot be watched.
-    pub async fn wait(&self) -> io::Result<u8> {
+    pub async fn wait(&self) -> io::Result<Ended> {
         let (tell, told) = oneshot::channel();
         let child = Arc::clone(&self.child);
         // A thread, not a task, so that it passes signals on even while the data path is busy.

@@ -61,7 +61,7 @@ pub(crate) fn start(options: &RunOptions) -> Served {
 impl Served {
     /// Serves until the command ends: its exit code.
     pub(crate) fn code(&self) -> u8 {
-        self.until(self.launched.wait()).expect("wait")
+        self.until(self.launched.wait()).expect("wait").code()
     }
 
     /// Serves until `done`.

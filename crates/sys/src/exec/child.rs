@@ -109,6 +109,9 @@ fn execute(
     };
     let mut command = Command::new(name);
     command.args(arguments);
+    if let Some(name) = &program.name {
+        command.arg0(name);
+    }
     for (variable, value) in &program.env {
         match value {
             Some(value) => command.env(variable, value),

@@ -1,7 +1,8 @@
-//! Signals that the parent passes on to the command (signalfd(2)).
+//! Signals that the parent passes on to the command (signalfd(2)), and those that tell of it.
 //!
-//! The command stays in the parent's process group, so the terminal signals it (Ctrl-C, Ctrl-\, hang-up)
-//! together with us, and Ctrl-Z stops both. What another process sends to us alone has to be passed on.
+//! The command starts in the parent's process group, so the terminal signals it (Ctrl-C, Ctrl-\, Ctrl-Z, hang-up)
+//! together with us. What another process sends to us alone has to be passed on. The signals that stop are blocked here: we stop
+//! when the command has, which may also catch or ignore them. SIGTTOU is blocked because our lines must not stop us.
 #![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::io;
@@ -11,8 +12,20 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::process::Pid;
 
 /// What is passed on.
-const FORWARDED: [libc::c_int; 6] =
-    [libc::SIGTERM, libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
+const FORWARDED: [libc::c_int; 9] = [
+    libc::SIGTERM,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGHUP,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGWINCH,
+    libc::SIGTSTP,
+    libc::SIGCONT,
+];
+
+/// What is only read: the command has stopped or ended, and what the terminal says to jobs in the background.
+const READ: [libc::c_int; 3] = [libc::SIGCHLD, libc::SIGTTIN, libc::SIGTTOU];
 
 /// These signals, blocked in this process (in all threads it starts later, too) and readable here. Dropped by
 /// the thread that began it, it lets them through again there.
@@ -31,6 +44,22 @@ pub struct ReceivedSignal {
     pub signal: i32,
     /// True if a process sent it, to us; false if the kernel did, to the whole foreground group.
     pub from_process: bool,
+    /// The id of that process.
+    pub sender: u32,
+}
+
+impl ReceivedSignal {
+    /// Whether it is to be passed on to `command`, which is in our process group or not.
+    pub(super) fn is_for(self, command: u32, in_our_group: bool) -> bool {
+        if !FORWARDED.contains(&self.signal) {
+            return false;
+        }
+        // An editor stops its whole group, and itself at last.
+        let is_its_own = self.signal == libc::SIGTSTP && self.sender == command;
+        // The terminal has gone. The kernel tells the first process of the session, and that may be us.
+        let is_hang_up = self.signal == libc::SIGHUP && !in_our_group;
+        (self.from_process && !is_its_own) || is_hang_up
+    }
 }
 
 impl ForwardedSignals {
@@ -42,7 +71,7 @@ impl ForwardedSignals {
         // is called by a process with one thread. signalfd returns a descriptor that no other code owns.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
-            for signal in FORWARDED {
+            for signal in FORWARDED.into_iter().chain(READ) {
                 libc::sigaddset(set.as_mut_ptr(), signal);
             }
             let fd = libc::signalfd(-1, set.as_ptr(), libc::SFD_NONBLOCK | libc::SFD_CLOEXEC);
@@ -85,7 +114,25 @@ impl ForwardedSignals {
         Ok(Some(ReceivedSignal {
             signal: i32::try_from(info.ssi_signo).unwrap_or(0),
             from_process: info.ssi_code <= 0,
+            sender: info.ssi_pid,
         }))
+    }
+
+    /// Lets one signal through in the calling thread while `work` runs.
+    pub(super) fn letting_through(&self, signal: libc::c_int, work: impl FnOnce()) -> io::Result<()> {
+        let change = |how| {
+            let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+            // SAFETY: sigemptyset initialises `set`, the others read it; no old mask is asked for.
+            let error = unsafe {
+                libc::sigemptyset(set.as_mut_ptr());
+                libc::sigaddset(set.as_mut_ptr(), signal);
+                libc::pthread_sigmask(how, set.as_ptr(), std::ptr::null_mut())
+            };
+            if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+        };
+        change(libc::SIG_UNBLOCK)?;
+        work();
+        change(libc::SIG_BLOCK)
     }
 }
 
@@ -101,5 +148,22 @@ impl Drop for ForwardedSignals {
             // Nothing can be done about a failure, and there is none with a valid mask.
             let _ = self.restore_mask();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_passed_on_depends_on_who_sent_it() {
+        let is_for = |signal, from_process, sender, in_our_group| {
+            ReceivedSignal { signal, from_process, sender }.is_for(7, in_our_group)
+        };
+        assert!(is_for(libc::SIGTERM, true, 1, true) && is_for(libc::SIGTERM, true, 7, true));
+        assert!(!is_for(libc::SIGINT, false, 0, true), "the terminal has told the command, too");
+        assert!(is_for(libc::SIGTSTP, true, 1, true) && !is_for(libc::SIGTSTP, true, 7, true));
+        assert!(is_for(libc::SIGHUP, false, 0, false) && !is_for(libc::SIGHUP, false, 0, true));
+        assert!(!is_for(libc::SIGCHLD, true, 1, true) && !is_for(libc::SIGTTOU, true, 1, true));
     }
 }

@@ -1,6 +1,7 @@
 //! Reports failures of the command's connections: the first of a kind and destination at once, its repetitions as a
 //! count.
 
+use super::notices::write;
 use super::publish;
 use crate::live::{Batch, Decided, Ended};
 use crate::metrics::Metrics;
@@ -9,7 +10,6 @@ use sidetrack_core::flow::{EndReason, Host, HostName, Protocol};
 use sidetrack_core::jail::{Account, Entry, Seen, WOULD_REFUSE};
 use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -367,14 +367,6 @@ impl Observer for Telling {
 
     fn lost(&self, records: u64) {
         self.metrics.lost(records);
-    }
-}
-
-/// Writes lines in one call, so that the command's output does not come between them.
-pub(super) fn write(lines: &str) {
-    if !lines.is_empty() {
-        // If the reader is gone, only the command is affected.
-        let _ = std::io::stderr().write_all(lines.as_bytes());
     }
 }
 

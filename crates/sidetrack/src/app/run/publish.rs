@@ -1,6 +1,6 @@
 //! Ports of this host that lead to servers of the command: `run --publish`.
 
-use super::failures;
+use super::notices;
 use crate::app::ports::explain;
 use crate::live::{Decided, Ended, Ledger, LiveFlow};
 use crate::worker::Shared;
@@ -58,7 +58,7 @@ pub(super) fn bind(all: &[Publish]) -> anyhow::Result<Vec<Bound>> {
             .with_context(|| format!("--publish: cannot listen on {}", publish.at))?;
         if publish.at.port() == 0 {
             let (at, port) = (listener.local_addr()?, publish.port);
-            failures::write(&format!("sidetrack: {at} leads to port {port} of the command\n"));
+            notices::write(&format!("sidetrack: {at} leads to port {port} of the command\n"));
         }
         Ok(Bound { listener, publish: *publish })
     };

@@ -1,6 +1,6 @@
 //! What is written at the end of a `run`: the summary of `--report`, and the profile of `--learn`.
 
-use super::failures;
+use super::notices;
 use serde::Serialize;
 use sidetrack_core::flow::Protocol;
 use sidetrack_core::jail::{Account, Counted, Seen};
@@ -96,7 +96,7 @@ pub(super) fn write(account: &Account, report: Option<&Report>, learn: Option<&P
         };
         match &report.to {
             Some(path) => write_file("--report", path, &text),
-            None => failures::write(&text),
+            None => notices::write(&text),
         }
     }
     if let Some(path) = learn {
@@ -106,6 +106,6 @@ pub(super) fn write(account: &Account, report: Option<&Report>, learn: Option<&P
 
 fn write_file(option: &str, path: &Path, text: &str) {
     if let Err(error) = std::fs::write(path, text) {
-        failures::write(&format!("sidetrack: cannot write {option} {}: {error}\n", path.display()));
+        notices::write(&format!("sidetrack: cannot write {option} {}: {error}\n", path.display()));
     }
 }
