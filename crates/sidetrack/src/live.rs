@@ -381,6 +381,11 @@ impl LiveFlow {
         lock(&self.trace).clone()
     }
 
+    /// What TCP measured at a side when it was asked last.
+    pub fn tcp(&self, side: Side) -> Option<TcpSeen> {
+        lock(&self.trace).tcp_of(side)
+    }
+
     /// Asks the owner to note what TCP measures at both sides.
     pub fn want_tcp(&self) {
         self.tcp_wanted.store(true, Relaxed);

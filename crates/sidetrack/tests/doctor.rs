@@ -50,6 +50,7 @@ fn good() -> Facts {
         engines: Vec::new(),
         shunt: None,
         overlay: None,
+        page: None,
     }
 }
 
@@ -123,6 +124,13 @@ fn udp_has_checks_of_its_own() {
     facts.settings.insert("net/ipv4/ip_local_port_range", "60000 60999".into());
     let ports = check(&facts, "UDP ports");
     assert!(ports.found.starts_with("1000 local ports") && ports.fix.is_some(), "{ports:?}");
+}
+
+#[test]
+fn a_page_without_tls_is_for_this_host() {
+    let page = |address: &str| check(&Facts { page: Some(address.parse().unwrap()), ..good() }, "page").level;
+    assert_eq!(["127.0.0.1:9466", "[::1]:9466"].map(page), [Level::Ok; 2]);
+    assert_eq!(["0.0.0.0:9466", "192.0.2.1:80", "[2001:db8::1]:80"].map(page), [Level::Warn; 3]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
-const TESTED: [&str; 28] = [
+const TESTED: [&str; 29] = [
     "chain-of-containers",
     "chain-of-three",
     "cooperative-cache",
@@ -29,6 +29,7 @@ const TESTED: [&str; 28] = [
     "overlay",
     "overlay-multicast",
     "overlay-wan",
+    "page",
     "reverse-proxy",
     "reverse-through-a-chain",
     "router-tproxy",
@@ -245,6 +246,11 @@ fn engine_tls() {
 #[test]
 fn metrics() {
     passes("metrics");
+}
+
+#[test]
+fn page() {
+    passes("page");
 }
 
 #[test]

@@ -15,6 +15,7 @@
 //! * An unknown property matches nothing. For a flow without a host name, both `host == a` and `host != a` are false,
 //!   and `not host == a` is true.
 
+mod complete;
 mod error;
 mod glob;
 mod lexer;
@@ -23,6 +24,7 @@ mod parser;
 mod test;
 mod value;
 
+pub use complete::Completion;
 pub use error::FilterError;
 pub(crate) use glob::fits;
 pub use needs::{Property, Required};
@@ -118,6 +120,12 @@ impl Filter {
             return Ok(Self::everything());
         }
         Ok(Self { source: text.into(), root: parser::parse(text)? })
+    }
+
+    /// Returns the words that may stand at byte `at` of a text that is being written. What follows is not looked at.
+    /// `values` gives values of a field that only the caller knows, such as the names of rules.
+    pub fn complete(text: &str, at: usize, values: impl Fn(&str) -> Vec<String>) -> Completion {
+        complete::complete(text, at, values)
     }
 
     /// Whether this filter matches every flow because it is empty.

@@ -7,6 +7,7 @@ use sidetrack_sys::sync::lock;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -15,11 +16,23 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot::{Receiver, Sender, channel};
 use tokio::time::Sleep;
 
-/// Clients at one time; for one more, the oldest is closed.
-pub(super) const CLIENTS_MAX: usize = 16;
+/// The bounds of a listener's clients.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// Clients at one time; for one more, the oldest is closed.
+    pub(super) most: usize,
+    /// Longest time of one connection.
+    pub(super) time: Duration,
+    /// What they are clients of, for the log.
+    pub(super) what: &'static str,
+}
 
-/// Longest time of one connection. A scrape takes milliseconds.
-const CONNECTION_TIME: Duration = Duration::from_secs(30);
+/// The bounds of the metrics address. A scrape takes milliseconds.
+pub(super) const SCRAPERS: Bounds =
+    Bounds { most: 16, time: Duration::from_secs(30), what: "the metrics address" };
+
+/// Time after which the kernel gives up a client that acknowledges nothing.
+const SILENT: Duration = Duration::from_secs(60);
 
 /// Pause after a listener could not accept because descriptors ran out.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -27,18 +40,36 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The clients of a listener. What is sent to one tells it to leave.
 type Clients = Arc<Mutex<OldestFirst<Sender<()>>>>;
 
-/// A listener with at most [`CLIENTS_MAX`] clients.
+/// A client's place in the table of its listener.
+#[derive(Clone)]
+pub(super) struct Place {
+    clients: Clients,
+    number: u64,
+    is_known: Arc<AtomicBool>,
+}
+
+impl Place {
+    /// The bounds no longer hold for this client: it has logged in.
+    pub(super) fn is_known(&self) {
+        if !self.is_known.swap(true, Relaxed) {
+            lock(&self.clients).leave(self.number);
+        }
+    }
+}
+
+/// A listener with a bounded number of clients.
 pub(super) struct Capped {
     listener: TcpListener,
+    bounds: Bounds,
     clients: Clients,
     on_closed: Box<dyn Fn() + Send>,
 }
 
 impl Capped {
     /// `on_closed` is called for each client that is closed for another one.
-    pub(super) fn new(listener: TcpListener, on_closed: impl Fn() + Send + 'static) -> Self {
-        let clients = Arc::new(Mutex::new(OldestFirst::new(CLIENTS_MAX)));
-        Self { listener, clients, on_closed: Box::new(on_closed) }
+    pub(super) fn new(listener: TcpListener, bounds: Bounds, on_closed: impl Fn() + Send + 'static) -> Self {
+        let clients = Arc::new(Mutex::new(OldestFirst::new(bounds.most)));
+        Self { listener, bounds, clients, on_closed: Box::new(on_closed) }
     }
 
     fn admit(&self, stream: TcpStream) -> CappedStream {
@@ -48,12 +79,14 @@ impl Capped {
             // A client that left by itself meanwhile hears nothing.
             let _ = oldest.send(());
             (self.on_closed)();
-            tracing::warn!(
-                "{CLIENTS_MAX} clients of the metrics address are connected: the oldest is disconnected"
-            );
+            let Bounds { most, what, .. } = self.bounds;
+            tracing::warn!("{most} clients of {what} are connected: the oldest is disconnected");
         }
-        let time = Box::pin(tokio::time::sleep(CONNECTION_TIME));
-        CappedStream { stream, time, told, is_told: false, clients: self.clients.clone(), number }
+        // Without it, a client that vanished stays for a quarter of an hour. Fails on no TCP socket.
+        let _ = socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(SILENT));
+        let time = Box::pin(tokio::time::sleep(self.bounds.time));
+        let place = Place { clients: self.clients.clone(), number, is_known: Arc::default() };
+        CappedStream { stream, time, told, is_told: false, place }
     }
 }
 
@@ -81,18 +114,25 @@ pub(super) struct CappedStream {
     time: Pin<Box<Sleep>>,
     told: Receiver<()>,
     is_told: bool,
-    clients: Clients,
-    number: u64,
+    place: Place,
 }
 
 impl Drop for CappedStream {
     fn drop(&mut self) {
-        lock(&self.clients).leave(self.number);
+        lock(&self.place.clients).leave(self.place.number);
     }
 }
 
 impl CappedStream {
+    /// Its place in the table.
+    pub(super) fn place(&self) -> Place {
+        self.place.clone()
+    }
+
     fn in_time(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if self.place.is_known.load(Relaxed) {
+            return Ok(());
+        }
         if self.time.as_mut().poll(cx).is_ready() {
             return Err(ErrorKind::TimedOut.into());
         }

@@ -35,6 +35,21 @@ impl ApiError {
         Self::new(StatusCode::MISDIRECTED_REQUEST, error, help)
     }
 
+    /// The request needs a login.
+    pub(super) fn unauthorized(error: impl Into<String>, help: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, error, help)
+    }
+
+    /// The caller may not do this.
+    pub(super) fn forbidden(error: impl Into<String>, help: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, error, help)
+    }
+
+    /// The caller has to wait.
+    pub(super) fn too_many(error: impl Into<String>, help: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, error, help)
+    }
+
     pub(super) fn busy(error: impl Into<String>, help: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, error, help)
     }

@@ -6,6 +6,8 @@
 //! | `GET /v1/flows/{id}` | one flow |
 //! | `DELETE /v1/flows/{id}`, `DELETE /v1/flows?filter=` | ends flows (reason `killed`) |
 //! | `GET /v1/events?filter=&opened=true` | flows when they end (and open), one JSON object per line |
+//! | `GET /v1/filter?filter=&at=` | what is wrong with a filter, and what may come next in it |
+//! | `GET /v1/live?filter=` | running flows and what changes in them, once a second, as server-sent events |
 //! | `GET /v1/history?filter=&since=&until=&limit=&top=&by=` | ended flows of the history, or sums by groups |
 //! | `GET /v1/history/moved?flow=&since=&until=` | bytes of running flows in each second |
 //! | `GET /v1/functions` | the functions in force, and their counts |
@@ -36,6 +38,8 @@
 //! | `GET /v1/overlay/way/{node}` | the links that packets of a service to a node use |
 //! | `POST /v1/overlay/bench/{node}` | floods that path, or sends packets of a service, and reports how much arrived |
 //! | `POST /v1/overlay/link/{neighbour}` | sets cost, rate or loss of a link, or takes it down |
+//! | `GET /`, `GET /page/{file}` | the page; over TCP it needs a login for all others of these paths |
+//! | `GET /page/session`, `POST`, `DELETE` | what the session may do; logs in; logs out |
 //! | `GET /metrics` | OpenMetrics text; also on a TCP address, if configured |
 //!
 //! Errors are `{"error": what is wrong, "help": what to do}`. The socket file's mode is the access control:
@@ -44,9 +48,11 @@
 mod cache;
 mod capped;
 mod error;
+mod filter;
 mod flows;
 mod history;
 mod overlay;
+mod page;
 mod places;
 mod policy;
 mod profile;
@@ -54,11 +60,13 @@ mod rebinding;
 mod shunt;
 mod socket;
 mod status;
+mod watch;
 
 pub use cache::{
     CacheScope, CacheStatus, CachedResource, CachedResources, Caches, DiskStatus, MemoryStatus, Purged,
 };
 pub use history::{Answer, MovedAnswer};
+pub use page::{Role, Tokens, TokensError, serve_page};
 pub use places::{SYSTEM_SOCKET, default_socket, directory, forget_dead_runs, run_socket, run_sockets, runs};
 pub use policy::{AgreementStatus, Applied, Audit, Movement, Movements, NewAgreement, Past, Version, Way};
 pub use profile::{Profile, StageTime};
@@ -75,6 +83,7 @@ use crate::record::{Feed, Timestamp};
 use axum::Router;
 use axum::extract::State;
 use axum::http::header;
+use axum::middleware::from_fn;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use error::ApiError;
@@ -83,7 +92,8 @@ use sidetrack_core::policy::Policy;
 use std::io;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
+use tokio::sync::watch::Receiver;
 
 /// How long open connections may take to end when the process stops.
 const LAST_WORDS: std::time::Duration = std::time::Duration::from_secs(1);
@@ -209,6 +219,8 @@ pub struct AdminState {
     /// The rest of the program.
     pub control: Arc<dyn Control>,
     history: Option<Arc<History>>,
+    /// The table of running flows, while there is a viewer.
+    watch: Arc<watch::Watch>,
     /// Searches of the history at a time.
     searches: Arc<Semaphore>,
     started: Instant,
@@ -228,7 +240,17 @@ impl AdminState {
     ) -> Self {
         let (started, started_at) = (Instant::now(), SystemTime::now().into());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
-        Self { ledgers, feed, metrics, control, history: None, searches, started, started_at }
+        Self {
+            ledgers,
+            feed,
+            metrics,
+            control,
+            history: None,
+            watch: Arc::default(),
+            searches,
+            started,
+            started_at,
+        }
     }
 
     /// The same with a history.
@@ -288,11 +310,13 @@ impl AdminState {
 
 /// All routes.
 pub fn router(state: AdminState) -> Router {
-    Router::new()
+    page::files(Router::new())
         .route("/v1/flows", get(flows::list).delete(flows::kill_many))
         .route("/v1/flows/{id}", get(flows::show).delete(flows::kill_one))
         .route("/v1/flows/{id}/trace", get(flows::trace))
         .route("/v1/events", get(flows::events))
+        .route("/v1/filter", get(filter::check))
+        .route("/v1/live", get(watch::follow))
         .route("/v1/history", get(history::search))
         .route("/v1/history/moved", get(history::moved))
         .route("/v1/functions", get(status::functions))
@@ -332,13 +356,14 @@ async fn metrics(State(state): State<AdminState>) -> impl IntoResponse {
 ///
 /// # Errors
 /// Fails if the socket cannot be registered with this runtime.
-pub async fn serve(state: AdminState, socket: AdminSocket, stop: watch::Receiver<bool>) -> io::Result<()> {
+pub async fn serve(state: AdminState, socket: AdminSocket, stop: Receiver<bool>) -> io::Result<()> {
     let (listener, _guard) = socket.into_listener()?;
-    let service = router(state).into_make_service_with_connect_info::<socket::Client>();
-    let mut stopped = stop.clone();
-    let serving = axum::serve(listener, service).with_graceful_shutdown(async move {
-        let _ = stopped.wait_for(|stop| *stop).await;
-    });
+    let router = router(state)
+        .route("/page/session", get(page::session_of_socket))
+        .layer(from_fn(page::on_socket))
+        .layer(from_fn(page::protect));
+    let service = router.into_make_service_with_connect_info::<socket::Client>();
+    let serving = axum::serve(listener, service).with_graceful_shutdown(told(stop.clone()));
     until_stopped(async move { serving.await }, stop).await
 }
 
@@ -351,41 +376,35 @@ pub async fn serve_metrics(
     state: AdminState,
     listener: std::net::TcpListener,
     names: Arc<[String]>,
-    stop: watch::Receiver<bool>,
+    stop: Receiver<bool>,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let metrics_of = state.metrics.clone();
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let listener = capped::Capped::new(listener, move || metrics_of.closed_scraper());
+    let listener = capped::Capped::new(listener, capped::SCRAPERS, move || metrics_of.closed_scraper());
     let router = Router::new()
         .route("/metrics", get(metrics))
         .fallback(|| async { ApiError::not_found("there is no such path", "this address has /metrics only") })
         .layer(axum::middleware::from_fn_with_state(names, rebinding::guard))
         .with_state(state);
-    serve_on(listener, router, stop).await
+    let serving = axum::serve(listener, router).with_graceful_shutdown(told(stop.clone()));
+    until_stopped(async move { serving.await }, stop).await
 }
 
-async fn serve_on<L>(listener: L, router: Router, stop: watch::Receiver<bool>) -> io::Result<()>
-where
-    L: axum::serve::Listener,
-    L::Addr: std::fmt::Debug,
-{
-    let mut stopped = stop.clone();
-    let serving = axum::serve(listener, router).with_graceful_shutdown(async move {
-        let _ = stopped.wait_for(|stop| *stop).await;
-    });
-    until_stopped(async move { serving.await }, stop).await
+/// Waits until `stop` becomes true or its sender is dropped.
+async fn told(mut stop: Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// Waits for the end of a server. Open connections have a little time after `stop`.
 async fn until_stopped(
     serving: impl Future<Output = io::Result<()>>,
-    mut stop: watch::Receiver<bool>,
+    stop: Receiver<bool>,
 ) -> io::Result<()> {
     tokio::select! {
         result = serving => result,
         () = async {
-            let _ = stop.wait_for(|stop| *stop).await;
+            told(stop).await;
             tokio::time::sleep(LAST_WORDS).await;
         } => Ok(()),
     }

@@ -21,14 +21,18 @@ pub(super) async fn guard(State(names): State<Arc<[String]>>, request: Request, 
     if is_ours {
         return next.run(request).await;
     }
-    ApiError::misdirected(
-        format!("this address is not served under the name \"{}\"", host.unwrap_or_default().escape_debug()),
-        "use its IP address or localhost, or add the name to `metrics_hosts` in [admin]",
-    )
-    .into_response()
+    let help = "use its IP address or localhost, or add the name to `metrics_hosts` in [admin]";
+    misdirected(host.unwrap_or_default(), help)
 }
 
-fn is_ours(host: &str, names: &[String]) -> bool {
+/// The refusal of a request for this host.
+pub(super) fn misdirected(host: &str, help: &str) -> Response {
+    let error = format!("this address is not served under the name \"{}\"", host.escape_debug());
+    ApiError::misdirected(error, help).into_response()
+}
+
+/// Whether a host is an address, `localhost` or one of these names.
+pub(super) fn is_ours(host: &str, names: &[String]) -> bool {
     let host = without_port(host);
     if let Some(inner) = host.strip_prefix('[') {
         return inner.strip_suffix(']').is_some_and(|inner| inner.parse::<Ipv6Addr>().is_ok());

@@ -8,6 +8,7 @@ use sidetrack_sys::probe::socket_is_stale;
 use sidetrack_sys::undo::Action;
 use std::fs;
 use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -57,20 +58,28 @@ pub(super) struct Guard {
 pub(super) struct Client {
     uid: Option<u32>,
     pid: Option<i32>,
+    /// It is a browser at this address.
+    page: Option<SocketAddr>,
 }
 
 impl Connected<IncomingStream<'_, tokio::net::UnixListener>> for Client {
     fn connect_info(stream: IncomingStream<'_, tokio::net::UnixListener>) -> Self {
         let known = stream.io().peer_cred().ok();
-        Self { uid: known.map(|known| known.uid()), pid: known.and_then(|known| known.pid()) }
+        Self { uid: known.map(|known| known.uid()), pid: known.and_then(|known| known.pid()), page: None }
     }
 }
 
 impl Client {
+    /// A browser that is logged in to the page.
+    pub(super) fn of_page(address: Option<SocketAddr>) -> Self {
+        Self { page: address, ..Self::default() }
+    }
+
     /// The caller for the history. `peer`: for which peer it asks, as it says.
     pub(super) fn caller(self, peer: Option<String>) -> Caller {
         let name = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok();
-        let program = self.pid.and_then(name).map(|name| name.trim_end().to_owned());
+        let page = self.page.map(|address| format!("the page, from {}", address.ip()));
+        let program = page.or_else(|| self.pid.and_then(name).map(|name| name.trim_end().to_owned()));
         // A process may be root's and unknown to the kernel's answer, but the history names a caller in any case.
         Caller { uid: Some(self.uid.unwrap_or(u32::MAX)), pid: self.pid, program, peer }
     }

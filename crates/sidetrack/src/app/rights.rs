@@ -83,11 +83,12 @@ fn read(config: &Config, file: &Path) -> Vec<PathBuf> {
 /// The files that the configuration names and that are only read.
 pub(super) fn named(config: &Config) -> impl Iterator<Item = PathBuf> {
     let mut others = written(config);
-    // Root has bound the socket already.
+    // Root has bound the socket and read the tokens already.
     others.extend(match &config.admin.socket {
         AdminAt::Path(path) => Some(path.clone()),
         AdminAt::Default | AdminAt::None => None,
     });
+    others.extend(config.admin.page_tokens.clone());
     config.named.iter().filter(move |path| !others.contains(path)).cloned()
 }
 

@@ -4,8 +4,8 @@ use super::node::{Node, Prepared};
 use super::outgoing::{self, Paths};
 use super::shunt::ShuntFlows;
 use super::systemd::Systemd;
-use crate::admin::{self, AdminSocket, AdminState};
-use crate::config::{AdminAt, Config, LogFormat, RecordTo};
+use crate::admin::{self, AdminSocket, AdminState, Tokens};
+use crate::config::{Admin, AdminAt, Config, LogFormat, RecordTo};
 use crate::live::Ledger;
 use crate::log::{self, Shape};
 use crate::metrics::Metrics;
@@ -116,8 +116,29 @@ fn told_to(systemd: Option<Arc<Systemd>>, reloader: Reloader) -> Reloader {
 struct Windows {
     admin: Option<AdminSocket>,
     metrics: Option<(std::net::TcpListener, Arc<[String]>)>,
+    page: Option<PageAt>,
     /// Where services ask for paths.
     outgoing: Option<std::net::TcpListener>,
+}
+
+/// Where browsers log in.
+struct PageAt {
+    listener: std::net::TcpListener,
+    tokens: Tokens,
+    hosts: Arc<[String]>,
+}
+
+impl PageAt {
+    /// Opens the page's address, and reads its tokens, while the process has root's rights.
+    fn open(settings: &Admin, address: SocketAddr, socket: Option<&Path>) -> anyhow::Result<Self> {
+        let listener =
+            std::net::TcpListener::bind(address).with_context(|| format!("[admin] page = \"{address}\""))?;
+        let path = settings.page_tokens.clone().unwrap_or_else(|| Tokens::default_path(socket));
+        let tokens = Tokens::load(&path)?;
+        let address = listener.local_addr()?;
+        tracing::info!(tokens = %path.display(), "the page is at http://{address}/; log in with a token of this file");
+        Ok(Self { listener, tokens, hosts: settings.page_hosts.clone().into() })
+    }
 }
 
 impl Windows {
@@ -135,9 +156,12 @@ impl Windows {
                     .with_context(|| format!("[admin] metrics = \"{address}\""))
             })
             .transpose()?;
+        let socket = admin.as_ref().map(AdminSocket::path);
+        let page =
+            config.admin.page.map(|address| PageAt::open(&config.admin, address, socket)).transpose()?;
         let outgoing = config.outgoing.as_ref().map(outgoing::listen).transpose()?;
         let metrics = metrics.map(|listener| (listener, config.admin.metrics_hosts.clone().into()));
-        Ok(Self { admin, metrics, outgoing })
+        Ok(Self { admin, metrics, page, outgoing })
     }
 
     fn admin_path(&self) -> Option<&Path> {
@@ -156,6 +180,7 @@ impl Windows {
         self.metrics
             .iter()
             .map(|(listener, _)| listener)
+            .chain(self.page.iter().map(|page| &page.listener))
             .chain(&self.outgoing)
             .filter_map(|listener| listener.local_addr().ok())
             .collect()
@@ -168,13 +193,16 @@ impl Windows {
         stop: &watch::Receiver<bool>,
     ) -> Vec<JoinHandle<std::io::Result<()>>> {
         let admin = self.admin.map(|socket| tokio::spawn(admin::serve(state.clone(), socket, stop.clone())));
+        let page = self.page.map(|PageAt { listener, tokens, hosts }| {
+            tokio::spawn(admin::serve_page(state.clone(), listener, tokens, hosts, stop.clone()))
+        });
         let metrics = self.metrics.map(|(listener, names)| {
             tokio::spawn(admin::serve_metrics(state, listener, names, stop.clone()))
         });
         let outgoing = self.outgoing.zip(paths);
         let outgoing =
             outgoing.map(|(listener, paths)| tokio::spawn(outgoing::serve(paths, listener, stop.clone())));
-        admin.into_iter().chain(metrics).chain(outgoing).collect()
+        admin.into_iter().chain(page).chain(metrics).chain(outgoing).collect()
     }
 }
 

@@ -10,7 +10,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
     // All fields are named, so that a new setting does not compile until it is listed here.
     let Config {
         workers,
-        admin: Admin { socket, metrics, metrics_hosts },
+        admin: Admin { socket, metrics, metrics_hosts, page, page_tokens, page_hosts },
         record: Record { to, recent },
         history: kept,
         limits,
@@ -40,6 +40,9 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         ("[admin] socket", socket_path(socket), socket_path(&new.admin.socket)),
         ("[admin] metrics", or_none(metrics.as_ref()), or_none(new.admin.metrics.as_ref())),
         ("[admin] metrics_hosts", metrics_hosts.join(", "), new.admin.metrics_hosts.join(", ")),
+        ("[admin] page", or_none(page.as_ref()), or_none(new.admin.page.as_ref())),
+        ("[admin] page_tokens", path(page_tokens.as_deref()), path(new.admin.page_tokens.as_deref())),
+        ("[admin] page_hosts", page_hosts.join(", "), new.admin.page_hosts.join(", ")),
         ("[record] to", target(to), target(&new.record.to)),
         ("[record] recent", recent.to_string(), new.record.recent.to_string()),
         ("[history]", kept_in(kept.as_ref()), kept_in(new.history.as_ref())),

@@ -66,7 +66,7 @@ pub struct Config {
     pub on_crash: OnCrash,
     /// The user that the process switches to after the start; it serves connections as this user.
     pub user: RunAs,
-    /// The admin interface of the running program: its socket and its metrics address.
+    /// The admin interface of the running program: its socket, its page and its metrics address.
     pub admin: Admin,
     /// Where records of flows go.
     pub record: Record,
@@ -116,7 +116,7 @@ pub enum OnCrash {
     Closed,
 }
 
-/// The admin interface of the running program: its socket and its metrics address.
+/// The admin interface of the running program: its socket, its page and its metrics address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Admin {
     /// The unix socket of the admin interface.
@@ -125,6 +125,12 @@ pub struct Admin {
     pub metrics: Option<SocketAddr>,
     /// Host names that requests to that address may carry, besides addresses and `localhost`.
     pub metrics_hosts: Vec<String>,
+    /// An extra TCP address that serves the page and the admin interface behind a login.
+    pub page: Option<SocketAddr>,
+    /// The file with the tokens of that login. `None`: beside the socket.
+    pub page_tokens: Option<PathBuf>,
+    /// Host names that requests to the page may carry, besides addresses and `localhost`.
+    pub page_hosts: Vec<String>,
 }
 
 /// Where the admin socket is.

@@ -30,9 +30,11 @@ pub use shunt::{
 pub use tap::Tap;
 pub use tunnel::{Transport, Tunnel};
 
+mod admin;
 mod log;
 mod record;
 
+pub use admin::Admin;
 pub use log::{Log, LogFormat};
 pub use record::{History, Record};
 
@@ -61,7 +63,7 @@ pub struct File {
     pub user: Option<At<String>>,
     /// What happens to a flow that no rule matches. Required if there is a rule.
     pub default: Option<At<DefaultAction>>,
-    /// The admin interface of the running program: its socket and its metrics address.
+    /// The admin interface of the running program: its socket, its page and its metrics address.
     #[serde(default)]
     pub admin: Admin,
     /// Where records of flows go.
@@ -134,20 +136,6 @@ pub enum DefaultAction {
     Direct,
     /// It is denied.
     Deny,
-}
-
-/// The admin interface of the running program: its socket and its metrics address.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Admin {
-    /// Path of the unix socket of the admin interface, or "none". Default: "/run/sidetrack/admin.sock" for root,
-    /// "sidetrack/admin.sock" in $XDG_RUNTIME_DIR for others.
-    pub socket: Option<At<String>>,
-    /// A TCP address that serves /metrics only, such as "127.0.0.1:9465". Default: none.
-    pub metrics: Option<At<String>>,
-    /// Host names in requests to `metrics` that are accepted, besides IP addresses and localhost. Other names get status
-    /// 421, so that a web page cannot read metrics by DNS rebinding. Default: none.
-    pub metrics_hosts: Option<List<String>>,
 }
 
 /// How containers of functions are started.

@@ -9,6 +9,7 @@ use sidetrack_sys::netlink::{Protocol, Socket};
 use sidetrack_sys::nft::{self, ListedChain, Probe};
 use sidetrack_sys::{confine, landlock, probe, sysctl};
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -122,6 +123,8 @@ pub struct Facts {
     pub shunt: Option<ShuntUse>,
     /// What the overlay uses.
     pub overlay: Option<OverlayUse>,
+    /// The address of the page ([admin] page).
+    pub page: Option<SocketAddr>,
 }
 
 impl Facts {
@@ -160,6 +163,7 @@ impl Facts {
             engines: config.map(uses::engines).unwrap_or_default(),
             shunt: config.and_then(uses::shunt),
             overlay: config.and_then(uses::overlay),
+            page: config.and_then(|config| config.admin.page),
         }
     }
 

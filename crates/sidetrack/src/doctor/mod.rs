@@ -11,6 +11,7 @@ mod mend;
 mod neighbours;
 mod network;
 mod overlay;
+mod page;
 mod rules;
 mod shunt;
 mod uses;
@@ -118,6 +119,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
         engine::examine(facts),
         shunt::examine(facts),
         overlay::examine(facts),
+        page::examine(facts),
     ]
     .concat()
 }

@@ -245,18 +245,31 @@ impl Check<'_> {
             Some(path) if path.as_str() == "none" => AdminAt::None,
             Some(path) => AdminAt::Path(self.path(path, &["none"])),
         };
-        let metrics = admin.metrics.as_ref().and_then(|at| self.address(at));
-        let mut metrics_hosts = Vec::new();
-        for name in admin.metrics_hosts.iter().flat_map(|names| names.items()) {
+        let [metrics, page] =
+            [&admin.metrics, &admin.page].map(|at| at.as_ref().and_then(|at| self.address(at)));
+        let metrics_hosts = self.hosts("metrics_hosts", admin.metrics_hosts.as_ref());
+        let page_hosts = self.hosts("page_hosts", admin.page_hosts.as_ref());
+        let page_tokens = admin.page_tokens.as_ref().map(|path| self.path(path, &[]));
+        if let (None, Some(tokens)) = (&admin.page, &admin.page_tokens) {
+            let help = "add `page`, an address such as \"127.0.0.1:9466\"";
+            self.error(tokens.span(), "`page_tokens` without `page`: there is no login", help);
+        }
+        Admin { socket, metrics, metrics_hosts, page, page_tokens, page_hosts }
+    }
+
+    /// Reads the names that a Host field may have.
+    fn hosts(&mut self, key: &str, names: Option<&super::List<String>>) -> Vec<String> {
+        let mut hosts = Vec::new();
+        for name in names.iter().flat_map(|names| names.items()) {
             match name.parse::<HostName>() {
-                Ok(host) => metrics_hosts.push(host.as_str().to_owned()),
+                Ok(host) => hosts.push(host.as_str().to_owned()),
                 Err(error) => {
                     let help = "write a host name without port, such as \"node1.example\"";
-                    self.error(name.span(), format!("`metrics_hosts`: {error}"), help);
+                    self.error(name.span(), format!("`{key}`: {error}"), help);
                 }
             }
         }
-        Admin { socket, metrics, metrics_hosts }
+        hosts
     }
 
     fn record(&mut self, record: &raw::Record) -> Record {
