@@ -52,6 +52,7 @@ pub fn survey(places: &Places) -> Survey {
         survey.look("nftables", tables());
         survey.look("policy rules and routes", routes());
     }
+    survey.leftovers.extend(cgroups_of_attach());
     survey.leftovers.extend(empty_cgroups());
     survey.leftovers.extend(places.sockets.iter().flat_map(|path| stale_sockets(path)));
     survey
@@ -70,10 +71,12 @@ impl Survey {
 }
 
 /// Whether an object with this name is ours and no longer used, judging by its name. `run --mode cgroup` puts
-/// its process id at the end of names.
+/// its process id at the end of names, `attach` puts it into them.
 fn is_abandoned(name: &str) -> bool {
     let Some(rest) = name.strip_prefix(PREFIX) else { return false };
-    let pid = rest.strip_prefix("-run-").and_then(|pid| pid.parse::<u32>().ok());
+    let maker = rest.strip_prefix("-run-").or_else(|| rest.strip_prefix("-attach-"));
+    // `attach` adds what its table is for.
+    let pid = maker.and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
     (rest.is_empty() || rest.starts_with('-')) && !pid.is_some_and(is_alive)
 }
 
@@ -104,6 +107,21 @@ fn routes() -> Result<Vec<Action>, Error> {
         .filter(|(_, _, table)| is_over(*table))
         .map(|(version, interface, table)| Action::RemoveLocalDefault { version, interface, table });
     Ok(rules.chain(routes).collect())
+}
+
+/// Groups of an `attach` that was killed together with its guard: what runs in them goes back to the group around them.
+fn cgroups_of_attach() -> Vec<Action> {
+    let Ok(hierarchy) = Hierarchy::find() else { return Vec::new() };
+    let leaves = hierarchy.leaves(&format!("{PREFIX}-attach-")).into_iter();
+    let named =
+        |leaf: &Leaf| leaf.path().file_name().is_some_and(|name| is_abandoned(&name.to_string_lossy()));
+    let held = leaves.filter(|leaf| named(leaf) && leaf.pids().is_ok_and(|pids| !pids.is_empty()));
+    held.flat_map(|leaf| {
+        let from = leaf.directory();
+        let to = from.parent().unwrap_or(&from).to_owned();
+        [Action::ReturnProcesses { from: from.clone(), to, pid: 0 }, Action::RemoveDirectory(from)]
+    })
+    .collect()
 }
 
 fn empty_cgroups() -> Vec<Action> {
@@ -153,11 +171,16 @@ mod tests {
 
     #[test]
     fn names_tell_what_is_ours_and_whether_its_maker_lives() {
-        for name in ["sidetrack", "sidetrack-old", "sidetrack-run-4194305", "sidetrack-run-"] {
+        let of_attach = ["sidetrack-attach-4194305", "sidetrack-attach-4194305-net"];
+        for name in ["sidetrack", "sidetrack-old", "sidetrack-run-4194305", "sidetrack-run-"]
+            .into_iter()
+            .chain(of_attach)
+        {
             assert!(is_abandoned(name), "{name}");
         }
         let alive = format!("sidetrack-run-{}", std::process::id());
-        for name in ["", "filter", "sidetracker", "my-sidetrack", &alive] {
+        let attached = format!("sidetrack-attach-{}-net", std::process::id());
+        for name in ["", "filter", "sidetracker", "my-sidetrack", &alive, &attached] {
             assert!(!is_abandoned(name), "{name}");
         }
     }

@@ -3,8 +3,8 @@
 use clap::{CommandFactory as _, Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
 use sidetrack::cli::{
-    bugreport, ca, cache, check, cleanup, doctor, explain, flows, functions, graph, jobs, login, overlay,
-    pages, plan, profile, run, schema, shunt, tunnel,
+    attach, bugreport, ca, cache, check, cleanup, doctor, explain, flows, functions, graph, jobs, login,
+    overlay, pages, plan, profile, run, schema, shunt, tunnel,
 };
 #[cfg(feature = "control")]
 use sidetrack::cli::{domain, orchestrate, policy};
@@ -39,6 +39,8 @@ enum Command {
         #[arg(short, long, value_name = "FILE", default_value_os_t = Config::default_path(), hide_default_value = true)]
         config: PathBuf,
     },
+    /// Catches connections of a process, container or network that runs already (root)
+    Attach(attach::AttachArgs),
     /// Collects what a maintainer needs to know about a fault, without secrets
     Bugreport(bugreport::BugreportArgs),
     /// Creates the certificate authority for TLS interception
@@ -124,6 +126,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Up { config } => app::up(&UpOptions { config }).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => run::run(&args),
+        Command::Attach(args) => attach::run(&args),
         Command::Bugreport(args) => bugreport::run(&args),
         Command::Ca(args) => ca::run(&args),
         Command::Cache(args) => cache::run(&args),
@@ -172,7 +175,7 @@ fn main() -> ExitCode {
 /// rarely have. So a script can distinguish them from a failure of the command.
 fn refused(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     let _ = error.print();
-    let of_run = arguments.get(1).is_some_and(|word| word == "run");
+    let of_run = arguments.get(1).is_some_and(|word| word == "run" || word == "attach");
     match error.exit_code() {
         0 => ExitCode::SUCCESS,
         _ if of_run => ExitCode::from(run::OWN_FAILURE),

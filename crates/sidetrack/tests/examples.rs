@@ -10,7 +10,8 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
-const TESTED: [&str; 29] = [
+const TESTED: [&str; 30] = [
+    "attach",
     "chain-of-containers",
     "chain-of-three",
     "cooperative-cache",
@@ -43,7 +44,8 @@ const TESTED: [&str; 29] = [
 ];
 
 /// The examples that load BPF programs, or start containers, Squid or sshd, which only root may.
-const NEED_ROOT: [&str; 8] = [
+const NEED_ROOT: [&str; 9] = [
+    "attach",
     "chain-of-containers",
     "cooperative-cache",
     "engine-function",
@@ -354,6 +356,11 @@ fn the_readme_shows_a_configuration_that_is_right() {
 #[test]
 fn http3() {
     passes("http3");
+}
+
+#[test]
+fn attach() {
+    passes("attach");
 }
 
 #[test]

@@ -48,6 +48,14 @@ impl Hierarchy {
         Leaf::open(self.mount.clone(), path)
     }
 
+    /// An existing cgroup, by its path below the mount.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none.
+    pub fn group(&self, path: &Path) -> io::Result<Leaf> {
+        Leaf::open(self.mount.clone(), path.to_owned())
+    }
+
     /// Control groups anywhere in the hierarchy whose name begins with `prefix`, for `cleanup`. At most
     /// [`Hierarchy::LOOKED_AT_MAX`] groups are looked at, parents first.
     pub fn leaves(&self, prefix: &str) -> Vec<Leaf> {
@@ -71,6 +79,14 @@ impl Hierarchy {
 
     /// See [`Hierarchy::leaves`].
     pub const LOOKED_AT_MAX: usize = 20_000;
+}
+
+/// The cgroup of a process, by its path below the cgroup2 mount; empty: the root.
+///
+/// # Errors
+/// `NotFound` if the process is gone.
+pub fn path_of(pid: u32) -> io::Result<PathBuf> {
+    Ok(own_path(&fs::read_to_string(format!("/proc/{pid}/cgroup"))?))
 }
 
 /// The match for an existing cgroup, by its path below the cgroup2 mount (with or without a leading slash).

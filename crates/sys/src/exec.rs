@@ -45,6 +45,7 @@ use std::path::PathBuf;
 use crate::cgroup::Leaf;
 use crate::connects::Questions;
 use crate::inside::InsideSockets;
+use crate::netns::NetNs;
 use crate::nfqueue::HoldSockets;
 use crate::sockdiag::SockDiag;
 use crate::terminal::Terminal;
@@ -180,6 +181,46 @@ pub fn spawn_in_cgroup(
 ) -> Result<(ChildProcess, Option<Questions>), LaunchError> {
     let (child, given) = spawn(program, false, |reports| child::join(leaf, files, reports))?;
     Ok((child, given.questions))
+}
+
+/// Starts a command in an existing network, with private files. As root it keeps all ids; it gets no capability over the network.
+///
+/// # Errors
+/// Says which step failed and what to do about it.
+///
+/// # Panics
+/// If the process has more than one thread.
+pub fn spawn_in_network(
+    program: &Program,
+    files: &PrivateFiles,
+    network: &NetNs,
+) -> Result<(ChildProcess, Option<Questions>), LaunchError> {
+    let (child, given) = spawn(program, true, |reports| child::enter(network, files, reports))?;
+    Ok((child, given.questions))
+}
+
+/// The sockets that get all traffic of a network in which all addresses are local; as those of [`Isolated`].
+#[derive(Debug)]
+pub struct Caught {
+    /// See [`Isolated::listener`].
+    pub listener: TcpListener,
+    /// See [`Isolated::dns`].
+    pub dns: UdpSocket,
+    /// See [`Isolated::datagrams`].
+    pub datagrams: Vec<UdpSocket>,
+    /// See [`Isolated::answers`].
+    pub answers: AnswerSockets,
+    /// See [`Isolated::hold`].
+    pub hold: Option<HoldSockets>,
+}
+
+/// Makes all addresses of the calling thread's network local and catches all traffic there, as [`spawn_isolated`] does in the network that it
+/// makes. Undo: the table `inet sidetrack`, the local default routes, and `lo` as it was.
+///
+/// # Errors
+/// Says which step failed.
+pub fn catch_network(redirect_port: u16, hold: Option<HoldWish>) -> Result<Caught, LaunchError> {
+    child::catch_network(redirect_port, hold).map_err(|failure| failure.into_error(&Program::default()))
 }
 
 /// What the child has handed out.

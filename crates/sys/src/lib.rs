@@ -16,10 +16,13 @@
 //! | connections of the packet engine that programs translate ([`bpf::OffloadMemory`]) | CAP_BPF to make room, none to offload and take back | go with their descriptors, even by SIGKILL | `bpf/offload.rs`, `crates/sidetrack/tests/engine/offload.rs` |
 //! | how long frames gather before the kernel takes them ([`napi`]) | CAP_NET_ADMIN | [`undo::Action::RestoreNapi`] | `tests/napi.rs` |
 //! | a cgroup ([`cgroup`]) | write access to it | [`undo::Action::EndCgroup`] | `undo/action.rs` |
+//! | processes moved into a cgroup ([`attach`]) | write access to it | [`undo::Action::ReturnProcesses`] | `attach.rs`, `crates/sidetrack/tests/attach/` |
+//! | `lo` of a network of others ([`undo::Action::RestoreLoopback`]) | CAP_NET_ADMIN | itself | `crates/sidetrack/tests/attach/` |
 //! | a TAP interface ([`tap::Tap`], for the laboratory) | CAP_NET_ADMIN | goes with its descriptor, even by SIGKILL | `tap.rs` |
 //! | namespaces of a command ([`exec`]) | none where user namespaces are allowed | go with their last process | `tests/exec.rs` |
 
 pub mod arguments;
+pub mod attach;
 pub mod bpf;
 pub mod caps;
 pub mod cgroup;

@@ -72,7 +72,11 @@ impl NetNs {
         Ok((ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino))
     }
 
-    fn open(path: &Path) -> io::Result<Self> {
+    /// The one at this path: a name that `ip netns` keeps, or `/proc/PID/ns/net`.
+    ///
+    /// # Errors
+    /// What open(2) says.
+    pub fn open(path: &Path) -> io::Result<Self> {
         Ok(Self(File::open(path)?.into()))
     }
 

@@ -91,14 +91,27 @@ pub const TABLE_LOCAL: u32 = 255;
 /// # Errors
 /// ENODEV if there is no such interface; EPERM without CAP_NET_ADMIN.
 pub fn link_up(name: &str) -> Result<(), Error> {
+    set_link(name, true)
+}
+
+/// Takes a link down.
+///
+/// # Errors
+/// As [`link_up`].
+pub fn link_down(name: &str) -> Result<(), Error> {
+    set_link(name, false)
+}
+
+fn set_link(name: &str, up: bool) -> Result<(), Error> {
     const IFF_UP: u32 = 1;
     let index = interface_index(name)?;
     let mut header = vec![0; 4];
     header.extend_from_slice(&index.to_ne_bytes());
-    header.extend_from_slice(&IFF_UP.to_ne_bytes()); // ifi_flags
+    header.extend_from_slice(&if up { IFF_UP } else { 0 }.to_ne_bytes()); // ifi_flags
     header.extend_from_slice(&IFF_UP.to_ne_bytes()); // ifi_change
     let mut requests = Requests::new();
-    requests.push(format!("bring interface {name} up"), RTM_NEWLINK, flag::ACK, &header, |_| {});
+    let word = if up { "up" } else { "down" };
+    requests.push(format!("bring interface {name} {word}"), RTM_NEWLINK, flag::ACK, &header, |_| {});
     transact(&requests)
 }
 

@@ -165,7 +165,12 @@ pub fn run(command: RunCommand) -> anyhow::Result<CommandEnded> {
         confine::close_memory().context("PR_SET_DUMPABLE")?;
     }
     // CAP_KILL is kept to forward signals to the command and to end its children, whatever user they became.
-    let kept = caps::capabilities()?.permitted & CapabilitySet::KILL;
+    let mut wanted = CapabilitySet::KILL;
+    if options.attach.is_some() {
+        // To see which program of another user has opened a connection.
+        wanted |= CapabilitySet::SYS_PTRACE;
+    }
+    let kept = caps::capabilities()?.permitted & wanted;
     caps::keep_only(kept).context("cannot give up capabilities")?;
     // The command is already running: these limits and system calls do not apply to it.
     if let Err(error) = confine::confine_process(confine::Kind::Run) {
@@ -293,6 +298,9 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<Comm
     fleet.begin();
     if let (Some(asking), Some(serving)) = (questions, serving.first()) {
         answer_connects(asking, &serving.listening, &config, (clock, &fleet))?;
+    }
+    if !watch.command.quiet {
+        launched.notices().iter().for_each(|line| notices::write(&format!("sidetrack: {line}\n")));
     }
     let published =
         Published::start(watch.published, launched.inside.take(), &shared).context("--publish")?;

@@ -6,6 +6,7 @@
     reason = "these comments are the texts of help: [name] is a table of the configuration there"
 )]
 
+pub mod attach;
 pub mod bugreport;
 pub mod ca;
 pub mod cache;

@@ -1,6 +1,6 @@
 //! `sidetrack run`: runs one command and intercepts its connections.
 
-mod jail;
+pub(super) mod jail;
 mod publish;
 mod secret;
 
@@ -49,6 +49,9 @@ pub struct RunArgs {
     /// How the command's connections are caught
     #[arg(long, value_enum, default_value_t)]
     pub mode: ModeArg,
+    /// Runs the command in this network namespace, of which all programs are caught then: a name of `ip netns`, or a path
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["mode", "publish"])]
+    pub netns: Option<PathBuf>,
     /// Accepts a connection only when the far side has: what is refused or unreachable there is so for the command. This is the
     /// default where it is possible; with this option it is said if this kernel cannot do it
     #[arg(long, conflicts_with_all = ["config", "tap", "early"])]
@@ -191,7 +194,7 @@ pub(super) fn run_as_login(args: &RunArgs, login: Login) -> ExitCode {
 }
 
 /// Ends as the command has ended.
-fn finish(ended: anyhow::Result<Ended>) -> ExitCode {
+pub(super) fn finish(ended: anyhow::Result<Ended>) -> ExitCode {
     let ended = ended.unwrap_or_else(|error| {
         // Standard error may be closed, which must not cause a panic.
         let _ = writeln!(io::stderr(), "sidetrack: {error:#}");
@@ -270,11 +273,19 @@ fn hops_of_words<'a>(words: impl Iterator<Item = &'a str>) -> anyhow::Result<Vec
 }
 
 /// Parses a hop. The zone of its address may be the name of an interface.
-fn hop(text: &str) -> anyhow::Result<Hop> {
+pub(super) fn hop(text: &str) -> anyhow::Result<Hop> {
     Ok(numbered(text)?.parse()?)
 }
 
 fn started(args: &RunArgs, login: Option<Login>) -> anyhow::Result<Ended> {
+    app::run(prepared(args, login)?)
+}
+
+/// Returns what `run` does with these arguments.
+///
+/// # Errors
+/// An argument is wrong, or a file that it names.
+pub(super) fn prepared(args: &RunArgs, login: Option<Login>) -> anyhow::Result<RunCommand> {
     let mode = match args.mode {
         ModeArg::Isolated => Mode::Isolated,
         ModeArg::Cgroup => Mode::Cgroup,
@@ -295,7 +306,7 @@ fn started(args: &RunArgs, login: Option<Login>) -> anyhow::Result<Ended> {
         covered_files = read.covered_files;
         held = Some(read.secrets);
     }
-    let command = RunCommand {
+    Ok(RunCommand {
         options: RunOptions {
             mode,
             jail: jail.as_ref().and_then(|jail| args.jail.unix_sockets(jail)),
@@ -303,6 +314,7 @@ fn started(args: &RunArgs, login: Option<Login>) -> anyhow::Result<Ended> {
             covered_files,
             publishes: !args.publish.is_empty(),
             name: login.as_ref().map(|login| login.name.clone()),
+            netns: args.netns.clone(),
             ..RunOptions::new(args.command.clone())
         },
         // The user may choose the environment of a login shell.
@@ -327,6 +339,5 @@ fn started(args: &RunArgs, login: Option<Login>) -> anyhow::Result<Ended> {
         tap: tap(args, held)?,
         verbose: args.verbose,
         quiet: args.quiet,
-    };
-    app::run(command)
+    })
 }

@@ -8,6 +8,7 @@
 //! - [`Mode::Cgroup`], as root, in the host's network: nft rules match the sockets of the command's control
 //!   group. Traffic that is not TCP and would leave the host is dropped.
 
+mod attach;
 mod cgroup;
 mod cgroup_datagrams;
 mod resolver_files;
@@ -35,6 +36,8 @@ use tokio::sync::oneshot;
 
 use super::hold;
 use crate::dns::{self, Resolver, SharedNames};
+pub use attach::{Attach, Subject as AttachTo};
+use attach::{Attached, Running};
 use cgroup::CgroupNetwork;
 pub use trust_files::Trusted;
 pub use unix_sockets::UnixSockets;
@@ -81,6 +84,10 @@ pub struct RunOptions {
     pub jail: Option<UnixSockets>,
     /// Ask about each connect(2), so that a denied one fails with `EACCES`.
     pub asks_connects: bool,
+    /// The network namespace in which it runs, and which is steered then; `None`: one of its own, or the host's.
+    pub netns: Option<PathBuf>,
+    /// No command is started: this is attached to instead.
+    pub attach: Option<Attach>,
 }
 
 impl RunOptions {
@@ -100,6 +107,8 @@ impl RunOptions {
             publishes: false,
             jail: None,
             asks_connects: false,
+            netns: None,
+            attach: None,
         }
     }
 }
@@ -115,6 +124,9 @@ pub enum RunError {
         "--mode cgroup needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN): run it as root, or leave --mode out"
     )]
     NotRoot,
+    /// What was asked for cannot be, for a reason that says what to do.
+    #[error("{0}")]
+    Refused(String),
     /// Setting up the host for `--mode cgroup` failed.
     #[error("cannot {what}: {source}")]
     Host {
@@ -160,11 +172,23 @@ pub struct Launched {
     pub owners: Option<SockDiag>,
     /// Reaches its servers, if that was asked for.
     pub inside: Option<InsideSockets>,
-    child: Arc<ChildProcess>,
-    dns: UdpSocket,
+    child: Subject,
+    dns: Option<UdpSocket>,
+    dns_v6: Option<UdpSocket>,
     resolver: SocketAddr,
     /// Rules and control group in the host's network. They are removed after the command has ended.
     host: Option<CgroupNetwork>,
+    /// The same for what was attached to.
+    attached: Option<Attached>,
+}
+
+/// Whose traffic is caught.
+#[derive(Debug)]
+enum Subject {
+    /// A command that was started.
+    Command(Arc<ChildProcess>),
+    /// What ran before.
+    Running(Arc<Running>),
 }
 
 /// Starts the command and everything that captures its connections.
@@ -177,6 +201,10 @@ pub struct Launched {
 /// # Panics
 /// If the process has more than one thread.
 pub fn launch(options: &RunOptions) -> Result<Launched, RunError> {
+    let names = Arc::new(Mutex::new(NameTable::new(options.name_capacity)));
+    if let Some(attach) = &options.attach {
+        return attach::launch(attach, names, options);
+    }
     let trusted_env = options.trusted.iter().flat_map(Trusted::variables);
     let program = Program {
         argv: options.argv.clone(),
@@ -187,7 +215,9 @@ pub fn launch(options: &RunOptions) -> Result<Launched, RunError> {
         confined: options.jail.as_ref().map(|unix| Confined { unix_sockets: *unix != UnixSockets::None }),
         asks_connects: options.asks_connects,
     };
-    let names = Arc::new(Mutex::new(NameTable::new(options.name_capacity)));
+    if let Some(path) = &options.netns {
+        return attach::launch_in(path, &program, names, options);
+    }
     match options.mode {
         Mode::Isolated => launch_isolated(program, names, options),
         Mode::Cgroup => launch_in_cgroup(&program, names, options),
@@ -195,11 +225,7 @@ pub fn launch(options: &RunOptions) -> Result<Launched, RunError> {
 }
 
 fn launch_isolated(program: Program, names: SharedNames, options: &RunOptions) -> Result<Launched, RunError> {
-    let mut files = private_files(IpAddr::V4(RESOLVER), options.trusted.as_ref());
-    files.contents.extend(options.covered_files.iter().cloned());
-    files.masked_sockets.extend(options.jail.iter().flat_map(UnixSockets::covered));
-    files.masked_sockets.sort_unstable();
-    files.masked_sockets.dedup();
+    let files = all_private_files(IpAddr::V4(RESOLVER), options);
     let hold = options.hold.then_some(HoldWish {
         queue: *HOLD_NUMBERS.start(),
         packets_max: hold::PACKETS_MAX,
@@ -217,11 +243,23 @@ fn launch_isolated(program: Program, names: SharedNames, options: &RunOptions) -
         questions: isolated.questions,
         owners: isolated.owners,
         inside: isolated.inside,
-        child: Arc::new(isolated.child),
-        dns: isolated.dns,
+        child: Subject::Command(Arc::new(isolated.child)),
+        dns: Some(isolated.dns),
+        dns_v6: None,
         resolver: SocketAddr::new(IpAddr::V4(RESOLVER), dns::PORT),
         host: None,
+        attached: None,
     })
+}
+
+/// Files that a command with a network of its own sees instead of the host's.
+fn all_private_files(resolver: IpAddr, options: &RunOptions) -> PrivateFiles {
+    let mut files = private_files(resolver, options.trusted.as_ref());
+    files.contents.extend(options.covered_files.iter().cloned());
+    files.masked_sockets.extend(options.jail.iter().flat_map(UnixSockets::covered));
+    files.masked_sockets.sort_unstable();
+    files.masked_sockets.dedup();
+    files
 }
 
 /// Files that the command sees instead of the host's.
@@ -250,10 +288,12 @@ fn launch_in_cgroup(
         // In the host's network, this process can open one itself.
         owners: SockDiag::open().ok(),
         inside: None,
-        child: Arc::new(child),
-        dns: sockets.dns,
+        child: Subject::Command(Arc::new(child)),
+        dns: Some(sockets.dns),
+        dns_v6: None,
         resolver: sockets.resolver,
         host: Some(network),
+        attached: None,
     })
 }
 
@@ -267,12 +307,20 @@ impl Launched {
     /// connection may have a listener's own address as original destination. It was dialled directly, and
     /// carrying it would be a loop.
     pub fn is_isolated(&self) -> bool {
-        self.host.is_none()
+        self.host.is_none() && self.attached.as_ref().is_none_or(Attached::is_lone)
     }
 
-    /// The command's process id.
+    /// The command's process id. For what was attached to, the process whose descendants may own a connection.
     pub fn pid(&self) -> u32 {
-        self.child.pid()
+        match &self.child {
+            Subject::Command(child) => child.pid(),
+            Subject::Running(running) => running.pid(),
+        }
+    }
+
+    /// What the user is to know about what was attached to.
+    pub fn notices(&self) -> &[String] {
+        self.attached.as_ref().map(Attached::notices).unwrap_or_default()
     }
 
     /// Answers the command's DNS queries while the future is polled, on the runtime that polls it. `now` is the
@@ -280,13 +328,24 @@ impl Launched {
     ///
     /// # Errors
     /// Fails if the socket fails.
-    pub fn serve_dns<F: Fn() -> Instant>(
+    pub fn serve_dns<F: Fn() -> Instant + Clone>(
         &self,
         resolver: Arc<Resolver>,
         now: F,
     ) -> impl Future<Output = io::Result<()>> + use<F> {
-        let socket = self.dns.try_clone();
-        async move { dns::serve_udp(socket?, resolver, now).await }
+        let copy = |socket: &Option<UdpSocket>| socket.as_ref().map(UdpSocket::try_clone).transpose();
+        let (first, second) = (copy(&self.dns), copy(&self.dns_v6));
+        let serve = move |socket, resolver, now| async move {
+            match socket {
+                Some(socket) => dns::serve_udp(socket, resolver, now).await,
+                None => std::future::pending().await,
+            }
+        };
+        async move {
+            let (first, second) = (first?, second?);
+            tokio::try_join!(serve(first, resolver.clone(), now.clone()), serve(second, resolver, now))
+                .map(drop)
+        }
     }
 
     /// Waits for the command's end, passes signals on to it, and stops this process when the command stops. Call it once: the end is
@@ -296,11 +355,19 @@ impl Launched {
     /// Fails if the process or the signals cannot be watched.
     pub async fn wait(&self) -> io::Result<Ended> {
         let (tell, told) = oneshot::channel();
-        let child = Arc::clone(&self.child);
+        let watch: Box<dyn FnOnce() -> io::Result<Ended> + Send> = match &self.child {
+            Subject::Command(child) => {
+                let child = Arc::clone(child);
+                Box::new(move || child.supervise())
+            }
+            Subject::Running(running) => {
+                let running = Arc::clone(running);
+                Box::new(move || running.wait())
+            }
+        };
         // A thread, not a task, so that it passes signals on even while the data path is busy.
         std::thread::Builder::new().name("command".to_owned()).spawn(move || {
-            let ended = child.supervise();
-            drop(child);
+            let ended = watch();
             // Fails if the future was dropped; then the exit code is not needed.
             let _ = tell.send(ended);
         })?;
@@ -313,7 +380,8 @@ impl Launched {
     /// # Errors
     /// Says what could not be removed.
     pub fn finish(self) -> Result<(), RunError> {
-        self.host.map_or(Ok(()), CgroupNetwork::remove)
+        self.host.map_or(Ok(()), CgroupNetwork::remove)?;
+        self.attached.map_or(Ok(()), Attached::remove)
     }
 }
 

@@ -11,14 +11,15 @@ use std::process::Command;
 use rustix::process::{DumpableBehavior, Pid, Signal};
 use rustix::thread::UnshareFlags;
 
+use super::error::LaunchError;
 use super::error::Step;
 use super::report::{Report, Reports};
 use super::signals::ForwardedSignals;
-use super::{HoldWish, IsolatedCommand, PrivateFiles, Program, idmap};
+use super::{Caught, HoldWish, IsolatedCommand, PrivateFiles, Program, idmap};
 use crate::caps::{self, CapabilitySet};
 use crate::cgroup::Leaf;
 use crate::inside::InsideSockets;
-use crate::netns::CatchStep;
+use crate::netns::{CatchStep, NetNs};
 use crate::nfqueue::HoldSockets;
 use crate::nft::{ANSWERS_MARK, HoldQueue};
 use crate::sockdiag::SockDiag;
@@ -36,6 +37,11 @@ pub(super) struct Failure {
 impl Failure {
     pub(super) fn new(step: Step, error: &io::Error) -> Self {
         Self { step, errno: error.raw_os_error().unwrap_or(0), text: error.to_string() }
+    }
+
+    /// As the caller of the public functions gets it.
+    pub(super) fn into_error(self, program: &Program) -> LaunchError {
+        LaunchError::reported(self.step, self.errno, self.text, program)
     }
 
     fn catching(step: CatchStep, error: &netlink::Error) -> Self {
@@ -235,6 +241,24 @@ pub(super) fn join(leaf: &Leaf, files: &PrivateFiles, reports: &Reports) -> Resu
     unshare(UnshareFlags::NEWNS).at(Step::Namespaces)?;
     files.mount().at(Step::Files)?;
     reports.send(&Report::Ready(Vec::new()), &[]).at(Step::Handover)
+}
+
+/// Enters a network and mounts private files; gives up the capabilities over the network.
+pub(super) fn enter(network: &NetNs, files: &PrivateFiles, reports: &Reports) -> Result<(), Failure> {
+    network.enter().at(Step::Namespaces)?;
+    unshare(UnshareFlags::NEWNS).at(Step::Namespaces)?;
+    files.mount().at(Step::Files)?;
+    reports.send(&Report::Ready(Vec::new()), &[]).at(Step::Handover)?;
+    unshare(UnshareFlags::NEWUSER).at(Step::NestedNamespace)?;
+    map_by_parent(reports)
+}
+
+/// Catches all traffic of the calling thread's network.
+pub(super) fn catch_network(port: u16, hold: Option<HoldWish>) -> Result<Caught, Failure> {
+    let queue = hold.and_then(open_hold);
+    let Network { listener, dns, datagrams, answers } =
+        make_network(port, hold.filter(|_| queue.is_some()), false)?;
+    Ok(Caught { listener, dns, datagrams, answers, hold: queue })
 }
 
 fn unshare(spaces: UnshareFlags) -> io::Result<()> {

@@ -64,7 +64,7 @@ impl ReceivedSignal {
 
 impl ForwardedSignals {
     /// Blocks the signals and opens the descriptor, which does not block.
-    pub(super) fn block() -> io::Result<Self> {
+    pub(crate) fn block() -> io::Result<Self> {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: sigemptyset initialises `set`, the others read it; sigprocmask writes `before` on success and

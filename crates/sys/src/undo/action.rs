@@ -55,6 +55,22 @@ pub enum Action {
     /// Ends every process in a cgroup of the second generation and removes it: without the rules that went with us, what still
     /// runs in it would go past us.
     EndCgroup(PathBuf),
+    /// Moves processes of one cgroup of the second generation to another: all, or one. They run again if they were frozen.
+    ReturnProcesses {
+        /// Directory of the cgroup in which they are.
+        from: PathBuf,
+        /// Directory of the one where they were. If it is gone, the parent of `from`.
+        to: PathBuf,
+        /// The one process; 0: all.
+        pid: u32,
+    },
+    /// Puts `lo` of a network back as it was.
+    RestoreLoopback {
+        /// Its MTU, bytes.
+        mtu_bytes: u32,
+        /// Whether it was up.
+        up: bool,
+    },
     /// Removes a file (a unix socket, a bound namespace).
     RemoveFile(PathBuf),
     /// Removes a unix socket that nothing listens at any more, if it still is this one.
@@ -110,6 +126,8 @@ impl Action {
             },
             Self::RemoveDirectory(path) => self.file(fs::remove_dir(path)),
             Self::EndCgroup(path) => self.file(end_cgroup(path)),
+            Self::ReturnProcesses { from, to, pid } => self.file(return_processes(from, to, *pid)),
+            Self::RestoreLoopback { mtu_bytes, up } => restore_loopback(*mtu_bytes, *up),
             Self::RemoveFile(path) => self.file(fs::remove_file(path)),
             Self::RemoveSocket { path, inode, with_directory } => {
                 self.file(remove_socket(path, *inode, *with_directory))
@@ -145,6 +163,10 @@ impl Action {
             }
             Self::RemoveDirectory(path) => format!("directory {}", escape_path(path)),
             Self::EndCgroup(path) => format!("cgroup {}", escape_path(path)),
+            Self::ReturnProcesses { from, to, pid } => {
+                format!("return {} {} {pid}", escape_path(from), escape_path(to))
+            }
+            Self::RestoreLoopback { mtu_bytes, up } => format!("loopback {mtu_bytes} {}", u8::from(*up)),
             Self::RemoveFile(path) => format!("file {}", escape_path(path)),
             Self::RemoveSocket { path, inode, with_directory } => {
                 format!("socket {} {inode} {}", escape_path(path), u8::from(*with_directory))
@@ -177,6 +199,16 @@ impl fmt::Display for Action {
             Self::RemoveDirectory(path) => write!(f, "remove the directory {}", path.display()),
             Self::EndCgroup(path) => {
                 write!(f, "end what runs in the cgroup {} and remove it", path.display())
+            }
+            Self::ReturnProcesses { from, to, pid: 0 } => {
+                write!(f, "move the processes of the cgroup {} back to {}", from.display(), to.display())
+            }
+            Self::ReturnProcesses { to, pid, .. } => {
+                write!(f, "move process {pid} back to the cgroup {}", to.display())
+            }
+            Self::RestoreLoopback { mtu_bytes, up } => {
+                let state = if *up { "up" } else { "down" };
+                write!(f, "set lo back to {state}, with an MTU of {mtu_bytes} bytes")
             }
             Self::RemoveFile(path) | Self::RemoveSocket { path, .. } => {
                 write!(f, "remove {}", path.display())
@@ -220,6 +252,12 @@ fn read(words: &[&str]) -> Option<Action> {
         }),
         ["directory", path] => Action::RemoveDirectory(path_of(path)?),
         ["cgroup", path] => Action::EndCgroup(path_of(path)?),
+        ["return", from, to, pid] => {
+            Action::ReturnProcesses { from: path_of(from)?, to: path_of(to)?, pid: pid.parse().ok()? }
+        }
+        ["loopback", mtu, up @ ("0" | "1")] => {
+            Action::RestoreLoopback { mtu_bytes: mtu.parse().ok()?, up: *up == "1" }
+        }
         ["file", path] => Action::RemoveFile(path_of(path)?),
         ["socket", path, inode, with_directory @ ("0" | "1")] => Action::RemoveSocket {
             path: path_of(path)?,
@@ -265,6 +303,39 @@ fn end_cgroup(path: &Path) -> io::Result<()> {
         std::thread::sleep(PAUSE);
     }
     fs::remove_dir(path)
+}
+
+/// Moves what is in `from` until nothing is left: a process may have been born meanwhile.
+fn return_processes(from: &Path, to: &Path, only: u32) -> io::Result<()> {
+    const ROUNDS: u32 = 1000;
+    let to = if to.is_dir() { to } else { from.parent().unwrap_or(to) };
+    // A process that is moved out of a frozen group runs again, but a frozen one may not be seen moving.
+    let _ = fs::write(from.join("cgroup.freeze"), "0");
+    for _ in 0..ROUNDS {
+        let inside = fs::read_to_string(from.join("cgroup.procs"))?;
+        let pids = inside.lines().filter(|pid| only == 0 || pid.parse() == Ok(only));
+        let mut left = 0;
+        for pid in pids {
+            left += 1;
+            match fs::write(to.join("cgroup.procs"), pid) {
+                // It has ended.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                done => done?,
+            }
+        }
+        if left == 0 {
+            return Ok(());
+        }
+    }
+    Err(io::ErrorKind::ResourceBusy.into())
+}
+
+fn restore_loopback(mtu_bytes: u32, up: bool) -> Result<(), ActionError> {
+    route::set_mtu("lo", mtu_bytes)?;
+    if !up {
+        route::link_down("lo")?;
+    }
+    Ok(())
 }
 
 const fn digit(version: IpVersion) -> char {
@@ -339,6 +410,12 @@ mod tests {
             Action::RemoveDirectory(OsString::from_vec(b"/sys/fs/\xff\n%x".to_vec()).into()),
             Action::RemoveFile("/run/sidetrack/admin.sock".into()),
             Action::EndCgroup("/sys/fs/cgroup/sidetrack-run-1".into()),
+            Action::ReturnProcesses {
+                from: "/sys/fs/cgroup/a b".into(),
+                to: "/sys/fs/cgroup".into(),
+                pid: 7,
+            },
+            Action::RestoreLoopback { mtu_bytes: 65_536, up: false },
             Action::RemoveSocket { path: "/run/a b".into(), inode: 7, with_directory: true },
         ];
         for action in actions {
@@ -359,6 +436,8 @@ mod tests {
             "file a b",
             "socket /run/a 1",
             "socket /run/a 1 2",
+            "return /a /b",
+            "loopback 1 2",
             "file %f",
             "file %zz",
             "boom /",
@@ -372,6 +451,8 @@ mod tests {
         let path = std::env::temp_dir().join("sidetrack-undo-no-such-thing");
         Action::RemoveFile(path.clone()).perform().expect("no file");
         Action::EndCgroup(path.clone()).perform().expect("no cgroup");
+        let all = Action::ReturnProcesses { from: path.clone(), to: path.clone(), pid: 0 };
+        all.perform().expect("no cgroup");
         Action::RemoveDirectory(path).perform().expect("no directory");
     }
 

@@ -11,6 +11,7 @@ use rustix::process::{Pid, WaitOptions};
 use super::{Action, ActionError};
 use crate::caps::{self, CapabilitySet};
 use crate::confine;
+use crate::netns::NetNs;
 
 /// First letter of a line: take this action when the writer is gone.
 const ADD: char = '+';
@@ -42,6 +43,25 @@ impl Guard {
     pub fn spawn(actions: &[Action]) -> io::Result<Self> {
         let (guard, read) = Self::fork()?;
         let Some(mut guard) = guard else { live(read) };
+        actions.iter().try_for_each(|action| guard.add(action))?;
+        Ok(guard)
+    }
+
+    /// Starts the guard in another network namespace, where the actions are performed.
+    ///
+    /// # Errors
+    /// As [`Guard::spawn`], or the namespace cannot be entered.
+    pub fn spawn_in(network: &NetNs, actions: &[Action]) -> io::Result<Self> {
+        // Says whether it can be entered: the child has no other way to tell it.
+        network.run(|| Ok(()))?;
+        let (guard, read) = Self::fork()?;
+        let Some(mut guard) = guard else {
+            if network.enter().is_err() {
+                // SAFETY: ends this process at once; nothing of the parent's may run in it.
+                unsafe { libc::_exit(1) }
+            }
+            live(read)
+        };
         actions.iter().try_for_each(|action| guard.add(action))?;
         Ok(guard)
     }

@@ -130,13 +130,18 @@ impl Sockets {
     }
 
     fn port(&self) -> io::Result<u16> {
-        let first = self.listeners.first().ok_or(io::ErrorKind::NotFound)?;
-        Ok(first.local_addr()?.port())
+        port(&self.listeners)
     }
 }
 
+/// The port of all these listeners.
+pub(super) fn port(listeners: &[TcpListener]) -> io::Result<u16> {
+    let first = listeners.first().ok_or(io::ErrorKind::NotFound)?;
+    Ok(first.local_addr()?.port())
+}
+
 /// REDIRECT sends connections to 127.0.0.1 or ::1, on one port for both. A host without IPv6 has only the first.
-fn listeners() -> io::Result<Vec<TcpListener>> {
+pub(super) fn listeners() -> io::Result<Vec<TcpListener>> {
     let options = ListenOptions { reset_if_killed: true, ..ListenOptions::default() };
     for _ in 0..ATTEMPTS {
         let first = sockopt::listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &options)?;
@@ -173,7 +178,7 @@ fn unique_name() -> String {
 /// Creates the table with this process as owner. On Linux 6.9 and later it stays after a kill until the guard
 /// has ended the command. On older kernels it vanishes with this process, shortly before the command's last
 /// process ends.
-fn own(table: &Table) -> Result<OwnedTable, OwnError> {
+pub(super) fn own(table: &Table) -> Result<OwnedTable, OwnError> {
     match OwnedTable::create(table, Lifetime::SocketThenOrphan) {
         Err(OwnError::PersistUnsupported) => OwnedTable::create(table, Lifetime::Socket),
         done => done,
@@ -181,7 +186,7 @@ fn own(table: &Table) -> Result<OwnedTable, OwnError> {
 }
 
 /// Opens a queue for the group's opening segments.
-fn open_hold() -> Result<HoldSockets, netlink::Error> {
+pub(super) fn open_hold() -> Result<HoldSockets, netlink::Error> {
     HoldSockets::open(HOLD_NUMBERS, 1, (hold::PACKETS_MAX, true), 0)
 }
 
