@@ -288,8 +288,7 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<Comm
     shared.agreement.store(watch.agreement);
     let fleet = Fleet::start(&shared, 1)?;
     let metrics = Arc::new(Metrics::new());
-    let telling = Telling::new(metrics.clone(), watch.command.quiet);
-    let telling = Arc::new(told_of(telling, &watch.command));
+    let telling = Arc::new(told_of(Telling::new(metrics.clone(), watch.command.quiet), &watch.command));
     let fail_on_deny = watch.command.fail_on_deny;
     let resolver = resolver(&launched, &config, &telling, watch.command.jail.as_ref());
     let questions = launched.questions.take().zip(network_of(&launched));
@@ -299,9 +298,7 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<Comm
     if let (Some(asking), Some(serving)) = (questions, serving.first()) {
         answer_connects(asking, &serving.listening, &config, (clock, &fleet))?;
     }
-    if !watch.command.quiet {
-        launched.notices().iter().for_each(|line| notices::write(&format!("sidetrack: {line}\n")));
-    }
+    tell_attached(&launched, &watch.command);
     let published =
         Published::start(watch.published, launched.inside.take(), &shared).context("--publish")?;
     let ledgers = [fleet.ledgers(), &[published.ledger()]].concat();
@@ -346,6 +343,12 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<Comm
         notices::write(&format!("sidetrack: {error}\n"));
     }
     Ok(if fail_on_deny && telling.has_refused() { CommandEnded::Exit(REFUSED) } else { ended })
+}
+
+/// Says what was attached to.
+fn tell_attached(launched: &Launched, command: &RunCommand) {
+    let told = launched.notices().iter().filter(|_| !command.quiet);
+    told.for_each(|line| notices::write(&format!("sidetrack: {line}\n")));
 }
 
 /// What is counted and how it is told, as the command's options say.

@@ -1,7 +1,7 @@
 //! Containers of podman: by name, and by the hook that is shipped.
 
 use crate::{Attached, attach, echo};
-use sidetrack_testkit::{Line, eventually, is_root};
+use sidetrack_testkit::{Line, Node, eventually, is_root};
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -113,6 +113,28 @@ fn asks(ip: &str, port: u16) -> String {
     format!("exec 3<>/dev/tcp/{ip}/{port} && echo ping >&3 && read -r line <&3 && echo $line")
 }
 
+/// Puts the shipped hook where the engine looks for it. Its sidetrack runs in the network of `host`.
+fn install_hook(engine: &Engine, host: &Node, log: &Path) {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/hooks");
+    // The runtime starts hooks in this host's network: only this wrapper knows the client's.
+    let own = format!(
+        "#!/bin/sh\nexec nsenter --net={} {} \"$@\"\n",
+        crate::network_of(host),
+        env!("CARGO_BIN_EXE_sidetrack")
+    );
+    engine.script("bin/sidetrack", &own);
+    let text = fs::read_to_string(shipped.join("sidetrack-attach.json")).expect("the hook");
+    let mut hook: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    hook["hook"]["path"] = shipped.join("sidetrack-attach-hook").display().to_string().into();
+    let path = path(None).into_string().expect("text");
+    hook["hook"]["env"] = serde_json::json!([
+        format!("SIDETRACK={}/bin/sidetrack", engine.folder.display()),
+        format!("ATTACH_LOG={}", log.display()),
+        format!("PATH={path}"),
+    ]);
+    fs::write(engine.folder.join("hooks/attach.json"), hook.to_string()).expect("written");
+}
+
 #[test]
 fn a_container_without_a_network_gets_one_that_is_limited() {
     if !is_root() {
@@ -148,29 +170,10 @@ fn a_container_without_a_network_gets_one_that_is_limited() {
     command.env("PATH", path(Some(&engine.folder.join("bin"))));
     let refused = command.output().expect("it runs");
     assert!(String::from_utf8_lossy(&refused.stderr).contains("does not run: start it first"));
-
     // By the hook, before its program runs.
-    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/hooks");
-    let profile = engine.folder.join("profile");
+    let (profile, log) = (engine.folder.join("profile"), engine.folder.join("log"));
     fs::write(&profile, format!("{list}\n")).expect("written");
-    // The runtime starts hooks in this host's network: only this wrapper knows the client's.
-    let own = format!(
-        "#!/bin/sh\nexec nsenter --net={} {} \"$@\"\n",
-        crate::network_of(&line.client),
-        env!("CARGO_BIN_EXE_sidetrack")
-    );
-    engine.script("bin/sidetrack", &own);
-    let log = engine.folder.join("log");
-    let text = fs::read_to_string(shipped.join("sidetrack-attach.json")).expect("the hook");
-    let mut hook: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    hook["hook"]["path"] = shipped.join("sidetrack-attach-hook").display().to_string().into();
-    let path = path(None).into_string().expect("text");
-    hook["hook"]["env"] = serde_json::json!([
-        format!("SIDETRACK={}/bin/sidetrack", engine.folder.display()),
-        format!("ATTACH_LOG={}", log.display()),
-        format!("PATH={path}"),
-    ]);
-    fs::write(engine.folder.join("hooks/attach.json"), hook.to_string()).expect("written");
+    install_hook(&engine, &line.client, &log);
     let annotation = format!("sidetrack.profile={}", profile.display());
     let script = format!("{}; {} || echo refused", asks("10.0.2.1", open), asks("10.0.2.1", closed));
     let run = ["run", "--rm", "--network", "none", "--annotation", &annotation, "localhost/small:1"];
