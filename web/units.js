@@ -4,8 +4,8 @@ const SIZES = ['B', 'kB', 'MB', 'GB', 'TB', 'PB'];
 
 function digits(value) {
   if (value === 0) return '0';
-  if (value >= 100) return value.toFixed(0);
-  return value >= 10 ? value.toFixed(1) : value.toFixed(2);
+  if (value >= 99.95) return value.toFixed(0);
+  return value >= 9.995 ? value.toFixed(1) : value.toFixed(2);
 }
 
 /** Bytes, powers of 1000. */

@@ -137,6 +137,7 @@ fn listening(config: &Config) -> Vec<Step> {
         }
     }
     steps.extend(config.admin.metrics.map(|address| listen(address, "[admin] metrics")));
+    steps.extend(config.admin.page.map(|address| listen(address, "[admin] page")));
     steps.extend(config.outgoing.iter().map(|outgoing| listen(outgoing.listen, "[outgoing]")));
     steps
 }

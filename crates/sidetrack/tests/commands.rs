@@ -387,6 +387,7 @@ fn plan_lists_low_ports_and_rules_of_the_kernel() {
     );
     let listener = "[[listen]]\nkind = 'socks'\naddress = '127.0.0.1:0'\n";
     plan_has(&format!("{listener}[admin]\nmetrics = '127.0.0.1:99'\n"), &["port 99, for [admin] metrics"]);
+    plan_has(&format!("{listener}[admin]\npage = '127.0.0.1:97'\n"), &["port 97, for [admin] page"]);
     let outgoing = "[outgoing]\nlisten = '127.0.0.1:98'\nports = '4200-4299'\n";
     plan_has(&format!("{listener}{outgoing}"), &["port 98, for [outgoing]"]);
     let low = outgoing.replace("4200-4299", "900-1100");

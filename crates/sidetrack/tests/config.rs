@@ -273,6 +273,7 @@ fn errors_of_top_level_values() {
             "[limits]\nfirst_bytes_ms = 500\nbuffer_bytes = 1\nidle_timeout_ms = 0\nmax_flows = 0",
             "[record]\nto = \"stdot\"\nrecent = 5000000",
             "[admin]\nsocket = \"nome\"\nmetrics = \"9465\"",
+            "[admin]\npage_tokens = \"tokens\"\npage_hosts = \"node.example:443\"",
             "[set]\nlab = []\nall = [\"@lab\"]\nbad = \"10.0.0.1/8\"",
         ]),
     );

@@ -48,6 +48,8 @@ fn wanted(config: &Config) -> Vec<(String, PortKind, SocketAddr)> {
     }
     let metrics = config.admin.metrics.iter();
     wanted.extend(metrics.map(|address| ("[admin] metrics".to_owned(), PortKind::Tcp, *address)));
+    let page = config.admin.page.iter();
+    wanted.extend(page.map(|address| ("[admin] page".to_owned(), PortKind::Tcp, *address)));
     let outgoing = config.outgoing.iter();
     wanted.extend(outgoing.map(|outgoing| ("[outgoing] listen".to_owned(), PortKind::Tcp, outgoing.listen)));
     wanted.retain(|(_, _, address)| address.port() != 0);

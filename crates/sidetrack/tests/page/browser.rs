@@ -5,6 +5,8 @@ use crate::support::{carried, denied, ended, enter, flow, full, live};
 use crate::{HOSTILE, Rig, tokens};
 use sidetrack::live::LiveFlow;
 use sidetrack_core::flow::{EndReason, Process};
+use sidetrack_core::net::IpNet;
+use sidetrack_core::policy::{Action, Condition, Match, Policy, Rule};
 use sidetrack_testkit::eventually;
 use std::sync::Arc;
 
@@ -48,6 +50,7 @@ fn the_page_in_a_real_browser() {
     pictures(&mut browser, &rig);
     let rig = it_says_when_the_node_is_away(&mut browser, rig, folder.path());
     many_rows_are_shown(&mut browser, &rig);
+    measure(&mut browser, &rig);
     assert_eq!(browser.eval("window.hacked ?? null"), serde_json::Value::Null, "no name became a script");
     assert_eq!(browser.eval("document.querySelectorAll('img').length"), 0);
     assert_eq!(browser.eval("JSON.stringify(window.violations)"), "[]");
@@ -127,8 +130,22 @@ fn a_flow_ends_after_one_question(browser: &mut Browser, flow: &LiveFlow) {
     browser.press("Escape");
 }
 
+/// Rules that some flows of the pictures do not match.
+fn policy_of_pictures() -> Arc<Policy> {
+    let rule = |name: &str, to: [u8; 4]| {
+        let to = IpNet::from(std::net::IpAddr::from(to));
+        let conditions = vec![Condition::To([to].into_iter().collect())];
+        Rule { name: name.into(), matcher: Match::new(conditions), action: Action::default() }
+    };
+    let last = Rule { name: "databases".into(), matcher: Match::new(Vec::new()), action: Action::default() };
+    Arc::new(Policy::new(
+        vec![rule("intranet", [10, 0, 0, 1]), rule("mirrors", [192, 0, 2, 7]), last],
+        Action::Deny,
+    ))
+}
+
 /// Flows of all kinds, for the pictures, with bytes that move.
-fn scenery(rig: &Rig, id: u64) -> Arc<LiveFlow> {
+fn scenery(rig: &Rig, policy: &Arc<Policy>, id: u64) -> Arc<LiveFlow> {
     let at = usize::try_from(id).unwrap_or(0);
     let programs = ["curl", "git", "postgres", "rsync", "python3", "apt"];
     let hosts =
@@ -144,7 +161,9 @@ fn scenery(rig: &Rig, id: u64) -> Arc<LiveFlow> {
         _ => carried(Some("databases"), &["socks6://inner.example:1080"]),
     };
     let flow = LiveFlow::new(sidetrack_core::flow::FlowId(id));
-    flow.decide(sidetrack::live::Decided::new(known, Some(verdict)));
+    flow.decide(sidetrack::live::Decided::new(known, Some(verdict)).by(policy));
+    flow.step(sidetrack::live::Step::Decided);
+    flow.step(sidetrack::live::Step::Resolved);
     let us = |us| std::time::Duration::from_micros(us + id * 97 % 800);
     flow.connected(us(11_200));
     flow.first_byte(us(23_900));
@@ -158,28 +177,37 @@ fn scenery(rig: &Rig, id: u64) -> Arc<LiveFlow> {
     flow
 }
 
+/// Moves bytes for longer than an update of the table takes.
+fn moves(flows: &[Arc<LiveFlow>]) {
+    for _ in 0..8 {
+        for (at, flow) in (1..).zip(flows) {
+            flow.count(at * at * 91 % 7000, if at % 3 == 0 { 0 } else { at * at * at * 17 });
+        }
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+}
+
 /// Pictures at three widths and in both schemes, for people who change the page: `SIDETRACK_PICTURES=FOLDER`.
 fn pictures(browser: &mut Browser, rig: &Rig) {
     if std::env::var_os("SIDETRACK_PICTURES").is_none() {
         return;
     }
-    let flows: Vec<_> = (100..160).map(|id| scenery(rig, id)).collect();
+    let policy = policy_of_pictures();
+    let flows: Vec<_> = (100..160).map(|id| scenery(rig, &policy, id)).collect();
     for (width, height) in [(375, 700), (1280, 800), (2560, 1300)] {
         for scheme in ["light", "dark"] {
             browser.be(width, height, scheme);
             for screen in ["policy", "health", "flows"] {
-                for (at, flow) in (1..).zip(&flows) {
-                    flow.count(at * at * 91 % 70_000, if at % 3 == 0 { 0 } else { at * at * at * 137 });
-                }
                 browser.eval(&format!("location.hash = '{screen}'"));
                 browser.wait_for("document.querySelector('.panel caption') || document.querySelector('.body .row:not([hidden])')");
-                std::thread::sleep(std::time::Duration::from_millis(1200));
+                moves(&flows);
                 browser.picture(&format!("{screen}-{width}-{scheme}"));
             }
             browser.eval("document.querySelector('.grid').focus()");
             browser.press("g");
             browser.press("Enter");
             browser.wait_for("document.querySelectorAll('.timeline .step').length >= 3");
+            moves(&flows);
             browser.picture(&format!("flow-{width}-{scheme}"));
             browser.press("Escape");
         }
@@ -210,4 +238,74 @@ fn many_rows_are_shown(browser: &mut Browser, rig: &Rig) {
     browser.eval("document.querySelector('.grid').focus()");
     browser.press("G");
     browser.wait_for("document.querySelector('.body .selected')?.getAttribute('aria-rowindex') >= 10002");
+}
+
+/// Scrolls for some seconds, one step for each frame.
+const SCROLL: &str = "(async () => {
+    const grid = document.querySelector('.grid');
+    for (let n = 0; n < 300; n += 1) {
+        grid.scrollTop = (grid.scrollTop + 1700) % (grid.scrollHeight - grid.clientHeight);
+        await new Promise(requestAnimationFrame);
+    }
+})()";
+
+/// The CPU time that the tab's main thread needs while it does something, seconds.
+fn busy(browser: &mut Browser, what: impl FnOnce(&mut Browser)) -> f64 {
+    let time = |browser: &mut Browser| {
+        let metrics = browser.call("Performance.getMetrics", serde_json::json!({}));
+        let all = metrics["metrics"].as_array().expect("a list");
+        let task = all.iter().find(|metric| metric["name"] == "TaskDuration").expect("known");
+        task["value"].as_f64().expect("a number")
+    };
+    let before = time(browser);
+    what(browser);
+    time(browser) - before
+}
+
+/// Prints what scrolling and updates cost the tab with this number of rows.
+fn measure_tab(browser: &mut Browser, rows: &str) {
+    let scrolled = busy(browser, |browser| drop(browser.eval(SCROLL)));
+    println!("{rows} rows: {:.1} ms for a frame while scrolling", scrolled / 0.3);
+    let rested = busy(browser, |_| std::thread::sleep(std::time::Duration::from_secs(10)));
+    println!("{rows} rows: {:.1} ms for an update", rested * 100.0);
+}
+
+/// CPU time of this process so far, seconds.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("proc");
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    let ticks = |at: usize| fields[at].parse::<f64>().expect("a number");
+    (ticks(11) + ticks(12)) / 100.0
+}
+
+/// Prints what ten thousand rows cost, and a hundred thousand, if `SIDETRACK_MEASURE` is set. Nothing is asserted.
+fn measure(browser: &mut Browser, rig: &Rig) {
+    if std::env::var_os("SIDETRACK_MEASURE").is_none() {
+        return;
+    }
+    let flows: Vec<_> = rig.ledger.snapshot();
+    for (what, each) in [("none moves", usize::MAX), ("a tenth moves", 10), ("all move", 1)] {
+        let before = cpu_seconds();
+        for second in 0..15_u64 {
+            flows.iter().step_by(each).for_each(|flow| flow.count(second * 100 + 1, second * 5000 + 1));
+            std::thread::sleep(std::time::Duration::from_secs(1));
+        }
+        println!("10,000 rows, {what}: {:.2} CPU s per minute", (cpu_seconds() - before) * 4.0);
+    }
+    browser.call("Performance.setTimeDomain", serde_json::json!({"timeDomain": "threadTicks"}));
+    browser.call("Performance.enable", serde_json::json!({}));
+    measure_tab(browser, "10,000");
+    for id in 20_000..110_000 {
+        enter(&rig.ledger, &full(id));
+    }
+    let start = std::time::Instant::now();
+    browser.wait_for("document.querySelector('.grid').getAttribute('aria-rowcount') >= 100002");
+    println!("100,000 rows: shown after {:?}", start.elapsed());
+    measure_tab(browser, "100,000");
+    println!(
+        "100,000 rows: {} MB in the page",
+        browser.eval("Math.round(performance.memory.usedJSHeapSize / 1e6)")
+    );
+    let memory = std::fs::read_to_string("/proc/self/status").expect("proc");
+    println!("100,000 rows: {:?}", memory.lines().find(|line| line.starts_with("VmHWM")));
 }

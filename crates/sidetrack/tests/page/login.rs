@@ -1,6 +1,9 @@
 //! Who gets in, and what each answer says to browsers.
 
-use crate::{Rig, field, status, tokens};
+use crate::{Rig, field, state, status, tokens};
+use sidetrack::admin::{AdminSocket, serve};
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
@@ -118,4 +121,43 @@ fn strangers_do_not_keep_a_viewer_out() {
     let connect = || std::net::TcpStream::connect(rig.address).expect("a connection");
     let _strangers: Vec<_> = (0..100).map(|_| connect()).collect();
     assert_eq!(status(&rig.ask("GET", "/v1/flows", &[("cookie", &cookie)], "")), "200");
+}
+
+#[test]
+fn the_socket_needs_no_login_and_serves_no_other_site() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("admin.sock");
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let socket = AdminSocket::bind(&path).expect("a socket");
+    let serving = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(serve(state().0, socket, stopped)).expect("served");
+    });
+    let ask = |target: &str, fields: &str| {
+        let mut stream = UnixStream::connect(&path).expect("a connection");
+        let request = format!("GET {target} HTTP/1.1\r\nconnection: close\r\n{fields}\r\n");
+        stream.write_all(request.as_bytes()).expect("written");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        answer
+    };
+    let index = ask("/", "host: localhost:9466\r\n");
+    assert!(index.starts_with("HTTP/1.1 200") && index.contains("<title>Sidetrack</title>"), "{index}");
+    assert!(field(&index, "content-security-policy").starts_with("default-src 'self';"));
+    let session = ask("/page/session", "host: localhost:9466\r\n");
+    assert!(session.ends_with(r#"{"role":"admin","has_login":false}"#), "{session}");
+    // Our own client, a name of the user's, an address; then what pages of other sites can send through `ssh -L`.
+    for (fields, expected) in [
+        ("host: sidetrack\r\n", "200"),
+        ("host: x\r\n", "200"),
+        ("host: 127.0.0.1:9466\r\n", "200"),
+        ("host: [::1]:9466\r\norigin: http://[::1]:9466\r\n", "200"),
+        ("host: evil.example:9466\r\n", "421"),
+        ("host: localhost:9466\r\norigin: http://evil.example\r\n", "403"),
+        ("host: localhost:9466\r\nsec-fetch-site: cross-site\r\nsec-fetch-mode: no-cors\r\n", "403"),
+    ] {
+        assert_eq!(status(&ask("/v1/flows", fields)), expected, "{fields}");
+    }
+    stop.send_replace(true);
+    serving.join().expect("served");
 }

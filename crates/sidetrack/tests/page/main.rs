@@ -53,6 +53,15 @@ impl Control for Program {
     }
 }
 
+/// The state of the routes, with a ledger of flows and its recorder.
+pub(crate) fn state() -> (AdminState, Arc<Ledger>, Recorder) {
+    let ledger = Arc::new(Ledger::default());
+    let (feed, metrics) = (Arc::new(Feed::new(1000)), Arc::new(Metrics::new()));
+    let recorder = Recorder::new(vec![ledger.clone()], feed.clone(), None, metrics.clone());
+    let state = AdminState::new(vec![ledger.clone()], feed, metrics, Arc::new(Program));
+    (state, ledger, recorder)
+}
+
 /// A served page, with the ledger of its flows.
 pub(crate) struct Rig {
     pub(crate) ledger: Arc<Ledger>,
@@ -83,10 +92,7 @@ impl Rig {
     fn at(folder: &Path, listener: TcpListener) -> Self {
         let address = listener.local_addr().expect("an address");
         let tokens = Tokens::load(&folder.join("page-tokens")).expect("tokens");
-        let ledger = Arc::new(Ledger::default());
-        let (feed, metrics) = (Arc::new(Feed::new(1000)), Arc::new(Metrics::new()));
-        let recorder = Recorder::new(vec![ledger.clone()], feed.clone(), None, metrics.clone());
-        let state = AdminState::new(vec![ledger.clone()], feed, metrics, Arc::new(Program));
+        let (state, ledger, recorder) = state();
         let (stop, stopped) = watch::channel(false);
         let serving = std::thread::spawn(move || {
             let runtime =

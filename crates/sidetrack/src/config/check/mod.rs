@@ -249,7 +249,7 @@ impl Check<'_> {
             [&admin.metrics, &admin.page].map(|at| at.as_ref().and_then(|at| self.address(at)));
         let metrics_hosts = self.hosts("metrics_hosts", admin.metrics_hosts.as_ref());
         let page_hosts = self.hosts("page_hosts", admin.page_hosts.as_ref());
-        let page_tokens = admin.page_tokens.as_ref().map(|path| self.path(path, &[]));
+        let page_tokens = admin.page_tokens.as_ref().map(|path| self.surroundings.resolve(path));
         if let (None, Some(tokens)) = (&admin.page, &admin.page_tokens) {
             let help = "add `page`, an address such as \"127.0.0.1:9466\"";
             self.error(tokens.span(), "`page_tokens` without `page`: there is no login", help);
