@@ -168,14 +168,15 @@ export class Flows {
     const { id, isDown } = this.table.sort;
     const column = COLUMNS.find((one) => one.id === id) ?? COLUMNS[0];
     const now = this.table.now();
-    const sign = isDown ? -1 : 1;
-    const keys = new Map(rows.map((row) => [row, id === 'flow' ? row.since_ms : column.key(row, now)]));
+    const keyed = rows.map((row) => ({ row, key: id === 'flow' ? row.since_ms : column.key(row, now) }));
     const collator = new Intl.Collator();
-    return rows.sort((one, other) => {
-      const [a, b] = [keys.get(one), keys.get(other)];
-      const order = typeof a === 'string' ? collator.compare(a, b) : a - b;
-      return order * sign || (id === 'flow' ? (one.flow - other.flow) * sign : other.flow - one.flow);
+    // Rising first: that is almost the order in which rows come, so that most updates sort in one pass.
+    keyed.sort((one, other) => {
+      const order = typeof one.key === 'string' ? collator.compare(one.key, other.key) : one.key - other.key;
+      return order || one.row.flow - other.row.flow;
     });
+    const sorted = keyed.map(({ row }) => row);
+    return isDown ? sorted.reverse() : sorted;
   }
 
   /** After an update of the node, or of what is asked for. */

@@ -1,6 +1,6 @@
 // A table of any length: only the rows that can be seen exist, and they are used again while it scrolls.
 
-import { el, say } from './dom.js';
+import { el } from './dom.js';
 import { isBad } from './columns.js';
 
 /** The height of a row, pixels; style.css has the same. */
@@ -19,7 +19,7 @@ export class Table {
     this.selected = null;
     this.pool = [];
     this.head = el('div', { class: 'row head', role: 'row', 'aria-rowindex': '1' });
-    this.body = el('div', { class: 'body', role: 'rowgroup' });
+    this.body = el('div', { class: 'body', role: 'rowgroup', on: { mouseover: ({ target }) => this.tell(target.closest('.cell')) } });
     this.empty = el('div', { class: 'empty' });
     this.grid = el('div', {
       class: 'grid', role: 'grid', tabindex: '0', 'aria-label': label,
@@ -89,7 +89,7 @@ export class Table {
   }
 
   newLine() {
-    const cells = this.columns.map((column) => el('div', { class: column.right ? 'cell right' : 'cell', role: 'gridcell' }));
+    const cells = this.columns.map((column) => el('div', { class: column.right ? 'cell right' : 'cell', role: 'gridcell' }, ''));
     const line = { cells, texts: cells.map(() => null), index: -1, isUsed: true };
     line.element = el('div', {
       class: 'row', role: 'row', hidden: true,
@@ -117,9 +117,13 @@ export class Table {
       line.texts[at] = text;
       const cell = line.cells[at];
       if (column.chips) cell.replaceChildren(...column.chips(row).map((chip) => el('span', { class: 'chip' }, chip)));
-      else say(cell, text);
-      cell.title = text.length > 12 ? text : '';
+      else cell.firstChild.data = text;
     });
+  }
+
+  /** A cell whose text does not fit shows it all under the mouse. */
+  tell(cell) {
+    if (cell) cell.title = cell.scrollWidth > cell.clientWidth ? [...cell.childNodes].map((part) => part.textContent).join(' → ') : '';
   }
 
   /** Selects a row, or none. */
