@@ -404,7 +404,7 @@ impl<T> OldestFirst<T> {
 }
 
 /// Returns the key of a source: an IPv4 address, or the /64 of an IPv6 address. Never an IPv4-mapped address.
-pub(crate) fn source_key(address: IpAddr) -> IpAddr {
+pub fn source_key(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64)),
         v4 => v4,

@@ -5,10 +5,11 @@
 //! proxy gets the name, and the name never leaves the machine as a query.
 //!
 //! A program may keep an address far longer than the TTL of the answer. So a mapping is stable while it is in use.
-//! When the table is full, only the address that was unused for longest gets another name, and only after
+//! When the table is full, only the address whose time is over first gets another name, and only after
 //! [`NameTable::minimum_age`]. A connection to the wrong host would be worse than a failed lookup.
 
 use crate::flow::HostName;
+use crate::net::IpNet;
 use crate::time::Instant;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -20,28 +21,31 @@ pub const RESOLVER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 /// First address of the range, 198.18.0.0.
 const BASE: u32 = u32::from_be_bytes([198, 18, 0, 0]);
 /// Length of the range's prefix.
-const PREFIX_BITS: u32 = 15;
+const PREFIX_BITS: u8 = 15;
 /// Addresses that are assigned in each /24: all except .0 and .255, which some stacks treat as a network or broadcast
 /// address.
 const PER_BLOCK: u32 = 254;
 /// /24 blocks in the range.
-const BLOCKS: u32 = 1 << (24 - PREFIX_BITS);
+const BLOCKS: u32 = 1 << (24 - PREFIX_BITS as u32);
 
 /// Names and their addresses, limited in number. Both directions take logarithmic time.
 #[derive(Debug)]
 pub struct NameTable {
     capacity: usize,
     minimum_age: Duration,
+    /// The time for which an address is kept that was returned, and to which no connection was made since.
+    unconnected_age: Duration,
     slots: Vec<Slot>,
     by_name: BTreeMap<HostName, u32>,
-    /// Slots by last use. The one that was unused for longest comes first.
-    by_use: BTreeSet<(Instant, u32)>,
+    /// Slots by the time from which they may get another name.
+    by_end: BTreeSet<(Instant, u32)>,
 }
 
 #[derive(Debug)]
 struct Slot {
     name: HostName,
-    last_used: Instant,
+    /// From then on, the address may represent another name.
+    kept_until: Instant,
 }
 
 impl NameTable {
@@ -63,10 +67,19 @@ impl NameTable {
         Self {
             capacity: capacity.clamp(1, Self::MAX_CAPACITY),
             minimum_age,
+            unconnected_age: minimum_age,
             slots: Vec::new(),
             by_name: BTreeMap::new(),
-            by_use: BTreeSet::new(),
+            by_end: BTreeSet::new(),
         }
+    }
+
+    /// Keeps an address to which no connection was made for this time only, at most [`Self::minimum_age`]. So a client that
+    /// asks for many names fills the table less soon.
+    #[must_use]
+    pub fn with_unconnected_age(mut self, age: Duration) -> Self {
+        self.unconnected_age = age.min(self.minimum_age);
+        self
     }
 
     /// Returns the address that represents `name`, the same one as before if it has one. Counts as a use.
@@ -74,19 +87,21 @@ impl NameTable {
     /// `None` if the table is full and no address was unused for the minimum age. Answer SERVFAIL then, so that the
     /// program tries again later.
     pub fn address_for(&mut self, name: &HostName, now: Instant) -> Option<Ipv4Addr> {
+        let until = now + self.unconnected_age;
         if let Some(&index) = self.by_name.get(name) {
-            self.touch(index, now);
+            self.keep(index, until);
             return address_of(index);
         }
+        let slot = Slot { name: name.clone(), kept_until: until };
         let index = if self.slots.len() < self.capacity {
             let index = u32::try_from(self.slots.len()).ok()?;
-            self.slots.push(Slot { name: name.clone(), last_used: now });
+            self.slots.push(slot);
             index
         } else {
-            self.reclaim(name, now)?
+            self.reclaim(slot, now)?
         };
         self.by_name.insert(name.clone(), index);
-        self.by_use.insert((now, index));
+        self.by_end.insert((until, index));
         address_of(index)
     }
 
@@ -100,15 +115,20 @@ impl NameTable {
     pub fn name_used(&mut self, address: Ipv4Addr, now: Instant) -> Option<HostName> {
         let index = index_of(address)?;
         let name = self.slots.get(index as usize)?.name.clone();
-        self.touch(index, now);
+        self.keep(index, now + self.minimum_age);
         Some(name)
+    }
+
+    /// The range of all addresses that represent names, 198.18.0.0/15.
+    pub fn range() -> IpNet {
+        IpNet::new(Ipv4Addr::from_bits(BASE).into(), PREFIX_BITS)
     }
 
     /// Whether `address` is in 198.18.0.0/15, even if it represents no name now.
     ///
     /// A connection to such an address without a name must be refused, and never dialled.
     pub const fn contains(address: Ipv4Addr) -> bool {
-        address.to_bits() >> (32 - PREFIX_BITS) == BASE >> (32 - PREFIX_BITS)
+        address.to_bits() >> (32 - PREFIX_BITS as u32) == BASE >> (32 - PREFIX_BITS as u32)
     }
 
     /// Returns the number of names.
@@ -121,32 +141,31 @@ impl NameTable {
         self.slots.is_empty()
     }
 
-    /// Returns how long an address must be unused before it may represent another name.
+    /// Returns how long an address must be without a connection before it may represent another name.
     pub const fn minimum_age(&self) -> Duration {
         self.minimum_age
     }
 
-    /// Notes a use of slot `index`. If the clock went back, nothing changes.
-    fn touch(&mut self, index: u32, now: Instant) {
+    /// Keeps slot `index` until this time, or longer. If the clock went back, nothing changes.
+    fn keep(&mut self, index: u32, until: Instant) {
         if let Some(slot) = self.slots.get_mut(index as usize)
-            && slot.last_used < now
+            && slot.kept_until < until
         {
-            self.by_use.remove(&(slot.last_used, index));
-            slot.last_used = now;
-            self.by_use.insert((now, index));
+            self.by_end.remove(&(slot.kept_until, index));
+            slot.kept_until = until;
+            self.by_end.insert((until, index));
         }
     }
 
-    /// Takes the slot that was unused for longest from its name, and gives it to `name`. The caller adds it to the
-    /// indexes.
-    fn reclaim(&mut self, name: &HostName, now: Instant) -> Option<u32> {
-        let &(last_used, index) = self.by_use.first()?;
-        if now < last_used || now.since(last_used) < self.minimum_age {
+    /// Takes the slot whose time is over first from its name, and puts `new` there. The caller adds it to the indexes.
+    fn reclaim(&mut self, new: Slot, now: Instant) -> Option<u32> {
+        let &(until, index) = self.by_end.first()?;
+        if now < until {
             return None;
         }
         let slot = self.slots.get_mut(index as usize)?;
-        self.by_use.remove(&(last_used, index));
-        let old = std::mem::replace(slot, Slot { name: name.clone(), last_used: now });
+        self.by_end.remove(&(until, index));
+        let old = std::mem::replace(slot, new);
         self.by_name.remove(&old.name);
         Some(index)
     }

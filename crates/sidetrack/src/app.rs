@@ -2,10 +2,12 @@
 
 mod agreement;
 mod apply;
+mod budget;
 mod caches;
 mod chains;
 mod containers;
 mod control;
+mod dns;
 mod handover;
 mod hold;
 mod kernel;

@@ -4,7 +4,7 @@ mod packets;
 
 pub use packets::{CapturedPackets, Links};
 
-use crate::config::{Config, ListenerKind, Question};
+use crate::config::{Config, DnsMode, ListenerKind, NameStanding, Question};
 use serde::Serialize;
 use sidetrack_core::flow::{Flow, Host, Protocol};
 use sidetrack_core::policy::{
@@ -50,6 +50,9 @@ pub struct Answer {
     /// The state of the containers on the way in a running sidetrack. `None` if there are none on the way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub containers: Option<Health>,
+    /// What the resolver (`[dns]`) answers to queries for the name. `None`: there is none, or the destination is an address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resolver: Option<&'static str>,
     /// How the overlay carries its packets, if it captures them whole. `None` if it does not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub packets: Option<CapturedPackets>,
@@ -191,6 +194,7 @@ pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
         forwarded: forwarded(config, question, &flow),
         trace: trace.iter().map(ToString::to_string).collect(),
         containers: None,
+        resolver: resolver(config, &flow),
         packets: packets::of(config, &flow),
         flow: AskedFlow {
             client: flow.client,
@@ -200,6 +204,16 @@ pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
             protocol: flow.protocol,
             host: question.host.as_ref().map(ToString::to_string),
         },
+    })
+}
+
+/// Says what the resolver answers to queries for the destination's name.
+fn resolver(config: &Config, flow: &Flow) -> Option<&'static str> {
+    let (dns, Host::Name(name)) = (config.dns.as_ref()?, &flow.orig_dst.host) else { return None };
+    Some(match (config.standing(name), dns.mode) {
+        (NameStanding::Denied, _) => "NXDOMAIN: the rules let no flow to this name pass",
+        (_, DnsMode::Name) => "an address of 198.18.0.0/15, which represents the name",
+        (_, DnsMode::Resolve) => "what name servers say",
     })
 }
 
@@ -351,6 +365,9 @@ impl fmt::Display for Answer {
             "user space"
         };
         writeln!(f, "path     {path}")?;
+        if let Some(answer) = self.resolver {
+            writeln!(f, "dns      {answer}")?;
+        }
         if let Some(forwarded) = &self.forwarded {
             writeln!(f, "shunt    {forwarded}")?;
         }

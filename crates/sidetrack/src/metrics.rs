@@ -4,6 +4,7 @@
 //! addresses.
 
 mod buckets;
+mod dns;
 mod engine;
 mod history;
 mod overlay;
@@ -12,6 +13,8 @@ mod profile;
 use crate::live::{Batch, Decided, Ended, Ledger, Tally, Transport};
 use crate::record::Observer;
 use buckets::{Buckets, CONNECT_BUCKETS, DURATION_BUCKETS, SNIFF_BUCKETS, Seen};
+pub use dns::DnsCounts;
+use dns::DnsMetrics;
 use engine::EngineMetrics;
 use history::HistoryMetrics;
 use overlay::OverlayMetrics;
@@ -180,6 +183,7 @@ pub struct Metrics {
     held_overruns: Counter,
     records_dropped: Counter,
     history: HistoryMetrics,
+    dns: DnsMetrics,
     engine: EngineMetrics,
     fds_in_use: Gauge,
     fds_limit: Gauge,
@@ -225,6 +229,7 @@ impl Metrics {
             held_overruns: Counter::default(),
             records_dropped: Counter::default(),
             history: HistoryMetrics::default(),
+            dns: DnsMetrics::default(),
             engine: EngineMetrics::default(),
             fds_in_use: Gauge::default(),
             fds_limit: Gauge::default(),
@@ -238,6 +243,7 @@ impl Metrics {
         metrics.engine.register(&mut metrics.registry);
         metrics.profile.register(&mut metrics.registry);
         metrics.history.register(&mut metrics.registry);
+        metrics.dns.register(&mut metrics.registry);
         metrics.register_process();
         metrics
     }

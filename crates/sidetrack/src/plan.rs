@@ -138,6 +138,9 @@ fn listening(config: &Config) -> Vec<Step> {
     }
     steps.extend(config.admin.metrics.map(|address| listen(address, "[admin] metrics")));
     steps.extend(config.admin.page.map(|address| listen(address, "[admin] page")));
+    if let Some(dns) = &config.dns {
+        steps.extend(dns.addresses.iter().map(|address| listen(*address, "[dns], UDP and TCP")));
+    }
     steps.extend(config.outgoing.iter().map(|outgoing| listen(outgoing.listen, "[outgoing]")));
     steps
 }

@@ -6,6 +6,8 @@ use sidetrack_core::policy::{Action, Warm};
 use std::io;
 use std::path::{Path, PathBuf};
 
+#[path = "config/dns.rs"]
+mod dns;
 #[path = "config/http3.rs"]
 mod http3;
 #[path = "config/zones.rs"]

@@ -2,8 +2,8 @@
 
 use sidetrack::cli::doctor::report;
 use sidetrack::doctor::{
-    Check, EngineUse, Facts, Interface, Isolation, Level, Neighbour, Nftables, OverlayUse, ShuntUse, Switch,
-    TolerantUse, examine,
+    Check, DnsUse, EngineUse, Facts, Interface, Isolation, Level, Neighbour, Nftables, OverlayUse, ShuntUse,
+    Switch, TolerantUse, examine,
 };
 use sidetrack_core::shunt::FastPathKind;
 use sidetrack_sys::driver::{Offloads, Xdp};
@@ -51,6 +51,7 @@ fn good() -> Facts {
         shunt: None,
         overlay: None,
         page: None,
+        dns: None,
     }
 }
 
@@ -103,6 +104,15 @@ fn poor() -> Facts {
 fn check(facts: &Facts, name: &str) -> Check {
     let all = examine(facts);
     all.into_iter().find(|check| check.name == name).unwrap_or_else(|| panic!("no check '{name}'"))
+}
+
+#[test]
+fn a_taken_port_of_the_resolver_is_told_with_its_holder() {
+    let of = |taken| check(&Facts { dns: Some(DnsUse { taken }), ..good() }, "resolver");
+    assert_eq!(of(Vec::new()).level, Level::Ok);
+    let taken = of(vec![("127.0.0.53:53".parse().unwrap(), Some("systemd-resolve".to_owned()))]);
+    assert_eq!((taken.level, &*taken.found), (Level::Fail, "127.0.0.53:53 is in use by systemd-resolve"));
+    assert!(taken.fix.unwrap().contains("DNSStubListener=no"));
 }
 
 #[test]

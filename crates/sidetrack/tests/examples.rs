@@ -19,6 +19,7 @@ const TESTED: [&str; 30] = [
     "engine-ldap",
     "engine-tls",
     "filter-and-limit",
+    "gateway-names",
     "hospital",
     "http-cache",
     "http3",
@@ -153,6 +154,11 @@ fn run_one_command() {
 #[test]
 fn reverse_proxy() {
     passes("reverse-proxy");
+}
+
+#[test]
+fn gateway_names() {
+    passes("gateway-names");
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod support;
 use sidetrack::live::profile::{Busy, Stage};
 use sidetrack::live::work::WorkCounts;
 use sidetrack::live::{Ledger, LiveFlow, Taken, Transport};
-use sidetrack::metrics::{ClosedForOthers, HeldCounts, Metrics, Surroundings};
+use sidetrack::metrics::{ClosedForOthers, DnsCounts, HeldCounts, Metrics, Surroundings};
 use sidetrack::overlay::PacedTotals;
 use sidetrack::record::Observer;
 use sidetrack::shunt::Capacity;
@@ -148,6 +148,13 @@ fn the_manual_names_every_metric() {
     metrics.read_shunt(&[("used", 1)], 1);
     metrics.read_profile(&[Busy { events: 1, ns: 1 }; Stage::ALL.len()]);
     metrics.read_dropped(&[("limit", 1)]);
+    metrics.read_dns(&DnsCounts {
+        queries: vec![("udp", 1)],
+        answers: vec![("name", 1)],
+        unanswered: vec![("stranger", 1)],
+        names: 1,
+        kept: 1,
+    });
     metrics.read_engine(&WorkCounts { no_room: 1, ..WorkCounts::default() });
     let results = vec![("admitted", 1)];
     metrics.read_held(&HeldCounts { results, now: 1, repeated: 1, overruns: 1 });

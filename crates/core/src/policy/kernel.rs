@@ -7,6 +7,7 @@
 use super::{Action, Carry, Condition, Dial, KernelPath, Match, Policy};
 use crate::carrier::Carrier;
 use crate::flow::{Destination, Intercept, Protocol};
+use crate::names::NameTable;
 use crate::net::{IpNet, IpSet, PortSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -348,6 +349,12 @@ impl Policy {
         let rules =
             rules.map(|(index, rule)| (Some((index, &rule.name)), rule.matcher.clone(), &rule.action));
         let mut lines = Vec::new();
+        if self.has_names && capture.traffic.server().is_none() {
+            let to = Some(IpSet::from_iter([NameTable::range()]));
+            let matches = KernelMatch { to, ..KernelMatch::default() };
+            let (action, masquerade) = (KernelAction::UserSpace, false);
+            lines.push(KernelRule { rule: None, index: None, matches, action, masquerade });
+        }
         for (rule, matcher, action) in rules.chain([default]) {
             let Some(terms) = capture.traffic.terms(capture, &matcher) else { continue };
             let all = terms.matches.is_all();

@@ -34,6 +34,8 @@ pub struct Policy {
     first_bytes_ms: u64,
     asks_url: bool,
     asks_host: bool,
+    /// Whether some captured addresses represent names.
+    has_names: bool,
     addresses: gate::Addresses,
 }
 
@@ -360,7 +362,16 @@ impl Policy {
         let asks_host = rules.iter().any(Rule::asks_host);
         let addresses = gate::Addresses::new(&rules, never_dial());
         let first_bytes_ms = Self::FIRST_BYTES_MS;
-        Self { rules, whys, default, default_why, first_bytes_ms, asks_url, asks_host, addresses }
+        let has_names = false;
+        Self { rules, whys, default, default_why, first_bytes_ms, asks_url, asks_host, has_names, addresses }
+    }
+
+    /// Sets whether this node answers names with addresses of [`crate::names::NameTable::range`]. The kernel does not know what they
+    /// represent, so connections to them are never left to it.
+    #[must_use]
+    pub fn with_names(mut self, has_names: bool) -> Self {
+        self.has_names = has_names;
+        self
     }
 
     /// Sets how long a flow may wait for its first bytes if a rule needs the host name, ms.

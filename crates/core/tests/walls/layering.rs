@@ -285,7 +285,7 @@ const CONNECTS: [(&str, &str); 8] = [
         "sidetrack/src/carry/tunnel/quic.rs",
         "datagrams to the far side of a tunnel, which the configuration names",
     ),
-    ("sidetrack/src/dns/forward.rs", "the name servers of the host's resolv.conf, under `run`"),
+    ("sidetrack/src/dns/forward.rs", "the name servers of the host's resolv.conf, or those of `[dns]`"),
     ("sidetrack/src/overlay/mod.rs", "two sockets of our own that are joined over loopback"),
 ];
 
@@ -293,8 +293,13 @@ const CONNECTS: [(&str, &str); 8] = [
 const PROGRAM: [&str; 3] = ["crates/common/src", "crates/control/src", "crates/sidetrack/src"];
 
 /// What starts a connection over a network.
-const STARTS: [&str; 4] =
-    ["start_connect(", "TcpStream::connect(", "connect_with(", "TcpStream::connect_timeout("];
+const STARTS: [&str; 5] = [
+    "start_connect(",
+    "TcpStream::connect(",
+    "TcpSocket::new_",
+    "connect_with(",
+    "TcpStream::connect_timeout(",
+];
 
 /// The code without its tests.
 fn without_tests(source: &Source) -> &str {

@@ -77,7 +77,7 @@ pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
 
 use crate::live::Ledger;
 use crate::live::work::WorkCounts;
-use crate::metrics::{CONTENT_TYPE, ClosedForOthers, HeldCounts, Metrics, Surroundings};
+use crate::metrics::{CONTENT_TYPE, ClosedForOthers, DnsCounts, HeldCounts, Metrics, Surroundings};
 use crate::record::history::History;
 use crate::record::{Feed, Timestamp};
 use axum::Router;
@@ -188,6 +188,10 @@ pub trait Control: Send + Sync + 'static {
     fn datagrams_dropped(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
+    /// What the resolver has done. `None`: there is none.
+    fn dns(&self) -> Option<DnsCounts> {
+        None
+    }
     /// Connections whose SYN was held until the far side had answered.
     fn held(&self) -> HeldCounts {
         HeldCounts::default()
@@ -278,6 +282,7 @@ impl AdminState {
         self.metrics.read_closed(self.control.closed_for_others());
         self.metrics.read_dropped(&self.control.datagrams_dropped());
         self.metrics.read_held(&self.control.held());
+        self.metrics.read_dns(&self.control.dns().unwrap_or_default());
         self.metrics.read_engine_errors(self.control.engine_errors());
         self.metrics.read_engine(&self.control.engine_work());
         self.metrics.read_functions(&self.control.functions());

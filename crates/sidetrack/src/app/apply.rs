@@ -36,6 +36,11 @@ impl Node {
             change.old.outgoing == new.outgoing,
             "[outgoing] is not changed by a reload: services know their ports; restart sidetrack for it"
         );
+        let resolver = |config: &Config| config.dns.as_ref().map(|dns| dns.addresses.clone());
+        anyhow::ensure!(
+            resolver(change.old) == resolver(new),
+            "[dns] address is not changed by a reload: the right to port 53 was given up; restart sidetrack for it"
+        );
         anyhow::ensure!(
             engine_listeners(change.old).eq(engine_listeners(new)),
             "a listener of kind engine has changed: its rights were given up, so restart sidetrack for it"
@@ -94,7 +99,10 @@ impl Node {
         for listener in new.listeners.iter().filter(|listener| !kept(listener)) {
             // The old and the new listener share the address until the old one is closed.
             let own = [of_old.clone(), bound_addresses(&fresh)].concat();
-            fresh.push((listener.clone(), sockets::bind(listener, new, self.workers, &own)?));
+            fresh.push((
+                listener.clone(),
+                sockets::bind(listener, new, (self.workers, self.names.as_ref()), &own)?,
+            ));
         }
         Ok(fresh)
     }

@@ -10,7 +10,7 @@ use crate::admin::{
 use crate::config::Config;
 use crate::function::Function;
 use crate::intercept::hold::{Hold, HoldCounts};
-use crate::metrics::{ClosedForOthers, HeldCounts};
+use crate::metrics::{ClosedForOthers, DnsCounts, HeldCounts};
 use crate::overlay;
 use crate::reload::ReloadHandle;
 use crate::shunt::{Ask, Capacity, Told};
@@ -19,6 +19,7 @@ use sidetrack_common::admin::{ContainersHealth, FunctionCounts};
 use sidetrack_common::history::Caller;
 use sidetrack_core::hold::Answer;
 use sidetrack_core::policy::Policy;
+use sidetrack_sys::sync::lock;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::runtime::Handle;
@@ -126,6 +127,19 @@ impl Control for ControlOf {
 
     fn datagrams_dropped(&self) -> Vec<(&'static str, u64)> {
         self.node.shared.datagrams_dropped().map(|(why, count)| (why.as_str(), count)).collect()
+    }
+
+    fn dns(&self) -> Option<DnsCounts> {
+        let resolver = lock(&self.node.resolver);
+        let gateway = &resolver.as_ref()?.gateway;
+        let (names, kept) = gateway.held();
+        Some(DnsCounts {
+            queries: gateway.counts.queries().to_vec(),
+            answers: gateway.counts.answers().collect(),
+            unanswered: gateway.counts.without_answer().collect(),
+            names: names as u64,
+            kept: kept as u64,
+        })
     }
 
     fn held(&self) -> HeldCounts {

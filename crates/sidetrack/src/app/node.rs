@@ -1,6 +1,8 @@
 //! A node: how it is prepared, started and stopped.
 
 use super::agreement;
+use super::budget::{budget, sheets, warm_room};
+use super::dns::Resolving;
 use super::hold::{self, Holding};
 use super::kernel::{KernelFlows, Paths};
 use super::paths;
@@ -10,9 +12,8 @@ use super::sockets::{self, Bound, Proof};
 use super::threads::{Fleet, Serving};
 use crate::agreement::InForce;
 use crate::carry::Dialing;
-use crate::carry::tunnel::pool::READY_MAX as POOL_READY_MAX;
-use crate::carry::warm::Room;
 use crate::config::{Config, Listener, ListenerKind, OnCrash};
+use crate::dns::SharedNames;
 use crate::engine;
 use crate::function::Function;
 use crate::function::container::Containers;
@@ -23,12 +24,11 @@ use crate::overlay;
 use crate::process::Owners;
 use crate::rights::DataUser;
 use crate::steer::{Host, OWN_MARK, Steer};
-use crate::worker::{Admission, FAR_WAITING_MAX, Shared};
+use crate::worker::{Admission, Shared};
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use sidetrack_common::history::History;
 use sidetrack_core::flow::{FlowId, Process, Protocol};
-use sidetrack_core::limit::Budget;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine::{self, Kind};
@@ -42,9 +42,6 @@ use std::time::SystemTime;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
-
-/// Descriptors reserved for other uses than flows: listeners, epoll, records, admin clients, the resolver.
-const DESCRIPTOR_RESERVE: u64 = 128;
 
 /// The listeners of a configuration, each with its sockets.
 type Listeners = Vec<(Listener, Vec<Bound>)>;
@@ -66,6 +63,8 @@ pub(super) struct Prepared {
     writer: Option<agreement::Writer>,
     history: Option<History>,
     hold: Holding,
+    /// What the addresses of the resolver stand for, if there is one.
+    names: Option<SharedNames>,
 }
 
 /// A running node.
@@ -92,6 +91,8 @@ pub(super) struct Node {
     pub(super) agreeing: Mutex<()>,
     writer: Option<agreement::Writer>,
     pub(super) history: Option<History>,
+    pub(super) names: Option<SharedNames>,
+    pub(super) resolver: Mutex<Option<Resolving>>,
 }
 
 /// The parts of our work that the kernel does.
@@ -106,7 +107,11 @@ impl Prepared {
     ///
     /// # Errors
     /// What could not be started or opened, with the system's error.
-    pub(super) fn new(config: &Config, user: Option<&DataUser>) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        config: &Config,
+        user: Option<&DataUser>,
+        names: Option<SharedNames>,
+    ) -> anyhow::Result<Self> {
         let workers = match config.workers {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             workers => workers,
@@ -136,7 +141,7 @@ impl Prepared {
         let file = config.agreement.as_ref().zip(user);
         let writer = file.map(|(file, user)| agreement::Writer::start(&file.path, user)).transpose()?;
         let hold = Holding::open(config)?;
-        Ok(Self { workers, steered, overlay, engines, containers, agreement, writer, history, hold })
+        Ok(Self { workers, steered, overlay, engines, containers, agreement, writer, history, hold, names })
     }
 
     /// The process becomes the data plane's user. It keeps only the rights for marked and transparent sockets and for low
@@ -179,7 +184,7 @@ impl Prepared {
         let mut listeners = Listeners::new();
         for listener in &config.listeners {
             let own = bound_addresses(&listeners);
-            let bound = sockets::bind(listener, config, self.workers, &own)?;
+            let bound = sockets::bind(listener, config, (self.workers, self.names.as_ref()), &own)?;
             listeners.push((listener.clone(), bound));
         }
         Ok(listeners)
@@ -255,6 +260,8 @@ impl Prepared {
             agreeing: Mutex::default(),
             writer: self.writer,
             history: self.history,
+            names: self.names,
+            resolver: Mutex::default(),
         };
         node.set_dialing(&lock(&node.served));
         node.shared.hold().into_iter().for_each(|hold| hold.begin());
@@ -561,38 +568,4 @@ async fn wait_for(fd: std::os::fd::OwnedFd) -> std::io::Result<()> {
     #[expect(deprecated, reason = "its successor is unsafe; this descriptor is owned and stays open")]
     let fd = AsyncFd::with_interest(fd, Interest::READABLE)?;
     fd.readable().await.map(drop)
-}
-
-/// The number of descriptors reserved for warm connections to servers.
-pub(super) fn warm_room(config: &Config, nofile: u64, workers: usize) -> u64 {
-    let wanted = Room::wanted(&config.policy, workers);
-    u64::try_from(wanted).unwrap_or(u64::MAX).min(nofile / 8)
-}
-
-/// A flow over the overlay needs two more descriptors than others: both ends of the connection between its worker and the
-/// overlay's thread. The same number is left for flows of other nodes.
-const fn overlay_part(config: &Config) -> u64 {
-    if config.overlay.is_some() { 2 } else { 1 }
-}
-
-/// The number of descriptors reserved for large content in the memory of caches.
-fn sheets(config: &Config, nofile: u64) -> u64 {
-    let caches = |listener: &Listener| listener.kind.http().is_some_and(|http| http.cache.is_some());
-    if config.listeners.iter().any(caches) { sheet::SHEETS_MAX.min(nofile / 16) } else { 0 }
-}
-
-/// The number of flows that the limit on open files and the configuration allow.
-fn budget(config: &Config, nofile: u64, workers: usize) -> Budget {
-    let is_far = |listener: &&Listener| matches!(listener.kind, ListenerKind::Tunnel(_));
-    let waiting = config.listeners.iter().find(is_far).map_or(0, |_| FAR_WAITING_MAX);
-    let paths: usize = config.tunnels.iter().map(|tunnel| tunnel.paths.len()).sum();
-    // Tunnel connections without a flow.
-    let idle = ((waiting + paths * POOL_READY_MAX) * workers) as u64;
-    let idle = idle.min(nofile / 8) + warm_room(config, nofile, workers) + sheets(config, nofile);
-    let share = super::containers::share(config, nofile) / overlay_part(config);
-    let budget = Budget::from_nofile(share, DESCRIPTOR_RESERVE + idle);
-    match config.limits.max_flows {
-        Some(most) => budget.at_most(most.into()),
-        None => budget,
-    }
 }

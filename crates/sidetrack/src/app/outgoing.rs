@@ -220,7 +220,7 @@ impl Paths {
             mptcp: false,
             protocol: Protocol::Tcp,
         };
-        let mut bound = sockets::bind(&listener, &self.config.load(), self.node.workers(), &[])?;
+        let mut bound = sockets::bind(&listener, &self.config.load(), (self.node.workers(), None), &[])?;
         for bound in &mut bound {
             let listening = Arc::get_mut(&mut bound.listening).context("somebody has the new listener")?;
             listening.outgoing = Some(outgoing.clone());

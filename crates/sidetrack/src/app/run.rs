@@ -8,8 +8,8 @@ mod publish;
 mod report;
 mod tap;
 
+use super::budget::warm_room;
 use super::control::ControlOfRun;
-use super::node::warm_room;
 use super::sockets::Bound;
 use super::threads::{Fleet, Serving};
 use super::up::control_runtime;
@@ -219,6 +219,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             overlay: None,
             tunnels: Vec::new(),
             outgoing: None,
+            dns: None,
             agreement: None,
             policy: Arc::new(Policy::new(Vec::new(), Action::default())),
             tests: Vec::new(),
@@ -440,6 +441,7 @@ fn catch(
                 has_datagrams: false,
                 outgoing: None,
                 answers: None,
+                names: None,
             };
             Ok(fleet.serve(Bound {
                 listening: Arc::new(listening),
@@ -483,6 +485,7 @@ fn catch_datagrams(
             has_datagrams: false,
             outgoing: None,
             answers: answers.clone(),
+            names: None,
         };
         let (listening, datagrams) = (Arc::new(listening), vec![socket]);
         let bound = Bound { listening, proxy: None, sockets: Vec::new(), datagrams };

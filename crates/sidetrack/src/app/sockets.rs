@@ -3,6 +3,7 @@
 use super::ports;
 use crate::config::{Config, HttpListener, Listener, ListenerKind, SocksDatagrams};
 use crate::datagram;
+use crate::dns::SharedNames;
 use crate::http::Proxy;
 use crate::intercept::{Catches, Listening, SocksCatch};
 use crate::steer::OWN_MARK;
@@ -60,14 +61,14 @@ impl Bound {
 }
 
 /// Binds all addresses of one listener. `own`: addresses on which this process already listens, and which may be
-/// shared.
+/// shared. `names`: what the addresses stand for that this node's resolver gives to clients.
 ///
 /// # Errors
 /// Says which address failed, and the system's error.
 pub fn bind(
     listener: &Listener,
     config: &Config,
-    workers: usize,
+    (workers, names): (usize, Option<&SharedNames>),
     own: &[SocketAddr],
 ) -> anyhow::Result<Vec<Bound>> {
     // One proxy for all addresses, so that they share its cache.
@@ -75,7 +76,7 @@ pub fn bind(
     let bind = |address: &SocketAddr| {
         let catches = catches(&listener.kind, config)?;
         let own = own.iter().any(|own| overlap(*own, *address));
-        Some(bind_one(listener, (*address, own), catches, proxy.clone(), workers))
+        Some(bind_one(listener, (*address, own), catches, proxy.clone(), (workers, names)))
     };
     listener.addresses.iter().filter_map(bind).collect()
 }
@@ -92,7 +93,7 @@ fn bind_one(
     (mut address, own): (SocketAddr, bool),
     catches: Catches,
     proxy: Option<Arc<Proxy>>,
-    workers: usize,
+    (workers, names): (usize, Option<&SharedNames>),
 ) -> anyhow::Result<Bound> {
     let options = ListenOptions {
         backlog: BACKLOG,
@@ -148,6 +149,7 @@ fn bind_one(
         mptcp: listener.mptcp,
         outgoing: None,
         answers,
+        names: names.cloned(),
     };
     Ok(Bound { listening: Arc::new(listening), proxy, sockets, datagrams })
 }

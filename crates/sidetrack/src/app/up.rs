@@ -16,6 +16,7 @@ use crate::rights::DataUser;
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use sidetrack_sys::caps::{self, CapabilitySet};
+use sidetrack_sys::sync::lock;
 use sidetrack_sys::undo::Guard;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -54,7 +55,9 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     // The order matters: use the rights, give them up, and only then bind sockets, start threads and read peers' bytes.
     let user = DataUser::of(&config.user)?;
     let config = Arc::new(config);
-    let mut prepared = Prepared::new(&config, user.as_ref())?;
+    let dns = super::dns::Bound::open(&config)?;
+    let names = dns.as_ref().map(super::dns::Bound::names);
+    let mut prepared = Prepared::new(&config, user.as_ref(), names)?;
     let shunt = ShuntFlows::start(&config, &name, &text)?;
     let node_to_be = Arc::new(OnceLock::<Arc<Node>>::new());
     let (reloader, handle) = reloader(path, config, node_to_be.clone());
@@ -65,6 +68,7 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     let node = Arc::new(prepared.start(handle.current().clone(), nofile)?);
     // The reloader does not run yet, so that no reload can come before this.
     let _ = node_to_be.set(node.clone());
+    *lock(&node.resolver) = dns.map(|dns| dns.serve(&node, handle.current())).transpose()?;
     control_runtime()?.block_on(run(node, reloader, handle, windows, shunt, systemd))?;
     guard.map_or(Ok(()), |guard| guard.finish().context("the guard of the admin socket"))
 }
@@ -251,7 +255,11 @@ async fn run(
     let _ = stop.send(true);
     tokio::task::spawn_blocking({
         let node = node.clone();
-        move || node.stop()
+        move || {
+            let resolver = lock(&node.resolver).take();
+            resolver.into_iter().for_each(super::dns::Resolving::stop);
+            node.stop();
+        }
     })
     .await?;
     node.end_kernel_flows().await;

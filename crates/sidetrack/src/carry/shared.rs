@@ -5,6 +5,9 @@
 //!   a connection is open and has room -------------> a stream of it
 //!     | no
 //!     v
+//!   there are as many as may be -------------------> refuse the flow
+//!     | no
+//!     v
 //!   another flow opens one: wait ------------------> begin anew, or fail as it has failed
 //!     | no
 //!     v
@@ -16,6 +19,7 @@
 
 use super::{Failure, Memory, Order, Stream};
 use sidetrack_core::carrier::Hop;
+use sidetrack_core::flow::EndReason;
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::message::{Request, Response, Scan, Sender};
 use sidetrack_core::http::udp;
@@ -30,7 +34,9 @@ use tokio::sync::watch;
 /// Bytes buffered in each direction of a connection in memory.
 pub(super) const PIPE_BYTES: usize = 64 * 1024;
 /// Most connections that are kept. One that ends leaves at the next look.
-const KEPT_MAX: usize = 64;
+const KEPT_MAX: usize = 256;
+/// Most connections of a worker to one hop. With 100 streams each, they carry 6,400 flows.
+const PER_WAY_MAX: usize = 64;
 
 /// The way to a hop: it is the last one. Metadata is what hops of SOCKS6 are told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,7 +107,7 @@ impl<P: Shared + 'static> Pool<P> {
     /// make a connection for each flow.
     ///
     /// # Errors
-    /// As `open`.
+    /// As `open`; with `limit` if all connections that may be are in use.
     pub(super) async fn obtain<F: Future<Output = Result<Opened<P>, Failure>>>(
         pool: &'static LocalKey<Self>,
         way: &Way,
@@ -110,6 +116,13 @@ impl<P: Shared + 'static> Pool<P> {
         let sender = loop {
             if let Some(peer) = pool.with(|pool| pool.find(way)) {
                 return Ok(Opened::Shared(peer));
+            }
+            if pool.with(|pool| pool.is_full(way)) {
+                let why = format!(
+                    "the hop takes no further flow: all streams of {PER_WAY_MAX} connections to it are in use, \
+                     the most for one worker"
+                );
+                return Err(Failure::new(EndReason::Limit, why));
             }
             match pool.with(|pool| pool.turn(way)) {
                 Turn::Waits(mut news) => {
@@ -146,6 +159,11 @@ impl<P: Shared + 'static> Pool<P> {
         self.tend();
         let kept = self.kept.borrow();
         kept.iter().find(|(other, peer)| other == way && peer.has_room()).map(|(_, peer)| peer.clone())
+    }
+
+    /// Whether there are as many connections as may be.
+    fn is_full(&self, way: &Way) -> bool {
+        self.kept.borrow().iter().filter(|(other, _)| other == way).count() >= PER_WAY_MAX
     }
 
     fn turn(&self, way: &Way) -> Turn {

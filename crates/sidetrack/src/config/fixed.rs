@@ -4,7 +4,7 @@ use super::{Admin, AdminAt, AgreementFile, Config, History, Limits, Record, Reco
 use std::fmt::Display;
 
 /// Returns the settings that differ between the first configuration and a new one and that need a restart. Each
-/// line has the key, the value in force and the value in the file. `user`, `[overlay]`, `[outgoing]`, `[shunt]`
+/// line has the key, the value in force and the value in the file. `user`, `[overlay]`, `[outgoing]`, `[shunt]`, addresses of `[dns]`
 /// and engine listeners are not included: a reload that changes them is rejected as a whole.
 pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
     // All fields are named, so that a new setting does not compile until it is listed here.
@@ -28,6 +28,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         overlay: _,
         tunnels: _,
         outgoing: _,
+        dns: _,
         agreement,
         policy: _,
         // Information about the file itself.

@@ -4,6 +4,7 @@
 mod cache;
 mod check;
 mod containers;
+mod dns;
 mod early;
 mod engine;
 mod fixed;
@@ -27,6 +28,7 @@ mod zone;
 
 pub use cache::{CacheSettings, DiskSettings, HtcpSettings, HtcpSibling};
 pub use check::decision_tests::{DecisionTest, Expectation};
+pub use dns::{Dns, NameStanding};
 pub use early::Early;
 pub use engine::{Choice, EngineIo, EngineListener, Pattern};
 pub use fixed::waiting_for_restart;
@@ -34,7 +36,7 @@ pub use outgoing::Outgoing;
 pub use overlay::{Deliver, Group, Overlay, OverlayEdge, OverlayLink, OverlayNode, Packets, Target};
 pub use policy::{AgreementFile, PolicyMode};
 pub use question::Question;
-pub use raw::RunDns;
+pub use raw::{DnsMode, RunDns};
 pub use shape::Secret;
 pub use shunt::{Shunt, ShuntPath, ShuntSwitch, SwitchMember};
 pub use sidetrack_common::file::{At, BadConfiguration, ConfigError, List, Problem};
@@ -92,6 +94,8 @@ pub struct Config {
     pub overlay: Option<Overlay>,
     /// Long-lived connections to far sides that carry flows, by name.
     pub tunnels: Vec<Arc<Tunnel>>,
+    /// The resolver of this node, if it is on.
+    pub dns: Option<Dns>,
     /// The service that opens listening ports for services on request, if it is on.
     pub outgoing: Option<Outgoing>,
     /// The data-flow agreement that rules refer to.

@@ -1,6 +1,7 @@
 //! The file as it is written: its keys, checked for shape only. `sidetrack schema` is made from these types, and
 //! `docs/configuration.md` is tested against it.
 
+mod dns;
 mod engine;
 pub mod function;
 mod htcp;
@@ -13,6 +14,7 @@ mod shunt;
 mod tap;
 mod tunnel;
 
+pub use dns::{Dns, DnsMode};
 pub use engine::{Choice, Engine, EngineIo, Steering, SynCookies};
 pub use function::Function;
 pub use htcp::{Htcp, HtcpSibling};
@@ -95,6 +97,8 @@ pub struct File {
     /// How containers of functions are started.
     #[serde(default)]
     pub containers: Containers,
+    /// The resolver of this node. Default: none.
+    pub dns: Option<At<Dns>>,
     /// Lets services ask for listening ports, each for one destination. Default: off.
     pub outgoing: Option<At<Outgoing>>,
     /// The data-flow agreement that rules refer to. Default: none.

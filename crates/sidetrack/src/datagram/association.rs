@@ -43,7 +43,7 @@ pub(super) struct Association {
     pub flow: Flow,
     /// The client, as the socket's family writes it, and the address that it has sent to: answers leave from there.
     pub client: Target,
-    /// The address and port that a captured client has sent to.
+    /// The address and port that a client has sent to, if it was captured or the address represents a name.
     pub asked: Option<SocketAddr>,
     /// The side that has sent the first datagram.
     from: Side,
@@ -284,6 +284,10 @@ impl Associations {
         let waker = self.ready.waker(id.slot);
         entry.live().set_waker(&waker);
         let decided = self.decide(&entry, &mut flow, (client.to, asked));
+        if matches!((&self.clients, &flow.orig_dst.host), (Clients::Associated(_), Host::Name(_))) {
+            // If the client has asked an address that represents the name, it expects answers from there.
+            asked = destination.socket_addr();
+        }
         let decided = decided.and_then(|carry| self.worker.begins_flows().map(|()| carry));
         let admitted = decided.and_then(|carry| {
             let admission = self.admit((id, mapping), &flow, &carry)?;

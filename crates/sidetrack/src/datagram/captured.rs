@@ -113,8 +113,15 @@ impl Associations {
 
     /// Completes the flow of an association: the name that its destination stands for.
     pub(super) fn name(&self, flow: &mut Flow, asked: Option<SocketAddr>) -> Result<(), Failure> {
-        let (Catches::Run(run), Some(asked)) = (&self.listening.catches, asked) else { return Ok(()) };
-        flow.orig_dst = redirect::named(asked, &self.listening, &self.worker.clock)?;
+        let (listening, clock) = (&self.listening, &self.worker.clock);
+        flow.orig_dst = match (asked, &listening.catches) {
+            (Some(asked), _) => redirect::named(asked, listening, clock)?,
+            (None, Catches::Socks(_) | Catches::Http) => {
+                redirect::named_destination(flow.orig_dst.clone(), listening, clock)?
+            }
+            (None, _) => return Ok(()),
+        };
+        let (Catches::Run(run), Some(asked)) = (&listening.catches, asked) else { return Ok(()) };
         if run.refused.contains(asked.port()) {
             let why = "QUIC is refused, so that the program uses TLS over TCP, which is intercepted";
             return Err(Failure::new(EndReason::Unsupported, why));

@@ -271,8 +271,8 @@ impl Associations {
     pub(super) fn expected(&self, association: &Association, server: Option<SocketAddr>) -> Destination {
         let asked = match &self.clients {
             // It has asked this address, and a rule may have sent its datagrams elsewhere.
-            Clients::Captured(_) => association.asked,
-            Clients::Asking { .. } | Clients::Associated(_) => None,
+            Clients::Captured(_) | Clients::Associated(_) => association.asked,
+            Clients::Asking { .. } => None,
         };
         // A sender without an address is the destination that the client has named.
         asked.or(server).map_or_else(|| association.flow.orig_dst.clone(), Destination::from)

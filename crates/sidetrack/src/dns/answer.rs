@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use hickory_proto::op::{Edns, Header, Message, MessageType, Metadata, OpCode, Query, ResponseCode};
+use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::rdata::{A, AAAA, PTR};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
@@ -15,6 +16,10 @@ use sidetrack_core::time::Instant;
 const TTL_SECONDS: u32 = 10;
 /// UDP payload size that we announce and never exceed, bytes (DNS flag day 2020).
 const UDP_PAYLOAD_BYTES: u16 = 1232;
+/// Most bytes of a datagram to a client that does not use EDNS (RFC 1035 Sec. 4.2.1).
+const PLAIN_BYTES: u16 = 512;
+/// The EDNS option with an extended error (RFC 8914 Sec. 2).
+const EXTENDED_ERROR: u16 = 15;
 /// Bytes of a message header. A shorter message is not valid.
 const HEADER_BYTES: usize = 12;
 /// Firefox queries this name. If it does not exist, Firefox uses the system's resolver, which is ours. With its
@@ -103,21 +108,100 @@ pub fn answer(
     known: &Known,
 ) -> Option<Vec<u8>> {
     let mut reply = reply_to(question)?;
-    reply.metadata.response_code = match Message::from_vec(question) {
+    let request = Message::from_vec(question);
+    reply.metadata.response_code = match &request {
         Err(_) => ResponseCode::FormErr,
-        Ok(request) => respond(&request, &mut reply, |query| resolve(query, names, now, known)),
+        Ok(request) => respond(request, &mut reply, |query| resolve(query, names, now, known)),
     };
+    sized(&reply, transport, request.ok().as_ref())
+}
+
+/// Returns the bytes of a reply. One that is longer than the client's datagrams may be is truncated (RFC 6891 Sec. 6.2.5).
+fn sized(reply: &Message, transport: Transport, request: Option<&Message>) -> Option<Vec<u8>> {
     let bytes = reply.to_vec().ok()?;
-    let fits = transport == Transport::Tcp || bytes.len() <= usize::from(UDP_PAYLOAD_BYTES);
-    if fits { Some(bytes) } else { reply.truncate().to_vec().ok() }
+    let edns = request.and_then(|request| request.edns.as_ref());
+    let most = match transport {
+        Transport::Udp => {
+            edns.map_or(PLAIN_BYTES, |edns| edns.max_payload().clamp(PLAIN_BYTES, UDP_PAYLOAD_BYTES))
+        }
+        Transport::Tcp => u16::MAX,
+    };
+    if bytes.len() <= usize::from(most) { Some(bytes) } else { reply.truncate().to_vec().ok() }
 }
 
 /// Returns SERVFAIL for one message, if it is a query.
 pub(super) fn failed(question: &[u8]) -> Option<Vec<u8>> {
+    coded(question, ResponseCode::ServFail, None)
+}
+
+/// Returns a reply with this code and without records to one message, if it is a query. `why`: the code and text of an
+/// extended error (RFC 8914), for clients that use EDNS.
+pub(super) fn coded(question: &[u8], code: ResponseCode, why: Option<(u16, &str)>) -> Option<Vec<u8>> {
     let mut reply = reply_to(question)?;
     let request = Message::from_vec(question).ok()?;
-    reply.metadata.response_code = respond(&request, &mut reply, |_| Err(ResponseCode::ServFail));
+    reply.metadata.response_code = respond(&request, &mut reply, |_| Err(code));
+    if let (Some(edns), Some((info, text))) = (&mut reply.edns, why) {
+        let data = [&info.to_be_bytes()[..], text.as_bytes()].concat();
+        edns.options_mut().insert(EdnsOption::Unknown(EXTENDED_ERROR, data));
+    }
     reply.to_vec().ok()
+}
+
+/// Returns an empty reply that asks the client to come again over TCP. `None` if the message is not a query.
+pub(super) fn by_tcp(question: &[u8]) -> Option<Vec<u8>> {
+    let mut reply = reply_to(question)?;
+    let request = Message::from_vec(question).ok()?;
+    reply.metadata.response_code = respond(&request, &mut reply, |_| Ok(Vec::new()));
+    reply.truncate().to_vec().ok()
+}
+
+/// Returns what a name server has answered as a reply to one message. The records have this age, seconds. `is_bare`: without the
+/// additional records, whose addresses would lead around the rules.
+pub(super) fn relayed(
+    question: &[u8],
+    transport: Transport,
+    found: &Message,
+    (age_s, is_bare): (u32, bool),
+) -> Option<Vec<u8>> {
+    let mut reply = reply_to(question)?;
+    let request = Message::from_vec(question).ok()?;
+    reply.metadata.response_code = match respond(&request, &mut reply, |_| Ok(Vec::new())) {
+        ResponseCode::NoError => found.metadata.response_code,
+        error => return sized_error(reply, error),
+    };
+    let aged = |records: &[Record]| -> Vec<Record> {
+        let older = |record: &Record| {
+            let mut record = record.clone();
+            record.ttl = record.ttl.saturating_sub(age_s);
+            record
+        };
+        records.iter().map(older).collect()
+    };
+    reply.answers = aged(&found.answers);
+    reply.authorities = aged(&found.authorities);
+    if !is_bare {
+        reply.additionals = aged(&found.additionals);
+    }
+    let wants_checked =
+        request.metadata.authentic_data || request.edns.as_ref().is_some_and(|edns| edns.flags().dnssec_ok);
+    reply.metadata.authentic_data = wants_checked && found.metadata.authentic_data;
+    sized(&reply, transport, Some(&request))
+}
+
+fn sized_error(mut reply: Message, code: ResponseCode) -> Option<Vec<u8>> {
+    reply.metadata.response_code = code;
+    reply.to_vec().ok()
+}
+
+/// Whether a query asks for the name of an address that is not one of ours.
+pub(super) fn is_reverse_of_others(request: &Message, names: &NameTable) -> bool {
+    let [query] = request.queries.as_slice() else { return false };
+    let is_reverse = host(query.name())
+        .is_some_and(|host| matches!(&host, Host::Name(name) if is_below(name.as_str(), "arpa")));
+    let is_plain = request.metadata.message_type == MessageType::Query
+        && request.metadata.op_code == OpCode::Query
+        && query.query_class() == DNSClass::IN;
+    is_plain && is_reverse && reverse(query.name(), query.query_type(), names).is_err()
 }
 
 fn reply_to(question: &[u8]) -> Option<Message> {

@@ -11,7 +11,7 @@ use sidetrack_sys::lookup::{self, NoAddress};
 use tokio::sync::Semaphore;
 
 use super::answer::{Asked, Kind, Known, Transport, answer, asked, failed};
-use super::{SharedNames, forward};
+use super::{Answers, SharedNames, forward};
 
 /// Most look-ups in the system's resolver at a time. Each takes a thread while it waits.
 const LOOKUPS_MAX: usize = 64;
@@ -127,45 +127,11 @@ impl Resolver {
         self.answer_to(question, transport, now, None).await
     }
 
-    /// As [`Self::answer`], to a client whose address is known.
-    pub async fn answer_to(
-        &self,
-        question: &[u8],
-        transport: Transport,
-        now: Instant,
-        asker: Option<Asker>,
-    ) -> Option<Vec<u8>> {
-        let asked = asked(question);
-        let admission = match (&self.admits, &asked) {
-            (Some(admits), Some(Asked { host, .. })) => admits.admit(host, now),
-            _ => Admission::Fully,
-        };
-        let known = match asked {
-            Some(Asked { host, .. }) if let Admission::Refused(why) = admission => {
-                self.refuse(host, why, asker).await;
-                Known::NoName
-            }
-            Some(Asked { host, kind }) if self.mode == Mode::Resolve || (self.here)(&host) => match kind {
-                Kind::Address => self.known(&host).await,
-                Kind::Other if admission == Admission::Fully => {
-                    return self.forwarded(question, transport).await;
-                }
-                Kind::Other if self.mode == Mode::Resolve => Known::Addresses(Vec::new()),
-                Kind::Other | Kind::Service => Known::Nothing,
-            },
-            _ => Known::Nothing,
-        };
-        // A panic elsewhere cannot leave the table in an inconsistent state, so a poisoned lock is fine.
-        let mut names = lock(&self.names);
-        answer(question, transport, &mut names, now, &known)
-    }
-
     async fn refuse(&self, host: HostName, why: &'static str, asker: Option<Asker>) {
         let Some(admits) = self.admits.clone() else { return };
         // If the task panicked, the refusal is only not printed.
         let _ = tokio::task::spawn_blocking(move || admits.refused(&host, why, asker)).await;
     }
-
     async fn known(&self, host: &HostName) -> Known {
         let Ok(permit) = Arc::clone(&self.lookups).try_acquire_owned() else { return self.unknown() };
         let (name, look_up) = (host.clone(), Arc::clone(&self.look_up));
@@ -202,5 +168,39 @@ impl Resolver {
             Err(_) => None,
         };
         answered.or_else(|| failed(question))
+    }
+}
+
+impl Answers for Resolver {
+    async fn answer_to(
+        &self,
+        question: &[u8],
+        transport: Transport,
+        now: Instant,
+        asker: Option<Asker>,
+    ) -> Option<Vec<u8>> {
+        let asked = asked(question);
+        let admission = match (&self.admits, &asked) {
+            (Some(admits), Some(Asked { host, .. })) => admits.admit(host, now),
+            _ => Admission::Fully,
+        };
+        let known = match asked {
+            Some(Asked { host, .. }) if let Admission::Refused(why) = admission => {
+                self.refuse(host, why, asker).await;
+                Known::NoName
+            }
+            Some(Asked { host, kind }) if self.mode == Mode::Resolve || (self.here)(&host) => match kind {
+                Kind::Address => self.known(&host).await,
+                Kind::Other if admission == Admission::Fully => {
+                    return self.forwarded(question, transport).await;
+                }
+                Kind::Other if self.mode == Mode::Resolve => Known::Addresses(Vec::new()),
+                Kind::Other | Kind::Service => Known::Nothing,
+            },
+            _ => Known::Nothing,
+        };
+        // A panic elsewhere cannot leave the table in an inconsistent state, so a poisoned lock is fine.
+        let mut names = lock(&self.names);
+        answer(question, transport, &mut names, now, &known)
     }
 }

@@ -232,7 +232,7 @@ async fn a_stream_carries_several_questions_split_anyhow() {
 #[tokio::test(start_paused = true)]
 async fn a_silent_stream_is_closed() {
     let (mut client, server) = tokio::io::duplex(64);
-    let task = tokio::spawn(async move { serve_tcp(server, &of_names(), || Instant::ZERO).await });
+    let task = tokio::spawn(async move { serve_tcp(server, &*of_names(), || Instant::ZERO).await });
     client.write_all(&[0]).await.unwrap();
     assert_eq!(client.read(&mut [0; 1]).await.unwrap(), 0);
     task.await.unwrap().unwrap();

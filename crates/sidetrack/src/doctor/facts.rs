@@ -1,6 +1,6 @@
 //! Gathers all that the checks need, as plain data.
 
-use super::uses::{self, EngineUse, OverlayUse, ShuntUse};
+use super::uses::{self, DnsUse, EngineUse, OverlayUse, ShuntUse};
 use crate::config::{Config, RunAs};
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::cgroup::Hierarchy;
@@ -125,6 +125,8 @@ pub struct Facts {
     pub overlay: Option<OverlayUse>,
     /// The address of the page ([admin] page).
     pub page: Option<SocketAddr>,
+    /// What the resolver uses.
+    pub dns: Option<DnsUse>,
 }
 
 impl Facts {
@@ -164,6 +166,7 @@ impl Facts {
             shunt: config.and_then(uses::shunt),
             overlay: config.and_then(uses::overlay),
             page: config.and_then(|config| config.admin.page),
+            dns: config.and_then(uses::dns),
         }
     }
 

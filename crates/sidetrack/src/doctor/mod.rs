@@ -19,7 +19,7 @@ mod uses;
 pub use facts::{Facts, Isolation, Neighbour, Nftables, SETTINGS};
 pub use mend::{KEPT_IN, Plan, Setting, kept, plan};
 pub use rules::kernel_table;
-pub use uses::{EngineUse, Interface, OverlayUse, ShuntUse, Switch, TolerantUse};
+pub use uses::{DnsUse, EngineUse, Interface, OverlayUse, ShuntUse, Switch, TolerantUse};
 
 use serde::Serialize;
 

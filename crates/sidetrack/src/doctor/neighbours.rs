@@ -1,15 +1,33 @@
 //! Other programs on this machine that have rules or answer DNS questions, and how sidetrack works beside them.
 
 use super::facts::Neighbour;
-use super::{Check, Facts, Nftables};
+use super::{Check, DnsUse, Facts, Nftables};
 use sidetrack_sys::nft::ListedChain;
+use std::net::SocketAddr;
 
 pub(super) fn examine(facts: &Facts) -> Vec<Check> {
     let mut checks: Vec<_> = facts.neighbours.iter().map(|neighbour| known(*neighbour)).collect();
     if let Nftables::Known { chains, .. } = &facts.nftables {
         checks.push(nat_chains(chains));
     }
+    checks.extend(facts.dns.as_ref().map(resolver));
     checks
+}
+
+/// Checks that no other program has the addresses of `[dns]`.
+fn resolver(dns: &DnsUse) -> Check {
+    let needed_for = "[dns]: answering the names of clients";
+    if dns.taken.is_empty() {
+        return Check::ok("resolver", "no other program has its addresses").needed_for(needed_for);
+    }
+    let shown = |(address, holder): &(SocketAddr, Option<String>)| {
+        format!("{address} is in use by {}", holder.as_deref().unwrap_or("another program"))
+    };
+    let found: Vec<_> = dns.taken.iter().map(shown).collect();
+    Check::fail("resolver", found.join("; ")).needed_for(needed_for).fix(
+        "give [dns] one address that clients reach, not *:53; or DNSStubListener=no in /etc/systemd/resolved.conf; or \
+         port=0 for dnsmasq",
+    )
 }
 
 fn known(neighbour: Neighbour) -> Check {

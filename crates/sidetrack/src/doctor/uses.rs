@@ -6,7 +6,9 @@ use sidetrack_core::overlay::service::Trust;
 use sidetrack_core::policy::Action;
 use sidetrack_core::shunt::FastPathKind;
 use sidetrack_sys::driver::{self, Offloads, Xdp};
+use sidetrack_sys::ports::{self, PortKind};
 use sidetrack_sys::{link, udp, xsk};
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 
 /// An interface that the configuration names.
@@ -46,6 +48,26 @@ impl Interface {
             bridge,
         }
     }
+}
+
+/// What the resolver (`[dns]`) uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DnsUse {
+    /// The addresses that another program has, with its name if it may be seen.
+    pub taken: Vec<(SocketAddr, Option<String>)>,
+}
+
+/// Gathers what the resolver uses, if there is one.
+pub(super) fn dns(config: &Config) -> Option<DnsUse> {
+    let dns = config.dns.as_ref()?;
+    let taken = |address: &SocketAddr| {
+        let error = udp::bind_first(*address).err()?;
+        let holder = ports::holder(PortKind::Udp, *address).map(|holder| holder.name);
+        // A running Sidetrack has the port itself.
+        let is_taken = error.kind() == ErrorKind::AddrInUse && holder.as_deref() != Some("sidetrack");
+        is_taken.then_some((*address, holder))
+    };
+    Some(DnsUse { taken: dns.addresses.iter().filter_map(taken).collect() })
 }
 
 /// What an engine listener uses.

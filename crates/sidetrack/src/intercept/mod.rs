@@ -14,7 +14,7 @@ pub mod tunnel;
 pub use shared_port::{Guest, Passed, SharedPort, Taken};
 
 use crate::config::{ReverseTarget, SocksDatagrams};
-use crate::dns::Resolver;
+use crate::dns::{Resolver, SharedNames};
 use crate::tls::Mutual;
 use sidetrack_core::flow::{Intercept, Protocol};
 use sidetrack_core::names::NameTable;
@@ -45,6 +45,8 @@ pub struct Listening {
     pub outgoing: Option<Arc<outgoing::Outgoing>>,
     /// Sends answers to clients whose datagrams were captured. `None`: this listener captures none.
     pub answers: Option<Arc<AnswerSockets>>,
+    /// What the addresses stand for that this node's resolver gives to clients. `None`: it has none. See [`RunCatch::names`].
+    pub names: Option<SharedNames>,
 }
 
 /// How a listener finds the destination of a connection.

@@ -66,16 +66,37 @@ fn is_listener(address: SocketAddr, own: SocketAddr) -> bool {
         && (same() || own.ip().is_unspecified() && sockopt::is_of_this_host(address.ip()))
 }
 
+/// Returns the destination that a client has asked for. If it is an address that represents a name, returns the name.
+///
+/// # Errors
+/// Fails with `dns` if the name is forgotten.
+pub fn named_destination(
+    destination: Destination,
+    listening: &Listening,
+    clock: &Clock,
+) -> Result<Destination, Failure> {
+    match destination.socket_addr().filter(|_| listening.names.is_some()) {
+        Some(address) if matches!(address.ip().to_canonical(), IpAddr::V4(ip) if NameTable::contains(ip)) => {
+            named(address, listening, clock)
+        }
+        _ => Ok(destination),
+    }
+}
+
 /// Returns the destination at this address. If the application asked our resolver for a name, returns the name.
 ///
 /// # Errors
 /// Fails with `dns` if the name is forgotten.
 pub fn named(address: SocketAddr, listening: &Listening, clock: &Clock) -> Result<Destination, Failure> {
-    let (Catches::Run(RunCatch { names, resolver, .. }), IpAddr::V4(ip)) = (&listening.catches, address.ip())
-    else {
+    let names = match &listening.catches {
+        Catches::Run(RunCatch { resolver, .. }) if address == *resolver => None,
+        Catches::Run(RunCatch { names, .. }) => Some(names),
+        _ => listening.names.as_ref(),
+    };
+    let (Some(names), IpAddr::V4(ip)) = (names, address.ip().to_canonical()) else {
         return Ok(address.into());
     };
-    if address == *resolver || !NameTable::contains(ip) {
+    if !NameTable::contains(ip) {
         return Ok(address.into());
     }
     let mut names = lock(names);

@@ -2,7 +2,7 @@
 
 use super::Entry;
 use super::carrying::{Passage, carry_on};
-use super::setup::{self, Asker, Setup, Stop};
+use super::setup::{self, Asker, Caught, Setup, Stop};
 use crate::carry::{Carried, Client, Failure, Memory, Stream, Wire};
 use crate::intercept::hold::Held;
 use crate::intercept::socks::Handshake;
@@ -106,6 +106,22 @@ impl Setup<'_> {
                 redirect::original_destination(socket, listening, clock)
             }
         }
+    }
+
+    /// Replaces an address that a client of a proxy has asked for by the name that it represents.
+    pub(super) async fn name_asked(&self, caught: &mut Caught, client: &mut Client) -> Result<(), Stop> {
+        if !matches!(&self.listening.catches, Catches::Socks(_) | Catches::Http) {
+            return Ok(());
+        }
+        let asked = caught.flow.orig_dst.clone();
+        match redirect::named_destination(asked, self.listening, &self.worker.clock) {
+            Ok(named) => caught.flow.orig_dst = named,
+            Err(failure) => {
+                let asker = std::mem::replace(&mut caught.asker, Asker::Nobody);
+                return Err(self.refused(asker, client, failure).await);
+            }
+        }
+        Ok(())
     }
 
     /// Reports that there is no path: to a client that waits for the answer to its SYN, or in the client's own protocol.

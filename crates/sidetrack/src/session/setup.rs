@@ -102,12 +102,12 @@ pub struct Connect {
 pub const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
 /// The result of the interceptor.
-struct Caught {
-    flow: Flow,
+pub(super) struct Caught {
+    pub(super) flow: Flow,
     /// Whether the first bytes were read for the name, and that name.
     sniffed: Option<Option<HostName>>,
     /// The client's protocol for the answer.
-    asker: Asker,
+    pub(super) asker: Asker,
     /// Whether to check the client's TLS hello.
     looks_at_hello: bool,
 }
@@ -343,6 +343,7 @@ impl<'a> Setup<'a> {
                 caught.asker = Asker::Socks(handshake, request);
             }
         }
+        self.name_asked(&mut caught, client).await?;
         if let (None, Host::Name(name)) = (&caught.flow.host, &caught.flow.orig_dst.host) {
             caught.flow.host = Some(name.clone());
         }
@@ -375,7 +376,7 @@ impl<'a> Setup<'a> {
         self.live.set_deadline(None, EndReason::Idle);
         let clock = self.worker.clock;
         let served = match client.stream.tcp_mut() {
-            Ok(socket) => dns::serve_tcp(socket, &run.answers, move || clock.now()).await,
+            Ok(socket) => dns::serve_tcp(socket, &*run.answers, move || clock.now()).await,
             Err(error) => Err(error),
         };
         Stop::Answered(EndReason::Ok, served.err().map(|error| error.to_string()))

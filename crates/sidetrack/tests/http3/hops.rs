@@ -28,7 +28,7 @@ pub(crate) fn echo() -> SocketAddr {
 }
 
 /// A node that leads a TCP port and a UDP port through a hop.
-fn near(hop: &str, servers: (SocketAddr, SocketAddr)) -> Up {
+pub(crate) fn near(hop: &str, servers: (SocketAddr, SocketAddr)) -> Up {
     let tables = format!(
         "[[listen]]\nname = \"tcp\"\nkind = \"reverse\"\naddress = \"127.0.0.1:0\"\nto = \"{}\"\n\
          [[listen]]\nname = \"udp\"\nkind = \"reverse\"\nprotocol = \"udp\"\naddress = \"127.0.0.1:0\"\nto = \"{}\"\n\

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
 mod client;
+mod crowded;
 mod dying;
 mod early;
 mod foreign;

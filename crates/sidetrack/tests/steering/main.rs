@@ -13,5 +13,6 @@ mod kernel_datagrams;
 mod kernel_path;
 mod local;
 mod local_datagrams;
+mod names;
 mod run;
 mod stun;

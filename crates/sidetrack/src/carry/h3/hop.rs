@@ -5,34 +5,137 @@
 //! travels as a capsule in the stream.
 
 use super::dial::Goal;
-use super::{Broken, Came, Peer, Reading, id_of, number, pump};
+use super::{Broken, Came, Peer, Reading, STREAMS_MAX, id_of, number, pump};
 use crate::carry::shared::{self, Opened, PIPE_BYTES, Pool, Shared, Way, request};
 use crate::carry::tls::roots;
 use crate::carry::{Cutter, Failure, Memory, Order, Stream, datagrams, gate, resolve};
-use crate::reactor;
-use quinn::{ConnectionError, SendStream};
+use crate::reactor::{self, sleep};
+use quinn::{RecvStream, SendStream};
 use sidetrack_core::carrier::Hop;
+use sidetrack_core::flow::EndReason;
 use sidetrack_core::http::h2::fields;
 use sidetrack_core::http::h3::message::{Lines, Message, Request as Asked, put_request};
 use sidetrack_core::http::h3::{Code, Error};
 use sidetrack_core::http::message::{Method, Request, Sender};
 use sidetrack_core::http::udp;
-use std::rc::Rc;
+use std::cell::{Cell, RefCell};
+use std::pin::pin;
+use std::rc::{Rc, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
+
+/// Most flows on one connection. What all of them may buffer fits into its window, so that one that is not read stops no other.
+const FLOWS_MAX: usize = STREAMS_MAX as usize;
+/// How long a connection may have no flows.
+const IDLE: Duration = Duration::from_secs(75);
+/// How often to look whether a connection has flows.
+const LOOK: Duration = Duration::from_secs(25);
 
 thread_local! {
     /// The connections of this worker.
-    static KEPT: Pool<Peer> = const { Pool::new() };
+    static KEPT: Pool<Kept> = const { Pool::new() };
 }
 
-impl Shared for Peer {
+/// A connection to a hop.
+///
+/// ```text
+///            the peer allows no stream now
+///   has room -----------------------------> waits for a stream
+///      ^                                            |
+///      +--------- a stream, which is spare ---------+
+/// ```
+#[derive(Debug)]
+struct Kept {
+    peer: Rc<Peer>,
+    /// How many flows it carries.
+    flows: Cell<usize>,
+    /// The peer allows no further stream. A task waits for one.
+    is_waiting: Cell<bool>,
+    /// The stream that this task has got.
+    spare: RefCell<Option<(SendStream, RecvStream)>>,
+    /// When the last flow has ended.
+    idle_since: Cell<Instant>,
+}
+
+impl Shared for Kept {
     fn is_open(&self) -> bool {
-        self.connection().close_reason().is_none() && !self.is_leaving()
+        self.peer.connection().close_reason().is_none() && !self.peer.is_leaving()
     }
 
     fn has_room(&self) -> bool {
-        // QUIC makes a stream wait that is one too many.
-        true
+        self.flows.get() < FLOWS_MAX && !self.is_waiting.get()
+    }
+}
+
+impl Kept {
+    fn new(peer: Rc<Peer>) -> Rc<Self> {
+        let kept = Rc::new(Self {
+            peer,
+            flows: Cell::default(),
+            is_waiting: Cell::default(),
+            spare: RefCell::default(),
+            idle_since: Cell::new(Instant::now()),
+        });
+        reactor::spawn(tend(Rc::downgrade(&kept)));
+        kept
+    }
+
+    /// Opens a stream, if the peer allows one now. Otherwise this connection has no room until it does.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    fn open(self: &Rc<Self>) -> Result<Option<(SendStream, RecvStream)>, Failure> {
+        if let Some(spare) = self.spare.take() {
+            return Ok(Some(spare));
+        }
+        let mut opening = pin!(self.peer.connection().open_bi());
+        match opening.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(stream)) => Ok(Some(stream)),
+            Poll::Ready(Err(error)) => Err(Failure::new(EndReason::HopFailed, format!("QUIC: {error}"))),
+            Poll::Pending => {
+                self.is_waiting.set(true);
+                let kept = self.clone();
+                reactor::spawn(async move {
+                    // An error means that the connection is over.
+                    if let Ok(stream) = kept.peer.connection().open_bi().await {
+                        kept.spare.replace(Some(stream));
+                        kept.is_waiting.set(false);
+                    }
+                });
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// The place of one flow on a connection.
+struct Place(Rc<Kept>);
+
+impl Place {
+    fn take(kept: Rc<Kept>) -> Self {
+        kept.flows.set(kept.flows.get() + 1);
+        Self(kept)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.flows.set(self.0.flows.get() - 1);
+        self.0.idle_since.set(Instant::now());
+    }
+}
+
+/// Closes a connection that has had no flows for long.
+async fn tend(kept: Weak<Kept>) {
+    loop {
+        sleep(LOOK).await;
+        let Some(kept) = kept.upgrade() else { return };
+        if kept.flows.get() == 0 && kept.idle_since.get().elapsed() > IDLE {
+            kept.peer.connection().close(number(Code::NoError), b"idle");
+            KEPT.with(Pool::tend);
+            return;
+        }
     }
 }
 
@@ -42,14 +145,20 @@ impl Shared for Peer {
 /// The proxy cannot be reached by HTTP/3.
 pub async fn dial(order: &Order<'_>, before: &[Hop], hop: &Hop) -> Result<Stream, Failure> {
     let way = Way::new(order, &[before, std::slice::from_ref(hop)].concat());
-    let open = async || Ok(Opened::Shared(connect(order, before, hop).await?));
-    let peer = match Pool::obtain(&KEPT, &way, open).await? {
-        Opened::Shared(peer) => peer,
-        Opened::Own(stream) => return Ok(stream),
+    let open = async || Ok(Opened::Shared(Kept::new(connect(order, before, hop).await?)));
+    let (place, streams) = loop {
+        let kept = match Pool::obtain(&KEPT, &way, open).await? {
+            Opened::Shared(kept) => kept,
+            Opened::Own(stream) => return Ok(stream),
+        };
+        // Without one, this connection has no room any more, and another one is found or opened.
+        if let Some(streams) = kept.open()? {
+            break (Place::take(kept), streams);
+        }
     };
     let (ours, other) = Memory::pair(PIPE_BYTES);
     reactor::spawn(async move {
-        if let Err(broken) = serve(&peer, ours).await {
+        if let Err(broken) = serve(&place.0.peer, ours, streams).await {
             tracing::debug!(%broken, "a tunnel over HTTP/3 was cut");
         }
     });
@@ -70,12 +179,18 @@ async fn connect(order: &Order<'_>, before: &[Hop], hop: &Hop) -> Result<Rc<Peer
 }
 
 /// Serves one connection in memory to its end.
-async fn serve(peer: &Rc<Peer>, pipe: Memory) -> Result<(), Broken> {
+async fn serve(
+    peer: &Rc<Peer>,
+    pipe: Memory,
+    (mut send, recv): (SendStream, RecvStream),
+) -> Result<(), Broken> {
     let cutter = pipe.cutter();
     let (mut reader, writer) = tokio::io::split(pipe);
-    let Some((request, early)) = request(&mut reader).await.map_err(cut)? else { return Ok(()) };
-    let gone = |error: ConnectionError| Broken::Gone(error.to_string());
-    let (mut send, recv) = peer.connection().open_bi().await.map_err(gone)?;
+    let Ok(Some((request, early))) = request(&mut reader).await else {
+        // This fails only if the stream is over.
+        let _ = send.reset(number(Code::RequestCancelled));
+        return Ok(());
+    };
     let mut reading = Reading::new(recv, Message::new(Sender::Server));
     let memory = (reader, writer, cutter);
     let passed = pass(peer, (request, early), memory, (&mut send, &mut reading)).await;

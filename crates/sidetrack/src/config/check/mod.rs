@@ -4,6 +4,7 @@
 mod branches;
 mod containers;
 pub(super) mod decision_tests;
+mod dns;
 mod engine;
 mod functions;
 mod gate;
@@ -145,13 +146,16 @@ pub(super) fn check(
     let tunnels = check.tunnels(&file.tunnel, &listeners);
     let agreement = check.agreement_file(file.policy.as_ref());
     let outgoing = check.outgoing(file.outgoing.as_ref());
+    let dns = check.dns(file.dns.as_ref());
+    check.names_are_captured(file.dns.as_ref(), dns.as_ref(), &listeners);
     let rules = check.rules(&file.rule, &listeners);
     let default = check.default_action(file);
     // Only now are all listeners and rules known.
     check.relations(&file.listen, &listeners, &file.rule, &rules);
     let policy = Policy::new(rules.into_iter().flatten().collect(), default)
         .with_never_dial(check.never.clone())
-        .with_first_bytes_ms(limits.first_bytes_ms);
+        .with_first_bytes_ms(limits.first_bytes_ms)
+        .with_names(dns.is_some());
     check.shunt_rules(&file.rule, &policy, shunt.as_mut());
     check.hardly_meant(file, &listeners, &policy);
     let tests = if check.problems.iter().any(Problem::is_error) {
@@ -176,6 +180,7 @@ pub(super) fn check(
         overlay,
         tunnels,
         outgoing,
+        dns,
         agreement,
         policy: Arc::new(policy),
         functions: check.functions.into_values().flatten().collect(),

@@ -60,7 +60,8 @@ impl Check<'_> {
         let serves = !file.listen.is_empty()
             || file.shunt.is_some()
             || file.overlay.is_some()
-            || file.outgoing.is_some();
+            || file.outgoing.is_some()
+            || file.dns.is_some();
         if !serves {
             let help = "add a [[listen]], or use the file with `sidetrack run --config`, which needs none";
             self.warning(0..0, "this node has no listener: `sidetrack up` would do nothing", help);
