@@ -11,7 +11,6 @@ use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
 const TESTED: [&str; 30] = [
-    "attach",
     "chain-of-containers",
     "chain-of-three",
     "cooperative-cache",

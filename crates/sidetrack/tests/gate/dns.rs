@@ -17,7 +17,12 @@ impl NameServer {
     /// Serves on 127.0.0.1 until the test's process ends, and makes it the one name server of this thread and its children.
     pub(crate) fn start(answers: Answers) -> Self {
         use_only_our_resolver();
-        let socket = UdpSocket::bind("127.0.0.1:53").expect("port 53 of a namespace of our own");
+        Self::at("127.0.0.1:53", answers)
+    }
+
+    /// Serves on this address until the test's process ends.
+    pub(crate) fn at(address: &str, answers: Answers) -> Self {
+        let socket = UdpSocket::bind(address).expect("port 53 of a namespace of our own");
         let asked = Arc::<Mutex<BTreeMap<String, usize>>>::default();
         let count = asked.clone();
         std::thread::spawn(move || {
@@ -65,8 +70,8 @@ fn answer(query: &[u8], answers: &Answers, asked: &Mutex<BTreeMap<String, usize>
     Some(out)
 }
 
-/// Gives this thread, and what it starts, files of its own instead of the host's.
-fn use_only_our_resolver() {
+/// Gives this thread, and what it starts, files of its own instead of the host's. Their name server is 127.0.0.1.
+pub(crate) fn use_only_our_resolver() {
     #[expect(deprecated, reason = "the new form is unsafe because of CLONE_FILES, which is not used here")]
     rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNS).expect("a mount namespace");
     mount(&["--make-rprivate", "/"]);

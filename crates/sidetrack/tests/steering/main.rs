@@ -1,6 +1,9 @@
 //! Steering by the real binary on real traffic across network namespaces: who is caught, who is not, where it goes, whom
 //! the server sees, what is recorded.
 
+#[allow(dead_code, reason = "the tests of the gate count what is asked")]
+#[path = "../gate/dns.rs"]
+mod name_server;
 #[path = "../node/mod.rs"]
 mod node;
 

@@ -1,6 +1,7 @@
 //! A gateway whose rules are names, for clients that know nothing of it: its resolver (`[dns]`) gives them addresses that represent
 //! names, and its listeners take the connections and datagrams to these.
 
+use crate::name_server::{self, NameServer};
 use crate::node::Up;
 use crate::node::admin;
 use crate::node::peers::{Server, visit};
@@ -64,6 +65,15 @@ fn by_socks(proxy: SocketAddr, to: Ipv4Addr, port: u16) -> bool {
     reply[1] == 0
 }
 
+/// Sends a datagram, and waits for the answer from the address that was asked.
+fn is_echoed(echo: Ipv4Addr, port: u16) -> bool {
+    let socket = UdpSocket::bind("10.0.1.1:0").expect("a socket");
+    socket.set_read_timeout(Some(LIMIT)).expect("a time-out");
+    socket.connect((echo, port)).expect("a route");
+    socket.send(b"word").expect("sent");
+    socket.recv(&mut [0; 64]).expect("an answer") > 0
+}
+
 struct Scene {
     line: Line,
     web: Server,
@@ -80,6 +90,10 @@ impl Scene {
 
     /// The configuration of the gateway. `hosts`: the names whose connections pass.
     fn tables(&self, hosts: &str) -> String {
+        self.tables_of("kind = \"redirect\"\nlocal = false\nforwarded = true", hosts)
+    }
+
+    fn tables_of(&self, kind: &str, hosts: &str) -> String {
         let (web, echo) = (self.web.address, self.echo.address);
         format!(
             r#"
@@ -90,16 +104,12 @@ from = ["10.0.1.0/24"]
 servers = ["127.0.0.1:9"]
 [[listen]]
 name = "tcp"
-kind = "redirect"
-local = false
-forwarded = true
+{kind}
 interfaces = ["to-client"]
 [[listen]]
 name = "udp"
-kind = "redirect"
 protocol = "udp"
-local = false
-forwarded = true
+{kind}
 interfaces = ["to-client"]
 [[listen]]
 name = "socks"
@@ -161,14 +171,7 @@ fn names_decide_about_connections_and_datagrams_of_hosts_behind_the_gateway() {
     // Programs of UDP, and clients of the SOCKS listener that resolve names themselves.
     let echo = scene.ask(ask_by_udp, "echo.example").1.expect("an address");
     let port = scene.echo.address.port();
-    let answered = scene.line.client.run(move || {
-        let socket = UdpSocket::bind("10.0.1.1:0").expect("a socket");
-        socket.set_read_timeout(Some(LIMIT)).expect("a time-out");
-        socket.connect((echo, port)).expect("a route");
-        socket.send(b"word").expect("sent");
-        socket.recv(&mut [0; 64]).expect("an answer from the address that was asked") > 0
-    });
-    assert!(answered);
+    assert!(scene.line.client.run(move || is_echoed(echo, port)));
     let proxy = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 1, 254)), 1080);
     let port = scene.web.address.port();
     assert!(scene.line.client.run(move || by_socks(proxy, address, port)));
@@ -214,4 +217,52 @@ fn a_taken_port_is_told_with_what_to_do() {
     let told = up.log_line("the reason", |line| line.contains("[dns] cannot answer on 10.0.1.254:53"));
     assert!(told.contains("docs/dns.md"), "{told}");
     assert!(!up.stop().0.success());
+}
+
+#[test]
+fn tproxy_listeners_take_connections_and_datagrams_to_names() {
+    if !is_root() {
+        return;
+    }
+    let scene = Scene::new();
+    let tables = scene.tables_of("kind = \"tproxy\"", "\"web.example\"");
+    let mut up = scene.line.router.run(move || Up::start("default = \"deny\"\n", &tables));
+    let (web, port) = (scene.ask(ask_by_udp, "web.example").1.expect("an address"), scene.web.address.port());
+    scene.line.client.run(move || visit((web, port).into(), b"word"));
+    let record = up.record();
+    assert_eq!(
+        (record.fate(), record.text("orig_dst")),
+        (("web", "direct", "ok"), &*format!("web.example:{port}"))
+    );
+    let (echo, port) =
+        (scene.ask(ask_by_tcp, "echo.example").1.expect("an address"), scene.echo.address.port());
+    assert!(scene.line.client.run(move || is_echoed(echo, port)));
+    assert!(up.stop().0.success());
+}
+
+#[test]
+fn a_gateway_that_is_its_own_name_server_finds_real_addresses() {
+    if !is_root() {
+        return;
+    }
+    let line = Line::new();
+    let web = line.server.run(|| Server::start("10.0.2.1"));
+    let port = web.address.port();
+    let mut up = line.router.run(move || {
+        // Its resolv.conf names 127.0.0.1, where its own resolver answers.
+        name_server::use_only_our_resolver();
+        let answers = [("web.example", vec![vec![Ipv4Addr::new(10, 0, 2, 1)]])].into_iter().collect();
+        NameServer::at("127.0.0.2:53", answers);
+        Up::start(
+            "default = \"deny\"\n",
+            "[dns]\naddress = \"127.0.0.1:53\"\nservers = \"127.0.0.2\"\n\
+             [[listen]]\nname = \"in\"\nkind = \"reverse\"\naddress = \"10.0.1.254:80\"\nto = \"web.example:PORT\"\n\
+             [[rule]]\nname = \"all\"\ncarrier = \"direct\"\n"
+                .replace("PORT", &port.to_string())
+                .as_str(),
+        )
+    });
+    line.client.run(|| visit("10.0.1.254:80".parse().expect("an address"), b"word"));
+    assert_eq!(up.record().fate(), ("all", "direct", "ok"));
+    assert!(up.stop().0.success());
 }
