@@ -10,7 +10,8 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
-const TESTED: [&str; 30] = [
+const TESTED: [&str; 31] = [
+    "attach",
     "chain-of-containers",
     "chain-of-three",
     "cooperative-cache",

@@ -49,7 +49,7 @@ impl Node {
             .listeners
             .iter()
             .flat_map(|listener| {
-                bind(listener, &config, config.workers, &listener.addresses).expect("loopback ports")
+                bind(listener, &config, (config.workers, None), &listener.addresses).expect("loopback ports")
             })
             .collect();
         let own = bound.iter().map(|bound| bound.listening.address).collect();
