@@ -169,6 +169,12 @@ pub(crate) fn install(program: BpfProgramRef<'_>, flags: libc::c_ulong) -> io::R
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// True if a filter of system calls is in force for this process already: that of a container, or of a jail around it.
+pub fn is_confined() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "2"))
+}
+
 /// True if this kernel has seccomp filters.
 pub fn is_available() -> bool {
     let errno: libc::c_uint = libc::SECCOMP_RET_ERRNO;

@@ -142,6 +142,7 @@ pub fn run(command: RunCommand) -> anyhow::Result<CommandEnded> {
         ..command.options.clone()
     };
     let published = publish::bind(&command.publish)?;
+    let is_inside = confine::is_confined();
     let mut launched = match launch(&options) {
         Ok(launched) => launched,
         Err(error) => {
@@ -153,6 +154,12 @@ pub fn run(command: RunCommand) -> anyhow::Result<CommandEnded> {
     if holds && is_asked && launched.hold.is_none() {
         notices::write(
             "sidetrack: this kernel has no packet queue (NFQUEUE): connections are accepted early\n",
+        );
+    }
+    if is_closed && is_inside && launched.questions.is_none() && !command.quiet {
+        notices::write(
+            "sidetrack: a filter around this command asks about connects already: over IPv4, a denied one fails with EHOSTUNREACH instead \
+             of EACCES\n",
         );
     }
     // Before rights are given up: only its thread keeps one.

@@ -310,6 +310,7 @@ pub(super) fn prepared(args: &RunArgs, login: Option<Login>) -> anyhow::Result<R
         options: RunOptions {
             mode,
             jail: jail.as_ref().and_then(|jail| args.jail.unix_sockets(jail)),
+            nested: args.jail.nested,
             env,
             covered_files,
             publishes: !args.publish.is_empty(),

@@ -82,6 +82,8 @@ pub struct RunOptions {
     pub publishes: bool,
     /// Confine it beside its network: system calls, inherited descriptors, and these unix sockets.
     pub jail: Option<UnixSockets>,
+    /// A confined command may have commands in networks of their own, with a jail or without.
+    pub nested: bool,
     /// Ask about each connect(2), so that a denied one fails with `EACCES`.
     pub asks_connects: bool,
     /// The network namespace in which it runs, and which is steered then; `None`: one of its own, or the host's.
@@ -106,6 +108,7 @@ impl RunOptions {
             covered_files: Vec::new(),
             publishes: false,
             jail: None,
+            nested: false,
             asks_connects: false,
             netns: None,
             attach: None,
@@ -127,6 +130,11 @@ pub enum RunError {
     /// What was asked for cannot be, for a reason that says what to do.
     #[error("{0}")]
     Refused(String),
+    /// `--mode cgroup` where root has no rights over the network.
+    #[error(
+        "--mode cgroup needs rights over this network, and has none here: inside another `sidetrack run` or a container, leave --mode out"
+    )]
+    NoRights,
     /// Setting up the host for `--mode cgroup` failed.
     #[error("cannot {what}: {source}")]
     Host {
@@ -212,7 +220,10 @@ pub fn launch(options: &RunOptions) -> Result<Launched, RunError> {
         env: options.env.iter().cloned().chain(trusted_env).collect(),
         directory: options.directory.clone(),
         open_files_limit: options.open_files_limit,
-        confined: options.jail.as_ref().map(|unix| Confined { unix_sockets: *unix != UnixSockets::None }),
+        confined: options
+            .jail
+            .as_ref()
+            .map(|unix| Confined { unix_sockets: *unix != UnixSockets::None, nested: options.nested }),
         asks_connects: options.asks_connects,
     };
     if let Some(path) = &options.netns {

@@ -4,6 +4,7 @@
 
 mod denied;
 mod lists;
+mod nested;
 mod profiles;
 mod publish;
 mod ways;

@@ -16,6 +16,9 @@ use std::os::fd::{BorrowedFd, RawFd};
 pub struct Confined {
     /// Whether it may open unix sockets. Pairs of connected sockets are always possible.
     pub unix_sockets: bool,
+    /// Whether it may make networks of its own as `sidetrack run` does: with nftables and raw sockets, which need rights over a network.
+    /// It has none over its own.
+    pub nested: bool,
 }
 
 /// The last descriptor of standard input, output and error. Those are what the caller gives on purpose.
@@ -67,17 +70,20 @@ impl Confined {
 
     fn of_socket(self) -> Vec<sock_filter> {
         let unix = if self.unix_sockets { ALLOW } else { refuse(libc::EACCES) };
+        let more: &[u32] = if self.nested { &[NETLINK_NETFILTER] } else { &[] };
         let netlink = [
             vec![load(argument(2))],
-            unless(&[NETLINK_ROUTE, NETLINK_SOCK_DIAG], &[refuse(libc::EPROTONOSUPPORT)]),
+            unless(&[&[NETLINK_ROUTE, NETLINK_SOCK_DIAG], more].concat(), &[refuse(libc::EPROTONOSUPPORT)]),
             vec![ALLOW],
         ];
+        let raw = if self.nested { if_equal(SOCK_RAW, vec![ALLOW]) } else { Vec::new() };
         [
             vec![load(argument(0))],
             if_equal(family(libc::AF_UNIX), vec![unix]),
             if_equal(family(libc::AF_NETLINK), netlink.concat()),
             unless(&[family(libc::AF_INET), family(libc::AF_INET6)], &[refuse(libc::EAFNOSUPPORT)]),
             vec![load(argument(1)), statement(AND, TYPE_MASK)],
+            raw,
             unless(&[SOCK_STREAM, SOCK_DGRAM], &[refuse(libc::EACCES)]),
             vec![load(argument(2))],
             unless(&PROTOCOLS, &[refuse(libc::EACCES)]),
@@ -192,10 +198,12 @@ const X32_BIT: u32 = 0x4000_0000;
 const TYPE_MASK: u32 = 0xF;
 const SOCK_STREAM: u32 = 1;
 const SOCK_DGRAM: u32 = 2;
+const SOCK_RAW: u32 = 3;
 /// None, TCP, UDP, Multipath TCP.
 const PROTOCOLS: [u32; 4] = [0, 6, 17, 262];
 const NETLINK_ROUTE: u32 = 0;
 const NETLINK_SOCK_DIAG: u32 = 4;
+const NETLINK_NETFILTER: u32 = 12;
 const SOCKETCALL_SOCKET: u32 = 1;
 const SOCKETCALL_SOCKETPAIR: u32 = 8;
 const TIOCSTI: u32 = 0x5412;
@@ -255,9 +263,12 @@ mod tests {
 
     /// The error of socket(2) or socketpair(2) in a thread with this filter.
     fn errors(unix_sockets: bool) -> impl Fn(libc::c_long, [c_int; 3]) -> Option<c_int> {
+        errors_of(Confined { unix_sockets, nested: false })
+    }
+
+    fn errors_of(confined: Confined) -> impl Fn(libc::c_long, [c_int; 3]) -> Option<c_int> {
         move |call, [family, kind, protocol]| {
             std::thread::spawn(move || {
-                let confined = Confined { unix_sockets };
                 rustix::thread::set_no_new_privs(true).unwrap();
                 crate::confine::install(&confined.program(), 0).unwrap();
                 let mut pair = [0_i32; 2];
@@ -306,6 +317,18 @@ mod tests {
     }
 
     #[test]
+    fn a_jail_that_may_hold_others_opens_what_their_networks_need_and_nothing_else() {
+        let with = errors_of(Confined { unix_sockets: true, nested: true });
+        let socket = |family, kind, protocol| with(libc::SYS_socket, [family, kind, protocol]);
+        assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, 12), None);
+        assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, 9), Some(libc::EPROTONOSUPPORT));
+        assert_ne!(socket(libc::AF_INET, libc::SOCK_RAW, 255), Some(libc::EACCES));
+        assert_eq!(socket(libc::AF_INET, libc::SOCK_DGRAM, 1), Some(libc::EACCES));
+        assert_eq!(socket(libc::AF_PACKET, libc::SOCK_RAW, 0), Some(libc::EAFNOSUPPORT));
+        assert_eq!(with(libc::SYS_io_uring_setup, [8, 0, 0]), Some(libc::EPERM));
+    }
+
+    #[test]
     fn rings_and_typing_into_the_terminal_are_refused() {
         let with = errors(true);
         assert_eq!(with(libc::SYS_io_uring_setup, [8, 0, 0]), Some(libc::EPERM));
@@ -317,8 +340,8 @@ mod tests {
 
     #[test]
     fn every_jump_stays_in_the_program() {
-        for unix_sockets in [true, false] {
-            let program = Confined { unix_sockets }.program();
+        for (unix_sockets, nested) in [(true, false), (false, false), (true, true), (false, true)] {
+            let program = Confined { unix_sockets, nested }.program();
             for (at, step) in program.iter().enumerate() {
                 let far = match step.code {
                     JUMP => usize::try_from(step.k).unwrap(),

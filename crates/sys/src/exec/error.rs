@@ -186,7 +186,12 @@ const CGROUP_WAY: &str = "Or run as root with '--mode cgroup', which needs no na
 
 fn remedy(step: Step, errno: i32) -> Option<String> {
     let denied = matches!(errno, libc::EPERM | libc::EACCES | libc::ENOSPC | libc::EUSERS | libc::EINVAL);
+    let is_refused = matches!(errno, libc::EPROTONOSUPPORT | libc::EACCES);
     match step {
+        Step::Redirect | Step::Datagrams if is_refused && crate::confine::is_confined() => Some(
+            "A filter of system calls around this process refuses it. If that is a jail of `sidetrack run`, give the outer one --nested"
+                .to_owned(),
+        ),
         Step::Redirect if matches!(errno, libc::ENOENT | libc::EOPNOTSUPP | libc::EPROTONOSUPPORT) => Some(
             "The kernel lacks nftables NAT: load nft_redir, nft_chain_nat and nf_conntrack (modprobe nft_redir)"
                 .to_owned(),

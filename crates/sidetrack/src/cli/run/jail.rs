@@ -31,6 +31,9 @@ pub struct JailArgs {
     /// or own and these PATHs, with commas
     #[arg(long, value_name = "WHICH", conflicts_with = "config")]
     pub unix: Option<String>,
+    /// Lets it use `sidetrack run` itself, whose limits then count beside these
+    #[arg(long)]
+    pub nested: bool,
     /// Writes a profile that allows what it has reached
     #[arg(long, value_name = "FILE")]
     pub learn: Option<PathBuf>,

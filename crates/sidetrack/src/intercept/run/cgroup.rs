@@ -122,8 +122,10 @@ impl Drop for CgroupNetwork {
 impl Sockets {
     fn open() -> Result<Self, RunError> {
         let listeners = listeners().map_err(|error| RunError::host("listen on 127.0.0.1 and ::1", error))?;
-        let datagrams =
-            Datagrams::open().map_err(|error| RunError::host("open sockets for datagrams", error))?;
+        let datagrams = Datagrams::open().map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => RunError::NoRights,
+            _ => RunError::host("open sockets for datagrams", error),
+        })?;
         let (dns, resolver) = resolver()
             .map_err(|error| RunError::host("open port 53 of an address of 127.18.53.0/24", error))?;
         Ok(Self { listeners, datagrams, dns, resolver, hold: None })
