@@ -4,7 +4,10 @@
 
 use sidetrack_core::flow::{Flow, HostName, Intercept, Protocol};
 use sidetrack_core::jail::{CLOSED_RULE, Entry, Jail, ListError, Lists, WOULD_REFUSE};
-use sidetrack_core::policy::{Action, Decision, Dialled, NameMatch, Policy, Seen, Verdict};
+use sidetrack_core::policy::{
+    Action, Carry, Condition, Decision, Dialled, Match, NameMatch, Policy, Rule, Seen, Verdict,
+};
+use std::sync::Arc;
 
 /// What is written, and how it is written again.
 const ENTRIES: [(&str, &str); 17] = [
@@ -240,4 +243,55 @@ fn an_audit_carries_all_and_names_what_would_be_refused() {
     ] {
         assert_eq!(said(&policy, flow), expected, "{flow}");
     }
+}
+
+#[test]
+fn the_rules_of_a_configuration_come_behind_the_lists() {
+    let carry = |idle| Action::Carry(Arc::new(Carry { idle_timeout_ms: Some(idle), ..Carry::default() }));
+    let rule =
+        |name: &str, action, conditions| Rule { name: name.into(), matcher: Match::new(conditions), action };
+    let ports = |port: u16| Condition::Port([(port, port)].into_iter().collect());
+    let named = Condition::Host(vec!["*.example".parse().unwrap()]);
+    let rules = vec![
+        rule("no-ssh", Action::Deny, vec![ports(22)]),
+        rule("slow", carry(9), vec![ports(443), named]),
+        rule("web", carry(7), vec![ports(80)]),
+    ];
+    let base = Policy::new(rules, Action::Deny).with_first_bytes_ms(77);
+    let policy = jail("a.example,10.0.0.0/8,*:80", "b.example").policy_before(&base).unwrap();
+    assert_eq!((policy.first_bytes_ms(), policy.rules().len()), (77, 2 + 3 * 4));
+    let closed = format!("-{CLOSED_RULE}");
+    for (flow, expected) in [
+        ("tcp a.example:22", "-allow a.example; no-ssh"),
+        ("tcp a.example:443", "+allow a.example; slow"),
+        ("tcp a.example:80", "+allow a.example; web"),
+        ("tcp a.example:25", "-allow a.example; default"),
+        ("tcp 10.1.2.3:80", "+allow 10.0.0.0/8; web"),
+        ("tcp other.test:80", "+allow *:80; web"),
+        ("tcp other.test:443", "-default"),
+        ("tcp b.example:80", "-deny b.example"),
+        ("tcp 127.0.0.1:80", &closed),
+    ] {
+        assert_eq!(said(&policy, flow), expected, "{flow}");
+    }
+    assert_eq!(decided(&policy, "tcp a.example:80").action, carry(7));
+    // Each has its own way to carry, by which the gate knows it.
+    let of = |to| match decided(&policy, to).action {
+        Action::Carry(carry) => Arc::as_ptr(&carry),
+        Action::Deny => panic!("denied"),
+    };
+    assert_ne!(of("tcp a.example:80"), of("tcp other.test:80"));
+    // With a list that only refuses, the rules stay as they are.
+    let open = Jail { closed: false, ..jail("", "b.example") }.policy_before(&base).unwrap();
+    assert_eq!(said(&open, "tcp b.example:80"), "-deny b.example");
+    assert_eq!(
+        (said(&open, "tcp c.test:80"), said(&open, "tcp c.test:25")),
+        ("+web".to_owned(), "-default".to_owned())
+    );
+    // Audits tell what the lists would refuse, and what the configuration refuses is refused.
+    let audit = Jail { audit: true, ..jail("a.example", "") }.policy_before(&base).unwrap();
+    assert_eq!(said(&audit, "tcp c.test:80"), format!("+{WOULD_REFUSE}not allowed; web"));
+    assert_eq!(said(&audit, "tcp c.test:22"), format!("-{WOULD_REFUSE}not allowed; no-ssh"));
+    let many = (0..10_000).map(|index| format!("h{index}.example")).collect::<Vec<_>>().join(",");
+    assert!(jail(&many, "").policy_before(&base).is_err());
 }

@@ -89,6 +89,20 @@ pub fn restrict(allowed: &[Allowed]) -> io::Result<Enforced> {
     })
 }
 
+/// Forbids this thread, and those that it starts, to make unix sockets with a path, for good. It sets no_new_privs, and no mount can be
+/// changed any more.
+///
+/// # Errors
+/// The kernel has no Landlock, or it is switched off.
+pub(crate) fn forbid_socket_files() -> io::Result<()> {
+    let rules = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::MakeSock)
+        .and_then(Ruleset::create)
+        .and_then(landlock::RulesetCreated::restrict_self);
+    rules.map(drop).map_err(|error| io::Error::other(format!("--unix abstract needs Landlock: {error}")))
+}
+
 /// The version of Landlock in this kernel; none if it has none or Landlock is switched off.
 pub fn version() -> Option<u32> {
     const VERSION: libc::c_long = 1;

@@ -11,7 +11,7 @@ mod rules;
 pub use account::{Account, Counted, ROWS_MAX, Seen};
 pub use budget::{NameBudget, NameRefusal};
 pub use entry::{Entry, EntryError, Target};
-pub use rules::{CLOSED_RULE, Jail, WOULD_REFUSE, closed_networks};
+pub use rules::{CLOSED_RULE, Jail, RULES_MAX, TooManyRules, WOULD_REFUSE, closed_networks};
 
 /// Most entries of both lists together.
 pub const ENTRIES_MAX: usize = 10_000;

@@ -24,6 +24,16 @@ use std::sync::Arc;
 /// The name of the rule that refuses the closed networks.
 pub const CLOSED_RULE: &str = "closed: this host, link-local and metadata addresses";
 
+/// Most rules of a jail and a configuration together.
+pub const RULES_MAX: usize = 20_000;
+
+/// A jail and a configuration have more than [`RULES_MAX`] rules together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the lists and the configuration have more than {RULES_MAX} rules together (each entry of `allow` times each rule)"
+)]
+pub struct TooManyRules;
+
 /// Begins the name of each rule that carries what would be refused without `--audit`.
 pub const WOULD_REFUSE: &str = "would refuse: ";
 
@@ -80,6 +90,39 @@ impl Jail {
         if self.audit { policy.with_never_dial(IpSet::default()) } else { policy }
     }
 
+    /// Returns the rules of the jail before those of a configuration: what one of both refuses is refused, and `base` decides how the
+    /// rest is carried. `carry` does not count.
+    ///
+    /// # Errors
+    /// There are too many rules.
+    pub fn policy_before(&self, base: &Policy) -> Result<Policy, TooManyRules> {
+        let own = self.policy();
+        let mut rules = Vec::new();
+        for rule in own.rules() {
+            match rule.action {
+                Action::Deny => rules.push(rule.clone()),
+                Action::Carry(_) => {
+                    rules.extend(base.rules().iter().map(|second| both(rule, Some(second), base)))
+                }
+            }
+            if matches!(rule.action, Action::Carry(_)) {
+                rules.push(both(rule, None, base));
+            }
+            if rules.len() > RULES_MAX {
+                return Err(TooManyRules);
+            }
+        }
+        let default = match own.default_action() {
+            Action::Deny => Action::Deny,
+            Action::Carry(_) => {
+                rules.extend(base.rules().iter().cloned());
+                base.default_action().clone()
+            }
+        };
+        let never = if self.closed { own.never_dial() } else { base.never_dial() }.clone();
+        Ok(Policy::new(rules, default).with_first_bytes_ms(base.first_bytes_ms()).with_never_dial(never))
+    }
+
     /// Each rule has its own `Carry`: the gate tells rules apart by it.
     fn carried(&self) -> Action {
         Action::Carry(Arc::new(self.carry.clone()))
@@ -117,6 +160,21 @@ impl Jail {
             rules.push(Rule { name: name.into(), action: what.0, matcher: Match::new(what.1) });
         }
     }
+}
+
+/// The rule for flows that both rules match, with the action of the second one. `None`: what no rule of `base` matches.
+fn both(first: &Rule, second: Option<&Rule>, base: &Policy) -> Rule {
+    let (name, action, more) = match second {
+        Some(second) => (&*second.name, &second.action, second.matcher.conditions()),
+        None => ("default", base.default_action(), &[][..]),
+    };
+    let action = match action {
+        Action::Deny => Action::Deny,
+        // Each rule has its own.
+        Action::Carry(carry) => Action::Carry(Arc::new((**carry).clone())),
+    };
+    let conditions = [first.matcher.conditions(), more].concat();
+    Rule { name: format!("{}; {name}", first.name).into(), action, matcher: Match::new(conditions) }
 }
 
 /// The networks that a target means. A name below `localhost` is this host's loopback, whatever a resolver says.

@@ -381,6 +381,11 @@ impl Policy {
         self
     }
 
+    /// Returns how long a flow may wait for its first bytes if a rule needs the host name, ms.
+    pub const fn first_bytes_ms(&self) -> u64 {
+        self.first_bytes_ms
+    }
+
     /// Whether a rule needs URLs. Otherwise the caller need not build them.
     pub const fn asks_url(&self) -> bool {
         self.asks_url

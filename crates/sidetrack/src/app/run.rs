@@ -234,9 +234,10 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             named: Vec::new(),
         },
     };
-    if let Some(policy) = written_policy(command) {
-        config.policy = Arc::new(policy);
-    }
+    config.policy = match (&command.jail, &command.config) {
+        (Some(jail), Some(_)) => Arc::new(jail.policy_before(&config.policy)?),
+        _ => written_policy(command).map(Arc::new).unwrap_or(config.policy),
+    };
     config.run_dns = command.dns.unwrap_or(config.run_dns);
     config.record.to = command.records.clone().map_or(RecordTo::None, RecordTo::File);
     Ok(config)

@@ -220,10 +220,11 @@ pub fn launch(options: &RunOptions) -> Result<Launched, RunError> {
         env: options.env.iter().cloned().chain(trusted_env).collect(),
         directory: options.directory.clone(),
         open_files_limit: options.open_files_limit,
-        confined: options
-            .jail
-            .as_ref()
-            .map(|unix| Confined { unix_sockets: *unix != UnixSockets::None, nested: options.nested }),
+        confined: options.jail.as_ref().map(|unix| Confined {
+            unix_sockets: *unix != UnixSockets::None,
+            no_socket_files: *unix == UnixSockets::Abstract,
+            nested: options.nested,
+        }),
         asks_connects: options.asks_connects,
     };
     if let Some(path) = &options.netns {

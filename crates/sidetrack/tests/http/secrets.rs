@@ -247,6 +247,17 @@ fn other_hosts_are_not_intercepted_without_tap() {
     let output = scene.run(&[&arguments[..], &[&scene.for_host(NAME)]].concat(), &script);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(scene.asked()[0].field("via").is_some());
+    // A placeholder in TLS to another host passes unread, and is worth nothing there. In plain HTTP it is refused.
+    let script = "curl -sS -H \"X-Token: $API_KEY\" https://other.site.test/ -k -o answer; \
+                  curl -sS -H \"X-Token: $API_KEY\" -o answer -w '%{http_code}' http://other.site.test/";
+    let script = format!("cd {}; {script}", scene.at(""));
+    let output = scene.run(&[&arguments[..], &[&scene.for_host(NAME)]].concat(), &script);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(out, "403", "{err}");
+    assert!(err.contains("other.site.test:80: the placeholder of a secret was refused"), "{err}");
+    let asked = scene.asked();
+    assert_eq!(asked.len(), 1, "by https");
+    assert!(asked[0].field("x-token").is_some_and(|token| token.starts_with(PREFIX)));
 }
 
 #[test]

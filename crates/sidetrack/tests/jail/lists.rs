@@ -25,7 +25,7 @@ pub(crate) fn greeting() -> SocketAddr {
 }
 
 /// What the program prints for each destination, and our lines.
-fn tried(arguments: &[&str], destinations: &[&str]) -> (Vec<String>, Vec<String>) {
+pub(crate) fn tried(arguments: &[&str], destinations: &[&str]) -> (Vec<String>, Vec<String>) {
     let mut command = command(arguments, &["python3", "-c", TRY]);
     let ended = command.env("TRIED", destinations.join(" ")).output().unwrap();
     let lines = |bytes: &[u8]| text(bytes).lines().map(str::to_owned).collect::<Vec<_>>();
@@ -165,7 +165,7 @@ fn wrong_lists_are_errors_that_say_where() {
         (&["--profile", "/nowhere"], "cannot read --profile /nowhere"),
         (&["--jail", "--mode", "cgroup"], "leave --mode out"),
         (&["--unix", "deny"], "--unix is for a jail"),
-        (&["--jail", "--config", "/nowhere"], "cannot be used with"),
+        (&["--jail", "--unix", "abstract", "--nested"], "--unix abstract does not go with --nested"),
     ] {
         let ended = run(arguments, "");
         assert_eq!(ended.status.code(), Some(125), "{arguments:?}");

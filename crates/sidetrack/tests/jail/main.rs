@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod combined;
 mod denied;
 mod lists;
 mod nested;
 mod profiles;
 mod publish;
+mod unix;
 mod ways;
 
 use std::process::{Command, Output, Stdio};

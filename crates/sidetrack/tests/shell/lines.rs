@@ -41,3 +41,15 @@ fn lines_go_to_a_file() {
     let lines = std::fs::read_to_string(&file).unwrap();
     assert!(lines.starts_with("sidetrack: curl: 192.0.2.77:80: denied by policy"), "{lines}");
 }
+
+#[test]
+fn lines_come_to_the_prompt_of_a_shell() {
+    // The shell reads keys at its prompt, as an editor does. It has taken the terminal for itself.
+    let script = "PS1='inside> ' exec $sidetrack run --jail -- bash --norc --noprofile -i";
+    let mut screen = Screen::start(&["sh", "-c", script], |command| environment(command, ""));
+    screen.wait_for("inside> ");
+    screen.press("(curl -s http://192.0.2.77/ &)\n");
+    screen.wait_for("sidetrack: curl: 192.0.2.77:80: denied by policy");
+    screen.press("exit\n");
+    assert!(screen.end().success());
+}

@@ -16,6 +16,8 @@ use std::os::fd::{BorrowedFd, RawFd};
 pub struct Confined {
     /// Whether it may open unix sockets. Pairs of connected sockets are always possible.
     pub unix_sockets: bool,
+    /// Whether it makes no unix socket with a path (Landlock, since Linux 5.13).
+    pub no_socket_files: bool,
     /// Whether it may make networks of its own as `sidetrack run` does: with nftables and raw sockets, which need rights over a network.
     /// It has none over its own.
     pub nested: bool,
@@ -29,6 +31,9 @@ impl Confined {
     pub(super) fn enter(self) -> io::Result<()> {
         close_inherited()?;
         rustix::thread::set_no_new_privs(true)?;
+        if self.no_socket_files {
+            crate::landlock::forbid_socket_files()?;
+        }
         crate::confine::install(&self.program(), 0)
     }
 
@@ -263,7 +268,7 @@ mod tests {
 
     /// The error of socket(2) or socketpair(2) in a thread with this filter.
     fn errors(unix_sockets: bool) -> impl Fn(libc::c_long, [c_int; 3]) -> Option<c_int> {
-        errors_of(Confined { unix_sockets, nested: false })
+        errors_of(Confined { unix_sockets, ..Confined::default() })
     }
 
     fn errors_of(confined: Confined) -> impl Fn(libc::c_long, [c_int; 3]) -> Option<c_int> {
@@ -318,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_jail_that_may_hold_others_opens_what_their_networks_need_and_nothing_else() {
-        let with = errors_of(Confined { unix_sockets: true, nested: true });
+        let with = errors_of(Confined { unix_sockets: true, nested: true, ..Confined::default() });
         let socket = |family, kind, protocol| with(libc::SYS_socket, [family, kind, protocol]);
         assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, 12), None);
         assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, 9), Some(libc::EPROTONOSUPPORT));
@@ -341,7 +346,7 @@ mod tests {
     #[test]
     fn every_jump_stays_in_the_program() {
         for (unix_sockets, nested) in [(true, false), (false, false), (true, true), (false, true)] {
-            let program = Confined { unix_sockets, nested }.program();
+            let program = Confined { unix_sockets, nested, ..Confined::default() }.program();
             for (at, step) in program.iter().enumerate() {
                 let far = match step.code {
                     JUMP => usize::try_from(step.k).unwrap(),

@@ -13,23 +13,23 @@ use std::path::PathBuf;
 pub struct JailArgs {
     /// Reaches only these: HOST, *.HOST, ADDRESS or NETWORK, with :PORT or :PORT-PORT, and udp: before it for UDP.
     /// Several: with commas, or by several options
-    #[arg(long, value_name = "LIST", conflicts_with = "config")]
+    #[arg(long, value_name = "LIST")]
     pub allow: Vec<String>,
     /// Refuses these, even if they are allowed
-    #[arg(long, value_name = "LIST", conflicts_with = "config")]
+    #[arg(long, value_name = "LIST")]
     pub deny: Vec<String>,
     /// Reads the list from a file: one entry a line, `deny` before what is refused, `#` before a comment
-    #[arg(long, value_name = "FILE", conflicts_with = "config")]
+    #[arg(long, value_name = "FILE")]
     pub profile: Vec<PathBuf>,
     /// Refuses all that is not allowed, also without a list
-    #[arg(long, conflicts_with = "config")]
+    #[arg(long)]
     pub jail: bool,
     /// Carries what would be refused, and says so
-    #[arg(long, conflicts_with = "config")]
+    #[arg(long)]
     pub audit: bool,
-    /// Unix sockets that it may use: own (its own, the default in a jail), all (also those of this host), deny (none),
-    /// or own and these PATHs, with commas
-    #[arg(long, value_name = "WHICH", conflicts_with = "config")]
+    /// Unix sockets that it may use: own (its own, the default in a jail), all (also those of this host), abstract (only its
+    /// own without a path), deny (none), or own and these PATHs, with commas
+    #[arg(long, value_name = "WHICH")]
     pub unix: Option<String>,
     /// Lets it use `sidetrack run` itself, whose limits then count beside these
     #[arg(long)]
@@ -75,8 +75,12 @@ impl JailArgs {
             return Ok(None);
         }
         anyhow::ensure!(
-            !closed || mode == Mode::Isolated,
-            "--mode cgroup cannot hold a command that must not get out: leave --mode out"
+            !closed || self.audit || mode == Mode::Isolated,
+            "--mode cgroup cannot hold a command that must not get out, because it is root in the network of this host: leave --mode out"
+        );
+        anyhow::ensure!(
+            !(self.nested && self.unix.as_deref() == Some("abstract")),
+            "--unix abstract does not go with --nested: the kernel then lets no command mount, which an inner `run` must"
         );
         Ok(Some(Jail { lists, closed, audit: self.audit, ..Jail::default() }))
     }
@@ -93,6 +97,7 @@ impl JailArgs {
             None | Some("own") => UnixSockets::Own(Vec::new()),
             Some("all") => UnixSockets::All,
             Some("deny") => UnixSockets::None,
+            Some("abstract") => UnixSockets::Abstract,
             Some(paths) => UnixSockets::Own(paths.split(',').map(PathBuf::from).collect()),
         })
     }

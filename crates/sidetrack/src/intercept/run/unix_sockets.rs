@@ -16,6 +16,8 @@ pub enum UnixSockets {
     All,
     /// Its own, and these of the host.
     Own(Vec<PathBuf>),
+    /// Its own that have no path. It makes no socket with a path.
+    Abstract,
     /// None. Pairs of connected sockets are possible.
     None,
 }
@@ -29,7 +31,11 @@ const LOOKED_AT_MAX: usize = 20_000;
 impl UnixSockets {
     /// Returns the sockets of this host to cover.
     pub(super) fn covered(&self) -> Vec<PathBuf> {
-        let Self::Own(allowed) = self else { return Vec::new() };
+        let allowed = match self {
+            Self::Own(allowed) => allowed.as_slice(),
+            Self::Abstract => &[],
+            Self::All | Self::None => return Vec::new(),
+        };
         let real = |path: &PathBuf| fs::canonicalize(path).unwrap_or_else(|_| path.clone());
         let allowed: BTreeSet<_> = allowed.iter().map(real).collect();
         let listed = fs::read_to_string("/proc/net/unix").unwrap_or_default();
