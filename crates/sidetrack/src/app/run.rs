@@ -74,6 +74,10 @@ const LAST_BYTES_LOOK: Duration = Duration::from_millis(10);
 /// Most flows that `run` can report at its end.
 const TOLD_MAX: usize = 1000;
 
+/// Said if a filter around a jail takes the questions about connects.
+const ASKED_AROUND: &str = "sidetrack: a filter around this command asks about connects already: over IPv4, a denied one fails with EHOSTUNREACH \
+                            instead of EACCES\n";
+
 /// The exit code if something was refused and the user wants to know.
 const REFUSED: u8 = 120;
 
@@ -157,10 +161,7 @@ pub fn run(command: RunCommand) -> anyhow::Result<CommandEnded> {
         );
     }
     if is_closed && is_inside && launched.questions.is_none() && !command.quiet {
-        notices::write(
-            "sidetrack: a filter around this command asks about connects already: over IPv4, a denied one fails with EHOSTUNREACH instead \
-             of EACCES\n",
-        );
+        notices::write(ASKED_AROUND);
     }
     // Before rights are given up: only its thread keeps one.
     let hold = launched.hold.take();

@@ -111,6 +111,10 @@ fn started(args: &AttachArgs) -> anyhow::Result<Ended> {
         args.jail.unix.is_none(),
         "--unix is not for a process that runs: only `run` can limit unix sockets"
     );
+    anyhow::ensure!(
+        !args.jail.nested,
+        "--nested is not for a process that runs: it is not confined by a filter"
+    );
     let mut command = run::prepared(&as_of_run(args), None)?;
     command.options.attach = Some(Attach {
         subject: subject(args)?,
