@@ -3,7 +3,7 @@
 use crate::chromium::Browser;
 use crate::support::{carried, denied, ended, enter, flow, full, live};
 use crate::{HOSTILE, Rig, tokens};
-use sidetrack::live::LiveFlow;
+use sidetrack::live::{Ended, LiveFlow};
 use sidetrack_core::flow::{EndReason, Process};
 use sidetrack_core::net::IpNet;
 use sidetrack_core::policy::{Action, Condition, Match, Policy, Rule};
@@ -20,6 +20,7 @@ fn hostile(id: u64) -> Arc<LiveFlow> {
     known.process = Some(Process { pid: Some(9), name: Some(HOSTILE.into()), uid: None });
     known.user = Some(HOSTILE.into());
     known.listener = HOSTILE.into();
+    known.host = Some("<script>alert(1)<script>".parse().expect("a name, for all that a peer may send"));
     live(id, known, carried(Some(HOSTILE), &[]))
 }
 
@@ -44,9 +45,13 @@ fn the_page_in_a_real_browser() {
     browser.eval("location.hash = 'policy'");
     browser.wait_for(&format!("document.body.innerText.includes('{HOSTILE}')"));
     browser.eval("location.hash = 'flows'");
+    a_frozen_table_stays(&mut browser, &rig);
     rig.ledger.leave(slots[1], ended(&flows[1], EndReason::PolicyDenied));
+    rig.ledger
+        .leave(slots[2], Ended { detail: Some(HOSTILE.into()), ..ended(&flows[2], EndReason::Refused) });
     rig.recorder.lock().expect("whole").visit();
     browser.wait_for("document.querySelector('.grid').innerText.includes('policy_denied')");
+    a_chosen_column_shows_the_detail(&mut browser);
     pictures(&mut browser, &rig);
     let rig = it_says_when_the_node_is_away(&mut browser, rig, folder.path());
     many_rows_are_shown(&mut browser, &rig);
@@ -128,6 +133,29 @@ fn a_flow_ends_after_one_question(browser: &mut Browser, flow: &LiveFlow) {
     browser.eval("document.querySelector('.actions .danger').click()");
     eventually("the flow is ended", || flow.ending() == Some(EndReason::Killed));
     browser.press("Escape");
+}
+
+fn a_frozen_table_stays(browser: &mut Browser, rig: &Rig) {
+    browser.wait_for("document.querySelectorAll('.body .row:not([hidden])').length === 3");
+    browser.eval("document.querySelector('.grid').focus()");
+    browser.press("f");
+    browser.wait_for("document.querySelector('.sums').textContent.startsWith('frozen: 3 flows')");
+    let slot = enter(&rig.ledger, &full(50));
+    browser.wait_for("document.title.startsWith('4 flows')");
+    assert_eq!(browser.eval("document.querySelectorAll('.body .row:not([hidden])').length"), 3);
+    browser.press("f");
+    browser.wait_for("document.querySelectorAll('.body .row:not([hidden])').length === 4");
+    rig.ledger.leave(slot, ended(&full(50), EndReason::Ok));
+}
+
+fn a_chosen_column_shows_the_detail(browser: &mut Browser) {
+    browser.press("c");
+    browser.wait_for("document.querySelector('.choice input')");
+    browser.eval("document.querySelector('.choice input[value=detail]').click()");
+    browser.wait_for(&format!("document.querySelector('.grid').innerText.includes('refused') && document.querySelector('.grid').textContent.includes('{HOSTILE}')"));
+    browser.eval("[...document.querySelectorAll('.choice button')].at(-1).click()");
+    browser.wait_for("document.querySelector('.choice').hidden");
+    browser.eval("document.querySelector('.grid').focus()");
 }
 
 /// Rules that some flows of the pictures do not match.
