@@ -54,25 +54,21 @@ pub(super) fn descriptors(_: &Dns) -> u64 {
     (dns::ASKED_MAX + dns::STREAMS_MAX) as u64
 }
 
+/// Makes the table of what the addresses stand for that the resolver gives to clients. `None`: there is no resolver.
+pub(super) fn names(config: &Config) -> Option<SharedNames> {
+    let table = || NameTable::new(NameTable::MAX_CAPACITY).with_unconnected_age(UNCONNECTED_AGE);
+    config.dns.as_ref().map(|_| Arc::new(Mutex::new(table())))
+}
+
 impl Bound {
     /// Binds all addresses, while the right to low ports is there. `None`: the configuration has no resolver.
     ///
     /// # Errors
     /// Which address failed, the program that has it, and what to do.
-    pub(super) fn open(config: &Config) -> anyhow::Result<Option<Self>> {
-        let Some(dns) = &config.dns else { return Ok(None) };
-        let names = NameTable::new(NameTable::MAX_CAPACITY).with_unconnected_age(UNCONNECTED_AGE);
+    pub(super) fn open(config: &Config, names: Option<SharedNames>) -> anyhow::Result<Option<Self>> {
+        let Some((dns, names)) = config.dns.as_ref().zip(names) else { return Ok(None) };
         let sockets = dns.addresses.iter().map(|address| bind(*address)).collect::<anyhow::Result<_>>()?;
-        Ok(Some(Self {
-            sockets,
-            names: Arc::new(Mutex::new(names)),
-            hosts_servers: hosts_servers(&dns.addresses).into(),
-        }))
-    }
-
-    /// What the addresses that it gives to clients stand for.
-    pub(super) fn names(&self) -> SharedNames {
-        self.names.clone()
+        Ok(Some(Self { sockets, names, hosts_servers: hosts_servers(&dns.addresses).into() }))
     }
 
     /// Begins to answer.

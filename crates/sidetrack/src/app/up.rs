@@ -55,15 +55,16 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     // The order matters: use the rights, give them up, and only then bind sockets, start threads and read peers' bytes.
     let user = DataUser::of(&config.user)?;
     let config = Arc::new(config);
-    let dns = super::dns::Bound::open(&config)?;
-    let names = dns.as_ref().map(super::dns::Bound::names);
-    let mut prepared = Prepared::new(&config, user.as_ref(), names)?;
+    let names = super::dns::names(&config);
+    let mut prepared = Prepared::new(&config, user.as_ref(), names.clone())?;
     let shunt = ShuntFlows::start(&config, &name, &text)?;
     let node_to_be = Arc::new(OnceLock::<Arc<Node>>::new());
     let (reloader, handle) = reloader(path, config, node_to_be.clone());
     let reloader = told_to(systemd.clone(), reloader);
     let windows = Windows::open(&handle.current().load())?;
     let guard = windows.guard(user.as_ref())?;
+    // After all processes are started, so that none of them keeps the port when this one is gone.
+    let dns = super::dns::Bound::open(&handle.current().load(), names)?;
     prepared.give_up_rights(&handle.current().load(), path, user.as_ref(), windows.admin_path())?;
     let node = Arc::new(prepared.start(handle.current().clone(), nofile)?);
     // The reloader does not run yet, so that no reload can come before this.
