@@ -159,10 +159,21 @@ fn running(program: &str) -> Vec<Running> {
         .collect()
 }
 
+/// Whether a process is the guard of an `attach` that steers this network from another one: its table may have no name of its own.
+fn is_guard_of_another_network(pid: u32) -> bool {
+    let is_guard =
+        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "sidetrack-guard");
+    let maker = process::process_info(pid).map(|info| info.parent_pid);
+    let network = |pid| process::namespace_inode(pid, "net").ok();
+    is_guard && maker.is_ok_and(|maker| network(maker).is_some_and(|other| Some(other) != network(pid)))
+}
+
 fn sub_command(pid: u32) -> Option<String> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let words = line.split(|byte| *byte == 0).skip(1).map(String::from_utf8_lossy);
-    words.into_iter().find(|word| ["up", "keeper"].contains(&word.as_ref())).map(|word| word.into_owned())
+    let guards = is_guard_of_another_network(pid);
+    let holds = |word: &str| ["up", "keeper"].contains(&word) || guards && ["attach", "run"].contains(&word);
+    words.into_iter().find(|word| holds(word)).map(|word| word.into_owned())
 }
 
 #[cfg(test)]

@@ -19,7 +19,9 @@ fn places(sockets: &[&Path]) -> Places {
 /// Leaves out control groups: those of other tests, which run at the same time, may be among them.
 fn found(places: &Places) -> Survey {
     let mut survey = survey(places);
-    survey.leftovers.retain(|action| !matches!(action, Action::RemoveDirectory(_)));
+    let of_group =
+        |action: &Action| matches!(action, Action::RemoveDirectory(_) | Action::ReturnProcesses { .. });
+    survey.leftovers.retain(|action| !of_group(action));
     survey
 }
 

@@ -15,6 +15,7 @@ pub const PROTOCOL: u8 = 201;
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
 const RTM_GETROUTE: u16 = 26;
@@ -147,6 +148,21 @@ pub fn add_address(name: &str, address: IpAddr, prefix_length: u8) -> Result<(),
         w.address(1, address); // IFA_ADDRESS
     });
     forgive(transact(&requests), libc::EEXIST)
+}
+
+/// Takes an address from an interface.
+///
+/// # Errors
+/// As [`add_address`]; an address that is not there is fine.
+pub fn remove_address(name: &str, address: IpAddr, prefix_length: u8) -> Result<(), Error> {
+    let index = interface_index(name)?;
+    let version = if address.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 };
+    let mut header = vec![version.number(), prefix_length, 0, 0];
+    header.extend_from_slice(&index.to_ne_bytes());
+    let mut requests = Requests::new();
+    let asked = format!("remove address {address}/{prefix_length} from interface {name}");
+    requests.push(asked, RTM_DELADDR, flag::ACK, &header, |w| w.address(2, address)); // IFA_LOCAL
+    forgive(transact(&requests), libc::EADDRNOTAVAIL)
 }
 
 /// Makes every address, IPv4 and IPv6, an address of this host: `ip route add local default dev NAME` (AnyIP). Where IPv6 is

@@ -3,10 +3,11 @@
 use super::run::jail::JailArgs;
 use super::run::{self, DnsArg, ModeArg, RunArgs};
 use crate::app;
-use crate::intercept::run::{Attach, AttachTo};
+use crate::intercept::run::{Attach, AttachTo, plan_attach};
 use clap::Args;
 use sidetrack_core::carrier::Hop;
 use sidetrack_sys::exec::Ended;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -21,6 +22,9 @@ pub struct AttachArgs {
     /// All programs of this network namespace: a name of `ip netns`, or a path such as /proc/PID/ns/net
     #[arg(long, value_name = "PATH")]
     pub netns: Option<PathBuf>,
+    /// Says what would be done and how it is undone, and does nothing
+    #[arg(long)]
+    pub plan: bool,
     /// Detaches after this time: 30s, 10m, 2h
     #[arg(long = "for", value_name = "TIME", value_parser = time)]
     pub ends_after: Option<Duration>,
@@ -116,12 +120,18 @@ fn started(args: &AttachArgs) -> anyhow::Result<Ended> {
         "--nested is not for a process that runs: it is not confined by a filter"
     );
     let mut command = run::prepared(&as_of_run(args), None)?;
-    command.options.attach = Some(Attach {
+    let attach = Attach {
         subject: subject(args)?,
         ends_after: args.ends_after,
         keeps_dns: args.dns == Some(AttachDns::Keep),
         force: args.force,
-    });
+    };
+    if args.plan {
+        // A closed reader is not a failure.
+        let _ = io::stdout().write_all(plan_attach(&attach)?.as_bytes());
+        return Ok(Ended::Exit(0));
+    }
+    command.options.attach = Some(attach);
     app::run(command)
 }
 

@@ -41,7 +41,8 @@ fn run_without_root(facts: &Facts) -> Check {
 
 fn run_in_cgroup(facts: &Facts) -> Check {
     let name = "run --mode cgroup";
-    let needed_for = "sidetrack run in the host's own network, where namespaces are forbidden";
+    let needed_for =
+        "sidetrack run in the host's own network, where namespaces are forbidden; sidetrack attach";
     let lacks = |feature| matches!(&facts.nftables, Nftables::Known { probe, .. } if !probe.has(feature));
     let Some(mount) = &facts.cgroup2 else {
         return Check::warn(name, "no cgroup2 hierarchy is mounted")

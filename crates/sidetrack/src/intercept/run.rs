@@ -36,7 +36,7 @@ use tokio::sync::oneshot;
 
 use super::hold;
 use crate::dns::{self, Resolver, SharedNames};
-pub use attach::{Attach, Subject as AttachTo};
+pub use attach::{Attach, Subject as AttachTo, plan as plan_attach};
 use attach::{Attached, Running};
 use cgroup::CgroupNetwork;
 pub use trust_files::Trusted;

@@ -334,6 +334,8 @@ fn restore_loopback(mtu_bytes: u32, up: bool) -> Result<(), ActionError> {
     route::set_mtu("lo", mtu_bytes)?;
     if !up {
         route::link_down("lo")?;
+        // The kernel has given it this address when it came up, and would do so again.
+        route::remove_address("lo", std::net::Ipv4Addr::LOCALHOST.into(), 8)?;
     }
     Ok(())
 }

@@ -26,6 +26,7 @@ use sidetrack_sys::cgroup::{Hierarchy, Leaf};
 use sidetrack_sys::exec::{Ended, Program, spawn_in_network};
 use sidetrack_sys::nfqueue::HoldSockets;
 use sidetrack_sys::nft::OwnedTable;
+use sidetrack_sys::process;
 use sidetrack_sys::sockdiag::SockDiag;
 use sidetrack_sys::udp;
 use sidetrack_sys::udp::answers::AnswerSockets;
@@ -116,15 +117,20 @@ fn refused(text: impl Into<String>) -> RunError {
     RunError::Refused(text.into())
 }
 
+fn refuse_unless_root() -> Result<(), RunError> {
+    match caps::is_network_root() {
+        true => Ok(()),
+        false => Err(refused("attach needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN): run it with sudo")),
+    }
+}
+
 /// Attaches to a running subject.
 pub(super) fn launch(
     attach: &Attach,
     names: SharedNames,
     options: &RunOptions,
 ) -> Result<Launched, RunError> {
-    if !caps::is_network_root() {
-        return Err(refused("attach needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN): run it with sudo"));
-    }
+    refuse_unless_root()?;
     let found = subject::find(attach)?;
     // Before the rules: from here on a signal lets us end in order.
     let group = found.existing_group().filter(|_| found.pid.is_none());
@@ -158,6 +164,44 @@ pub(super) fn launch_in(
     Ok(Launched { questions, ..launched })
 }
 
+/// What takes the rules and routes for a subject back.
+fn undoing(found: &Found, name: &str) -> Result<Vec<Action>, RunError> {
+    let undo = match found.is_lone {
+        true => lone::undoing(&found.network),
+        false => rules::undoing(&found.network, name),
+    };
+    undo.map_err(|error| RunError::host("look at its network", error))
+}
+
+/// Says what `attach` would do and how it would be undone. Changes nothing.
+///
+/// # Errors
+/// It cannot be attached to; says why.
+pub fn plan(attach: &Attach) -> Result<String, RunError> {
+    refuse_unless_root()?;
+    let found = subject::find(attach)?;
+    let mut text = format!("attach to {}\n", found.describe());
+    let mut undo = undoing(&found, &table_name(&found))?;
+    if let Kind::Process { pid, origin } = &found.kind {
+        let count = process::process_tree(*pid).into_iter().filter(|pid| !subject::stays(*pid)).count();
+        text.push_str(&format!(
+            "  move {count} processes into a new control group below /{}\n",
+            origin.display()
+        ));
+        undo.push(Action::RemoveDirectory(found.new_group()?));
+        let to = Hierarchy::find().map_err(|error| RunError::host("find cgroup2", error))?.mount.join(origin);
+        undo.push(Action::ReturnProcesses { from: found.new_group()?, to, pid: 0 });
+    }
+    text.push_str(if found.is_lone {
+        "  make all addresses of its network local, and catch all that its programs send\n"
+    } else {
+        "  in its network, catch connections that begin, datagrams and questions about names\n  drop what else would leave it\n"
+    });
+    text.push_str("undo, also after SIGKILL\n");
+    undo.iter().rev().for_each(|action| text.push_str(&format!("  {action}\n")));
+    Ok(text)
+}
+
 fn launched(attached: Attached, caught: Caught, subject: Watched, names: SharedNames) -> Launched {
     let mut dns = caught.dns.into_iter();
     let resolver = match attached.is_lone {
@@ -188,11 +232,7 @@ impl Attached {
         let leaf = found.leaf()?;
         let is_lone = found.is_lone;
         let name = table_name(found);
-        let mut undo = match is_lone {
-            true => lone::undoing(&found.network),
-            false => rules::undoing(&found.network, &name),
-        }
-        .map_err(|error| RunError::host("look at its network", error))?;
+        let mut undo = undoing(found, &name)?;
         if let (Some(leaf), Kind::Process { .. }) = (&leaf, &found.kind) {
             undo.push(Action::RemoveDirectory(leaf.directory()));
         }

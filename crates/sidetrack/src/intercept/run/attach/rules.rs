@@ -4,6 +4,7 @@
 //! are redirected, and datagrams that answer others go on.
 
 use sidetrack_sys::cgroup::Leaf;
+use sidetrack_sys::link;
 use sidetrack_sys::netns::NetNs;
 use sidetrack_sys::nft::{
     Chain, ChainKind, Family, Field, HoldQueue, Hook, RTN_LOCAL, Rule, Statement, TCP, Table, UDP, Value,
@@ -33,9 +34,13 @@ pub(super) struct Ports {
 
 /// What takes [`install`] back.
 pub(super) fn undoing(network: &NetNs, name: &str) -> io::Result<Vec<Action>> {
-    let routes = network.run(|| cgroup_datagrams::undoing().map_err(io::Error::other))?;
+    let (lo, routes) = network.run(|| {
+        let lo = link::interface("lo").map_err(io::Error::other)?;
+        Ok((lo, cgroup_datagrams::undoing().map_err(io::Error::other)?))
+    })?;
+    let lo_again = (!lo.running).then_some(Action::RestoreLoopback { mtu_bytes: lo.mtu, up: false });
     let table = Action::DeleteTable { family: Family::Inet, name: name.to_owned() };
-    Ok([table].into_iter().chain(routes).collect())
+    Ok(lo_again.into_iter().chain([table]).chain(routes).collect())
 }
 
 /// Opens the sockets, adds the routes and the table, in the network of the calling thread.
@@ -46,7 +51,7 @@ pub(super) fn install(
     (hold, dns): (bool, bool),
 ) -> Result<Caught, RunError> {
     let host = |what| move |error: io::Error| RunError::host(what, error);
-    // In some networks `lo` is still down; it stays up afterwards, which changes nothing else.
+    // In some networks `lo` is still down.
     route::link_up("lo").map_err(|error| RunError::host("bring lo up", error))?;
     let listeners = cgroup::listeners().map_err(host("listen on 127.0.0.1 and ::1"))?;
     let received = Datagrams::open().map_err(host("open sockets for datagrams"))?;

@@ -104,7 +104,7 @@ impl Found {
             Kind::Group(leaf) => Ok(Some(leaf.clone())),
             Kind::Process { origin, .. } => {
                 let below = Hierarchy { own: origin.clone(), ..hierarchy()? };
-                let made = below.create_leaf(&format!("{}{}", OURS[0], std::process::id()));
+                let made = below.create_leaf(&group_name());
                 made.map(Some).map_err(|error| match error.kind() {
                     io::ErrorKind::ReadOnlyFilesystem => refused(format!(
                         "{} is mounted read-only here: attach from the host, or mount it writable",
@@ -116,13 +116,27 @@ impl Found {
         }
     }
 
+    /// The directory of the group that [`Self::leaf`] makes for a process.
+    pub(super) fn new_group(&self) -> Result<PathBuf, RunError> {
+        let origin = match &self.kind {
+            Kind::Process { origin, .. } => origin.as_path(),
+            _ => Path::new(""),
+        };
+        Ok(hierarchy()?.mount.join(origin).join(group_name()))
+    }
+
+    /// What it is, in words.
+    pub(super) fn describe(&self) -> String {
+        let all =
+            if self.is_lone && self.pid.is_some() { ": its whole network, which has no way out" } else { "" };
+        format!("{}{all}", self.what)
+    }
+
     /// What the user is to know.
     pub(super) fn notices(&self, moved: &[u32]) -> Vec<String> {
         let others = moved.len().saturating_sub(1);
         let with = if others > 0 { format!(" and {others} of its descendants") } else { String::new() };
-        let all =
-            if self.is_lone && self.pid.is_some() { ": its whole network, which has no way out" } else { "" };
-        let mut told = vec![format!("attached to {}{with}{all}; Ctrl-C detaches", self.what)];
+        let mut told = vec![format!("attached to {}{with}; Ctrl-C detaches", self.describe())];
         let pids = match &self.kind {
             Kind::Process { .. } => moved.to_vec(),
             Kind::Group(leaf) => leaf.pids().unwrap_or_default(),
@@ -148,6 +162,10 @@ impl Found {
         }
         told
     }
+}
+
+fn group_name() -> String {
+    format!("{}{}", OURS[0], std::process::id())
 }
 
 fn hierarchy() -> Result<Hierarchy, RunError> {
