@@ -231,6 +231,26 @@ ALWAYS_INLINE void note(struct flow_side *own, const struct segment *s)
 	own->last_ns = ktime_coarse_ns();
 }
 
+/*
+ * Records FINs and their acknowledgements. Returns whether both sides have closed. The two sides' packets may be
+ * handled on two processors at the same time. So each marks what it has seen before it reads what the other has
+ * marked: at least one of the two sees both marks.
+ */
+ALWAYS_INLINE int mark_fins(struct flow_side *own, struct flow_side *other, const struct segment *s)
+{
+	__u32 theirs = *(volatile __u32 *)&other->fins;
+
+	if (flags_of(s) & TCP_FIN && !(*(volatile __u32 *)&own->fins & FIN_SEEN)) {
+		*(volatile __u32 *)&own->fin = end_of(s);
+		__sync_fetch_and_or(&own->fins, FIN_SEEN | (theirs & FIN_SEEN ? FIN_SECOND : 0));
+	}
+	if ((theirs & (FIN_SEEN | FIN_ACKED)) != FIN_SEEN ||
+	    AFTER(*(volatile __u32 *)&other->fin, acknowledgement_of(s) - other->add))
+		return 0;
+	__sync_fetch_and_or(&other->fins, FIN_ACKED);
+	return __sync_fetch_and_or(&own->fins, 0) & FIN_ACKED;
+}
+
 /* Whether a program forwards this packet of an offloaded connection. If so, the packet is counted. */
 ALWAYS_INLINE int judge(struct flow *flow, struct flow_side *own, struct flow_side *other, __u32 gso_size,
 			struct segment *s, int xdp)

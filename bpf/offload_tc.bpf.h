@@ -111,18 +111,18 @@ ALWAYS_INLINE int fix_checksum(struct __sk_buff *skb, const struct flow_side *ow
 	return !l4_checksum(skb, at, 0, own->fix, BPF_F_PSEUDO_HDR);
 }
 
+/* Translates the packet and its checksums; `sum` is what has changed before. The link-layer addresses stay. */
 ALWAYS_INLINE int rewrite(struct __sk_buff *skb, struct segment *s, const struct flow_side *own,
-			  const struct flow_side *other)
+			  const struct flow_side *other, __u64 sum)
 {
 	__u32 tcp = ETH_HLEN + (own->v6 ? 40 : 20);
-	__u64 sum = translate(s, own, other);
 
+	sum += translate(s, own, other);
 	if (s->stamps)
 		sum += translate_blocks(s, BARE + STAMPS_LENGTH + 4, other);
 	else
 		sum += translate_blocks(s, BARE + 4, other);
-	/* Destination and source address are adjacent in the frame, and so are `to` and `from`. */
-	if (skb_store(skb, 0, other->to, 12, 0) || !rewrite_ip(skb, own, other))
+	if (!rewrite_ip(skb, own, other))
 		return 0;
 	if (skb_store(skb, tcp, s->tcp, BARE + (s->options & 0x3c), 0))
 		return 0;
@@ -148,7 +148,8 @@ ALWAYS_INLINE enum passed pass_on(struct __sk_buff *skb, const struct ends *ends
 	seen->entry = 0;
 	own = entry & 1 ? &flow->side[0] : &flow->side[1];
 	other = entry & 1 ? &flow->side[1] : &flow->side[0];
-	if (!understood(&s) || !rewrite(skb, &s, own, other))
+	/* Destination and source address are adjacent in the frame, and so are `to` and `from`. */
+	if (!understood(&s) || skb_store(skb, 0, other->to, 12, 0) || !rewrite(skb, &s, own, other, 0))
 		return FAILED;
 	return tc_redirect(other->egress, 0) == TC_ACT_REDIRECT ? PASSED : FAILED;
 }

@@ -58,25 +58,10 @@ ALWAYS_INLINE void tell_over(struct flow *flow, __u32 number)
 		*(volatile __u64 *)place = number + 1;
 }
 
-/*
- * Records FINs and their acknowledgements. The two sides' packets may be handled on two processors at the
- * same time. So each marks what it has seen before it reads what the other has marked: at least one of the
- * two sees both marks.
- */
 ALWAYS_INLINE void follow_fins(struct flow *flow, struct flow_side *own, struct flow_side *other, const struct segment *s,
 			       __u32 number)
 {
-	__u32 theirs = *(volatile __u32 *)&other->fins;
-
-	if (flags_of(s) & TCP_FIN && !(*(volatile __u32 *)&own->fins & FIN_SEEN)) {
-		*(volatile __u32 *)&own->fin = end_of(s);
-		__sync_fetch_and_or(&own->fins, FIN_SEEN | (theirs & FIN_SEEN ? FIN_SECOND : 0));
-	}
-	if ((theirs & (FIN_SEEN | FIN_ACKED)) != FIN_SEEN ||
-	    AFTER(*(volatile __u32 *)&other->fin, acknowledgement_of(s) - other->add))
-		return;
-	__sync_fetch_and_or(&other->fins, FIN_ACKED);
-	if (__sync_fetch_and_or(&own->fins, 0) & FIN_ACKED)
+	if (mark_fins(own, other, s))
 		tell_over(flow, number);
 }
 

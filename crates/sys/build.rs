@@ -4,7 +4,7 @@
 include!("../../bpf/compile.rs");
 
 /// The programs, by the stem of their file.
-const PROGRAMS: [&str; 2] = ["shunt", "engine"];
+const PROGRAMS: [&str; 3] = ["shunt", "engine", "wire"];
 
 fn main() {
     compile(&PROGRAMS);

@@ -48,3 +48,4 @@ pub mod socks;
 pub mod splice;
 pub mod time;
 pub mod tunnel;
+pub mod wire;

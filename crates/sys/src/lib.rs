@@ -48,6 +48,7 @@ pub mod process;
 pub mod random;
 pub mod raw;
 pub mod redirect;
+pub mod repair;
 pub mod route;
 pub mod scheduling;
 pub mod scm;

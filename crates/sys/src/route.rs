@@ -367,6 +367,28 @@ fn forgive(result: Result<(), Error>, errno: i32) -> Result<(), Error> {
     }
 }
 
+/// The way that packets from an address of this host take: the index of the interface they leave by, or `None` if they stay on
+/// this host. No packet is sent.
+///
+/// # Errors
+/// ENETUNREACH or EHOSTUNREACH if there is no route; EINVAL if `from` is not an address of this host.
+pub fn way(from: IpAddr, to: IpAddr) -> Result<Option<u32>, Error> {
+    const RTN_LOCAL: u8 = 2;
+    let (version, bits) = if to.is_ipv4() { (IpVersion::V4, 32) } else { (IpVersion::V6, 128) };
+    let header = [version.number(), bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mut request = Requests::new();
+    request.push(format!("find the route from {from} to {to}"), RTM_GETROUTE, 0, &header, |w| {
+        w.address(1, to); // RTA_DST
+        w.address(2, from); // RTA_SRC
+    });
+    let found = Socket::open(Protocol::Route)?.ask(&request, |message| {
+        let kind = *message.payload.get(7)?;
+        let index = attributes(message.after(12)).first(4)?.u32_ne()?; // RTA_OIF
+        Some((kind != RTN_LOCAL).then_some(index))
+    })?;
+    Ok(found.flatten())
+}
+
 /// The index of an interface of this namespace.
 ///
 /// # Errors

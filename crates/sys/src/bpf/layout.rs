@@ -15,6 +15,13 @@ pub(super) mod shunt {
     include!(concat!(env!("OUT_DIR"), "/shunt_layout.rs"));
 }
 
+/// That of flows on the wire.
+#[rustfmt::skip]
+#[allow(dead_code, reason = "not every constant of C is used by every build")]
+pub(super) mod wire {
+    include!(concat!(env!("OUT_DIR"), "/wire_layout.rs"));
+}
+
 /// Members that Rust writes as one word have to be neighbours.
 const _: () = {
     use engine::{cookies, flow_side, handshake};

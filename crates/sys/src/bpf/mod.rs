@@ -19,6 +19,7 @@ mod offload;
 mod program;
 mod syscall;
 mod table;
+mod wire;
 
 pub use cookies::{CookieSettings, Cookies};
 pub use decided::{
@@ -33,9 +34,13 @@ pub use object::{Object, ObjectError};
 pub use offload::{OffloadMemory, OffloadPart, OffloadSide, Offloaded, Seen};
 pub use program::{Hook, Link, LoadError, Program, ProgramKind, Trial};
 pub use table::{FastPath, Forwarding, PORTS_MAX, Port, monotonic_ns};
+pub use wire::{WireEnd, WireId, WireMemory, WireOn, WireSeen};
 
 /// The object file compiled from `bpf/shunt.bpf.c`.
 pub(crate) static SHUNT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shunt.bpf.o"));
 
 /// The object file compiled from `bpf/engine.bpf.c`.
 pub(crate) static ENGINE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/engine.bpf.o"));
+
+/// The object file compiled from `bpf/wire.bpf.c`.
+pub(crate) static WIRE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wire.bpf.o"));

@@ -150,6 +150,49 @@ fn fix(own: &OffloadSide, other: &OffloadSide) -> u32 {
     u32::try_from(fold((0xffff - old) + new)).unwrap_or(0)
 }
 
+/// Writes a side (`struct flow_side`) at this offset of a map.
+pub(super) fn write_side(memory: &Shared, at: usize, own: &OffloadSide, other: &OffloadSide) {
+    let set = |word, value| memory.u32(at + word).store(value, Relaxed);
+    let double = |word, value| memory.u64(at + word).store(value, Relaxed);
+    let ([remote0, remote1], [local0, local1]) = (words(own.remote.ip()), words(own.local.ip()));
+    for (word, value) in [
+        (flow_side::REMOTE, remote0),
+        (flow_side::REMOTE + 8, remote1),
+        (flow_side::LOCAL, local0),
+        (flow_side::LOCAL + 8, local1),
+        (flow_side::SENT, 1 << 32 | u64::from(own.standing.sent)),
+        (flow_side::LAST_NS, 0),
+    ] {
+        double(word, value);
+    }
+    let ([a, b, c, d, e, f], [g, h, i, j, k, l]) = (own.to, own.from);
+    for (number, bytes) in [[a, b, c, d], [e, f, g, h], [i, j, k, l]].into_iter().enumerate() {
+        set(flow_side::TO + number * 4, u32::from_ne_bytes(bytes));
+    }
+    let [low, high] = own.mss.to_ne_bytes();
+    for (word, value) in [
+        (flow_side::PORTS, ports(own)),
+        (flow_side::ADD, own.add),
+        (flow_side::ACKNOWLEDGED, own.standing.acknowledged),
+        (flow_side::EDGE, own.standing.edge),
+        (flow_side::STAMP, own.standing.stamp),
+        (flow_side::PACKETS, 0),
+        (flow_side::TO_USER, 0),
+        (flow_side::USER_SENT, u32::MAX),
+        (flow_side::JOINED, 0),
+        (flow_side::STAMP_ADD, own.stamp_add),
+        (flow_side::STAMP_FIRST, own.stamp_first),
+        (flow_side::EGRESS, own.egress),
+        (flow_side::MSS, u32::from_ne_bytes([low, high, own.shift, own.shown_shift])),
+        (flow_side::FIX, fix(own, other)),
+        (flow_side::V6, u32::from(own.remote.is_ipv6())),
+        (flow_side::FIN, own.standing.sent),
+        (flow_side::FINS, if own.finished { FIN_SEEN | FIN_ACKED } else { 0 }),
+    ] {
+        set(word, value);
+    }
+}
+
 impl OffloadMemory {
     /// Makes room for `flows_max` connections, at least one for each worker. `seed` is part of the hash; it
     /// has to be secret, or clients could fill one bucket.
@@ -234,47 +277,6 @@ impl OffloadMemory {
         self.flows.u32(Self::at(flow, side, word)).load(Acquire)
     }
 
-    fn write(&self, flow: u32, side: usize, own: &OffloadSide, other: &OffloadSide) {
-        let double = |word, value| self.flows.u64(Self::at(flow, side, word)).store(value, Relaxed);
-        let ([remote0, remote1], [local0, local1]) = (words(own.remote.ip()), words(own.local.ip()));
-        for (word, value) in [
-            (flow_side::REMOTE, remote0),
-            (flow_side::REMOTE + 8, remote1),
-            (flow_side::LOCAL, local0),
-            (flow_side::LOCAL + 8, local1),
-        ] {
-            double(word, value);
-        }
-        double(flow_side::SENT, 1 << 32 | u64::from(own.standing.sent));
-        double(flow_side::LAST_NS, 0);
-        let ([a, b, c, d, e, f], [g, h, i, j, k, l]) = (own.to, own.from);
-        for (number, bytes) in [[a, b, c, d], [e, f, g, h], [i, j, k, l]].into_iter().enumerate() {
-            self.set(flow, side, flow_side::TO + number * 4, u32::from_ne_bytes(bytes));
-        }
-        let [low, high] = own.mss.to_ne_bytes();
-        for (word, value) in [
-            (flow_side::PORTS, ports(own)),
-            (flow_side::ADD, own.add),
-            (flow_side::ACKNOWLEDGED, own.standing.acknowledged),
-            (flow_side::EDGE, own.standing.edge),
-            (flow_side::STAMP, own.standing.stamp),
-            (flow_side::PACKETS, 0),
-            (flow_side::TO_USER, 0),
-            (flow_side::USER_SENT, u32::MAX),
-            (flow_side::JOINED, 0),
-            (flow_side::STAMP_ADD, own.stamp_add),
-            (flow_side::STAMP_FIRST, own.stamp_first),
-            (flow_side::EGRESS, own.egress),
-            (flow_side::MSS, u32::from_ne_bytes([low, high, own.shift, own.shown_shift])),
-            (flow_side::FIX, fix(own, other)),
-            (flow_side::V6, u32::from(own.remote.is_ipv6())),
-            (flow_side::FIN, own.standing.sent),
-            (flow_side::FINS, if own.finished { FIN_SEEN | FIN_ACKED } else { 0 }),
-        ] {
-            self.set(flow, side, word, value);
-        }
-    }
-
     /// Puts a side into its bucket, where programs find it; false if the bucket is full.
     fn place(&self, flow: u32, side: usize, own: &OffloadSide) -> bool {
         let (bucket, tag) = self.home(own);
@@ -322,7 +324,7 @@ impl OffloadPart {
         flows.u32(at + flow_at::HANDSHAKE).store(handshake.map_or(0, |number| number + 1), Relaxed);
         let [client, server] = sides;
         for (side, own, other) in [(0, client, server), (1, server, client)] {
-            self.whole.write(flow, side, own, other);
+            write_side(flows, OffloadMemory::at(flow, side, 0), own, other);
         }
         self.state(flow, if handshake.is_some() { FLOW_SYN_SENT } else { FLOW_OFFLOADED });
         let both = self.whole.place(flow, 0, client) && self.whole.place(flow, 1, server);

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * Forwards packets of flows on the wire (wire.h) from tc, on every interface that they come in by.
+ *
+ * Everything that the two hosts may send each other is passed on: FIN, RST, probes, retransmissions, segments
+ * outside of the window, urgent data. They check it themselves, as they would without us. What the program cannot
+ * translate is dropped and counted, never left to the kernel: without a socket, its TCP would answer with a RST.
+ */
+#include "offload_tc.bpf.h"
+#include "wire.h"
+
+/* Maps that this uses; user space creates them. */
+extern char wires, wire_ends;
+
+static long (*redirect_neigh)(__u32 ifindex, void *params, int length, __u64 flags) = (void *)BPF_FUNC_redirect_neigh;
+static long (*clone_redirect)(struct __sk_buff *skb, __u32 ifindex, __u64 flags) = (void *)BPF_FUNC_clone_redirect;
+static long (*change_tail)(struct __sk_buff *skb, __u32 length, __u64 flags) = (void *)BPF_FUNC_skb_change_tail;
+
+/* A side of a flow, and its other side. */
+struct pair {
+	struct wire *wire;
+	struct flow_side *own, *other;
+	struct wire_more *more, *others;
+	__u32 side; /* 0: the packet is the client's */
+};
+
+ALWAYS_INLINE int find(const struct ends *ends, struct pair *pair)
+{
+	struct wire_key key;
+	const __u32 *entry;
+	__u32 index;
+
+	__builtin_memcpy(key.remote, ends->remote, 16);
+	__builtin_memcpy(key.local, ends->local.address, 16);
+	key.remote_port = ends->remote_port;
+	key.local_port = ends->local.port;
+	entry = map_lookup(&wire_ends, &key);
+	if (!entry)
+		return 0;
+	index = *entry >> 1;
+	pair->wire = map_lookup(&wires, &index);
+	if (!pair->wire)
+		return 0;
+	pair->side = *entry & 1;
+	pair->own = pair->side ? &pair->wire->side[1] : &pair->wire->side[0];
+	pair->other = pair->side ? &pair->wire->side[0] : &pair->wire->side[1];
+	pair->more = pair->side ? &pair->wire->more[1] : &pair->wire->more[0];
+	pair->others = pair->side ? &pair->wire->more[0] : &pair->wire->more[1];
+	return 1;
+}
+
+/* Ends the flow, once. */
+ALWAYS_INLINE void end(const struct pair *pair, __u32 why)
+{
+	if (!__sync_val_compare_and_swap(&pair->wire->why, 0, why))
+		*(volatile __u32 *)&pair->wire->state = WIRE_ENDED;
+}
+
+/* The whole checksum of a TCP header without payload. */
+ALWAYS_INLINE void seal(struct segment *s, const struct flow_side *own)
+{
+	__u32 words = BARE / 4 + s->options / 4;
+	__u64 sum = sum_words(own->remote, 1) + sum_words(own->local, 1) + swap16(IPPROTO_TCP) +
+		    swap16(BARE + s->options);
+
+	if (!own->v6)
+		/* The words of ::ffff:0:0 of both addresses are no part of it. */
+		sum = sum_words(own->remote + 12, 0) + sum_words(own->local + 12, 0) + swap16(IPPROTO_TCP) +
+		      swap16(BARE + s->options);
+	((__u16 *)s->tcp)[8] = 0;
+#pragma unroll
+	for (int i = 0; i < BARE / 4 + 10; i++)
+		if ((__u32)i < words)
+			sum += s->tcp[i];
+	((__u16 *)s->tcp)[8] = ~fold16(sum);
+}
+
+/* Sets the length of the IP packet. */
+ALWAYS_INLINE int shorten(struct __sk_buff *skb, const struct flow_side *own, __u32 tcp_bytes)
+{
+	__u16 ip[10];
+	__u64 sum = 0;
+
+	if (own->v6) {
+		__u16 length = swap16(tcp_bytes);
+
+		return !skb_store(skb, ETH_HLEN + 4, &length, 2, BPF_F_RECOMPUTE_CSUM);
+	}
+	if (load(skb, 0, 0, ip, 20))
+		return 0;
+	ip[1] = swap16(20 + tcp_bytes);
+	ip[5] = 0;
+#pragma unroll
+	for (int i = 0; i < 10; i++)
+		sum += ip[i];
+	ip[5] = ~fold16(sum);
+	return !skb_store(skb, ETH_HLEN, ip, 20, BPF_F_RECOMPUTE_CSUM);
+}
+
+/*
+ * Makes of a copy what our socket needs: the acknowledgement without payload or FIN, at the number that the socket
+ * expects, for no more than the socket has sent.
+ */
+ALWAYS_INLINE int to_socket(struct __sk_buff *skb, const struct pair *pair, struct segment *s)
+{
+	const struct wire_more *more = pair->more;
+	__u32 bytes = BARE + s->options, at = ETH_HLEN + (pair->own->v6 ? 40 : 20);
+	__u8 *flags = (__u8 *)s->tcp + 13;
+
+	skb->mark = 0;
+	s->tcp[1] = bpf_htonl(*(volatile __u32 *)&more->expects);
+	if (*(volatile __u32 *)&more->limited && AFTER(acknowledgement_of(s), more->limit))
+		s->tcp[2] = bpf_htonl(more->limit);
+	*flags &= TCP_ACK | TCP_RST;
+	((__u16 *)s->tcp)[9] = 0; /* the urgent pointer */
+	seal(s, pair->own);
+	if (s->payload && change_tail(skb, at + bytes, 0))
+		return TC_ACT_SHOT;
+	if (!shorten(skb, pair->own, bytes) || skb_store(skb, at, s->tcp, BARE, BPF_F_RECOMPUTE_CSUM))
+		return TC_ACT_SHOT;
+	return TC_ACT_UNSPEC;
+}
+
+/* The other side has seen our time stamps so far; this side's continue them. */
+ALWAYS_INLINE void learn_stamps(const struct pair *pair, const struct segment *s)
+{
+	if (__sync_val_compare_and_swap(&pair->more->stamped, STAMPS_UNKNOWN, STAMPS_LEARNING) != STAMPS_UNKNOWN)
+		return;
+	pair->own->stamp_add =
+		(__u32)(ktime_ns() / 1000000) + pair->others->clock - bpf_htonl(s->tcp[BARE / 4 + 1]);
+	/* It may echo stamps that we sent: to this side they are as old as its first one here. */
+	pair->own->stamp_first = bpf_htonl(s->tcp[BARE / 4 + 1]);
+	*(volatile __u32 *)&pair->more->stamped = STAMPS_KNOWN;
+}
+
+/* Takes note of what moves the flow on. A forged segment does not: it fits no window. */
+ALWAYS_INLINE void follow(const struct pair *pair, const struct segment *s)
+{
+	if (flags_of(s) & TCP_RST) {
+		/* The other host takes it only at the very number that it expects next (RFC 5961 Sec. 3.2). */
+		if (sequence_of(s) + pair->own->add == *(volatile __u32 *)&pair->other->acknowledged)
+			end(pair, pair->side ? WIRE_RESET_BY_SERVER : WIRE_RESET_BY_CLIENT);
+		return;
+	}
+	if (!(flags_of(s) & TCP_ACK) || !in_window(pair->own, pair->other, s))
+		return;
+	note(pair->own, s);
+	if (mark_fins(pair->own, pair->other, s))
+		end(pair, WIRE_FINISHED);
+}
+
+ALWAYS_INLINE int dropped(const struct pair *pair)
+{
+	__sync_fetch_and_add(&pair->more->dropped, 1);
+	return TC_ACT_SHOT;
+}
+
+ALWAYS_INLINE int pass(struct __sk_buff *skb, const struct pair *pair, struct segment *s)
+{
+	__u32 each = (skb->gso_size ? skb->gso_size : s->payload) + s->options;
+	__u64 sum = 0;
+
+	if (s->ttl <= 1 || each > pair->other->mss || !understood(s))
+		return dropped(pair);
+	if (s->stamps)
+		learn_stamps(pair, s);
+	follow(pair, s);
+	if (s->stamps && *(volatile __u32 *)&pair->others->stamped != STAMPS_KNOWN)
+		/* It echoes one of ours, and we know none of the other side that it could stand for: 0 is no echo. */
+		sum = put(s, BARE / 4 + 2, 0, 0);
+	if (!rewrite(skb, s, pair->own, pair->other, sum))
+		return dropped(pair);
+	return redirect_neigh(pair->other->egress, 0, 0, 0);
+}
+
+SECTION("tc/wire") int tc_wire(struct __sk_buff *skb)
+{
+	struct ends ends = {};
+	struct segment s = {};
+	struct pair pair;
+	__u32 state;
+
+	if (read(skb, 0, swap16(skb->protocol), &ends) != SEGMENT || !find(&ends, &pair))
+		return TC_ACT_UNSPEC;
+	state = *(volatile __u32 *)&pair.wire->state;
+	if (state == WIRE_FREE)
+		return TC_ACT_UNSPEC;
+	if (!read_segment(skb, 0, &ends, &s))
+		return dropped(&pair);
+	if (skb->mark == WIRE_COPY)
+		return state == WIRE_JOINING ? to_socket(skb, &pair, &s) : TC_ACT_SHOT;
+	if (flags_of(&s) & TCP_SYN) {
+		/* The host has forgotten the flow and begins a new one. It asks again when this entry is gone. */
+		if (state != WIRE_JOINING && !(flags_of(&s) & TCP_ACK))
+			end(&pair, WIRE_REUSED);
+		return state == WIRE_JOINING ? TC_ACT_UNSPEC : TC_ACT_SHOT;
+	}
+	if (state == WIRE_DRAINING && (s.payload || flags_of(&s) & TCP_FIN) &&
+	    AFTER(end_of(&s), *(volatile __u32 *)&pair.more->last))
+		return TC_ACT_SHOT;
+	if (state == WIRE_JOINING && (*(volatile __u32 *)&pair.more->awaits || flags_of(&s) & TCP_RST)) {
+		skb->mark = WIRE_COPY;
+		clone_redirect(skb, skb->ingress_ifindex, BPF_F_INGRESS);
+		skb->mark = 0;
+	}
+	return pass(skb, &pair, &s);
+}
+
+SECTION("license") char _license[] = "Dual MIT/GPL";

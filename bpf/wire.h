@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * The layout of flows on the wire: connections that two kernel sockets had, and whose packets the kernel
+ * translates and forwards from now on. Shared by wire.bpf.c and crates/sys/src/bpf/wire.rs.
+ *
+ * The states of a flow (wire.state), and who changes them (U: user space, P: a program):
+ *
+ *     FREE --U: begins------------------------> JOINING
+ *     JOINING --U: both sockets owe nothing---> WIRED --P: FINs acknowledged, a RST, a new SYN--> ENDED
+ *     JOINING --P: the same-------------------> ENDED
+ *     WIRED --U: wants the bytes--------------> DRAINING --P: as WIRED--> ENDED
+ *     any --U: removes it---------------------> FREE
+ *
+ * JOINING: every byte has one who answers for it. What a socket has acknowledged, it has passed on, and the
+ * other socket sends it again until it arrives. What no socket has acknowledged, its sender sends again, and
+ * the program passes it on. So nothing has to stand still. A copy of each acknowledgement goes to the socket
+ * that still waits for one, without payload, and never beyond what that socket has sent.
+ *
+ * DRAINING: the program drops what lies beyond `last`, until all before it is acknowledged.
+ *
+ * "Own" is the side that a packet comes from, "other" the side that it goes to, as in offload.h. A side's
+ * numbers are kept as that side sees them.
+ */
+#ifndef SIDETRACK_WIRE_H
+#define SIDETRACK_WIRE_H
+
+#include "offload.h"
+
+/* wire.state; see the diagram above. */
+enum { WIRE_FREE = 0, WIRE_JOINING = 1, WIRE_WIRED = 2, WIRE_DRAINING = 3, WIRE_ENDED = 4 };
+
+/* wire.why, once a flow is ENDED. */
+enum { WIRE_FINISHED = 1, WIRE_RESET_BY_CLIENT = 2, WIRE_RESET_BY_SERVER = 3, WIRE_REUSED = 4 };
+
+/* wire_more.stamped: the other side's clock is not known yet; one processor learns it; it is known. */
+enum { STAMPS_UNKNOWN = 0, STAMPS_LEARNING = 1, STAMPS_KNOWN = 2 };
+
+/* A packet with this mark is a copy for a socket of ours. */
+#define WIRE_COPY 0x51de7ac5
+
+struct wire_key {
+	__u8 remote[16];
+	__u8 local[16];
+	__u16 remote_port, local_port;
+};
+
+/* What a side has besides its part of offload.h. */
+struct wire_more {
+	__u32 awaits;   /* not 0: our socket towards it waits for its acknowledgements: copy them */
+	__u32 limited;  /* not 0: `limit` is known */
+	__u32 limit;    /* after the last byte that our socket has sent to it */
+	__u32 expects;  /* what our socket expects from it next */
+	__u32 clock;    /* our time stamps towards it: CLOCK_MONOTONIC in milliseconds plus this */
+	__u32 stamped;  /* STAMPS_*: whether `stamp_add` of its packets is known */
+	__u32 last;     /* while DRAINING: after the last byte that is passed on */
+	__u32 dropped;  /* packets of it that could not be passed on */
+};
+
+struct wire {
+	__u32 state;
+	__u32 why;
+	__u64 zero;
+	struct flow_side side[2]; /* client, server */
+	struct wire_more more[2];
+};
+
+#endif

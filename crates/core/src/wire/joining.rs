@@ -1,0 +1,234 @@
+//! Leads a flow of two sockets to the wire.
+//!
+//! ```text
+//! QUIETING --nothing unread, unsent or under way--> JOINED --as long as a packet may be on its way to a socket, and all read--> OWING
+//! QUIETING --for too long--> given up (the flow goes on as before)
+//! OWING --both peers have acknowledged what the sockets wrote--> WIRED --as long as a copy may be on its way--> gone
+//! ```
+//!
+//! QUIETING asks for an instant in which the sockets have nothing to pass on. Both offer a small window meanwhile, and bytes
+//! go on. From JOINED on the kernel passes packets on; it is not left again, except by the end of the flow. In OWING a socket
+//! that still waits gets copies of acknowledgements.
+
+use crate::time::Instant;
+use std::time::Duration;
+
+/// How long a packet may be on its way to a socket that the kernel passes on from now on.
+const ARRIVES: Duration = Duration::from_millis(2);
+
+/// How long a copy of an acknowledgement may be on its way to a socket. Nothing waits for this.
+const LINGERS: Duration = Duration::from_millis(20);
+
+/// What is seen of both sockets (client, server) and of what lies between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// Bytes that each socket has received and nobody has read.
+    pub unread: [u32; 2],
+    /// Bytes that were read from each socket and not yet written into the other.
+    pub held: [usize; 2],
+    /// Bytes that were written into each socket and not yet sent.
+    pub unsent: [u32; 2],
+    /// Sequence number up to which each peer has acknowledged, once the kernel passes packets on.
+    pub acknowledged: [u32; 2],
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Go on copying between the sockets, and look again.
+    Copy,
+    /// Let the kernel pass packets on from now on ([`super::sides`]). Call [`Joining::joined`] then.
+    Join,
+    /// Nothing comes to the sockets any more: read their numbers, and call [`Joining::owing`].
+    Read,
+    /// This socket (0: the client's) has no acknowledgement to wait for any more.
+    Settled(usize),
+    /// Neither socket owes anything: no copies from now on. Look again later.
+    Wire,
+    /// Look again at this time.
+    Wait(Instant),
+    /// Close both sockets without a packet. It is done.
+    Forget,
+    /// It took too long: offer the usual windows again and go on copying. Try again later.
+    GiveUp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Quieting { until: Instant },
+    Joined { since: Instant },
+    Owing { written: [u32; 2], settled: [bool; 2] },
+    Wired { since: Instant },
+}
+
+/// The way of one flow to the wire; see the diagram of this module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Joining {
+    state: State,
+}
+
+impl Joining {
+    /// Begins. It is given up if no quiet instant comes for `patience`.
+    pub fn new(now: Instant, patience: Duration) -> Self {
+        Self { state: State::Quieting { until: now + patience } }
+    }
+
+    /// The kernel passes packets on.
+    pub const fn joined(&mut self, now: Instant) {
+        if let State::Quieting { .. } = self.state {
+            self.state = State::Joined { since: now };
+        }
+    }
+
+    /// The sequence numbers after the last byte that was written into each socket; no more will be.
+    pub const fn owing(&mut self, written: [u32; 2]) {
+        if let State::Joined { .. } = self.state {
+            self.state = State::Owing { written, settled: [false; 2] };
+        }
+    }
+
+    /// True from [`Joining::joined`] on: it cannot be given up any more.
+    pub const fn is_joined(&self) -> bool {
+        !matches!(self.state, State::Quieting { .. })
+    }
+
+    /// Says what is to be done next.
+    pub fn next(&mut self, now: Instant, look: &Look) -> Step {
+        let all_passed_on = look.unread == [0; 2] && look.held == [0; 2] && look.unsent == [0; 2];
+        match &mut self.state {
+            State::Quieting { until } if now >= *until && !all_passed_on => Step::GiveUp,
+            State::Quieting { .. } => {
+                if all_passed_on {
+                    Step::Join
+                } else {
+                    Step::Copy
+                }
+            }
+            State::Joined { since } if all_passed_on => {
+                let arrived = *since + ARRIVES;
+                if now >= arrived { Step::Read } else { Step::Wait(arrived) }
+            }
+            State::Joined { .. } => Step::Copy,
+            State::Owing { written, settled } => {
+                for side in [0, 1] {
+                    let is_behind = written[side].wrapping_sub(look.acknowledged[side]).cast_signed() > 0;
+                    if !settled[side] && !is_behind {
+                        settled[side] = true;
+                        return Step::Settled(side);
+                    }
+                }
+                if *settled == [true; 2] {
+                    self.state = State::Wired { since: now };
+                    return Step::Wire;
+                }
+                Step::Wait(now + ARRIVES)
+            }
+            State::Wired { since } => {
+                let gone = *since + LINGERS;
+                if now >= gone { Step::Forget } else { Step::Wait(gone) }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(1);
+    const QUIET: Look = Look { unread: [0; 2], held: [0; 2], unsent: [0; 2], acknowledged: [100, 200] };
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_millis(ms)
+    }
+
+    #[test]
+    fn it_goes_the_whole_way() {
+        let mut joining = Joining::new(at(0), PATIENCE);
+        assert_eq!(joining.next(at(1), &Look { unread: [1, 0], ..QUIET }), Step::Copy);
+        assert_eq!(joining.next(at(2), &QUIET), Step::Join);
+        joining.joined(at(2));
+        assert!(joining.is_joined());
+        assert_eq!(joining.next(at(3), &Look { held: [0, 7], ..QUIET }), Step::Copy);
+        assert_eq!(joining.next(at(3), &QUIET), Step::Wait(at(4)));
+        // A packet that was under way comes to a socket.
+        assert_eq!(joining.next(at(4), &Look { unread: [9, 0], ..QUIET }), Step::Copy);
+        assert_eq!(joining.next(at(5), &Look { unsent: [0, 9], ..QUIET }), Step::Copy);
+        assert_eq!(joining.next(at(6), &QUIET), Step::Read);
+        joining.owing([100, 209]);
+        assert_eq!(joining.next(at(6), &QUIET), Step::Settled(0));
+        assert_eq!(joining.next(at(6), &QUIET), Step::Wait(at(8)));
+        let acknowledged = Look { acknowledged: [100, 209], ..QUIET };
+        assert_eq!(joining.next(at(8), &acknowledged), Step::Settled(1));
+        assert_eq!(joining.next(at(8), &acknowledged), Step::Wire);
+        assert_eq!(joining.next(at(9), &acknowledged), Step::Wait(at(28)));
+        assert_eq!(joining.next(at(28), &acknowledged), Step::Forget);
+    }
+
+    #[test]
+    fn a_flow_that_is_never_quiet_stays() {
+        let mut joining = Joining::new(at(0), PATIENCE);
+        let busy = Look { unsent: [5, 0], ..QUIET };
+        assert_eq!(joining.next(at(999), &busy), Step::Copy);
+        assert_eq!(joining.next(at(1000), &busy), Step::GiveUp);
+        // Quiet at the last moment is quiet.
+        assert_eq!(joining.next(at(1000), &QUIET), Step::Join);
+    }
+
+    #[test]
+    fn numbers_may_wrap() {
+        let mut joining = Joining::new(at(0), PATIENCE);
+        joining.joined(at(0));
+        joining.owing([5, 0xffff_fff0]);
+        let behind = Look { acknowledged: [0xffff_fff0, 0xffff_ffef], ..QUIET };
+        assert_eq!(joining.next(at(1), &behind), Step::Wait(at(3)));
+        let beyond = Look { acknowledged: [5, 3], ..QUIET };
+        assert_eq!(joining.next(at(1), &beyond), Step::Settled(0));
+        assert_eq!(joining.next(at(1), &beyond), Step::Settled(1));
+    }
+
+    /// All sequences of six looks out of a few: steps come in their order, and no socket is closed before it is acknowledged.
+    #[test]
+    fn steps_keep_their_order() {
+        let looks = [QUIET, Look { unread: [1, 0], ..QUIET }, Look { acknowledged: [100, 199], ..QUIET }];
+        for sequence in 0..(looks.len() * 2).pow(6) {
+            let (mut rest, mut now) = (sequence, at(0));
+            let mut joining = Joining::new(now, PATIENCE);
+            let (mut stage, mut settled) = (0, [false; 2]);
+            for _ in 0..6 {
+                let look = &looks[rest % looks.len()];
+                rest /= looks.len();
+                now = now + Duration::from_millis(if rest % 2 == 0 { 1 } else { 30 });
+                rest /= 2;
+                match joining.next(now, look) {
+                    Step::Copy => assert!(stage < 2 && *look != QUIET),
+                    Step::Wait(until) => assert!(until > now && stage > 0),
+                    Step::Join => {
+                        assert_eq!((stage, look.unread), (0, [0; 2]));
+                        joining.joined(now);
+                        stage = 1;
+                    }
+                    Step::Read => {
+                        assert_eq!((stage, look.unread), (1, [0; 2]));
+                        joining.owing([100, 200]);
+                        stage = 2;
+                    }
+                    Step::Settled(side) => {
+                        assert!(stage == 2 && look.acknowledged[side] == [100, 200][side]);
+                        assert!(!std::mem::replace(&mut settled[side], true));
+                    }
+                    Step::Wire => {
+                        assert_eq!((stage, settled), (2, [true; 2]));
+                        stage = 3;
+                    }
+                    Step::Forget => {
+                        assert_eq!(stage, 3);
+                        break;
+                    }
+                    Step::GiveUp => panic!("it was patient"),
+                }
+                assert_eq!(joining.is_joined(), stage > 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Flows on the wire: user space's side of `bpf/wire.h`, which describes the states, the layout and who writes what.
+
+use super::layout::engine::{FIN_SEEN, flow_side};
+use super::layout::wire::{
+    WIRE_ENDED, WIRE_FINISHED, WIRE_FREE, WIRE_JOINING, WIRE_RESET_BY_CLIENT, WIRE_RESET_BY_SERVER,
+    WIRE_REUSED, WIRE_WIRED, wire as wire_at, wire_key, wire_more,
+};
+use super::load::{self, BpfError};
+use super::memory::Shared;
+use super::offload::{OffloadSide, write_side};
+use super::{Hook, Link, Map, MapKind, Program, ProgramKind, WIRE};
+use sidetrack_core::engine::Standing;
+use sidetrack_core::wire::Side;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Why a flow has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WireEnd {
+    /// Both sides have closed, and both FINs are acknowledged.
+    Finished,
+    /// The client has reset it.
+    ClientReset,
+    /// The server has reset it.
+    ServerReset,
+    /// A host began a new connection between the same ends.
+    Reused,
+}
+
+/// One side of a flow on the wire, as the kernel sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WireSeen {
+    /// Its numbers so far.
+    pub standing: Standing,
+    /// `standing.sent` in 64 bits: the upper half counts wraps, and begins at 1.
+    pub sent: u64,
+    /// Packets that were passed on. A GSO frame that stands for several counts once.
+    pub packets: u32,
+    /// Packets that could not be passed on.
+    pub dropped: u32,
+    /// It has sent its FIN.
+    pub finished: bool,
+    /// Monotonic clock at its last packet, nanoseconds; 0: none.
+    pub last_ns: u64,
+}
+
+/// The number of a flow on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WireId(u32);
+
+/// The memory of all flows on the wire.
+#[derive(Debug)]
+pub struct WireMemory {
+    wires: Shared,
+    ends: Map,
+    free: Vec<u32>,
+}
+
+/// The program on one interface, until this is dropped.
+#[derive(Debug)]
+pub struct WireOn {
+    _link: Link,
+}
+
+fn octets(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+fn key(remote: SocketAddr, local: SocketAddr) -> Vec<u8> {
+    let key = [octets(remote.ip()), octets(local.ip())].concat();
+    let ports = [remote.port().to_ne_bytes(), local.port().to_ne_bytes()].concat();
+    debug_assert_eq!(key.len() + ports.len(), wire_key::SIZE, "as in wire.h");
+    [key, ports].concat()
+}
+
+impl WireMemory {
+    /// Makes room for `flows_max` flows, 1 to 2^20.
+    ///
+    /// # Errors
+    /// EPERM without CAP_BPF, ENOMEM.
+    pub fn new(flows_max: u32) -> Result<Self, BpfError> {
+        let flows_max = flows_max.clamp(1, 1 << 20);
+        Ok(Self {
+            wires: Shared::new("wires", wire_at::SIZE, flows_max).map_err(BpfError::Map)?,
+            ends: load::map("wire_ends", MapKind::Hash, wire_key::SIZE, 4, flows_max * 2)?,
+            free: (0..flows_max).rev().collect(),
+        })
+    }
+
+    /// Attaches the program to the interface with this index, in this thread's network namespace. Packets of flows on the wire
+    /// that come in there are passed on.
+    ///
+    /// # Errors
+    /// EPERM without CAP_BPF and CAP_NET_ADMIN; EINVAL before Linux 6.6.
+    pub fn attach(&self, index: u32) -> Result<WireOn, BpfError> {
+        let program = self.program()?;
+        let hook = Hook::TcxIngress;
+        let link = program.attach(index, hook).map_err(|source| BpfError::Attach { index, hook, source })?;
+        Ok(WireOn { _link: link })
+    }
+
+    /// Loads the program of [`WireMemory::attach`].
+    ///
+    /// # Errors
+    /// The kernel's reason to refuse it.
+    pub fn program(&self) -> Result<Program, BpfError> {
+        load::program(WIRE, "tc/wire", ProgramKind::Tc, &[self.wires.map(), &self.ends])
+    }
+
+    const fn at(id: WireId) -> usize {
+        id.0 as usize * wire_at::SIZE
+    }
+
+    const fn side(id: WireId, side: usize) -> usize {
+        Self::at(id) + wire_at::SIDE + side * flow_side::SIZE
+    }
+
+    const fn more(id: WireId, side: usize) -> usize {
+        Self::at(id) + wire_at::MORE + side * wire_more::SIZE
+    }
+
+    /// Passes packets of both sides (client, server) on from now on, while both sockets go on; `None` if there is no room.
+    ///
+    /// # Errors
+    /// EEXIST if there is a flow between these ends.
+    pub fn join(&mut self, sides: &[Side; 2]) -> Result<Option<WireId>, BpfError> {
+        let Some(number) = self.free.pop() else { return Ok(None) };
+        let id = WireId(number);
+        let [client, server] = sides;
+        for (side, own, other) in [(0, client, server), (1, server, client)] {
+            let offloaded = [own, other].map(offload_side);
+            write_side(&self.wires, Self::side(id, side), &offloaded[0], &offloaded[1]);
+            for (word, value) in [
+                (wire_more::AWAITS, u32::from(own.awaits)),
+                (wire_more::LIMITED, 0),
+                (wire_more::LIMIT, 0),
+                (wire_more::EXPECTS, own.expects),
+                (wire_more::CLOCK, own.clock),
+                (wire_more::STAMPED, 0),
+                (wire_more::LAST, 0),
+                (wire_more::DROPPED, 0),
+            ] {
+                self.wires.u32(Self::more(id, side) + word).store(value, Relaxed);
+            }
+        }
+        self.wires.u32(Self::at(id) + wire_at::WHY).store(0, Relaxed);
+        self.wires.u32(Self::at(id) + wire_at::STATE).store(WIRE_JOINING, Release);
+        for (side, own) in [(0, client), (1, server)] {
+            let entry = (number << 1 | side).to_ne_bytes();
+            if let Err(error) = self.ends.insert(&key(own.remote, own.local), &entry) {
+                if side == 1 {
+                    let _ = self.ends.remove(&key(client.remote, client.local));
+                }
+                self.wires.u32(Self::at(id) + wire_at::STATE).store(WIRE_FREE, Release);
+                self.free.push(number);
+                return Err(BpfError::Map(error));
+            }
+        }
+        Ok(Some(id))
+    }
+
+    /// Our socket towards this side expects this number next: no byte comes to it any more.
+    pub fn expects(&self, id: WireId, side: usize, number: u32) {
+        self.wires.u32(Self::more(id, side) + wire_more::EXPECTS).store(number, Release);
+    }
+
+    /// Our socket towards this side sends nothing beyond `written`; it waits for acknowledgements, or not.
+    pub fn owes(&self, id: WireId, side: usize, written: u32, awaits: bool) {
+        let word = |word| self.wires.u32(Self::more(id, side) + word);
+        word(wire_more::LIMIT).store(written, Relaxed);
+        word(wire_more::LIMITED).store(1, Release);
+        word(wire_more::AWAITS).store(awaits.into(), Release);
+    }
+
+    /// Both sockets owe nothing any more: no copy goes to them from now on. Close them some milliseconds later: a copy may be
+    /// on its way. False if the flow has ended already, which changes nothing about that.
+    pub fn wired(&self, id: WireId) -> bool {
+        let state = self.wires.u32(Self::at(id) + wire_at::STATE);
+        state.compare_exchange(WIRE_JOINING, WIRE_WIRED, Release, Relaxed).is_ok()
+    }
+
+    /// Why it has ended, if it has.
+    pub fn ended(&self, id: WireId) -> Option<WireEnd> {
+        let word = |word| self.wires.u32(Self::at(id) + word).load(Acquire);
+        if word(wire_at::STATE) != WIRE_ENDED {
+            return None;
+        }
+        match word(wire_at::WHY) {
+            WIRE_FINISHED => Some(WireEnd::Finished),
+            WIRE_RESET_BY_CLIENT => Some(WireEnd::ClientReset),
+            WIRE_RESET_BY_SERVER => Some(WireEnd::ServerReset),
+            WIRE_REUSED => Some(WireEnd::Reused),
+            _ => None,
+        }
+    }
+
+    /// Returns the state of both sides, the client first.
+    pub fn look(&self, id: WireId) -> [WireSeen; 2] {
+        [0, 1].map(|side| {
+            let word = |word| self.wires.u32(Self::side(id, side) + word).load(Acquire);
+            let double = |word| self.wires.u64(Self::side(id, side) + word).load(Acquire);
+            let (fins, sent) = (word(flow_side::FINS), double(flow_side::SENT));
+            WireSeen {
+                standing: Standing {
+                    sent: sent as u32,
+                    acknowledged: word(flow_side::ACKNOWLEDGED),
+                    edge: word(flow_side::EDGE),
+                    stamp: word(flow_side::STAMP),
+                },
+                sent,
+                packets: word(flow_side::PACKETS),
+                dropped: self.wires.u32(Self::more(id, side) + wire_more::DROPPED).load(Acquire),
+                finished: fins & FIN_SEEN != 0,
+                last_ns: double(flow_side::LAST_NS),
+            }
+        })
+    }
+
+    /// Removes the flow. Packets that come after it meet the kernel's own TCP, which resets them.
+    ///
+    /// # Errors
+    /// What bpf(2) reports.
+    pub fn remove(&mut self, id: WireId, sides: &[Side; 2]) -> Result<(), BpfError> {
+        for side in sides {
+            self.ends.remove(&key(side.remote, side.local)).map_err(BpfError::Map)?;
+        }
+        self.wires.u32(Self::at(id) + wire_at::STATE).store(WIRE_FREE, Release);
+        self.free.push(id.0);
+        Ok(())
+    }
+}
+
+fn offload_side(side: &Side) -> OffloadSide {
+    OffloadSide {
+        remote: side.remote,
+        local: side.local,
+        add: side.add,
+        stamp_add: 0,
+        stamp_first: 0,
+        egress: side.egress,
+        to: [0; 6],
+        from: [0; 6],
+        mss: side.mss,
+        shift: side.shift,
+        shown_shift: side.shown_shift,
+        finished: false,
+        standing: Standing {
+            sent: side.expects,
+            acknowledged: side.acknowledged,
+            edge: side.acknowledged.wrapping_add(side.window),
+            stamp: 0,
+        },
+    }
+}

@@ -1,0 +1,157 @@
+//! Reads a connection out of the kernel's TCP, takes it away without a packet, and puts one back: `TCP_REPAIR` (linux/tcp.h).
+//! All of it takes CAP_NET_ADMIN in the user namespace of the socket's network namespace.
+#![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
+
+use crate::bpf::monotonic_ns;
+use sidetrack_core::wire::{Agreed, Numbers};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// `TCP_REPAIR_ON`, and `TCP_REPAIR_OFF_NO_WP`: off, without a window probe.
+const ON: libc::c_int = 1;
+const OFF: libc::c_int = -1;
+
+/// `TCP_REPAIR_QUEUE`: the queue of received bytes, that of bytes to send.
+const RECEIVED: libc::c_int = 1;
+const TO_SEND: libc::c_int = 2;
+
+/// `TCPI_OPT_*` of linux/tcp.h.
+const STAMPS: u8 = 1;
+const SACK: u8 = 2;
+const ECN: u8 = 8;
+
+/// `TCP_ESTABLISHED` (net/tcp_states.h).
+const ESTABLISHED: u8 = 1;
+
+fn option(fd: BorrowedFd<'_>, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    // SAFETY: the value is a whole integer that lives through the call.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            name,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Reads an option of whole words; those that the kernel does not write stay 0.
+fn words<const N: usize>(fd: BorrowedFd<'_>, name: libc::c_int) -> io::Result<[u32; N]> {
+    let mut value = [0_u32; N];
+    let mut length = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes, which the array has; both live through the call.
+    let result = unsafe {
+        libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, name, value.as_mut_ptr().cast(), &raw mut length)
+    };
+    if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Reads the number of a queue of a socket under repair.
+fn queue(fd: BorrowedFd<'_>, which: libc::c_int) -> io::Result<u32> {
+    option(fd, libc::TCP_REPAIR_QUEUE, which)?;
+    words::<1>(fd, libc::TCP_QUEUE_SEQ).map(|[number]| number)
+}
+
+/// Reads where a connection stands. Call it only while nothing is left unsent in it ([`unsent`]): what the kernel would send
+/// during the call is lost until it is sent again.
+///
+/// # Errors
+/// EPERM without CAP_NET_ADMIN; EINVAL if it is not connected.
+pub fn numbers(fd: impl AsFd) -> io::Result<Numbers> {
+    let fd = fd.as_fd();
+    option(fd, libc::TCP_REPAIR, ON)?;
+    let read = under_repair(fd);
+    option(fd, libc::TCP_REPAIR, OFF)?;
+    read
+}
+
+fn under_repair(fd: BorrowedFd<'_>) -> io::Result<Numbers> {
+    let written = queue(fd, TO_SEND)?;
+    // Bytes may come in between two questions.
+    let (mut unread, mut expects) = (unread(fd)?, queue(fd, RECEIVED)?);
+    loop {
+        let again = self::unread(fd)?;
+        if again == unread {
+            break;
+        }
+        (unread, expects) = (again, queue(fd, RECEIVED)?);
+    }
+    let [_, window, ..] = words::<5>(fd, libc::TCP_REPAIR_WINDOW)?;
+    let now = monotonic_ns() / 1_000_000;
+    let clock = words::<1>(fd, libc::TCP_TIMESTAMP)?[0].wrapping_sub(now as u32);
+    Ok(Numbers { written, unacknowledged: unacknowledged(fd)?, expects, unread, window, clock })
+}
+
+/// Reads what was agreed.
+///
+/// # Errors
+/// What getsockopt says.
+pub fn agreed(fd: impl AsFd) -> io::Result<Agreed> {
+    let info = words::<64>(fd.as_fd(), libc::TCP_INFO)?;
+    let [state, _, _, _] = info[0].to_ne_bytes();
+    let [_, options, shifts, _] = info[1].to_ne_bytes();
+    // The kernel leaves the room of time stamps out of both.
+    let stamps = if options & STAMPS != 0 { 12 } else { 0 };
+    Ok(Agreed {
+        established: state == ESTABLISHED,
+        stamps: options & STAMPS != 0,
+        sack: options & SACK != 0,
+        ecn: options & ECN != 0,
+        peer_shift: shifts & 15,
+        own_shift: shifts >> 4,
+        send_mss_bytes: info[4] + stamps,
+        told_mss_bytes: info[21] + stamps,
+    })
+}
+
+fn count(fd: BorrowedFd<'_>, what: libc::c_ulong) -> io::Result<u32> {
+    let mut count: libc::c_int = 0;
+    // SAFETY: the kernel writes one integer, which lives through the call.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), what, &raw mut count) };
+    if result == 0 { Ok(count.unsigned_abs()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Bytes that were received and not read yet.
+///
+/// # Errors
+/// What ioctl says.
+pub fn unread(fd: impl AsFd) -> io::Result<u32> {
+    count(fd.as_fd(), libc::FIONREAD)
+}
+
+/// Bytes that were written and not acknowledged yet.
+///
+/// # Errors
+/// What ioctl says.
+pub fn unacknowledged(fd: impl AsFd) -> io::Result<u32> {
+    count(fd.as_fd(), libc::TIOCOUTQ)
+}
+
+/// Bytes that were written and not sent yet.
+///
+/// # Errors
+/// What ioctl says.
+pub fn unsent(fd: impl AsFd) -> io::Result<u32> {
+    /// `SIOCOUTQNSD` (linux/sockios.h).
+    const NOT_SENT: libc::c_ulong = 0x894b;
+    count(fd.as_fd(), NOT_SENT)
+}
+
+/// Closes a connection without a packet: its peer is not told. What it has not sent or read is gone.
+///
+/// # Errors
+/// EPERM without CAP_NET_ADMIN: then it is closed as ever.
+pub fn forget(socket: impl Into<OwnedFd>) -> io::Result<()> {
+    let socket = socket.into();
+    option(socket.as_fd(), libc::TCP_REPAIR, ON)
+}
+
+/// Bounds the window that is offered to the peer from now on, bytes; what it was offered before stays valid.
+///
+/// # Errors
+/// What setsockopt says.
+pub fn clamp_window(fd: impl AsFd, bytes: u32) -> io::Result<()> {
+    option(fd.as_fd(), libc::TCP_WINDOW_CLAMP, bytes.try_into().unwrap_or(libc::c_int::MAX))
+}

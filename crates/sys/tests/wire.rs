@@ -1,0 +1,249 @@
+//! Flows on the wire: a relay in user space hands its connection to the kernel while bytes go both ways.
+
+use sidetrack_core::time::Instant;
+use sidetrack_core::wire::{self, End, Joining, Look, Side, Step};
+use sidetrack_sys::bpf::{WireEnd, WireId, WireMemory, monotonic_ns};
+use sidetrack_sys::{repair, route};
+use sidetrack_testkit::{LIMIT, Line, eventually, is_root};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Bytes that look random, by their place in the stream.
+struct Stream {
+    seed: u64,
+    at: u64,
+}
+
+impl Stream {
+    fn fill(&mut self, bytes: &mut [u8]) {
+        for byte in bytes {
+            let word = ((self.at >> 3) ^ self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            *byte = (word >> ((self.at & 7) * 8)) as u8;
+            self.at += 1;
+        }
+    }
+}
+
+/// Sends a stream in pieces until `enough` says so, then closes; returns its length.
+fn send(mut to: TcpStream, seed: u64, enough: &AtomicBool, pause: Option<Duration>) -> u64 {
+    let mut stream = Stream { seed, at: 0 };
+    let mut buffer = vec![0; 20_000];
+    while !enough.load(Relaxed) {
+        stream.fill(&mut buffer);
+        to.write_all(&buffer).expect("sent");
+        if let Some(pause) = pause {
+            std::thread::sleep(pause);
+        }
+    }
+    to.shutdown(std::net::Shutdown::Write).expect("closed");
+    stream.at
+}
+
+/// Reads a stream to its end: each byte is the expected one; returns its length.
+fn receive(mut from: TcpStream, seed: u64) -> u64 {
+    let mut stream = Stream { seed, at: 0 };
+    let (mut buffer, mut expected) = (vec![0; 50_000], vec![0; 50_000]);
+    loop {
+        let length = from.read(&mut buffer).expect("received");
+        if length == 0 {
+            return stream.at;
+        }
+        stream.fill(&mut expected[..length]);
+        assert!(buffer[..length] == expected[..length], "a wrong byte before {}", stream.at);
+    }
+}
+
+/// Both directions of one end; returns how many bytes it has sent and received.
+fn both(stream: TcpStream, seeds: [u64; 2], enough: &Arc<AtomicBool>, pause: Option<Duration>) -> [u64; 2] {
+    let (other, enough) = (stream.try_clone().expect("a copy"), enough.clone());
+    let sender = std::thread::spawn(move || send(other, seeds[0], &enough, pause));
+    let received = receive(stream, seeds[1]);
+    [sender.join().expect("the sender"), received]
+}
+
+struct Relay {
+    /// Client, server.
+    sockets: [TcpStream; 2],
+    copied: [u64; 2],
+    held: [Vec<u8>; 2],
+}
+
+impl Relay {
+    fn new(client: TcpStream, server: TcpStream) -> Self {
+        let sockets = [client, server];
+        for socket in &sockets {
+            socket.set_nonblocking(true).expect("set");
+        }
+        Self { sockets, copied: [0; 2], held: [Vec::new(), Vec::new()] }
+    }
+
+    /// Copies what is there, in both directions; true if anything moved.
+    fn step(&mut self) -> bool {
+        let mut moved = false;
+        for from in [0, 1] {
+            if self.held[from].is_empty() {
+                let mut buffer = [0; 65_536];
+                match (&self.sockets[from]).read(&mut buffer) {
+                    Ok(length) => self.held[from].extend_from_slice(&buffer[..length]),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+                }
+            }
+            if !self.held[from].is_empty() {
+                match (&self.sockets[from ^ 1]).write(&self.held[from]) {
+                    Ok(length) => {
+                        moved = true;
+                        self.copied[from] += length as u64;
+                        self.held[from].drain(..length);
+                    }
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+                }
+            }
+        }
+        moved
+    }
+
+    fn end(&self, at: usize) -> End {
+        let socket = &self.sockets[at];
+        let (remote, local) = (socket.peer_addr().expect("a peer"), socket.local_addr().expect("an address"));
+        End {
+            remote,
+            local,
+            egress: route::way(local.ip(), remote.ip()).expect("a route"),
+            agreed: repair::agreed(socket).expect("TCP_INFO"),
+            numbers: repair::numbers(socket).expect("numbers"),
+        }
+    }
+
+    fn look(&self, acknowledged: [u32; 2]) -> Look {
+        let of = |count: fn(&TcpStream) -> std::io::Result<u32>| {
+            [0, 1].map(|at| count(&self.sockets[at]).expect("a count"))
+        };
+        Look {
+            unread: of(|socket| repair::unread(socket)),
+            held: [0, 1].map(|at| self.held[at].len()),
+            unsent: of(|socket| repair::unsent(socket)),
+            acknowledged,
+        }
+    }
+
+    /// Hands the connection to the kernel; returns its number, its sides, and what was copied.
+    fn hand_over(mut self, memory: &mut WireMemory) -> (WireId, [Side; 2], [u64; 2]) {
+        for socket in &self.sockets {
+            repair::clamp_window(socket, 4096).expect("clamped");
+        }
+        let now = || Instant::from_nanos(monotonic_ns());
+        let mut joining = Joining::new(now(), LIMIT);
+        let mut joined: Option<(WireId, [Side; 2])> = None;
+        let mut written = [0; 2];
+        loop {
+            let seen = joined.map(|(id, _)| memory.look(id).map(|side| side.standing.acknowledged));
+            match joining.next(now(), &self.look(seen.unwrap_or_default())) {
+                Step::Copy => drop(self.step()),
+                Step::Join => {
+                    let sides = wire::sides(&[self.end(0), self.end(1)]).expect("fit");
+                    joined = Some((memory.join(&sides).expect("joined").expect("room"), sides));
+                    joining.joined(now());
+                }
+                Step::Read => {
+                    let (id, _) = joined.expect("joined");
+                    for side in [0, 1] {
+                        let numbers = repair::numbers(&self.sockets[side]).expect("numbers");
+                        memory.expects(id, side, numbers.expects);
+                        memory.owes(id, side, numbers.written, true);
+                        written[side] = numbers.written;
+                    }
+                    joining.owing(written);
+                }
+                Step::Settled(side) => memory.owes(joined.expect("joined").0, side, written[side], false),
+                Step::Wire => drop(memory.wired(joined.expect("joined").0)),
+                Step::Wait(until) => std::thread::sleep(until - now()),
+                Step::Forget => break,
+                Step::GiveUp => panic!("never quiet"),
+            }
+        }
+        for socket in self.sockets {
+            repair::forget(socket).expect("closed");
+        }
+        let (id, sides) = joined.expect("joined");
+        (id, sides, self.copied)
+    }
+}
+
+struct Scene {
+    line: Line,
+    client: Option<TcpStream>,
+    server: Option<TcpStream>,
+    relay: Option<Relay>,
+}
+
+fn scene(v6: bool) -> Scene {
+    let line = Line::new();
+    let (server_at, relay_at) =
+        if v6 { ("[fd00:2::1]:0", "[fd00:1::fe]:0") } else { ("10.0.2.1:0", "10.0.1.254:0") };
+    let listener = line.server.run(move || TcpListener::bind(server_at).expect("bound"));
+    let entry = line.router.run(move || TcpListener::bind(relay_at).expect("bound"));
+    let (to_server, to_relay): (SocketAddr, SocketAddr) =
+        (listener.local_addr().unwrap(), entry.local_addr().unwrap());
+    let client = line.client.run(move || TcpStream::connect(to_relay).expect("connected"));
+    let relay = line.router.run(move || {
+        let server = TcpStream::connect(to_server).expect("connected");
+        Relay::new(entry.accept().expect("accepted").0, server)
+    });
+    let server = line.server.run(move || listener.accept().expect("accepted").0);
+    Scene { line, client: Some(client), server: Some(server), relay: Some(relay) }
+}
+
+/// Both ends talk; the relay hands over after `after` bytes of the client, and the kernel carries `more` bytes.
+fn talk(v6: bool, after: u64, more: u64, pause: Option<Duration>) {
+    let mut scene = scene(v6);
+    let (client, server) = (scene.client.take().unwrap(), scene.server.take().unwrap());
+    let mut relay = scene.relay.take().unwrap();
+    let enough = Arc::new(AtomicBool::new(false));
+    let (of_client, of_server, told) = (enough.clone(), enough.clone(), enough);
+    let client = std::thread::spawn(move || both(client, [1, 2], &of_client, pause));
+    let server = std::thread::spawn(move || both(server, [2, 1], &of_server, pause));
+    let counts = scene.line.router.run(move || {
+        let mut memory = WireMemory::new(8).expect("maps");
+        let _on = ["to-client", "to-server"]
+            .map(|name| memory.attach(route::interface_index(name).expect("there")).expect("attached"));
+        while relay.copied[0] < after {
+            if !relay.step() {
+                std::thread::yield_now();
+            }
+        }
+        let (id, sides, copied) = relay.hand_over(&mut memory);
+        let carried = |memory: &WireMemory| {
+            let seen = memory.look(id);
+            [0, 1].map(|side| u64::from(seen[side].standing.sent.wrapping_sub(sides[side].expects)))
+        };
+        eventually("the kernel carries more", || carried(&memory).iter().all(|bytes| *bytes > more));
+        told.store(true, Relaxed);
+        eventually("the flow ends", || memory.ended(id).is_some());
+        let seen = memory.look(id);
+        assert_eq!(memory.ended(id), Some(WireEnd::Finished));
+        assert!(seen.iter().all(|side| side.dropped == 0), "{seen:?}");
+        let carried = carried(&memory);
+        memory.remove(id, &sides).expect("removed");
+        [0, 1].map(|side| copied[side] + carried[side] - 1)
+    });
+    let [sent, received] = client.join().expect("the client");
+    assert_eq!(server.join().expect("the server"), [received, sent]);
+    assert_eq!(counts, [sent, received], "every byte is counted once");
+}
+
+#[test]
+fn a_busy_flow_is_handed_over_without_a_wrong_byte() {
+    if is_root() {
+        talk(false, 2_000_000, 20_000_000, None);
+    }
+}
+
+#[test]
+fn a_slow_flow_too_by_ipv6() {
+    if is_root() {
+        talk(true, 100_000, 400_000, Some(Duration::from_millis(2)));
+    }
+}
