@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * Forwards packets of flows on the wire (wire.h) from tc, on every interface that they come in by.
+ * Forwards packets of flows on the wire (wire.h) from tc, on every interface that they come in by, and renews what our
+ * sockets send on every interface that they leave by.
  *
  * Everything that the two hosts may send each other is passed on: FIN, RST, probes, retransmissions, segments
  * outside of the window, urgent data. They check it themselves, as they would without us. What the program cannot
@@ -99,18 +100,19 @@ ALWAYS_INLINE int shorten(struct __sk_buff *skb, const struct flow_side *own, __
 
 /*
  * Makes of a copy what our socket needs: the acknowledgement without payload or FIN, at the number that the socket
- * expects, for no more than the socket has sent.
+ * expects, for no more than the socket has sent: a number beyond would not count for it.
  */
 ALWAYS_INLINE int to_socket(struct __sk_buff *skb, const struct pair *pair, struct segment *s)
 {
 	const struct wire_more *more = pair->more;
+	__u32 limit = *(volatile __u32 *)&more->limit;
 	__u32 bytes = BARE + s->options, at = ETH_HLEN + (pair->own->v6 ? 40 : 20);
 	__u8 *flags = (__u8 *)s->tcp + 13;
 
 	skb->mark = 0;
 	s->tcp[1] = bpf_htonl(*(volatile __u32 *)&more->expects);
-	if (*(volatile __u32 *)&more->limited && AFTER(acknowledgement_of(s), more->limit))
-		s->tcp[2] = bpf_htonl(more->limit);
+	if (AFTER(acknowledgement_of(s), limit))
+		s->tcp[2] = bpf_htonl(limit);
 	*flags &= TCP_ACK | TCP_RST;
 	((__u16 *)s->tcp)[9] = 0; /* the urgent pointer */
 	seal(s, pair->own);
@@ -133,7 +135,25 @@ ALWAYS_INLINE void learn_stamps(const struct pair *pair, const struct segment *s
 	*(volatile __u32 *)&pair->more->stamped = STAMPS_KNOWN;
 }
 
-/* Takes note of what moves the flow on. A forged segment does not: it fits no window. */
+/*
+ * Whether the segment may move the flow on. A forged one does not: its numbers fit no window. While JOINING all do, as
+ * the numbers of the sides are not known to each other yet. SLACK is more than our sockets' last window, which the
+ * other host may not know of.
+ */
+#define SLACK 0x10000
+ALWAYS_INLINE int fits(const struct pair *pair, const struct segment *s)
+{
+	__u32 sent = *(volatile const __u64 *)&pair->other->sent;
+	__u32 edge = *(volatile const __u32 *)&pair->other->edge;
+
+	if (!(flags_of(s) & TCP_ACK))
+		return 0;
+	return *(volatile __u32 *)&pair->wire->state == WIRE_JOINING ||
+	       (!AFTER(acknowledgement_of(s) - pair->other->add, sent + SLACK) &&
+		!AFTER(end_of(s) + pair->own->add, edge + SLACK));
+}
+
+/* Takes note of what moves the flow on. */
 ALWAYS_INLINE void follow(const struct pair *pair, const struct segment *s)
 {
 	if (flags_of(s) & TCP_RST) {
@@ -142,7 +162,7 @@ ALWAYS_INLINE void follow(const struct pair *pair, const struct segment *s)
 			end(pair, pair->side ? WIRE_RESET_BY_SERVER : WIRE_RESET_BY_CLIENT);
 		return;
 	}
-	if (!(flags_of(s) & TCP_ACK) || !in_window(pair->own, pair->other, s))
+	if (!fits(pair, s))
 		return;
 	note(pair->own, s);
 	if (mark_fins(pair->own, pair->other, s))
@@ -170,6 +190,7 @@ ALWAYS_INLINE int pass(struct __sk_buff *skb, const struct pair *pair, struct se
 		sum = put(s, BARE / 4 + 2, 0, 0);
 	if (!rewrite(skb, s, pair->own, pair->other, sum))
 		return dropped(pair);
+	skb->mark = WIRE_PASSED;
 	return redirect_neigh(pair->other->egress, 0, 0, 0);
 }
 
@@ -204,6 +225,53 @@ SECTION("tc/wire") int tc_wire(struct __sk_buff *skb)
 		skb->mark = 0;
 	}
 	return pass(skb, &pair, &s);
+}
+
+/*
+ * What our socket sends while its flow is JOINING acknowledges and offers what the other host does by now. Its own
+ * numbers stand still. A host that has long gone on would take its packets for forged ones (RFC 5961 Sec. 5.2).
+ */
+ALWAYS_INLINE int renew(struct __sk_buff *skb, const struct pair *pair, struct segment *s, __u32 at)
+{
+	__u32 acknowledged = *(volatile __u32 *)&pair->other->acknowledged;
+	__u32 window = *(volatile __u32 *)&pair->other->edge - acknowledged;
+	__u32 to = acknowledged - pair->own->add;
+	__u64 sum = 0;
+
+	if (!(flags_of(s) & TCP_ACK) || flags_of(s) & TCP_RST || !AFTER(to, acknowledgement_of(s)))
+		return TC_ACT_UNSPEC;
+	window >>= pair->own->shown_shift & 15;
+	if (window > 0xffff)
+		window = 0xffff;
+	sum = put(s, 2, to, sum);
+	sum = put(s, 3, (bpf_htonl(s->tcp[3]) & 0xffff0000) | window, sum);
+	if (skb_store(skb, at + 8, s->tcp + 2, 8, BPF_F_RECOMPUTE_CSUM) || l4_checksum(skb, at + 16, 0, folded(sum), 0))
+		return TC_ACT_SHOT;
+	return TC_ACT_UNSPEC;
+}
+
+SECTION("tc/wire_out") int tc_wire_out(struct __sk_buff *skb)
+{
+	struct ends ends = {}, back = {};
+	struct segment s = {};
+	struct pair pair;
+
+	if (skb->mark == WIRE_PASSED) {
+		skb->mark = 0;
+		return TC_ACT_UNSPEC;
+	}
+	if (read(skb, 0, swap16(skb->protocol), &ends) != SEGMENT)
+		return TC_ACT_UNSPEC;
+	/* The entry is that of packets which come from where this one goes. */
+	__builtin_memcpy(back.remote, ends.local.address, 16);
+	__builtin_memcpy(back.local.address, ends.remote, 16);
+	back.remote_port = ends.local.port;
+	back.local.port = ends.remote_port;
+	if (!find(&back, &pair) || *(volatile __u32 *)&pair.wire->state != WIRE_JOINING)
+		return TC_ACT_UNSPEC;
+	if (!read_segment(skb, 0, &ends, &s))
+		return TC_ACT_UNSPEC;
+	return renew(skb, &pair, &s, ETH_HLEN + ends.transport);
 }
 
 SECTION("license") char _license[] = "Dual MIT/GPL";

@@ -38,6 +38,9 @@ enum { STAMPS_UNKNOWN = 0, STAMPS_LEARNING = 1, STAMPS_KNOWN = 2 };
 /* A packet with this mark is a copy for a socket of ours. */
 #define WIRE_COPY 0x51de7ac5
 
+/* A packet with this mark was passed on. */
+#define WIRE_PASSED 0x51de7ac6
+
 struct wire_key {
 	__u8 remote[16];
 	__u8 local[16];
@@ -47,13 +50,13 @@ struct wire_key {
 /* What a side has besides its part of offload.h. */
 struct wire_more {
 	__u32 awaits;   /* not 0: our socket towards it waits for its acknowledgements: copy them */
-	__u32 limited;  /* not 0: `limit` is known */
 	__u32 limit;    /* after the last byte that our socket has sent to it */
 	__u32 expects;  /* what our socket expects from it next */
 	__u32 clock;    /* our time stamps towards it: CLOCK_MONOTONIC in milliseconds plus this */
 	__u32 stamped;  /* STAMPS_*: whether `stamp_add` of its packets is known */
 	__u32 last;     /* while DRAINING: after the last byte that is passed on */
 	__u32 dropped;  /* packets of it that could not be passed on */
+	__u32 zero;
 };
 
 struct wire {

@@ -23,7 +23,6 @@ void layout(void)
 
 	SIZE(wire_more);
 	OFFSET(wire_more, awaits);
-	OFFSET(wire_more, limited);
 	OFFSET(wire_more, limit);
 	OFFSET(wire_more, expects);
 	OFFSET(wire_more, clock);

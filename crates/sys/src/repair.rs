@@ -67,6 +67,26 @@ pub fn numbers(fd: impl AsFd) -> io::Result<Numbers> {
     read
 }
 
+/// Reads the sequence number that a connection expects next.
+///
+/// # Errors
+/// As [`numbers`].
+pub fn expects(fd: impl AsFd) -> io::Result<u32> {
+    let fd = fd.as_fd();
+    option(fd, libc::TCP_REPAIR, ON)?;
+    let read = queue(fd, RECEIVED);
+    option(fd, libc::TCP_REPAIR, OFF)?;
+    read
+}
+
+/// Acknowledges at once what was received.
+///
+/// # Errors
+/// What setsockopt says.
+pub fn acknowledge(fd: impl AsFd) -> io::Result<()> {
+    option(fd.as_fd(), libc::TCP_QUICKACK, 1)
+}
+
 fn under_repair(fd: BorrowedFd<'_>) -> io::Result<Numbers> {
     let written = queue(fd, TO_SEND)?;
     // Bytes may come in between two questions.
@@ -78,10 +98,11 @@ fn under_repair(fd: BorrowedFd<'_>) -> io::Result<Numbers> {
         }
         (unread, expects) = (again, queue(fd, RECEIVED)?);
     }
-    let [_, window, ..] = words::<5>(fd, libc::TCP_REPAIR_WINDOW)?;
+    let [_, window, _, offers, since] = words::<5>(fd, libc::TCP_REPAIR_WINDOW)?;
+    let told = since.wrapping_add(offers);
     let now = monotonic_ns() / 1_000_000;
     let clock = words::<1>(fd, libc::TCP_TIMESTAMP)?[0].wrapping_sub(now as u32);
-    Ok(Numbers { written, unacknowledged: unacknowledged(fd)?, expects, unread, window, clock })
+    Ok(Numbers { written, unacknowledged: unacknowledged(fd)?, expects, unread, window, told, clock })
 }
 
 /// Reads what was agreed.

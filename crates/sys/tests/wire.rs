@@ -2,7 +2,7 @@
 
 use sidetrack_core::time::Instant;
 use sidetrack_core::wire::{self, End, Joining, Look, Side, Step};
-use sidetrack_sys::bpf::{WireEnd, WireId, WireMemory, monotonic_ns};
+use sidetrack_sys::bpf::{WireEnd, WireId, WireMemory, WireOn, monotonic_ns};
 use sidetrack_sys::{repair, route};
 use sidetrack_testkit::{LIMIT, Line, eventually, is_root};
 use std::io::{ErrorKind, Read, Write};
@@ -129,35 +129,52 @@ impl Relay {
         }
     }
 
-    /// Hands the connection to the kernel; returns its number, its sides, and what was copied.
+    /// Hands the connection to the kernel; returns its number, its sides, and what was copied
+    /// before.
     fn hand_over(mut self, memory: &mut WireMemory) -> (WireId, [Side; 2], [u64; 2]) {
         for socket in &self.sockets {
-            repair::clamp_window(socket, 4096).expect("clamped");
+            repair::clamp_window(socket, 1).expect("clamped");
         }
         let now = || Instant::from_nanos(monotonic_ns());
         let mut joining = Joining::new(now(), LIMIT);
         let mut joined: Option<(WireId, [Side; 2])> = None;
-        let mut written = [0; 2];
+        let (mut written, mut copied) = ([0_u32; 2], [0; 2]);
         loop {
             let seen = joined.map(|(id, _)| memory.look(id).map(|side| side.standing.acknowledged));
-            match joining.next(now(), &self.look(seen.unwrap_or_default())) {
-                Step::Copy => drop(self.step()),
+            let look = self.look(seen.unwrap_or_default());
+            if let Some((id, _)) = joined {
+                for side in [0, 1] {
+                    memory.sent(id, side, written[side].wrapping_sub(look.unsent[side]));
+                }
+            }
+            match joining.next(now(), &look) {
+                Step::Copy => {
+                    let before = self.copied;
+                    self.step();
+                    if joined.is_some() {
+                        for side in [0, 1] {
+                            written[side ^ 1] =
+                                written[side ^ 1].wrapping_add((self.copied[side] - before[side]) as u32);
+                            repair::acknowledge(&self.sockets[side]).expect("acknowledged");
+                        }
+                    }
+                }
                 Step::Join => {
+                    copied = self.copied;
                     let sides = wire::sides(&[self.end(0), self.end(1)]).expect("fit");
+                    written = sides.map(|side| side.written);
                     joined = Some((memory.join(&sides).expect("joined").expect("room"), sides));
                     joining.joined(now());
                 }
                 Step::Read => {
                     let (id, _) = joined.expect("joined");
                     for side in [0, 1] {
-                        let numbers = repair::numbers(&self.sockets[side]).expect("numbers");
-                        memory.expects(id, side, numbers.expects);
-                        memory.owes(id, side, numbers.written, true);
-                        written[side] = numbers.written;
+                        let expects = repair::expects(&self.sockets[side]).expect("a number");
+                        memory.expects(id, side, expects);
                     }
                     joining.owing(written);
                 }
-                Step::Settled(side) => memory.owes(joined.expect("joined").0, side, written[side], false),
+                Step::Settled(side) => memory.settled(joined.expect("joined").0, side),
                 Step::Wire => drop(memory.wired(joined.expect("joined").0)),
                 Step::Wait(until) => std::thread::sleep(until - now()),
                 Step::Forget => break,
@@ -168,7 +185,7 @@ impl Relay {
             repair::forget(socket).expect("closed");
         }
         let (id, sides) = joined.expect("joined");
-        (id, sides, self.copied)
+        (id, sides, copied)
     }
 }
 
@@ -196,6 +213,11 @@ fn scene(v6: bool) -> Scene {
     Scene { line, client: Some(client), server: Some(server), relay: Some(relay) }
 }
 
+fn attached(memory: &WireMemory) -> [WireOn; 2] {
+    ["to-client", "to-server"]
+        .map(|name| memory.attach(route::interface_index(name).expect("there")).expect("attached"))
+}
+
 /// Both ends talk; the relay hands over after `after` bytes of the client, and the kernel carries `more` bytes.
 fn talk(v6: bool, after: u64, more: u64, pause: Option<Duration>) {
     let mut scene = scene(v6);
@@ -207,8 +229,7 @@ fn talk(v6: bool, after: u64, more: u64, pause: Option<Duration>) {
     let server = std::thread::spawn(move || both(server, [2, 1], &of_server, pause));
     let counts = scene.line.router.run(move || {
         let mut memory = WireMemory::new(8).expect("maps");
-        let _on = ["to-client", "to-server"]
-            .map(|name| memory.attach(route::interface_index(name).expect("there")).expect("attached"));
+        let _on = attached(&memory);
         while relay.copied[0] < after {
             if !relay.step() {
                 std::thread::yield_now();
@@ -217,7 +238,7 @@ fn talk(v6: bool, after: u64, more: u64, pause: Option<Duration>) {
         let (id, sides, copied) = relay.hand_over(&mut memory);
         let carried = |memory: &WireMemory| {
             let seen = memory.look(id);
-            [0, 1].map(|side| u64::from(seen[side].standing.sent.wrapping_sub(sides[side].expects)))
+            [0, 1].map(|side| u64::from(seen[side].standing.sent.wrapping_sub(sides[side].next)))
         };
         eventually("the kernel carries more", || carried(&memory).iter().all(|bytes| *bytes > more));
         told.store(true, Relaxed);
@@ -246,4 +267,37 @@ fn a_slow_flow_too_by_ipv6() {
     if is_root() {
         talk(true, 100_000, 400_000, Some(Duration::from_millis(2)));
     }
+}
+
+#[test]
+fn a_reset_reaches_the_other_side_and_ends_the_flow() {
+    if !is_root() {
+        return;
+    }
+    let mut scene = scene(false);
+    let (mut client, mut server) = (scene.client.take().unwrap(), scene.server.take().unwrap());
+    let mut relay = scene.relay.take().unwrap();
+    client.write_all(b"by the relay").expect("sent");
+    let (memory, on, id) = scene.line.router.run(move || {
+        let mut memory = WireMemory::new(8).expect("maps");
+        let on = attached(&memory);
+        while relay.copied[0] < 12 {
+            relay.step();
+        }
+        let (id, _, copied) = relay.hand_over(&mut memory);
+        assert_eq!(copied, [12, 0]);
+        (memory, on, id)
+    });
+    let mut bytes = [0; 24];
+    client.write_all(b"by the wire.").expect("sent");
+    server.read_exact(&mut bytes).expect("received");
+    assert_eq!(&bytes, b"by the relayby the wire.");
+    server.write_all(b"and back").expect("sent");
+    client.read_exact(&mut bytes[..8]).expect("received");
+    assert_eq!(memory.ended(id), None);
+    sidetrack_sys::sockopt::reset_on_close(&client).expect("set");
+    drop(client);
+    assert_eq!(server.read(&mut bytes).expect_err("reset").kind(), ErrorKind::ConnectionReset);
+    eventually("the program has seen it", || memory.ended(id) == Some(WireEnd::ClientReset));
+    drop(on);
 }

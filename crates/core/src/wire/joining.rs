@@ -8,7 +8,8 @@
 //!
 //! QUIETING asks for an instant in which the sockets have nothing to pass on. Both offer a small window meanwhile, and bytes
 //! go on. From JOINED on the kernel passes packets on; it is not left again, except by the end of the flow. In OWING a socket
-//! that still waits gets copies of acknowledgements.
+//! that still waits gets copies of acknowledgements. It is settled once its peer has acknowledged all that was written into it,
+//! whichever way that came: the other host may have sent it again, past the socket.
 
 use crate::time::Instant;
 use std::time::Duration;
@@ -39,7 +40,7 @@ pub enum Step {
     Copy,
     /// Let the kernel pass packets on from now on ([`super::sides`]). Call [`Joining::joined`] then.
     Join,
-    /// Nothing comes to the sockets any more: read their numbers, and call [`Joining::owing`].
+    /// Nothing comes to the sockets any more: read what they expect, and call [`Joining::owing`] with what was written.
     Read,
     /// This socket (0: the client's) has no acknowledgement to wait for any more.
     Settled(usize),
@@ -94,17 +95,18 @@ impl Joining {
 
     /// Says what is to be done next.
     pub fn next(&mut self, now: Instant, look: &Look) -> Step {
-        let all_passed_on = look.unread == [0; 2] && look.held == [0; 2] && look.unsent == [0; 2];
+        let is_written = look.unread == [0; 2] && look.held == [0; 2];
+        let is_sent = is_written && look.unsent == [0; 2];
         match &mut self.state {
-            State::Quieting { until } if now >= *until && !all_passed_on => Step::GiveUp,
+            State::Quieting { until } if now >= *until && !is_sent => Step::GiveUp,
             State::Quieting { .. } => {
-                if all_passed_on {
+                if is_sent {
                     Step::Join
                 } else {
                     Step::Copy
                 }
             }
-            State::Joined { since } if all_passed_on => {
+            State::Joined { since } if is_written => {
                 let arrived = *since + ARRIVES;
                 if now >= arrived { Step::Read } else { Step::Wait(arrived) }
             }
@@ -153,8 +155,7 @@ mod tests {
         assert_eq!(joining.next(at(3), &QUIET), Step::Wait(at(4)));
         // A packet that was under way comes to a socket.
         assert_eq!(joining.next(at(4), &Look { unread: [9, 0], ..QUIET }), Step::Copy);
-        assert_eq!(joining.next(at(5), &Look { unsent: [0, 9], ..QUIET }), Step::Copy);
-        assert_eq!(joining.next(at(6), &QUIET), Step::Read);
+        assert_eq!(joining.next(at(6), &Look { unsent: [0, 9], ..QUIET }), Step::Read);
         joining.owing([100, 209]);
         assert_eq!(joining.next(at(6), &QUIET), Step::Settled(0));
         assert_eq!(joining.next(at(6), &QUIET), Step::Wait(at(8)));

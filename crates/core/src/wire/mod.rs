@@ -29,6 +29,8 @@ pub struct Numbers {
     pub unread: u32,
     /// The window that its peer offers, bytes.
     pub window: u32,
+    /// Sequence number up to which its peer was told that it may send.
+    pub told: u32,
     /// Its time stamps: the monotonic clock in milliseconds plus this.
     pub clock: u32,
 }
@@ -80,10 +82,15 @@ pub struct Side {
     pub add: u32,
     /// Sequence number that our socket expects from it next.
     pub expects: u32,
+    /// Sequence number of the next byte that is read from our socket: all before it was passed on by user space.
+    pub next: u32,
     /// Sequence number that it has acknowledged of ours.
     pub acknowledged: u32,
-    /// The window that it offers, bytes.
-    pub window: u32,
+    /// Sequence number after the last byte that was written to it.
+    pub written: u32,
+    /// Sequence number up to which the other side may send to it, as either of us has told: what the other was told by us, it
+    /// may have under way.
+    pub edge: u32,
     /// Index of the interface towards it.
     pub egress: u32,
     /// Largest payload it accepts, TCP options included, bytes.
@@ -94,8 +101,6 @@ pub struct Side {
     pub shown_shift: u8,
     /// Our time stamps towards it: the monotonic clock in milliseconds plus this.
     pub clock: u32,
-    /// Our socket waits for acknowledgements of it.
-    pub awaits: bool,
 }
 
 /// Why a flow cannot be on the wire. It stays where it is.
@@ -148,22 +153,31 @@ pub fn sides(ends: &[End; 2]) -> Result<[Side; 2], Unfit> {
     Ok([side(client, server)?, side(server, client)?])
 }
 
+/// What is added to the sequence numbers of a side: the next byte that is read from it is the next one that is written to the
+/// other.
+const fn add(own: &Numbers, other: &Numbers) -> u32 {
+    other.written.wrapping_sub(own.expects.wrapping_sub(own.unread))
+}
+
 fn side(own: &End, other: &End) -> Result<Side, Unfit> {
     let (numbers, agreed) = (&own.numbers, &own.agreed);
+    let acknowledged = numbers.written.wrapping_sub(numbers.unacknowledged);
+    let offered = acknowledged.wrapping_add(numbers.window);
+    let told = other.numbers.told.wrapping_add(add(&other.numbers, numbers));
     Ok(Side {
         remote: own.remote,
         local: own.local,
-        // The next byte that is read here is the next one that is written there.
-        add: other.numbers.written.wrapping_sub(numbers.expects.wrapping_sub(numbers.unread)),
+        add: add(numbers, &other.numbers),
         expects: numbers.expects,
-        acknowledged: numbers.written.wrapping_sub(numbers.unacknowledged),
-        window: numbers.window,
+        next: numbers.expects.wrapping_sub(numbers.unread),
+        acknowledged,
+        written: numbers.written,
+        edge: if told.wrapping_sub(offered).cast_signed() > 0 { told } else { offered },
         egress: own.egress.ok_or(Unfit::ThisHost)?,
         mss: u16::try_from(agreed.send_mss_bytes).unwrap_or(u16::MAX),
         shift: agreed.peer_shift,
         shown_shift: agreed.own_shift,
         clock: numbers.clock,
-        awaits: numbers.unacknowledged > 0,
     })
 }
 
@@ -217,10 +231,15 @@ mod tests {
     fn the_next_byte_read_is_the_next_byte_written() {
         let [client, server] = sides(&ends()).unwrap();
         // The client's byte 8970 is read next; the server's socket writes 10 next.
-        assert_eq!(client.add.wrapping_add(8970), 10);
+        assert_eq!((client.next, client.add.wrapping_add(client.next)), (8970, 10));
         assert_eq!(server.add.wrapping_add(0xffff_fff0), 5000);
-        assert_eq!((client.acknowledged, client.awaits), (4900, true));
-        assert_eq!((server.acknowledged, server.awaits, server.egress), (10, false, 3));
+        assert_eq!((client.acknowledged, server.acknowledged), (4900, 10));
+        // The client was told to send up to 9100, 130 bytes beyond what was read; the server offers 1000 more than it has.
+        assert_eq!((server.edge, client.edge), (1010, 4900 + 65_536));
+        let mut told = ends();
+        told[0].numbers.told = 20_000;
+        assert_eq!(sides(&told).unwrap()[1].edge, 10 + 20_000 - 8970);
+        assert_eq!((client.egress, server.egress), (2, 3));
         assert_eq!((client.shift, client.shown_shift, client.clock, server.clock), (7, 10, 3, 9));
     }
 

@@ -31,6 +31,8 @@ pub enum ProgramKind {
 pub enum Hook {
     /// tcx ingress (Linux 6.6).
     TcxIngress,
+    /// tcx egress (Linux 6.6).
+    TcxEgress,
     /// XDP in the driver.
     XdpNative,
     /// XDP behind the driver: works on every interface, but is slow.
@@ -146,9 +148,11 @@ impl Program {
     /// EBUSY if another XDP program is there; EINVAL if the kernel has no such hook, EOPNOTSUPP if the driver has none.
     pub fn attach(&self, ingress: u32, hook: Hook) -> io::Result<Link> {
         const TCX_INGRESS: u32 = 46;
+        const TCX_EGRESS: u32 = 47;
         const XDP: u32 = 37;
         let (kind, flags) = match hook {
             Hook::TcxIngress => (TCX_INGRESS, 0),
+            Hook::TcxEgress => (TCX_EGRESS, 0),
             Hook::XdpGeneric => (XDP, 1 << 1),
             Hook::XdpNative => (XDP, 1 << 2),
         };

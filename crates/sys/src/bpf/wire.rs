@@ -8,11 +8,11 @@ use super::layout::wire::{
 use super::load::{self, BpfError};
 use super::memory::Shared;
 use super::offload::{OffloadSide, write_side};
-use super::{Hook, Link, Map, MapKind, Program, ProgramKind, WIRE};
+use super::{Hook, Link, Map, MapKind, ProgramKind, WIRE};
 use sidetrack_core::engine::Standing;
 use sidetrack_core::wire::Side;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// Why a flow has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,10 +56,10 @@ pub struct WireMemory {
     free: Vec<u32>,
 }
 
-/// The program on one interface, until this is dropped.
+/// The programs on one interface, until this is dropped.
 #[derive(Debug)]
 pub struct WireOn {
-    _link: Link,
+    _links: [Link; 2],
 }
 
 fn octets(ip: IpAddr) -> [u8; 16] {
@@ -90,24 +90,17 @@ impl WireMemory {
         })
     }
 
-    /// Attaches the program to the interface with this index, in this thread's network namespace. Packets of flows on the wire
+    /// Attaches the programs to the interface with this index, in this thread's network namespace. Packets of flows on the wire
     /// that come in there are passed on.
     ///
     /// # Errors
     /// EPERM without CAP_BPF and CAP_NET_ADMIN; EINVAL before Linux 6.6.
     pub fn attach(&self, index: u32) -> Result<WireOn, BpfError> {
-        let program = self.program()?;
-        let hook = Hook::TcxIngress;
-        let link = program.attach(index, hook).map_err(|source| BpfError::Attach { index, hook, source })?;
-        Ok(WireOn { _link: link })
-    }
-
-    /// Loads the program of [`WireMemory::attach`].
-    ///
-    /// # Errors
-    /// The kernel's reason to refuse it.
-    pub fn program(&self) -> Result<Program, BpfError> {
-        load::program(WIRE, "tc/wire", ProgramKind::Tc, &[self.wires.map(), &self.ends])
+        let attach = |name, hook| {
+            let program = load::program(WIRE, name, ProgramKind::Tc, &[self.wires.map(), &self.ends])?;
+            program.attach(index, hook).map_err(|source| BpfError::Attach { index, hook, source })
+        };
+        Ok(WireOn { _links: [attach("tc/wire_out", Hook::TcxEgress)?, attach("tc/wire", Hook::TcxIngress)?] })
     }
 
     const fn at(id: WireId) -> usize {
@@ -134,9 +127,9 @@ impl WireMemory {
             let offloaded = [own, other].map(offload_side);
             write_side(&self.wires, Self::side(id, side), &offloaded[0], &offloaded[1]);
             for (word, value) in [
-                (wire_more::AWAITS, u32::from(own.awaits)),
-                (wire_more::LIMITED, 0),
-                (wire_more::LIMIT, 0),
+                // What still lies between the sockets is written after this, and waits then.
+                (wire_more::AWAITS, 1),
+                (wire_more::LIMIT, own.written),
                 (wire_more::EXPECTS, own.expects),
                 (wire_more::CLOCK, own.clock),
                 (wire_more::STAMPED, 0),
@@ -162,17 +155,27 @@ impl WireMemory {
         Ok(Some(id))
     }
 
-    /// Our socket towards this side expects this number next: no byte comes to it any more.
-    pub fn expects(&self, id: WireId, side: usize, number: u32) {
-        self.wires.u32(Self::more(id, side) + wire_more::EXPECTS).store(number, Release);
+    /// No byte of this side comes to our socket any more: it expects this number next.
+    pub fn expects(&self, id: WireId, side: usize, expects: u32) {
+        self.wires.u32(Self::more(id, side) + wire_more::EXPECTS).store(expects, Release);
+        let sent = self.wires.u64(Self::side(id, side) + flow_side::SENT);
+        let ahead = |old: u64| old + u64::from(expects.wrapping_sub(old as u32));
+        let is_ahead = |old: u64| expects.wrapping_sub(old as u32).cast_signed() > 0;
+        // It fails if the program is ahead, which is fine.
+        let _ = sent.fetch_update(AcqRel, Acquire, |old| is_ahead(old).then(|| ahead(old)));
     }
 
-    /// Our socket towards this side sends nothing beyond `written`; it waits for acknowledgements, or not.
-    pub fn owes(&self, id: WireId, side: usize, written: u32, awaits: bool) {
-        let word = |word| self.wires.u32(Self::more(id, side) + word);
-        word(wire_more::LIMIT).store(written, Relaxed);
-        word(wire_more::LIMITED).store(1, Release);
-        word(wire_more::AWAITS).store(awaits.into(), Release);
+    /// Our socket towards this side has sent up to this number; it never goes back.
+    pub fn sent(&self, id: WireId, side: usize, number: u32) {
+        let limit = self.wires.u32(Self::more(id, side) + wire_more::LIMIT);
+        let _ = limit.fetch_update(AcqRel, Acquire, |old| {
+            (number.wrapping_sub(old).cast_signed() > 0).then_some(number)
+        });
+    }
+
+    /// Our socket towards this side has no acknowledgement to wait for any more.
+    pub fn settled(&self, id: WireId, side: usize) {
+        self.wires.u32(Self::more(id, side) + wire_more::AWAITS).store(0, Release);
     }
 
     /// Both sockets owe nothing any more: no copy goes to them from now on. Close them some milliseconds later: a copy may be
@@ -247,11 +250,6 @@ fn offload_side(side: &Side) -> OffloadSide {
         shift: side.shift,
         shown_shift: side.shown_shift,
         finished: false,
-        standing: Standing {
-            sent: side.expects,
-            acknowledged: side.acknowledged,
-            edge: side.acknowledged.wrapping_add(side.window),
-            stamp: 0,
-        },
+        standing: Standing { sent: side.expects, acknowledged: side.acknowledged, edge: side.edge, stamp: 0 },
     }
 }
