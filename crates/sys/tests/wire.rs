@@ -203,7 +203,7 @@ fn scene(v6: bool) -> Scene {
     let listener = line.server.run(move || TcpListener::bind(server_at).expect("bound"));
     let entry = line.router.run(move || TcpListener::bind(relay_at).expect("bound"));
     let (to_server, to_relay): (SocketAddr, SocketAddr) =
-        (listener.local_addr().unwrap(), entry.local_addr().unwrap());
+        (listener.local_addr().expect("bound"), entry.local_addr().expect("bound"));
     let client = line.client.run(move || TcpStream::connect(to_relay).expect("connected"));
     let relay = line.router.run(move || {
         let server = TcpStream::connect(to_server).expect("connected");
@@ -221,8 +221,8 @@ fn attached(memory: &WireMemory) -> [WireOn; 2] {
 /// Both ends talk; the relay hands over after `after` bytes of the client, and the kernel carries `more` bytes.
 fn talk(v6: bool, after: u64, more: u64, pause: Option<Duration>) {
     let mut scene = scene(v6);
-    let (client, server) = (scene.client.take().unwrap(), scene.server.take().unwrap());
-    let mut relay = scene.relay.take().unwrap();
+    let (client, server) = (scene.client.take().expect("there"), scene.server.take().expect("there"));
+    let mut relay = scene.relay.take().expect("there");
     let enough = Arc::new(AtomicBool::new(false));
     let (of_client, of_server, told) = (enough.clone(), enough.clone(), enough);
     let client = std::thread::spawn(move || both(client, [1, 2], &of_client, pause));
@@ -275,8 +275,8 @@ fn a_reset_reaches_the_other_side_and_ends_the_flow() {
         return;
     }
     let mut scene = scene(false);
-    let (mut client, mut server) = (scene.client.take().unwrap(), scene.server.take().unwrap());
-    let mut relay = scene.relay.take().unwrap();
+    let (mut client, mut server) = (scene.client.take().expect("there"), scene.server.take().expect("there"));
+    let mut relay = scene.relay.take().expect("there");
     client.write_all(b"by the relay").expect("sent");
     let (memory, on, id) = scene.line.router.run(move || {
         let mut memory = WireMemory::new(8).expect("maps");

@@ -202,6 +202,7 @@ mod tests {
             expects: 9000,
             unread: 30,
             window: 65_536,
+            told: 9100,
             clock: 3,
         };
         End {
@@ -221,6 +222,7 @@ mod tests {
             expects: 0xffff_fff0,
             unread: 0,
             window: 1000,
+            told: 0,
             clock: 9,
         };
         ends[1].egress = Some(3);

@@ -18,7 +18,7 @@ pub(super) mod shunt {
 /// That of flows on the wire.
 #[rustfmt::skip]
 #[allow(dead_code, reason = "not every constant of C is used by every build")]
-pub(super) mod wire {
+pub(super) mod wires {
     include!(concat!(env!("OUT_DIR"), "/wire_layout.rs"));
 }
 

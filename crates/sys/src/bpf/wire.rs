@@ -1,7 +1,7 @@
 //! Flows on the wire: user space's side of `bpf/wire.h`, which describes the states, the layout and who writes what.
 
 use super::layout::engine::{FIN_SEEN, flow_side};
-use super::layout::wire::{
+use super::layout::wires::{
     WIRE_ENDED, WIRE_FINISHED, WIRE_FREE, WIRE_JOINING, WIRE_RESET_BY_CLIENT, WIRE_RESET_BY_SERVER,
     WIRE_REUSED, WIRE_WIRED, wire as wire_at, wire_key, wire_more,
 };
