@@ -123,7 +123,7 @@ pub struct Facts {
     pub shunt: Option<ShuntUse>,
     /// What the overlay uses.
     pub overlay: Option<OverlayUse>,
-    /// The address of the page ([admin] page).
+    /// The address of the page (`page` of `[admin]`).
     pub page: Option<SocketAddr>,
     /// What the resolver uses.
     pub dns: Option<DnsUse>,
