@@ -21,7 +21,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// The exit code of all commands except `run` if the configuration is rejected. It equals that for wrong arguments.
 const BAD_CONFIGURATION: u8 = 2;
 
-/// Catches the TCP traffic of unmodified programs, decides by policy, carries it.
+/// Catches the traffic of unmodified programs, decides by policy, carries it.
 #[derive(Parser)]
 #[command(version, max_term_width = 100, disable_help_subcommand = true)]
 struct Cli {
