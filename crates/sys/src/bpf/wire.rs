@@ -8,7 +8,7 @@ use super::layout::wires::{
 use super::load::{self, BpfError};
 use super::memory::Shared;
 use super::offload::{OffloadSide, write_side};
-use super::{Hook, Link, Map, MapKind, ProgramKind, WIRE};
+use super::{Hook, Link, Map, MapKind, Program, ProgramKind, WIRE};
 use sidetrack_core::engine::Standing;
 use sidetrack_core::wire::Side;
 use std::net::{IpAddr, SocketAddr};
@@ -97,10 +97,22 @@ impl WireMemory {
     /// EPERM without CAP_BPF and CAP_NET_ADMIN; EINVAL before Linux 6.6.
     pub fn attach(&self, index: u32) -> Result<WireOn, BpfError> {
         let attach = |name, hook| {
-            let program = load::program(WIRE, name, ProgramKind::Tc, &[self.wires.map(), &self.ends])?;
+            let program = self.load(name)?;
             program.attach(index, hook).map_err(|source| BpfError::Attach { index, hook, source })
         };
         Ok(WireOn { _links: [attach("tc/wire_out", Hook::TcxEgress)?, attach("tc/wire", Hook::TcxIngress)?] })
+    }
+
+    /// Loads the program for packets that come in, for trials.
+    ///
+    /// # Errors
+    /// The kernel's reason to refuse it.
+    pub fn program(&self) -> Result<Program, BpfError> {
+        self.load("tc/wire")
+    }
+
+    fn load(&self, name: &str) -> Result<Program, BpfError> {
+        load::program(WIRE, name, ProgramKind::Tc, &[self.wires.map(), &self.ends])
     }
 
     const fn at(id: WireId) -> usize {

@@ -1,0 +1,256 @@
+//! What happens to single packets of flows on the wire: each is tried on the program, without any traffic.
+
+#[path = "support/frames.rs"]
+mod frames;
+
+use frames::{ACK, FIN, Frame, RST, SYN};
+use sidetrack_core::wire::Side;
+use sidetrack_sys::bpf::{Program, WireEnd, WireId, WireMemory};
+use sidetrack_sys::link;
+use sidetrack_testkit::{in_namespace, is_root};
+
+/// `TC_ACT_UNSPEC`, `TC_ACT_SHOT`, `TC_ACT_REDIRECT`.
+const LEFT: u32 = u32::MAX;
+const DROPPED: u32 = 2;
+const PASSED: u32 = 7;
+
+const URG: u8 = 32;
+
+/// What is added to numbers of either side, the client first: the circle is crossed.
+const ADD: [u32; 2] = [0xffff_fff0, 1_000_000];
+/// What each side sends next.
+const NEXT: [u32; 2] = [0xffff_fffd, 5000];
+const MSS: u16 = 1448;
+
+struct Scene {
+    memory: WireMemory,
+    program: Program,
+    id: WireId,
+    index: u32,
+    sides: [Side; 2],
+}
+
+impl Scene {
+    fn new(v6: bool) -> Self {
+        let [client, local, server, source] = frames::addresses(v6);
+        let index = link::interface("lo").expect("there").index;
+        let side = |at: usize, remote, local| {
+            // What it has acknowledged of the other's, in the numbers that it is shown.
+            let acknowledged = NEXT[at ^ 1].wrapping_add(ADD[at ^ 1]);
+            Side {
+                remote,
+                local,
+                add: ADD[at],
+                expects: NEXT[at],
+                next: NEXT[at],
+                acknowledged,
+                written: acknowledged,
+                edge: acknowledged.wrapping_add(0xffff << 2),
+                egress: index,
+                mss: MSS,
+                shift: 2,
+                shown_shift: 2,
+                clock: 7,
+            }
+        };
+        let sides = [side(0, client, local), side(1, server, source)];
+        let mut memory = WireMemory::new(2).expect("maps");
+        let program = memory.program().expect("the kernel takes it");
+        let id = memory.join(&sides).expect("no other").expect("room");
+        assert!(memory.wired(id));
+        Self { memory, program, id, index, sides }
+    }
+
+    /// A frame of a side. `before` is the number of bytes that each side has sent earlier.
+    fn frame<'a>(&self, from: usize, before: [u32; 2], flags: u8, payload: &'a [u8]) -> Frame<'a> {
+        let own = &self.sides[from];
+        Frame {
+            link: ([2; 6], [4; 6]),
+            from: own.remote,
+            to: own.local,
+            seq: NEXT[from].wrapping_add(before[from]),
+            ack: NEXT[from ^ 1].wrapping_add(ADD[from ^ 1]).wrapping_add(before[from ^ 1]),
+            flags,
+            payload,
+            ..Frame::BARE
+        }
+    }
+
+    fn verdict(&self, frame: &Frame<'_>) -> u32 {
+        self.program.try_on(&frame.bytes(), self.index).expect("tried").verdict
+    }
+
+    /// It is passed on, and exactly so.
+    fn passes(&self, frame: Frame<'_>) {
+        let trial = self.program.try_on(&frame.bytes(), self.index).expect("tried");
+        assert_eq!(trial.verdict, PASSED, "{frame:?}");
+        let at = usize::from(frame.from != self.sides[0].remote);
+        let other = &self.sides[at ^ 1];
+        let expected = Frame {
+            from: other.local,
+            to: other.remote,
+            seq: frame.seq.wrapping_add(ADD[at]),
+            ack: frame.ack.wrapping_sub(ADD[at ^ 1]),
+            ttl: frame.ttl - 1,
+            ..frame
+        };
+        assert_eq!(trial.packet, expected.bytes());
+    }
+
+    /// Passes a frame with time stamps; returns the stamp and the echo that the other side is shown.
+    fn stamps(&self, frame: Frame<'_>, value: u32, echo: u32) -> [u32; 2] {
+        let options = [&[1, 1, 8, 10][..], &value.to_be_bytes(), &echo.to_be_bytes()].concat();
+        let bytes = Frame { options: &options, ..frame }.bytes();
+        let trial = self.program.try_on(&bytes, self.index).expect("tried");
+        assert_eq!(trial.verdict, PASSED);
+        let at = bytes.len() - frame.payload.len() - 8;
+        let word = |at: usize| u32::from_be_bytes(*trial.packet[at..].first_chunk().expect("four bytes"));
+        let [shown, shown_echo] = [word(at), word(at + 4)];
+        // The same with the right checksum.
+        let options = [&[1, 1, 8, 10][..], &shown.to_be_bytes(), &shown_echo.to_be_bytes()].concat();
+        let from = usize::from(frame.from != self.sides[0].remote);
+        let other = &self.sides[from ^ 1];
+        let expected = Frame {
+            from: other.local,
+            to: other.remote,
+            seq: frame.seq.wrapping_add(ADD[from]),
+            ack: frame.ack.wrapping_sub(ADD[from ^ 1]),
+            ttl: frame.ttl - 1,
+            options: &options,
+            ..frame
+        };
+        assert_eq!(trial.packet, expected.bytes());
+        [shown, shown_echo]
+    }
+}
+
+fn tried(test: fn(Scene)) {
+    if is_root() {
+        in_namespace(move || [false, true].map(Scene::new).into_iter().for_each(test));
+    }
+}
+
+#[test]
+fn a_flow_passes_until_both_fins_are_acknowledged() {
+    tried(|scene| {
+        scene.passes(scene.frame(0, [0, 0], ACK, b""));
+        scene.passes(scene.frame(1, [0, 0], ACK, &[0x5a; 1399]));
+        scene.passes(scene.frame(0, [0, 1399], ACK, b"more"));
+        // Once more, urgent, and a probe of a host that wants to know whether the other is there.
+        scene.passes(scene.frame(0, [0, 1399], ACK, b"more"));
+        scene.passes(scene.frame(0, [4, 1399], ACK | URG, b"now"));
+        scene.passes(scene.frame(0, [3, 1399], ACK, b""));
+        scene.passes(scene.frame(1, [7, 1399], FIN | ACK, b"end"));
+        scene.passes(scene.frame(0, [7, 1403], FIN | ACK, b""));
+        assert_eq!(scene.memory.ended(scene.id), None, "not all is acknowledged");
+        scene.passes(scene.frame(1, [8, 1403], ACK, b""));
+        assert_eq!(scene.memory.ended(scene.id), Some(WireEnd::Finished));
+        let seen = scene.memory.look(scene.id);
+        assert_eq!(seen.map(|side| (side.dropped, side.finished)), [(0, true); 2]);
+        assert_eq!(seen[0].sent - (1 << 32), u64::from(NEXT[0]) + 8, "wraps are counted");
+        assert_eq!(seen[1].standing.sent, NEXT[1] + 1403);
+        // What comes late passes, too.
+        scene.passes(scene.frame(0, [7, 1403], FIN | ACK, b""));
+    });
+}
+
+#[test]
+fn time_stamps_continue_those_of_our_sockets() {
+    tried(|scene| {
+        let clock = || (sidetrack_sys::bpf::monotonic_ns() / 1_000_000) as u32 + 7;
+        let before = clock();
+        // It echoes one of ours. Nothing of the server is known that it could stand for.
+        let [first, echo] = scene.stamps(scene.frame(0, [0, 0], ACK, b"x"), 500, 300);
+        assert!((before..=clock()).contains(&first) && echo == 0, "{first} {echo}");
+        let [later, _] = scene.stamps(scene.frame(0, [1, 0], ACK, b"y"), 510, 300);
+        assert_eq!(later, first + 10);
+        // The server echoes what it was shown, and something from before.
+        let [_, echo] = scene.stamps(scene.frame(1, [2, 0], ACK, b"z"), 77, later);
+        assert_eq!(echo, 510);
+        let [_, echo] = scene.stamps(scene.frame(1, [2, 1], ACK, b"z"), 78, first - 5000);
+        assert_eq!(echo, 500, "never from before the first");
+    });
+}
+
+#[test]
+fn a_reset_counts_only_at_the_number_that_is_expected() {
+    tried(|scene| {
+        for beside in [1, 5000] {
+            scene.passes(scene.frame(0, [beside, 0], RST | ACK, b""));
+            assert_eq!(scene.memory.ended(scene.id), None);
+        }
+        // A host that knows nothing of the flow sends no acknowledgement with it.
+        scene.passes(Frame { ack: ADD[1], ..scene.frame(0, [0, 0], RST, b"") });
+        assert_eq!(scene.memory.ended(scene.id), Some(WireEnd::ClientReset));
+    });
+}
+
+#[test]
+fn a_new_connection_between_the_same_ends_ends_the_flow() {
+    tried(|mut scene| {
+        assert_eq!(scene.verdict(&scene.frame(1, [0, 0], SYN | ACK, b"")), DROPPED);
+        assert_eq!(scene.memory.ended(scene.id), None);
+        assert_eq!(scene.verdict(&scene.frame(0, [0, 0], SYN, b"")), DROPPED);
+        assert_eq!(scene.memory.ended(scene.id), Some(WireEnd::Reused));
+        let sides = scene.sides;
+        scene.memory.remove(scene.id, &sides).expect("removed");
+        assert_eq!(scene.verdict(&scene.frame(0, [0, 0], SYN, b"")), LEFT);
+        assert!(scene.memory.join(&sides).expect("no other").is_some(), "its place is free");
+    });
+}
+
+#[test]
+fn what_cannot_be_translated_is_dropped_and_counted() {
+    tried(|scene| {
+        let usual = scene.frame(0, [0, 0], ACK, b"x");
+        let large = [0; MSS as usize + 1];
+        let odd = [
+            Frame { ttl: 1, ..usual },
+            Frame { payload: &large, ..usual },
+            // Another option than time stamps and selective acknowledgements; a length that goes beyond the header.
+            Frame { options: &[253, 4, 1, 2], ..usual },
+            Frame { options: &[1, 1, 5, 30], ..usual },
+        ];
+        for frame in &odd {
+            assert_eq!(scene.verdict(frame), DROPPED, "{frame:?}");
+        }
+        let seen = scene.memory.look(scene.id);
+        assert_eq!(seen.map(|side| side.dropped), [4, 0]);
+        assert_eq!(seen[0].standing.sent, NEXT[0], "it moves nothing on");
+        // Another port is another flow.
+        let mut other = usual;
+        other.from.set_port(4001);
+        assert_eq!(scene.verdict(&other), LEFT);
+        scene.passes(usual);
+    });
+}
+
+#[test]
+fn a_segment_outside_of_every_window_passes_and_moves_nothing_on() {
+    tried(|scene| {
+        let far = 3_000_000;
+        scene.passes(scene.frame(0, [far, 0], ACK, b"forged"));
+        scene.passes(scene.frame(0, [0, far], ACK, b"forged"));
+        scene.passes(scene.frame(0, [far, 0], FIN | ACK, b""));
+        let seen = scene.memory.look(scene.id);
+        assert_eq!((seen[0].standing.sent, seen[0].finished), (NEXT[0], false));
+        assert_eq!(seen[0].standing.acknowledged, scene.sides[0].acknowledged);
+    });
+}
+
+#[test]
+fn two_flows_cannot_have_the_same_ends() {
+    tried(|mut scene| {
+        let sides = scene.sides;
+        assert!(scene.memory.join(&sides).is_err());
+        let mut others = sides;
+        others[0].remote.set_port(4001);
+        // The server's side is there already; nothing is left of the client's.
+        assert!(scene.memory.join(&others).is_err());
+        others[1].local.set_port(61_001);
+        assert!(scene.memory.join(&others).expect("no other").is_some());
+        others[0].remote.set_port(4002);
+        others[1].local.set_port(61_002);
+        assert_eq!(scene.memory.join(&others).expect("no other"), None, "full");
+    });
+}
