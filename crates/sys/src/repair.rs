@@ -3,8 +3,11 @@
 #![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use crate::bpf::monotonic_ns;
+use crate::sockopt;
 use sidetrack_core::wire::{Agreed, Numbers};
+use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// `TCP_REPAIR_ON`, and `TCP_REPAIR_OFF_NO_WP`: off, without a window probe.
@@ -166,7 +169,9 @@ pub fn unsent(fd: impl AsFd) -> io::Result<u32> {
 /// EPERM without CAP_NET_ADMIN: then it is closed as ever.
 pub fn forget(socket: impl Into<OwnedFd>) -> io::Result<()> {
     let socket = socket.into();
-    option(socket.as_fd(), libc::TCP_REPAIR, ON)
+    option(socket.as_fd(), libc::TCP_REPAIR, ON)?;
+    // A program that starts at this moment may have a copy of the descriptor: closing ours would not be enough.
+    Ok(rustix::net::connect_unspec(&socket)?)
 }
 
 /// Bounds the window that is offered to the peer from now on, bytes; what it was offered before stays valid.
@@ -175,4 +180,38 @@ pub fn forget(socket: impl Into<OwnedFd>) -> io::Result<()> {
 /// What setsockopt says.
 pub fn clamp_window(fd: impl AsFd, bytes: u32) -> io::Result<()> {
     option(fd.as_fd(), libc::TCP_WINDOW_CLAMP, bytes.try_into().unwrap_or(libc::c_int::MAX))
+}
+
+/// One end of a connection of which no socket is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone {
+    /// The host that it talked to.
+    pub remote: SocketAddr,
+    /// The address that this host talked to, as it stands in its packets.
+    pub local: SocketAddr,
+    /// Sequence number that the host expects next.
+    pub sent: u32,
+    /// Sequence number up to which everything of the host was acknowledged.
+    pub acknowledged: u32,
+}
+
+/// Resets a connection of which no socket is left: its host gets a RST at the number that it expects.
+///
+/// # Errors
+/// EPERM without CAP_NET_ADMIN; EADDRNOTAVAIL if another socket has these ends; EHOSTUNREACH without a route.
+pub fn reset(gone: &Gone) -> io::Result<()> {
+    let socket = Socket::new(Domain::for_address(gone.remote), Type::STREAM, Some(Protocol::TCP))?;
+    let fd = socket.as_fd();
+    option(fd, libc::TCP_REPAIR, ON)?;
+    // The address may be one that tproxy caught.
+    sockopt::set_transparent(fd)?;
+    socket.bind(&gone.local.into())?;
+    for (which, number) in [(TO_SEND, gone.sent), (RECEIVED, gone.acknowledged)] {
+        option(fd, libc::TCP_REPAIR_QUEUE, which)?;
+        option(fd, libc::TCP_QUEUE_SEQ, number.cast_signed())?;
+    }
+    // Under repair this sends nothing: it is connected at once.
+    socket.connect(&gone.remote.into())?;
+    option(fd, libc::TCP_REPAIR, OFF)?;
+    sockopt::reset_on_close(fd)
 }

@@ -3,6 +3,7 @@
 use sidetrack_core::time::Instant;
 use sidetrack_core::wire::{self, End, Joining, Look, Side, Step};
 use sidetrack_sys::bpf::{WireEnd, WireId, WireMemory, WireOn, monotonic_ns};
+use sidetrack_sys::repair::Gone;
 use sidetrack_sys::{repair, route};
 use sidetrack_testkit::{LIMIT, Line, eventually, is_root};
 use std::io::{ErrorKind, Read, Write};
@@ -269,24 +270,31 @@ fn a_slow_flow_too_by_ipv6() {
     }
 }
 
-#[test]
-fn a_reset_reaches_the_other_side_and_ends_the_flow() {
-    if !is_root() {
-        return;
-    }
-    let mut scene = scene(false);
+/// A flow that is on the wire and idle. Both ends have read what the other sent.
+struct Wired {
+    line: Line,
+    client: TcpStream,
+    server: TcpStream,
+    memory: WireMemory,
+    on: [WireOn; 2],
+    id: WireId,
+    sides: [Side; 2],
+}
+
+fn wired(v6: bool) -> Wired {
+    let mut scene = scene(v6);
     let (mut client, mut server) = (scene.client.take().expect("there"), scene.server.take().expect("there"));
     let mut relay = scene.relay.take().expect("there");
     client.write_all(b"by the relay").expect("sent");
-    let (memory, on, id) = scene.line.router.run(move || {
+    let (memory, on, id, sides) = scene.line.router.run(move || {
         let mut memory = WireMemory::new(8).expect("maps");
         let on = attached(&memory);
         while relay.copied[0] < 12 {
             relay.step();
         }
-        let (id, _, copied) = relay.hand_over(&mut memory);
+        let (id, sides, copied) = relay.hand_over(&mut memory);
         assert_eq!(copied, [12, 0]);
-        (memory, on, id)
+        (memory, on, id, sides)
     });
     let mut bytes = [0; 24];
     client.write_all(b"by the wire.").expect("sent");
@@ -295,9 +303,53 @@ fn a_reset_reaches_the_other_side_and_ends_the_flow() {
     server.write_all(b"and back").expect("sent");
     client.read_exact(&mut bytes[..8]).expect("received");
     assert_eq!(memory.ended(id), None);
+    Wired { line: scene.line, client, server, memory, on, id, sides }
+}
+
+#[test]
+fn a_reset_reaches_the_other_side_and_ends_the_flow() {
+    if !is_root() {
+        return;
+    }
+    let Wired { client, mut server, memory, id, on: _on, line: _line, .. } = wired(false);
     sidetrack_sys::sockopt::reset_on_close(&client).expect("set");
     drop(client);
-    assert_eq!(server.read(&mut bytes).expect_err("reset").kind(), ErrorKind::ConnectionReset);
+    let error = server.read(&mut [0]).expect_err("reset");
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     eventually("the program has seen it", || memory.ended(id) == Some(WireEnd::ClientReset));
-    drop(on);
+}
+
+#[test]
+fn a_killed_flow_is_reset_at_both_ends() {
+    if !is_root() {
+        return;
+    }
+    for v6 in [false, true] {
+        let Wired { line, mut client, mut server, mut memory, on: _on, id, sides } = wired(v6);
+        // The last acknowledgement may be under way.
+        let all_is_acknowledged = |memory: &WireMemory| {
+            let seen = memory.look(id);
+            (0..2).all(|side| {
+                let sent = seen[side].standing.sent.wrapping_add(sides[side].add);
+                sent == seen[side ^ 1].standing.acknowledged
+            })
+        };
+        eventually("all is acknowledged", || all_is_acknowledged(&memory));
+        let seen = memory.look(id);
+        line.router.run(move || {
+            memory.remove(id, &sides).expect("removed");
+            for (side, seen) in sides.iter().zip(seen) {
+                let gone = Gone {
+                    remote: side.remote,
+                    local: side.local,
+                    sent: seen.standing.acknowledged,
+                    acknowledged: seen.standing.sent,
+                };
+                repair::reset(&gone).expect("reset");
+            }
+        });
+        for end in [&mut client, &mut server] {
+            assert_eq!(end.read(&mut [0]).expect_err("reset").kind(), ErrorKind::ConnectionReset);
+        }
+    }
 }

@@ -10,6 +10,9 @@ use super::syscall::{Argument, Command};
 /// Room for the verifier's log about a program that it rejects, bytes.
 const LOG_BYTES: usize = 1 << 20;
 
+/// How often the verifier may say EAGAIN: a signal came while it worked.
+const INTERRUPTED_MAX: usize = 16;
+
 /// Lines of the verifier's log that an error quotes, from its end.
 const LOG_LINES: usize = 12;
 
@@ -95,9 +98,13 @@ impl Program {
                 .input(16, license.as_bytes_with_nul())
                 .name(48, &name.replace('/', "_"))
         };
-        // SAFETY: the code has `count` instructions, the licence a final NUL; both are borrowed until here.
-        if let Ok(fd) = unsafe { argument().open(Command::ProgramLoad) } {
-            return Ok(Self { fd, kind });
+        for _ in 0..INTERRUPTED_MAX {
+            // SAFETY: the code has `count` instructions, the licence a final NUL; both are borrowed until here.
+            match unsafe { argument().open(Command::ProgramLoad) } {
+                Ok(fd) => return Ok(Self { fd, kind }),
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
+                Err(_) => break,
+            }
         }
         // Loading again with a log yields the reason.
         let mut log = vec![0; LOG_BYTES];
