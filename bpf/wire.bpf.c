@@ -65,7 +65,7 @@ ALWAYS_INLINE void seal(struct segment *s, const struct flow_side *own)
 		    swap16(BARE + s->options);
 
 	if (!own->v6)
-		/* The words of ::ffff:0:0 of both addresses are no part of it. */
+		/* The words of ::ffff:0:0 of both addresses are not part of it. */
 		sum = sum_words(own->remote + 12, 0) + sum_words(own->local + 12, 0) + swap16(IPPROTO_TCP) +
 		      swap16(BARE + s->options);
 	((__u16 *)s->tcp)[8] = 0;
@@ -186,7 +186,7 @@ ALWAYS_INLINE int pass(struct __sk_buff *skb, const struct pair *pair, struct se
 		learn_stamps(pair, s);
 	follow(pair, s);
 	if (s->stamps && *(volatile __u32 *)&pair->others->stamped != STAMPS_KNOWN)
-		/* It echoes one of ours, and we know none of the other side that it could stand for: 0 is no echo. */
+		/* It echoes one of ours, and we know none of the other side that it could stand for: 0 does not count as an echo. */
 		sum = put(s, BARE / 4 + 2, 0, 0);
 	if (!rewrite(skb, s, pair->own, pair->other, sum))
 		return dropped(pair);

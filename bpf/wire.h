@@ -56,7 +56,7 @@ struct wire_more {
 	__u32 stamped;  /* STAMPS_*: whether `stamp_add` of its packets is known */
 	__u32 last;     /* while DRAINING: after the last byte that is passed on */
 	__u32 dropped;  /* packets of it that could not be passed on */
-	__u32 zero;
+	__u32 next;     /* after the last byte of it that user space has passed on */
 };
 
 struct wire {

@@ -29,4 +29,5 @@ void layout(void)
 	OFFSET(wire_more, stamped);
 	OFFSET(wire_more, last);
 	OFFSET(wire_more, dropped);
+	OFFSET(wire_more, next);
 }

@@ -14,7 +14,7 @@
 //! | BPF programs on interfaces ([`bpf`]) | CAP_BPF and CAP_NET_ADMIN to load and attach, none to change flows | go with their descriptors, even by SIGKILL | `tests/bpf.rs` |
 //! | the packet engine's packets ([`bpf::Own`], [`raw::PacketSocket`]) | CAP_BPF and CAP_NET_ADMIN to attach, CAP_NET_RAW for sockets | go with their descriptors, even by SIGKILL | `tests/engine.rs` |
 //! | connections of the packet engine that programs translate ([`bpf::OffloadMemory`]) | CAP_BPF to make room, none to offload and take back | go with their descriptors, even by SIGKILL | `bpf/offload.rs`, `crates/sidetrack/tests/engine/offload.rs` |
-//! | flows of two sockets that programs translate ([`bpf::WireMemory`], [`repair`]) | CAP_BPF and CAP_NET_ADMIN | go with their descriptors, even by SIGKILL; the sockets are closed by then | `tests/wire.rs` |
+//! | flows of two sockets that programs translate ([`bpf::WireMemory`], [`repair`]) | CAP_BPF and CAP_NET_ADMIN | go with their descriptors, or with the folder of [`bpf::WireMemory::pin`]; the sockets are closed by then | `tests/wire.rs` |
 //! | how long frames gather before the kernel takes them ([`napi`]) | CAP_NET_ADMIN | [`undo::Action::RestoreNapi`] | `tests/napi.rs` |
 //! | a cgroup ([`cgroup`]) | write access to it | [`undo::Action::EndCgroup`] | `undo/action.rs` |
 //! | processes moved into a cgroup ([`attach`]) | write access to it | [`undo::Action::ReturnProcesses`] | `attach.rs`, `crates/sidetrack/tests/attach/` |

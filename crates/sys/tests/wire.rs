@@ -2,7 +2,7 @@
 
 use sidetrack_core::time::Instant;
 use sidetrack_core::wire::{self, End, Joining, Look, Side, Step};
-use sidetrack_sys::bpf::{WireEnd, WireId, WireMemory, WireOn, monotonic_ns};
+use sidetrack_sys::bpf::{Adopted, WireEnd, WireId, WireMemory, WireOn, monotonic_ns};
 use sidetrack_sys::repair::Gone;
 use sidetrack_sys::{repair, route};
 use sidetrack_testkit::{LIMIT, Line, eventually, is_root};
@@ -248,7 +248,7 @@ fn talk(v6: bool, after: u64, more: u64, pause: Option<Duration>) {
         assert_eq!(memory.ended(id), Some(WireEnd::Finished));
         assert!(seen.iter().all(|side| side.dropped == 0), "{seen:?}");
         let carried = carried(&memory);
-        memory.remove(id, &sides).expect("removed");
+        memory.remove(id).expect("removed");
         [0, 1].map(|side| copied[side] + carried[side] - 1)
     });
     let [sent, received] = client.join().expect("the client");
@@ -337,7 +337,7 @@ fn a_killed_flow_is_reset_at_both_ends() {
         eventually("all is acknowledged", || all_is_acknowledged(&memory));
         let seen = memory.look(id);
         line.router.run(move || {
-            memory.remove(id, &sides).expect("removed");
+            memory.remove(id).expect("removed");
             for (side, seen) in sides.iter().zip(seen) {
                 let gone = Gone {
                     remote: side.remote,
@@ -352,4 +352,44 @@ fn a_killed_flow_is_reset_at_both_ends() {
             assert_eq!(end.read(&mut [0]).expect_err("reset").kind(), ErrorKind::ConnectionReset);
         }
     }
+}
+
+#[test]
+fn a_flow_outlives_the_process_that_put_it_there() {
+    if !is_root() {
+        return;
+    }
+    let Wired { line, mut client, mut server, memory, on, id, sides } = wired(false);
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().to_owned();
+    let (memory, _on) = line.router.run(move || {
+        // A file system that is gone with this thread.
+        sidetrack_testkit::enter_new_mounts();
+        rustix::mount::mount("bpf", &place, "bpf", rustix::mount::MountFlags::empty(), None)
+            .expect("mounted");
+        let folder = place.join("sidetrack");
+        memory.pin(&folder, &on).expect("pinned");
+        assert_eq!(memory.pin(&folder, &on).expect_err("twice").kind(), ErrorKind::AlreadyExists);
+        // As its end would do.
+        drop((memory, on));
+        client.write_all(b"without anybody").expect("sent");
+        let mut bytes = [0; 15];
+        server.read_exact(&mut bytes).expect("received");
+        assert_eq!(&bytes, b"without anybody");
+        let (mut memory, on, found) = WireMemory::adopt(&folder, 8).expect("adopted");
+        let ends = sides.map(|side| (side.remote, side.local));
+        let next = sides.map(|side| side.next);
+        assert_eq!(found, [Adopted { id, is_joining: false, ends, next }]);
+        let carried = memory.look(id)[0].standing.sent.wrapping_sub(next[0]);
+        assert_eq!(carried, 12 + 15, "it counts on");
+        assert!(memory.join(&sides).is_err(), "its ends are known");
+        std::fs::remove_dir_all(&folder).expect("removed");
+        drop(client);
+        drop(server);
+        eventually("it ends", || memory.ended(id) == Some(WireEnd::Finished));
+        memory.remove(id).expect("removed");
+        assert!(memory.join(&sides).expect("no other").is_some());
+        (memory, on)
+    });
+    drop(memory);
 }

@@ -193,7 +193,7 @@ fn a_new_connection_between_the_same_ends_ends_the_flow() {
         assert_eq!(scene.verdict(&scene.frame(0, [0, 0], SYN, b"")), DROPPED);
         assert_eq!(scene.memory.ended(scene.id), Some(WireEnd::Reused));
         let sides = scene.sides;
-        scene.memory.remove(scene.id, &sides).expect("removed");
+        scene.memory.remove(scene.id).expect("removed");
         assert_eq!(scene.verdict(&scene.frame(0, [0, 0], SYN, b"")), LEFT);
         assert!(scene.memory.join(&sides).expect("no other").is_some(), "its place is free");
     });

@@ -38,6 +38,14 @@ pub fn enter_new_namespace() {
     sidetrack_sys::route::link_up("lo").expect("lo up");
 }
 
+/// Moves this thread into a mount namespace of its own: what it mounts from now on goes with it.
+pub fn enter_new_mounts() {
+    use rustix::mount::{MountPropagationFlags, mount_change};
+    #[expect(deprecated, reason = "the new form is unsafe because of CLONE_FILES, which is not used here")]
+    rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNS).expect("unshare");
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).expect("private");
+}
+
 /// A host: a thread in a network namespace of its own that does what it is told.
 pub struct Node {
     thread_id: u32,

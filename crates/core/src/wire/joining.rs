@@ -23,7 +23,7 @@ const LINGERS: Duration = Duration::from_millis(20);
 /// What is seen of both sockets (client, server) and of what lies between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
-    /// Bytes that each socket has received and nobody has read.
+    /// Bytes that each socket has received and that were not read.
     pub unread: [u32; 2],
     /// Bytes that were read from each socket and not yet written into the other.
     pub held: [usize; 2],

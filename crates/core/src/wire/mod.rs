@@ -265,7 +265,7 @@ mod tests {
             assert_eq!(sides(&changed), Err(expected));
             assert!(!expected.to_string().is_empty());
         }
-        // A smaller limit on both sides is no obstacle, if both were told so.
+        // A smaller limit on both sides is fine, if both were told so.
         let mut small = ends();
         for end in &mut small {
             (end.agreed.send_mss_bytes, end.agreed.told_mss_bytes) = (1000, 1000);

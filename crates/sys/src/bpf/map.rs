@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use super::syscall::{Argument, Command};
 
@@ -89,6 +90,16 @@ impl Map {
         // SAFETY: no addresses; the result is a descriptor.
         let fd = unsafe { argument.open(Command::MapCreate) }?;
         Ok(Self { fd, shape })
+    }
+
+    /// Opens the map with this name in a file system of type `bpf`. It must have this shape.
+    pub(super) fn pinned(path: &Path, shape: MapShape) -> io::Result<Self> {
+        super::pin::open(path).map(|fd| Self { fd, shape })
+    }
+
+    /// Lets it outlive this process, under this name in a file system of type `bpf`.
+    pub(super) fn pin(&self, path: &Path) -> io::Result<()> {
+        super::pin::pin(self.fd.as_fd(), path)
     }
 
     /// Returns its shape.

@@ -37,9 +37,16 @@ impl Shared {
     /// EPERM without CAP_BPF, ENOMEM.
     pub(super) fn new(name: &'static str, value_bytes: usize, entries: u32) -> io::Result<Self> {
         let shape = MapShape { kind: MapKind::Array, name, key_bytes: 4, value_bytes, entries_max: entries };
-        let map = Map::create_with(shape, MAPPABLE)?;
-        let bytes = value_bytes * entries as usize;
-        // SAFETY: a new mapping, of the descriptor that was just made; no pointer into it exists yet.
+        Self::of(Map::create_with(shape, MAPPABLE)?)
+    }
+
+    /// Maps the memory of an array that can be mapped.
+    ///
+    /// # Errors
+    /// ENOMEM; EPERM if it cannot.
+    pub(super) fn of(map: Map) -> io::Result<Self> {
+        let bytes = map.shape().value_bytes * map.shape().entries_max as usize;
+        // SAFETY: a new mapping; no pointer into it exists yet. The kernel refuses a length beyond the array's.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -83,7 +90,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`; no reference into it outlives `self`.
+        // SAFETY: the mapping made in `of`; no reference into it outlives `self`.
         let _ = unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }

@@ -16,6 +16,7 @@ mod map;
 mod memory;
 mod object;
 mod offload;
+mod pin;
 mod program;
 mod syscall;
 mod table;
@@ -34,7 +35,7 @@ pub use object::{Object, ObjectError};
 pub use offload::{OffloadMemory, OffloadPart, OffloadSide, Offloaded, Seen};
 pub use program::{Hook, Link, LoadError, Program, ProgramKind, Trial};
 pub use table::{FastPath, Forwarding, PORTS_MAX, Port, monotonic_ns};
-pub use wire::{WireEnd, WireId, WireMemory, WireOn, WireSeen};
+pub use wire::{Adopted, WireEnd, WireId, WireMemory, WireOn, WireSeen};
 
 /// The object file compiled from `bpf/shunt.bpf.c`.
 pub(crate) static SHUNT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shunt.bpf.o"));

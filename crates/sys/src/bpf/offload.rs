@@ -193,6 +193,20 @@ pub(super) fn write_side(memory: &Shared, at: usize, own: &OffloadSide, other: &
     }
 }
 
+/// Reads source and destination of the packets of a side (`struct flow_side`) at this offset of a map.
+pub(super) fn ends_of(memory: &Shared, at: usize) -> (SocketAddr, SocketAddr) {
+    let address = |word| {
+        let [low, high] = [word, word + 8].map(|word| memory.u64(at + word).load(Relaxed).to_ne_bytes());
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&low);
+        bytes[8..].copy_from_slice(&high);
+        IpAddr::from(bytes).to_canonical()
+    };
+    let ports = memory.u32(at + flow_side::PORTS).load(Acquire);
+    let (remote, local) = ((ports >> 16) as u16, ports as u16);
+    (SocketAddr::new(address(flow_side::REMOTE), remote), SocketAddr::new(address(flow_side::LOCAL), local))
+}
+
 impl OffloadMemory {
     /// Makes room for `flows_max` connections, at least one for each worker. `seed` is part of the hash; it
     /// has to be secret, or clients could fill one bucket.
@@ -452,22 +466,7 @@ impl OffloadPart {
 
     /// Returns the ends of packets from each side: source and destination.
     pub fn ends(&self, offloaded: Offloaded) -> [(SocketAddr, SocketAddr); 2] {
-        [0, 1].map(|side| {
-            let word = |word| self.whole.flows.u64(OffloadMemory::at(offloaded.0, side, word)).load(Relaxed);
-            let address = |at| {
-                let [low, high] = [at, at + 8].map(|at| word(at).to_ne_bytes());
-                let mut bytes = [0; 16];
-                bytes[..8].copy_from_slice(&low);
-                bytes[8..].copy_from_slice(&high);
-                IpAddr::from(bytes).to_canonical()
-            };
-            let ports = self.whole.read(offloaded.0, side, flow_side::PORTS);
-            let (remote, local) = ((ports >> 16) as u16, ports as u16);
-            (
-                SocketAddr::new(address(flow_side::REMOTE), remote),
-                SocketAddr::new(address(flow_side::LOCAL), local),
-            )
-        })
+        [0, 1].map(|side| ends_of(&self.whole.flows, OffloadMemory::at(offloaded.0, side, 0)))
     }
 }
 

@@ -2,7 +2,8 @@
 #![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 
 use super::object::INSTRUCTION;
 use super::syscall::{Argument, Command};
@@ -69,7 +70,20 @@ pub struct Program {
 /// A program attached to an interface, until this is dropped.
 #[derive(Debug)]
 pub struct Link {
-    _fd: OwnedFd,
+    fd: OwnedFd,
+}
+
+impl Link {
+    /// Lets it outlive this process, under this name in a file system of type `bpf`. It ends when the name is removed and no
+    /// process has it.
+    pub(super) fn pin(&self, path: &Path) -> io::Result<()> {
+        super::pin::pin(self.fd.as_fd(), path)
+    }
+
+    /// Takes over the one with this name.
+    pub(super) fn pinned(path: &Path) -> io::Result<Self> {
+        super::pin::open(path).map(|fd| Self { fd })
+    }
 }
 
 /// What a program did with a test packet.
@@ -166,7 +180,7 @@ impl Program {
         let mut argument =
             Argument::new().fd(0, self.fd.as_raw_fd()).u32(4, ingress).u32(8, kind).u32(12, flags);
         // SAFETY: no addresses; the result is a descriptor.
-        unsafe { argument.open(Command::LinkCreate) }.map(|fd| Link { _fd: fd })
+        unsafe { argument.open(Command::LinkCreate) }.map(|fd| Link { fd })
     }
 }
 

@@ -15,6 +15,8 @@ pub(super) enum Command {
     MapUpdate = 2,
     MapDelete = 3,
     ProgramLoad = 5,
+    Pin = 6,
+    OpenPinned = 7,
     ProgramTestRun = 10,
     MapLookupAndDelete = 21,
     MapLookupBatch = 24,

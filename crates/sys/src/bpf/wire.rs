@@ -7,11 +7,13 @@ use super::layout::wires::{
 };
 use super::load::{self, BpfError};
 use super::memory::Shared;
-use super::offload::{OffloadSide, write_side};
-use super::{Hook, Link, Map, MapKind, Program, ProgramKind, WIRE};
+use super::offload::{OffloadSide, ends_of, write_side};
+use super::{Hook, Link, Map, MapKind, MapShape, Program, ProgramKind, WIRE};
 use sidetrack_core::engine::Standing;
 use sidetrack_core::wire::Side;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// Why a flow has ended.
@@ -59,7 +61,41 @@ pub struct WireMemory {
 /// The programs on one interface, until this is dropped.
 #[derive(Debug)]
 pub struct WireOn {
-    _links: [Link; 2],
+    /// Out, in.
+    links: [Link; 2],
+}
+
+/// A flow that another process has left on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Adopted {
+    /// Its number.
+    pub id: WireId,
+    /// It was not there yet: its sockets have gone with their process, and with them bytes that they had taken.
+    pub is_joining: bool,
+    /// The ends of packets from each side, the client first: source and destination.
+    pub ends: [(SocketAddr, SocketAddr); 2],
+    /// Of each side, the sequence number after the last byte that was passed on by user space.
+    pub next: [u32; 2],
+}
+
+/// Names in the folder of what outlives a process.
+const WIRES: &str = "wires";
+const ENDS: &str = "ends";
+
+/// The shapes of both maps.
+fn shapes(flows_max: u32) -> [MapShape; 2] {
+    let flows_max = flows_max.clamp(1, 1 << 20);
+    let shape = |kind, name, key_bytes, value_bytes, entries_max| MapShape {
+        kind,
+        name,
+        key_bytes,
+        value_bytes,
+        entries_max,
+    };
+    [
+        shape(MapKind::Array, "wires", 4, wire_at::SIZE, flows_max),
+        shape(MapKind::Hash, "wire_ends", wire_key::SIZE, 4, flows_max * 2),
+    ]
 }
 
 fn octets(ip: IpAddr) -> [u8; 16] {
@@ -82,11 +118,11 @@ impl WireMemory {
     /// # Errors
     /// EPERM without CAP_BPF, ENOMEM.
     pub fn new(flows_max: u32) -> Result<Self, BpfError> {
-        let flows_max = flows_max.clamp(1, 1 << 20);
+        let [wires, ends] = shapes(flows_max);
         Ok(Self {
-            wires: Shared::new("wires", wire_at::SIZE, flows_max).map_err(BpfError::Map)?,
-            ends: load::map("wire_ends", MapKind::Hash, wire_key::SIZE, 4, flows_max * 2)?,
-            free: (0..flows_max).rev().collect(),
+            wires: Shared::new(wires.name, wires.value_bytes, wires.entries_max).map_err(BpfError::Map)?,
+            ends: Map::create(ends).map_err(BpfError::Map)?,
+            free: (0..wires.entries_max).rev().collect(),
         })
     }
 
@@ -100,7 +136,7 @@ impl WireMemory {
             let program = self.load(name)?;
             program.attach(index, hook).map_err(|source| BpfError::Attach { index, hook, source })
         };
-        Ok(WireOn { _links: [attach("tc/wire_out", Hook::TcxEgress)?, attach("tc/wire", Hook::TcxIngress)?] })
+        Ok(WireOn { links: [attach("tc/wire_out", Hook::TcxEgress)?, attach("tc/wire", Hook::TcxIngress)?] })
     }
 
     /// Loads the program for packets that come in, for trials.
@@ -113,6 +149,56 @@ impl WireMemory {
 
     fn load(&self, name: &str) -> Result<Program, BpfError> {
         load::program(WIRE, name, ProgramKind::Tc, &[self.wires.map(), &self.ends])
+    }
+
+    /// Lets all of it outlive this process, also the programs on these interfaces, by names in a new folder of a file system of
+    /// type `bpf`. It ends when the folder is removed.
+    ///
+    /// # Errors
+    /// EPERM if it is another file system; EEXIST if the folder is there.
+    pub fn pin(&self, folder: &Path, on: &[WireOn]) -> io::Result<()> {
+        std::fs::create_dir(folder)?;
+        self.wires.map().pin(&folder.join(WIRES))?;
+        self.ends.pin(&folder.join(ENDS))?;
+        for (number, WireOn { links: [out, into] }) in on.iter().enumerate() {
+            out.pin(&folder.join(format!("out-{number}")))?;
+            into.pin(&folder.join(format!("in-{number}")))?;
+        }
+        Ok(())
+    }
+
+    /// Takes over what another process has left in this folder, which had room for `flows_max` flows: the memory, the programs on
+    /// interfaces, and the flows in it.
+    ///
+    /// # Errors
+    /// ENOENT if nothing is there; EPERM without CAP_BPF.
+    pub fn adopt(folder: &Path, flows_max: u32) -> io::Result<(Self, Vec<WireOn>, Vec<Adopted>)> {
+        let [wires, ends] = shapes(flows_max);
+        let mut memory = Self {
+            wires: Shared::of(Map::pinned(&folder.join(WIRES), wires)?)?,
+            ends: Map::pinned(&folder.join(ENDS), ends)?,
+            free: Vec::new(),
+        };
+        let mut on = Vec::new();
+        while let Ok(out) = Link::pinned(&folder.join(format!("out-{}", on.len()))) {
+            let into = Link::pinned(&folder.join(format!("in-{}", on.len())))?;
+            on.push(WireOn { links: [out, into] });
+        }
+        let mut found = Vec::new();
+        for number in (0..wires.entries_max).rev() {
+            let id = WireId(number);
+            match memory.wires.u32(Self::at(id) + wire_at::STATE).load(Acquire) {
+                WIRE_FREE => memory.free.push(number),
+                state => found.push(Adopted {
+                    id,
+                    is_joining: state == WIRE_JOINING,
+                    ends: [0, 1].map(|side| ends_of(&memory.wires, Self::side(id, side))),
+                    next: [0, 1]
+                        .map(|side| memory.wires.u32(Self::more(id, side) + wire_more::NEXT).load(Relaxed)),
+                }),
+            }
+        }
+        Ok((memory, on, found))
     }
 
     const fn at(id: WireId) -> usize {
@@ -147,6 +233,7 @@ impl WireMemory {
                 (wire_more::STAMPED, 0),
                 (wire_more::LAST, 0),
                 (wire_more::DROPPED, 0),
+                (wire_more::NEXT, own.next),
             ] {
                 self.wires.u32(Self::more(id, side) + word).store(value, Relaxed);
             }
@@ -238,9 +325,10 @@ impl WireMemory {
     ///
     /// # Errors
     /// What bpf(2) reports.
-    pub fn remove(&mut self, id: WireId, sides: &[Side; 2]) -> Result<(), BpfError> {
-        for side in sides {
-            self.ends.remove(&key(side.remote, side.local)).map_err(BpfError::Map)?;
+    pub fn remove(&mut self, id: WireId) -> Result<(), BpfError> {
+        for side in [0, 1] {
+            let (remote, local) = ends_of(&self.wires, Self::side(id, side));
+            self.ends.remove(&key(remote, local)).map_err(BpfError::Map)?;
         }
         self.wires.u32(Self::at(id) + wire_at::STATE).store(WIRE_FREE, Release);
         self.free.push(id.0);
