@@ -66,7 +66,9 @@ fn a_reader_sees_one_agreement_or_the_other_and_nothing_in_between() {
         let texts = [text("given", 3000), text("withdrawn", 1500)];
         let up = up(&texts[0]);
         let file = file(&up.folder());
-        let before = std::fs::metadata(&file).expect("the file");
+        // Held open: another file does not get its number.
+        let first = std::fs::File::open(&file).expect("the file");
+        let before = first.metadata().expect("the file");
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
