@@ -28,8 +28,9 @@ impl Screen {
     /// Starts a program that has a terminal of its own. `arrange` sets its environment.
     pub fn start(program: &[&str], arrange: impl FnOnce(&mut Command)) -> Self {
         let Pair { screen, line } = Pair::open().expect("a terminal");
-        let mut command = Command::new("setsid");
-        command.arg("--ctty").args(program).env("TERM", "dumb");
+        // Whoever starts the tests in the background has SIGINT ignored, which programs inherit.
+        let mut command = Command::new("env");
+        command.args(["--default-signal=INT,QUIT", "setsid", "--ctty"]).args(program).env("TERM", "dumb");
         arrange(&mut command);
         let copy = || Stdio::from(line.try_clone().expect("a copy"));
         let program = command.stdin(copy()).stdout(copy()).stderr(copy()).spawn().expect("setsid");

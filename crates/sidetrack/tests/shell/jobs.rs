@@ -193,8 +193,16 @@ fn a_terminal_that_goes_ends_the_shell_of_a_session() {
 #[test]
 fn our_death_is_the_commands() {
     for (signal, number) in [("TERM", 15), ("KILL", 9), ("INT", 2)] {
-        let ended = std::process::Command::new(env!("CARGO_BIN_EXE_sidetrack"))
-            .args(["run", "--", "sh", "-c", &format!("kill -{signal} $$")])
+        let ended = std::process::Command::new("env")
+            .args([
+                "--default-signal=INT,QUIT",
+                env!("CARGO_BIN_EXE_sidetrack"),
+                "run",
+                "--",
+                "sh",
+                "-c",
+                &format!("kill -{signal} $$"),
+            ])
             .status()
             .unwrap();
         assert_eq!(ended.signal(), Some(number), "{ended}");
