@@ -28,7 +28,7 @@ impl Screen {
     /// Starts a program that has a terminal of its own. `arrange` sets its environment.
     pub fn start(program: &[&str], arrange: impl FnOnce(&mut Command)) -> Self {
         let Pair { screen, line } = Pair::open().expect("a terminal");
-        // Whoever starts the tests in the background has SIGINT ignored, which programs inherit.
+        // A shell that starts the tests in the background has SIGINT ignored, and programs inherit that.
         let mut command = Command::new("env");
         command.args(["--default-signal=INT,QUIT", "setsid", "--ctty"]).args(program).env("TERM", "dumb");
         arrange(&mut command);
