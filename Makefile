@@ -26,7 +26,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo '
 # What is measured is what is installed.
 BUILD_DIST := $(CARGO) build --profile dist --locked --workspace
 
-.PHONY: help run test test-kills test-seed003 dist deb deb-test static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-udp bench-history deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test test-kills test-seed003 dist deb deb-test static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-run bench-udp bench-history deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -165,6 +165,11 @@ bench-engine-bulk: deps-bench ## Bulk through the packet engine once the kernel 
 bench-udp: deps-bench ## Datagrams through a reverse port and SOCKS5 beside nginx, dante and the kernel (root; UDP=--quick: 90 s)
 	$(BUILD_DIST)
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/udp.sh $(UDP)
+
+bench-run: deps-bench ## What `sidetrack run` costs: connections held and accepted at once, and its start (one minute)
+	@.ci/apt-install nginx:nginx ab:apache2-utils
+	$(BUILD_DIST)
+	SIDETRACK=$(abspath $(TARGET_DIR))/dist/sidetrack bench/run.sh
 
 bench-history: deps-bench ## Questions about 10 million stored flows (8 GB of disk, six minutes)
 	$(BUILD_DIST)
