@@ -61,13 +61,12 @@ ALWAYS_INLINE void end(const struct pair *pair, __u32 why)
 ALWAYS_INLINE void seal(struct segment *s, const struct flow_side *own)
 {
 	__u32 words = BARE / 4 + s->options / 4;
-	__u64 sum = sum_words(own->remote, 1) + sum_words(own->local, 1) + swap16(IPPROTO_TCP) +
-		    swap16(BARE + s->options);
+	__u64 sum = swap16(IPPROTO_TCP) + swap16(BARE + s->options);
 
-	if (!own->v6)
-		/* The words of ::ffff:0:0 of both addresses are not part of it. */
-		sum = sum_words(own->remote + 12, 0) + sum_words(own->local + 12, 0) + swap16(IPPROTO_TCP) +
-		      swap16(BARE + s->options);
+	if (own->v6)
+		sum += sum_words(own->remote, 1) + sum_words(own->local, 1);
+	else
+		sum += sum_words(AT(own->remote, 0), 0) + sum_words(AT(own->local, 0), 0);
 	((__u16 *)s->tcp)[8] = 0;
 #pragma unroll
 	for (int i = 0; i < BARE / 4 + 10; i++)
@@ -216,9 +215,6 @@ SECTION("tc/wire") int tc_wire(struct __sk_buff *skb)
 			end(&pair, WIRE_REUSED);
 		return state == WIRE_JOINING ? TC_ACT_UNSPEC : TC_ACT_SHOT;
 	}
-	if (state == WIRE_DRAINING && (s.payload || flags_of(&s) & TCP_FIN) &&
-	    AFTER(end_of(&s), *(volatile __u32 *)&pair.more->last))
-		return TC_ACT_SHOT;
 	if (state == WIRE_JOINING && (*(volatile __u32 *)&pair.more->awaits || flags_of(&s) & TCP_RST)) {
 		skb->mark = WIRE_COPY;
 		clone_redirect(skb, skb->ingress_ifindex, BPF_F_INGRESS);

@@ -8,15 +8,12 @@
  *     FREE --U: begins------------------------> JOINING
  *     JOINING --U: both sockets owe nothing---> WIRED --P: FINs acknowledged, a RST, a new SYN--> ENDED
  *     JOINING --P: the same-------------------> ENDED
- *     WIRED --U: wants the bytes--------------> DRAINING --P: as WIRED--> ENDED
  *     any --U: removes it---------------------> FREE
  *
- * JOINING: every byte has one who answers for it. What a socket has acknowledged, it has passed on, and the
+ * JOINING: one of two answers for every byte. What a socket has acknowledged, it has passed on, and the
  * other socket sends it again until it arrives. What no socket has acknowledged, its sender sends again, and
  * the program passes it on. So nothing has to stand still. A copy of each acknowledgement goes to the socket
  * that still waits for one, without payload, and never beyond what that socket has sent.
- *
- * DRAINING: the program drops what lies beyond `last`, until all before it is acknowledged.
  *
  * "Own" is the side that a packet comes from, "other" the side that it goes to, as in offload.h. A side's
  * numbers are kept as that side sees them.
@@ -27,7 +24,7 @@
 #include "offload.h"
 
 /* wire.state; see the diagram above. */
-enum { WIRE_FREE = 0, WIRE_JOINING = 1, WIRE_WIRED = 2, WIRE_DRAINING = 3, WIRE_ENDED = 4 };
+enum { WIRE_FREE = 0, WIRE_JOINING = 1, WIRE_WIRED = 2, WIRE_ENDED = 3 };
 
 /* wire.why, once a flow is ENDED. */
 enum { WIRE_FINISHED = 1, WIRE_RESET_BY_CLIENT = 2, WIRE_RESET_BY_SERVER = 3, WIRE_REUSED = 4 };
@@ -54,7 +51,6 @@ struct wire_more {
 	__u32 expects;  /* what our socket expects from it next */
 	__u32 clock;    /* our time stamps towards it: CLOCK_MONOTONIC in milliseconds plus this */
 	__u32 stamped;  /* STAMPS_*: whether `stamp_add` of its packets is known */
-	__u32 last;     /* while DRAINING: after the last byte that is passed on */
 	__u32 dropped;  /* packets of it that could not be passed on */
 	__u32 next;     /* after the last byte of it that user space has passed on */
 };

@@ -14,7 +14,6 @@ void layout(void)
 	CONSTANT(WIRE_FREE);
 	CONSTANT(WIRE_JOINING);
 	CONSTANT(WIRE_WIRED);
-	CONSTANT(WIRE_DRAINING);
 	CONSTANT(WIRE_ENDED);
 	CONSTANT(WIRE_FINISHED);
 	CONSTANT(WIRE_RESET_BY_CLIENT);
@@ -27,7 +26,6 @@ void layout(void)
 	OFFSET(wire_more, expects);
 	OFFSET(wire_more, clock);
 	OFFSET(wire_more, stamped);
-	OFFSET(wire_more, last);
 	OFFSET(wire_more, dropped);
 	OFFSET(wire_more, next);
 }

@@ -80,21 +80,25 @@ impl Scene {
         self.program.try_on(&frame.bytes(), self.index).expect("tried").verdict
     }
 
-    /// It is passed on, and exactly so.
-    fn passes(&self, frame: Frame<'_>) {
-        let trial = self.program.try_on(&frame.bytes(), self.index).expect("tried");
-        assert_eq!(trial.verdict, PASSED, "{frame:?}");
+    /// What the other side is shown of a frame; options stay.
+    fn shown<'a>(&self, frame: Frame<'a>) -> Frame<'a> {
         let at = usize::from(frame.from != self.sides[0].remote);
         let other = &self.sides[at ^ 1];
-        let expected = Frame {
+        Frame {
             from: other.local,
             to: other.remote,
             seq: frame.seq.wrapping_add(ADD[at]),
             ack: frame.ack.wrapping_sub(ADD[at ^ 1]),
             ttl: frame.ttl - 1,
             ..frame
-        };
-        assert_eq!(trial.packet, expected.bytes());
+        }
+    }
+
+    /// It is passed on, and exactly so.
+    fn passes(&self, frame: Frame<'_>) {
+        let trial = self.program.try_on(&frame.bytes(), self.index).expect("tried");
+        assert_eq!(trial.verdict, PASSED, "{frame:?}");
+        assert_eq!(trial.packet, self.shown(frame).bytes());
     }
 
     /// Passes a frame with time stamps; returns the stamp and the echo that the other side is shown.
@@ -108,17 +112,7 @@ impl Scene {
         let [shown, shown_echo] = [word(at), word(at + 4)];
         // The same with the right checksum.
         let options = [&[1, 1, 8, 10][..], &shown.to_be_bytes(), &shown_echo.to_be_bytes()].concat();
-        let from = usize::from(frame.from != self.sides[0].remote);
-        let other = &self.sides[from ^ 1];
-        let expected = Frame {
-            from: other.local,
-            to: other.remote,
-            seq: frame.seq.wrapping_add(ADD[from]),
-            ack: frame.ack.wrapping_sub(ADD[from ^ 1]),
-            ttl: frame.ttl - 1,
-            options: &options,
-            ..frame
-        };
+        let expected = Frame { options: &options, ..self.shown(frame) };
         assert_eq!(trial.packet, expected.bytes());
         [shown, shown_echo]
     }

@@ -1,9 +1,11 @@
 //! Leads a flow of two sockets to the wire.
 //!
 //! ```text
-//! QUIETING --nothing unread, unsent or under way--> JOINED --as long as a packet may be on its way to a socket, and all read--> OWING
-//! QUIETING --for too long--> given up (the flow goes on as before)
-//! OWING --both peers have acknowledged what the sockets wrote--> WIRED --as long as a copy may be on its way--> gone
+//! QUIETING --nothing unread, held or unsent----------------------> JOINED
+//! QUIETING --the patience is over--------------------------------> given up (the flow goes on as before)
+//! JOINED   --no packet is on its way to a socket, all is written-> OWING
+//! OWING    --both hosts have acknowledged all that was written---> WIRED
+//! WIRED    --no copy is on its way to a socket-------------------> gone
 //! ```
 //!
 //! QUIETING asks for an instant in which the sockets have nothing to pass on. Both offer a small window meanwhile, and bytes

@@ -231,7 +231,6 @@ impl WireMemory {
                 (wire_more::EXPECTS, own.expects),
                 (wire_more::CLOCK, own.clock),
                 (wire_more::STAMPED, 0),
-                (wire_more::LAST, 0),
                 (wire_more::DROPPED, 0),
                 (wire_more::NEXT, own.next),
             ] {
