@@ -4,13 +4,14 @@ import { button, el, fill, memory, say } from './dom.js';
 import { ask, onLoggedOut } from './ask.js';
 import { Flows } from './flows.js';
 import { login } from './login.js';
+import { WayMap } from './map.js';
 import { PANELS } from './panels.js';
 import { clock, count, rate } from './units.js';
 import { Watch } from './watch.js';
 
 const KEYS = [
   ['j k ↑ ↓', 'move'], ['g G', 'first, last'], ['Enter', 'open the flow'], ['Esc', 'close'], ['/', 'filter'], ['f', 'freeze, go on'],
-  ['c', 'columns'], ['x', 'end the flow'], ['y', 'copy the explain command'], ['r', 'make a rule'], ['1 … 5', 'screens'], ['t', 'light, dark'], ['?', 'these keys'],
+  ['c', 'columns'], ['x', 'end the flow'], ['y', 'copy the explain command'], ['r', 'make a rule'], ['s', 'save the map'], ['1 … 9', 'screens'], ['t', 'light, dark'], ['?', 'these keys'],
 ];
 
 const body = el('div', { id: 'all' });
@@ -36,9 +37,11 @@ class Page {
     const mayKill = session.role === 'admin';
     this.watch = new Watch({ change: () => this.changed(), state: (word, since) => this.state(word, since) });
     this.flows = new Flows({ watch: this.watch, mayKill });
+    const context = { watch: this.watch, mayChange: mayKill, show: (filter) => this.showFlows(filter), use: (filter) => this.flows.field.put(filter) };
     this.screens = [
       { id: 'flows', title: 'Flows', screen: this.flows },
-      ...PANELS.map(({ id, title, make }) => ({ id, title, screen: make({ watch: this.watch, mayChange: mayKill, show: (filter) => this.showFlows(filter) }) })),
+      { id: 'map', title: 'Map', screen: new WayMap(context) },
+      ...PANELS.map(({ id, title, make }) => ({ id, title, screen: make(context) })),
     ];
     this.tabs = el('nav', { 'aria-label': 'Screens' }, this.screens.map(({ id, title }, index) => el('a', { href: `#${id}`, title: String(index + 1) }, title)));
     this.link = el('span', { class: 'link', role: 'status' });
@@ -132,7 +135,7 @@ class Page {
     if (tab) location.hash = tab.id;
     else if (event.key === 't') switchTheme();
     else if (event.key === '?') this.help.showModal();
-    else if (event.key === 'Enter' && event.target.matches?.('button, a')) return;
+    else if ((event.key === 'Enter' || event.key === ' ') && event.target.matches?.('button, a')) return;
     else if (!this.current.screen.key?.(event)) return;
     event.preventDefault();
   }

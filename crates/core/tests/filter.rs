@@ -14,6 +14,7 @@ fn curl(dst: &Destination) -> FlowFacts<'_> {
         process: Some("curl"),
         user: None,
         rule: Some("bulk"),
+        chain: Some("audit,gate".into()),
         carrier: Some("socks6://gw:1080"),
         listener: Some("out"),
         intercept: Some(Intercept::Redirect),
@@ -71,6 +72,8 @@ fn every_field_and_operator_does_what_it_says() {
         "proc = curl",
         "process =~ c??l",
         "carrier ~ socks6://*",
+        "chain == gate and chain == \"audit,gate\" and chain ~ a*t and chain in [slow, audit]",
+        "chain != slow and not chain == \"gate,audit\"",
         "listener == out && intercept == redirect",
         "reason in [refused, dns]",
         "state == ended",
@@ -93,6 +96,8 @@ fn every_field_and_operator_does_what_it_says() {
         "first_byte <= 0us",
         "state == live",
         "dst == db.example",
+        "chain != audit",
+        "chain !~ g*",
         "(proc == wget or proc == curl) and port == 80",
         "host !~ *.example",
         "dst in 2000::/3",
@@ -280,7 +285,7 @@ fn the_manual_tells_the_truth() {
         assert!(Filter::parse(example).is_ok(), "{example}");
     }
     let rows: Vec<_> = manual.lines().filter(|line| line.starts_with("| `")).collect();
-    assert_eq!(rows.len(), 22, "a row a field");
+    assert_eq!(rows.len(), 23, "a row a field");
     for row in rows {
         let cells: Vec<_> = row.split('|').map(str::trim).collect();
         let field = cells[1].trim_matches('`');

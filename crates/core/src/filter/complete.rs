@@ -27,13 +27,14 @@ enum Expected {
 }
 
 /// Names of fields in the order in which they are offered. Alternative names are left out.
-const OFFERED: [&str; 22] = [
+const OFFERED: [&str; 23] = [
     "proc",
     "host",
     "dst",
     "port",
     "src",
     "rule",
+    "chain",
     "carrier",
     "reason",
     "state",

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! * `and`, `or`, `not` (also `&&`, `||`, `!`) and parentheses; `and` binds tighter than `or`.
-//! * Words: `proc`, `user`, `rule`, `carrier`, `listener`, `intercept`, `protocol`, `reason`, `state` (`live` or
+//! * Words: `proc`, `user`, `rule`, `chain`, `carrier`, `listener`, `intercept`, `protocol`, `reason`, `state` (`live` or
 //!   `ended`) and `host` take `==`, `!=`, `in [a, b]` and, with `*` and `?`, `~` and `!~`.
 //! * Addresses: `src` and `dst` take `==` and `!=` (address or name), `in` (a network, or a list) and `~` (a pattern).
 //! * Numbers: `id`, `port`, `sport`, `packets`, `packets_up`, `packets_down`; sizes: `bytes`, `up`, `down` (`1500`, `64KiB`, `1.5MB`); times: `age`, `connect`,
@@ -30,6 +30,7 @@ pub(crate) use glob::fits;
 pub use needs::{Property, Required};
 
 use crate::flow::{Destination, EndReason, Intercept, Protocol};
+use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -53,6 +54,8 @@ pub struct FlowFacts<'a> {
     pub user: Option<&'a str>,
     /// `rule`: the rule that decided.
     pub rule: Option<&'a str>,
+    /// `chain`: the functions that the flow passes, in order, with commas between them.
+    pub chain: Option<Cow<'a, str>>,
     /// `carrier`: how the flow is carried.
     pub carrier: Option<&'a str>,
     /// `listener`: the listener that caught the flow.

@@ -22,6 +22,8 @@ pub enum Property {
     User,
     /// `rule`.
     Rule,
+    /// `chain`.
+    Chain,
     /// `carrier`.
     Carrier,
     /// `listener`.

@@ -30,6 +30,7 @@ pub(super) enum Word {
     Process,
     User,
     Rule,
+    Chain,
     Carrier,
     Listener,
     Intercept,
@@ -69,11 +70,12 @@ pub(super) enum Field {
 }
 
 /// The names of the fields, with the alternative names that records use.
-const FIELDS: [(&str, Field); 31] = [
+const FIELDS: [(&str, Field); 32] = [
     ("proc", Field::Word(Word::Process)),
     ("process", Field::Word(Word::Process)),
     ("user", Field::Word(Word::User)),
     ("rule", Field::Word(Word::Rule)),
+    ("chain", Field::Word(Word::Chain)),
     ("carrier", Field::Word(Word::Carrier)),
     ("listener", Field::Word(Word::Listener)),
     ("intercept", Field::Word(Word::Intercept)),
@@ -177,7 +179,8 @@ impl Test {
             return None;
         }
         match &self.want {
-            Want::Words(Word::State, _) | Want::Patterns(..) => None,
+            // Stores keep the functions of a chain apart or joined.
+            Want::Words(Word::State | Word::Chain, _) | Want::Patterns(..) => None,
             Want::Words(word, words) => Some(Required::Words(*word.properties().first()?, words.clone())),
             Want::Addresses(address, wants) => {
                 let words: Option<Vec<_>> = wants.iter().map(AddressWant::words).collect();
@@ -194,9 +197,12 @@ impl Test {
 
     pub(super) fn matches(&self, flow: &FlowFacts<'_>) -> bool {
         let found = match &self.want {
-            Want::Words(word, words) => word.of(flow).map(|text| words.iter().any(|want| want == text)),
+            Want::Words(word, words) => {
+                word.of(flow).map(|text| words.iter().any(|want| word.is(text, |part| want == part)))
+            }
             Want::Patterns(word, patterns) => {
-                word.of(flow).map(|text| patterns.iter().any(|pattern| glob::fits(pattern, text)))
+                let fits = |pattern: &String, text| word.is(text, |part| glob::fits(pattern, part));
+                word.of(flow).map(|text| patterns.iter().any(|pattern| fits(pattern, text)))
             }
             Want::Addresses(address, wants) => {
                 address.of(flow).map(|host| wants.iter().any(|want| want.is(&host)))
@@ -213,7 +219,7 @@ fn unknown_field(name: &str, at: Range<usize>) -> FilterError {
     let message = match nearest(name, FIELDS.iter().map(|(known, _)| *known)) {
         Some(near) => format!("there is no field '{name}': did you mean '{near}'?"),
         None => format!(
-            "there is no field '{name}': there are proc, user, rule, carrier, listener, intercept, protocol, \
+            "there is no field '{name}': there are proc, user, rule, chain, carrier, listener, intercept, protocol, \
              reason, state, host, src, dst, id, port, sport, bytes, up, down, packets, age, connect and first_byte"
         ),
     };
@@ -312,6 +318,7 @@ impl Word {
             Self::Process => &[Property::Process],
             Self::User => &[Property::User],
             Self::Rule => &[Property::Rule],
+            Self::Chain => &[Property::Chain],
             Self::Carrier => &[Property::Carrier],
             Self::Listener => &[Property::Listener],
             Self::Intercept => &[Property::Intercept],
@@ -321,11 +328,17 @@ impl Word {
         }
     }
 
-    fn of<'a>(self, flow: &FlowFacts<'a>) -> Option<&'a str> {
+    /// Whether a text of a flow fulfils this. A chain does if one of its functions does, or all of its text.
+    fn is(self, text: &str, fulfils: impl Fn(&str) -> bool) -> bool {
+        fulfils(text) || self == Self::Chain && text.split(',').any(fulfils)
+    }
+
+    fn of<'f>(self, flow: &'f FlowFacts<'_>) -> Option<&'f str> {
         match self {
             Self::Process => flow.process,
             Self::User => flow.user,
             Self::Rule => flow.rule,
+            Self::Chain => flow.chain.as_deref(),
             Self::Carrier => flow.carrier,
             Self::Listener => flow.listener,
             Self::Intercept => flow.intercept.map(Intercept::as_str),

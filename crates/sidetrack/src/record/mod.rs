@@ -201,6 +201,7 @@ impl<'a> FlowRecord<'a> {
             process: self.process.as_deref(),
             user: self.user.as_deref(),
             rule: self.rule.as_deref(),
+            chain: (!self.chain.is_empty()).then(|| self.chain.join(",").into()),
             carrier: self.carrier.as_deref(),
             listener: self.listener.as_deref(),
             intercept: self.intercept,

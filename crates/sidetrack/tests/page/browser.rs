@@ -2,7 +2,7 @@
 
 use crate::chromium::Browser;
 use crate::support::{carried, denied, ended, enter, flow, full, live};
-use crate::{HOSTILE, Rig, tokens};
+use crate::{HOSTILE, Rig, screens, tokens};
 use sidetrack::live::{Ended, LiveFlow};
 use sidetrack_core::flow::{EndReason, Process};
 use sidetrack_core::net::IpNet;
@@ -17,7 +17,7 @@ const WATCH: &str = "window.violations = [];
 /// A flow whose every name is hostile.
 fn hostile(id: u64) -> Arc<LiveFlow> {
     let mut known = flow("10.9.8.7:443");
-    known.process = Some(Process { pid: Some(9), name: Some(HOSTILE.into()), uid: None });
+    known.process = Some(Process { pid: Some(9), name: Some(format!("{HOSTILE}\u{1}").into()), uid: None });
     known.user = Some(HOSTILE.into());
     known.listener = HOSTILE.into();
     known.host = Some("<script>alert(1)<script>".parse().expect("a name, for all that a peer may send"));
@@ -37,6 +37,7 @@ fn the_page_in_a_real_browser() {
     browser.wait_for("document.querySelectorAll('.body .row:not([hidden])').length === 3");
     keys_open_a_flow_with_its_trace(&mut browser);
     a_filter_is_completed(&mut browser);
+    screens::the_map(&mut browser);
     a_flow_ends_after_one_question(&mut browser, &flows[0]);
     for screen in ["policy", "cache", "fastpath", "health"] {
         browser.eval(&format!("location.hash = '{screen}'"));
@@ -54,6 +55,7 @@ fn the_page_in_a_real_browser() {
     a_chosen_column_shows_the_detail(&mut browser);
     pictures(&mut browser, &rig);
     let rig = it_says_when_the_node_is_away(&mut browser, rig, folder.path());
+    screens::the_map_is_bounded(&mut browser, &rig);
     many_rows_are_shown(&mut browser, &rig);
     measure(&mut browser, &rig);
     assert_eq!(browser.eval("window.hacked ?? null"), serde_json::Value::Null, "no name became a script");
@@ -225,9 +227,11 @@ fn pictures(browser: &mut Browser, rig: &Rig) {
     for (width, height) in [(375, 700), (1280, 800), (2560, 1300)] {
         for scheme in ["light", "dark"] {
             browser.be(width, height, scheme);
-            for screen in ["policy", "health", "flows"] {
+            for screen in ["policy", "health", "map", "flows"] {
                 browser.eval(&format!("location.hash = '{screen}'"));
-                browser.wait_for("document.querySelector('.panel caption') || document.querySelector('.body .row:not([hidden])')");
+                browser.wait_for(
+                    "document.querySelector('.panel caption, .map .node, .body .row:not([hidden])')",
+                );
                 moves(&flows);
                 browser.picture(&format!("{screen}-{width}-{scheme}"));
             }

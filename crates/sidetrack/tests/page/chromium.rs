@@ -144,6 +144,8 @@ impl Browser {
             "Enter" => 13,
             "Escape" => 27,
             "Tab" => 9,
+            "ArrowLeft" => 37,
+            "ArrowRight" => 39,
             "ArrowDown" => 40,
             _ => 0,
         };

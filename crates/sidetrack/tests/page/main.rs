@@ -7,6 +7,7 @@ mod browser;
 mod chromium;
 mod feed;
 mod login;
+mod screens;
 
 use sidetrack::admin::{AdminState, ConfigStatus, Control, ListenerStatus, Tokens, serve_page};
 use sidetrack::live::Ledger;

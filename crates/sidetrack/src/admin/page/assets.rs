@@ -31,6 +31,9 @@ const FILES: &[(&str, &str, &[u8])] = files! {
     "flows.js": "text/javascript; charset=utf-8",
     "filter.js": "text/javascript; charset=utf-8",
     "drawer.js": "text/javascript; charset=utf-8",
+    "map.js": "text/javascript; charset=utf-8",
+    "ways.js": "text/javascript; charset=utf-8",
+    "svg.js": "text/javascript; charset=utf-8",
     "panels.js": "text/javascript; charset=utf-8",
 };
 

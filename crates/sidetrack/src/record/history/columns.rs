@@ -127,6 +127,7 @@ impl Column {
             Property::Process => &[Self::Process],
             Property::User => &[Self::User],
             Property::Rule => &[Self::Rule],
+            Property::Chain => &[Self::Chain],
             Property::Carrier => &[Self::Carrier],
             Property::Listener => &[Self::Listener],
             Property::Intercept => &[Self::Intercept],

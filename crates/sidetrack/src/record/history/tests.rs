@@ -100,7 +100,7 @@ fn records_read_as_they_were_written() {
     assert_eq!(back, all);
 }
 
-const FILTERS: [&str; 18] = [
+const FILTERS: [&str; 21] = [
     "",
     "proc == p1",
     "proc != p1",
@@ -119,6 +119,9 @@ const FILTERS: [&str; 18] = [
     "first_byte > 0ms",
     "user == \"uid:1000\" and listener == proxy and carrier ~ \"socks6*\"",
     "intercept == socks and state == ended",
+    "chain == limit and not chain == filter",
+    "chain == \"count,limit\" and id < 20",
+    "chain ~ l*t or chain != count",
 ];
 
 #[test]

@@ -1,0 +1,102 @@
+//! The screens beside the flows, in the browser of [`crate::browser`].
+
+use crate::chromium::Browser;
+use crate::support::{carried, ended, enter, flow, live};
+use crate::{HOSTILE, Rig};
+use sidetrack_core::flow::EndReason;
+use sidetrack_testkit::eventually;
+
+/// Goes to a screen.
+pub(crate) fn go(browser: &mut Browser, screen: &str) {
+    browser.eval(&format!("location.hash = '{screen}'"));
+    browser.wait_for(&format!(
+        "document.querySelector('nav [aria-current]').getAttribute('href') === '#{screen}'"
+    ));
+}
+
+/// An entry of the map whose name begins so, as an expression.
+fn entry(name: &str) -> String {
+    format!(
+        "[...document.querySelectorAll('.node')].find((node) => node.getAttribute('aria-label').startsWith('{name}'))"
+    )
+}
+
+/// The map shows what flows pass. Keys move, and Enter shows the flows of an entry.
+pub(crate) fn the_map(browser: &mut Browser) {
+    go(browser, "map");
+    for name in ["curl: 1 flow", "out: 2 flows", "socks6://gw:1080", "www.example", HOSTILE] {
+        browser.wait_for(&entry(name));
+    }
+    browser.press("ArrowDown");
+    for _ in 0..3 {
+        if browser.eval("document.activeElement.getAttribute('aria-label').startsWith('curl:')") == true {
+            break;
+        }
+        browser.press("ArrowDown");
+    }
+    browser.wait_for("document.querySelector('.mapnote').textContent.startsWith('curl: 1 flow · ')");
+    browser.wait_for(&format!("{}.classList.contains('lit')", entry("www.example")));
+    assert_eq!(browser.eval(&format!("{}.classList.contains('lit')", entry("10.0.0.1:"))), false);
+    browser.press("ArrowRight");
+    browser.wait_for("document.activeElement.getAttribute('aria-label').startsWith('out: 2 flows')");
+    browser.press("ArrowLeft");
+    browser.press("Enter");
+    browser.wait_for("document.querySelector('#filter')?.value === 'proc == \"curl\"'");
+    browser.wait_for("document.querySelectorAll('.body .row:not([hidden])').length === 1");
+    go(browser, "map");
+    browser.wait_for("document.querySelectorAll('.node .name').length === 4");
+    browser.eval(
+        "[...document.querySelectorAll('.map .tools button')].find((button) => !button.hidden).click()",
+    );
+    browser.wait_for(&entry(HOSTILE));
+    the_map_is_saved(browser);
+    go(browser, "flows");
+}
+
+/// Of many entries, the last stands for several.
+pub(crate) fn the_map_is_bounded(browser: &mut Browser, rig: &Rig) {
+    go(browser, "map");
+    let flows: Vec<_> = (0..40)
+        .map(|at| {
+            let mut known = flow(&format!("10.4.0.{at}:443"));
+            known.host = Some(format!("many-{at}.example").parse().expect("a name"));
+            let flow = live(200 + at, known, carried(None, &[]));
+            (enter(&rig.ledger, &flow), flow)
+        })
+        .collect();
+    browser.wait_for(&entry("12 others: 12 flows"));
+    assert_eq!(
+        browser.eval("[...document.querySelectorAll('.titles text')].at(-1).textContent"),
+        "Destinations (30)"
+    );
+    for (slot, flow) in &flows {
+        rig.ledger.leave(*slot, ended(flow, EndReason::Ok));
+    }
+    rig.recorder.lock().expect("whole").visit();
+    browser.wait_for("!document.querySelector('.node.others')");
+    go(browser, "flows");
+}
+
+/// The drawing is a file of its own, whatever names it has.
+fn the_map_is_saved(browser: &mut Browser) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let to = serde_json::json!({"behavior": "allow", "downloadPath": folder.path()});
+    browser.call("Browser.setDownloadBehavior", to);
+    browser.press("s");
+    let saved = || {
+        let entries = std::fs::read_dir(folder.path()).ok()?.flatten();
+        let path = entries
+            .map(|entry| entry.path())
+            .find(|path| path.extension().is_some_and(|kind| kind == "svg"))?;
+        std::fs::read_to_string(path).ok().filter(|text| text.ends_with("</svg>"))
+    };
+    eventually("the file is whole", || saved().is_some());
+    let text = saved().expect("saved");
+    assert!(text.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""), "{text}");
+    assert!(text.contains("&lt;img src=x") && !text.contains("<img"), "{text}");
+    assert!(text.contains("\u{fffd}") && !text.contains('\u{1}'), "XML has no such character");
+    assert!(
+        text.contains("www.example") && text.contains("stroke-width=") && !text.contains("class="),
+        "{text}"
+    );
+}
