@@ -15,7 +15,7 @@ DEPS_TEST := $(DEPS_RUN) g++:g++ nft:nftables iptables:iptables ssh:openssh-clie
 	node:nodejs /usr/lib/python3/dist-packages/requests/__init__.py:python3-requests danted:dante-server microsocks:microsocks redsocks:redsocks httping:httping \
 	ethtool:ethtool /usr/sbin/ovs-vswitchd:openvswitch-switch /usr/sbin/slapd:slapd ldapsearch:ldap-utils /usr/lib/python3/dist-packages/socks.py:python3-socks dig:bind9-dnsutils \
 	podman:podman runc:runc etcd:etcd-server etcdctl:etcd-client strip:binutils prometheus:prometheus iperf3:iperf3 \
-	turnserver:coturn chromium:chromium gtlsclient:ngtcp2-client /usr/sbin/gtlsserver:ngtcp2-server /usr/sbin/nghttpx:nghttp2-proxy
+	turnserver:coturn /usr/sbin/chronyd:chrony ntpdate:ntpsec-ntpdate chromium:chromium gtlsclient:ngtcp2-client /usr/sbin/gtlsserver:ngtcp2-server /usr/sbin/nghttpx:nghttp2-proxy
 
 # Tests that make namespaces of the host's kind need root. As an ordinary user the tests are built as you and run
 # through sudo; without sudo they say "skipped" and are counted.

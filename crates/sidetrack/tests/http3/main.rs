@@ -1,4 +1,4 @@
-//! TLS and HTTP/3 at the `http` listener: foreign clients (curl, ngtcp2), and a client of this test that says what it wants.
+//! TLS and HTTP/3 at the `http` listener: foreign clients (curl, ngtcp2, quic-go), and a client of this test that says what it wants.
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
 mod client;
@@ -9,6 +9,7 @@ mod foreign;
 mod hops;
 #[path = "../node/mod.rs"]
 mod node;
+mod quic_go;
 mod servers;
 mod strangers;
 mod streams;

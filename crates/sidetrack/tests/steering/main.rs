@@ -17,5 +17,6 @@ mod kernel_path;
 mod local;
 mod local_datagrams;
 mod names;
+mod programs;
 mod run;
 mod stun;
