@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use sidetrack_core::flow::{Destination, Host};
 use sidetrack_core::http::fields::Fields;
-use sidetrack_core::placeholder::{Guard, Named, Secret, Secrets, Swapping, Wanted, placeholder};
+use sidetrack_core::placeholder::{Guard, Named, Search, Secret, Secrets, Swapping, Wanted, placeholder};
 use std::sync::Arc;
 
 /// Runs the pieces through.
@@ -33,6 +33,11 @@ fuzz_target!(|data: &[u8]| {
     let pieces = [&data[..middle], &data[middle..]];
     let once = swapped(guard.up(&fields, false), &[data]);
     assert_eq!(once, swapped(guard.up(&fields, false), &pieces));
+    let whole = secrets.find(data).is_err();
+    for length in [1, 7, data.len().max(1)] {
+        let mut search = Search::new(&secrets);
+        assert_eq!(data.chunks(length).any(|piece| search.push(piece).is_err()), whole);
+    }
     let Some(down) = guard.down(&fields) else { return };
     let back = swapped(down, &[data]);
     let Some(down) = guard.down(&fields) else { return };

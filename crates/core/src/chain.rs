@@ -448,8 +448,8 @@ impl Link {
     }
 
     fn blame(&self, stop: Stop) -> Stop {
-        if stop.reason == EndReason::PolicyDenied {
-            // Policy has said so, not the function.
+        if matches!(stop.reason, EndReason::PolicyDenied | EndReason::SecretRefused) {
+            // Policy, or the search for placeholders, has said so, and not a function.
             return stop;
         }
         Stop { detail: format!("function '{}': {}", self.name, stop.detail), ..stop }

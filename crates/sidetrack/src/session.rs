@@ -25,13 +25,15 @@ pub use lane::{Lane, allow_pipes};
 pub use setup::{Connect, ESTABLISHED, Refusals, undecided};
 pub use watch::Watched;
 
-use crate::carry::{Client, Stream};
+use crate::carry::{Client, Failure, Stream};
 use crate::intercept::Listening;
 use crate::live::profile::Stage;
 use crate::live::{Ended, LiveFlow, Slot};
 use crate::reactor;
 use crate::worker::{Admission, Arrived, Worker};
 use carrying::Moving;
+use containers::{offered, search};
+use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::policy::Carry;
 use std::net::SocketAddr;
@@ -138,16 +140,37 @@ pub fn admit(worker: &Arc<Worker>, listening: &Listening, arrived: Arrived) -> O
 /// Moves the bytes of a connection after its protocol was upgraded.
 pub async fn upgraded(
     worker: &Worker,
+    listening: &Listening,
     mut client: Client,
     (server, early): (Stream, Vec<u8>),
     carry: &Carry,
     mut entry: Entry,
 ) {
-    let early = (client.take_held(), early);
+    let searched = searched(worker, listening, client.take_held());
+    let (chain, held) = match searched {
+        Ok(searched) => searched,
+        Err(failure) => {
+            client.reset();
+            return entry.end(failure.reason, Some(failure.detail));
+        }
+    };
     let config = setup::bounds(&worker.config().limits, carry);
-    let moving = Moving { early, config, chain: None };
+    let moving = Moving { early: (held, early), config, chain };
     let ending = moving.between((client.stream, server), &entry.live, worker.clock).await;
     entry.end(ending.reason, ending.error.map(|error| error.to_string()));
+}
+
+/// Searches the client's first bytes after an upgrade for placeholders of secrets. Returns them, and what searches the rest.
+fn searched(
+    worker: &Worker,
+    listening: &Listening,
+    held: Vec<u8>,
+) -> Result<(Option<Box<Chain>>, Vec<u8>), Failure> {
+    let Some(secrets) = listening.secrets() else { return Ok((None, held)) };
+    let now = worker.clock.now();
+    let mut chain = search(secrets, now)?;
+    let held = offered(&mut chain, now, Side::Client, held)?;
+    Ok((Some(Box::new(chain)), held))
 }
 
 /// Rejects a flow because of a limit. It still gets its record.

@@ -75,9 +75,10 @@ pub struct Successors {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stop {
     /// [`EndReason::FunctionRefused`] if the stage refuses the flow, [`EndReason::FunctionFailed`] if it cannot do
-    /// its work, [`EndReason::PolicyDenied`] if a stage that asks policy is told to deny.
+    /// its work, [`EndReason::PolicyDenied`] if a stage that asks policy is told to deny,
+    /// [`EndReason::SecretRefused`] if the client has sent the placeholder of a secret.
     pub reason: EndReason,
-    /// The reason in words for the record. The chain puts the function's name in front, unless policy has denied.
+    /// The reason in words for the record. The chain puts the function's name in front, unless the reason is one of the last two.
     pub detail: String,
 }
 

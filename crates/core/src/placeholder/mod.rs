@@ -9,15 +9,18 @@
 //!     |<-------------------|<-----------------------------| secret
 //! ```
 //!
-//! A placeholder in a request to any other server, or outside TLS, is [`Misplaced`]: the request is refused.
+//! A placeholder in a request to any other server, or outside TLS, is [`Misplaced`]: the request is refused. Connections and
+//! datagrams that are not read as requests are searched for it ([`Search`]).
 
 mod guard;
+mod search;
 mod secrets;
 mod swap;
 mod value;
 mod wanted;
 
 pub use guard::Guard;
+pub use search::Search;
 pub use secrets::{Coding, Named, Secrets};
 pub use swap::{Misplaced, Spot, Swapping};
 pub use value::{Secret, SecretError, Wiped};

@@ -1,8 +1,10 @@
 //! All secrets of a command, and which server gets which.
 
+use super::PREFIX;
 use super::swap::{Misplaced, Put, Spot, Swap};
 use super::value::{Secret, Wiped};
 use crate::flow::{Destination, Host};
+use crate::function::Words;
 use crate::http::fields::Fields;
 use std::fmt;
 use std::sync::Arc;
@@ -90,6 +92,8 @@ pub struct Secrets {
     pub(super) places: Vec<Place>,
     /// Refuses all placeholders.
     pub(super) none: Arc<Swap>,
+    /// The placeholders, by the number of their secret.
+    pub(super) words: Words,
 }
 
 impl fmt::Debug for Secrets {
@@ -129,6 +133,7 @@ impl Secrets {
             Place { to, up, down: Arc::new(Swap::new(shown)) }
         };
         let none = all.iter().enumerate().map(|(number, one)| (placeholder(one), Put::Nothing(number)));
+        let texts: Vec<_> = all.iter().map(|one| one.placeholder.clone().into_bytes()).collect();
         let name = |one: &Named| {
             let hosts = one.hosts.iter().map(shown).collect();
             (one.name.clone(), one.placeholder.clone(), hosts)
@@ -137,6 +142,7 @@ impl Secrets {
             names: all.iter().map(name).collect(),
             none: Arc::new(Swap::new(none.collect())),
             places: servers.into_iter().map(place).collect(),
+            words: Words::new(&texts, false).unwrap_or_else(|_| any_placeholder()),
         }
     }
 
@@ -161,6 +167,11 @@ impl Secrets {
         let Some((name, _, hosts)) = self.names.get(misplaced.number) else { return misplaced.to_string() };
         let all = hosts.join(",");
         match (misplaced.spot, to) {
+            (Spot::Unread, _) => {
+                format!(
+                    "it has the placeholder of {name}, whose secret goes to {all} only, in requests by https"
+                )
+            }
             (Spot::Url, Some(to)) if hosts.contains(&shown(to)) => format!(
                 "the placeholder of {name} is in a URL, where it is not replaced, because servers log URLs; send it in a field or \
                  in the content"
@@ -178,6 +189,11 @@ impl Secrets {
             ),
         }
     }
+}
+
+/// More secrets than [`Words`] can hold: whatever begins like a placeholder is refused.
+fn any_placeholder() -> Words {
+    Words::new(&[PREFIX.as_bytes().to_vec()], false).expect("it is neither empty nor long")
 }
 
 /// What content cannot be changed.

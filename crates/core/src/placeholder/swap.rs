@@ -29,6 +29,8 @@ pub enum Spot {
     Field,
     /// In the content.
     Content,
+    /// In a connection or a datagram that is not read as a request.
+    Unread,
 }
 
 /// A placeholder stands where its secret does not go.

@@ -32,7 +32,7 @@ use anyhow::Context;
 use arc_swap::ArcSwap;
 use connects::Answers;
 use failures::Telling;
-use jail::JailedNames;
+use jail::{JailedNames, NamesWithoutSecrets};
 pub use publish::Publish;
 use publish::Published;
 pub use report::Report;
@@ -300,7 +300,7 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<Comm
     let metrics = Arc::new(Metrics::new());
     let telling = Arc::new(told_of(Telling::new(metrics.clone(), watch.command.quiet), &watch.command));
     let fail_on_deny = watch.command.fail_on_deny;
-    let resolver = resolver(&launched, &config, &telling, watch.command.jail.as_ref());
+    let resolver = resolver(&launched, &config, &telling, &watch.command);
     let questions = launched.questions.take().zip(network_of(&launched));
     let serving = catch(&mut launched, &fleet, watch.http, &resolver)?;
     let datagrams = catch_datagrams(&mut launched, &fleet, &serving)?;
@@ -401,7 +401,7 @@ fn resolver(
     launched: &Launched,
     config: &Arc<ArcSwap<Config>>,
     telling: &Arc<Telling>,
-    jail: Option<&Jail>,
+    command: &RunCommand,
 ) -> Arc<dns::Resolver> {
     let mode = match config.load().run_dns {
         RunDns::Name => dns::Mode::Name,
@@ -413,12 +413,17 @@ fn resolver(
     let resolver = dns::Resolver::new(launched.names.clone(), mode, Arc::new(here), servers);
     let told = telling.clone();
     let resolver = resolver.telling(Arc::new(move |name: &HostName| told.no_such_name(name)));
-    Arc::new(match jail {
-        Some(jail) if jail.closed && !jail.audit => {
-            let names = JailedNames::new(config.clone(), telling.clone(), launched.pid());
-            resolver.admitting(Arc::new(names))
+    let is_closed = |jail: &&Jail| jail.closed && !jail.audit;
+    let next = command.jail.as_ref().filter(is_closed);
+    let next = next.map(|_| JailedNames::new(config.clone(), telling.clone(), launched.pid()));
+    let secrets = command.tap.as_ref().and_then(|tap| tap.secrets.clone());
+    Arc::new(match (secrets, next) {
+        (Some(secrets), next) => {
+            let (telling, owners) = (telling.clone(), Owners::Within(launched.pid(), None));
+            resolver.admitting(Arc::new(NamesWithoutSecrets { secrets, next, telling, owners }))
         }
-        _ => resolver,
+        (None, Some(names)) => resolver.admitting(Arc::new(names)),
+        (None, None) => resolver,
     })
 }
 
@@ -430,6 +435,7 @@ fn catch(
     answers: &Arc<dns::Resolver>,
 ) -> anyhow::Result<Vec<Serving>> {
     let resolver = launched.resolver();
+    let secrets = http.as_deref().and_then(|http| http.settings.tap.as_ref()?.secrets.clone());
     let names = launched.names.clone();
     std::mem::take(&mut launched.listeners)
         .into_iter()
@@ -442,6 +448,7 @@ fn catch(
                     answers: answers.clone(),
                     alone: launched.is_isolated(),
                     refused: tapped_ports(http.as_deref()),
+                    secrets: secrets.clone(),
                 }),
                 address: socket.local_addr()?,
                 proxy_from: IpSet::default(),

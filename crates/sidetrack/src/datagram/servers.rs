@@ -6,7 +6,7 @@ use super::path::{PathId, State, Users};
 use crate::carry::Failure;
 use crate::carry::datagrams::{self, Came, Lost, Remote};
 use sidetrack_core::association::{Dropped, Id, Input};
-use sidetrack_core::flow::Side;
+use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::icmp::Unreachable;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt;
@@ -25,9 +25,19 @@ impl Associations {
         self.find(id).is_some_and(is_plain)
     }
 
-    /// Whether a datagram of this side passes the functions of its association. Returns the association if so.
+    /// Whether a datagram of this side passes the functions of its association. Returns the association if so. A datagram of the
+    /// client with the placeholder of a secret ends the association.
     pub(super) fn passed(&mut self, id: Id, from: Side, payload: Option<&[u8]>) -> Option<Id> {
         let now = self.worker.clock.now();
+        if let (Side::Client, Some(secrets), Some(payload)) = (from, self.listening.secrets(), payload)
+            && let Err(misplaced) = secrets.find(payload)
+        {
+            let why = secrets.why(misplaced, None);
+            self.tell_of(id, self.refusal(Some(EndReason::SecretRefused)), payload.len());
+            self.find_mut(id)?.entry.note(why);
+            self.table.handle(now, Input::End(id, EndReason::SecretRefused));
+            return None;
+        }
         if let Some(functions) = self.find_mut(id).and_then(|association| association.functions.as_mut())
             && !functions.passes(now, from, payload.map_or(0, <[u8]>::len))
         {

@@ -310,10 +310,10 @@ impl Connection {
             }
             Next::Datagrams(destination, user) => self.datagrams(destination, user, entry).await,
             Next::Upgraded(server, carry) => {
-                let worker = self.worker.clone();
+                let (worker, listening) = (self.worker.clone(), self.listening.clone());
                 let ((stream, peeked), mut buffer) = (server.stream.into_stream(), server.buffer);
                 let early = [buffer.take(), peeked].concat();
-                Box::pin(upgraded(&worker, self.client(), (stream, early), &carry, entry)).await;
+                Box::pin(upgraded(&worker, &listening, self.client(), (stream, early), &carry, entry)).await;
             }
         }
         None

@@ -19,6 +19,7 @@ use crate::tls::Mutual;
 use sidetrack_core::flow::{Intercept, Protocol};
 use sidetrack_core::names::NameTable;
 use sidetrack_core::net::{IpSet, PortSet};
+use sidetrack_core::placeholder::Secrets;
 use sidetrack_core::socks::server::ServerConfig;
 use sidetrack_sys::udp::answers::AnswerSockets;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -93,6 +94,8 @@ pub struct RunCatch {
     pub alone: bool,
     /// Ports whose datagrams are refused: those of QUIC, where TLS over TCP is to be intercepted instead.
     pub refused: PortSet,
+    /// The secrets of the command: what it sends is searched for their placeholders.
+    pub secrets: Option<Arc<Secrets>>,
 }
 
 impl Listening {
@@ -107,6 +110,14 @@ impl Listening {
         match &self.catches {
             Catches::Run(run) if run.alone => SocketAddr::new(loopback, peer.port()),
             _ => peer,
+        }
+    }
+
+    /// Returns the secrets whose placeholders must not leave in flows that are not read as requests.
+    pub const fn secrets(&self) -> Option<&Arc<Secrets>> {
+        match &self.catches {
+            Catches::Run(run) => run.secrets.as_ref(),
+            _ => None,
         }
     }
 

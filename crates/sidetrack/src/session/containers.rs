@@ -11,6 +11,8 @@ use crate::reactor::TcpStream;
 use sidetrack_core::chain::{Chain, Offered};
 use sidetrack_core::flow::{EndReason, Flow, Side};
 use sidetrack_core::function::{ChainSpec, OnDown, Stop};
+use sidetrack_core::placeholder::{Search, Secrets};
+use sidetrack_core::time::Instant;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,17 +75,28 @@ impl Setup<'_> {
     /// Fails if a function ends the flow at once.
     pub(super) fn route(
         &self,
-        spec: &ChainSpec,
+        spec: Option<&ChainSpec>,
         flow: &Flow,
         looks_at_hello: bool,
         way: &mut Way,
     ) -> Result<Vec<Leg>, Failure> {
-        let route = self.worker.functions().route(spec, flow).map_err(stopped)?;
-        let mut legs = route.legs;
-        way.chain = route.chain;
+        let mut legs = Vec::new();
+        if let Some(spec) = spec {
+            let route = self.worker.functions().route(spec, flow).map_err(stopped)?;
+            (legs, way.chain) = (route.legs, route.chain);
+        }
+        let now = self.worker.clock.now();
         if looks_at_hello {
             let about = (&self.config.policy, flow, self.live);
-            hello::put_around(way, &mut legs, about, self.worker.clock.now())?;
+            hello::put_around(way, &mut legs, about, now)?;
+        }
+        if let Some(secrets) = self.listening.secrets() {
+            // Before all functions, which may encrypt what they pass on.
+            let search = search(secrets, now)?;
+            way.chain = Some(Box::new(match way.chain.take() {
+                Some(functions) => search.followed_by(now, *functions).map_err(stopped)?,
+                None => search,
+            }));
         }
         Ok(legs)
     }
@@ -195,6 +208,11 @@ impl Setup<'_> {
     }
 }
 
+/// Ends a flow whose client sends the placeholder of a secret.
+pub(super) fn search(secrets: &Arc<Secrets>, now: Instant) -> Result<Chain, Failure> {
+    Chain::new(vec![("secrets".into(), Box::new(Search::new(secrets)))], now).map_err(stopped)
+}
+
 fn denied(why: &str) -> Failure {
     stopped(Stop::failed(format!("down, and the rule says on_function_down = \"deny\": {why}")))
 }
@@ -210,7 +228,7 @@ fn blame(leg: &Leg, failure: Failure) -> Failure {
 /// Passes bytes from the set-up through these functions and returns the output.
 pub(super) fn offered(
     chain: &mut Chain,
-    now: sidetrack_core::time::Instant,
+    now: Instant,
     from: Side,
     bytes: Vec<u8>,
 ) -> Result<Vec<u8>, Failure> {

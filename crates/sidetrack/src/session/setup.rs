@@ -182,10 +182,7 @@ impl<'a> Setup<'a> {
         let verdict = self.worker.judge(&self.config, self.live, &caught.flow, verdict);
         let mut way = Way::default();
         self.look_at_hello(&mut caught, client);
-        // Where there are functions, stages among them check it.
-        let is_plain = matches!(&verdict.action, Action::Carry(carry) if carry.chain.is_none());
-        let guard = (is_plain && caught.looks_at_hello)
-            .then(|| hello::Guard::new(&self.config.policy, &caught.flow, self.live));
+        let guard = self.hello_guard(&caught.flow, &verdict, caught.looks_at_hello);
         let carried = match &verdict.action {
             Action::Deny => Err(Failure::new(EndReason::PolicyDenied, &*verdict.why)),
             Action::Carry(carry) => {
@@ -244,6 +241,14 @@ impl<'a> Setup<'a> {
             }
         }
         Ok(Ready { server: carried.stream, early: carried.early, config, way, session })
+    }
+
+    /// What checks the client's TLS hello before its bytes move. Where there are functions, or secrets to search for, stages among
+    /// them check it.
+    fn hello_guard<'b>(&'b self, flow: &'b Flow, verdict: &Verdict, looks: bool) -> Option<hello::Guard<'b>> {
+        let is_plain = matches!(&verdict.action, Action::Carry(carry) if carry.chain.is_none());
+        let is_searched = self.listening.secrets().is_some();
+        (is_plain && looks && !is_searched).then(|| hello::Guard::new(&self.config.policy, flow, self.live))
     }
 
     /// Runs the interceptor. Meanwhile the client takes a place among those that have not finished their
@@ -444,9 +449,9 @@ impl<'a> Setup<'a> {
         guard: Option<&hello::Guard<'_>>,
     ) -> Result<Carried, Failure> {
         let mut legs = Vec::new();
-        if let Some(spec) = &carry.chain {
+        if carry.chain.is_some() || self.listening.secrets().is_some() {
             // Before anything is dialled, because a function may deny the flow.
-            legs = self.route(spec, flow, looks_at_hello, way)?;
+            legs = self.route(carry.chain.as_deref(), flow, looks_at_hello, way)?;
         }
         let (asked, metadata): (&[_], _) = match asker {
             Asker::Nobody | Asker::Connect(_) => (&[], Vec::new()),
@@ -467,7 +472,7 @@ impl<'a> Setup<'a> {
             traced: Some(self.live),
         };
         client.wait_for_bytes(Duration::from_millis(carry.initial_data_wait_ms)).await;
-        if carry.chain.is_some() {
+        if carry.chain.is_some() || way.chain.is_some() {
             // Later bytes pass the functions after the set-up: carriers do not see them.
             client.read_at_hand();
         }

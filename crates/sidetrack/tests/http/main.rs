@@ -28,3 +28,4 @@ mod sibling;
 mod tap;
 mod tapped_programs;
 mod tls_origin;
+mod unread;

@@ -13,7 +13,7 @@ use std::process::{Command, Output};
 const SECRET: &str = "sk-\"Zq7\\+9 4&é-live";
 
 /// Begins each placeholder.
-const PREFIX: &str = "sidetrack-secret-";
+pub(crate) const PREFIX: &str = "sidetrack-secret-";
 
 /// Answers with all that it was asked, but for a login, whose form is not searched for.
 fn echo(request: &Request) -> Act {
@@ -25,13 +25,13 @@ fn echo(request: &Request) -> Act {
 }
 
 /// A world with one server, an authority for it, and a folder.
-struct Scene {
+pub(crate) struct Scene {
     authority: Authority,
     origin: TlsOrigin,
 }
 
 impl Scene {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let world = World::new();
         let authority = Authority::new(&world);
         std::fs::write(authority.path("key"), format!("{SECRET}\n")).unwrap();
@@ -39,12 +39,12 @@ impl Scene {
         Self { authority, origin }
     }
 
-    fn at(&self, name: &str) -> String {
+    pub(crate) fn at(&self, name: &str) -> String {
         self.authority.path(name).to_str().unwrap().to_owned()
     }
 
     /// `--secret` of the file, for this server.
-    fn for_host(&self, host: &str) -> String {
+    pub(crate) fn for_host(&self, host: &str) -> String {
         format!("API_KEY=file:{}@{host}", self.at("key"))
     }
 
@@ -60,7 +60,7 @@ impl Scene {
     }
 
     /// `run` with these arguments, of a script.
-    fn run(&self, arguments: &[&str], script: &str) -> Output {
+    pub(crate) fn run(&self, arguments: &[&str], script: &str) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sidetrack"));
         command.arg("run").args(arguments).args(["--", "sh", "-c", script]);
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("NO_COLOR", "1");
@@ -73,7 +73,7 @@ impl Scene {
     }
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 

@@ -315,6 +315,21 @@ impl Telling {
         write(&line.unwrap_or_default());
     }
 
+    /// Reports that a question about a name with the placeholder of a secret was refused.
+    pub(super) fn refused_secret(&self, name: &HostName, program: Option<String>, why: &str) {
+        let failure = Failure {
+            destination: name.to_string(),
+            reason: EndReason::SecretRefused,
+            program,
+            detail: Some(why.to_owned()),
+            remedy: None,
+            audited: false,
+        };
+        self.refused.store(true, Ordering::Relaxed);
+        let line = self.failures().and_then(|mut failures| failures.note_question(Instant::now(), failure));
+        write(&line.unwrap_or_default());
+    }
+
     fn failures(&self) -> Option<MutexGuard<'_, Failures>> {
         self.failures.as_ref().map(|failures| lock(failures))
     }

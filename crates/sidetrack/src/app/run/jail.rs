@@ -7,6 +7,7 @@ use crate::process::Owners;
 use arc_swap::ArcSwap;
 use sidetrack_core::flow::{HostName, Intercept};
 use sidetrack_core::jail::NameBudget;
+use sidetrack_core::placeholder::Secrets;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sync::lock;
 use std::sync::{Arc, Mutex};
@@ -41,5 +42,38 @@ impl Admits for JailedNames {
         let asker = asker.filter(|_| self.telling.is_new(name));
         let program = asker.and_then(|(client, asked)| self.owners.of_datagram(client, asked).name);
         self.telling.refused_name(name, program, why);
+    }
+}
+
+/// Lets no name be asked that has the placeholder of a secret, whatever the lists say.
+pub(super) struct NamesWithoutSecrets {
+    pub secrets: Arc<Secrets>,
+    /// What decides about the other names, if lists do.
+    pub next: Option<JailedNames>,
+    pub telling: Arc<Telling>,
+    pub owners: Owners,
+}
+
+impl NamesWithoutSecrets {
+    /// Whether a placeholder is in the name, also in several labels.
+    fn has_placeholder(&self, name: &HostName) -> bool {
+        self.secrets.find(name.as_str().replace('.', "").as_bytes()).is_err()
+    }
+}
+
+impl Admits for NamesWithoutSecrets {
+    fn admit(&self, name: &HostName, now: Instant) -> Admission {
+        if self.has_placeholder(name) {
+            return Admission::Refused("a name carries no secret");
+        }
+        self.next.as_ref().map_or(Admission::Fully, |next| next.admit(name, now))
+    }
+
+    fn refused(&self, name: &HostName, why: &'static str, asker: Option<Asker>) {
+        if !self.has_placeholder(name) {
+            return self.next.iter().for_each(|next| next.refused(name, why, asker));
+        }
+        let program = asker.and_then(|(client, asked)| self.owners.of_datagram(client, asked).name);
+        self.telling.refused_secret(name, program, why);
     }
 }
