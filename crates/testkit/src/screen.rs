@@ -12,6 +12,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+/// The size of the window at the start.
+const ROWS: u16 = 24;
+const COLUMNS: u16 = 80;
+
 /// A terminal, and the first program of its session.
 pub struct Screen {
     screen: Option<OwnedFd>,
@@ -22,12 +26,16 @@ pub struct Screen {
     rest: String,
     all: String,
     shown: Receiver<Vec<u8>>,
+    /// What a terminal shows, for programs that draw.
+    picture: vt100::Parser,
 }
 
 impl Screen {
     /// Starts a program that has a terminal of its own. `arrange` sets its environment.
     pub fn start(program: &[&str], arrange: impl FnOnce(&mut Command)) -> Self {
         let Pair { screen, line } = Pair::open().expect("a terminal");
+        let picture = vt100::Parser::new(ROWS, COLUMNS, 0);
+        resize(&screen, ROWS, COLUMNS).expect("a size");
         // A shell that starts the tests in the background has SIGINT ignored, and programs inherit that.
         let mut command = Command::new("env");
         command.args(["--default-signal=INT,QUIT", "setsid", "--ctty"]).args(program).env("TERM", "dumb");
@@ -54,7 +62,8 @@ impl Screen {
             }
         });
         let reader = Some((stop, thread));
-        Self { screen: Some(screen), program, reader, rest: String::new(), all: String::new(), shown }
+        let (rest, all) = (String::new(), String::new());
+        Self { screen: Some(screen), program, reader, rest, all, shown, picture }
     }
 
     fn screen(&self) -> &OwnedFd {
@@ -77,10 +86,38 @@ impl Screen {
             }
             let more = self.shown.recv_timeout(until.saturating_duration_since(Instant::now()));
             let Ok(more) = more else { panic!("{text:?} was not shown, but {:?}", self.all) };
-            let more = String::from_utf8_lossy(&more);
-            self.rest.push_str(&more);
-            self.all.push_str(&more);
+            self.take(&more);
         }
+    }
+
+    fn take(&mut self, more: &[u8]) {
+        self.picture.process(more);
+        let more = String::from_utf8_lossy(more);
+        self.rest.push_str(&more);
+        self.all.push_str(&more);
+    }
+
+    /// Waits until the picture that a terminal shows is as asked for. Returns it: one line for each row.
+    pub fn wait_for_picture(&mut self, what: &str, is_right: impl Fn(&str) -> bool) -> String {
+        let until = Instant::now() + LIMIT;
+        loop {
+            while let Ok(more) = self.shown.try_recv() {
+                self.take(&more);
+            }
+            let picture = self.picture.screen().contents();
+            if is_right(&picture) {
+                self.rest.clear();
+                return picture;
+            }
+            let more = self.shown.recv_timeout(until.saturating_duration_since(Instant::now()));
+            let Ok(more) = more else { panic!("{what}: this is shown:\n{picture}") };
+            self.take(&more);
+        }
+    }
+
+    /// Whether a program draws on the second screen of the terminal, which keeps the first one as it was.
+    pub fn is_second_screen(&self) -> bool {
+        self.picture.screen().alternate_screen()
     }
 
     /// Types a line, and waits for a text that it leads to.
@@ -90,13 +127,28 @@ impl Screen {
     }
 
     /// Changes the size of the window.
-    pub fn resize(&self, rows: u16, columns: u16) {
+    pub fn resize(&mut self, rows: u16, columns: u16) {
+        self.picture.screen_mut().set_size(rows, columns);
         resize(self.screen(), rows, columns).expect("a size");
     }
 
     /// Returns the settings of the terminal as text, to be compared.
     pub fn settings(&self) -> String {
         format!("{:?}", tcgetattr(self.screen()).expect("settings"))
+    }
+
+    /// Waits until the terminal shows its first screen and has these settings.
+    pub fn is_as_before(&mut self, settings: &str) -> bool {
+        let until = Instant::now() + LIMIT;
+        while self.settings() != settings || self.is_second_screen() {
+            if Instant::now() > until {
+                return false;
+            }
+            if let Ok(more) = self.shown.recv_timeout(std::time::Duration::from_millis(20)) {
+                self.take(&more);
+            }
+        }
+        true
     }
 
     /// The id of the program.

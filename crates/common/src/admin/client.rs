@@ -102,8 +102,22 @@ impl Client {
     /// # Errors
     /// Fails if no process answers, or if the request is refused.
     pub async fn lines(&self, path: &str, query: &[(&str, &str)]) -> Result<Lines, ClientError> {
+        self.long_lines(path, query, LINE_MAX).await
+    }
+
+    /// Sends a request and returns the answer as lines of at most about `line_max_bytes`.
+    ///
+    /// # Errors
+    /// Fails as [`Client::lines`] does.
+    pub async fn long_lines(
+        &self,
+        path: &str,
+        query: &[(&str, &str)],
+        line_max_bytes: usize,
+    ) -> Result<Lines, ClientError> {
         let answer = self.request(Method::GET, path, query, Bytes::new()).await?;
-        Ok(Lines { body: answer.into_body(), held: Vec::new(), path: self.path.clone() })
+        let path = self.path.clone();
+        Ok(Lines { body: answer.into_body(), held: Vec::new(), searched: 0, path, line_max_bytes })
     }
 
     async fn request(
@@ -173,7 +187,10 @@ fn uri(path: &str, query: &[(&str, &str)]) -> String {
 pub struct Lines {
     body: Incoming,
     held: Vec<u8>,
+    /// The first held bytes, in this number, have no end of a line.
+    searched: usize,
     path: PathBuf,
+    line_max_bytes: usize,
 }
 
 impl Lines {
@@ -183,11 +200,14 @@ impl Lines {
     /// Fails if the connection breaks, or if a line is too long.
     pub async fn next(&mut self) -> Result<Option<String>, ClientError> {
         loop {
-            if let Some(end) = self.held.iter().position(|byte| *byte == b'\n') {
+            let end = self.held[self.searched..].iter().position(|byte| *byte == b'\n');
+            if let Some(end) = end.map(|end| self.searched + end) {
+                self.searched = 0;
                 let line: Vec<u8> = self.held.drain(..=end).collect();
                 return Ok(Some(String::from_utf8_lossy(&line[..end]).into_owned()));
             }
-            if self.held.len() > LINE_MAX {
+            self.searched = self.held.len();
+            if self.held.len() > self.line_max_bytes {
                 return Err(ClientError::Broken(self.path.clone(), "a line without end".to_owned()));
             }
             match exchange::next(&mut self.body).await {

@@ -1,7 +1,7 @@
 //! Formats numbers and texts for people.
 
 /// Formats bytes with about three digits: `999 B`, `1.2 kB`, `345 MB` (powers of 1000).
-pub(super) fn bytes(bytes: u64) -> String {
+pub(in crate::cli) fn bytes(bytes: u64) -> String {
     if bytes < 1_000 {
         return format!("{bytes} B");
     }
@@ -19,7 +19,7 @@ pub(super) fn bytes(bytes: u64) -> String {
 }
 
 /// Formats a time in at most two units: `0.3 ms`, `41 ms`, `1.5 s`, `3m12s`, `2h05m`, `4d03h`.
-pub(super) fn time(seconds: f64) -> String {
+pub(in crate::cli) fn time(seconds: f64) -> String {
     let whole = seconds.max(0.0) as u64;
     match whole {
         0 if seconds < 0.001 => format!("{:.1} ms", seconds.max(0.0) * 1e3),
@@ -32,7 +32,7 @@ pub(super) fn time(seconds: f64) -> String {
 }
 
 /// Returns foreign text (process and user names) without characters that move the cursor or colour the terminal.
-pub(super) fn printable(text: &str) -> String {
+pub(in crate::cli) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() || is_format(c) { '\u{fffd}' } else { c }).collect()
 }
 

@@ -1,15 +1,16 @@
 //! `sidetrack flows`: shows running and recently ended flows, and ends flows.
 
-mod human;
+pub(super) mod human;
 mod past;
 mod rates;
-mod show;
+pub(super) mod show;
 mod suggest;
 mod table;
 pub(super) mod which;
 mod why;
 
 pub use table::Table;
+pub(super) use table::cut;
 
 use crate::admin::{Client, ClientError, Killed};
 use crate::record::{FlowRecord, Traced};

@@ -10,7 +10,7 @@ use std::fmt::Write;
 const NAMES: usize = 20;
 
 /// Formats the flow, its steps, and what TCP measured.
-pub(super) fn traced(traced: &Traced<'_>) -> String {
+pub(in crate::cli) fn traced(traced: &Traced<'_>) -> String {
     let mut text = text(&traced.flow);
     text.push('\n');
     why::steps(&mut text, traced);

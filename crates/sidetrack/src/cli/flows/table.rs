@@ -250,7 +250,7 @@ impl Table {
 }
 
 /// Returns the text if it fits into `width` columns, otherwise its beginning and an ellipsis.
-fn cut(text: &str, width: usize) -> String {
+pub(in crate::cli) fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();
     }
