@@ -83,6 +83,8 @@ class Page {
       else tab.removeAttribute('aria-current');
     }
     fill(this.main, next.screen.element);
+    // On a narrow screen the tabs scroll.
+    this.tabs.querySelector('[aria-current]').scrollIntoView({ block: 'nearest', inline: 'nearest' });
     next.screen.enter();
     if (next.id === 'flows') this.flows.table.grid.focus();
   }
@@ -98,6 +100,7 @@ class Page {
       say(this.rates, `↓ ${rate(sums.down_bytes_per_second) || '0 B/s'}  ↑ ${rate(sums.up_bytes_per_second) || '0 B/s'}`);
       document.title = `${count(sums.flows_active)} flows · Sidetrack`;
     }
+    for (const { screen } of this.screens) screen.tick?.();
     this.current?.screen.draw?.();
   }
 

@@ -8,14 +8,15 @@ import { ways } from './ways.js';
 /** Pixels: height of an entry, distance of two, room above them, least width of a column, and most width of an entry. */
 const HEIGHT = 36;
 const PITCH = 44;
-const TOP = 74;
+const TOP = 84;
 const COLUMN_LEAST = 200;
 const NODE_MOST = 340;
 
 /** Classes of latency: below so many microseconds. */
 const CLASSES = [[5e3, 'below 5 ms'], [20e3, '5 to 20 ms'], [80e3, '20 to 80 ms'], [300e3, '80 to 300 ms'], [Infinity, '300 ms and more']];
 
-function classOf(us) {
+/** The class of style.css for a latency, microseconds. */
+export function classOf(us) {
   return us > 0 ? `late${CLASSES.findIndex(([most]) => us < most)}` : 'unknown';
 }
 
@@ -110,6 +111,7 @@ export class WayMap {
 
   /** Gives each entry its place. */
   place(columns) {
+    this.columns = columns;
     const width = Math.max(this.room.clientWidth - 2, columns.length * COLUMN_LEAST);
     const most = Math.max(1, ...columns.map(({ nodes }) => nodes.length));
     const each = width / Math.max(1, columns.length);
@@ -129,7 +131,7 @@ export class WayMap {
   }
 
   drawTitles(columns) {
-    const texts = columns.map(({ title, x, nodes }) => svg('text', { x, y: TOP - 12 }, `${title} (${count(nodes.length)})`));
+    const texts = columns.map(({ title, x, nodes }) => svg('text', { x, y: TOP - 22 }, `${title} (${count(nodes.length)})`));
     this.titles.replaceChildren(...texts);
   }
 
@@ -186,14 +188,27 @@ export class WayMap {
       }
       const [x1, x2] = [line.from.x + this.nodeWidth, line.to.x];
       const [y1, y2] = [slots(line.from, 'o', line.to), slots(line.to, 'i', line.from)];
-      const bend = (x2 - x1) / 2;
       set(made.group, { class: `way ${classOf(line.latency)}${line.isLit ? ' lit' : ''}` });
-      set(made.path, { d: `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`, 'stroke-width': thickness(line.rate).toFixed(1) });
+      set(made.path, { d: this.path(line, x1, y1, x2, y2), 'stroke-width': thickness(line.rate).toFixed(1) });
       say(made.title, `${line.from.label} → ${line.to.label}\n${words(line, ' flows')}`);
       set(made.label, { x: (x1 + x2) / 2, y: (y1 + y2) / 2 - 4 });
       say(made.label, fitted([rate(line.rate), line.latency > 0 ? time(line.latency / 1e6) : ''].filter(Boolean).join(' · '), x2 - x1));
     }
     this.forget(this.lines, found);
+  }
+
+  /** The path of a line. It passes above or below the entries of a column that it leaves out, so that it seems to pass none of them. */
+  path({ from, to }, x1, y1, x2, y2) {
+    const curve = (xa, ya, xb, yb) => `C${(xa + xb) / 2} ${ya} ${(xa + xb) / 2} ${yb} ${xb} ${yb}`;
+    let [x, y, path] = [x1, y1, `M${x1} ${y1}`];
+    for (const column of this.columns.slice(from.at + 1, to.at)) {
+      const [first, last] = [column.nodes[0].y - 9, column.nodes.at(-1).y + HEIGHT + 9];
+      const middle = y + ((y2 - y) * (column.x + this.nodeWidth / 2 - x)) / (x2 - x);
+      const lane = middle - first < last - middle ? Math.min(middle, first) : Math.max(middle, last);
+      path += `${curve(x, y, column.x, lane)}H${column.x + this.nodeWidth}`;
+      [x, y] = [column.x + this.nodeWidth, lane];
+    }
+    return path + curve(x, y, x2, y2);
   }
 
   forget(made, found) {

@@ -1,79 +1,12 @@
 // The other screens: each asks the admin interface and shows what it says.
 
-import { button, el, fill } from './dom.js';
+import { button, el } from './dom.js';
 import { ask } from './ask.js';
+import { cache } from './cache.js';
+import { chains } from './chains.js';
+import { Overlay } from './overlay.js';
+import { empty, metrics, panel, share, table } from './panel.js';
 import { bytes, count, rate, time } from './units.js';
-
-/** How often a screen asks, milliseconds. */
-const EVERY_MS = 2000;
-
-/** A screen that asks again and again while it is shown. `look()` returns its elements. */
-class Panel {
-  constructor(label, look) {
-    this.look = look;
-    this.inside = el('div', {});
-    this.note = el('p', { class: 'wrong', role: 'alert', hidden: true });
-    this.element = el('section', { class: 'panel', 'aria-label': label }, this.note, this.inside);
-  }
-
-  enter() {
-    this.isShown = true;
-    this.ask();
-  }
-
-  leave() {
-    this.isShown = false;
-    clearTimeout(this.again);
-  }
-
-  async ask() {
-    clearTimeout(this.again);
-    try {
-      const parts = await this.look();
-      // What has the focus must not vanish.
-      if (!this.inside.contains(document.activeElement) || document.activeElement === document.body) fill(this.inside, parts);
-      this.note.hidden = true;
-    } catch (error) {
-      this.note.hidden = false;
-      fill(this.note, error.message, error.help ? ` — ${error.help}` : '');
-    }
-    if (this.isShown) this.again = setTimeout(() => this.ask(), EVERY_MS);
-  }
-}
-
-/** A table. `columns`: title, and `right` for numbers; `rows`: lists of texts and elements. */
-function table(caption, columns, rows) {
-  return el('table', { class: 'list' }, el('caption', {}, caption),
-    el('thead', {}, el('tr', {}, columns.map(({ title, right }) => el('th', { scope: 'col', class: right ? 'right' : null }, title)))),
-    el('tbody', {}, rows.map((row) => el('tr', { class: row.kind ?? null }, row.cells.map((cell, at) => el('td', { class: columns[at].right ? 'right' : null }, cell))))));
-}
-
-function empty(title, ...more) {
-  return el('div', { class: 'nothing' }, el('h2', {}, title), more);
-}
-
-/** A share as a bar with its number. */
-function share(used, most, text) {
-  const part = most > 0 ? Math.min(1, used / most) : 0;
-  const bar = el('span', { class: part > 0.9 ? 'fill full' : 'fill' });
-  bar.style.width = `${part * 100}%`;
-  return el('span', { class: 'share' }, el('span', { class: 'track' }, bar), el('span', {}, text));
-}
-
-/** Reads metrics: a list of name, labels and value. */
-export function metrics(text) {
-  const found = [];
-  for (const line of text.split('\n')) {
-    const match = /^([a-z_]+)(?:\{(.*)\})? (\S+)/.exec(line);
-    if (!match) continue;
-    const labels = {};
-    for (const [, name, value] of (match[2] ?? '').matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)) {
-      labels[name] = value.replace(/\\(.)/g, (_, c) => (c === 'n' ? '\n' : c));
-    }
-    found.push({ name: match[1], labels, value: Number(match[3]) });
-  }
-  return found;
-}
 
 async function policy({ watch, show }) {
   const [{ rules, generation }, text] = await Promise.all([ask('/v1/rules'), ask('/metrics', { text: true })]);
@@ -106,32 +39,6 @@ async function policy({ watch, show }) {
   el('p', { class: 'dim' }, 'Counts are since the start of the node. A rule without a flow may stand behind one that matches first: ', el('code', {}, 'sidetrack explain'), ' shows it.')];
 }
 
-async function cache({ mayChange, again }) {
-  const { caches } = await ask('/v1/cache');
-  if (caches.length === 0) return [empty('This node has no cache', el('p', {}, 'A listener of kind “http” has one with '), el('pre', {}, 'cache_bytes = 268435456'))];
-  const text = await ask('/metrics', { text: true });
-  const hits = metrics(text).filter(({ name }) => name.startsWith('sidetrack_cache'));
-  const purge = (listener) => {
-    const start = button('Purge…', () => {
-      const yes = button('Remove all resources', async () => {
-        await ask('/v1/cache', { method: 'DELETE', query: { listener, all: 'true' } });
-        yes.blur();
-        again();
-      }, { class: 'danger' });
-      start.replaceWith(yes);
-      yes.focus();
-    });
-    return start;
-  };
-  const rows = caches.map(({ listener, memory, disk }) => ({
-    cells: [listener, count(memory.resources), share(memory.bytes, memory.capacity_bytes, `${bytes(memory.bytes)} of ${bytes(memory.capacity_bytes)}`),
-      disk ? count(disk.resources) : '', disk ? share(disk.bytes, disk.capacity_bytes, `${bytes(disk.bytes)} of ${bytes(disk.capacity_bytes)}`) : 'none',
-      mayChange ? purge(listener) : ''],
-  }));
-  return [table('Caches', [{ title: 'Listener' }, { title: 'In memory', right: true }, { title: 'Memory' }, { title: 'On disk', right: true }, { title: 'Disk' }, { title: '' }], rows),
-    hits.length > 0 && table('Counts since the start', [{ title: 'What' }, { title: 'Count', right: true }], hits.map(({ name, labels, value }) => ({ cells: [`${name.replace('sidetrack_cache_', '')} ${Object.values(labels).join(' ')}`, count(value)] })))];
-}
-
 async function fastPath() {
   let flows;
   try {
@@ -162,8 +69,18 @@ const DROPS = {
   sidetrack_engine_internal_total: 'errors of the packet engine itself',
 };
 
+/** What this machine lacks; what is fine is only counted. */
+function doctor(checks) {
+  const signs = { warn: '⚠ to look at', fail: '✕ missing' };
+  const lacking = checks.filter(({ level }) => level !== 'ok').sort((one, other) => (one.level > other.level ? 1 : -1));
+  if (lacking.length === 0) return el('p', { class: 'fine' }, `✓ This machine lacks nothing: ${count(checks.length)} checks.`);
+  return table(`What this machine lacks; ${count(checks.length - lacking.length)} more checks are fine`,
+    [{ title: '' }, { title: 'Check' }, { title: 'Found' }, { title: 'Needed for' }, { title: 'What to do' }],
+    lacking.map(({ name, level, found, needed_for: use, fix }) => ({ kind: level === 'fail' ? 'bad' : null, cells: [signs[level] ?? level, name, found, use, fix ?? ''] })));
+}
+
 async function health() {
-  const [status, text] = await Promise.all([ask('/v1/status'), ask('/metrics', { text: true })]);
+  const [status, text, { checks }] = await Promise.all([ask('/v1/status'), ask('/metrics', { text: true }), ask('/v1/doctor')]);
   const { config } = status;
   const facts = [
     ['Version', status.version], ['Process', String(status.pid)], ['Running for', time(status.uptime_seconds)], ['Since', status.started],
@@ -187,19 +104,15 @@ async function health() {
       : el('p', { class: 'fine' }, '✓ Nothing was lost or refused since the start.'),
     table('Listeners', [{ title: 'Name' }, { title: 'Kind' }, { title: 'Addresses' }], status.listeners.map(({ name, kind, addresses }) => ({ cells: [name, kind, addresses.join(', ')] }))),
     sorted.length > 0 && table('How flows ended since the start', [{ title: 'Reason' }, { title: 'Flows', right: true }], sorted.map(([reason, value]) => ({ cells: [reason, count(value)] }))),
-    el('p', { class: 'dim' }, 'What this machine lacks for some uses, ', el('code', {}, 'sidetrack doctor'), ' says.'),
+    doctor(checks),
+    el('p', { class: 'dim' }, 'What depends on rights that this process has given up, ', el('code', {}, 'sudo sidetrack doctor'), ' says.'),
   ];
-}
-
-function panel(label, look) {
-  return (context) => {
-    const made = new Panel(label, () => look({ ...context, again: () => made.ask() }));
-    return made;
-  };
 }
 
 /** The screens beside the flows. */
 export const PANELS = [
+  { id: 'chains', title: 'Chains', make: panel('Chains and functions', chains) },
+  { id: 'overlay', title: 'Overlay', make: (context) => new Overlay(context) },
   { id: 'policy', title: 'Policy', make: panel('Policy', policy) },
   { id: 'cache', title: 'Cache', make: panel('Cache', cache) },
   { id: 'fastpath', title: 'Fast path', make: panel('Fast path', fastPath) },

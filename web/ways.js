@@ -6,7 +6,7 @@ const NODES_MAX = 30;
 const LINES_MAX = 400;
 
 /** A value in the filter language. */
-const quoted = (text) => `"${text.replace(/[\\"]/g, '\\$&')}"`;
+export const quoted = (text) => `"${text.replace(/[\\"]/g, '\\$&')}"`;
 
 /** The address of `1.2.3.4:5`, `[2001:db8::1%eth0]:5` or `name:5`. */
 export function host(address) {

@@ -28,6 +28,20 @@ pub struct CacheStatus {
     pub memory: MemoryStatus,
     /// The store on disk, if one is configured.
     pub disk: Option<DiskStatus>,
+    /// Counts of requests since the start.
+    #[serde(default)]
+    pub requests: CacheRequests,
+}
+
+/// Counts of requests, by their result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheRequests {
+    /// Answered from the cache alone.
+    pub hits: u64,
+    /// Asked of the server or of a sibling, because nothing fresh was stored.
+    pub misses: u64,
+    /// Not for the cache: another method, or a request that forbids it.
+    pub passed: u64,
 }
 
 /// The store in memory.
@@ -106,6 +120,18 @@ pub(super) struct ListWish {
     listener: Option<String>,
     prefix: Option<String>,
     limit: Option<usize>,
+    order: Option<Order>,
+}
+
+/// The order of a list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Order {
+    /// By listener and key.
+    #[default]
+    Key,
+    /// The largest first, among the first [`LIST_MAX`] of each cache.
+    Bytes,
 }
 
 #[derive(Debug, Deserialize)]
@@ -158,11 +184,20 @@ pub(super) async fn list(
     State(state): State<AdminState>,
     wish: Result<Query<ListWish>, QueryRejection>,
 ) -> Result<Json<CachedResources>, ApiError> {
-    let help = "the path takes listener=, prefix=http://host/path and limit=100";
+    let help = "the path takes listener=, prefix=http://host/path, limit=100 and order=key or bytes";
     let Query(wish) = wish.map_err(|rejection| ApiError::bad_request(rejection.body_text(), help))?;
     let scope = wish.prefix.map_or(CacheScope::All, CacheScope::Prefix);
     let (listener, most) = (wish.listener, wish.limit.unwrap_or(LIST).min(LIST_MAX));
-    let found = move |control: &dyn super::Control| control.cached(listener.as_deref(), &scope, most);
+    let by_bytes = wish.order == Some(Order::Bytes);
+    let found = move |control: &dyn super::Control| {
+        let listed = if by_bytes { LIST_MAX } else { most };
+        let mut resources = control.cached(listener.as_deref(), &scope, listed)?;
+        if by_bytes {
+            resources.sort_by_key(|one| std::cmp::Reverse(one.memory_bytes.max(one.disk_bytes)));
+            resources.truncate(most);
+        }
+        Ok::<_, String>(resources)
+    };
     let resources = state.of_caches(found).await?.map_err(refused)?;
     Ok(Json(CachedResources { resources }))
 }

@@ -31,6 +31,7 @@
 //! | `POST /v1/profile?seconds=`, `GET`, `DELETE` | measures how long the data path works at each stage; shows and
 //! ends the measurement |
 //! | `GET /v1/status` | a summary of the process |
+//! | `GET /v1/doctor` | what this machine lacks |
 //! | `GET /v1/overlay` | links, paths and sessions of the overlay |
 //! | `GET /v1/overlay/group` | the groups that this node knows, their members, and counts of packets |
 //! | `POST /v1/overlay/group/{group}` | makes this node a member of a group, or not |
@@ -49,6 +50,7 @@ mod cache;
 mod capped;
 mod error;
 mod filter;
+mod findings;
 mod flows;
 mod history;
 mod overlay;
@@ -63,8 +65,10 @@ mod status;
 mod watch;
 
 pub use cache::{
-    CacheScope, CacheStatus, CachedResource, CachedResources, Caches, DiskStatus, MemoryStatus, Purged,
+    CacheRequests, CacheScope, CacheStatus, CachedResource, CachedResources, Caches, DiskStatus,
+    MemoryStatus, Purged,
 };
+pub use findings::{Finding, Findings};
 pub use history::{Answer, MovedAnswer};
 pub use page::{Role, Tokens, TokensError, serve_page};
 pub use places::{SYSTEM_SOCKET, default_socket, directory, forget_dead_runs, run_socket, run_sockets, runs};
@@ -180,6 +184,10 @@ pub trait Control: Send + Sync + 'static {
     fn purge(&self, _listener: Option<&str>, _scope: &CacheScope) -> Result<usize, String> {
         Ok(0)
     }
+    /// What this machine lacks, as far as this process may look. May block.
+    fn findings(&self) -> Vec<Finding> {
+        Vec::new()
+    }
     /// How many connections were closed to make room for others.
     fn closed_for_others(&self) -> ClosedForOthers {
         ClosedForOthers::default()
@@ -225,6 +233,8 @@ pub struct AdminState {
     history: Option<Arc<History>>,
     /// The table of running flows, while there is a viewer.
     watch: Arc<watch::Watch>,
+    /// The latest findings about this machine.
+    findings: findings::Latest,
     /// Searches of the history at a time.
     searches: Arc<Semaphore>,
     started: Instant,
@@ -251,6 +261,7 @@ impl AdminState {
             control,
             history: None,
             watch: Arc::default(),
+            findings: findings::Latest::default(),
             searches,
             started,
             started_at,
@@ -337,6 +348,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/cache/resources", get(cache::list))
         .route("/v1/profile", get(profile::show).post(profile::start).delete(profile::stop))
         .route("/v1/status", get(status::status))
+        .route("/v1/doctor", get(findings::show))
         .route("/v1/overlay", get(overlay::status))
         .route("/v1/overlay/group", get(overlay::groups))
         .route("/v1/overlay/group/{group}", axum::routing::post(overlay::join_group))

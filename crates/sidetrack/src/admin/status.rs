@@ -47,6 +47,9 @@ pub struct RuleView {
     pub matches: Vec<String>,
     /// Its action.
     pub action: ActionView,
+    /// The functions that its flows pass, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chain: Vec<String>,
 }
 
 /// An action in words.
@@ -68,6 +71,12 @@ impl From<&Action> for ActionView {
     }
 }
 
+/// The names of the functions that an action leads through.
+fn chain_of(action: &Action) -> Vec<String> {
+    let Action::Carry(carry) = action else { return Vec::new() };
+    carry.chain.iter().flat_map(|chain| chain.names()).map(ToString::to_string).collect()
+}
+
 impl RuleView {
     /// All rules of a policy in order, its default last.
     pub fn all(policy: &Policy) -> Vec<Self> {
@@ -76,12 +85,14 @@ impl RuleView {
             name: Some(rule.name.to_string()),
             matches: rule.matcher.conditions().iter().map(ToString::to_string).collect(),
             action: ActionView::from(&rule.action),
+            chain: chain_of(&rule.action),
         };
         let default = Self {
             place: None,
             name: None,
             matches: Vec::new(),
             action: ActionView::from(policy.default_action()),
+            chain: chain_of(policy.default_action()),
         };
         policy.rules().iter().enumerate().map(rule).chain([default]).collect()
     }

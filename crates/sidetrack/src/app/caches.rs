@@ -1,6 +1,6 @@
 //! The caches of a node's listeners, for the admin interface.
 
-use crate::admin::{CacheScope, CacheStatus, CachedResource, DiskStatus, MemoryStatus};
+use crate::admin::{CacheRequests, CacheScope, CacheStatus, CachedResource, DiskStatus, MemoryStatus};
 use crate::http::{Cache, Proxy, Which};
 use std::sync::Arc;
 
@@ -45,7 +45,9 @@ fn one(name: &str, proxy: &Proxy, cache: &Cache) -> CacheStatus {
         }
     });
     let memory = MemoryStatus { resources, bytes, capacity_bytes };
-    CacheStatus { listener: name.to_owned(), memory, disk }
+    let [hits, misses, passed] = cache.counts.read();
+    let requests = CacheRequests { hits, misses, passed };
+    CacheStatus { listener: name.to_owned(), memory, disk, requests }
 }
 
 /// Returns stored resources of one listener or of all, at most `most` for each.

@@ -4,10 +4,11 @@ use super::caches;
 use super::node::Node;
 use super::shunt::ShuntFlows;
 use crate::admin::{
-    AgreementStatus, Applied, Audit, CacheScope, CacheStatus, CachedResource, ConfigStatus, Control,
+    AgreementStatus, Applied, Audit, CacheScope, CacheStatus, CachedResource, ConfigStatus, Control, Finding,
     ListenerStatus, NewAgreement,
 };
 use crate::config::Config;
+use crate::doctor::{Check, Facts, examine_running};
 use crate::function::Function;
 use crate::intercept::hold::{Hold, HoldCounts};
 use crate::metrics::{ClosedForOthers, DnsCounts, HeldCounts};
@@ -118,6 +119,19 @@ impl Control for ControlOf {
         let found = functions.iter().find(|function| &*function.spec().name == name);
         let pool = found.and_then(|function| function.pool());
         pool.inspect(|pool| pool.again()).is_some()
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        let config = self.reload.current().load_full();
+        let checks = examine_running(&Facts::look(Some(&config)));
+        let told = |check: Check| Finding {
+            name: check.name,
+            level: check.level.as_str().to_owned(),
+            found: check.found,
+            needed_for: check.needed_for,
+            fix: check.fix,
+        };
+        checks.into_iter().map(told).collect()
     }
 
     fn closed_for_others(&self) -> ClosedForOthers {

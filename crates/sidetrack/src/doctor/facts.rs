@@ -36,6 +36,8 @@ pub const SETTINGS: [&str; 16] = [
 /// The result of running a command in its own network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Isolation {
+    /// It was not tried.
+    NotTried,
     /// It worked, and took this time.
     Works(Duration),
     /// It failed.
@@ -142,6 +144,19 @@ impl Facts {
     /// # Panics
     /// The process has more than one thread: gathering starts a command.
     pub fn gather(config: Option<&Config>) -> Self {
+        Self {
+            isolation: isolation(),
+            nftables: nftables(),
+            engines: config.map(uses::engines).unwrap_or_default(),
+            shunt: config.and_then(uses::shunt),
+            overlay: config.and_then(uses::overlay),
+            dns: config.and_then(uses::dns),
+            ..Self::look(config)
+        }
+    }
+
+    /// Gathers what a running process may look at: it starts nothing, opens no netlink socket, and takes some milliseconds.
+    pub fn look(config: Option<&Config>) -> Self {
         let has = |capability| caps::holds(capability);
         Self {
             kernel: probe::kernel_release(),
@@ -150,8 +165,8 @@ impl Facts {
             net_raw: has(CapabilitySet::NET_RAW),
             sys_admin: has(CapabilitySet::SYS_ADMIN),
             sys_resource: has(CapabilitySet::SYS_RESOURCE),
-            isolation: isolation(),
-            nftables: nftables(),
+            isolation: Isolation::NotTried,
+            nftables: Nftables::NotAllowed,
             nofile: caps::open_files_limit(),
             cgroup2: Hierarchy::find().ok().map(|hierarchy| hierarchy.mount),
             settings: SETTINGS.iter().filter_map(|name| Some((*name, sysctl::read(name).ok()?))).collect(),
@@ -162,11 +177,11 @@ impl Facts {
             seccomp: confine::is_available(),
             data_user: data_user(),
             neighbours: neighbours(),
-            engines: config.map(uses::engines).unwrap_or_default(),
-            shunt: config.and_then(uses::shunt),
-            overlay: config.and_then(uses::overlay),
+            engines: Vec::new(),
+            shunt: None,
+            overlay: None,
             page: config.and_then(|config| config.admin.page),
-            dns: config.and_then(uses::dns),
+            dns: None,
         }
     }
 

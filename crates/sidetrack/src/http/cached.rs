@@ -63,17 +63,27 @@ pub(super) async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome,
                 if refresh {
                     super::refresh::behind(cached.turn, cache, &key, object);
                 }
+                cache.counts.hit();
                 return Ok(cached.reply(object, None, "hit").await);
             }
             Lookup::OnlyIfCached => return Err(Box::new(Answer::not_cached(cached.turn.proxy))),
             // Boxed here and below: a hit does not need this room in its future.
-            Lookup::Pass { why } => return Box::pin(cached.pass(why)).await,
+            Lookup::Pass { why } => {
+                cache.counts.passed();
+                return Box::pin(cached.pass(why)).await;
+            }
             Lookup::Miss { why } | Lookup::Validate { why, .. }
                 if may_wait && is_for_all(fields) && cached.turn.bound.is_empty() =>
             {
                 match cache.store.claim(&key) {
-                    Claim::Fetch(fetching) => return Box::pin(cached.fetch(why, Some(fetching))).await,
-                    Claim::Alone => return Box::pin(cached.fetch(why, None)).await,
+                    Claim::Fetch(fetching) => {
+                        cache.counts.missed();
+                        return Box::pin(cached.fetch(why, Some(fetching))).await;
+                    }
+                    Claim::Alone => {
+                        cache.counts.missed();
+                        return Box::pin(cached.fetch(why, None)).await;
+                    }
                     Claim::Wait(mut fetching) => {
                         // It ended or was too slow. In both cases look again, but do not wait a second time.
                         let _ = crate::reactor::timeout(WAIT, fetching.changed()).await;
@@ -82,6 +92,7 @@ pub(super) async fn serve(turn: &mut Turn<'_>, cache: &Cache) -> Result<Outcome,
                 }
             }
             Lookup::Miss { why } | Lookup::Validate { why, .. } => {
+                cache.counts.missed();
                 return Box::pin(cached.fetch(why, None)).await;
             }
         }

@@ -59,6 +59,7 @@ use sidetrack_core::http::cache::Rules;
 use sidetrack_core::http::message::Method;
 use sidetrack_core::http::uri::{KeyRules, Resource};
 use sidetrack_core::net::IpSet;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -104,6 +105,40 @@ pub struct Cache {
     pub htcp: Option<Arc<Htcp>>,
     /// Clients whose PURGE requests are obeyed.
     pub purge_from: IpSet,
+    /// Counts of requests.
+    pub counts: Counts,
+}
+
+/// Counts of the requests of a cache since the start, by their result.
+#[derive(Debug, Default)]
+pub struct Counts([AtomicU64; 3]);
+
+impl Counts {
+    fn count(&self, at: usize) {
+        if let Some(counter) = self.0.get(at) {
+            counter.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// One was answered from the cache alone.
+    pub(crate) fn hit(&self) {
+        self.count(0);
+    }
+
+    /// One was asked of the server or of a sibling.
+    pub(crate) fn missed(&self) {
+        self.count(1);
+    }
+
+    /// One was not for the cache.
+    pub(crate) fn passed(&self) {
+        self.count(2);
+    }
+
+    /// Returns how many were answered from the cache, asked of the server, and not for the cache.
+    pub fn read(&self) -> [u64; 3] {
+        self.0.each_ref().map(|counter| counter.load(Relaxed))
+    }
 }
 
 impl Proxy {
@@ -165,6 +200,7 @@ impl Cache {
             siblings: Siblings::new(&settings.siblings, by_htcp.unwrap_or_default()),
             htcp,
             purge_from: settings.purge_from.clone(),
+            counts: Counts::default(),
             disk_trouble,
         })
     }

@@ -21,6 +21,7 @@ mod groups;
 pub mod identity;
 mod ingress;
 mod lanes;
+mod mapped;
 mod nearest;
 mod paced;
 mod packets;
@@ -43,6 +44,7 @@ pub use control::Echo;
 pub(crate) use echoes::PER_SECOND_MAX;
 pub use echoes::PacketBenchView;
 pub use groups::{GroupTotals, GroupView};
+pub use mapped::GraphLinkView;
 pub use paced::{PacedTotals, PacedView};
 pub use setting::{LinkSetting, LinkSettingView};
 pub use status::{

@@ -4,6 +4,7 @@ use super::control::names;
 use super::datagrams::{Counters, Datagrams, Route, ServiceCounts, Totals};
 use super::groups::{self, GroupView};
 use super::lanes;
+use super::mapped::{self, GraphLinkView};
 use super::paced::{self, PacedTotals, PacedView};
 use super::packets;
 use super::setting::LinkSettingView;
@@ -31,6 +32,9 @@ pub struct Status {
     pub links: Vec<LinkView>,
     /// The best paths to all other nodes.
     pub paths: Vec<PathView>,
+    /// All links of the overlay that both of their ends report, as this node knows them.
+    #[serde(default)]
+    pub graph: Vec<GraphLinkView>,
     /// When this node last learned of a link that came or went, milliseconds since 1970.
     #[serde(default)]
     pub links_changed_unix_ms: u64,
@@ -447,6 +451,7 @@ pub(super) fn of<K: Keys>(shared: &Shared, node: &Node<K>, uptime: Duration) -> 
         links: links.collect(),
         links_beyond_topology: node.beyond_topology(),
         paths: paths.collect(),
+        graph: mapped::links(shared, &graph),
         links_changed_unix_ms: 0,
         sessions: shared.sessions.len() as u64,
         sessions_opened: count(&counters.sessions_opened),

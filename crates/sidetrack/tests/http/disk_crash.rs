@@ -265,6 +265,18 @@ fn the_command_shows_and_removes_what_is_stored() {
         client.fetch(&origin.url(path));
     }
     awaited("four files", || said(&["stat"]).1.contains("4 files in").then_some(()));
+    assert!(client.fetch(&origin.url("/a/10")).is_hit());
+    assert_eq!(
+        stat(folder.path())["caches"][0]["requests"],
+        serde_json::json!({"hits": 1, "misses": 4, "passed": 0})
+    );
+    let asked =
+        |path| sidetrack_common::exchange::ask(&folder.path().join("admin.sock"), "GET", path, "").unwrap();
+    let (status, largest) = asked("/v1/cache/resources?order=bytes&limit=2");
+    let places = ["/c/40", "/b/30"].map(|path| largest.find(path));
+    assert!(status == 200 && places[0].is_some() && places[0] < places[1], "{largest}");
+    assert!(!largest.contains("/a/20"), "{largest}");
+    assert_eq!(asked("/v1/cache/resources?order=size").0, 400);
     let (code, listed) = said(&["ls", &origin.url("/a/")]);
     assert!(code == Some(0) && listed.lines().count() == 3 && listed.contains("/a/20"), "{listed}");
     assert_eq!(said(&["ls", "--limit", "2", "--json"]).1.lines().count(), 2);

@@ -2,7 +2,7 @@
 
 use crate::chromium::Browser;
 use crate::support::{carried, denied, ended, enter, flow, full, live};
-use crate::{HOSTILE, Rig, screens, tokens};
+use crate::{HOSTILE, Rig, real, screens, tokens};
 use sidetrack::live::{Ended, LiveFlow};
 use sidetrack_core::flow::{EndReason, Process};
 use sidetrack_core::net::IpNet;
@@ -17,7 +17,7 @@ const WATCH: &str = "window.violations = [];
 /// A flow whose every name is hostile.
 fn hostile(id: u64) -> Arc<LiveFlow> {
     let mut known = flow("10.9.8.7:443");
-    known.process = Some(Process { pid: Some(9), name: Some(format!("{HOSTILE}\u{1}").into()), uid: None });
+    known.process = Some(Process { pid: Some(9), name: Some(format!("{HOSTILE}\u{1}")), uid: None });
     known.user = Some(HOSTILE.into());
     known.listener = HOSTILE.into();
     known.host = Some("<script>alert(1)<script>".parse().expect("a name, for all that a peer may send"));
@@ -39,10 +39,11 @@ fn the_page_in_a_real_browser() {
     a_filter_is_completed(&mut browser);
     screens::the_map(&mut browser);
     a_flow_ends_after_one_question(&mut browser, &flows[0]);
-    for screen in ["policy", "cache", "fastpath", "health"] {
+    for screen in ["chains", "overlay", "policy", "cache", "fastpath", "health"] {
         browser.eval(&format!("location.hash = '{screen}'"));
         browser.wait_for("document.querySelector('.panel h2, .panel caption')");
     }
+    screens::hostile_names_stay_text(&mut browser);
     browser.eval("location.hash = 'policy'");
     browser.wait_for(&format!("document.body.innerText.includes('{HOSTILE}')"));
     browser.eval("location.hash = 'flows'");
@@ -58,10 +59,18 @@ fn the_page_in_a_real_browser() {
     screens::the_map_is_bounded(&mut browser, &rig);
     many_rows_are_shown(&mut browser, &rig);
     measure(&mut browser, &rig);
+    nothing_was_violated(&mut browser);
+    drop(rig);
+    real::the_page_of_a_real_node(&mut browser);
+    nothing_was_violated(&mut browser);
+    assert_eq!(browser.complaints, Vec::<String>::new());
+}
+
+/// No name has become a script or an element, and no policy was violated.
+fn nothing_was_violated(browser: &mut Browser) {
     assert_eq!(browser.eval("window.hacked ?? null"), serde_json::Value::Null, "no name became a script");
     assert_eq!(browser.eval("document.querySelectorAll('img').length"), 0);
     assert_eq!(browser.eval("JSON.stringify(window.violations)"), "[]");
-    assert_eq!(browser.complaints, Vec::<String>::new());
 }
 
 fn log_in(browser: &mut Browser, rig: &Rig, token: &str) {

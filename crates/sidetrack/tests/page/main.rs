@@ -1,5 +1,10 @@
 //! The page: its login and its header fields over real connections, the live flows, and all of it in a real browser.
 
+#[path = "../node/mod.rs"]
+mod node;
+#[path = "../overlay/scene.rs"]
+#[allow(dead_code, reason = "every test binary uses a part")]
+mod overlay_scene;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -7,12 +12,17 @@ mod browser;
 mod chromium;
 mod feed;
 mod login;
+mod real;
 mod screens;
 
-use sidetrack::admin::{AdminState, ConfigStatus, Control, ListenerStatus, Tokens, serve_page};
+use sidetrack::admin::{
+    AdminState, CacheRequests, CacheScope, CacheStatus, CachedResource, ConfigStatus, Control, Finding,
+    FunctionCounts, ListenerStatus, MemoryStatus, Tokens, serve_page,
+};
 use sidetrack::live::Ledger;
 use sidetrack::metrics::Metrics;
 use sidetrack::record::{Feed, Recorder};
+use sidetrack_common::admin::ContainersHealth;
 use sidetrack_core::net::IpNet;
 use sidetrack_core::policy::{Action, Condition, Match, Policy, Rule};
 use sidetrack_testkit::LIMIT;
@@ -47,6 +57,45 @@ impl Control for Program {
     fn listeners(&self) -> Vec<ListenerStatus> {
         let addresses = vec![([127, 0, 0, 1], 1080).into()];
         vec![ListenerStatus { name: "out".into(), kind: "redirect".into(), addresses }]
+    }
+
+    fn functions(&self) -> Vec<FunctionCounts> {
+        let trouble =
+            ContainersHealth { image: HOSTILE.into(), trouble: Some(HOSTILE.into()), ..Default::default() };
+        let kind = "container".into();
+        vec![FunctionCounts {
+            name: HOSTILE.into(),
+            kind,
+            flows: 1,
+            bytes_up: 0,
+            bytes_down: 0,
+            containers: Some(trouble),
+        }]
+    }
+
+    fn caches(&self) -> Vec<CacheStatus> {
+        let memory = MemoryStatus { resources: 1, bytes: 7, capacity_bytes: 100 };
+        let requests = CacheRequests { hits: 3, misses: 1, passed: 0 };
+        vec![CacheStatus { listener: HOSTILE.into(), memory, disk: None, requests }]
+    }
+
+    fn cached(&self, _: Option<&str>, _: &CacheScope, _: usize) -> Result<Vec<CachedResource>, String> {
+        let one = |at: u64| {
+            let key = format!("http://{at}.example/{HOSTILE}");
+            CachedResource { listener: HOSTILE.into(), key, memory_bytes: at, disk_bytes: 0 }
+        };
+        Ok((1..100).map(one).collect())
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        let text = || HOSTILE.to_owned();
+        vec![Finding {
+            name: text(),
+            level: "fail".into(),
+            found: text(),
+            needed_for: text(),
+            fix: Some(text()),
+        }]
     }
 
     fn reload(&self) -> Result<(), String> {

@@ -14,8 +14,13 @@ pub(crate) fn go(browser: &mut Browser, screen: &str) {
     ));
 }
 
+/// Whether an element that fits shows this text, as an expression.
+pub(crate) fn shown(element: &str, text: &str) -> String {
+    format!("[...document.querySelectorAll('{element}')].some((one) => one.innerText.includes('{text}'))")
+}
+
 /// An entry of the map whose name begins so, as an expression.
-fn entry(name: &str) -> String {
+pub(crate) fn entry(name: &str) -> String {
     format!(
         "[...document.querySelectorAll('.node')].find((node) => node.getAttribute('aria-label').startsWith('{name}'))"
     )
@@ -99,4 +104,16 @@ fn the_map_is_saved(browser: &mut Browser) {
         text.contains("www.example") && text.contains("stroke-width=") && !text.contains("class="),
         "{text}"
     );
+}
+
+/// Names in the cells of tables. The largest resources come first, and the read-only role is offered no purge (see `login`).
+pub(crate) fn hostile_names_stay_text(browser: &mut Browser) {
+    go(browser, "chains");
+    browser.wait_for(&shown(".list td", &format!("✕ {HOSTILE}")));
+    go(browser, "cache");
+    browser.wait_for(&shown(".list td", "75.0 %"));
+    browser.wait_for(&shown(".list td", &format!("http://99.example/{HOSTILE}")));
+    assert_eq!(browser.eval("document.querySelectorAll('.list')[1].tBodies[0].rows.length"), 20);
+    go(browser, "health");
+    browser.wait_for(&shown(".list .bad td", HOSTILE));
 }

@@ -34,6 +34,10 @@ const FILES: &[(&str, &str, &[u8])] = files! {
     "map.js": "text/javascript; charset=utf-8",
     "ways.js": "text/javascript; charset=utf-8",
     "svg.js": "text/javascript; charset=utf-8",
+    "panel.js": "text/javascript; charset=utf-8",
+    "cache.js": "text/javascript; charset=utf-8",
+    "chains.js": "text/javascript; charset=utf-8",
+    "overlay.js": "text/javascript; charset=utf-8",
     "panels.js": "text/javascript; charset=utf-8",
 };
 
