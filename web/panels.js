@@ -4,6 +4,7 @@ import { button, el } from './dom.js';
 import { ask } from './ask.js';
 import { cache } from './cache.js';
 import { chains } from './chains.js';
+import { control } from './control.js';
 import { Overlay } from './overlay.js';
 import { empty, metrics, panel, share, table } from './panel.js';
 import { bytes, count, rate, time } from './units.js';
@@ -116,5 +117,6 @@ export const PANELS = [
   { id: 'policy', title: 'Policy', make: panel('Policy', policy) },
   { id: 'cache', title: 'Cache', make: panel('Cache', cache) },
   { id: 'fastpath', title: 'Fast path', make: panel('Fast path', fastPath) },
+  { id: 'control', title: 'Control', make: panel('Control', control) },
   { id: 'health', title: 'Health', make: panel('Health', health) },
 ];

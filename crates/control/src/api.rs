@@ -148,6 +148,19 @@ pub enum Progress {
     },
 }
 
+/// What the set-up of an application has reported.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Report {
+    /// The application's name.
+    pub name: String,
+    /// The identity of the submission.
+    pub id: String,
+    /// The member that submitted it.
+    pub owner: Option<String>,
+    /// The steps that are done, in order; at the end the reason, if one has failed.
+    pub lines: Vec<Progress>,
+}
+
 /// The phase of an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]

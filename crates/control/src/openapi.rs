@@ -2,7 +2,7 @@
 
 use super::api::{
     AccessRequest, Application, ApplicationStatus, Configuration, Configured, ConsentChange, Offer, Planned,
-    Progress, Refusal, Shipment, Shipped,
+    Progress, Refusal, Report, Shipment, Shipped,
 };
 use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
@@ -128,6 +128,10 @@ pub fn orchestrator() -> Value {
         list,
     );
     document.add("get", "/v1/applications/{name}", "show", "One application", None, status);
+    let about = "The steps of the latest 64 set-ups of this orchestrator since its start: those of the member that asks; an operator gets \
+                 those of all";
+    let reports = json!({ "type": "array", "items": document.of::<Report>() });
+    document.add("get", "/v1/progress", "progress", about, None, reports);
     let about = "Ends an application; what was done for it is taken back";
     document.add("delete", "/v1/applications/{name}", "end", about, None, nothing.clone());
     let (application, planned) = (document.of::<Application>(), document.of::<Planned>());

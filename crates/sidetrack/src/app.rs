@@ -12,6 +12,7 @@ mod handover;
 mod hold;
 mod kernel;
 mod node;
+mod orchestrator;
 mod outgoing;
 mod paths;
 mod ports;

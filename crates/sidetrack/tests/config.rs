@@ -276,6 +276,8 @@ fn errors_of_top_level_values() {
             "[record]\nto = \"stdot\"\nrecent = 5000000",
             "[admin]\nsocket = \"nome\"\nmetrics = \"9465\"",
             "[admin]\npage_tokens = \"tokens\"\npage_hosts = \"node.example:443\"",
+            "[admin.orchestrator]\naddress = [\"here\", \":1\", \"[::1]:7000\"]\nidentity = \"a.pem\"\nca = \"ca.pem\"",
+            "[admin]\norchestrator = { address = \"one.example:7000\" }",
             "[set]\nlab = []\nall = [\"@lab\"]\nbad = \"10.0.0.1/8\"",
         ]),
     );

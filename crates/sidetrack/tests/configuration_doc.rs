@@ -121,6 +121,7 @@ fn the_tables_are_those_of_the_program() {
     let wanted = [
         "/",
         "admin",
+        "admin.orchestrator",
         "record",
         "log",
         "limits",

@@ -6,6 +6,7 @@ mod images;
 mod master;
 mod member;
 mod place;
+mod reports;
 mod routes;
 mod setup;
 
@@ -18,6 +19,7 @@ use super::store::{If, Revision, Store, StoreError};
 use hyper::Method;
 use master::Master;
 use member::Member;
+use reports::Reports;
 use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -53,6 +55,8 @@ pub struct Orchestrator {
     is_ending: AtomicBool,
     /// This orchestrator among several on one store.
     member: Member,
+    /// What the latest set-ups have reported.
+    reports: Reports,
 }
 
 impl Orchestrator {
@@ -79,6 +83,7 @@ impl Orchestrator {
             changed: Notify::new(),
             is_ending: AtomicBool::new(false),
             member: Member::default(),
+            reports: Reports::default(),
         };
         for (revision, status) in orchestrator.applications()? {
             match status.phase {

@@ -1,7 +1,7 @@
 //! The HTTP interface of an orchestrator: applications for its members, and consent for the agents of domains.
 
 use super::Orchestrator;
-use crate::api::{Application, ApplicationStatus, ConsentChange, Planned};
+use crate::api::{Application, ApplicationStatus, ConsentChange, Planned, Report};
 use crate::link::{BODY_MAX, No, Peer};
 use crate::name::Name;
 use crate::openapi;
@@ -28,6 +28,7 @@ pub fn router(orchestrator: Shared) -> Router {
     Router::new()
         .route("/v1/applications", post(submit).get(list))
         .route("/v1/applications/{name}", get(show).delete(end))
+        .route("/v1/progress", get(progress))
         .route("/v1/plan", post(plan))
         .route("/v1/consent/{data}", put(consent))
         .route("/openapi.json", get(|| async { Json(openapi::orchestrator()) }))
@@ -85,9 +86,13 @@ impl Reach {
     }
 
     fn covers(&self, status: &ApplicationStatus) -> bool {
+        self.covers_owner(status.owner.as_ref())
+    }
+
+    fn covers_owner(&self, owner: Option<&String>) -> bool {
         match self {
             Self::Operator => true,
-            Self::Member(identity) => status.owner.as_ref() == Some(identity),
+            Self::Member(identity) => owner == Some(identity),
         }
     }
 }
@@ -131,6 +136,15 @@ async fn list(
     let reach = Reach::of(&orchestrator, &peer)?;
     let all = orchestrator.applications().map_err(failed)?;
     Ok(Json(all.into_iter().map(|(_, status)| status).filter(|status| reach.covers(status)).collect()))
+}
+
+/// What the latest set-ups of this orchestrator have reported.
+async fn progress(
+    State(orchestrator): State<Shared>,
+    Extension(peer): Extension<Peer>,
+) -> Result<Json<Vec<Report>>, No> {
+    let reach = Reach::of(&orchestrator, &peer)?;
+    Ok(Json(orchestrator.reports.of(|report| reach.covers_owner(report.owner.as_ref()))))
 }
 
 async fn show(

@@ -89,6 +89,7 @@ impl Orchestrator {
             by: self.member.id(),
             placed: Vec::new(),
         };
+        self.reports.begin(&status);
         let mut setup = Setup {
             by: status.by.clone(),
             orchestrator: self,
@@ -121,8 +122,10 @@ impl Orchestrator {
         if entered && let Err(error) = self.end(&name, is_ours).await {
             tracing::error!(%error, "cannot take back what was done; trying again at the next start");
         }
+        let failed = Progress::Failed { step, domain, error };
+        self.reports.add(&id, &failed);
         // The client may be gone.
-        let _ = told.send(Progress::Failed { step, domain, error }).await;
+        let _ = told.send(failed).await;
         false
     }
 }
@@ -130,7 +133,9 @@ impl Orchestrator {
 impl Setup<'_> {
     async fn done(&self, step: Step, detail: String) {
         let seconds = self.began.elapsed().as_secs_f64();
-        let _ = self.told.send(Progress::Done { step, number: step.number(), seconds, detail }).await;
+        let done = Progress::Done { step, number: step.number(), seconds, detail };
+        self.orchestrator.reports.add(&self.status.id, &done);
+        let _ = self.told.send(done).await;
     }
 
     /// Stops if the other orchestrators may count this one as dead: they take the set-up back then, and a late request of this one

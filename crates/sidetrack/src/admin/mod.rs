@@ -32,6 +32,7 @@
 //! ends the measurement |
 //! | `GET /v1/status` | a summary of the process |
 //! | `GET /v1/doctor` | what this machine lacks |
+//! | `GET /v1/control` | the applications of the orchestrator, and their steps |
 //! | `GET /v1/overlay` | links, paths and sessions of the overlay |
 //! | `GET /v1/overlay/group` | the groups that this node knows, their members, and counts of packets |
 //! | `POST /v1/overlay/group/{group}` | makes this node a member of a group, or not |
@@ -48,6 +49,7 @@
 
 mod cache;
 mod capped;
+mod control;
 mod error;
 mod filter;
 mod findings;
@@ -68,6 +70,7 @@ pub use cache::{
     CacheRequests, CacheScope, CacheStatus, CachedResource, CachedResources, Caches, DiskStatus,
     MemoryStatus, Purged,
 };
+pub use control::Applications;
 pub use findings::{Finding, Findings};
 pub use history::{Answer, MovedAnswer};
 pub use page::{Role, Tokens, TokensError, serve_page};
@@ -184,6 +187,13 @@ pub trait Control: Send + Sync + 'static {
     fn purge(&self, _listener: Option<&str>, _scope: &CacheScope) -> Result<usize, String> {
         Ok(0)
     }
+    /// The applications of the orchestrator. `None`: none is configured. May block.
+    ///
+    /// # Errors
+    /// Says why there is no answer.
+    fn applications(&self) -> Result<Option<Applications>, String> {
+        Ok(None)
+    }
     /// What this machine lacks, as far as this process may look. May block.
     fn findings(&self) -> Vec<Finding> {
         Vec::new()
@@ -235,6 +245,8 @@ pub struct AdminState {
     watch: Arc<watch::Watch>,
     /// The latest findings about this machine.
     findings: findings::Latest,
+    /// The latest answer of the orchestrator.
+    applications: control::Latest,
     /// Searches of the history at a time.
     searches: Arc<Semaphore>,
     started: Instant,
@@ -262,6 +274,7 @@ impl AdminState {
             history: None,
             watch: Arc::default(),
             findings: findings::Latest::default(),
+            applications: control::Latest::default(),
             searches,
             started,
             started_at,
@@ -349,6 +362,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/profile", get(profile::show).post(profile::start).delete(profile::stop))
         .route("/v1/status", get(status::status))
         .route("/v1/doctor", get(findings::show))
+        .route("/v1/control", get(control::show))
         .route("/v1/overlay", get(overlay::status))
         .route("/v1/overlay/group", get(overlay::groups))
         .route("/v1/overlay/group/{group}", axum::routing::post(overlay::join_group))

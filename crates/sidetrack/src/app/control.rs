@@ -2,10 +2,11 @@
 
 use super::caches;
 use super::node::Node;
+use super::orchestrator::Orchestrator;
 use super::shunt::ShuntFlows;
 use crate::admin::{
-    AgreementStatus, Applied, Audit, CacheScope, CacheStatus, CachedResource, ConfigStatus, Control, Finding,
-    ListenerStatus, NewAgreement,
+    AgreementStatus, Applications, Applied, Audit, CacheScope, CacheStatus, CachedResource, ConfigStatus,
+    Control, Finding, ListenerStatus, NewAgreement,
 };
 use crate::config::Config;
 use crate::doctor::{Check, Facts, examine_running};
@@ -31,12 +32,18 @@ pub(super) struct ControlOf {
     reload: ReloadHandle,
     runtime: Handle,
     shunt: Option<Arc<ShuntFlows>>,
+    orchestrator: Option<Orchestrator>,
 }
 
 impl ControlOf {
     /// Call it on the control event loop.
-    pub(super) fn new(node: Arc<Node>, reload: ReloadHandle, shunt: Option<Arc<ShuntFlows>>) -> Self {
-        Self { node, reload, runtime: Handle::current(), shunt }
+    pub(super) fn new(
+        node: Arc<Node>,
+        reload: ReloadHandle,
+        shunt: Option<Arc<ShuntFlows>>,
+        orchestrator: Option<Orchestrator>,
+    ) -> Self {
+        Self { node, reload, runtime: Handle::current(), shunt, orchestrator }
     }
 }
 
@@ -119,6 +126,11 @@ impl Control for ControlOf {
         let found = functions.iter().find(|function| &*function.spec().name == name);
         let pool = found.and_then(|function| function.pool());
         pool.inspect(|pool| pool.again()).is_some()
+    }
+
+    fn applications(&self) -> Result<Option<Applications>, String> {
+        let Some(orchestrator) = &self.orchestrator else { return Ok(None) };
+        self.runtime.block_on(orchestrator.applications()).map(Some)
     }
 
     fn findings(&self) -> Vec<Finding> {

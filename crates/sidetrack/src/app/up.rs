@@ -1,6 +1,7 @@
 //! `sidetrack up`: runs a node until it is told to stop.
 
 use super::node::{Node, Prepared};
+use super::orchestrator::Orchestrator;
 use super::outgoing::{self, Paths};
 use super::shunt::ShuntFlows;
 use super::systemd::Systemd;
@@ -124,6 +125,8 @@ struct Windows {
     page: Option<PageAt>,
     /// Where services ask for paths.
     outgoing: Option<std::net::TcpListener>,
+    /// Whom the page asks for applications.
+    orchestrator: Option<Orchestrator>,
 }
 
 /// Where browsers log in.
@@ -166,7 +169,8 @@ impl Windows {
             config.admin.page.map(|address| PageAt::open(&config.admin, address, socket)).transpose()?;
         let outgoing = config.outgoing.as_ref().map(outgoing::listen).transpose()?;
         let metrics = metrics.map(|listener| (listener, config.admin.metrics_hosts.clone().into()));
-        Ok(Self { admin, metrics, page, outgoing })
+        let orchestrator = config.admin.orchestrator.as_ref().map(Orchestrator::new).transpose()?;
+        Ok(Self { admin, metrics, page, outgoing, orchestrator })
     }
 
     fn admin_path(&self) -> Option<&Path> {
@@ -215,7 +219,7 @@ async fn run(
     node: Arc<Node>,
     reloader: Reloader,
     handle: ReloadHandle,
-    windows: Windows,
+    mut windows: Windows,
     shunt: Option<Arc<ShuntFlows>>,
     systemd: Option<Arc<Systemd>>,
 ) -> anyhow::Result<()> {
@@ -239,7 +243,9 @@ async fn run(
     let shunting = shunt.clone().map(|shunt| tokio::spawn(shunt.record(node.clone(), stopped.clone())));
     let following = tokio::spawn(super::agreement::follow(node.clone(), handle.clone()));
     let current = handle.current().clone();
-    let control = Arc::new(super::control::ControlOf::new(node.clone(), handle, shunt.clone()));
+    let orchestrator = windows.orchestrator.take();
+    let control = super::control::ControlOf::new(node.clone(), handle, shunt.clone(), orchestrator);
+    let control = Arc::new(control);
     let paths =
         config.outgoing.as_ref().map(|settings| Paths::new(settings.clone(), node.clone(), current.clone()));
     let windows = windows.serve(

@@ -1,6 +1,6 @@
 //! Settings that a reload cannot change: the program reads them only at the start.
 
-use super::{Admin, AdminAt, AgreementFile, Config, History, Limits, Record, RecordTo};
+use super::{Admin, AdminAt, AgreementFile, Config, History, Limits, OrchestratorAt, Record, RecordTo};
 use std::fmt::Display;
 
 /// Returns the settings that differ between the first configuration and a new one and that need a restart. Each
@@ -10,7 +10,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
     // All fields are named, so that a new setting does not compile until it is listed here.
     let Config {
         workers,
-        admin: Admin { socket, metrics, metrics_hosts, page, page_tokens, page_hosts },
+        admin: Admin { socket, metrics, metrics_hosts, page, page_tokens, page_hosts, orchestrator },
         record: Record { to, recent },
         history: kept,
         limits,
@@ -44,6 +44,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         ("[admin] page", or_none(page.as_ref()), or_none(new.admin.page.as_ref())),
         ("[admin] page_tokens", path(page_tokens.as_deref()), path(new.admin.page_tokens.as_deref())),
         ("[admin] page_hosts", page_hosts.join(", "), new.admin.page_hosts.join(", ")),
+        ("[admin.orchestrator]", asked(orchestrator.as_ref()), asked(new.admin.orchestrator.as_ref())),
         ("[record] to", target(to), target(&new.record.to)),
         ("[record] recent", recent.to_string(), new.record.recent.to_string()),
         ("[history]", kept_in(kept.as_ref()), kept_in(new.history.as_ref())),
@@ -59,6 +60,12 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         })
         .chain(of_agreement(agreement.as_ref(), new.agreement.as_ref()))
         .collect()
+}
+
+fn asked(orchestrator: Option<&OrchestratorAt>) -> String {
+    orchestrator.map_or_else(String::new, |OrchestratorAt { addresses, name, identity, ca }| {
+        format!("{} ({name}, {}, {})", addresses.join(", "), identity.display(), ca.display())
+    })
 }
 
 fn kept_in(history: Option<&History>) -> String {

@@ -135,6 +135,21 @@ pub struct Admin {
     pub page_tokens: Option<PathBuf>,
     /// Host names that requests to the page may carry, besides addresses and `localhost`.
     pub page_hosts: Vec<String>,
+    /// The orchestrator whose applications the page shows.
+    pub orchestrator: Option<OrchestratorAt>,
+}
+
+/// Where an orchestrator is, and who asks it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OrchestratorAt {
+    /// Its addresses, each `host:port`, at least one.
+    pub addresses: Vec<String>,
+    /// The name in its certificate.
+    pub name: String,
+    /// The file with our certificate and key.
+    pub identity: PathBuf,
+    /// The file with the authority that signed its certificate.
+    pub ca: PathBuf,
 }
 
 /// Where the admin socket is.

@@ -36,7 +36,7 @@ mod admin;
 mod log;
 mod record;
 
-pub use admin::Admin;
+pub use admin::{Admin, Orchestrator};
 pub use log::{Log, LogFormat};
 pub use record::{History, Record};
 

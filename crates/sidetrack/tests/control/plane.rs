@@ -273,6 +273,20 @@ impl Plane {
         names
     }
 
+    /// Starts a node whose page shows the applications, as an operator of the orchestrator.
+    pub(crate) fn watching(&self) -> Up {
+        let at = |name: &str| self.folder.path().join(name);
+        let text = std::fs::read_to_string(at("orchestrator.toml")).expect("the file");
+        let listen = text.lines().find_map(|line| line.strip_prefix("listen = ")).expect("an address");
+        let (identity, ca) = (at("keeper.pem"), at("ca.pem"));
+        let orchestrator = format!(
+            "#admin orchestrator = {{ address = {listen}, name = \"orchestrator.example\", identity = \"{}\", ca = \"{}\" }}\n",
+            identity.display(),
+            ca.display()
+        );
+        Up::start(&(TOP.to_owned() + &orchestrator), "")
+    }
+
     /// Where clients reach the data.
     pub(crate) fn entry(&self) -> SocketAddr {
         self.lab.addresses("in")[0]

@@ -1,6 +1,7 @@
 //! The eight steps, and what becomes of flows before, while and after an application runs.
 
-use crate::node::admin::flows;
+use crate::node::Up;
+use crate::node::admin::{ask, flows, show};
 use crate::node::peers::Client;
 use crate::plane::Plane;
 use hyper::Method;
@@ -35,11 +36,39 @@ fn eight_steps_lead_to_flows_and_the_end_of_the_application_ends_them() {
     let lines = plane.submit("trial-1", 0, |_| {});
     assert!(matches!(&lines[..], [Progress::Failed { step: Step::Submit, .. }]), "{lines:?}");
     client.echo(b"pulse").expect("goes on");
+    let node = a_node_tells_the_steps(&plane);
     plane.end("trial-1");
     assert!(client.echo(b"pulse").is_err());
     assert_eq!(plane.lab.record().text("reason"), "policy_revoked");
     assert!(!plane.settled());
     assert!(Client::connect(plane.entry()).is_err());
+    a_node_asks_again(&mut plane, &node);
+}
+
+/// The admin interface of another node has both submissions: the one that is ready, and the one that was refused.
+fn a_node_tells_the_steps(plane: &Plane) -> Up {
+    let node = plane.watching();
+    let told: Value = serde_json::from_str(&show(&node, "/v1/control")).expect("JSON");
+    assert_eq!(told["applications"][0]["application"]["name"], "trial-1");
+    assert_eq!(told["applications"][0]["phase"], "ready");
+    let lines = |at: usize| told["progress"][at]["lines"].as_array().expect("lines").clone();
+    let numbers: Vec<_> = lines(0).iter().map(|line| line["number"].as_u64()).collect();
+    assert_eq!(numbers, (1..=8).map(Some).collect::<Vec<_>>(), "{told}");
+    assert_eq!((lines(1).len(), lines(1)[0]["event"].as_str()), (1, Some("failed")), "{told}");
+    assert_eq!(ask(&plane.lab, "GET", "/v1/control").0, 404, "without the table");
+    node
+}
+
+/// It says when the orchestrator is away, and that its steps are gone with it.
+fn a_node_asks_again(plane: &mut Plane, node: &Up) {
+    plane.orchestrator.kill();
+    eventually("it says that the orchestrator is away", || ask(node, "GET", "/v1/control").0 == 503);
+    plane.orchestrator.restart();
+    // The steps are not stored.
+    eventually("it answers again", || {
+        let (status, body) = ask(node, "GET", "/v1/control");
+        status == 200 && body == "{\"applications\":[],\"progress\":[]}"
+    });
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn the_page_in_a_real_browser() {
     a_filter_is_completed(&mut browser);
     screens::the_map(&mut browser);
     a_flow_ends_after_one_question(&mut browser, &flows[0]);
-    for screen in ["chains", "overlay", "policy", "cache", "fastpath", "health"] {
+    for screen in ["chains", "overlay", "policy", "cache", "fastpath", "control", "health"] {
         browser.eval(&format!("location.hash = '{screen}'"));
         browser.wait_for("document.querySelector('.panel h2, .panel caption')");
     }

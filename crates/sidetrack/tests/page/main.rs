@@ -15,9 +15,10 @@ mod login;
 mod real;
 mod screens;
 
+use serde_json::json;
 use sidetrack::admin::{
-    AdminState, CacheRequests, CacheScope, CacheStatus, CachedResource, ConfigStatus, Control, Finding,
-    FunctionCounts, ListenerStatus, MemoryStatus, Tokens, serve_page,
+    AdminState, Applications, CacheRequests, CacheScope, CacheStatus, CachedResource, ConfigStatus, Control,
+    Finding, FunctionCounts, ListenerStatus, MemoryStatus, Tokens, serve_page,
 };
 use sidetrack::live::Ledger;
 use sidetrack::metrics::Metrics;
@@ -85,6 +86,23 @@ impl Control for Program {
             CachedResource { listener: HOSTILE.into(), key, memory_bytes: at, disk_bytes: 0 }
         };
         Ok((1..100).map(one).collect())
+    }
+
+    fn applications(&self) -> Result<Option<Applications>, String> {
+        let status = |name: &str, id: &str, phase: &str| {
+            json!({"application": {"name": name, "purpose": HOSTILE}, "id": id, "owner": HOSTILE, "phase": phase, "domains": [HOSTILE],
+                "movements": [{"client": HOSTILE, "data": HOSTILE, "by": [HOSTILE], "functions_client": [HOSTILE], "functions_server": []}]})
+        };
+        let done = |number: usize, step: &str| json!({"event": "done", "step": step, "number": number, "seconds": 0.1, "detail": HOSTILE});
+        let failed =
+            json!({"event": "failed", "step": "request-access", "domain": HOSTILE, "error": HOSTILE});
+        let lines = [done(1, "submit"), done(2, "request-access"), done(3, "grants")];
+        let applications = vec![status(HOSTILE, "1", "preparing"), status("ready-one", "2", "ready")];
+        let progress = vec![
+            json!({"name": HOSTILE, "id": "1", "owner": HOSTILE, "lines": lines}),
+            json!({"name": "refused-one", "id": "3", "owner": HOSTILE, "lines": [done(1, "submit"), failed]}),
+        ];
+        Ok(Some(Applications { applications, progress }))
     }
 
     fn findings(&self) -> Vec<Finding> {

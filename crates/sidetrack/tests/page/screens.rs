@@ -116,4 +116,9 @@ pub(crate) fn hostile_names_stay_text(browser: &mut Browser) {
     assert_eq!(browser.eval("document.querySelectorAll('.list')[1].tBodies[0].rows.length"), 20);
     go(browser, "health");
     browser.wait_for(&shown(".list .bad td", HOSTILE));
+    go(browser, "control");
+    browser.wait_for(&shown(".list td", "is being set up"));
+    browser.wait_for(&shown(".list .wrong", &format!("✕ {HOSTILE}: {HOSTILE}")));
+    let steps = browser.eval("[...document.querySelectorAll('.steps8')].map((list) => [...list.children].map((step) => step.innerText[0]).join('')).join()");
+    assert_eq!(steps, "✓✓✓…····,✓✓✓✓✓✓✓✓,✓✕······");
 }

@@ -36,6 +36,7 @@ const FILES: &[(&str, &str, &[u8])] = files! {
     "svg.js": "text/javascript; charset=utf-8",
     "panel.js": "text/javascript; charset=utf-8",
     "cache.js": "text/javascript; charset=utf-8",
+    "control.js": "text/javascript; charset=utf-8",
     "chains.js": "text/javascript; charset=utf-8",
     "overlay.js": "text/javascript; charset=utf-8",
     "panels.js": "text/javascript; charset=utf-8",

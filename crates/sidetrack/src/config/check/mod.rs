@@ -1,6 +1,7 @@
 //! From [`raw::File`] to [`Config`]: checks meaning, references and contradictions. Continues after an error so
 //! that one run reports all errors.
 
+mod admin;
 mod branches;
 mod containers;
 pub(super) mod decision_tests;
@@ -259,7 +260,8 @@ impl Check<'_> {
             let help = "add `page`, an address such as \"127.0.0.1:9466\"";
             self.error(tokens.span(), "`page_tokens` without `page`: there is no login", help);
         }
-        Admin { socket, metrics, metrics_hosts, page, page_tokens, page_hosts }
+        let orchestrator = admin.orchestrator.as_ref().and_then(|at| self.orchestrator(at));
+        Admin { socket, metrics, metrics_hosts, page, page_tokens, page_hosts, orchestrator }
     }
 
     /// Reads the names that a Host field may have.

@@ -25,4 +25,24 @@ pub struct Admin {
     /// Host names in requests to `page` that are accepted, besides IP addresses and localhost; a proxy with TLS before it
     /// needs its name here. Default: none.
     pub page_hosts: Option<List<String>>,
+    /// The orchestrator whose applications the page shows. Default: none.
+    pub orchestrator: Option<At<Orchestrator>>,
+}
+
+/// An orchestrator of the control plane (docs/control.md), which is asked for its applications and their steps.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Orchestrator {
+    /// Its address, "host:port". Of several, the first that answers is taken.
+    #[schemars(required)]
+    pub address: Option<List<String>>,
+    /// The name in its certificate. Default: the host of the first `address`.
+    pub name: Option<At<String>>,
+    /// The file with a certificate and its key, which the start reads. If the orchestrator lists its name in `operators`, all
+    /// applications are shown, otherwise those of this member.
+    #[schemars(required)]
+    pub identity: Option<At<String>>,
+    /// The file with the authority that signed the orchestrator's certificate.
+    #[schemars(required)]
+    pub ca: Option<At<String>>,
 }
