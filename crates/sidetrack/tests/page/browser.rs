@@ -26,7 +26,7 @@ fn hostile(id: u64) -> Arc<LiveFlow> {
 
 #[test]
 fn the_page_in_a_real_browser() {
-    let (folder, admin, _) = tokens();
+    let (folder, admin, read) = tokens();
     let rig = Rig::new(folder.path());
     let flows = [full(1), live(2, flow("10.0.0.1:22"), denied(None)), hostile(3)];
     let slots = flows.each_ref().map(|flow| enter(&rig.ledger, flow));
@@ -59,6 +59,7 @@ fn the_page_in_a_real_browser() {
     screens::the_map_is_bounded(&mut browser, &rig);
     many_rows_are_shown(&mut browser, &rig);
     measure(&mut browser, &rig);
+    screens::a_reader_only_looks(&mut browser, &rig, &read);
     nothing_was_violated(&mut browser);
     drop(rig);
     real::the_page_of_a_real_node(&mut browser);

@@ -106,7 +106,7 @@ fn the_map_is_saved(browser: &mut Browser) {
     );
 }
 
-/// Names in the cells of tables. The largest resources come first, and the read-only role is offered no purge (see `login`).
+/// Names in the cells of tables. The largest resources come first.
 pub(crate) fn hostile_names_stay_text(browser: &mut Browser) {
     go(browser, "chains");
     browser.wait_for(&shown(".list td", &format!("✕ {HOSTILE}")));
@@ -121,4 +121,24 @@ pub(crate) fn hostile_names_stay_text(browser: &mut Browser) {
     browser.wait_for(&shown(".list .wrong", &format!("✕ {HOSTILE}: {HOSTILE}")));
     let steps = browser.eval("[...document.querySelectorAll('.steps8')].map((list) => [...list.children].map((step) => step.innerText[0]).join('')).join()");
     assert_eq!(steps, "✓✓✓…····,✓✓✓✓✓✓✓✓,✓✕······");
+}
+
+/// A session that may only look is offered nothing that changes.
+pub(crate) fn a_reader_only_looks(browser: &mut Browser, rig: &Rig, token: &str) {
+    const CHANGES: &str =
+        "[...document.querySelectorAll('.list button:not(.linklike)')].map((one) => one.innerText).join()";
+    go(browser, "cache");
+    browser.wait_for(&format!("{CHANGES}.startsWith('Purge…,Purge…')"));
+    browser.eval("fetch('/page/session', { method: 'DELETE' })");
+    browser.eval("location.hash = ''");
+    browser.open(&format!("http://{}/", rig.address));
+    browser.wait_for("document.activeElement?.id === 'token'");
+    browser.write(token);
+    browser.press("Enter");
+    browser.wait_for(&shown("header .chip", "read only"));
+    for (screen, text) in [("cache", "75.0 %"), ("chains", "0 of 0 healthy")] {
+        go(browser, screen);
+        browser.wait_for(&shown(".list td", text));
+        assert_eq!(browser.eval(CHANGES), "", "{screen}");
+    }
 }
