@@ -30,6 +30,9 @@ install_file 640 packaging/sidetrack.toml etc/sidetrack/sidetrack.toml
 for unit in packaging/*.service; do install_file 644 "$unit" "lib/systemd/system/${unit##*/}"; done
 install_file 644 packaging/sysusers.conf usr/lib/sysusers.d/sidetrack.conf
 install_file 644 packaging/tmpfiles.conf usr/lib/tmpfiles.d/sidetrack.conf
+# Only containers with the annotation start it.
+install_file 755 packaging/hooks/sidetrack-attach-hook usr/libexec/sidetrack-attach-hook
+install_file 644 packaging/hooks/sidetrack-attach.json usr/share/containers/oci/hooks.d/sidetrack-attach.json
 
 mkdir -p "$tree/usr/share/man/man1"
 "$program" man "$tree/usr/share/man/man1" >/dev/null

@@ -56,9 +56,12 @@ in_debian sidetrack check /etc/sidetrack/sidetrack.toml >"$work/check.log" 2>&1 
 ok 'the configuration that it brings is valid and does nothing'
 for file in /usr/share/man/man1/sidetrack.1.gz /usr/share/man/man1/sidetrack-run.1.gz /usr/share/bash-completion/completions/sidetrack \
     /usr/share/zsh/vendor-completions/_sidetrack /usr/share/fish/vendor_completions.d/sidetrack.fish /lib/systemd/system/sidetrack.service \
-    /usr/share/doc/sidetrack/copyright /usr/share/doc/sidetrack/sbom.cdx.json.gz /usr/share/doc/sidetrack/libraries.txt.gz; do
+    /usr/share/doc/sidetrack/copyright /usr/share/doc/sidetrack/sbom.cdx.json.gz /usr/share/doc/sidetrack/libraries.txt.gz \
+    /usr/share/containers/oci/hooks.d/sidetrack-attach.json; do
     [ -s "$work/root$file" ] || fail "$file is missing"
 done
+hook=$(sed -n 's/.*"path": "\(.*\)".*/\1/p' "$work/root/usr/share/containers/oci/hooks.d/sidetrack-attach.json")
+[ -x "$work/root$hook" ] || fail 'the hook of podman names a program that is not there'
 grep -qx /usr/bin/sidetrack-shell "$work/root/etc/shells" || fail 'the login shell is not in /etc/shells'
 in_denial=$(in_debian sidetrack-shell -c true 2>&1) && fail 'a login shell without a file of the user runs'
 case $in_denial in *'no shell for root'*) ;; *) fail "the login shell says: $in_denial" ;; esac

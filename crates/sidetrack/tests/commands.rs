@@ -176,6 +176,27 @@ fn explain_is_asked_about_udp() {
 }
 
 #[test]
+fn explain_knows_what_attach_would_do() {
+    let own = std::process::id();
+    let name = sidetrack_sys::process::process_info(own).unwrap().name;
+    let config = format!(
+        "version = 1\ndefault = \"direct\"\n[[listen]]\nname = \"in\"\nkind = \"socks\"\naddress = \"127.0.0.1:1080\"\n\
+         [[rule]]\nname = \"socks\"\naction = \"deny\"\nmatch = {{ listener = \"in\" }}\n\
+         [[rule]]\nname = \"own\"\naction = \"deny\"\nmatch = {{ process = \"{name}\", port = 22 }}\n"
+    );
+    let say = |words: &[&str]| explained_by(&config, words);
+    let pid = own.to_string();
+    let denied = say(&["--attach", &pid, "203.0.113.10:22"]).unwrap().out;
+    assert!(denied.contains("verdict  deny: rule 'own'"), "{denied}");
+    let carried = say(&["--attach", &pid, "10.0.0.5", "203.0.113.10:80", "--json"]).unwrap().out;
+    let json: serde_json::Value = serde_json::from_str(&carried).unwrap();
+    assert_eq!((&json["action"], &json["rule"]), (&"carry".into(), &serde_json::Value::Null), "{json}");
+    assert_eq!((&json["flow"]["intercept"], &json["flow"]["listener"]), (&"run".into(), &"run".into()));
+    let error = say(&["--attach", "4194305", "203.0.113.10:22"]).unwrap_err();
+    assert!(format!("{error:#}").contains("there is no process 4194305"), "{error:#}");
+}
+
+#[test]
 fn explain_says_which_packets_the_overlay_captures() {
     let folder = tempfile::tempdir().unwrap();
     let key = |name: &str| {

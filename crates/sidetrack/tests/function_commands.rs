@@ -103,6 +103,8 @@ fn the_graph_of_a_configuration_is_drawn() {
     let dot = drawn(&["--format", "dot"]).out;
     assert!(dot.starts_with("digraph sidetrack {") && dot.matches("shape=diamond").count() == 1, "{dot}");
     assert!(drawn(&["--format", "mermaid"]).out.contains("-->|\"web: host *.example\"|"));
+    let svg = drawn(&["--format", "svg"]).out;
+    assert!(svg.starts_with("<svg ") && svg.contains(">web: host *.example</text>"), "{svg}");
     let unknown = drawn(&["--rule", "nothing"]);
     assert!(unknown.code == 2 && unknown.err.contains("there is no rule 'nothing'"), "{unknown:?}");
     // The branch alone, on bytes.

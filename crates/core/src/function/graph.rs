@@ -1,6 +1,8 @@
 //! Drawings of chains: the functions that flows of a rule pass, with the branches and where they merge.
 //!
-//! Three forms: `dot` for Graphviz, `mermaid` for Markdown pages, and text.
+//! Four forms: `dot` for Graphviz, `mermaid` for Markdown pages, SVG, and text.
+
+mod svg;
 
 use super::{ArmSpec, FunctionKind, FunctionSpec};
 use std::fmt::Write;

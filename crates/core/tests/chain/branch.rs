@@ -263,3 +263,66 @@ fn the_drawing_shows_branches_and_where_they_merge() {
     );
     assert!(mermaid.contains("-->|\"otherwise\"| n"), "{mermaid}");
 }
+
+/// The numbers of an attribute, in the order of the elements that have it.
+fn values(svg: &str, element: &str, attribute: &str) -> Vec<usize> {
+    let of = |line: &str| {
+        let value = line.split(&format!(" {attribute}=\"")).nth(1)?.split('"').next()?;
+        value.parse().ok()
+    };
+    svg.lines().filter(|line| line.starts_with(&format!("<{element} "))).filter_map(of).collect()
+}
+
+#[test]
+fn the_picture_has_layers_and_nothing_overlaps() {
+    let web = arm("web", &["*.example"], &["GET "], &["a", "b"]);
+    let arms = vec![web, arm("bye", &[], &["Q<T"], &["c"]), arm("on", &[], &["X"], &[])];
+    let branch = function("by-kind", FunctionKind::Branch(Arc::new(BranchSpec { arms })));
+    let functions = vec![branch, function("tail", FunctionKind::Count)];
+    let rule = format!("rule r: {}", "host *.example, ".repeat(6));
+    let way = Way { start: &rule, functions: &functions, end: "socks5://gateway:1080" };
+    let svg = Graph::new(&[way, Way { start: "rule s: all flows", functions: &[], end: "direct" }]).to_svg();
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{svg}");
+    assert!(svg.contains("Q&lt;T") && !svg.contains("Q<T"), "{svg}");
+    let [x, y, width, height] = ["x", "y", "width", "height"].map(|name| values(&svg, "rect", name));
+    assert_eq!(x.len(), 9);
+    // Both starts are in one column, and the branch merges behind its longest arm.
+    assert_eq!(x[0], x[7]);
+    let columns = [0, 1, 2, 3, 2, 4, 5].map(|layer| x[0] + layer * (x[1] - x[0]));
+    assert_eq!(x[..7], columns);
+    for one in 0..x.len() {
+        for other in 0..one {
+            let apart = x[one] + width[one] <= x[other]
+                || x[other] + width[other] <= x[one]
+                || y[one] + height[one] <= y[other]
+                || y[other] + height[other] <= y[one];
+            assert!(apart, "{one} {other}: {svg}");
+        }
+    }
+    // Edges lead to the right, and those that pass a layer cross no node there.
+    let paths: Vec<_> = svg.lines().filter(|line| line.starts_with("<path class=\"edge\"")).collect();
+    assert_eq!(paths.len(), 10, "{svg}");
+    for path in paths {
+        let line = path.split(" d=\"M").nth(1).unwrap().split('"').next().unwrap();
+        let words = line.replace(['L', 'C'], " ");
+        let numbers: Vec<usize> = words.split(' ').map(|word| word.parse().unwrap()).collect();
+        let mut last = 0;
+        for point in numbers.chunks(2) {
+            let [at_x, at_y] = point else { panic!("{path}") };
+            assert!(*at_x >= last, "{path}");
+            last = *at_x;
+            let is_in = |node: usize| {
+                x[node] < *at_x
+                    && *at_x < x[node] + width[node]
+                    && y[node] < *at_y
+                    && *at_y < y[node] + height[node]
+            };
+            assert!(!(0..x.len()).any(is_in), "{path}");
+        }
+    }
+    let size = |name: &str| values(&svg, "svg", name)[0];
+    assert!(
+        (0..x.len())
+            .all(|node| x[node] + width[node] < size("width") && y[node] + height[node] < size("height"))
+    );
+}

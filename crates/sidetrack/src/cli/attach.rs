@@ -1,11 +1,10 @@
 //! `sidetrack attach`: catches the connections of programs that run already.
 
 use super::run::jail::JailArgs;
-use super::run::{self, DnsArg, ModeArg, RunArgs};
+use super::run::{self, DnsArg, ModeArg, RunArgs, SharedArgs};
 use crate::app;
 use crate::intercept::run::{Attach, AttachTo, plan_attach};
 use clap::Args;
-use sidetrack_core::carrier::Hop;
 use sidetrack_sys::exec::Ended;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -31,39 +30,15 @@ pub struct AttachArgs {
     /// Attaches also to a process that has started this one, such as your shell or ssh login
     #[arg(long)]
     pub force: bool,
-    /// A hop, as for `run`; several times: one behind the other
-    #[arg(long, value_name = "HOP", value_parser = run::hop)]
-    pub via: Vec<Hop>,
-    /// A file with one hop a line
-    #[arg(long, value_name = "FILE", conflicts_with = "via")]
-    pub via_file: Option<PathBuf>,
-    /// A configuration whose rules decide (its listeners are not started)
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["via", "via_file"])]
-    pub config: Option<PathBuf>,
+    /// How connections are carried, and what is written about them
+    #[command(flatten)]
+    pub shared: SharedArgs,
     /// Who answers questions about names, as for `run`; keep: the servers that are asked, so that names are not seen
     #[arg(long, value_enum)]
     pub dns: Option<AttachDns>,
-    /// Says if this kernel cannot accept connections only when the far side has
-    #[arg(long, conflicts_with_all = ["config", "early"])]
-    pub faithful: bool,
-    /// Accepts each connection at once, before the far side has
-    #[arg(long)]
-    pub early: bool,
-    /// Appends a JSON line for each flow to this file
-    #[arg(long, value_name = "FILE")]
-    pub records: Option<PathBuf>,
-    /// Appends the lines of sidetrack itself to this file instead of printing them
-    #[arg(long, value_name = "FILE")]
-    pub log: Option<PathBuf>,
     /// Cannot be: a process that runs has its trust store already
     #[arg(long, hide = true)]
     pub tap: bool,
-    /// Tells about every flow at the end
-    #[arg(short, long)]
-    pub verbose: bool,
-    /// Prints no failures of connections, and not what it is attached to
-    #[arg(short, long, conflicts_with = "verbose")]
-    pub quiet: bool,
     /// What may be reached
     #[command(flatten)]
     pub jail: JailArgs,
@@ -151,9 +126,7 @@ fn subject(args: &AttachArgs) -> anyhow::Result<AttachTo> {
 /// The same as arguments of `run`, without a command.
 fn as_of_run(args: &AttachArgs) -> RunArgs {
     RunArgs {
-        via: args.via.clone(),
-        via_file: args.via_file.clone(),
-        config: args.config.clone(),
+        shared: args.shared.clone(),
         dns: args.dns.and_then(|dns| match dns {
             AttachDns::Name => Some(DnsArg::Name),
             AttachDns::Resolve => Some(DnsArg::Resolve),
@@ -161,10 +134,6 @@ fn as_of_run(args: &AttachArgs) -> RunArgs {
         }),
         mode: ModeArg::Isolated,
         netns: None,
-        faithful: args.faithful,
-        early: args.early,
-        records: args.records.clone(),
-        log: args.log.clone(),
         tap: false,
         ca: None,
         keylog: None,
@@ -172,8 +141,6 @@ fn as_of_run(args: &AttachArgs) -> RunArgs {
         trust: Vec::new(),
         secret: Vec::new(),
         publish: Vec::new(),
-        verbose: args.verbose,
-        quiet: args.quiet,
         jail: args.jail.clone(),
         command: Vec::new(),
     }

@@ -11,6 +11,7 @@ use anyhow::{Context, bail};
 use sidetrack_common::admin::ContainersHealth;
 use sidetrack_core::flow::{Destination, HostName, Intercept, Process, Protocol};
 use sidetrack_core::overlay::service::{LinkKind, Trust};
+use sidetrack_sys::process::process_info;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,8 +26,8 @@ pub struct ExplainArgs {
     /// A profile of `run --profile`: says whether it allows HOST[:PORT], and by which line. Exit code 1: it does not.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["config", "host", "listener", "intercept", "process", "user", "socks_user", "admin", "json"])]
     pub profile: Option<PathBuf>,
-    /// SRC DST, or "SRC -> DST" in quotes: 10.0.0.5 203.0.113.10:22. With a reverse listener, SRC alone is enough; with --profile,
-    /// HOST[:PORT].
+    /// SRC DST, or "SRC -> DST" in quotes: 10.0.0.5 203.0.113.10:22. With a reverse listener, SRC alone is enough; with --attach,
+    /// DST alone; with --profile, HOST[:PORT].
     #[arg(value_name = "SRC DST", required = true, num_args = 1..=3)]
     pub flow: Vec<String>,
     /// The host name in the flow's first bytes.
@@ -44,6 +45,10 @@ pub struct ExplainArgs {
     /// Base name of the client's executable.
     #[arg(long)]
     pub process: Option<String>,
+    /// The flow as `sidetrack attach PID` would catch it: program and user are those of the process that runs, and SRC can be
+    /// left out.
+    #[arg(long, value_name = "PID", conflicts_with_all = ["listener", "intercept", "process", "user", "socks_user", "profile"])]
+    pub attach: Option<u32>,
     /// User (name or id) of the client's process.
     #[arg(long)]
     pub user: Option<String>,
@@ -160,25 +165,49 @@ fn asked(socket: &Path, names: &[String]) -> Result<Vec<FunctionHealth>, String>
 }
 
 fn question<'a>(args: &ExplainArgs, config: &'a Config) -> anyhow::Result<Question<'a>> {
-    let (src, dst) = ends(&args.flow)?;
+    let (src, dst) = if args.attach.is_some() { of_attached(&args.flow)? } else { ends(&args.flow)? };
     let user = |name: &String| {
         let known = name.parse().ok().or_else(|| System::new(Path::new("")).uid_of(name));
         known.with_context(|| format!("--user: there is no user '{name}' on this machine"))
     };
     Ok(Question {
-        listener: listener(args.listener.as_deref(), config)?,
-        intercept: args.intercept.as_deref().map(intercept).transpose()?,
+        // `attach` starts no listener of the configuration, and catches as `run` does.
+        listener: match args.attach {
+            Some(_) => None,
+            None => listener(args.listener.as_deref(), config)?,
+        },
+        intercept: match args.attach {
+            Some(_) => Some(Intercept::Run),
+            None => args.intercept.as_deref().map(intercept).transpose()?,
+        },
         protocol: args.protocol.as_deref().map(protocol).transpose()?,
         client: source(&src)?,
         orig_dst: dst.map(|dst| anyhow::Ok(numbered(&dst)?.parse::<Destination>()?)).transpose()?,
         host: args.host.as_deref().map(str::parse::<HostName>).transpose().context("--host")?,
-        process: Process {
-            pid: None,
-            name: args.process.clone(),
-            uid: args.user.as_ref().map(user).transpose()?,
+        process: match args.attach {
+            Some(pid) => running(pid)?,
+            None => Process {
+                pid: None,
+                name: args.process.clone(),
+                uid: args.user.as_ref().map(user).transpose()?,
+            },
         },
         socks_user: args.socks_user.clone(),
     })
+}
+
+/// Parses the ends of a flow of a process on this host: DST alone is enough.
+fn of_attached(flow: &[String]) -> anyhow::Result<(String, Option<String>)> {
+    match ends(flow)? {
+        (dst, None) => Ok(("127.0.0.1".to_owned(), Some(dst))),
+        both => Ok(both),
+    }
+}
+
+/// Returns the program and the user of a process that runs.
+fn running(pid: u32) -> anyhow::Result<Process> {
+    let info = process_info(pid).with_context(|| format!("--attach: there is no process {pid}"))?;
+    Ok(Process { pid: Some(pid), name: Some(info.name), uid: Some(info.uid) })
 }
 
 /// Parses `SRC DST`, `SRC to DST`, `SRC -> DST` in one argument or in three.

@@ -19,7 +19,7 @@ pub struct GraphArgs {
     /// Only this rule
     #[arg(long, value_name = "NAME")]
     pub rule: Option<String>,
-    /// dot for Graphviz, mermaid for Markdown, or text
+    /// dot for Graphviz, mermaid for Markdown, svg for browsers, or text
     #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
     pub format: Format,
 }
@@ -31,6 +31,8 @@ pub enum Format {
     Dot,
     /// A Mermaid flow chart.
     Mermaid,
+    /// A picture for browsers (SVG).
+    Svg,
     /// Indented text.
     Text,
 }
@@ -69,6 +71,7 @@ pub fn draw(args: &GraphArgs, colours: bool) -> Printed {
         _ if ways.is_empty() => (String::new(), "no rule of this configuration has a chain\n".to_owned()),
         Format::Dot => (Graph::new(&ways).to_dot(), String::new()),
         Format::Mermaid => (Graph::new(&ways).to_mermaid(), String::new()),
+        Format::Svg => (Graph::new(&ways).to_svg(), String::new()),
         Format::Text => (to_text(&ways), String::new()),
     };
     Printed { out, err, code: 0 }

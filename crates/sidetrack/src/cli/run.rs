@@ -3,6 +3,7 @@
 pub(super) mod jail;
 mod publish;
 mod secret;
+mod shared;
 
 use super::ca;
 use super::login::Login;
@@ -14,10 +15,10 @@ use crate::tls::{Roots, certificates_in};
 use anyhow::Context;
 use clap::{ArgGroup, Args, ValueEnum};
 use jail::JailArgs;
+pub use shared::SharedArgs;
 use sidetrack_core::carrier::{Carrier, Hop};
 use sidetrack_core::flow::{Destination, Host};
 use sidetrack_core::placeholder::Secrets;
-use sidetrack_core::policy::Connect;
 use sidetrack_sys::exec::Ended;
 use sidetrack_sys::process::end_by;
 use std::ffi::OsString;
@@ -33,16 +34,9 @@ pub const OWN_FAILURE: u8 = 125;
 #[derive(Args, Clone, Debug)]
 #[command(group = ArgGroup::new("opens").args(["tap", "secret"]).multiple(true))]
 pub struct RunArgs {
-    /// A hop: socks5://host:port, socks6://…, http://…; several times: one behind the other [env: SIDETRACK_VIA, hops
-    /// with spaces between]
-    #[arg(long, value_name = "HOP", value_parser = hop)]
-    pub via: Vec<Hop>,
-    /// A file with one hop a line, which other users cannot read with `ps`
-    #[arg(long, value_name = "FILE", conflicts_with = "via")]
-    pub via_file: Option<PathBuf>,
-    /// A configuration whose rules decide (its listeners are not started)
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["via", "via_file"])]
-    pub config: Option<PathBuf>,
+    /// How connections are carried, and what is written about them
+    #[command(flatten)]
+    pub shared: SharedArgs,
     /// Who answers the command's questions about names [default: that of [run] in the configuration, or name]
     #[arg(long, value_enum)]
     pub dns: Option<DnsArg>,
@@ -52,16 +46,6 @@ pub struct RunArgs {
     /// Runs the command in this network namespace, of which all programs are caught then: a name of `ip netns`, or a path
     #[arg(long, value_name = "PATH", conflicts_with_all = ["mode", "publish"])]
     pub netns: Option<PathBuf>,
-    /// Accepts a connection only when the far side has: what is refused or unreachable there is so for the command. This is the
-    /// default where it is possible; with this option it is said if this kernel cannot do it
-    #[arg(long, conflicts_with_all = ["config", "tap", "early"])]
-    pub faithful: bool,
-    /// Accepts each connection at once, before the far side has
-    #[arg(long)]
-    pub early: bool,
-    /// Appends a JSON line for each flow to this file
-    #[arg(long, value_name = "FILE")]
-    pub records: Option<PathBuf>,
     /// Opens the command's TLS connections, which trusts the authority of `sidetrack ca init` then, alone with its children
     #[arg(long)]
     pub tap: bool,
@@ -86,15 +70,6 @@ pub struct RunArgs {
     /// programs of this host reach it
     #[arg(long, value_name = "PORT[:PORT]", value_parser = publish::read)]
     pub publish: Vec<Publish>,
-    /// Appends the lines of sidetrack itself (refusals, failures) to this file instead of printing them
-    #[arg(long, value_name = "FILE")]
-    pub log: Option<PathBuf>,
-    /// Tells about every flow at the end
-    #[arg(short, long)]
-    pub verbose: bool,
-    /// Does not print failures of the command's connections, which are printed as they happen otherwise
-    #[arg(short, long, conflicts_with = "verbose")]
-    pub quiet: bool,
     /// What the command may reach
     #[command(flatten)]
     pub jail: JailArgs,
@@ -128,7 +103,7 @@ fn tap(args: &RunArgs, secrets: Option<Arc<Secrets>>) -> anyhow::Result<Option<T
         return Ok(None);
     }
     // With a configuration, the authority's folder is named there.
-    let ca = match (&args.ca, &args.config) {
+    let ca = match (&args.ca, &args.shared.config) {
         (None, Some(_)) => None,
         // For secrets alone, an authority is made that ends with the command.
         (None, None) if !args.tap => None,
@@ -211,7 +186,7 @@ pub(super) fn finish(ended: anyhow::Result<Ended>) -> ExitCode {
 const VIA: &str = "SIDETRACK_VIA";
 
 /// The hops with the authorities that they name.
-fn hops(args: &RunArgs, has_environment: bool) -> anyhow::Result<Vec<Hop>> {
+fn hops(args: &SharedArgs, has_environment: bool) -> anyhow::Result<Vec<Hop>> {
     let mut hops = named(args, has_environment)?;
     if let Some((index, why)) = Carrier::Hops(hops.clone()).http3_obstacle() {
         let hop = &hops[index];
@@ -228,7 +203,7 @@ fn hops(args: &RunArgs, has_environment: bool) -> anyhow::Result<Vec<Hop>> {
 }
 
 /// The hops, from the arguments, otherwise from the file, otherwise from the environment, if that counts.
-fn named(args: &RunArgs, has_environment: bool) -> anyhow::Result<Vec<Hop>> {
+fn named(args: &SharedArgs, has_environment: bool) -> anyhow::Result<Vec<Hop>> {
     if args.via.iter().any(|hop| hop.credentials.is_some()) {
         let _ = writeln!(
             io::stderr(),
@@ -319,13 +294,9 @@ pub(super) fn prepared(args: &RunArgs, login: Option<Login>) -> anyhow::Result<R
             ..RunOptions::new(args.command.clone())
         },
         // The user may choose the environment of a login shell.
-        via: hops(args, login.is_none())?,
-        config: args.config.clone(),
-        connect: match (args.faithful, args.early) {
-            (true, _) => Connect::Faithful,
-            (_, true) => Connect::Early,
-            _ => Connect::Auto,
-        },
+        via: hops(&args.shared, login.is_none())?,
+        config: args.shared.config.clone(),
+        connect: args.shared.connect(),
         jail,
         fail_on_deny: args.jail.fail_on_deny,
         report: args.jail.report(),
@@ -335,10 +306,10 @@ pub(super) fn prepared(args: &RunArgs, login: Option<Login>) -> anyhow::Result<R
             DnsArg::Resolve => RunDns::Resolve,
         }),
         publish: args.publish.clone(),
-        records: args.records.clone(),
-        log: args.log.clone(),
+        records: args.shared.records.clone(),
+        log: args.shared.log.clone(),
         tap: tap(args, held)?,
-        verbose: args.verbose,
-        quiet: args.quiet,
+        verbose: args.shared.verbose,
+        quiet: args.shared.quiet,
     })
 }

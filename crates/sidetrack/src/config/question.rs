@@ -3,7 +3,6 @@
 use super::Listener;
 use sidetrack_core::flow::{Destination, Flow, HostName, Intercept, Process, Protocol};
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 /// A description of a flow. A field that is `None` is not known, or follows from the others.
 #[derive(Clone, Debug)]
@@ -36,7 +35,11 @@ impl Question<'_> {
         Some(Flow {
             protocol: protocol.unwrap_or_default(),
             intercept: kind.unwrap_or(Intercept::Redirect),
-            listener: self.listener.map_or_else(|| Arc::from("none"), |listener| listener.name.clone()),
+            listener: match (self.listener, kind) {
+                (Some(listener), _) => listener.name.clone(),
+                (None, Some(Intercept::Run)) => "run".into(),
+                (None, _) => "none".into(),
+            },
             client: self.client,
             orig_dst: self.orig_dst.clone().or_else(|| server.cloned())?,
             host: None,

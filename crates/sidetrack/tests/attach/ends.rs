@@ -7,45 +7,63 @@ use sidetrack::cleanup::{Places, survey};
 use sidetrack_sys::process;
 use sidetrack_sys::undo::Action;
 use sidetrack_testkit::{Line, Node, awaited, eventually, is_root};
+use std::path::PathBuf;
+
+/// A program that runs, and how everything is before it is attached to.
+struct Scene {
+    line: Line,
+    program: Program,
+    /// The control group of the program.
+    home: PathBuf,
+    before: Traces,
+    pid: String,
+}
+
+impl Scene {
+    /// `None`: without root there is nothing to attach.
+    fn new() -> Option<Self> {
+        if !is_root() {
+            return None;
+        }
+        let line = Line::new();
+        let program = Program::start(&line.client);
+        let (home, pid) = (group(program.pid()), program.pid().to_string());
+        let before = line.client.run(Traces::now);
+        Some(Self { line, program, home, before, pid })
+    }
+
+    /// The network of the program is as it was.
+    fn expect_back(&self, when: &'static str) {
+        let before = self.before.clone();
+        self.line.client.run(move || before.expect_back(when));
+    }
+}
 
 #[test]
 fn a_kill_a_time_and_the_end_of_the_process_leave_nothing() {
-    if !is_root() {
-        return;
-    }
-    let line = Line::new();
-    let port = echo(&line.server, "10.0.2.1");
-    let mut program = Program::start(&line.client);
-    let home = group(program.pid());
-    let before = line.client.run(Traces::now);
-    let pid = program.pid().to_string();
-    let attached = Attached::start(&line.client, &[&pid]);
-    assert_eq!(program.ask(&format!("open 10.0.2.1 {port}")), "open");
-    let ours = group(program.pid());
+    let Some(mut scene) = Scene::new() else { return };
+    let port = echo(&scene.line.server, "10.0.2.1");
+    let attached = Attached::start(&scene.line.client, &[&scene.pid]);
+    assert_eq!(scene.program.ask(&format!("open 10.0.2.1 {port}")), "open");
+    let ours = group(scene.program.pid());
     attached.signal(Signal::KILL);
     attached.end();
-    eventually("it is back in its group", || group(program.pid()) == home);
-    line.client.run({
-        let before = before.clone();
-        move || before.expect_back("after the kill")
-    });
+    eventually("it is back in its group", || group(scene.program.pid()) == scene.home);
+    scene.expect_back("after the kill");
     let directory = sidetrack_sys::cgroup::Hierarchy::find().expect("cgroup2").mount.join(ours);
     eventually("the group is gone", || !directory.exists());
-    assert_eq!(program.ask(&format!("tcp 10.0.2.1 {port}")), "ping");
+    assert_eq!(scene.program.ask(&format!("tcp 10.0.2.1 {port}")), "ping");
     // The time.
-    let (code, told) = Attached::start(&line.client, &["--for", "1s", &pid]).end();
+    let (code, told) = Attached::start(&scene.line.client, &["--for", "1s", &scene.pid]).end();
     assert_eq!(code, Some(0), "{told}");
-    assert_eq!(group(program.pid()), home);
-    line.client.run({
-        let before = before.clone();
-        move || before.expect_back("after the time")
-    });
+    assert_eq!(group(scene.program.pid()), scene.home);
+    scene.expect_back("after the time");
     // The process.
-    let attached = Attached::start(&line.client, &[&pid]);
-    program.end();
+    let attached = Attached::start(&scene.line.client, &[&scene.pid]);
+    scene.program.end();
     let (code, told) = attached.end();
     assert_eq!(code, Some(0), "{told}");
-    line.client.run(|| assert!(Traces::now().tables().is_empty()));
+    scene.line.client.run(|| assert!(Traces::now().tables().is_empty()));
 }
 
 /// What `cleanup` would do on this host about the group with this name.
@@ -62,15 +80,9 @@ fn leftovers(host: &Node, name: &str) -> Vec<Action> {
 
 #[test]
 fn cleanup_gives_processes_back_whose_guard_was_killed_too() {
-    if !is_root() {
-        return;
-    }
-    let line = Line::new();
+    let Some(scene) = Scene::new() else { return };
+    let Scene { line, mut program, home, before, pid } = scene;
     let port = echo(&line.server, "10.0.2.1");
-    let mut program = Program::start(&line.client);
-    let home = group(program.pid());
-    let before = line.client.run(Traces::now);
-    let pid = program.pid().to_string();
     let attached = Attached::start(&line.client, &[&pid]);
     let name = group(program.pid()).display().to_string();
     assert_eq!(leftovers(&line.client, &name), [], "it lives");
@@ -99,26 +111,19 @@ fn cleanup_gives_processes_back_whose_guard_was_killed_too() {
 
 #[test]
 fn a_plan_says_what_would_be_done_and_does_nothing() {
-    if !is_root() {
-        return;
-    }
-    let line = Line::new();
-    let program = Program::start(&line.client);
-    let home = group(program.pid());
-    let before = line.client.run(Traces::now);
-    let pid = program.pid().to_string();
-    let network = network_of(&line.client);
+    let Some(scene) = Scene::new() else { return };
+    let network = network_of(&scene.line.client);
     for (arguments, expected) in [
-        (vec!["--plan", &pid], "move 1 processes into a new control group below /"),
+        (vec!["--plan", &scene.pid], "move 1 processes into a new control group below /"),
         (vec!["--plan", "--netns", &network], "delete the nftables table inet sidetrack-attach-"),
     ] {
         let mut command = attach(&arguments);
-        let ended = line.router.run(move || command.output()).expect("it runs");
+        let ended = scene.line.router.run(move || command.output()).expect("it runs");
         let printed = String::from_utf8_lossy(&ended.stdout).into_owned();
         assert!(ended.status.success() && printed.contains(expected), "{printed}");
         assert!(printed.contains("undo, also after SIGKILL"), "{printed}");
     }
-    assert_eq!(group(program.pid()), home);
-    line.client.run(move || before.expect_back("after the plan"));
-    program.end();
+    assert_eq!(group(scene.program.pid()), scene.home);
+    scene.expect_back("after the plan");
+    scene.program.end();
 }

@@ -5,6 +5,7 @@
 #[path = "../node/mod.rs"]
 mod node;
 
+mod beside;
 mod containers;
 mod ends;
 mod networks;
