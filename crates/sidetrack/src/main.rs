@@ -127,6 +127,7 @@ fn main() -> ExitCode {
     };
     let result = match command {
         Command::Up { config } => app::up(&UpOptions { config }).map(|()| ExitCode::SUCCESS),
+        Command::Run(args) if args.top => Ok(top::run_command(&args, &arguments)),
         Command::Run(args) => run::run(&args),
         Command::Attach(args) => attach::run(&args),
         Command::Bugreport(args) => bugreport::run(&args),

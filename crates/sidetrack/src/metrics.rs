@@ -8,6 +8,7 @@ mod dns;
 mod engine;
 mod history;
 mod overlay;
+mod process;
 mod profile;
 
 use crate::live::{Batch, Decided, Ended, Ledger, Tally, Transport};
@@ -18,12 +19,13 @@ use dns::DnsMetrics;
 use engine::EngineMetrics;
 use history::HistoryMetrics;
 use overlay::OverlayMetrics;
+use process::ProcessMetrics;
+pub use process::ProcessUse;
 use profile::ProfileMetrics;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use sidetrack_common::admin::FunctionCounts;
 use sidetrack_core::carrier::{Carrier, HopProtocol};
@@ -84,6 +86,8 @@ pub struct Surroundings {
     pub config_generation: u64,
     /// Whether the latest reload succeeded.
     pub config_last_reload_success: bool,
+    /// What this process uses.
+    pub process: ProcessUse,
 }
 
 /// How many connections were closed to make room for others, since the start.
@@ -167,6 +171,7 @@ pub struct Metrics {
     function_flows: Family<FunctionLabel, Counter>,
     function_bytes: Family<FunctionBytesLabels, Counter>,
     overlay: OverlayMetrics,
+    process: ProcessMetrics,
     profile: ProfileMetrics,
     shunt_entries: Family<EntriesLabel, Gauge>,
     shunt_evicted: Family<ReasonLabel, Counter>,
@@ -213,6 +218,7 @@ impl Metrics {
             function_flows: Family::default(),
             function_bytes: Family::default(),
             overlay: OverlayMetrics::default(),
+            process: ProcessMetrics::default(),
             profile: ProfileMetrics::default(),
             shunt_entries: Family::default(),
             shunt_evicted: Family::default(),
@@ -324,24 +330,6 @@ impl Metrics {
         );
     }
 
-    fn register_process(&mut self) {
-        let to = &mut self.registry;
-        to.register(
-            "records_dropped",
-            "Records lost: their reader was too slow, or writing failed",
-            self.records_dropped.clone(),
-        );
-        to.register("fds_in_use", "Descriptors open", self.fds_in_use.clone());
-        to.register("fds_limit", "Descriptors allowed (RLIMIT_NOFILE)", self.fds_limit.clone());
-        to.register("config_generation", "Configuration in force, from 1", self.generation.clone());
-        to.register(
-            "config_last_reload_success",
-            "1 if the latest attempt to load a configuration went well",
-            self.reload_success.clone(),
-        );
-        to.register("build", "This build", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
-    }
-
     /// Takes over how many connections were closed to make room for others.
     pub fn read_closed(&self, closed: ClosedForOthers) {
         for (waited_for, total) in [("handshake", closed.handshakes), ("request", closed.idle)] {
@@ -405,6 +393,7 @@ impl Metrics {
         self.generation.set(signed(surroundings.config_generation));
         self.reload_success.set(i64::from(surroundings.config_last_reload_success));
         let mut out = String::new();
+        self.process.write(&surroundings, &mut out);
         // Writing to a String cannot fail.
         let _ = text::encode(&mut out, &self.registry);
         out

@@ -270,6 +270,13 @@ async fn metrics_are_on_the_socket_and_alone_on_tcp() {
             let expected = if is_good { " 200 " } else { " 421 " };
             assert!(answer[..answer.len().min(20)].contains(expected), "{request}: {answer}");
         }
+        for (path, word) in [("/healthz", "ok\n"), ("/readyz", "ready\n")] {
+            let answer = http(connect(), &SCRAPE.replace("/metrics", path));
+            assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with(word), "{answer}");
+            let answer =
+                http(connect(), &SCRAPE.replace("/metrics", path).replace("127.0.0.1", "evil.example"));
+            assert!(answer.starts_with("HTTP/1.1 421"), "{answer}");
+        }
         (http(connect(), SCRAPE), http(connect(), &flows))
     });
     let (on_tcp, flows) = on_tcp.await.unwrap();

@@ -5,7 +5,7 @@ mod support;
 use sidetrack::live::profile::{Busy, Stage};
 use sidetrack::live::work::WorkCounts;
 use sidetrack::live::{Ledger, LiveFlow, Taken, Transport};
-use sidetrack::metrics::{ClosedForOthers, DnsCounts, HeldCounts, Metrics, Surroundings};
+use sidetrack::metrics::{ClosedForOthers, DnsCounts, HeldCounts, Metrics, ProcessUse, Surroundings};
 use sidetrack::overlay::PacedTotals;
 use sidetrack::record::Observer;
 use sidetrack::shunt::Capacity;
@@ -87,6 +87,12 @@ fn everything_at_a_glance() {
         fds_limit: 20_000,
         config_generation: 2,
         config_last_reload_success: true,
+        process: ProcessUse {
+            cpu_us: 1_250_000,
+            resident_bytes: 9 << 20,
+            virtual_bytes: 1 << 30,
+            started_unix_ms: 1_795_302_439_123,
+        },
     };
     let text = metrics.text(&[ledger], surroundings);
     // The order of series inside one name is that of a hash table.
@@ -129,8 +135,9 @@ fn the_manual_names_every_metric() {
     let manual = include_str!("../../../docs/admin.md");
     let named: std::collections::BTreeSet<_> = manual
         .lines()
-        .filter_map(|line| line.strip_prefix("| `sidetrack_"))
+        .filter_map(|line| line.strip_prefix("| `"))
         .filter_map(|rest| rest.split(['{', '`']).next())
+        .filter(|name| name.starts_with("sidetrack_") || name.starts_with("process_"))
         .map(|name| name.trim_end_matches("_total").trim_end_matches("_info").to_owned())
         .collect();
     // A family without members is not there: give each one.
@@ -161,7 +168,7 @@ fn the_manual_names_every_metric() {
     let text = metrics.text(&[ledger], Surroundings::default());
     let there: std::collections::BTreeSet<_> = text
         .lines()
-        .filter_map(|line| line.strip_prefix("# TYPE sidetrack_"))
+        .filter_map(|line| line.strip_prefix("# TYPE "))
         .filter_map(|rest| rest.split(' ').next())
         .map(str::to_owned)
         .collect();

@@ -162,3 +162,46 @@ fn the_manifest_fits_the_schema_of_kubernetes() {
     std::fs::write(&wrong, text(MANIFEST).replace("hostNetwork: true", "hostNetwork: 7")).expect("written");
     assert!(!validate(&wrong).expect("it is here").status.success());
 }
+
+/// The metrics that a text names.
+fn metrics_in(text: &str) -> std::collections::BTreeSet<String> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words
+        .filter(|word| word.starts_with("sidetrack_") || word.starts_with("process_"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn the_dashboard_and_the_alerts_name_metrics_that_exist() {
+    // `the_manual_names_every_metric` holds this list and the program together.
+    let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/admin.md");
+    let manual = std::fs::read_to_string(manual).expect("the manual");
+    let known: std::collections::BTreeSet<_> = manual
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split(['{', '`']).next())
+        .map(str::to_owned)
+        .collect();
+    let dashboard = text("grafana/sidetrack.json");
+    let rules = text("prometheus/sidetrack.rules.yml");
+    let parsed: serde_json::Value = serde_json::from_str(&dashboard).expect("JSON");
+    assert!(parsed["panels"].as_array().is_some_and(|panels| panels.len() > 10));
+    for (file, text) in [("dashboard", &dashboard), ("rules", &rules)] {
+        let named = metrics_in(text);
+        assert!(named.len() > 5, "{file}: {named:?}");
+        for name in named {
+            let series = name.strip_suffix("_bucket").unwrap_or(&name);
+            assert!(known.contains(series), "{file}: there is no metric {name}");
+        }
+    }
+}
+
+#[test]
+fn prometheus_takes_the_alerts() {
+    if Command::new("promtool").arg("--version").output().is_err() {
+        return eprintln!("skipped: needs promtool");
+    }
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/prometheus/sidetrack.rules.yml");
+    let checked = Command::new("promtool").args(["check", "rules"]).arg(rules).output().expect("promtool");
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+}

@@ -238,6 +238,40 @@ pub fn respawn(argument: &str, end: std::os::fd::OwnedFd) -> io::Result<std::pro
         .spawn()
 }
 
+/// Starts this program anew with these arguments, without a terminal: its input is empty, both outputs go to `output`, and it is
+/// in a session of its own. SIGTERM ends it when the thread that started it ends.
+///
+/// # Errors
+/// What fork(2) or execve(2) say.
+pub fn spawn_apart(arguments: &[std::ffi::OsString], output: &fs::File) -> io::Result<std::process::Child> {
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{Command, Stdio};
+    let parent = rustix::process::getpid();
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("sidetrack").args(arguments).stdin(Stdio::null());
+    command.stdout(output.try_clone()?).stderr(output.try_clone()?);
+    let apart = move || {
+        rustix::process::setsid()?;
+        match crate::caps::signal_on_parent_death(rustix::process::Signal::TERM, parent)? {
+            true => Ok(()),
+            false => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    };
+    // SAFETY: between fork and exec it makes three system calls, and allocates nothing.
+    unsafe { command.pre_exec(apart) };
+    command.spawn()
+}
+
+/// Memory of this process: resident and virtual, bytes. `None` if /proc is not mounted.
+pub fn memory_bytes() -> Option<(u64, u64)> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let bytes = |name: &str| {
+        let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+        value.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+    };
+    Some((bytes("VmRSS:")?, bytes("VmSize:")?))
+}
+
 /// Returns the CPU time that a process has used so far, microseconds. `None` if it is gone.
 pub fn cpu_us(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

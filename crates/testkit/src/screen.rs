@@ -28,6 +28,8 @@ pub struct Screen {
     shown: Receiver<Vec<u8>>,
     /// What a terminal shows, for programs that draw.
     picture: vt100::Parser,
+    /// The settings of the terminal before the program was started.
+    first_settings: String,
 }
 
 impl Screen {
@@ -36,6 +38,7 @@ impl Screen {
         let Pair { screen, line } = Pair::open().expect("a terminal");
         let picture = vt100::Parser::new(ROWS, COLUMNS, 0);
         resize(&screen, ROWS, COLUMNS).expect("a size");
+        let first_settings = format!("{:?}", tcgetattr(&screen).expect("settings"));
         // A shell that starts the tests in the background has SIGINT ignored, and programs inherit that.
         let mut command = Command::new("env");
         command.args(["--default-signal=INT,QUIT", "setsid", "--ctty"]).args(program).env("TERM", "dumb");
@@ -63,7 +66,7 @@ impl Screen {
         });
         let reader = Some((stop, thread));
         let (rest, all) = (String::new(), String::new());
-        Self { screen: Some(screen), program, reader, rest, all, shown, picture }
+        Self { screen: Some(screen), program, reader, rest, all, shown, picture, first_settings }
     }
 
     fn screen(&self) -> &OwnedFd {
@@ -137,10 +140,10 @@ impl Screen {
         format!("{:?}", tcgetattr(self.screen()).expect("settings"))
     }
 
-    /// Waits until the terminal shows its first screen and has these settings.
-    pub fn is_as_before(&mut self, settings: &str) -> bool {
+    /// Waits until the terminal shows its first screen and has the settings that it had before the program.
+    pub fn is_as_at_first(&mut self) -> bool {
         let until = Instant::now() + LIMIT;
-        while self.settings() != settings || self.is_second_screen() {
+        while self.settings() != self.first_settings || self.is_second_screen() {
             if Instant::now() > until {
                 return false;
             }

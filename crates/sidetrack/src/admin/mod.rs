@@ -42,6 +42,7 @@
 //! | `POST /v1/overlay/link/{neighbour}` | sets cost, rate or loss of a link, or takes it down |
 //! | `GET /`, `GET /page/{file}` | the page; over TCP it needs a login for all others of these paths |
 //! | `GET /page/session`, `POST`, `DELETE` | what the session may do; logs in; logs out |
+//! | `GET /healthz`, `GET /readyz` | whether the process answers, and whether it serves new flows; without a login |
 //! | `GET /metrics` | OpenMetrics text; also on a TCP address, if configured |
 //!
 //! Errors are `{"error": what is wrong, "help": what to do}`. The socket file's mode is the access control:
@@ -54,6 +55,7 @@ mod error;
 mod filter;
 mod findings;
 mod flows;
+mod health;
 mod history;
 mod overlay;
 mod page;
@@ -72,6 +74,7 @@ pub use cache::{
 };
 pub use control::Applications;
 pub use findings::{Finding, Findings};
+pub use health::{Readiness, Stage};
 pub use history::{Answer, MovedAnswer};
 pub use page::{Role, Tokens, TokensError, serve_page};
 pub use places::{SYSTEM_SOCKET, default_socket, directory, forget_dead_runs, run_socket, run_sockets, runs};
@@ -249,6 +252,7 @@ pub struct AdminState {
     applications: control::Latest,
     /// Searches of the history at a time.
     searches: Arc<Semaphore>,
+    readiness: Readiness,
     started: Instant,
     started_at: Timestamp,
 }
@@ -276,6 +280,7 @@ impl AdminState {
             findings: findings::Latest::default(),
             applications: control::Latest::default(),
             searches,
+            readiness: Readiness::new(Stage::Ready),
             started,
             started_at,
         }
@@ -285,6 +290,13 @@ impl AdminState {
     #[must_use]
     pub fn with_history(self, history: Option<Arc<History>>) -> Self {
         Self { history, ..self }
+    }
+
+    /// The same for a process that has yet to say when it is ready, and how it says so.
+    #[must_use]
+    pub fn starting(self) -> (Self, Readiness) {
+        let readiness = Readiness::new(Stage::Starting);
+        (Self { readiness: readiness.clone(), ..self }, readiness)
     }
 
     /// Updates the kernel's flows before they are listed.
@@ -302,6 +314,7 @@ impl AdminState {
             fds_limit: sidetrack_sys::caps::open_files_limit().0,
             config_generation: config.generation,
             config_last_reload_success: config.last_error.is_none(),
+            process: status::process_use(self.started_at),
         };
         self.metrics.read_closed(self.control.closed_for_others());
         self.metrics.read_dropped(&self.control.datagrams_dropped());
@@ -339,7 +352,7 @@ impl AdminState {
 
 /// All routes.
 pub fn router(state: AdminState) -> Router {
-    page::files(Router::new())
+    health::routes(page::files(Router::new()))
         .route("/v1/flows", get(flows::list).delete(flows::kill_many))
         .route("/v1/flows/{id}", get(flows::show).delete(flows::kill_one))
         .route("/v1/flows/{id}/trace", get(flows::trace))
@@ -398,7 +411,7 @@ pub async fn serve(state: AdminState, socket: AdminSocket, stop: Receiver<bool>)
     until_stopped(async move { serving.await }, stop).await
 }
 
-/// Serves only `/metrics` on a TCP address, with limits on the number of clients and the time of each. Requests
+/// Serves only `/metrics`, `/healthz` and `/readyz` on a TCP address, with limits on the number of clients and the time of each. Requests
 /// must use an address, `localhost`, or one of `names` as host.
 ///
 /// # Errors
@@ -413,9 +426,14 @@ pub async fn serve_metrics(
     let metrics_of = state.metrics.clone();
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let listener = capped::Capped::new(listener, capped::SCRAPERS, move || metrics_of.closed_scraper());
-    let router = Router::new()
+    let router = health::routes(Router::new())
         .route("/metrics", get(metrics))
-        .fallback(|| async { ApiError::not_found("there is no such path", "this address has /metrics only") })
+        .fallback(|| async {
+            ApiError::not_found(
+                "there is no such path",
+                "this address has /metrics, /healthz and /readyz only",
+            )
+        })
         .layer(axum::middleware::from_fn_with_state(names, rebinding::guard))
         .with_state(state);
     let serving = axum::serve(listener, router).with_graceful_shutdown(told(stop.clone()));

@@ -2,6 +2,7 @@
 
 use super::AdminState;
 use super::error::ApiError;
+use crate::metrics::ProcessUse;
 use crate::record::Timestamp;
 use axum::Json;
 use axum::extract::{Path, State};
@@ -181,6 +182,18 @@ pub(super) async fn status(State(state): State<AdminState>) -> Json<Status> {
         config: state.control.config(),
         listeners: state.control.listeners(),
     })
+}
+
+/// What this process uses now.
+pub(super) fn process_use(started: Timestamp) -> ProcessUse {
+    let (resident_bytes, virtual_bytes) = sidetrack_sys::process::memory_bytes().unwrap_or_default();
+    let started = started.system_time().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    ProcessUse {
+        cpu_us: sidetrack_sys::process::cpu_us(std::process::id()).unwrap_or(0),
+        resident_bytes,
+        virtual_bytes,
+        started_unix_ms: u64::try_from(started.as_millis()).unwrap_or(u64::MAX),
+    }
 }
 
 /// Returns the number of open descriptors of this process; 0 if /proc is not mounted.

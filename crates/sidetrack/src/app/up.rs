@@ -5,7 +5,7 @@ use super::orchestrator::Orchestrator;
 use super::outgoing::{self, Paths};
 use super::shunt::ShuntFlows;
 use super::systemd::Systemd;
-use crate::admin::{self, AdminSocket, AdminState, Tokens};
+use crate::admin::{self, AdminSocket, AdminState, Readiness, Stage, Tokens};
 use crate::config::{Admin, AdminAt, Config, LogFormat, RecordTo};
 use crate::live::Ledger;
 use crate::log::{self, Shape};
@@ -248,15 +248,13 @@ async fn run(
     let control = Arc::new(control);
     let paths =
         config.outgoing.as_ref().map(|settings| Paths::new(settings.clone(), node.clone(), current.clone()));
-    let windows = windows.serve(
-        AdminState::new(ledgers, feed, metrics, control).with_history(history),
-        paths,
-        &stopped,
-    );
+    let state = AdminState::new(ledgers, feed, metrics, control).with_history(history);
+    let (state, readiness) = state.starting();
+    let windows = windows.serve(state, paths, &stopped);
     let (ready, watching) = oneshot::channel();
     let reloads = tokio::spawn(reloader.run(ready));
     let _ = watching.await;
-    let failure = serve_until_told(&node, &config, &current, systemd.as_deref()).await?;
+    let failure = serve_until_told(&node, &config, &current, systemd.as_deref(), &readiness).await?;
     reloads.abort();
     following.abort();
     let _ = stop.send(true);
@@ -292,10 +290,12 @@ async fn serve_until_told(
     config: &Config,
     current: &ArcSwap<Config>,
     systemd: Option<&Systemd>,
+    readiness: &Readiness,
 ) -> anyhow::Result<Option<String>> {
     // Before "ready" is announced: until now these signals end the process at once.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    readiness.set(Stage::Ready);
     node.announce();
     let workers = node.worker_ledgers();
     let watching = async {
@@ -313,6 +313,7 @@ async fn serve_until_told(
             _ = interrupt.recv() => None,
             gone = node.keeper_gone(config.on_crash) => Some(gone),
         };
+        readiness.set(Stage::Stopping);
         match &failure {
             Some(gone) => tracing::error!("{gone}; stopping"),
             None => {

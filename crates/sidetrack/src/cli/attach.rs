@@ -141,6 +141,7 @@ fn as_of_run(args: &AttachArgs) -> RunArgs {
         trust: Vec::new(),
         secret: Vec::new(),
         publish: Vec::new(),
+        top: false,
         jail: args.jail.clone(),
         command: Vec::new(),
     }

@@ -70,6 +70,10 @@ pub struct RunArgs {
     /// programs of this host reach it
     #[arg(long, value_name = "PORT[:PORT]", value_parser = publish::read)]
     pub publish: Vec<Publish>,
+    /// Shows the command's connections on a screen while it runs (docs/top.md). Its input is empty. Its output is shown when it has
+    /// ended or the screen was left with `q`. The exit code is the command's
+    #[arg(long)]
+    pub top: bool,
     /// What the command may reach
     #[command(flatten)]
     pub jail: JailArgs,
@@ -169,7 +173,7 @@ pub(super) fn run_as_login(args: &RunArgs, login: Login) -> ExitCode {
 }
 
 /// Ends as the command has ended.
-pub(super) fn finish(ended: anyhow::Result<Ended>) -> ExitCode {
+pub(in crate::cli) fn finish(ended: anyhow::Result<Ended>) -> ExitCode {
     let ended = ended.unwrap_or_else(|error| {
         // Standard error may be closed, which must not cause a panic.
         let _ = writeln!(io::stderr(), "sidetrack: {error:#}");

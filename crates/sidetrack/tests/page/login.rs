@@ -23,6 +23,8 @@ fn the_files_are_open_and_the_data_are_not() {
     assert_eq!(field(&script, "content-type"), "text/javascript; charset=utf-8");
     assert_eq!((field(&script, "content-encoding"), field(&script, "cache-control")), ("gzip", "no-cache"));
     assert_eq!(status(&rig.ask("GET", "/page/none.js", &[], "")), "404");
+    assert!(rig.ask("GET", "/healthz", &[], "").ends_with("ok\n"));
+    assert!(rig.ask("GET", "/readyz", &[], "").ends_with("ready\n"));
     for path in ["/v1/flows", "/v1/live", "/v1/status", "/metrics", "/v1/none", "/page", "//"] {
         let refused = rig.ask("GET", path, &[], "");
         assert_eq!(status(&refused), "401", "{path}");

@@ -5,5 +5,7 @@
 #[path = "../node/mod.rs"]
 mod node;
 
+mod command;
+mod health;
 mod screen;
 mod terminal;

@@ -88,7 +88,6 @@ fn it_shows_filters_and_ends_flows_of_a_node() {
         lead(&link, &node);
         let traffic = Traffic::start(&node);
         let mut screen = top(&link);
-        let before = screen.settings();
         let moves =
             |picture: &str| picture.contains("live") && picture.contains("echoes") && picture.contains(" kB");
         screen.wait_for_picture("a flow that moves", moves);
@@ -125,7 +124,7 @@ fn it_shows_filters_and_ends_flows_of_a_node() {
         screen.wait_for_picture("the fast path", |picture| picture.contains("has no [shunt]"));
         screen.press("q");
         drop(traffic);
-        assert!(screen.is_as_before(&before));
+        assert!(screen.is_as_at_first());
         assert!(screen.end().success());
         node.stop();
     });
@@ -163,10 +162,9 @@ fn signals_give_the_terminal_back() {
         lead(&link, &node);
         for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
             let mut screen = top(&link);
-            let before = screen.settings();
             screen.wait_for_picture("the node", |picture| picture.contains("0 in flight"));
             crate::node::send(screen.pid(), signal);
-            assert!(screen.is_as_before(&before), "{signal:?}");
+            assert!(screen.is_as_at_first(), "{signal:?}");
             assert_eq!(screen.end().signal(), Some(signal.as_raw()));
         }
         node.stop();

@@ -104,9 +104,9 @@ fn role(sessions: &Sessions, request: &Request, host: &str) -> Option<Role> {
     sessions.role(cookie(request.headers(), host)?, SystemTime::now())
 }
 
-/// What may be asked for without a session: the page's own files, and the login.
+/// What may be asked for without a session: the page's own files, the login, and health.
 fn is_open(path: &str) -> bool {
-    path == "/" || path.starts_with("/page/")
+    path == "/" || path.starts_with("/page/") || crate::admin::health::is_open(path)
 }
 
 /// Checks host, origin, session and role of a request over TCP.

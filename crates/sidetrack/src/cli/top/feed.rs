@@ -6,6 +6,7 @@
 //! ```
 
 use super::events::{Event, Reader};
+use super::of_run::STARTS;
 use super::screen::Input;
 use crate::admin::Client;
 use std::time::{Duration, Instant};
@@ -18,16 +19,24 @@ const EVENT_MAX_BYTES: usize = 16 << 20;
 const AGAIN: Duration = Duration::from_secs(1);
 /// A node that says nothing for this long does not answer. It tells something each second.
 const SILENCE: Duration = Duration::from_secs(10);
+/// Time between two attempts before the first answer.
+const SOON: Duration = Duration::from_millis(100);
 
 /// Follows until the other end of `told` is gone.
 pub(super) async fn follow(client: Client, filter: String, told: Sender<Input>) {
-    let mut lost: Option<Instant> = None;
+    let begun = Instant::now();
+    let mut lost: Option<Instant> = Some(begun);
     loop {
         let why = match once(&client, &filter, &told, &mut lost).await {
             Ok(()) => "it has closed the connection".to_owned(),
             Err(why) => why,
         };
-        let since = lost.get_or_insert_with(Instant::now).elapsed().as_secs();
+        let since = *lost.get_or_insert_with(Instant::now);
+        if since == begun && begun.elapsed() < STARTS && !told.is_closed() {
+            sleep(SOON).await;
+            continue;
+        }
+        let since = since.elapsed().as_secs();
         if told.send(Input::Lost(since, why)).await.is_err() {
             return;
         }

@@ -8,6 +8,7 @@ mod draw;
 mod events;
 mod feed;
 mod field;
+mod of_run;
 mod panels;
 mod rows;
 mod screen;
@@ -15,6 +16,7 @@ mod terminal;
 
 pub use columns::Column;
 pub use events::{Changes, Event, FlowRow, Hello, Reader, Tick};
+pub use of_run::run_command;
 pub use panels::{FastPath, Health};
 pub use rows::{ENDED_MAX, LIVE_MAX, Rows};
 pub use screen::{Act, Drawer, Input, Link, Mode, Screen, Tab};
@@ -78,12 +80,14 @@ pub fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
         // A node that is not there is an error. One that goes away later is waited for.
         let asked = timeout(PATIENCE, client.ask::<Status>(Method::GET, "/v1/status", &[])).await;
         asked.map_err(|_| anyhow::anyhow!("{} does not answer", client.path().display()))??;
-        Top::new(client, filter.trim())?.show(std::future::pending::<()>()).await
+        let name = client.path().display().to_string();
+        Top::new(client, &name, filter.trim())?.show(std::future::pending::<()>()).await
     });
     // Tasks that wait for the node end with us.
     runtime.shutdown_background();
-    if let Left::Signal(signal) = left? {
-        end_by(signal);
+    match left? {
+        Left::Signal(signal) => end_by(signal),
+        Left::Quit | Left::Over(()) => {}
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -95,7 +99,6 @@ enum Left<T> {
     /// This signal ends programs.
     Signal(i32),
     /// What was waited for.
-    #[allow(dead_code, reason = "`top` alone waits for nothing")]
     Over(T),
 }
 
@@ -113,9 +116,8 @@ struct Top {
 }
 
 impl Top {
-    fn new(client: Client, filter: &str) -> anyhow::Result<Self> {
-        let name = client.path().display().to_string();
-        let screen = Screen::new(&super::flows::human::printable(&name), filter, has_colours());
+    fn new(client: Client, name: &str, filter: &str) -> anyhow::Result<Self> {
+        let screen = Screen::new(&super::flows::human::printable(name), filter, has_colours());
         let (answering, answers) = channel(EVENTS_MAX);
         let (events, feed) = feed_of(&client, filter);
         Ok(Self { client, screen, events, feed, answers, answering, looking: None, tracing: None })
