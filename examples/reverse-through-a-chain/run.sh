@@ -28,6 +28,8 @@ show 'curl http://10.90.1.1:8080/'
 page=$(on client curl -sS --max-time 60 http://10.90.1.1:8080/)
 echo "    $page"
 [ "$page" = 'Hello from nginx' ] || fail 'the page should have come'
+# nginx writes its log after its answer.
+wait_for_lines "$work/web/logs/access.log" 1 GET
 grep -q '^10.90.4.1 ' "$work/web/logs/access.log" || fail 'nginx should have seen the second proxy'
 
 say '4. Each party has its own record.'
