@@ -556,7 +556,7 @@ fn a_rule_gives_an_association_times_of_its_own() {
 fn the_one_that_is_idle_for_longest_leaves_if_the_driver_has_no_descriptor() {
     let mut table = Table::new(Config::default());
     let destination = to("198.51.100.1:53");
-    let clients = ["192.0.2.1:1", "192.0.2.2:1", "192.0.2.1:2", "192.0.2.1:3"].map(address);
+    let clients = ["192.0.2.1:1", "192.0.2.2:1", "192.0.2.1:2", "192.0.2.1:3", "192.0.2.3:1"].map(address);
     let mut send = |millis: u64, client| {
         let input = Input::FromClient { client, destination: &destination, bytes: 1 };
         let all = outputs(&mut table, Instant::from_millis(millis), input);
@@ -567,9 +567,14 @@ fn the_one_that_is_idle_for_longest_leaves_if_the_driver_has_no_descriptor() {
     };
     let ids: Vec<_> = (1..).zip(clients).filter_map(|(at, client)| send(at, client)).collect();
     assert_eq!(send(9, clients[0]), None, "it is used again");
-    let [first, second, third, last] = ids[..] else { panic!("{ids:?}") };
+    let [first, second, third, last, on_hop] = ids[..] else { panic!("{ids:?}") };
     let now = Instant::from_millis(10);
     assert_eq!(outputs(&mut table, now, Input::Refused(third, EndReason::PolicyDenied)).len(), 1);
+    assert_eq!(table.leave_among(last, |_| false), None);
+    assert_eq!(table.leave_among(second, |id| id == second), None, "it does not leave for itself");
+    assert_eq!(table.leave_among(last, |id| id == third), None, "a refused one is on no hop");
+    let left = table.leave_among(last, |id| id != second && id != first);
+    assert_eq!(left.expect("older ones are on other hops").0, on_hop);
     let left = table.leave_for(last, true).expect("its client has another one");
     assert_eq!(left.0, first, "not the refused one, which has no descriptor");
     assert_eq!(table.leave_for(last, true), None);
@@ -577,5 +582,6 @@ fn the_one_that_is_idle_for_longest_leaves_if_the_driver_has_no_descriptor() {
     assert_eq!(table.leave_for(last, false), None, "it does not leave for itself");
     let ends: Vec<_> = std::iter::from_fn(|| table.poll()).collect();
     let is_limit = |output: &Output, id| matches!(output, Output::End { id: of, reason: EndReason::Limit, .. } if *of == id);
-    assert!(is_limit(&ends[0], first) && ends.iter().any(|end| is_limit(end, second)), "{ends:?}");
+    let has_left = |id| ends.iter().any(|end| is_limit(end, id));
+    assert!(has_left(on_hop) && has_left(first) && has_left(second), "{ends:?}");
 }

@@ -350,6 +350,24 @@ impl Table {
         Some((leaves, counts))
     }
 
+    /// As [`Table::leave_for`], for a driver whose hop has no room: ends the association that was unused for longest among those
+    /// that `fits` accepts.
+    pub fn leave_among(&mut self, id: Id, fits: impl Fn(Id) -> bool) -> Option<(Id, Counts)> {
+        let mut next = self.alive.oldest();
+        loop {
+            let slot = next?;
+            let leaves = self.id(slot);
+            match self.alive(leaves).map(|association| association.counts) {
+                Some(counts) if slot != id.slot && fits(leaves) => {
+                    self.totals.left += 1;
+                    self.remove(slot, Some(EndReason::Limit));
+                    return Some((leaves, counts));
+                }
+                _ => next = Order::next(&mut List::<ALL>(&mut self.slots), slot),
+            }
+        }
+    }
+
     /// Begins an association, for which there is room. Returns its slot.
     fn begin(&mut self, now: Instant, client: SocketAddr, destination: Destination, from: Side) -> u32 {
         let known = self.clients.get(&client).copied();

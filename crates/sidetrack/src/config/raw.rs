@@ -346,7 +346,7 @@ pub struct Rule {
     pub mptcp: Option<At<bool>>,
     /// When requests inside TLS ask their server by HTTP/3, at listeners with `tap` or with `to = "https://…"`: "never",
     /// "announced" (after the server has said so by Alt-Svc) or "first" (at once, on the UDP port of the same number). If that
-    /// fails, TCP is used. Only with carrier "direct" or hops. Default "never".
+    /// fails, TCP is used. Default "never".
     pub http3: Option<At<RuleHttp3>>,
     /// How many idle connections to a destination each worker keeps ready, 0 to 64. A new flow takes one and waits for no
     /// handshake. Only with carrier "direct". Default 0.

@@ -81,6 +81,9 @@ pub(super) struct Associations {
     pub dropped: [u64; Dropped::ALL.len()],
 }
 
+/// Time between two questions whether a hop has a place.
+const AGAIN: Duration = Duration::from_millis(10);
+
 /// The slot number that stands for the clients' socket, and for what tasks have found.
 pub(super) const LISTENER: u32 = u32::MAX;
 
@@ -412,7 +415,14 @@ impl Associations {
                         waiting.into_iter().for_each(|waiting| self.opened(waiting, path));
                     }
                 }
-                Found::Path(path, Err(failure)) => self.refuse_waiting(path, &failure),
+                Found::Path(path, Err(failure)) => {
+                    // Another association on the same hops gives its place.
+                    if failure.reason == EndReason::Limit && self.leave_hops(path, &failure.detail) {
+                        self.ask_again(path);
+                    } else {
+                        self.refuse_waiting(path, &failure);
+                    }
+                }
             }
             self.finish();
         }
@@ -479,11 +489,18 @@ impl Associations {
         let (id, carry, destination) = (waiting.id, waiting.carry.clone(), waiting.remote.destination());
         let path = self.paths.add(carrier, users, State::Opening(vec![waiting]), waker);
         self.paths.keep(path, v6, descriptors);
-        self.ask_for_path((id, path), carry, destination);
+        self.ask_for_path((id, path), carry, destination, false);
     }
 
     /// Asks the hops of a carrier, or a node of the overlay, for a path to this destination, and to others if the carrier can.
-    fn ask_for_path(&self, (id, path): (Id, PathId), carry: Arc<Carry>, destination: Destination) {
+    /// `has_left`: an association has given its place, and the hop may not have said yet that it is free.
+    pub(super) fn ask_for_path(
+        &self,
+        (id, path): (Id, PathId),
+        carry: Arc<Carry>,
+        destination: Destination,
+        has_left: bool,
+    ) {
         let Some(association) = self.find(id) else { return };
         let (worker, flow) = (self.worker.clone(), association.flow.clone());
         let (found, ready) = (self.found.clone(), self.ready.clone());
@@ -491,7 +508,16 @@ impl Associations {
         reactor::spawn(async move {
             let dialing = worker.dialing();
             let order = order(&worker, &dialing, &carry, &flow, destination);
-            let asked = Box::pin(associate(&order));
+            let asked = Box::pin(async {
+                loop {
+                    match associate(&order).await {
+                        Err(failure) if has_left && failure.reason == EndReason::Limit => {
+                            reactor::sleep(AGAIN).await;
+                        }
+                        done => break done,
+                    }
+                }
+            });
             let late = || Failure::new(EndReason::ConnectTimeout, "there was no path for datagrams in time");
             let done = reactor::timeout(Duration::from_millis(limit), asked).await;
             let done = done.unwrap_or_else(|_| Err(late()));

@@ -122,6 +122,12 @@ impl Paths {
         self.all.get_mut(id.index as usize)?.as_mut().filter(|path| path.serial == id.serial)
     }
 
+    /// Returns the carrier of a path that is open.
+    pub(super) fn carrier_if_open(&self, id: PathId) -> Option<&Carrier> {
+        let path = self.all.get(id.index as usize)?.as_ref().filter(|path| path.serial == id.serial)?;
+        (!matches!(path.state, State::Opening(_))).then_some(&path.carrier)
+    }
+
     /// Keeps these descriptors for all associations of a path, unless it has those for this kind of servers.
     pub(super) fn keep(&mut self, id: PathId, v6: bool, descriptors: Option<Admission>) {
         let place = self.get(id).and_then(|path| path.descriptors.get_mut(usize::from(v6)));

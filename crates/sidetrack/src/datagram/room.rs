@@ -1,7 +1,8 @@
 //! Room for associations: each counts among all flows. One that shares the path of another one takes no descriptors.
 
-use super::association::Associations;
+use super::association::{Associations, Server};
 use super::clients::Clients;
+use super::path::{PathId, State};
 use crate::carry::Failure;
 use crate::carry::datagrams::Remote;
 use crate::worker::Admission;
@@ -43,6 +44,40 @@ impl Associations {
             let detail = format!("it left for a newer one: {detail}");
             self.end(leaves, EndReason::Limit, Some(detail), counts);
         }
+    }
+
+    /// Finds room on hops that take no further flow: the association on them that is idle for longest leaves. Returns false if
+    /// there is none, or if the one that waits for this path has ended.
+    pub(super) fn leave_hops(&mut self, path: PathId, detail: &str) -> bool {
+        let waits = match self.paths.get(path).map(|path| &path.state) {
+            Some(State::Opening(waiting)) => waiting.first().map(|one| (one.id, one.carry.clone())),
+            _ => None,
+        };
+        let Some((id, carry)) = waits.filter(|(id, _)| self.find(*id).is_some()) else { return false };
+        // Elsewhere an association that leaves frees nothing: others share its path.
+        if !matches!(carry.carrier, Carrier::Hops(_)) || !carry.carrier.leads_to_one() {
+            return false;
+        }
+        let Self { table, slots, paths, .. } = self;
+        let is_on_them = |other: Id| {
+            let association = slots.get(other.slot as usize).and_then(|place| place.as_deref());
+            let association = association.filter(|association| association.id == other);
+            association.is_some_and(|association| {
+                matches!(&association.server, Server::Path(its, _)
+                    if paths.carrier_if_open(*its) == Some(&carry.carrier))
+            })
+        };
+        let Some((leaves, counts)) = table.leave_among(id, is_on_them) else { return false };
+        self.end(leaves, EndReason::Limit, Some(format!("it left for a newer one: {detail}")), counts);
+        true
+    }
+
+    /// Asks hops for a path again, after an association has left.
+    pub(super) fn ask_again(&mut self, path: PathId) {
+        let Some(State::Opening(waiting)) = self.paths.get(path).map(|path| &path.state) else { return };
+        let Some(one) = waiting.first() else { return };
+        let (id, carry, destination) = (one.id, one.carry.clone(), one.remote.destination());
+        self.ask_for_path((id, path), carry, destination, true);
     }
 
     /// Whether an association needs a path of its own to this destination.

@@ -16,7 +16,7 @@ use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-/// Streams that the hop of the test allows.
+/// Streams that the hop of the tests allows for flows of TCP.
 const STREAMS: u32 = 10;
 
 #[test]
@@ -52,7 +52,8 @@ struct Narrow {
 }
 
 impl Narrow {
-    fn start() -> Self {
+    /// `streams`: how many it allows on a connection.
+    fn start(streams: u32) -> Self {
         let ca = authority(3).unwrap();
         let made = signed("localhost", 3, &ca.identity_pem()).unwrap();
         let files = tempfile::tempdir().unwrap();
@@ -67,7 +68,7 @@ impl Narrow {
             .unwrap();
         tls.alpn_protocols = vec![b"h3".to_vec()];
         let mut transport = TransportConfig::default();
-        transport.max_concurrent_bidi_streams(STREAMS.into());
+        transport.max_concurrent_bidi_streams(streams.into());
         let mut config = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls).unwrap()));
         config.transport_config(Arc::new(transport));
         let connections = Arc::<AtomicUsize>::default();
@@ -82,9 +83,9 @@ impl Narrow {
                 let Ok(connection) = incoming.await else { continue };
                 count.fetch_add(1, SeqCst);
                 reactor::spawn(async move {
-                    // The control stream with empty settings (RFC 9114 Sec. 6.2.1). It must stay open.
+                    // The control stream (RFC 9114 Sec. 6.2.1), which must stay open. Extended CONNECT is allowed (RFC 9220 Sec. 3).
                     let mut control = connection.open_uni().await.unwrap();
-                    control.write_all(&[0, 4, 0]).await.unwrap();
+                    control.write_all(&[0, 4, 2, 8, 1]).await.unwrap();
                     while let Ok((send, recv)) = connection.accept_bi().await {
                         reactor::spawn(async move {
                             let _ = echo(send, recv).await;
@@ -148,7 +149,7 @@ fn exchange(stream: &mut TcpStream, bytes: &[u8]) -> std::io::Result<()> {
 
 #[test]
 fn further_connections_are_opened_to_a_hop_that_allows_few_streams() {
-    let hop = Narrow::start();
+    let hop = Narrow::start(STREAMS);
     let mut near = near(&hop.url(), (hops::echo(), "127.0.0.1:9".parse().unwrap()));
     let mut flows: Vec<TcpStream> = (0..35).map(|_| open(&near)).collect();
     assert_eq!(hop.connections.load(SeqCst), 4, "ten flows on each");
@@ -181,4 +182,54 @@ fn further_connections_are_opened_to_a_hop_that_allows_few_streams() {
     assert!(record.text("detail").contains("the hop takes no further flow"), "{record:?}");
     assert_eq!(hop.connections.load(SeqCst), 64);
     drop(flows);
+}
+
+#[test]
+fn the_association_that_is_idle_for_longest_leaves_a_hop_that_takes_no_further_flow() {
+    let hop = Narrow::start(2);
+    let mut near = near(&hop.url(), (hops::echo(), "192.0.2.1:9".parse().unwrap()));
+    let to = near.addresses("udp")[0];
+    let new = || {
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.set_read_timeout(Some(LIMIT)).unwrap();
+        client.connect(to).unwrap();
+        client
+    };
+    let ask = |client: &UdpSocket, number: u16| {
+        client.send(&number.to_be_bytes()).unwrap();
+        let mut buffer = [0; 8];
+        let length = client.recv(&mut buffer).unwrap_or_else(|error| panic!("{number}: {error}"));
+        assert_eq!(buffer[..length], number.to_be_bytes());
+    };
+    // 64 connections of two streams. No first datagram of a later client is lost.
+    let clients: Vec<UdpSocket> = (0..128_u16)
+        .map(|number| {
+            let client = new();
+            ask(&client, number);
+            client
+        })
+        .collect();
+    ask(&clients[0], 1000);
+    let later: Vec<UdpSocket> = (200..210_u16)
+        .map(|number| {
+            let client = new();
+            ask(&client, number);
+            client
+        })
+        .collect();
+    let left = near.records(10);
+    for client in &clients[1..11] {
+        let record = &left[&client.local_addr().unwrap()];
+        assert_eq!(record.text("reason"), "limit", "{record:?}");
+        assert!(
+            record.text("detail").contains("left for a newer one")
+                && record.text("detail").contains("no further flow"),
+            "{record:?}"
+        );
+    }
+    ask(&clients[0], 1001);
+    ask(&clients[1], 1002);
+    assert_eq!(near.record().address("client"), clients[11].local_addr().unwrap());
+    assert!(hop.connections.load(SeqCst) <= 64);
+    drop(later);
 }

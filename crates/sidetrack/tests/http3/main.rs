@@ -13,6 +13,7 @@ mod quic_go;
 mod servers;
 mod strangers;
 mod streams;
+mod tunnelled;
 
 use client::{Client, ask, run};
 use node::Up;

@@ -11,6 +11,7 @@ mod duplicate;
 mod endings;
 mod faults;
 mod groups;
+mod http3;
 mod legs;
 mod liar;
 mod nearest;

@@ -116,7 +116,7 @@ fn gateway(line: &Line) -> Up {
 fn carried(records: &[Record], listener: &str, port: u16) -> bool {
     records.iter().any(|record| {
         (record.text("listener"), record.text("protocol")) == (listener, "udp")
-            && record.address("orig_dst").port() == port
+            && record.text("orig_dst").ends_with(&format!(":{port}"))
             && record.number("packets_up") > 0
             && record.number("packets_down") > 0
     })
@@ -157,4 +157,49 @@ fn iperf3_clients_of_ntp_and_clients_of_stun_pass_every_way() {
     for (listener, port) in ["socks", "web", "lan"].iter().flat_map(|name| [(name, 123), (name, 5201)]) {
         assert!(carried(&records, listener, port), "{listener} {port}: {records:?}");
     }
+}
+
+#[test]
+fn a_client_of_quic_is_carried_by_the_name_that_it_asks_for() {
+    if !is_root() {
+        return;
+    }
+    let (line, folder) = (Line::new(), tempfile::tempdir().expect("a folder"));
+    let at = |name: &str| folder.path().join(name).to_str().expect("a path").to_owned();
+    let made = sidetrack::tls::self_signed("quic.example", 1).expect("a certificate");
+    std::fs::write(at("cert.pem"), &made.certificate_pem).expect("written");
+    std::fs::write(at("key.pem"), &made.key_pem).expect("written");
+    std::fs::create_dir(at("pages")).and_then(|()| std::fs::create_dir(at("got"))).expect("folders");
+    std::fs::write(at("pages/page"), "Hello over QUIC").expect("written");
+    std::fs::write(at("resolv.conf"), "nameserver 10.0.1.254\n").expect("written");
+    let arguments = ["-q", "-d", &at("pages"), "10.0.2.1", "4433", &at("key.pem"), &at("cert.pem")];
+    let Some(_server) = Server::start(&line.server, "/usr/sbin/gtlsserver", &arguments) else { return };
+    // No name server answers, and none has to: the rule leads to an address.
+    let tables = "[limits]\ndrain_ms = 0\n[dns]\naddress = \"10.0.1.254:53\"\nfrom = [\"10.0.1.0/24\"]\nservers = [\"127.0.0.1:9\"]\n\
+        [[listen]]\nname = \"lan\"\nkind = \"redirect\"\nprotocol = \"udp\"\nlocal = false\nforwarded = true\n\
+        interfaces = [\"to-client\"]\n\
+        [[rule]]\nname = \"quic\"\nmatch = { host = \"quic.example\", protocol = \"udp\" }\nto = \"10.0.2.1:4433\"\n\
+        carrier = \"direct\"\n";
+    let up = line.router.run(move || Up::start("default = \"deny\"\n", tables));
+    // The client asks the resolver that the system names.
+    let ask = |name: &str| {
+        let script = format!(
+            "mount --bind {} /etc/resolv.conf && exec timeout 60 gtlsclient -q --exit-on-all-streams-close --download={} \
+             {name} 4433 https://{name}/page",
+            at("resolv.conf"),
+            at("got")
+        );
+        let mut client = Command::new("unshare");
+        client.args(["--mount", "sh", "-c", &script]).stdin(Stdio::null());
+        line.client.run(move || client.output()).expect("it starts")
+    };
+    let got = || std::fs::read_to_string(at("got/page")).unwrap_or_default() == "Hello over QUIC";
+    // The server may come up later.
+    eventually("the page comes", || ask("quic.example").status.success() && got());
+    let denied = ask("other.example");
+    assert!(String::from_utf8_lossy(&denied.stderr).contains("getaddrinfo"), "{denied:?}");
+    let (_, records) = up.stop();
+    let name = |record: &Record| (record.text("rule").to_owned(), record.text("orig_dst").to_owned());
+    assert!(records.iter().all(|record| name(record) == ("quic".to_owned(), "quic.example:4433".to_owned())));
+    assert!(carried(&records, "lan", 4433), "{records:?}");
 }

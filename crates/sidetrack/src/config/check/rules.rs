@@ -398,14 +398,14 @@ impl Check<'_> {
         }
     }
 
-    /// Reports settings that contradict `http3`: its connections are shared, and made from this host or through hops that carry UDP.
+    /// Reports settings that contradict `http3`: its connections are shared, and each has one server.
     fn http3_contradictions(&mut self, rule: &raw::Rule, carry: &Carry) {
         let Some(at) = rule.http3.as_ref().filter(|_| carry.http3 != Http3::Never) else { return };
         let contradictions = [
             (
-                !matches!(carry.carrier, Carrier::Direct | Carrier::Hops(_)),
-                "`http3` goes only with carrier = \"direct\" and with hops",
-                "take it out: towards this carrier, servers are asked by TCP",
+                matches!(&carry.carrier, Carrier::Overlay(overlay) if overlay.node.starts_with("group:")),
+                "`http3` does not go with a carrier to all members of a group",
+                "name one node, or \"overlay:nearest:GROUP\": a connection of HTTP/3 has one server",
             ),
             (
                 carry.keep_client_address || carry.proxy_protocol.is_some(),

@@ -223,7 +223,7 @@ impl Reach<'_, '_> {
 enum Target {
     /// To one of these addresses.
     At(Vec<Admitted>),
-    /// To this destination, through the hops of the rule.
+    /// To this destination, through the hops or the tunnel of the rule, or over the overlay.
     Behind(Destination),
 }
 
@@ -265,7 +265,8 @@ impl Attempt {
                     warm,
                     traced: None,
                 };
-                let late = || Failure::new(EndReason::ConnectTimeout, "the hops did not answer in time");
+                let late =
+                    || Failure::new(EndReason::ConnectTimeout, "the way to the server was not open in time");
                 match timeout(PATIENCE, datagrams::associate(&order)).await.unwrap_or_else(|_| Err(late())) {
                     Ok(path) => goal.connect_over(path, &to).await,
                     Err(failure) => Err(failure),
