@@ -200,7 +200,8 @@ SECTION("tc/wire") int tc_wire(struct __sk_buff *skb)
 	struct pair pair;
 	__u32 state;
 
-	if (read(skb, 0, swap16(skb->protocol), &ends) != SEGMENT || !find(&ends, &pair))
+	/* A tagged frame comes again, without its tag, by the interface of its VLAN. */
+	if (skb->vlan_present || read(skb, 0, swap16(skb->protocol), &ends) != SEGMENT || !find(&ends, &pair))
 		return TC_ACT_UNSPEC;
 	state = *(volatile __u32 *)&pair.wire->state;
 	if (state == WIRE_FREE)
@@ -225,7 +226,7 @@ SECTION("tc/wire") int tc_wire(struct __sk_buff *skb)
 
 /*
  * What our socket sends while its flow is JOINING acknowledges and offers what the other host does by now. Its own
- * numbers stand still. A host that has long gone on would take its packets for forged ones (RFC 5961 Sec. 5.2).
+ * numbers stand still, and their end is what a copy may acknowledge. A host that has long gone on would take its packets for forged ones (RFC 5961 Sec. 5.2).
  */
 ALWAYS_INLINE int renew(struct __sk_buff *skb, const struct pair *pair, struct segment *s, __u32 at)
 {
@@ -234,6 +235,7 @@ ALWAYS_INLINE int renew(struct __sk_buff *skb, const struct pair *pair, struct s
 	__u32 to = acknowledged - pair->own->add;
 	__u64 sum = 0;
 
+	forward32(&pair->more->limit, end_of(s));
 	if (!(flags_of(s) & TCP_ACK) || flags_of(s) & TCP_RST || !AFTER(to, acknowledgement_of(s)))
 		return TC_ACT_UNSPEC;
 	window >>= pair->own->shown_shift & 15;

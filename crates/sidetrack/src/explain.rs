@@ -38,6 +38,9 @@ pub struct Answer {
     pub addresses_are_asked_again: bool,
     /// The rule for which the flow would wait for its first bytes.
     pub waits_for_first_bytes: Option<Wait>,
+    /// When the kernel takes its packets over from our sockets, if they can be translated. `None`: it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wire: Option<Wired>,
     /// Whether the kernel may forward it without us, because the rules do not need user space. `sidetrack plan`
     /// shows what is really left to the kernel.
     pub kernel_path: bool,
@@ -152,6 +155,15 @@ pub struct Carried {
     pub chain: Vec<String>,
 }
 
+/// When a flow goes to the wire: both limits are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Wired {
+    /// Bytes, both directions together.
+    pub after_bytes: u64,
+    /// The time since it was captured, milliseconds.
+    pub after_ms: u64,
+}
+
 /// A wait for first bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Wait {
@@ -166,7 +178,7 @@ pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
     let flow = question.flow()?;
     let Explanation { verdict, trace, waits } = config.policy.explain(&flow, question.host.as_ref());
     let mut why = verdict.why.to_string();
-    let (mut carry, mut again, mut early) = (None, false, None);
+    let (mut carry, mut again, mut early, mut wire) = (None, false, None, None);
     let kernel_path = kernel_path(config, question, &flow);
     if let Action::Carry(action) = &verdict.action {
         match refusal(config, question, &flow, action) {
@@ -176,6 +188,8 @@ pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
                 None => {
                     carry = Some(carried(config, action, flow.protocol));
                     early = accepted_early(question, &flow, action);
+                    let after = config.wire_after(action).filter(|_| has_sockets(&flow));
+                    wire = after.map(|after| Wired { after_bytes: after.bytes, after_ms: after.ms });
                 }
             },
         }
@@ -190,6 +204,7 @@ pub fn explain(config: &Config, question: &Question<'_>) -> Option<Answer> {
         accepted_early: early.or_else(|| waits.as_ref().and_then(|(rule, _)| early_for(&flow, rule))),
         addresses_are_asked_again: again,
         waits_for_first_bytes: waits.map(|(rule, wait_ms)| Wait { rule: rule.to_string(), wait_ms }),
+        wire,
         kernel_path,
         forwarded: forwarded(config, question, &flow),
         trace: trace.iter().map(ToString::to_string).collect(),
@@ -272,6 +287,12 @@ fn carried(config: &Config, carry: &Carry, protocol: Protocol) -> Carried {
 fn accepted_early(question: &Question<'_>, flow: &Flow, carry: &Carry) -> Option<String> {
     let by_listener = question.listener.and_then(|listener| listener.early_reason());
     can_be_held(flow).then(|| by_listener.or_else(|| carry.early_reason(flow.intercept)))?.map(str::to_owned)
+}
+
+/// Whether a flow of this listener has two sockets of TCP on this host.
+const fn has_sockets(flow: &Flow) -> bool {
+    let is_elsewhere = matches!(flow.intercept, Intercept::Run | Intercept::Tunnel | Intercept::Engine);
+    matches!(flow.protocol, Protocol::Tcp) && !is_elsewhere
 }
 
 fn can_be_held(flow: &Flow) -> bool {
@@ -365,6 +386,12 @@ impl fmt::Display for Answer {
             "user space"
         };
         writeln!(f, "path     {path}")?;
+        if let Some(Wired { after_bytes, after_ms }) = &self.wire {
+            writeln!(
+                f,
+                "wire     the kernel takes it over after {after_bytes} bytes and {after_ms} ms, if it can"
+            )?;
+        }
         if let Some(answer) = self.resolver {
             writeln!(f, "dns      {answer}")?;
         }

@@ -10,6 +10,8 @@ mod history;
 mod overlay;
 mod process;
 mod profile;
+mod shunt;
+mod wires;
 
 use crate::live::{Batch, Decided, Ended, Ledger, Tally, Transport};
 use crate::record::Observer;
@@ -35,6 +37,8 @@ use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+pub use wires::WireCounts;
+use wires::WireMetrics;
 
 /// The media type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -190,6 +194,7 @@ pub struct Metrics {
     history: HistoryMetrics,
     dns: DnsMetrics,
     engine: EngineMetrics,
+    wires: WireMetrics,
     fds_in_use: Gauge,
     fds_limit: Gauge,
     generation: Gauge,
@@ -237,6 +242,7 @@ impl Metrics {
             history: HistoryMetrics::default(),
             dns: DnsMetrics::default(),
             engine: EngineMetrics::default(),
+            wires: WireMetrics::default(),
             fds_in_use: Gauge::default(),
             fds_limit: Gauge::default(),
             generation: Gauge::default(),
@@ -247,6 +253,7 @@ impl Metrics {
         metrics.register_flows();
         metrics.overlay.register(&mut metrics.registry);
         metrics.engine.register(&mut metrics.registry);
+        metrics.wires.register(&mut metrics.registry);
         metrics.profile.register(&mut metrics.registry);
         metrics.history.register(&mut metrics.registry);
         metrics.dns.register(&mut metrics.registry);
@@ -375,14 +382,6 @@ impl Metrics {
                 raise(&self.function_bytes.get_or_create_owned(&labels), bytes);
             }
         }
-    }
-
-    /// Takes over how full the shunt's fast path is.
-    pub fn read_shunt(&self, values: &[(&'static str, u64)], evicted: u64) {
-        for &(entries, value) in values {
-            self.shunt_entries.get_or_create_owned(&EntriesLabel { entries }).set(signed(value));
-        }
-        raise(&self.shunt_evicted.get_or_create_owned(&ReasonLabel { reason: "faster" }), evicted);
     }
 
     /// Returns all metrics as OpenMetrics text. `ledgers` are those of all workers.

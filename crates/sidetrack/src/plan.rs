@@ -85,6 +85,11 @@ impl Plan {
         }
         steps.extend(carrying(config, &steer));
         steps.extend(config.shunt.iter().flat_map(shunting));
+        steps.extend(config.wire.map(|_| Step {
+            what: "attach BPF programs to tcx ingress and egress of each Ethernet interface, for flows that go to the wire".into(),
+            needs: Some("CAP_BPF and CAP_NET_ADMIN"),
+            undone: "goes with this process, also after SIGKILL",
+        }));
         steps.extend(config.overlay.iter().flat_map(|overlay| overlaying(overlay, config.on_crash)));
         let left = |path: &crate::steer::Path| Left {
             listener: path.listener.to_string(),

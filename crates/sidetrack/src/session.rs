@@ -11,6 +11,7 @@ mod held;
 mod hello;
 mod lane;
 mod near;
+mod on_wire;
 mod outgoing;
 mod parts;
 mod probe;
@@ -155,7 +156,7 @@ pub async fn upgraded(
         }
     };
     let config = setup::bounds(&worker.config().limits, carry);
-    let moving = Moving { early: (held, early), config, chain };
+    let moving = Moving { early: (held, early), config, chain, wiring: None };
     let ending = moving.between((client.stream, server), &entry.live, worker.clock).await;
     entry.end(ending.reason, ending.error.map(|error| error.to_string()));
 }

@@ -4,12 +4,14 @@
 mod admission;
 mod far;
 mod waiting;
+mod wires;
 
 pub use admission::Admission;
 pub use far::WAITING_MAX as FAR_WAITING_MAX;
 use sidetrack_sys::sync::lock;
 use waiting::Places;
 pub use waiting::{CROWDED, Idle, Place};
+pub use wires::{Stays, Wires, WiresSeen};
 
 use crate::agreement::InForce;
 use crate::carry::tunnel::{AskDialing, Tunnels};
@@ -92,6 +94,8 @@ pub struct Shared {
     pub sessions: Arc<Mutex<SessionTable>>,
     /// Connections that are accepted only when the far side has accepted.
     hold: Option<Arc<Hold>>,
+    /// Flows that the kernel has taken over.
+    wires: Option<Arc<Wires>>,
     clock: Clock,
 }
 
@@ -143,6 +147,7 @@ impl Shared {
                 sidetrack_sys::random::bytes(),
             ))),
             hold: None,
+            wires: None,
             clock,
         }
     }
@@ -156,6 +161,17 @@ impl Shared {
     /// The connections that are held.
     pub const fn hold(&self) -> Option<&Arc<Hold>> {
         self.hold.as_ref()
+    }
+
+    /// The kernel may take flows over.
+    #[must_use]
+    pub fn with_wires(self, wires: Option<Arc<Wires>>) -> Self {
+        Self { wires, ..self }
+    }
+
+    /// The flows that the kernel has taken over, if it may.
+    pub const fn wires(&self) -> Option<&Arc<Wires>> {
+        self.wires.as_ref()
     }
 
     /// Reserves descriptors for this number of warm connections; at least [`WARM_MIN`] may be used.
@@ -260,6 +276,11 @@ impl Worker {
     /// How connections are dialled.
     pub fn dialing(&self) -> Arc<Dialing> {
         self.shared.dialing.load_full()
+    }
+
+    /// The flows that the kernel has taken over, if it may.
+    pub fn wires(&self) -> Option<&Arc<Wires>> {
+        self.shared.wires()
     }
 
     /// Finds the processes of local connections.

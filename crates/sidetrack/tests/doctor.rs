@@ -49,6 +49,7 @@ fn good() -> Facts {
         neighbours: Vec::new(),
         engines: Vec::new(),
         shunt: None,
+        wire: None,
         overlay: None,
         page: None,
         dns: None,
@@ -320,6 +321,17 @@ fn shunt(path: FastPathKind, bridged: bool) -> Facts {
     let mut facts = Facts { shunt: Some(use_of), ..good() };
     facts.settings.insert("net/bridge/bridge-nf-call-iptables", "1".into());
     facts
+}
+
+#[test]
+fn what_flows_on_the_wire_need_is_looked_at() {
+    let facts = |kernel: &str| Facts { kernel: kernel.into(), wire: Some(2), ..good() };
+    assert_eq!(check(&facts("6.6.1"), "wire").level, Level::Ok);
+    assert_eq!(check(&facts("6.1.0-18-amd64"), "wire").level, Level::Fail);
+    for poor in [Facts { net_admin: false, ..facts("7.0") }, Facts { wire: Some(0), ..facts("7.0") }] {
+        let found = check(&poor, "wire");
+        assert!(found.level == Level::Warn && found.fix.is_some(), "{found:?}");
+    }
 }
 
 #[test]

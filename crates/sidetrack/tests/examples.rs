@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// The examples that have a test below; [`every_example_has_its_test`] holds the list against the folder.
-const TESTED: [&str; 31] = [
+const TESTED: [&str; 32] = [
     "attach",
     "chain-of-containers",
     "chain-of-three",
@@ -42,10 +42,11 @@ const TESTED: [&str; 31] = [
     "tls-intercept",
     "tunnel",
     "udp",
+    "wire",
 ];
 
 /// The examples that load BPF programs, or start containers, Squid or sshd, which only root may.
-const NEED_ROOT: [&str; 9] = [
+const NEED_ROOT: [&str; 10] = [
     "attach",
     "chain-of-containers",
     "cooperative-cache",
@@ -55,6 +56,7 @@ const NEED_ROOT: [&str; 9] = [
     "overlay-wan",
     "science-dmz",
     "shunt",
+    "wire",
 ];
 
 /// Longest time for one example, in seconds; they take two or three.
@@ -382,4 +384,9 @@ fn jail_ci() {
 #[test]
 fn udp() {
     passes("udp");
+}
+
+#[test]
+fn wire() {
+    passes("wire");
 }

@@ -5,7 +5,9 @@ mod support;
 use sidetrack::live::profile::{Busy, Stage};
 use sidetrack::live::work::WorkCounts;
 use sidetrack::live::{Ledger, LiveFlow, Taken, Transport};
-use sidetrack::metrics::{ClosedForOthers, DnsCounts, HeldCounts, Metrics, ProcessUse, Surroundings};
+use sidetrack::metrics::{
+    ClosedForOthers, DnsCounts, HeldCounts, Metrics, ProcessUse, Surroundings, WireCounts,
+};
 use sidetrack::overlay::PacedTotals;
 use sidetrack::record::Observer;
 use sidetrack::shunt::Capacity;
@@ -63,6 +65,7 @@ fn everything_at_a_glance() {
     metrics.read_engine_errors(2);
     metrics.read_engine_errors(2);
     let totals = Totals { rounds: [7, 2, 1], packets: 30, timers: 4, merged: 5, openings: 6, shed: 8 };
+    metrics.read_wires(&WireCounts { flows: 1, taken: 1, stayed: vec![("full", 1)] });
     metrics.read_engine(&WorkCounts::default());
     metrics.read_engine(&WorkCounts { totals, no_room: 9 });
     metrics.read_closed(ClosedForOthers { handshakes: 4, idle: 5 });
@@ -162,6 +165,7 @@ fn the_manual_names_every_metric() {
         names: 1,
         kept: 1,
     });
+    metrics.read_wires(&WireCounts { flows: 1, taken: 1, stayed: vec![("full", 1)] });
     metrics.read_engine(&WorkCounts { no_room: 1, ..WorkCounts::default() });
     let results = vec![("admitted", 1)];
     metrics.read_held(&HeldCounts { results, now: 1, repeated: 1, overruns: 1 });

@@ -1,6 +1,6 @@
 //! What an interface is like now (RTNETLINK).
 
-use crate::netlink::{Attribute, Error, Message, Protocol, Requests, Socket, attributes};
+use crate::netlink::{Attribute, Error, Message, Protocol, Requests, Socket, attributes, flag};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
@@ -14,11 +14,20 @@ pub struct Interface {
     pub mtu: u32,
     /// It is up and has a carrier.
     pub running: bool,
+    /// It leads to this host only.
+    pub loopback: bool,
     /// Its Ethernet address, if it is of Ethernet's kind.
     pub address: Option<[u8; 6]>,
     /// It is an end of a pair (veth, netkit) whose other end is in another network namespace, and no queueing discipline
     /// waits at its egress.
     pub peer_elsewhere: bool,
+}
+
+impl Interface {
+    /// It has Ethernet addresses, and leads to other hosts.
+    pub const fn is_ethernet(&self) -> bool {
+        self.address.is_some() && !self.loopback
+    }
 }
 
 /// The interface of this name, in this thread's network namespace.
@@ -35,8 +44,19 @@ pub fn interface(name: &str) -> Result<Interface, Error> {
     found.ok_or(Error::NoAnswer(0))
 }
 
+/// All interfaces of this thread's network namespace.
+///
+/// # Errors
+/// What the kernel says.
+pub fn interfaces() -> Result<Vec<Interface>, Error> {
+    let mut request = Requests::new();
+    request.push("list interfaces".to_owned(), RTM_GETLINK, flag::DUMP, &[0; 16], |_| {});
+    Socket::open(Protocol::Route)?.dump(&request, parse)
+}
+
 fn parse(message: &Message<'_>) -> Option<Interface> {
     const UP: u32 = 1;
+    const LOOPBACK: u32 = 1 << 3;
     const LOWER_UP: u32 = 1 << 16;
     if message.kind != RTM_NEWLINK {
         return None;
@@ -51,6 +71,7 @@ fn parse(message: &Message<'_>) -> Option<Interface> {
     let elsewhere = all().first(37).is_some(); // IFLA_LINK_NETNSID
     let unqueued = all().first(6).map(text).is_some_and(|name| name == b"noqueue"); // IFLA_QDISC
     let peer_elsewhere = is_pair && elsewhere && unqueued;
-    let running = word(8)? & (UP | LOWER_UP) == UP | LOWER_UP;
-    Some(Interface { index: word(4)?, mtu, running, address, peer_elsewhere })
+    let flags = word(8)?;
+    let (running, loopback) = (flags & (UP | LOWER_UP) == UP | LOWER_UP, flags & LOOPBACK != 0);
+    Some(Interface { index: word(4)?, mtu, running, loopback, address, peer_elsewhere })
 }

@@ -182,6 +182,16 @@ pub fn clamp_window(fd: impl AsFd, bytes: u32) -> io::Result<()> {
     option(fd.as_fd(), libc::TCP_WINDOW_CLAMP, bytes.try_into().unwrap_or(libc::c_int::MAX))
 }
 
+/// Keeps a port from being chosen for new connections, until the result is dropped. Call it when no socket has it any more.
+///
+/// # Errors
+/// EADDRINUSE if another connection has it already.
+pub fn keep_port(local: SocketAddr) -> io::Result<OwnedFd> {
+    let socket = Socket::new(Domain::for_address(local), Type::STREAM, Some(Protocol::TCP))?;
+    socket.bind(&local.into())?;
+    Ok(socket.into())
+}
+
 /// One end of a connection of which no socket is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone {

@@ -367,19 +367,32 @@ fn forgive(result: Result<(), Error>, errno: i32) -> Result<(), Error> {
     }
 }
 
-/// The way that packets from an address of this host take: the index of the interface they leave by, or `None` if they stay on
-/// this host. No packet is sent.
+/// The way that packets take to `to`: the index of the interface they leave by, or `None` if they stay on this host. No packet is
+/// sent. They come from `from`, if that is an address of this host.
 ///
 /// # Errors
-/// ENETUNREACH or EHOSTUNREACH if there is no route; EINVAL if `from` is not an address of this host.
+/// ENETUNREACH or EHOSTUNREACH if there is no route.
 pub fn way(from: IpAddr, to: IpAddr) -> Result<Option<u32>, Error> {
+    match way_from(Some(from), to) {
+        // Not an address of this host: it was caught on its way.
+        Err(error) if [libc::EINVAL, libc::ENETUNREACH].map(Some).contains(&error.errno()) => {
+            way_from(None, to)
+        }
+        found => found,
+    }
+}
+
+fn way_from(from: Option<IpAddr>, to: IpAddr) -> Result<Option<u32>, Error> {
     const RTN_LOCAL: u8 = 2;
     let (version, bits) = if to.is_ipv4() { (IpVersion::V4, 32) } else { (IpVersion::V6, 128) };
-    let header = [version.number(), bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let source_bits = if from.is_some() { bits } else { 0 };
+    let header = [version.number(), bits, source_bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let mut request = Requests::new();
-    request.push(format!("find the route from {from} to {to}"), RTM_GETROUTE, 0, &header, |w| {
+    request.push(format!("find the route to {to}"), RTM_GETROUTE, 0, &header, |w| {
         w.address(1, to); // RTA_DST
-        w.address(2, from); // RTA_SRC
+        if let Some(from) = from {
+            w.address(2, from); // RTA_SRC
+        }
     });
     let found = Socket::open(Protocol::Route)?.ask(&request, |message| {
         let kind = *message.payload.get(7)?;

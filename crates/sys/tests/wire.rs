@@ -5,65 +5,13 @@ use sidetrack_core::wire::{self, End, Joining, Look, Side, Step};
 use sidetrack_sys::bpf::{Adopted, WireEnd, WireId, WireMemory, WireOn, monotonic_ns};
 use sidetrack_sys::repair::Gone;
 use sidetrack_sys::{repair, route};
+use sidetrack_testkit::streams::both_ways;
 use sidetrack_testkit::{LIMIT, Line, eventually, is_root};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
-
-/// Bytes that look random, by their place in the stream.
-struct Stream {
-    seed: u64,
-    at: u64,
-}
-
-impl Stream {
-    fn fill(&mut self, bytes: &mut [u8]) {
-        for byte in bytes {
-            let word = ((self.at >> 3) ^ self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            *byte = (word >> ((self.at & 7) * 8)) as u8;
-            self.at += 1;
-        }
-    }
-}
-
-/// Sends a stream in pieces until `enough` says so, then closes; returns its length.
-fn send(mut to: TcpStream, seed: u64, enough: &AtomicBool, pause: Option<Duration>) -> u64 {
-    let mut stream = Stream { seed, at: 0 };
-    let mut buffer = vec![0; 20_000];
-    while !enough.load(Relaxed) {
-        stream.fill(&mut buffer);
-        to.write_all(&buffer).expect("sent");
-        if let Some(pause) = pause {
-            std::thread::sleep(pause);
-        }
-    }
-    to.shutdown(std::net::Shutdown::Write).expect("closed");
-    stream.at
-}
-
-/// Reads a stream to its end: each byte is the expected one; returns its length.
-fn receive(mut from: TcpStream, seed: u64) -> u64 {
-    let mut stream = Stream { seed, at: 0 };
-    let (mut buffer, mut expected) = (vec![0; 50_000], vec![0; 50_000]);
-    loop {
-        let length = from.read(&mut buffer).expect("received");
-        if length == 0 {
-            return stream.at;
-        }
-        stream.fill(&mut expected[..length]);
-        assert!(buffer[..length] == expected[..length], "a wrong byte before {}", stream.at);
-    }
-}
-
-/// Both directions of one end; returns how many bytes it has sent and received.
-fn both(stream: TcpStream, seeds: [u64; 2], enough: &Arc<AtomicBool>, pause: Option<Duration>) -> [u64; 2] {
-    let (other, enough) = (stream.try_clone().expect("a copy"), enough.clone());
-    let sender = std::thread::spawn(move || send(other, seeds[0], &enough, pause));
-    let received = receive(stream, seeds[1]);
-    [sender.join().expect("the sender"), received]
-}
 
 struct Relay {
     /// Client, server.
@@ -132,7 +80,7 @@ impl Relay {
 
     /// Hands the connection to the kernel; returns its number, its sides, and what was copied
     /// before.
-    fn hand_over(mut self, memory: &mut WireMemory) -> (WireId, [Side; 2], [u64; 2]) {
+    fn hand_over(mut self, memory: &WireMemory) -> (WireId, [Side; 2], [u64; 2]) {
         for socket in &self.sockets {
             repair::clamp_window(socket, 1).expect("clamped");
         }
@@ -143,11 +91,6 @@ impl Relay {
         loop {
             let seen = joined.map(|(id, _)| memory.look(id).map(|side| side.standing.acknowledged));
             let look = self.look(seen.unwrap_or_default());
-            if let Some((id, _)) = joined {
-                for side in [0, 1] {
-                    memory.sent(id, side, written[side].wrapping_sub(look.unsent[side]));
-                }
-            }
             match joining.next(now(), &look) {
                 Step::Copy => {
                     let before = self.copied;
@@ -226,17 +169,17 @@ fn talk(v6: bool, after: u64, more: u64, pause: Option<Duration>) {
     let mut relay = scene.relay.take().expect("there");
     let enough = Arc::new(AtomicBool::new(false));
     let (of_client, of_server, told) = (enough.clone(), enough.clone(), enough);
-    let client = std::thread::spawn(move || both(client, [1, 2], &of_client, pause));
-    let server = std::thread::spawn(move || both(server, [2, 1], &of_server, pause));
+    let client = std::thread::spawn(move || both_ways(client, [1, 2], &of_client, pause));
+    let server = std::thread::spawn(move || both_ways(server, [2, 1], &of_server, pause));
     let counts = scene.line.router.run(move || {
-        let mut memory = WireMemory::new(8).expect("maps");
+        let memory = WireMemory::new(8).expect("maps");
         let _on = attached(&memory);
         while relay.copied[0] < after {
             if !relay.step() {
                 std::thread::yield_now();
             }
         }
-        let (id, sides, copied) = relay.hand_over(&mut memory);
+        let (id, sides, copied) = relay.hand_over(&memory);
         let carried = |memory: &WireMemory| {
             let seen = memory.look(id);
             [0, 1].map(|side| u64::from(seen[side].standing.sent.wrapping_sub(sides[side].next)))
@@ -287,12 +230,12 @@ fn wired(v6: bool) -> Wired {
     let mut relay = scene.relay.take().expect("there");
     client.write_all(b"by the relay").expect("sent");
     let (memory, on, id, sides) = scene.line.router.run(move || {
-        let mut memory = WireMemory::new(8).expect("maps");
+        let memory = WireMemory::new(8).expect("maps");
         let on = attached(&memory);
         while relay.copied[0] < 12 {
             relay.step();
         }
-        let (id, sides, copied) = relay.hand_over(&mut memory);
+        let (id, sides, copied) = relay.hand_over(&memory);
         assert_eq!(copied, [12, 0]);
         (memory, on, id, sides)
     });
@@ -325,7 +268,7 @@ fn a_killed_flow_is_reset_at_both_ends() {
         return;
     }
     for v6 in [false, true] {
-        let Wired { line, mut client, mut server, mut memory, on: _on, id, sides } = wired(v6);
+        let Wired { line, mut client, mut server, memory, on: _on, id, sides } = wired(v6);
         // The last acknowledgement may be under way.
         let all_is_acknowledged = |memory: &WireMemory| {
             let seen = memory.look(id);
@@ -376,7 +319,7 @@ fn a_flow_outlives_the_process_that_put_it_there() {
         let mut bytes = [0; 15];
         server.read_exact(&mut bytes).expect("received");
         assert_eq!(&bytes, b"without anybody");
-        let (mut memory, on, found) = WireMemory::adopt(&folder, 8).expect("adopted");
+        let (memory, on, found) = WireMemory::adopt(&folder, 8).expect("adopted");
         let ends = sides.map(|side| (side.remote, side.local));
         let next = sides.map(|side| side.next);
         assert_eq!(found, [Adopted { id, is_joining: false, ends, next }]);

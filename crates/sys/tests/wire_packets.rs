@@ -54,7 +54,7 @@ impl Scene {
             }
         };
         let sides = [side(0, client, local), side(1, server, source)];
-        let mut memory = WireMemory::new(2).expect("maps");
+        let memory = WireMemory::new(2).expect("maps");
         let program = memory.program().expect("the kernel takes it");
         let id = memory.join(&sides).expect("no other").expect("room");
         assert!(memory.wired(id));
@@ -181,7 +181,7 @@ fn a_reset_counts_only_at_the_number_that_is_expected() {
 
 #[test]
 fn a_new_connection_between_the_same_ends_ends_the_flow() {
-    tried(|mut scene| {
+    tried(|scene| {
         assert_eq!(scene.verdict(&scene.frame(1, [0, 0], SYN | ACK, b"")), DROPPED);
         assert_eq!(scene.memory.ended(scene.id), None);
         assert_eq!(scene.verdict(&scene.frame(0, [0, 0], SYN, b"")), DROPPED);
@@ -234,7 +234,7 @@ fn a_segment_outside_of_every_window_passes_and_moves_nothing_on() {
 
 #[test]
 fn two_flows_cannot_have_the_same_ends() {
-    tried(|mut scene| {
+    tried(|scene| {
         let sides = scene.sides;
         assert!(scene.memory.join(&sides).is_err());
         let mut others = sides;

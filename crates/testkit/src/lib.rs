@@ -4,6 +4,7 @@
 pub mod apart;
 pub mod datagrams;
 pub mod screen;
+pub mod streams;
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -230,12 +230,14 @@ impl Carry {
     }
 }
 
-/// When a forwarded flow takes the fast path (both limits must be reached), and which one.
+/// When a flow takes the fast path (both limits must be reached), and which one: a forwarded flow one of the shunt, a flow of a
+/// listener the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShuntAfter {
-    /// This number of bytes of IP packets has passed on the slow path, both directions together.
+    /// This number of bytes has passed on the slow path, both directions together: of IP packets for the shunt, of payload for the
+    /// wire.
     pub bytes: u64,
-    /// The time since the shunt first saw the flow, ms.
+    /// The time since the shunt first saw the flow, or a listener captured it, ms.
     pub ms: u64,
     /// The fast path. `None`: the first one of the configuration.
     pub fast_path: Option<FastPathKind>,
@@ -257,14 +259,16 @@ pub enum FastPathKind {
     OpenFlow,
     /// A flow table of the kernel (nftables), between the ports of a router.
     Flowtable,
+    /// The kernel, for flows of listeners: it takes their packets over from two sockets ([`crate::wire`]).
+    Wire,
     /// No fast path: the listings show which flows would be shunted.
     None,
 }
 
 impl FastPathKind {
     /// All kinds.
-    pub const ALL: [Self; 6] =
-        [Self::Tc, Self::Xdp, Self::XdpGeneric, Self::OpenFlow, Self::Flowtable, Self::None];
+    pub const ALL: [Self; 7] =
+        [Self::Tc, Self::Xdp, Self::XdpGeneric, Self::OpenFlow, Self::Flowtable, Self::Wire, Self::None];
 
     /// Whether conntrack's counters include the traffic of the fast path.
     pub const fn is_counted_by_conntrack(self) -> bool {
@@ -279,6 +283,7 @@ impl FastPathKind {
             Self::XdpGeneric => "xdp-generic",
             Self::OpenFlow => "openflow",
             Self::Flowtable => "flowtable",
+            Self::Wire => "wire",
             Self::None => "none",
         }
     }

@@ -18,7 +18,7 @@ pub enum Meaning {
 
 impl Meaning {
     /// All meanings.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Action(ShuntAction::Ignore),
         Self::Action(ShuntAction::Shunt),
         Self::Action(ShuntAction::Block),
@@ -28,6 +28,7 @@ impl Meaning {
         Self::Path(FastPathKind::XdpGeneric),
         Self::Path(FastPathKind::OpenFlow),
         Self::Path(FastPathKind::Flowtable),
+        Self::Path(FastPathKind::Wire),
         Self::Path(FastPathKind::None),
     ];
 

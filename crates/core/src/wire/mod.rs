@@ -141,6 +141,9 @@ pub fn sides(ends: &[End; 2]) -> Result<[Side; 2], Unfit> {
     if !here.established || !there.established {
         return Err(Unfit::Closing);
     }
+    if client.egress.is_none() || server.egress.is_none() {
+        return Err(Unfit::ThisHost);
+    }
     if client.remote.is_ipv4() != server.remote.is_ipv4() {
         return Err(Unfit::IpVersions);
     }

@@ -87,7 +87,9 @@ pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
 
 use crate::live::Ledger;
 use crate::live::work::WorkCounts;
-use crate::metrics::{CONTENT_TYPE, ClosedForOthers, DnsCounts, HeldCounts, Metrics, Surroundings};
+use crate::metrics::{
+    CONTENT_TYPE, ClosedForOthers, DnsCounts, HeldCounts, Metrics, Surroundings, WireCounts,
+};
 use crate::record::history::History;
 use crate::record::{Feed, Timestamp};
 use axum::Router;
@@ -213,6 +215,10 @@ pub trait Control: Send + Sync + 'static {
     fn dns(&self) -> Option<DnsCounts> {
         None
     }
+    /// What is counted of the wire. `None`: no flow goes there.
+    fn wires(&self) -> Option<WireCounts> {
+        None
+    }
     /// Connections whose SYN was held until the far side had answered.
     fn held(&self) -> HeldCounts {
         HeldCounts::default()
@@ -320,6 +326,7 @@ impl AdminState {
         self.metrics.read_dropped(&self.control.datagrams_dropped());
         self.metrics.read_held(&self.control.held());
         self.metrics.read_dns(&self.control.dns().unwrap_or_default());
+        self.metrics.read_wires(&self.control.wires().unwrap_or_default());
         self.metrics.read_engine_errors(self.control.engine_errors());
         self.metrics.read_engine(&self.control.engine_work());
         self.metrics.read_functions(&self.control.functions());

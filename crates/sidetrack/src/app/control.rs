@@ -12,10 +12,11 @@ use crate::config::Config;
 use crate::doctor::{Check, Facts, examine_running};
 use crate::function::Function;
 use crate::intercept::hold::{Hold, HoldCounts};
-use crate::metrics::{ClosedForOthers, DnsCounts, HeldCounts};
+use crate::metrics::{ClosedForOthers, DnsCounts, HeldCounts, WireCounts};
 use crate::overlay;
 use crate::reload::ReloadHandle;
 use crate::shunt::{Ask, Capacity, Told};
+use crate::worker::Stays;
 use arc_swap::ArcSwap;
 use sidetrack_common::admin::{ContainersHealth, FunctionCounts};
 use sidetrack_common::history::Caller;
@@ -153,6 +154,12 @@ impl Control for ControlOf {
 
     fn datagrams_dropped(&self) -> Vec<(&'static str, u64)> {
         self.node.shared.datagrams_dropped().map(|(why, count)| (why.as_str(), count)).collect()
+    }
+
+    fn wires(&self) -> Option<WireCounts> {
+        let seen = self.node.shared.wires()?.seen();
+        let stayed = Stays::ALL.map(Stays::as_str).into_iter().zip(seen.stayed).collect();
+        Some(WireCounts { flows: seen.flows, taken: seen.taken, stayed })
     }
 
     fn dns(&self) -> Option<DnsCounts> {

@@ -24,7 +24,7 @@ use crate::overlay;
 use crate::process::Owners;
 use crate::rights::DataUser;
 use crate::steer::{Host, OWN_MARK, Steer};
-use crate::worker::{Admission, Shared};
+use crate::worker::{Admission, Shared, Wires};
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use sidetrack_common::history::History;
@@ -65,6 +65,7 @@ pub(super) struct Prepared {
     hold: Holding,
     /// What the addresses of the resolver stand for, if there is one.
     names: Option<SharedNames>,
+    wires: Option<Arc<Wires>>,
 }
 
 /// A running node.
@@ -141,7 +142,21 @@ impl Prepared {
         let file = config.agreement.as_ref().zip(user);
         let writer = file.map(|(file, user)| agreement::Writer::start(&file.path, user)).transpose()?;
         let hold = Holding::open(config)?;
-        Ok(Self { workers, steered, overlay, engines, containers, agreement, writer, history, hold, names })
+        let wires = config.wire.map(|wire| Wires::open(wire.flows_max)).transpose();
+        let wires = wires.context("cannot let the kernel take flows over (shunt.fast_path = \"wire\")")?;
+        Ok(Self {
+            workers,
+            steered,
+            overlay,
+            engines,
+            containers,
+            agreement,
+            writer,
+            history,
+            hold,
+            names,
+            wires: wires.map(Arc::new),
+        })
     }
 
     /// The process becomes the data plane's user. It keeps only the rights for marked and transparent sockets and for low
@@ -165,7 +180,8 @@ impl Prepared {
         if was_root {
             confine::close_memory().context("PR_SET_DUMPABLE")?;
         }
-        let kind = if engine_listeners(config).next().is_some() { Kind::DataWithEngine } else { Kind::Data };
+        let changes_maps = engine_listeners(config).next().is_some() || self.wires.is_some();
+        let kind = if changes_maps { Kind::DataWithEngine } else { Kind::Data };
         if let Err(error) = confine::confine(kind) {
             tracing::warn!(
                 "system calls are not confined: {error}; on a kernel with CONFIG_SECCOMP_FILTER they are"
@@ -228,7 +244,7 @@ impl Prepared {
         let mark = self.steered.keeper.as_ref().map(|_| OWN_MARK.value);
         let dialing = Dialing { mark, ..Dialing::default() };
         let shared = Shared::new(config, dialing, owners, budget, Clock::start()).with_warm(warm);
-        let shared = Arc::new(shared.with_hold(self.hold.hold));
+        let shared = Arc::new(shared.with_hold(self.hold.hold).with_wires(self.wires));
         super::containers::first(&shared, self.containers)?;
         shared.agreement.store(self.agreement);
         let fleet = Fleet::start(&shared, self.workers)?;

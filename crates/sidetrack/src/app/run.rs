@@ -220,6 +220,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             limits: Limits::default(),
             run_dns: RunDns::Name,
             shunt: None,
+            wire: None,
             tap: None,
             listeners: Vec::new(),
             functions: Vec::new(),

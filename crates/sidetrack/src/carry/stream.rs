@@ -4,7 +4,7 @@ use super::memory::{Cutter, Memory};
 use super::tls::Tls;
 use super::tunnel;
 use crate::reactor::TcpStream;
-use sidetrack_sys::sockopt;
+use sidetrack_sys::{repair, sockopt};
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -52,6 +52,12 @@ pub trait Wire: Sized + Unpin {
 
     /// Continues sending bytes that this side still buffers. Called when its task wakes.
     fn tend(&mut self, cx: &mut Context<'_>);
+
+    /// Closes it without a packet: its peer is not told ([`sidetrack_sys::repair::forget`]).
+    ///
+    /// # Errors
+    /// It is not a socket; EPERM without CAP_NET_ADMIN.
+    fn forget(self) -> io::Result<()>;
 
     /// Closes it, with a reset or in order. Remaining bytes are sent by the kernel or another task.
     fn close(self, reset: bool);
@@ -102,6 +108,10 @@ impl Wire for TcpStream {
 
     #[inline]
     fn tend(&mut self, _: &mut Context<'_>) {}
+
+    fn forget(self) -> io::Result<()> {
+        repair::forget(self.into_std()?)
+    }
 
     fn close(mut self, reset: bool) {
         if reset {
@@ -354,6 +364,13 @@ impl Wire for Stream {
             Self::Tcp(_) | Self::Memory(_) => {}
             Self::Tunnel(stream) => stream.tend(cx),
             Self::Tls(tls) => tls.tend(cx),
+        }
+    }
+
+    fn forget(self) -> io::Result<()> {
+        match self {
+            Self::Tcp(socket) => Wire::forget(socket),
+            Self::Tunnel(_) | Self::Tls(_) | Self::Memory(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 

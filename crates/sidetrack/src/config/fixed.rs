@@ -1,6 +1,6 @@
 //! Settings that a reload cannot change: the program reads them only at the start.
 
-use super::{Admin, AdminAt, AgreementFile, Config, History, Limits, OrchestratorAt, Record, RecordTo};
+use super::{Admin, AdminAt, AgreementFile, Config, History, Limits, OrchestratorAt, Record, RecordTo, Wire};
 use std::fmt::Display;
 
 /// Returns the settings that differ between the first configuration and a new one and that need a restart. Each
@@ -14,6 +14,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         record: Record { to, recent },
         history: kept,
         limits,
+        wire,
         container_engine,
         // A reload changes these, or is rejected; see `of_agreement`.
         version: _,
@@ -48,6 +49,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         ("[record] to", target(to), target(&new.record.to)),
         ("[record] recent", recent.to_string(), new.record.recent.to_string()),
         ("[history]", kept_in(kept.as_ref()), kept_in(new.history.as_ref())),
+        ("[wire] flows_max", flows(wire.as_ref()), flows(new.wire.as_ref())),
         ("[policy] history", history(agreement.as_ref()), history(new.agreement.as_ref())),
         ("[containers] engine", path(container_engine.as_deref()), path(new.container_engine.as_deref())),
     ];
@@ -74,6 +76,10 @@ fn kept_in(history: Option<&History>) -> String {
         let (days, second) = (keep.as_secs() / 86_400, if *counters { ", each second" } else { "" });
         format!("{} ({max_bytes} bytes, {days} days{second})", path.display())
     })
+}
+
+fn flows(wire: Option<&Wire>) -> String {
+    wire.map_or_else(String::new, |wire| wire.flows_max.to_string())
 }
 
 fn history(file: Option<&AgreementFile>) -> String {

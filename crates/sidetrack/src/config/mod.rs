@@ -24,6 +24,7 @@ mod shape;
 mod shunt;
 mod surroundings;
 pub mod tap;
+mod wire;
 mod zone;
 
 pub use cache::{CacheSettings, DiskSettings, HtcpSettings, HtcpSibling};
@@ -43,6 +44,7 @@ pub use sidetrack_common::file::{At, BadConfiguration, ConfigError, List, Proble
 pub use sidetrack_common::rights::RunAs;
 pub use surroundings::{SecretFile, Surroundings, System, numbered};
 pub use tap::Tap;
+pub use wire::Wire;
 
 use crate::tls::{Mutual, Own};
 use sidetrack_common::file::{nearest, parse_all};
@@ -82,6 +84,8 @@ pub struct Config {
     pub run_dns: RunDns,
     /// The shunt, if one is configured.
     pub shunt: Option<Shunt>,
+    /// Flows that the kernel takes over from our sockets. `None`: none.
+    pub wire: Option<Wire>,
     /// Which TLS connections are intercepted. Applies to listeners that ask for it.
     pub tap: Option<Arc<Tap>>,
     /// The listeners, in the order of the file.

@@ -13,6 +13,7 @@ mod run;
 mod shunt;
 mod tap;
 mod tunnel;
+mod wire;
 
 pub use dns::{Dns, DnsMode};
 pub use engine::{Choice, Engine, EngineIo, Steering, SynCookies};
@@ -31,6 +32,7 @@ pub use shunt::{
 };
 pub use tap::Tap;
 pub use tunnel::{Transport, Tunnel};
+pub use wire::Wire;
 
 mod admin;
 mod log;
@@ -92,6 +94,8 @@ pub struct File {
     pub never_dial: Option<List<String>>,
     /// The shunt: moves flows that the packet filter marks to a fast path.
     pub shunt: Option<At<Shunt>>,
+    /// Flows of listeners that the kernel takes over. Default: as rules say.
+    pub wire: Option<At<Wire>>,
     /// Which TLS connections are intercepted. Default: none.
     pub tap: Option<At<Tap>>,
     /// How containers of functions are started.
@@ -368,7 +372,8 @@ pub struct Rule {
     pub agreement: Option<At<Clause>>,
     /// When a forwarded flow moves to the fast path of [shunt], if the packet filter leaves it to the rules: { after_bytes =
     /// 1048576 }. The rule may match addresses, ports, and the process or user of a TCP connection from this host's
-    /// containers and network namespaces. Nothing else is known about forwarded packets. Default: never.
+    /// containers and network namespaces. Nothing else is known about forwarded packets. With { fast_path = "wire" }: when a
+    /// flow of a listener goes to the wire (docs/wire.md); such a rule may match anything. Default: never.
     pub shunt: Option<At<RuleShunt>>,
     /// Metadata sent along a chain of SOCKS6 hops or tunnels: { 1000 = "text" }, keys 0 to 65535. Default: none.
     pub metadata: Option<At<BTreeMap<String, At<String>>>>,

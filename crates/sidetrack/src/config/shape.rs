@@ -48,6 +48,7 @@ const fn about_path(kind: FastPathKind) -> &'static str {
         FastPathKind::XdpGeneric => "BPF behind the driver, without its help.",
         FastPathKind::OpenFlow => "A switch.",
         FastPathKind::Flowtable => "A flow table of nftables.",
+        FastPathKind::Wire => "The kernel, for flows of listeners.",
         FastPathKind::None => "None: only shows what would be shunted.",
     }
 }

@@ -146,7 +146,11 @@ impl Shunt {
     pub(super) fn rules_of(policy: &Policy) -> Option<Arc<Policy>> {
         let part = |action: &Action| match action {
             Action::Deny => Action::Deny,
-            Action::Carry(carry) => Action::Carry(Arc::new(Carry { shunt: carry.shunt, ..Carry::default() })),
+            Action::Carry(carry) => {
+                // The wire is for flows of listeners.
+                let shunt = carry.shunt.filter(|after| after.fast_path != Some(FastPathKind::Wire));
+                Action::Carry(Arc::new(Carry { shunt, ..Carry::default() }))
+            }
         };
         let rules = policy.rules().iter();
         let rules: Vec<_> = rules.map(|rule| Rule { action: part(&rule.action), ..rule.clone() }).collect();

@@ -123,6 +123,8 @@ pub struct Facts {
     pub engines: Vec<EngineUse>,
     /// What the shunt uses.
     pub shunt: Option<ShuntUse>,
+    /// The number of interfaces with Ethernet addresses, if flows go to the wire.
+    pub wire: Option<usize>,
     /// What the overlay uses.
     pub overlay: Option<OverlayUse>,
     /// The address of the page (`page` of `[admin]`).
@@ -149,6 +151,7 @@ impl Facts {
             nftables: nftables(),
             engines: config.map(uses::engines).unwrap_or_default(),
             shunt: config.and_then(uses::shunt),
+            wire: config.and_then(uses::wire),
             overlay: config.and_then(uses::overlay),
             dns: config.and_then(uses::dns),
             ..Self::look(config)
@@ -180,6 +183,7 @@ impl Facts {
             engines: Vec::new(),
             shunt: None,
             overlay: None,
+            wire: None,
             page: config.and_then(|config| config.admin.page),
             dns: None,
         }

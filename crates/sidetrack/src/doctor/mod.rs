@@ -15,6 +15,7 @@ mod page;
 mod rules;
 mod shunt;
 mod uses;
+mod wire;
 
 pub use facts::{Facts, Isolation, Neighbour, Nftables, SETTINGS};
 pub use mend::{KEPT_IN, Plan, Setting, kept, plan};
@@ -131,6 +132,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
         neighbours::examine(facts),
         engine::examine(facts),
         shunt::examine(facts),
+        wire::examine(facts),
         overlay::examine(facts),
         page::examine(facts),
     ]

@@ -45,6 +45,7 @@ fn backend(path: FastPathKind, facts: &Facts) -> Check {
             _ => Check::warn(name, "nothing is known of nftables").fix("sudo sidetrack doctor"),
         },
         FastPathKind::OpenFlow => Check::ok(name, "entries of a switch"),
+        FastPathKind::Wire => Check::ok(name, "flows of listeners"),
         FastPathKind::None => Check::ok(name, "nothing is moved; what would be is shown"),
     };
     check.needed_for(needed_for)

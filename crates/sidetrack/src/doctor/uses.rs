@@ -185,6 +185,12 @@ pub(super) fn shunt(config: &Config) -> Option<ShuntUse> {
     })
 }
 
+/// Returns the number of interfaces on which flows can go to the wire, if a configuration wants that.
+pub(super) fn wire(config: &Config) -> Option<usize> {
+    config.wire?;
+    Some(link::interfaces().unwrap_or_default().iter().filter(|interface| interface.is_ethernet()).count())
+}
+
 fn look_for_switch(listen: Vec<SocketAddr>) -> Switch {
     let text =
         ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| std::fs::read_to_string(path).unwrap_or_default());

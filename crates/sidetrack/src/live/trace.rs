@@ -31,6 +31,8 @@ pub enum Step {
     ServerSecured,
     /// A connection to the server that was open before serves the flow.
     Reused,
+    /// The kernel has taken its packets over: no socket of ours is left.
+    Wired,
 }
 
 impl Step {
@@ -47,6 +49,7 @@ impl Step {
             Self::FarSide => (7, 0),
             Self::ServerSecured => (8, 0),
             Self::Reused => (9, 0),
+            Self::Wired => (10, 0),
         }
     }
 
@@ -62,6 +65,7 @@ impl Step {
             7 => Self::FarSide,
             8 => Self::ServerSecured,
             9 => Self::Reused,
+            10 => Self::Wired,
             _ => return None,
         })
     }

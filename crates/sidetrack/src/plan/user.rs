@@ -52,6 +52,10 @@ pub fn data_capabilities(config: &Config) -> Vec<(CapabilitySet, &'static str)> 
         CapabilitySet::NET_RAW,
         "CAP_NET_RAW: to mark its own connections, and to use addresses of clients (tproxy)",
     )];
+    if config.wire.is_some() {
+        let why = "CAP_NET_ADMIN: to read connections out of the kernel's TCP (TCP_REPAIR), for flows that go to the wire";
+        needed.push((CapabilitySet::NET_ADMIN, why));
+    }
     let paths = config.outgoing.as_ref().map(|outgoing| *outgoing.ports.start());
     if config.listeners.iter().flat_map(ports).chain(paths).any(|port| (1..1024).contains(&port)) {
         needed.push((CapabilitySet::NET_BIND_SERVICE, "CAP_NET_BIND_SERVICE: to listen on ports below 1024"));

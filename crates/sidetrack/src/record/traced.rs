@@ -192,5 +192,6 @@ fn in_words(step: Step, trace: &Trace, action: Option<&Action>) -> (&'static str
         Step::FarSide => ("far_side", carry.map(|carry| carry.carrier.to_string())),
         Step::ServerSecured => ("server_secured", None),
         Step::Reused => ("reused", None),
+        Step::Wired => ("wired", None),
     }
 }

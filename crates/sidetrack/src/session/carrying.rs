@@ -4,16 +4,17 @@
 use super::containers::Joint;
 use super::near::AskedDatagrams;
 use super::parts::Parts;
-use super::pump::{Ending, Pump};
+use super::pump::{Ending, Pump, Wiring};
 use super::setup::{Connect, Ready, Setup, SetupEnd, undecided};
 use super::{Asking, AskingTunnel, Entry, Relays};
 use crate::carry::{Client, Stream};
 use crate::intercept::Listening;
 use crate::intercept::hold::Held;
-use crate::live::{Clock, LiveFlow, Spread};
+use crate::live::{Clock, LiveFlow, Multipath, Spread};
 use crate::reactor::TcpStream;
 use crate::worker::{FlowOfSession, Worker};
 use sidetrack_core::chain::Chain;
+use sidetrack_core::policy::Action;
 use sidetrack_core::splice;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -116,7 +117,7 @@ async fn make(passage: Passage, mut client: Client, mut entry: Entry) -> Stage {
         entry.live().decide(undecided(&listening, peer));
     }
     match made {
-        SetupEnd::Ready(ready) => Stage::Moving(carried(client, ready, entry, worker.clock)),
+        SetupEnd::Ready(ready) => Stage::Moving(carried(client, ready, entry, &worker)),
         SetupEnd::Associate(handshake, mut request, peer) => {
             let mut shown = undecided(&listening, peer);
             shown.flow.user.clone_from(&request.user);
@@ -145,9 +146,11 @@ async fn make(passage: Passage, mut client: Client, mut entry: Entry) -> Stage {
     }
 }
 
-fn carried(mut client: Client, ready: Ready, entry: Entry, clock: Clock) -> Carried {
+fn carried(mut client: Client, ready: Ready, entry: Entry, worker: &Worker) -> Carried {
     let Ready { server, early, config, way, session: part_of } = ready;
-    let moving = Moving { early: (client.take_held(), early), config, chain: way.chain };
+    let wiring = if way.has_functions() { None } else { wiring(worker, entry.live(), config) };
+    let clock = worker.clock;
+    let moving = Moving { early: (client.take_held(), early), config, chain: way.chain, wiring };
     let sides = (client.stream, server);
     let motion = if way.joints.is_empty() {
         moving.between(sides, entry.live(), clock)
@@ -157,6 +160,16 @@ fn carried(mut client: Client, ready: Ready, entry: Entry, clock: Clock) -> Carr
     Carried { motion, entry, part_of, note: way.note.map(Into::into), spread: way.spread }
 }
 
+/// The way to the wire of a flow without functions, if it may go there.
+fn wiring(worker: &Worker, live: &LiveFlow, config: splice::Config) -> Option<Box<Wiring>> {
+    let wires = worker.wires()?;
+    let decided = live.decided()?;
+    let Some(Action::Carry(carry)) = decided.action() else { return None };
+    let after = worker.config().wire_after(carry)?;
+    let is_multipath = live.multipath() != Multipath::default();
+    (!is_multipath).then(|| Box::new(Wiring::new(wires.clone(), after, config)))
+}
+
 /// What is needed to start moving bytes.
 pub(super) struct Moving {
     /// Bytes that were already read from the client and from the server.
@@ -164,16 +177,19 @@ pub(super) struct Moving {
     pub config: splice::Config,
     /// The functions on the way.
     pub chain: Option<Box<Chain>>,
+    /// The way to the wire, if the flow may go there.
+    pub wiring: Option<Box<Wiring>>,
 }
 
 impl Moving {
     /// Moves bytes between two sides.
     pub(super) fn between(self, sides: (Stream, Stream), live: &Arc<LiveFlow>, clock: Clock) -> Motion {
-        let Self { early, config, chain } = self;
+        let Self { early, config, chain, wiring } = self;
         let live = live.clone();
         match sides {
             (Stream::Tcp(client), Stream::Tcp(server)) => {
-                Motion::Sockets(Pump::new((client, server), early, config, live, clock).through(chain))
+                let pump = Pump::new((client, server), early, config, live, clock);
+                Motion::Sockets(pump.through(chain).wiring(wiring))
             }
             sides => Motion::Any(Box::pin(Pump::new(sides, early, config, live, clock).through(chain))),
         }

@@ -57,7 +57,7 @@ impl Parts {
         live: Arc<LiveFlow>,
         clock: Clock,
     ) -> Self {
-        let Moving { early: (up, down), config, chain } = moving;
+        let Moving { early: (up, down), config, chain, wiring: _ } = moving;
         let ends = Rc::new(Ends::default());
         let handed = Rc::default();
         let mut maker = Maker { parts: Vec::new(), ends, handed, config, live: live.clone(), clock };

@@ -7,8 +7,10 @@
 
 mod ends;
 mod through;
+mod wired;
 
 pub use ends::{Ends, Law};
+pub use wired::Wiring;
 
 use super::farewell::Farewell;
 use super::lane::Lane;
@@ -89,6 +91,8 @@ pub struct Pump<W: Wire = TcpStream> {
     through: Option<Box<Through>>,
     /// The rules for the end of a side, if a side is a function.
     law: Option<Box<Law>>,
+    /// The way to the wire, if it may go there.
+    wiring: Option<Box<Wiring>>,
 }
 
 impl<W: Wire> Pump<W> {
@@ -128,6 +132,7 @@ impl<W: Wire> Pump<W> {
             drained: None,
             through: None,
             law: None,
+            wiring: None,
         }
     }
 
@@ -168,6 +173,9 @@ impl<W: Wire> Pump<W> {
     /// Does what the core asks until it waits or ends.
     fn run(&mut self, cx: &mut Context<'_>, scratch: &mut [u8]) -> Poll<(EndReason, bool)> {
         let now = self.clock.now();
+        if self.is_on_wire() {
+            return self.lead(cx, now).map_or(Poll::Pending, Poll::Ready);
+        }
         for side in [Side::Client, Side::Server] {
             self.wire(side).tend(cx);
         }
@@ -217,6 +225,9 @@ impl<W: Wire> Pump<W> {
             self.core.handle(now, input);
         }
         self.stash(&mut fresh, scratch);
+        if let Some(led) = self.lead_on(cx, now) {
+            return led;
+        }
         if self.core.active() == now {
             self.live.touch(self.live.age());
         }
@@ -405,6 +416,9 @@ impl<W: Wire> Pump<W> {
         match result {
             Poll::Pending => Input::WriteBlocked(side),
             Poll::Ready(Ok(n)) => {
+                if let Some(wiring) = &mut self.wiring {
+                    wiring.wrote(side, n);
+                }
                 let n64 = n as u64;
                 match side {
                     Side::Server => self.live.count(n64, 0),
@@ -452,7 +466,12 @@ impl<W: Wire> Pump<W> {
             }
             // The wire finishes its end when it is tended.
             _ => match self.hand_end(side) {
-                Ok(()) => Input::FinSent(side),
+                Ok(()) => {
+                    if let Some(wiring) = &mut self.wiring {
+                        wiring.wrote(side, 1);
+                    }
+                    Input::FinSent(side)
+                }
                 Err(error) => self.failed(side, error),
             },
         }

@@ -1,6 +1,6 @@
 //! Flows on the wire: user space's side of `bpf/wire.h`, which describes the states, the layout and who writes what.
 
-use super::layout::engine::{FIN_SEEN, flow_side};
+use super::layout::engine::{FIN_ACKED, FIN_SEEN, flow_side};
 use super::layout::wires::{
     WIRE_ENDED, WIRE_FINISHED, WIRE_FREE, WIRE_JOINING, WIRE_RESET_BY_CLIENT, WIRE_RESET_BY_SERVER,
     WIRE_REUSED, WIRE_WIRED, wire as wire_at, wire_key, wire_more,
@@ -9,12 +9,14 @@ use super::load::{self, BpfError};
 use super::memory::Shared;
 use super::offload::{OffloadSide, ends_of, write_side};
 use super::{Hook, Link, Map, MapKind, MapShape, Program, ProgramKind, WIRE};
+use crate::sync::lock;
 use sidetrack_core::engine::Standing;
 use sidetrack_core::wire::Side;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::{Mutex, OnceLock};
 
 /// Why a flow has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,12 +52,14 @@ pub struct WireSeen {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WireId(u32);
 
-/// The memory of all flows on the wire.
+/// The memory of all flows on the wire, and the programs that use it. Threads may share it.
 #[derive(Debug)]
 pub struct WireMemory {
     wires: Shared,
     ends: Map,
-    free: Vec<u32>,
+    free: Mutex<Vec<u32>>,
+    /// Out, in: loaded when an interface needs them first.
+    programs: OnceLock<[Program; 2]>,
 }
 
 /// The programs on one interface, until this is dropped.
@@ -122,7 +126,8 @@ impl WireMemory {
         Ok(Self {
             wires: Shared::new(wires.name, wires.value_bytes, wires.entries_max).map_err(BpfError::Map)?,
             ends: Map::create(ends).map_err(BpfError::Map)?,
-            free: (0..wires.entries_max).rev().collect(),
+            free: Mutex::new((0..wires.entries_max).rev().collect()),
+            programs: OnceLock::new(),
         })
     }
 
@@ -130,13 +135,13 @@ impl WireMemory {
     /// that come in there are passed on.
     ///
     /// # Errors
-    /// EPERM without CAP_BPF and CAP_NET_ADMIN; EINVAL before Linux 6.6.
+    /// EPERM without CAP_NET_ADMIN, and for the first interface without CAP_BPF; EINVAL before Linux 6.6.
     pub fn attach(&self, index: u32) -> Result<WireOn, BpfError> {
-        let attach = |name, hook| {
-            let program = self.load(name)?;
+        let [out, into] = self.programs()?;
+        let attach = |program: &Program, hook| {
             program.attach(index, hook).map_err(|source| BpfError::Attach { index, hook, source })
         };
-        Ok(WireOn { links: [attach("tc/wire_out", Hook::TcxEgress)?, attach("tc/wire", Hook::TcxIngress)?] })
+        Ok(WireOn { links: [attach(out, Hook::TcxEgress)?, attach(into, Hook::TcxIngress)?] })
     }
 
     /// Loads the program for packets that come in, for trials.
@@ -145,6 +150,14 @@ impl WireMemory {
     /// The kernel's reason to refuse it.
     pub fn program(&self) -> Result<Program, BpfError> {
         self.load("tc/wire")
+    }
+
+    fn programs(&self) -> Result<&[Program; 2], BpfError> {
+        if let Some(programs) = self.programs.get() {
+            return Ok(programs);
+        }
+        let programs = [self.load("tc/wire_out")?, self.load("tc/wire")?];
+        Ok(self.programs.get_or_init(|| programs))
     }
 
     fn load(&self, name: &str) -> Result<Program, BpfError> {
@@ -174,10 +187,11 @@ impl WireMemory {
     /// ENOENT if nothing is there; EPERM without CAP_BPF.
     pub fn adopt(folder: &Path, flows_max: u32) -> io::Result<(Self, Vec<WireOn>, Vec<Adopted>)> {
         let [wires, ends] = shapes(flows_max);
-        let mut memory = Self {
+        let memory = Self {
             wires: Shared::of(Map::pinned(&folder.join(WIRES), wires)?)?,
             ends: Map::pinned(&folder.join(ENDS), ends)?,
-            free: Vec::new(),
+            free: Mutex::default(),
+            programs: OnceLock::new(),
         };
         let mut on = Vec::new();
         while let Ok(out) = Link::pinned(&folder.join(format!("out-{}", on.len()))) {
@@ -188,7 +202,7 @@ impl WireMemory {
         for number in (0..wires.entries_max).rev() {
             let id = WireId(number);
             match memory.wires.u32(Self::at(id) + wire_at::STATE).load(Acquire) {
-                WIRE_FREE => memory.free.push(number),
+                WIRE_FREE => lock(&memory.free).push(number),
                 state => found.push(Adopted {
                     id,
                     is_joining: state == WIRE_JOINING,
@@ -217,8 +231,8 @@ impl WireMemory {
     ///
     /// # Errors
     /// EEXIST if there is a flow between these ends.
-    pub fn join(&mut self, sides: &[Side; 2]) -> Result<Option<WireId>, BpfError> {
-        let Some(number) = self.free.pop() else { return Ok(None) };
+    pub fn join(&self, sides: &[Side; 2]) -> Result<Option<WireId>, BpfError> {
+        let Some(number) = lock(&self.free).pop() else { return Ok(None) };
         let id = WireId(number);
         let [client, server] = sides;
         for (side, own, other) in [(0, client, server), (1, server, client)] {
@@ -246,7 +260,7 @@ impl WireMemory {
                     let _ = self.ends.remove(&key(client.remote, client.local));
                 }
                 self.wires.u32(Self::at(id) + wire_at::STATE).store(WIRE_FREE, Release);
-                self.free.push(number);
+                lock(&self.free).push(number);
                 return Err(BpfError::Map(error));
             }
         }
@@ -263,12 +277,25 @@ impl WireMemory {
         let _ = sent.fetch_update(AcqRel, Acquire, |old| is_ahead(old).then(|| ahead(old)));
     }
 
-    /// Our socket towards this side has sent up to this number; it never goes back.
-    pub fn sent(&self, id: WireId, side: usize, number: u32) {
-        let limit = self.wires.u32(Self::more(id, side) + wire_more::LIMIT);
-        let _ = limit.fetch_update(AcqRel, Acquire, |old| {
-            (number.wrapping_sub(old).cast_signed() > 0).then_some(number)
-        });
+    /// This side's FIN came to our socket, and user space has passed it on: `number` comes after it. Call it once per side, after
+    /// [`Self::expects`].
+    pub fn finished(&self, id: WireId, side: usize, number: u32) {
+        let word = |side, word| self.wires.u32(Self::side(id, side) + word);
+        word(side, flow_side::FIN).store(number, Relaxed);
+        word(side, flow_side::FINS).fetch_or(FIN_SEEN, AcqRel);
+        // The program has not known it, if the other side has acknowledged it before.
+        let of_other = word(side ^ 1, flow_side::ACKNOWLEDGED).load(Acquire);
+        let acknowledged = of_other.wrapping_sub(word(side, flow_side::ADD).load(Relaxed));
+        if acknowledged.wrapping_sub(number).cast_signed() < 0 {
+            return;
+        }
+        word(side, flow_side::FINS).fetch_or(FIN_ACKED, AcqRel);
+        if word(side ^ 1, flow_side::FINS).fetch_or(0, AcqRel) & FIN_ACKED != 0 {
+            let of_flow = |word| self.wires.u32(Self::at(id) + word);
+            if of_flow(wire_at::WHY).compare_exchange(0, WIRE_FINISHED, AcqRel, Relaxed).is_ok() {
+                of_flow(wire_at::STATE).store(WIRE_ENDED, Release);
+            }
+        }
     }
 
     /// Our socket towards this side has no acknowledgement to wait for any more.
@@ -324,13 +351,13 @@ impl WireMemory {
     ///
     /// # Errors
     /// What bpf(2) reports.
-    pub fn remove(&mut self, id: WireId) -> Result<(), BpfError> {
+    pub fn remove(&self, id: WireId) -> Result<(), BpfError> {
         for side in [0, 1] {
             let (remote, local) = ends_of(&self.wires, Self::side(id, side));
             self.ends.remove(&key(remote, local)).map_err(BpfError::Map)?;
         }
         self.wires.u32(Self::at(id) + wire_at::STATE).store(WIRE_FREE, Release);
-        self.free.push(id.0);
+        lock(&self.free).push(id.0);
         Ok(())
     }
 }

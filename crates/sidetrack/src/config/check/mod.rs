@@ -28,6 +28,7 @@ mod trust;
 mod tunnel;
 mod values;
 mod wasm;
+mod wire;
 
 use super::surroundings::Surroundings;
 use super::{Admin, AdminAt, At, Config, History, Limits, LogFormat, OnCrash, Record, RecordTo, Tap, raw};
@@ -159,11 +160,8 @@ pub(super) fn check(
         .with_names(dns.is_some());
     check.shunt_rules(&file.rule, &policy, shunt.as_mut());
     check.hardly_meant(file, &listeners, &policy);
-    let tests = if check.problems.iter().any(Problem::is_error) {
-        Vec::new()
-    } else {
-        check.tests(&file.test, &listeners, &policy)
-    };
+    let is_right = !check.problems.iter().any(Problem::is_error);
+    let tests = if is_right { check.tests(&file.test, &listeners, &policy) } else { Vec::new() };
     Some(Config {
         version,
         workers: usize::try_from(workers).unwrap_or(0),
@@ -176,6 +174,7 @@ pub(super) fn check(
         limits,
         run_dns: file.run.dns(),
         shunt,
+        wire: check.wire(file.wire.as_ref(), &file.rule),
         tap: check.tap.clone(),
         listeners: listeners.into_iter().flatten().collect(),
         overlay,

@@ -426,6 +426,7 @@ impl Check<'_> {
     fn contradictions(&mut self, rule: &raw::Rule, carry: &Carry) {
         self.warm_contradictions(rule, carry);
         self.http3_contradictions(rule, carry);
+        self.wire_contradictions(rule, carry);
         let direct = carry.carrier == Carrier::Direct;
         let only_direct = [
             ("keep_client_address", &rule.keep_client_address, "a hop opens the connection to the server"),

@@ -1,7 +1,7 @@
 //! `[shunt]`.
 
 use super::super::{At, List, Shunt, ShuntPath, ShuntSwitch, raw};
-use super::Check;
+use super::{Check, wire};
 use sidetrack_core::openflow::Version;
 use sidetrack_core::policy::{Policy, ShuntAfter};
 use sidetrack_core::shunt::{FastPathKind, MarkActions, Meaning, PortNumber, WhenFull};
@@ -67,6 +67,10 @@ impl Check<'_> {
         if (0..words.len()).any(twice) {
             self.error(span.clone(), "a fast path is named twice", "name each once");
         }
+        if words.contains(&FastPathKind::Wire) {
+            let help = "write it in the `shunt` of rules: it is for flows of listeners";
+            self.error(span.clone(), "the wire takes no forwarded flows", help);
+        }
         if words.contains(&FastPathKind::Xdp) && words.contains(&FastPathKind::XdpGeneric) {
             let help = "take one of them out";
             self.error(span, "an interface has XDP in its driver or behind it, not both", help);
@@ -94,6 +98,7 @@ impl Check<'_> {
             FastPathKind::OpenFlow => self.switch(at).map(ShuntPath::OpenFlow),
             FastPathKind::Flowtable => Some(ShuntPath::Flowtable),
             FastPathKind::None => Some(ShuntPath::None),
+            FastPathKind::Wire => None,
         };
         words.iter().map(path).collect()
     }
@@ -125,6 +130,10 @@ impl Check<'_> {
         let bytes = self.number(at.after_bytes.as_ref(), 0..=1 << 50, " bytes").unwrap_or(0);
         let ms = self.number(at.after_ms.as_ref(), 0..=86_400_000, " milliseconds").unwrap_or(0);
         let matcher = &rule.matcher;
+        let after = ShuntAfter { bytes, ms, fast_path: at.fast_path.as_deref().copied() };
+        if after.fast_path == Some(FastPathKind::Wire) {
+            return Some(after);
+        }
         let unknown = [
             ("host", matcher.host.is_some()),
             ("listener", matcher.listener.is_some()),
@@ -139,7 +148,7 @@ impl Check<'_> {
                 help,
             );
         }
-        Some(ShuntAfter { bytes, ms, fast_path: at.fast_path.as_deref().copied() })
+        Some(after)
     }
 
     /// Gives the shunt the rules that apply to forwarded flows.
@@ -149,8 +158,12 @@ impl Check<'_> {
         policy: &Policy,
         shunt: Option<&mut Shunt>,
     ) {
+        let of_shunt =
+            || rules.iter().filter(|rule| !wire::goes_there(rule)).filter_map(|rule| rule.shunt.as_ref());
         let Some(shunt) = shunt else {
-            if let Some(at) = rules.iter().find_map(|rule| rule.shunt.as_ref()) {
+            // "none" may also keep flows of listeners away from the wire.
+            let path = |at: &At<raw::RuleShunt>| at.fast_path.as_deref().copied();
+            if let Some(at) = of_shunt().find(|at| path(at) != Some(FastPathKind::None)) {
                 let help = "write a [shunt] (docs/shunt.md), or take this out";
                 self.error(at.span(), "there is no shunt for this", help);
             }
@@ -158,10 +171,10 @@ impl Check<'_> {
         };
         shunt.rules = Shunt::rules_of(policy);
         let configured: Vec<_> = shunt.fast_paths.iter().map(ShuntPath::kind).collect();
-        for path in rules.iter().filter_map(|rule| rule.shunt.as_ref()?.fast_path.as_ref()) {
+        for path in of_shunt().filter_map(|at| at.fast_path.as_ref()) {
             self.is_configured(path.span(), **path, &configured);
         }
-        let at = rules.iter().find_map(|rule| rule.shunt.as_ref());
+        let at = of_shunt().next();
         if shunt.actions.rules_number().is_some() {
             self.denied_by_more(rules);
             return;

@@ -176,16 +176,16 @@ pub enum WhenFull {
     Wait,
 }
 
-/// When forwarded flows of a rule move to the fast path. All given conditions must hold.
+/// When flows of a rule move to the fast path. All given conditions must hold.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RuleShunt {
     /// After this number of bytes of IP packets on the slow path, both directions together, 0 to 2^50. The count
-    /// is read twice per second. Default 0.
+    /// is read twice per second. For the wire: of payload, and it is always known. Default 0.
     pub after_bytes: Option<At<u64>>,
-    /// After this time since the shunt first saw the flow, milliseconds, 0 to 86400000. Default 0.
+    /// After this time since the shunt first saw the flow, or a listener captured it, milliseconds, 0 to 86400000. Default 0.
     pub after_ms: Option<At<u64>>,
-    /// The fast path that it takes, one of [shunt]'s. Default: the first.
+    /// The fast path that it takes: one of [shunt]'s, or "wire" for flows of listeners. Default: the first of [shunt].
     #[schemars(with = "Option<At<FastPathWord>>")]
     pub fast_path: Option<At<FastPathKind>>,
 }

@@ -1,0 +1,52 @@
+//! Metrics of flows that the kernel has taken over from our sockets.
+
+use super::{Metrics, ReasonLabel, raise, signed};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+/// What is counted of the wire.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WireCounts {
+    /// Flows that are there now.
+    pub flows: u64,
+    /// Flows that went there since the start.
+    pub taken: u64,
+    /// Flows that stayed with their sockets, by the reason.
+    pub stayed: Vec<(&'static str, u64)>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct WireMetrics {
+    flows: Gauge,
+    taken: Counter,
+    stayed: Family<ReasonLabel, Counter>,
+}
+
+impl WireMetrics {
+    pub(super) fn register(&self, to: &mut Registry) {
+        to.register(
+            "wire_flows",
+            "Flows on the wire: the kernel passes their packets on",
+            self.flows.clone(),
+        );
+        to.register("wire_taken_flows", "Flows that the kernel has taken over", self.taken.clone());
+        to.register(
+            "wire_stayed_flows",
+            "Attempts after which a flow stayed with its sockets, by the reason",
+            self.stayed.clone(),
+        );
+    }
+}
+
+impl Metrics {
+    /// Takes over what is counted of the wire.
+    pub fn read_wires(&self, counts: &WireCounts) {
+        self.wires.flows.set(signed(counts.flows));
+        raise(&self.wires.taken, counts.taken);
+        for &(reason, total) in &counts.stayed {
+            raise(&self.wires.stayed.get_or_create_owned(&ReasonLabel { reason }), total);
+        }
+    }
+}

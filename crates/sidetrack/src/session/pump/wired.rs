@@ -1,0 +1,454 @@
+//! Leads a flow from its two sockets to the wire, beside the copying that goes on meanwhile (ADR 36).
+//!
+//! ```text
+//! WAITING --bytes and time of the rule-----------------> JOINING
+//! JOINING --what [`Joining`] says, to its end----------> ON THE WIRE --[`OnWire`] says that it ends--> over
+//! JOINING --given up-----------------------------------> WAITING (later again)
+//! any, before the kernel passes packets on --unfit-----> never (the flow stays with its sockets)
+//! ```
+
+use super::super::on_wire::{End, OnWire};
+use super::Pump;
+use crate::carry::Wire;
+use crate::live::{LiveFlow, Step as Traced};
+use crate::reactor::{self, Sleep};
+use crate::worker::{Stays, Wires};
+use sidetrack_core::flow::{EndReason, Side};
+use sidetrack_core::policy::ShuntAfter;
+use sidetrack_core::splice;
+use sidetrack_core::time::Instant;
+use sidetrack_core::wire::{self, Joining, Look, Step};
+use sidetrack_sys::bpf::WireId;
+use sidetrack_sys::conntrack::{Change, Conntrack, Tuple};
+use sidetrack_sys::{repair, route, sockopt};
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+/// How long a quiet instant of both sockets is waited for, with small windows.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Time until the next attempt; it doubles up to [`AGAIN_MAX`].
+const AGAIN: Duration = Duration::from_secs(1);
+const AGAIN_MAX: Duration = Duration::from_secs(60);
+
+/// Time between two looks at sockets that are not quiet.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// The window that is offered while a quiet instant is waited for, bytes: the kernel makes the least possible of it.
+const SMALL_WINDOW: u32 = 1;
+
+/// `IPPROTO_TCP`.
+const TCP: u8 = 6;
+
+/// A flow's way to the wire.
+pub struct Wiring {
+    wires: Arc<Wires>,
+    after: ShuntAfter,
+    config: splice::Config,
+    stage: Stage,
+    timer: Option<Sleep>,
+}
+
+enum Stage {
+    /// Until its rule's limits are reached. Not before this time.
+    Waiting { again: Option<Instant>, pause: Duration },
+    /// Both sockets and the kernel have it.
+    Joining(Box<Way>),
+    /// The kernel has it.
+    On(Box<OnWire>),
+}
+
+struct Way {
+    joining: Joining,
+    joined: Option<(WireId, [wire::Side; 2])>,
+    /// Sequence numbers after the last byte that was written into each socket, from the joining on.
+    written: [u32; 2],
+    /// Bytes that were counted when the kernel began.
+    before: [u64; 2],
+    /// Time between two attempts so far.
+    pause: Duration,
+}
+
+/// What comes of a call.
+enum Led {
+    /// Go on as before.
+    On,
+    /// It stays with its sockets for ever.
+    Never(Stays),
+    /// The flow has ended.
+    Over(End),
+}
+
+impl Wiring {
+    /// A flow that goes to the wire when its rule's limits are reached.
+    pub fn new(wires: Arc<Wires>, after: ShuntAfter, config: splice::Config) -> Self {
+        let stage = Stage::Waiting { again: None, pause: AGAIN };
+        Self { wires, after, config, stage, timer: None }
+    }
+
+    fn is_on_wire(&self) -> bool {
+        matches!(self.stage, Stage::On(_))
+    }
+
+    fn is_joined(&self) -> bool {
+        matches!(&self.stage, Stage::Joining(way) if way.joined.is_some())
+    }
+
+    /// Counts bytes, or a FIN, that were written into a socket.
+    pub(super) fn wrote(&mut self, side: Side, bytes: usize) {
+        if self.is_joined()
+            && let Stage::Joining(way) = &mut self.stage
+        {
+            let at = index(side);
+            way.written[at] = way.written[at].wrapping_add(bytes as u32);
+        }
+    }
+
+    /// Wakes the task at this time.
+    fn wake_at(&mut self, cx: &mut Context<'_>, now: Instant, at: Instant) {
+        let mut timer = reactor::sleep(at.since(now));
+        if Pin::new(&mut timer).poll(cx).is_ready() {
+            cx.waker().wake_by_ref();
+        }
+        self.timer = Some(timer);
+    }
+
+    /// Whether the limits of the rule are reached. Otherwise the task is woken when time alone is missing.
+    fn is_due(&mut self, cx: &mut Context<'_>, now: Instant, live: &LiveFlow) -> bool {
+        let Stage::Waiting { again, .. } = self.stage else { return false };
+        let (up, down) = live.bytes();
+        if up + down < self.after.bytes {
+            return false;
+        }
+        let due = now + Duration::from_millis(self.after.ms).saturating_sub(live.age());
+        let due = again.map_or(due, |again| again.max(due));
+        if due > now && self.timer.is_none() {
+            self.wake_at(cx, now, due);
+        }
+        due <= now
+    }
+}
+
+impl Drop for Wiring {
+    fn drop(&mut self) {
+        if let Stage::Joining(way) = &self.stage
+            && let Some((id, _)) = way.joined
+        {
+            // Its sockets have an end of their own.
+            self.wires.remove(id);
+        }
+    }
+}
+
+const fn index(side: Side) -> usize {
+    match side {
+        Side::Client => 0,
+        Side::Server => 1,
+    }
+}
+
+const SIDES: [Side; 2] = [Side::Client, Side::Server];
+
+impl<W: Wire> Pump<W> {
+    /// Lets it go to the wire when its rule's limits are reached.
+    pub fn wiring(mut self, wiring: Option<Box<Wiring>>) -> Self {
+        self.wiring = wiring;
+        self
+    }
+
+    /// Whether no socket is left.
+    pub(super) fn is_on_wire(&self) -> bool {
+        self.wiring.as_ref().is_some_and(|wiring| wiring.is_on_wire())
+    }
+
+    /// Goes on with the way to the wire. `None`: the sockets still have the flow.
+    pub(super) fn lead_on(&mut self, cx: &mut Context<'_>, now: Instant) -> Option<Poll<(EndReason, bool)>> {
+        if let Some(end) = self.lead(cx, now) {
+            return Some(Poll::Ready(end));
+        }
+        self.is_on_wire().then(|| {
+            // It has a timer of its own.
+            self.live.set_deadline(None, EndReason::Idle);
+            Poll::Pending
+        })
+    }
+
+    /// Goes on with the way to the wire, after all that can be copied was copied. Returns the end of the flow, if it has ended.
+    pub(super) fn lead(&mut self, cx: &mut Context<'_>, now: Instant) -> Option<(EndReason, bool)> {
+        let mut wiring = self.wiring.take()?;
+        match self.advance(&mut wiring, cx, now) {
+            Ok(Led::On) => self.wiring = Some(wiring),
+            Ok(Led::Never(why)) => self.stays(&wiring, why),
+            Ok(Led::Over(end)) => {
+                tracing::debug!(flow = %self.live.id, ?end, "a flow of the wire has ended");
+                if let Some(detail) = end.detail {
+                    self.error.get_or_insert_with(|| io::Error::other(detail));
+                }
+                return Some((end.reason, false));
+            }
+            Err(error) if wiring.is_joined() => {
+                tracing::debug!(flow = %self.live.id, %error, "a flow has broken on its way to the wire");
+                // Neither its sockets nor the kernel can go on alone.
+                self.error.get_or_insert(error);
+                return Some((EndReason::ServerReset, true));
+            }
+            Err(error) => {
+                tracing::debug!(flow = %self.live.id, %error, "the kernel has refused a step to the wire");
+                self.stays(&wiring, Stays::Refused);
+            }
+        }
+        None
+    }
+
+    fn stays(&mut self, wiring: &Wiring, why: Stays) {
+        wiring.wires.stays(why);
+        self.offer_windows(u32::MAX);
+        tracing::debug!(flow = %self.live.id, why = why.as_str(), "a flow stays with its sockets");
+    }
+
+    fn advance(&mut self, wiring: &mut Wiring, cx: &mut Context<'_>, now: Instant) -> io::Result<Led> {
+        loop {
+            match &mut wiring.stage {
+                Stage::Waiting { .. } if self.farewell.is_some() || self.has_an_end() => {
+                    return Ok(Led::Never(Stays::Unfit(wire::Unfit::Closing)));
+                }
+                Stage::Waiting { pause, .. } => {
+                    let pause = *pause;
+                    if !wiring.is_due(cx, now, &self.live) {
+                        return Ok(Led::On);
+                    }
+                    self.offer_windows(SMALL_WINDOW);
+                    let joining = Joining::new(now, PATIENCE);
+                    let way = Way { joining, joined: None, written: [0; 2], before: [0; 2], pause };
+                    wiring.stage = Stage::Joining(Box::new(way));
+                }
+                Stage::Joining(_) if self.farewell.is_some() => return Ok(Led::On),
+                Stage::Joining(way) => {
+                    let look = self.look(way, &wiring.wires)?;
+                    let step = way.joining.next(now, &look);
+                    if let Some(led) = self.step(wiring, step, cx, now)? {
+                        return Ok(led);
+                    }
+                }
+                Stage::On(on) => {
+                    return Ok(match on.look(now, &self.live) {
+                        Ok(again) => {
+                            wiring.wake_at(cx, now, again);
+                            Led::On
+                        }
+                        Err(end) => Led::Over(end),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Does one step. `None`: look for the next one at once.
+    fn step(
+        &mut self,
+        wiring: &mut Wiring,
+        step: Step,
+        cx: &mut Context<'_>,
+        now: Instant,
+    ) -> io::Result<Option<Led>> {
+        let Stage::Joining(way) = &mut wiring.stage else { return Ok(Some(Led::On)) };
+        match step {
+            Step::Copy => {
+                if way.joined.is_some() {
+                    for side in SIDES {
+                        self.on_socket(side, |socket| repair::acknowledge(socket))?;
+                    }
+                }
+                wiring.wake_at(cx, now, now + LOOK_AGAIN);
+                return Ok(Some(Led::On));
+            }
+            Step::Join => {
+                if let Err(why) = self.join(way, &wiring.wires, now)? {
+                    if !why.passes() {
+                        return Ok(Some(Led::Never(why)));
+                    }
+                    self.try_later(wiring, cx, now, why);
+                    return Ok(Some(Led::On));
+                }
+            }
+            Step::Read => {
+                let Some((id, _)) = way.joined else { return Ok(Some(Led::On)) };
+                for side in SIDES {
+                    let expects = self.on_socket(side, |socket| repair::expects(socket))?;
+                    wiring.wires.memory().expects(id, index(side), expects);
+                    if self.core.has_ended(side) {
+                        wiring.wires.memory().finished(id, index(side), expects);
+                    }
+                }
+                way.joining.owing(way.written);
+            }
+            Step::Settled(at) => {
+                way.joined.iter().for_each(|(id, _)| wiring.wires.memory().settled(*id, at));
+            }
+            Step::Wire => {
+                if let Some((id, _)) = way.joined {
+                    // False if it has ended already: that is seen when its sockets are gone.
+                    let _ = wiring.wires.memory().wired(id);
+                }
+            }
+            Step::Wait(until) => {
+                wiring.wake_at(cx, now, until);
+                return Ok(Some(Led::On));
+            }
+            Step::Forget => self.forget(wiring, now)?,
+            Step::GiveUp => {
+                self.try_later(wiring, cx, now, Stays::Busy);
+                return Ok(Some(Led::On));
+            }
+        }
+        Ok(None)
+    }
+
+    fn try_later(&self, wiring: &mut Wiring, cx: &mut Context<'_>, now: Instant, why: Stays) {
+        let Stage::Joining(way) = &wiring.stage else { return };
+        wiring.wires.stays(why);
+        let why = why.as_str();
+        tracing::debug!(flow = %self.live.id, why, pause = ?way.pause, "a flow goes to the wire later");
+        self.offer_windows(u32::MAX);
+        let (again, pause) = (now + way.pause, (way.pause * 2).min(AGAIN_MAX));
+        wiring.stage = Stage::Waiting { again: Some(again), pause };
+        wiring.wake_at(cx, now, again);
+    }
+
+    /// Lets the kernel pass packets on, if the flow is fit for it.
+    fn join(&self, way: &mut Way, wires: &Wires, now: Instant) -> io::Result<Result<(), Stays>> {
+        let mut ends = Vec::with_capacity(2);
+        for side in SIDES {
+            match self.on_socket(side, |socket| end(side, socket))? {
+                Ok(end) => ends.push(end),
+                Err(why) => return Ok(Err(why)),
+            }
+        }
+        let Ok(ends) = <[wire::End; 2]>::try_from(ends) else { return Ok(Err(Stays::Refused)) };
+        let sides = match wire::sides(&ends) {
+            Ok(sides) => sides,
+            Err(why) => return Ok(Err(Stays::Unfit(why))),
+        };
+        if let Err(why) = sides.iter().try_for_each(|side| wires.reach(side.egress)) {
+            return Ok(Err(why));
+        }
+        let (up, down) = self.live.bytes();
+        let id = match wires.join(&sides) {
+            Ok(id) => id,
+            Err(why) => return Ok(Err(why)),
+        };
+        way.written = [0, 1].map(|at| sides[at].written);
+        way.before = [up, down];
+        way.joined = Some((id, sides));
+        way.joining.joined(now);
+        Ok(Ok(()))
+    }
+
+    /// What is seen of both sockets.
+    fn look(&self, way: &Way, wires: &Wires) -> io::Result<Look> {
+        let mut look = Look { unread: [0; 2], held: [0; 2], unsent: [0; 2], acknowledged: [0; 2] };
+        for side in SIDES {
+            let at = index(side);
+            (look.unread[at], look.unsent[at]) = self.on_socket(side, |socket| {
+                Ok((repair::unread(socket.as_fd())?, repair::unsent(socket.as_fd())?))
+            })?;
+            look.held[at] = self.core.held(side) as usize;
+        }
+        if let Some((id, _)) = way.joined {
+            look.acknowledged = wires.memory().look(id).map(|side| side.standing.acknowledged);
+        }
+        Ok(look)
+    }
+
+    /// Closes both sockets without a packet.
+    fn forget(&mut self, wiring: &mut Wiring, now: Instant) -> io::Result<()> {
+        let Stage::Joining(way) = &mut wiring.stage else { return Ok(()) };
+        let Some((id, sides)) = way.joined.take() else { return Ok(()) };
+        self.look_at_tcp();
+        let [_, server] = &sides;
+        let local = server.local;
+        let before = way.before;
+        for wire in [self.client.take(), self.server.take()].into_iter().flatten() {
+            if let Err(error) = wire.forget() {
+                tracing::warn!(flow = %self.live.id, %error, "cannot close a socket without a packet");
+            }
+        }
+        // An address of the client's is not one that other connections of this host get.
+        let port = repair::keep_port(local).ok();
+        self.live.shunted();
+        self.live.step(Traced::Wired);
+        let on = OnWire::new((wiring.wires.clone(), id, sides), (before, port), (wiring.config, now));
+        wiring.stage = Stage::On(Box::new(on));
+        Ok(())
+    }
+
+    fn has_an_end(&self) -> bool {
+        SIDES.into_iter().any(|side| self.core.has_ended(side))
+    }
+
+    fn offer_windows(&self, bytes: u32) {
+        for side in SIDES {
+            // Best effort: without it a quiet instant comes later.
+            let _ = self.on_socket(side, |socket| repair::clamp_window(socket, bytes));
+        }
+    }
+
+    /// Calls `work` with the socket of a side.
+    fn on_socket<T>(
+        &self,
+        side: Side,
+        work: impl FnOnce(std::os::fd::BorrowedFd<'_>) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let wire = match side {
+            Side::Client => &self.client,
+            Side::Server => &self.server,
+        };
+        match wire.as_ref().and_then(W::socket) {
+            Some(socket) => work(socket.as_fd()),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+}
+
+/// What is to be known of one socket, as its packets are on the interface.
+fn end(side: Side, socket: std::os::fd::BorrowedFd<'_>) -> io::Result<Result<wire::End, Stays>> {
+    let (remote, mut local) = (sockopt::peer_address(socket)?, sockopt::local_address(socket)?);
+    if side == Side::Client {
+        // The kernel may have redirected it to our listener.
+        local = sockopt::original_dst(socket).unwrap_or(local);
+    }
+    if is_translated(side, remote, local)? {
+        return Ok(Err(Stays::Translated));
+    }
+    let egress = match route::way(local.ip(), remote.ip()) {
+        Ok(egress) => egress,
+        Err(error) => return Err(io::Error::other(error.to_string())),
+    };
+    let (agreed, numbers) = (repair::agreed(socket)?, repair::numbers(socket)?);
+    Ok(Ok(wire::End { remote, local, egress, agreed, numbers }))
+}
+
+/// Whether conntrack changes addresses of this connection in a way that its packets on the interface are not those of the socket.
+/// Our own redirection is known: then `local` is what the client has asked for.
+///
+/// If it does not, conntrack judges the numbers of this connection no longer: what comes to the socket while the kernel passes
+/// packets on may tell of bytes that conntrack has not seen. It would not redirect such a packet, and the server would get it.
+fn is_translated(side: Side, remote: SocketAddr, local: SocketAddr) -> io::Result<bool> {
+    let (source, destination) = if side == Side::Client { (remote, local) } else { (local, remote) };
+    let original = Tuple { source, destination, protocol: TCP };
+    let failed = |error: sidetrack_sys::netlink::Error| io::Error::other(error.to_string());
+    let mut conntrack = Conntrack::open().map_err(failed)?;
+    let Some(entry) = conntrack.find(&original, 0).map_err(failed)? else { return Ok(false) };
+    let is_source_changed = entry.reply.destination != source;
+    if is_source_changed || (side == Side::Server && entry.reply.source != destination) {
+        return Ok(true);
+    }
+    conntrack.update(&original, 0, Change { liberal: true, ..Change::default() }).map_err(failed)?;
+    Ok(false)
+}

@@ -1,0 +1,229 @@
+//! The wire of a process: flows that the kernel has taken over from our sockets (ADR 36, `docs/wire.md`).
+
+use sidetrack_core::wire::{Side, Unfit};
+use sidetrack_sys::bpf::{BpfError, WireId, WireMemory, WireOn};
+use sidetrack_sys::link;
+use sidetrack_sys::sync::lock;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// How long packets of an ended flow are still passed on: the last acknowledgement may be lost, and its FIN is sent again.
+const LINGERS: Duration = Duration::from_secs(2);
+
+/// Why a flow stays with its sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stays {
+    /// What its sides are like.
+    Unfit(Unfit),
+    /// The kernel translates the addresses of one side, by rules that are not ours.
+    Translated,
+    /// An interface to one side takes no program.
+    Interface,
+    /// There are as many flows on the wire as may be.
+    Full,
+    /// Its sockets were never quiet.
+    Busy,
+    /// The kernel has refused a step.
+    Refused,
+}
+
+impl Stays {
+    /// All reasons.
+    pub const ALL: [Self; 10] = [
+        Self::Unfit(Unfit::Closing),
+        Self::Unfit(Unfit::ThisHost),
+        Self::Unfit(Unfit::IpVersions),
+        Self::Unfit(Unfit::Options),
+        Self::Unfit(Unfit::Segments),
+        Self::Translated,
+        Self::Interface,
+        Self::Full,
+        Self::Busy,
+        Self::Refused,
+    ];
+
+    /// The word in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unfit(Unfit::Closing) => "closing",
+            Self::Unfit(Unfit::ThisHost) => "this_host",
+            Self::Unfit(Unfit::IpVersions) => "ip_versions",
+            Self::Unfit(Unfit::Options) => "tcp_options",
+            Self::Unfit(Unfit::Segments) => "segments",
+            Self::Translated => "translated",
+            Self::Interface => "interface",
+            Self::Full => "full",
+            Self::Busy => "busy",
+            Self::Refused => "refused",
+        }
+    }
+
+    fn index(self) -> usize {
+        Self::ALL.iter().position(|other| *other == self).unwrap_or(Self::ALL.len() - 1)
+    }
+
+    /// Whether it may be different later.
+    pub const fn passes(self) -> bool {
+        matches!(self, Self::Full | Self::Busy)
+    }
+}
+
+/// What the metrics show of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WiresSeen {
+    /// Flows that are there now.
+    pub flows: u64,
+    /// Flows that went there since the start.
+    pub taken: u64,
+    /// Flows that stayed with their sockets since the start, in the order of [`Stays::ALL`].
+    pub stayed: [u64; Stays::ALL.len()],
+}
+
+/// A flow that has ended, and whose packets are still passed on.
+#[derive(Debug)]
+struct Lingering {
+    until: Instant,
+    id: WireId,
+    _port: Option<OwnedFd>,
+}
+
+/// The wire of this process.
+#[derive(Debug)]
+pub struct Wires {
+    memory: WireMemory,
+    on: Mutex<BTreeMap<u32, WireOn>>,
+    lingering: Mutex<VecDeque<Lingering>>,
+    flows: AtomicU64,
+    taken: AtomicU64,
+    stayed: [AtomicU64; Stays::ALL.len()],
+}
+
+impl Wires {
+    /// Makes room for `flows_max` flows, and attaches the programs to all interfaces of this network namespace that have Ethernet
+    /// addresses.
+    ///
+    /// # Errors
+    /// EPERM without CAP_BPF and CAP_NET_ADMIN; EINVAL before Linux 6.6.
+    pub fn open(flows_max: u32) -> Result<Self, BpfError> {
+        let wires = Self {
+            memory: WireMemory::new(flows_max)?,
+            on: Mutex::default(),
+            lingering: Mutex::default(),
+            flows: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
+            stayed: Default::default(),
+        };
+        let interfaces = link::interfaces().map_err(|error| BpfError::Map(std::io::Error::other(error)))?;
+        for interface in interfaces.into_iter().filter(link::Interface::is_ethernet) {
+            wires.attach(interface.index)?;
+        }
+        Ok(wires)
+    }
+
+    /// The memory that it shares with the kernel.
+    pub const fn memory(&self) -> &WireMemory {
+        &self.memory
+    }
+
+    fn attach(&self, index: u32) -> Result<(), BpfError> {
+        let mut on = lock(&self.on);
+        if let Entry::Vacant(place) = on.entry(index) {
+            place.insert(self.memory.attach(index)?);
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the programs are on the interface with this index: it may be newer than this process.
+    ///
+    /// # Errors
+    /// It takes none.
+    pub fn reach(&self, index: u32) -> Result<(), Stays> {
+        if lock(&self.on).contains_key(&index) {
+            return Ok(());
+        }
+        let found = link::interfaces().unwrap_or_default();
+        let is_fit = found.iter().any(|interface| interface.index == index && interface.is_ethernet());
+        is_fit.then(|| self.attach(index).ok()).flatten().ok_or(Stays::Interface)
+    }
+
+    /// Lets the kernel pass packets of both sides on from now on, while their sockets go on.
+    ///
+    /// # Errors
+    /// There is no room; an earlier flow between the same ends is still there.
+    pub fn join(&self, sides: &[Side; 2]) -> Result<WireId, Stays> {
+        self.remove_lingering(Instant::now());
+        let joined = match self.memory.join(sides) {
+            Ok(None) => {
+                // Those that have ended make room.
+                self.remove_lingering(Instant::now() + LINGERS);
+                self.memory.join(sides)
+            }
+            joined => joined,
+        };
+        match joined {
+            Ok(Some(id)) => {
+                self.flows.fetch_add(1, Relaxed);
+                Ok(id)
+            }
+            Ok(None) => Err(Stays::Full),
+            Err(_) => Err(Stays::Refused),
+        }
+    }
+
+    /// A flow has no sockets any more.
+    pub fn took(&self) {
+        self.taken.fetch_add(1, Relaxed);
+    }
+
+    /// A flow stays with its sockets.
+    pub fn stays(&self, why: Stays) {
+        if let Some(count) = self.stayed.get(why.index()) {
+            count.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Removes a flow. Packets that come after it meet the kernel's own TCP.
+    pub fn remove(&self, id: WireId) {
+        self.flows.fetch_sub(1, Relaxed);
+        if let Err(error) = self.memory.remove(id) {
+            tracing::warn!(%error, "cannot remove a flow from the wire");
+        }
+    }
+
+    /// Removes a flow that has ended in order, a moment later. Its local port stays taken as long.
+    pub fn leave(&self, id: WireId, port: Option<OwnedFd>) {
+        let now = Instant::now();
+        self.remove_lingering(now);
+        lock(&self.lingering).push_back(Lingering { until: now + LINGERS, id, _port: port });
+    }
+
+    /// Removes the flows whose time is over.
+    pub fn remove_lingering(&self, now: Instant) {
+        loop {
+            let first = {
+                let mut lingering = lock(&self.lingering);
+                let is_over = lingering.front().is_some_and(|first| first.until <= now);
+                is_over.then(|| lingering.pop_front()).flatten()
+            };
+            match first {
+                Some(first) => self.remove(first.id),
+                None => return,
+            }
+        }
+    }
+
+    /// What the metrics show.
+    pub fn seen(&self) -> WiresSeen {
+        self.remove_lingering(Instant::now());
+        let lingering = lock(&self.lingering).len() as u64;
+        WiresSeen {
+            flows: self.flows.load(Relaxed).saturating_sub(lingering),
+            taken: self.taken.load(Relaxed),
+            stayed: std::array::from_fn(|at| self.stayed[at].load(Relaxed)),
+        }
+    }
+}
