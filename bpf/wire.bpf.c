@@ -193,19 +193,101 @@ ALWAYS_INLINE int pass(struct __sk_buff *skb, const struct pair *pair, struct se
 	return redirect_neigh(pair->other->egress, 0, 0, 0);
 }
 
+/* Sets a word. Returns `sum` plus the change of a checksum over it. */
+ALWAYS_INLINE __u64 set(__u32 *word, __u32 new, __u64 sum)
+{
+	sum = replaced(sum, *word, new);
+	*word = new;
+	return sum;
+}
+
+ALWAYS_INLINE __u64 set16(__u32 *words, const __u8 *new, __u64 sum)
+{
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		sum = set(words + i, *(const __u32 *)(new + 4 * i), sum);
+	return sum;
+}
+
+/* Bytes before the TCP header that an ICMP error quotes: both IP headers, without options, and its own. */
+#define ERROR4 (20 + 8 + 20)
+#define ERROR6 (40 + 8 + 40)
+
+/*
+ * Passes an ICMP error on to the side whose packet it quotes, which has to recognise it: by both ends and the sequence
+ * number (RFC 5927 Sec. 4.1). It comes from where that side sends to. So a path whose MTU shrinks is found (RFC 1191,
+ * RFC 8201).
+ */
+ALWAYS_INLINE int pass_error4(struct __sk_buff *skb, const struct flow_side *to)
+{
+	__u32 ip[5], quote[7];
+	__u64 sum = 0;
+
+	if (load(skb, 0, 0, ip, 20) || load(skb, 0, 28, quote, 28))
+		return TC_ACT_SHOT;
+	((__u16 *)ip)[5] = 0;
+	ip[3] = *(const __u32 *)(to->local + 12);
+	ip[4] = *(const __u32 *)(to->remote + 12);
+#pragma unroll
+	for (int i = 0; i < 5; i++)
+		sum += ip[i];
+	((__u16 *)ip)[5] = ~fold16(sum);
+	/* What its own checksum makes up for in the quoted header changes the one of ICMP by nothing. */
+	sum = replaced((__u16) ~((__u16 *)quote)[5], quote[3], *(const __u32 *)(to->remote + 12));
+	sum = replaced(sum, quote[4], *(const __u32 *)(to->local + 12));
+	((__u16 *)quote)[5] = ~fold16(sum);
+	quote[3] = *(const __u32 *)(to->remote + 12);
+	quote[4] = *(const __u32 *)(to->local + 12);
+	sum = set(quote + 5, bpf_htonl(to->ports), 0);
+	sum = set(quote + 6, bpf_htonl(bpf_htonl(quote[6]) - to->add), sum);
+	if (skb_store(skb, ETH_HLEN, ip, 20, 0) || skb_store(skb, ETH_HLEN + 28, quote, 28, 0) ||
+	    l4_checksum(skb, ETH_HLEN + 20 + 2, 0, folded(sum), 0))
+		return TC_ACT_SHOT;
+	return redirect_neigh(to->egress, 0, 0, 0);
+}
+
+ALWAYS_INLINE int pass_error6(struct __sk_buff *skb, const struct flow_side *to)
+{
+	__u32 ip[10], quote[12];
+	__u64 sum = 0;
+
+	if (load(skb, 0, 0, ip, 40) || load(skb, 0, 48, quote, 48))
+		return TC_ACT_SHOT;
+	sum = set16(ip + 2, to->local, sum);
+	sum = set16(ip + 6, to->remote, sum);
+	sum = set16(quote + 2, to->remote, sum);
+	sum = set16(quote + 6, to->local, sum);
+	sum = set(quote + 10, bpf_htonl(to->ports), sum);
+	sum = set(quote + 11, bpf_htonl(bpf_htonl(quote[11]) - to->add), sum);
+	if (skb_store(skb, ETH_HLEN, ip, 40, 0) || skb_store(skb, ETH_HLEN + 48, quote, 48, 0) ||
+	    l4_checksum(skb, ETH_HLEN + 40 + 2, 0, folded(sum), 0))
+		return TC_ACT_SHOT;
+	return redirect_neigh(to->egress, 0, 0, 0);
+}
+
 SECTION("tc/wire") int tc_wire(struct __sk_buff *skb)
 {
 	struct ends ends = {};
 	struct segment s = {};
 	struct pair pair;
+	enum verdict what;
 	__u32 state;
 
 	/* A tagged frame comes again, without its tag, by the interface of its VLAN. */
-	if (skb->vlan_present || read(skb, 0, swap16(skb->protocol), &ends) != SEGMENT || !find(&ends, &pair))
+	if (skb->vlan_present)
+		return TC_ACT_UNSPEC;
+	what = read(skb, 0, swap16(skb->protocol), &ends);
+	if (what == FOREIGN || !find(&ends, &pair))
 		return TC_ACT_UNSPEC;
 	state = *(volatile __u32 *)&pair.wire->state;
-	if (state == WIRE_FREE)
+	/* While a socket still sends, an error may be about its packets. */
+	if (state == WIRE_FREE || (what == ERROR && state == WIRE_JOINING))
 		return TC_ACT_UNSPEC;
+	if (what == ERROR) {
+		if (ends.transport != (pair.own->v6 ? ERROR6 : ERROR4))
+			return TC_ACT_SHOT;
+		return pair.own->v6 ? pass_error6(skb, pair.other) : pass_error4(skb, pair.other);
+	}
 	if (!read_segment(skb, 0, &ends, &s))
 		return dropped(&pair);
 	if (skb->mark == WIRE_COPY)

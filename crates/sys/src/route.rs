@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use crate::netlink::{
-    AttributeWriter, Error, Message, Protocol, Refusal, Requests, Socket, attributes, flag,
+    AttributeWriter, Error, Message, Protocol, Received, Refusal, Requests, Socket, attributes, flag,
 };
 use crate::sysctl;
 
@@ -400,6 +400,39 @@ fn way_from(from: Option<IpAddr>, to: IpAddr) -> Result<Option<u32>, Error> {
         Some((kind != RTN_LOCAL).then_some(index))
     })?;
     Ok(found.flatten())
+}
+
+/// Tells that interfaces, addresses or routes of this network namespace have changed.
+#[derive(Debug)]
+pub struct Changes {
+    socket: Socket,
+}
+
+impl Changes {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// What socket(2) says.
+    pub fn watch() -> Result<Self, Error> {
+        // RTNLGRP_LINK, _IPV4_IFADDR, _IPV4_ROUTE, _IPV4_RULE, _IPV6_IFADDR, _IPV6_ROUTE, _IPV6_RULE.
+        const GROUPS: [u32; 7] = [1, 5, 7, 8, 9, 11, 19];
+        let socket = Socket::open(Protocol::Route)?;
+        socket.set_nonblocking()?;
+        GROUPS.iter().try_for_each(|group| socket.join(*group))?;
+        Ok(Self { socket })
+    }
+
+    /// Whether anything has changed since the last call.
+    ///
+    /// # Errors
+    /// Only if the socket itself fails.
+    pub fn any(&mut self) -> Result<bool, Error> {
+        let mut any = false;
+        while !matches!(self.socket.receive()?, Received::Nothing) {
+            any = true;
+        }
+        Ok(any)
+    }
 }
 
 /// The index of an interface of this namespace.

@@ -3,11 +3,12 @@
 #[path = "support/frames.rs"]
 mod frames;
 
-use frames::{ACK, FIN, Frame, RST, SYN};
+use frames::{ACK, FIN, Frame, RST, SYN, fold, octets, sum};
 use sidetrack_core::wire::Side;
 use sidetrack_sys::bpf::{Program, WireEnd, WireId, WireMemory};
 use sidetrack_sys::link;
 use sidetrack_testkit::{in_namespace, is_root};
+use std::net::IpAddr;
 
 /// `TC_ACT_UNSPEC`, `TC_ACT_SHOT`, `TC_ACT_REDIRECT`.
 const LEFT: u32 = u32::MAX;
@@ -246,5 +247,88 @@ fn two_flows_cannot_have_the_same_ends() {
         others[0].remote.set_port(4002);
         others[1].local.set_port(61_002);
         assert_eq!(scene.memory.join(&others).expect("no other"), None, "full");
+    });
+}
+
+/// An ICMP error "too large" about this frame, from a host to the sender of the frame.
+fn too_large(from: IpAddr, frame: &Frame<'_>, link: ([u8; 6], [u8; 6])) -> Vec<u8> {
+    let quoted = &frame.bytes()[14..];
+    let (source, target) = (octets(from), octets(frame.from.ip()));
+    let mut bytes = [link.0, link.1].concat();
+    // Kind, code, checksum, the MTU of the next path, and all of a small packet.
+    let mut icmp = if from.is_ipv4() { vec![3, 4, 0, 0, 0, 0, 5, 0] } else { vec![2, 0, 0, 0, 0, 0, 5, 0] };
+    icmp.extend(quoted);
+    let pseudo = if from.is_ipv4() { 0 } else { sum(&source) + sum(&target) + 58 + icmp.len() as u64 };
+    let check = !fold(pseudo + sum(&icmp));
+    icmp[2..4].copy_from_slice(&check.to_be_bytes());
+    if from.is_ipv4() {
+        let total = (20 + icmp.len() as u16).to_be_bytes();
+        let mut ip = vec![0x45, 0, total[0], total[1], 0, 9, 0, 0, 61, 1, 0, 0];
+        ip.extend([source, target].concat());
+        let check = !fold(sum(&ip));
+        ip[10..12].copy_from_slice(&check.to_be_bytes());
+        bytes.extend([8, 0]);
+        bytes.extend(ip);
+    } else {
+        let length = (icmp.len() as u16).to_be_bytes();
+        bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0, length[0], length[1], 58, 61]);
+        bytes.extend([source, target].concat());
+    }
+    bytes.extend(icmp);
+    bytes
+}
+
+#[test]
+fn an_error_about_a_packet_reaches_its_sender_who_recognises_it() {
+    tried(|scene| {
+        for at in [0, 1] {
+            let sent = scene.frame(at, [300, 40], ACK, b"too large");
+            scene.passes(sent);
+            let passed = scene.shown(sent);
+            let router = if sent.from.is_ipv4() { "192.0.2.9" } else { "2001:db8::9" };
+            let error = too_large(router.parse().expect("an address"), &passed, sent.link);
+            let trial = scene.program.try_on(&error, scene.index).expect("tried");
+            assert_eq!(trial.verdict, PASSED);
+            // The sender knows its packet: ends and number. What comes after that is not for it.
+            let quoted = Frame { from: sent.from, to: sent.to, seq: sent.seq, ..passed };
+            let expected = too_large(sent.to.ip(), &quoted, sent.link);
+            // Addresses of both headers, and ports and number of the quoted segment.
+            let places = if sent.from.is_ipv4() { [26..34, 54..70] } else { [22..54, 70..110] };
+            for place in places {
+                assert_eq!(trial.packet[place.clone()], expected[place]);
+            }
+            checks(&trial.packet);
+        }
+    });
+}
+
+/// The checksums of an ICMP packet are right.
+fn checks(frame: &[u8]) {
+    let is_v4 = frame[12..14] == [8, 0];
+    let (ip, icmp) = frame[14..].split_at(if is_v4 { 20 } else { 40 });
+    if is_v4 {
+        assert_eq!(fold(sum(ip)), 0xffff);
+        assert_eq!(fold(sum(&icmp[8..28])), 0xffff, "of the quoted header");
+    }
+    let pseudo = if is_v4 { 0 } else { sum(&ip[8..40]) + 58 + icmp.len() as u64 };
+    assert_eq!(fold(pseudo + sum(icmp)), 0xffff);
+}
+
+#[test]
+fn errors_that_are_not_about_the_flow_are_left_and_odd_ones_dropped() {
+    tried(|scene| {
+        let sent = scene.frame(0, [0, 0], ACK, b"");
+        let other = Frame { to: (sent.to.ip(), 9).into(), ..scene.shown(sent) };
+        let router = if sent.from.is_ipv4() { "192.0.2.9" } else { "2001:db8::9" };
+        let router: IpAddr = router.parse().expect("an address");
+        let left = scene.program.try_on(&too_large(router, &other, sent.link), scene.index).expect("tried");
+        assert_eq!(left.verdict, LEFT);
+        let error = too_large(router, &scene.shown(sent), sent.link);
+        for length in 15..error.len() {
+            // Cut at every byte: nothing is made up.
+            let Ok(trial) = scene.program.try_on(&error[..length], scene.index) else { continue };
+            assert!([LEFT, DROPPED, PASSED].contains(&trial.verdict), "{length}");
+            assert_eq!(trial.packet.len(), length);
+        }
     });
 }

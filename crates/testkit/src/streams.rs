@@ -22,11 +22,11 @@ impl Stream {
     }
 }
 
-/// Sends a stream in pieces until `enough` says so, then closes; returns its length.
-fn send(mut to: TcpStream, seed: u64, enough: &AtomicBool, pause: Option<Duration>) -> u64 {
+/// Sends a stream in pieces until `enough` says so of its length, then closes; returns its length.
+fn send(mut to: TcpStream, seed: u64, enough: impl Fn(u64) -> bool, pause: Option<Duration>) -> u64 {
     let mut stream = Stream { seed, at: 0 };
     let mut buffer = vec![0; 20_000];
-    while !enough.load(Relaxed) {
+    while !enough(stream.at) {
         stream.fill(&mut buffer);
         to.write_all(&buffer).expect("sent");
         if let Some(pause) = pause {
@@ -64,7 +64,19 @@ pub fn both_ways(
     pause: Option<Duration>,
 ) -> [u64; 2] {
     let (other, enough) = (stream.try_clone().expect("a copy"), enough.clone());
-    let sender = std::thread::spawn(move || send(other, seeds[0], &enough, pause));
+    let sender = std::thread::spawn(move || send(other, seeds[0], |_| enough.load(Relaxed), pause));
+    let received = receive(stream, seeds[1]);
+    [sender.join().expect("the sender"), received]
+}
+
+/// As [`both_ways`], until it has sent this number of bytes, rounded up to 20,000.
+///
+/// # Panics
+/// As [`both_ways`].
+#[must_use]
+pub fn exchange(stream: TcpStream, seeds: [u64; 2], bytes: u64) -> [u64; 2] {
+    let other = stream.try_clone().expect("a copy");
+    let sender = std::thread::spawn(move || send(other, seeds[0], |sent| sent >= bytes, None));
     let received = receive(stream, seeds[1]);
     [sender.join().expect("the sender"), received]
 }

@@ -8,6 +8,7 @@ use sidetrack_core::time::Instant;
 use sidetrack_core::wire::Side;
 use sidetrack_sys::bpf::{WireEnd, WireId};
 use sidetrack_sys::repair::{self, Gone};
+use sidetrack_sys::route;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +39,8 @@ pub(super) struct OnWire {
     config: splice::Config,
     active: Instant,
     pause: Duration,
+    /// The changes of routes that it knows of.
+    routes: u64,
     is_over: bool,
 }
 
@@ -53,8 +56,8 @@ impl OnWire {
         (config, now): (splice::Config, Instant),
     ) -> Self {
         wires.took();
-        let pause = SOON;
-        Self { wires, id, sides, before, port, config, active: now, pause, is_over: false }
+        let (routes, pause) = (wires.route_changes(), SOON);
+        Self { wires, id, sides, before, port, config, active: now, pause, routes, is_over: false }
     }
 
     /// Bytes of the client and of the server so far, by user space and by the kernel.
@@ -87,6 +90,7 @@ impl OnWire {
         if let Some(why) = ended {
             return Err(self.ended(why));
         }
+        self.follow_routes();
         let unknown = |reason| End { reason, is_known: false, detail: None };
         if let Some(reason) = live.ending() {
             return Err(unknown(reason));
@@ -101,6 +105,24 @@ impl OnWire {
         }
         let again = now + self.pause;
         Ok(first.map_or(again, |(at, _)| again.min(at)))
+    }
+
+    /// Lets packets leave by other interfaces, if routes have changed. Without a route they wait for one, as those of sockets do.
+    fn follow_routes(&mut self) {
+        let changes = self.wires.route_changes();
+        if changes == self.routes {
+            return;
+        }
+        self.routes = changes;
+        for (at, side) in self.sides.iter_mut().enumerate() {
+            if let Ok(Some(egress)) = route::way(side.local.ip(), side.remote.ip())
+                && egress != side.egress
+                && self.wires.reach(egress).is_ok()
+            {
+                side.egress = egress;
+                self.wires.memory().leads(self.id, at, egress);
+            }
+        }
     }
 
     fn ended(&mut self, why: WireEnd) -> End {

@@ -3,6 +3,7 @@
 use sidetrack_core::wire::{Side, Unfit};
 use sidetrack_sys::bpf::{BpfError, WireId, WireMemory, WireOn};
 use sidetrack_sys::link;
+use sidetrack_sys::route::Changes;
 use sidetrack_sys::sync::lock;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -13,6 +14,9 @@ use std::time::{Duration, Instant};
 
 /// How long packets of an ended flow are still passed on: the last acknowledgement may be lost, and its FIN is sent again.
 const LINGERS: Duration = Duration::from_secs(2);
+
+/// Time between two looks for changes of routes.
+const ROUTES: Duration = Duration::from_millis(500);
 
 /// Why a flow stays with its sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,12 +95,22 @@ struct Lingering {
     _port: Option<OwnedFd>,
 }
 
+/// Changes of routes that flows have to know of.
+#[derive(Debug)]
+struct Routes {
+    changes: Option<Changes>,
+    looked: Instant,
+    /// Counts them.
+    count: u64,
+}
+
 /// The wire of this process.
 #[derive(Debug)]
 pub struct Wires {
     memory: WireMemory,
     on: Mutex<BTreeMap<u32, WireOn>>,
     lingering: Mutex<VecDeque<Lingering>>,
+    routes: Mutex<Routes>,
     flows: AtomicU64,
     taken: AtomicU64,
     stayed: [AtomicU64; Stays::ALL.len()],
@@ -113,6 +127,7 @@ impl Wires {
             memory: WireMemory::new(flows_max)?,
             on: Mutex::default(),
             lingering: Mutex::default(),
+            routes: Mutex::new(Routes { changes: Changes::watch().ok(), looked: Instant::now(), count: 0 }),
             flows: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             stayed: Default::default(),
@@ -172,6 +187,18 @@ impl Wires {
             Ok(None) => Err(Stays::Full),
             Err(_) => Err(Stays::Refused),
         }
+    }
+
+    /// How often interfaces, addresses or routes have changed. It may be late by half a second.
+    pub fn route_changes(&self) -> u64 {
+        let mut routes = lock(&self.routes);
+        if routes.looked.elapsed() >= ROUTES {
+            routes.looked = Instant::now();
+            // After an error nothing is known: each flow looks again.
+            let any = routes.changes.as_mut().is_none_or(|changes| changes.any().unwrap_or(true));
+            routes.count += u64::from(any);
+        }
+        routes.count
     }
 
     /// A flow has no sockets any more.

@@ -1,8 +1,9 @@
 //! How flows on the wire end.
 
 use crate::node::admin::ask;
-use crate::{Flow, RULE, flow, metric, on_the_wire};
-use sidetrack_testkit::{eventually, is_root};
+use crate::{Flow, RULE, flow, flow_to, metric, on_the_wire};
+use sidetrack_sys::sysctl;
+use sidetrack_testkit::{Line, Node, eventually, is_root};
 use std::io::{ErrorKind, Read, Write};
 
 fn is_reset(stream: &mut impl Read) {
@@ -83,4 +84,64 @@ fn the_end_of_the_node_is_the_end_of_its_flows() {
     assert_eq!(reasons, ["shutdown"]);
     is_reset(&mut client);
     is_reset(&mut server);
+}
+
+#[test]
+fn a_flow_follows_the_route_to_its_server() {
+    if !is_root() {
+        return;
+    }
+    let mut flow = flow(false, "", RULE).wired();
+    // The same server by another cable, and the first one is gone.
+    let (router, server) = (&flow.line.router, &flow.line.server);
+    router.ip(&format!("link add by-the-other type veth peer name eth1 netns {}", server.thread_id));
+    router.ip("link set by-the-other up");
+    server.ip("link set eth1 up");
+    server.carries("eth1");
+    router.carries("by-the-other");
+    router.ip("addr add 10.0.2.253/32 dev by-the-other");
+    server.ip("addr add 10.0.2.2/32 dev eth1");
+    router.ip("route add 10.0.2.1/32 dev by-the-other src 10.0.2.254");
+    server.ip("route add 10.0.2.254/32 dev eth1 src 10.0.2.1");
+    server.ip("route change default via 10.0.2.254 dev eth1 onlink");
+    server.ip("link set eth0 down");
+    server.ip("addr add 10.0.2.1/32 dev eth1");
+    flow.exchange(500_000);
+    let Flow { client, server, mut up, line: _line } = flow;
+    drop((client, server));
+    let record = up.record();
+    assert_eq!((record.text("reason"), record.number("bytes_up")), ("ok", 650_000), "{record:?}");
+}
+
+#[test]
+fn a_host_learns_that_its_packets_are_too_large_behind_us() {
+    if !is_root() {
+        return;
+    }
+    let (line, hop) = (Line::new(), Node::new());
+    let (router, server) = (&line.router, &line.server);
+    router.ip(&format!("link add to-hop type veth peer name eth0 netns {}", hop.thread_id));
+    hop.ip(&format!("link add to-far type veth peer name far netns {}", server.thread_id));
+    for (node, interface, address) in [
+        (router, "to-hop", "10.0.8.254"),
+        (&hop, "eth0", "10.0.8.1"),
+        (&hop, "to-far", "10.0.9.254"),
+        (server, "far", "10.0.9.1"),
+    ] {
+        node.ip(&format!("addr add {address}/24 dev {interface}"));
+        node.ip(&format!("link set {interface} up"));
+    }
+    router.carries("to-hop");
+    hop.carries("to-far");
+    router.ip("route add 10.0.9.0/24 via 10.0.8.1");
+    server.ip("route add 10.0.8.0/24 via 10.0.9.254");
+    hop.run(|| sysctl::write("net/ipv4/ip_forward", "1").expect("forwarding"));
+    let mut flow = flow_to(line, "10.0.9.1:0", "10.0.1.254:80", "", RULE).wired();
+    hop.ip("link set to-far mtu 1300");
+    flow.exchange(1_000_000);
+    let Flow { client, server, mut up, line: _line } = flow;
+    drop((client, server));
+    let record = up.record();
+    assert_eq!((record.text("reason"), record.number("bytes_up")), ("ok", 1_150_000), "{record:?}");
+    assert_eq!(record.0["shunted"], true);
 }

@@ -5,6 +5,7 @@ mod node;
 
 mod ends;
 mod listeners;
+mod loss;
 mod stays;
 
 use node::admin::{flows, show};
@@ -34,6 +35,11 @@ fn flow(v6: bool, top: &str, rest: &str) -> Flow {
 fn flow_on(line: Line, v6: bool, top: &str, rest: &str) -> Flow {
     let (server_at, door) =
         if v6 { ("[fd00:2::1]:0", "[fd00:1::fe]:80") } else { ("10.0.2.1:0", "10.0.1.254:80") };
+    flow_to(line, server_at, door, top, rest)
+}
+
+/// A flow from this door of the router to this address of the server's host.
+fn flow_to(line: Line, server_at: &'static str, door: &'static str, top: &str, rest: &str) -> Flow {
     let listener = line.server.run(move || TcpListener::bind(server_at).expect("bound"));
     let to = listener.local_addr().expect("an address");
     let listen =

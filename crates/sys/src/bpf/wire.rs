@@ -347,6 +347,11 @@ impl WireMemory {
         })
     }
 
+    /// Packets for this side leave by the interface with this index from now on.
+    pub fn leads(&self, id: WireId, side: usize, egress: u32) {
+        self.wires.u32(Self::side(id, side) + flow_side::EGRESS).store(egress, Release);
+    }
+
     /// Removes the flow. Packets that come after it meet the kernel's own TCP, which resets them.
     ///
     /// # Errors
