@@ -335,6 +335,7 @@ SECTION("tc/wire_out") int tc_wire_out(struct __sk_buff *skb)
 	struct ends ends = {}, back = {};
 	struct segment s = {};
 	struct pair pair;
+	__u32 state;
 
 	if (skb->mark == WIRE_PASSED) {
 		skb->mark = 0;
@@ -347,7 +348,13 @@ SECTION("tc/wire_out") int tc_wire_out(struct __sk_buff *skb)
 	__builtin_memcpy(back.local.address, ends.remote, 16);
 	back.remote_port = ends.local.port;
 	back.local.port = ends.remote_port;
-	if (!find(&back, &pair) || *(volatile __u32 *)&pair.wire->state != WIRE_JOINING)
+	if (!find(&back, &pair))
+		return TC_ACT_UNSPEC;
+	state = *(volatile __u32 *)&pair.wire->state;
+	/* No socket sends this: the kernel's TCP answers a packet that came too late for one, or another connection was begun. */
+	if (state == WIRE_WIRED || state == WIRE_ENDED)
+		return TC_ACT_SHOT;
+	if (state != WIRE_JOINING)
 		return TC_ACT_UNSPEC;
 	if (!read_segment(skb, 0, &ends, &s))
 		return TC_ACT_UNSPEC;

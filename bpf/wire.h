@@ -7,6 +7,7 @@
  *
  *     FREE --U: begins------------------------> JOINING
  *     JOINING --U: both sockets owe nothing---> WIRED --P: FINs acknowledged, a RST, a new SYN--> ENDED
+ *     WIRED --U: a packet came late-----------> JOINING
  *     JOINING --P: the same-------------------> ENDED
  *     any --U: removes it---------------------> FREE
  *

@@ -118,6 +118,9 @@ impl Relay {
                     }
                     joining.owing(written);
                 }
+                Step::Again => {
+                    let _ = memory.unsettled(joined.expect("joined").0);
+                }
                 Step::Settled(side) => memory.settled(joined.expect("joined").0, side),
                 Step::Wire => drop(memory.wired(joined.expect("joined").0)),
                 Step::Wait(until) => std::thread::sleep(until - now()),

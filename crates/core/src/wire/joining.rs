@@ -6,12 +6,17 @@
 //! JOINED   --no packet is on its way to a socket, all is written-> OWING
 //! OWING    --both hosts have acknowledged all that was written---> WIRED
 //! WIRED    --no copy is on its way to a socket-------------------> gone
+//! OWING, WIRED --a packet came late to a socket------------------> JOINED
 //! ```
 //!
 //! QUIETING asks for an instant in which the sockets have nothing to pass on. Both offer a small window meanwhile, and bytes
 //! go on. From JOINED on the kernel passes packets on; it is not left again, except by the end of the flow. In OWING a socket
 //! that still waits gets copies of acknowledgements. It is settled once its peer has acknowledged all that was written into it,
 //! whichever way that came: the other host may have sent it again, past the socket.
+//!
+//! A processor may stand still between the look at a packet and its way to a socket, as those of virtual machines do. The socket
+//! acknowledges it then, so it is not sent again: its bytes have to be copied, however late they come. A packet that comes later
+//! still finds no socket, is not acknowledged, and is sent again.
 
 use crate::time::Instant;
 use std::time::Duration;
@@ -44,6 +49,8 @@ pub enum Step {
     Join,
     /// Nothing comes to the sockets any more: read what they expect, and call [`Joining::owing`] with what was written.
     Read,
+    /// A packet came late: let copies go to both sockets again, and go on copying.
+    Again,
     /// This socket (0: the client's) has no acknowledgement to wait for any more.
     Settled(usize),
     /// Neither socket owes anything: no copies from now on. Look again later.
@@ -113,6 +120,10 @@ impl Joining {
                 if now >= arrived { Step::Read } else { Step::Wait(arrived) }
             }
             State::Joined { .. } => Step::Copy,
+            State::Owing { .. } | State::Wired { .. } if !is_written => {
+                self.state = State::Joined { since: now };
+                Step::Again
+            }
             State::Owing { written, settled } => {
                 for side in [0, 1] {
                     let is_behind = written[side].wrapping_sub(look.acknowledged[side]).cast_signed() > 0;
@@ -166,6 +177,30 @@ mod tests {
         assert_eq!(joining.next(at(8), &acknowledged), Step::Wire);
         assert_eq!(joining.next(at(9), &acknowledged), Step::Wait(at(28)));
         assert_eq!(joining.next(at(28), &acknowledged), Step::Forget);
+    }
+
+    #[test]
+    fn a_packet_that_comes_late_is_copied() {
+        let late = Look { unread: [0, 5], ..QUIET };
+        for is_wired in [false, true] {
+            let mut joining = Joining::new(at(0), PATIENCE);
+            joining.joined(at(0));
+            assert_eq!(joining.next(at(3), &QUIET), Step::Read);
+            joining.owing([100, 200]);
+            if is_wired {
+                assert_eq!(joining.next(at(3), &QUIET), Step::Settled(0));
+                assert_eq!(joining.next(at(3), &QUIET), Step::Settled(1));
+                assert_eq!(joining.next(at(3), &QUIET), Step::Wire);
+            }
+            assert_eq!(joining.next(at(30), &late), Step::Again);
+            assert_eq!(joining.next(at(30), &late), Step::Copy);
+            assert_eq!(joining.next(at(40), &QUIET), Step::Read);
+            joining.owing([105, 200]);
+            // Five bytes more have to be acknowledged.
+            assert_eq!(joining.next(at(40), &QUIET), Step::Settled(1));
+            assert_eq!(joining.next(at(40), &QUIET), Step::Wait(at(42)));
+            assert_eq!(joining.next(at(50), &Look { acknowledged: [105, 200], ..QUIET }), Step::Settled(0));
+        }
     }
 
     #[test]
@@ -224,8 +259,12 @@ mod tests {
                         assert_eq!((stage, settled), (2, [true; 2]));
                         stage = 3;
                     }
+                    Step::Again => {
+                        assert!(stage > 1 && look.unread != [0; 2]);
+                        (stage, settled) = (1, [false; 2]);
+                    }
                     Step::Forget => {
-                        assert_eq!(stage, 3);
+                        assert_eq!((stage, look.unread), (3, [0; 2]));
                         break;
                     }
                     Step::GiveUp => panic!("it was patient"),

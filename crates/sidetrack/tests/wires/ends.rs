@@ -94,7 +94,7 @@ fn a_flow_follows_the_route_to_its_server() {
     let mut flow = flow(false, "", RULE).wired();
     // The same server by another cable, and the first one is gone.
     let (router, server) = (&flow.line.router, &flow.line.server);
-    router.ip(&format!("link add by-the-other type veth peer name eth1 netns {}", server.thread_id));
+    router.ip(&format!("link add by-the-other type veth peer name eth1 netns {}", server.thread_id()));
     router.ip("link set by-the-other up");
     server.ip("link set eth1 up");
     server.carries("eth1");
@@ -120,8 +120,8 @@ fn a_host_learns_that_its_packets_are_too_large_behind_us() {
     }
     let (line, hop) = (Line::new(), Node::new());
     let (router, server) = (&line.router, &line.server);
-    router.ip(&format!("link add to-hop type veth peer name eth0 netns {}", hop.thread_id));
-    hop.ip(&format!("link add to-far type veth peer name far netns {}", server.thread_id));
+    router.ip(&format!("link add to-hop type veth peer name eth0 netns {}", hop.thread_id()));
+    hop.ip(&format!("link add to-far type veth peer name far netns {}", server.thread_id()));
     for (node, interface, address) in [
         (router, "to-hop", "10.0.8.254"),
         (&hop, "eth0", "10.0.8.1"),

@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 const AT_A_TIME: usize = 8;
 
 /// Bytes of each direction of a flow.
-const BYTES: u64 = 600_000;
+const BYTES: u64 = 3_000_000;
 
 /// Flows of the test. `SIDETRACK_HANDOVERS=10000` takes some minutes.
 fn flows() -> usize {

@@ -303,6 +303,16 @@ impl WireMemory {
         self.wires.u32(Self::more(id, side) + wire_more::AWAITS).store(0, Release);
     }
 
+    /// A packet came late to a socket: both get copies again. False if the flow has ended already.
+    pub fn unsettled(&self, id: WireId) -> bool {
+        for side in [0, 1] {
+            self.wires.u32(Self::more(id, side) + wire_more::AWAITS).store(1, Release);
+        }
+        let state = self.wires.u32(Self::at(id) + wire_at::STATE);
+        state.compare_exchange(WIRE_WIRED, WIRE_JOINING, Release, Relaxed).is_ok()
+            || state.load(Relaxed) == WIRE_JOINING
+    }
+
     /// Both sockets owe nothing any more: no copy goes to them from now on. Close them some milliseconds later: a copy may be
     /// on its way. False if the flow has ended already, which changes nothing about that.
     pub fn wired(&self, id: WireId) -> bool {

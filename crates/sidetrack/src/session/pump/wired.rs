@@ -288,6 +288,12 @@ impl<W: Wire> Pump<W> {
                 }
                 way.joining.owing(way.written);
             }
+            Step::Again => {
+                if let Some((id, _)) = way.joined {
+                    // False if it has ended already: that is seen when its sockets are gone.
+                    let _ = wiring.wires.memory().unsettled(id);
+                }
+            }
             Step::Settled(at) => {
                 way.joined.iter().for_each(|(id, _)| wiring.wires.memory().settled(*id, at));
             }
