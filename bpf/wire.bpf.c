@@ -308,7 +308,8 @@ SECTION("tc/wire") int tc_wire(struct __sk_buff *skb)
 
 /*
  * What our socket sends while its flow is JOINING acknowledges and offers what the other host does by now. Its own
- * numbers stand still, and their end is what a copy may acknowledge. A host that has long gone on would take its packets for forged ones (RFC 5961 Sec. 5.2).
+ * numbers stand still. Their end is what a copy may acknowledge, and what the socket acknowledges itself is where a copy may
+ * stand: the socket would take one that stands before that for an old packet. A host that has long gone on would take its packets for forged ones (RFC 5961 Sec. 5.2).
  */
 ALWAYS_INLINE int renew(struct __sk_buff *skb, const struct pair *pair, struct segment *s, __u32 at)
 {
@@ -318,6 +319,8 @@ ALWAYS_INLINE int renew(struct __sk_buff *skb, const struct pair *pair, struct s
 	__u64 sum = 0;
 
 	forward32(&pair->more->limit, end_of(s));
+	if (flags_of(s) & TCP_ACK)
+		forward32(&pair->more->expects, acknowledgement_of(s));
 	if (!(flags_of(s) & TCP_ACK) || flags_of(s) & TCP_RST || !AFTER(to, acknowledgement_of(s)))
 		return TC_ACT_UNSPEC;
 	window >>= pair->own->shown_shift & 15;
