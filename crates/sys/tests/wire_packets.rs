@@ -32,7 +32,15 @@ struct Scene {
 }
 
 impl Scene {
+    /// A flow that is on the wire.
     fn new(v6: bool) -> Self {
+        let scene = Self::joining(v6);
+        assert!(scene.memory.wired(scene.id));
+        scene
+    }
+
+    /// A flow whose sockets still live.
+    fn joining(v6: bool) -> Self {
         let [client, local, server, source] = frames::addresses(v6);
         let index = link::interface("lo").expect("there").index;
         let side = |at: usize, remote, local| {
@@ -58,7 +66,6 @@ impl Scene {
         let memory = WireMemory::new(2).expect("maps");
         let program = memory.program().expect("the kernel takes it");
         let id = memory.join(&sides).expect("no other").expect("room");
-        assert!(memory.wired(id));
         Self { memory, program, id, index, sides }
     }
 
@@ -329,6 +336,66 @@ fn errors_that_are_not_about_the_flow_are_left_and_odd_ones_dropped() {
             let Ok(trial) = scene.program.try_on(&error[..length], scene.index) else { continue };
             assert!([LEFT, DROPPED, PASSED].contains(&trial.verdict), "{length}");
             assert_eq!(trial.packet.len(), length);
+        }
+    });
+}
+
+/// `WIRE_COPY` of wire.h.
+const COPY: u32 = 0x51de_7ac5;
+
+/// A segment that our socket sends to the client, which acknowledges `more` bytes than it did when the kernel began.
+fn of_socket(scene: &Scene, more: u32, payload: &'static [u8]) -> Frame<'static> {
+    let own = &scene.sides[0];
+    Frame {
+        link: ([2; 6], [4; 6]),
+        from: own.local,
+        to: own.remote,
+        seq: own.written,
+        ack: own.expects.wrapping_add(more),
+        flags: ACK,
+        payload,
+        ..Frame::BARE
+    }
+}
+
+/// The socket would take a copy that stands before what it has acknowledged for an old packet, and never learn what its peer has.
+#[test]
+fn a_copy_stands_where_the_socket_has_acknowledged_and_acknowledges_what_it_has_sent() {
+    if !is_root() {
+        return;
+    }
+    in_namespace(|| {
+        for v6 in [false, true] {
+            let scene = Scene::joining(v6);
+            let out = scene.memory.program_out().expect("the kernel takes it");
+            let own = scene.sides[0];
+            let acknowledges = |bytes: u32| {
+                // What the client has sent meanwhile went past the socket; so did what it acknowledges beyond.
+                let frame = Frame {
+                    ack: own.written.wrapping_add(1_000_000),
+                    ..scene.frame(0, [70_000, 0], ACK, b"on")
+                };
+                let trial = scene.program.try_marked(&frame.bytes(), scene.index, COPY).expect("tried");
+                assert_eq!(trial.verdict, LEFT);
+                let shown = Frame {
+                    seq: own.expects.wrapping_add(bytes),
+                    ack: own.written.wrapping_add(bytes / 100),
+                    payload: b"",
+                    ..frame
+                };
+                assert_eq!(trial.packet, shown.bytes());
+            };
+            acknowledges(0);
+            let sent = of_socket(&scene, 500, b"five!");
+            assert_eq!(out.try_on(&sent.bytes(), scene.index).expect("tried").verdict, LEFT);
+            acknowledges(500);
+            // An older one, sent again: nothing goes back.
+            let old = of_socket(&scene, 0, b"");
+            assert_eq!(out.try_on(&old.bytes(), scene.index).expect("tried").verdict, LEFT);
+            acknowledges(500);
+            // Nothing of this host's leaves once no socket has the flow.
+            assert!(scene.memory.wired(scene.id));
+            assert_eq!(out.try_on(&sent.bytes(), scene.index).expect("tried").verdict, DROPPED);
         }
     });
 }

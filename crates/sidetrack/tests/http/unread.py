@@ -84,17 +84,19 @@ made.settimeout(0.5)
 
 
 def asked(payload):
-    """Whether an echo of the datagram comes, which may be lost, and no placeholder."""
+    """What comes first: an echo of the datagram, which may be lost, or a placeholder."""
     for _ in range(100):
         made.sendto(payload, at(DATAGRAMS))
         try:
             while True:
                 came = made.recv(2048)
-                if came == payload or KEY in came:
-                    return KEY not in came
+                if KEY in came:
+                    return 'placeholder'
+                if came == payload:
+                    return 'echo'
         except TimeoutError:
             pass
-    return False
+    return 'nothing'
 
 
 before = asked(b'hello')

@@ -85,7 +85,7 @@ fn a_placeholder_in_other_flows_is_refused_before_its_last_byte_leaves() {
             "behind many bytes True",
             "mail b'220 hello\\r\\n250 yes\\r\\n' True",
             "upgraded b'101' True True",
-            "datagrams True True",
+            "datagrams echo echo",
             "name True",
             "name True",
         ],

@@ -133,13 +133,24 @@ impl Program {
     /// # Errors
     /// What bpf(2) reports.
     pub fn try_on(&self, packet: &[u8], ingress: u32) -> io::Result<Trial> {
+        self.try_marked(packet, ingress, 0)
+    }
+
+    /// The same for a packet with this mark. A program of XDP sees none.
+    ///
+    /// # Errors
+    /// What bpf(2) reports.
+    pub fn try_marked(&self, packet: &[u8], ingress: u32, mark: u32) -> io::Result<Trial> {
         // A program may lengthen the packet, up to a page.
         let mut after = vec![0; packet.len() + 4096];
-        // struct __sk_buff has ifindex at 40; struct xdp_md has data_end at 4, ingress_ifindex at 12.
+        // struct __sk_buff has mark at 8, ifindex at 40; struct xdp_md has data_end at 4, ingress_ifindex at 12.
         let mut context = vec![0; if self.kind == ProgramKind::Xdp { 24 } else { 192 }];
         match self.kind {
             ProgramKind::SocketFilter => {}
-            ProgramKind::Tc => context[40..44].copy_from_slice(&ingress.to_ne_bytes()),
+            ProgramKind::Tc => {
+                context[8..12].copy_from_slice(&mark.to_ne_bytes());
+                context[40..44].copy_from_slice(&ingress.to_ne_bytes());
+            }
             ProgramKind::Xdp => {
                 let end = u32::try_from(packet.len()).unwrap_or(u32::MAX);
                 context[4..8].copy_from_slice(&end.to_ne_bytes());

@@ -152,6 +152,14 @@ impl WireMemory {
         self.load("tc/wire")
     }
 
+    /// The same for packets that go out.
+    ///
+    /// # Errors
+    /// The kernel's reason to refuse it.
+    pub fn program_out(&self) -> Result<Program, BpfError> {
+        self.load("tc/wire_out")
+    }
+
     fn programs(&self) -> Result<&[Program; 2], BpfError> {
         if let Some(programs) = self.programs.get() {
             return Ok(programs);
