@@ -87,7 +87,7 @@ enum Command {
     /// Shows, checks and replaces a data-flow agreement
     #[cfg(feature = "control")]
     Policy(policy::PolicyArgs),
-    /// Prints the JSON Schema of the configuration file
+    /// Prints the schema of the configuration, of records, or of the admin interface
     Schema(schema::SchemaArgs),
     /// Shows and changes which flows take the fast path
     Shunt(shunt::ShuntArgs),

@@ -1,5 +1,7 @@
 //! The admin interface, over its real socket.
 
+#[path = "admin/openapi.rs"]
+mod openapi;
 mod support;
 
 use hyper::Method;
@@ -10,6 +12,7 @@ use sidetrack::admin::{
 };
 use sidetrack::live::Ledger;
 use sidetrack::metrics::Metrics;
+use sidetrack::record::history::History;
 use sidetrack::record::{Feed, Recorder};
 use sidetrack_core::flow::{EndReason, Intercept};
 use sidetrack_core::net::IpNet;
@@ -21,6 +24,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use support::schema::{answer_schema, mismatches, openapi};
 use support::{denied, ended, enter, flow, full, live};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -75,12 +79,16 @@ struct Rig {
 }
 
 fn rig() -> Rig {
+    rig_of(Arc::new(Program::default()), None)
+}
+
+fn rig_of(control: Arc<dyn Control>, history: Option<Arc<History>>) -> Rig {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("deep/er/admin.sock");
     let ledger = Arc::new(Ledger::default());
     let (feed, metrics) = (Arc::new(Feed::new(100)), Arc::new(Metrics::new()));
     let recorder = Recorder::new(vec![ledger.clone()], feed.clone(), None, metrics.clone());
-    let state = AdminState::new(vec![ledger.clone()], feed, metrics, Arc::new(Program::default()));
+    let state = AdminState::new(vec![ledger.clone()], feed, metrics, control).with_history(history);
     let (stop, stopped) = watch::channel(false);
     let socket = AdminSocket::bind(&path).expect("a socket");
     let serving = tokio::spawn(serve(state.clone(), socket, stopped));
@@ -195,6 +203,11 @@ async fn a_profile_runs_once_at_a_time_and_ends() {
     }
     let begun: Value = rig.client.ask(Method::POST, "/v1/profile", &[("seconds", "600")]).await.unwrap();
     assert_eq!(begun["is_running"], true);
+    let document = openapi();
+    for method in ["get", "post", "delete"] {
+        let schema = answer_schema(&document, method, "/v1/profile");
+        assert_eq!(mismatches(&document, schema, &begun), [] as [String; 0], "docs/openapi.json");
+    }
     let error = rig.refused(Method::POST, "/v1/profile", &[]).await;
     assert!(error.contains("a profile is being measured"), "{error}");
     let ended: Value = rig.client.ask(Method::DELETE, "/v1/profile", &[]).await.unwrap();

@@ -273,10 +273,18 @@ fn explain_says_which_argument_is_wrong() {
 
 #[test]
 fn schema_prints_a_schema() {
-    let printed = schema::report().unwrap();
-    let json: serde_json::Value = serde_json::from_str(&printed.out).unwrap();
+    let printed = |words: &[&str]| -> serde_json::Value {
+        let args: schema::SchemaArgs = parsed(words);
+        serde_json::from_str(&schema::report(args.what).unwrap().out).unwrap()
+    };
+    let json = printed(&[]);
     assert_eq!(json["$schema"], "https://json-schema.org/draft/2020-12/schema");
     assert_eq!(json["required"], serde_json::json!(["version"]));
+    assert_eq!(json, printed(&["configuration"]));
+    let records = printed(&["records"]);
+    assert_eq!(records["$schema"], json["$schema"]);
+    assert_eq!(records["required"][0], "ts");
+    assert_eq!(printed(&["admin"])["openapi"], "3.1.0");
 }
 
 fn planned(text: &str, options: &[&str]) -> Printed {

@@ -129,6 +129,33 @@ fn all_sorts() -> Vec<Ended> {
 }
 
 #[test]
+fn every_record_fits_the_schema() {
+    let schema: Value = serde_json::from_str(sidetrack::record::SCHEMA).unwrap();
+    let words = |field: &str| -> Vec<String> {
+        let list = schema["properties"][field]["enum"].as_array().expect("a list");
+        list.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    assert_eq!(words("reason"), EndReason::ALL.map(|reason| reason.to_string()));
+    assert_eq!(words("intercept"), Intercept::ALL.map(|by| by.as_str().to_owned()));
+    for ended in all_sorts() {
+        let decided = ended.flow.decided();
+        let in_flight = FlowRecord::live(&ended.flow, decided.as_deref());
+        for record in [in_flight, FlowRecord::ended(&ended, decided.as_deref())] {
+            let value = serde_json::to_value(&record).unwrap();
+            let wrong = support::schema::mismatches(&schema, &schema, &value);
+            assert!(wrong.is_empty(), "{wrong:#?}\n{value:#}");
+        }
+    }
+    // The check finds what does not fit.
+    let mut value = serde_json::to_value(FlowRecord::live(&full(1), None)).unwrap();
+    value["reason"] = "bored".into();
+    value["bytes_up"] = (-1).into();
+    value["more"] = true.into();
+    value.as_object_mut().unwrap().remove("rule");
+    assert_eq!(support::schema::mismatches(&schema, &schema, &value).len(), 4);
+}
+
+#[test]
 fn lines_from_the_compact_form_say_what_the_records_say() {
     let sorts = all_sorts();
     let (mut batch, mut small) = (Batch::default(), Batch::default());

@@ -17,6 +17,11 @@ impl ApiError {
         Self { status, body: ErrorBody { error: error.into(), help: help.into() } }
     }
 
+    /// A part of the request that cannot be read, with the status that the reader chose.
+    pub(super) fn unreadable(status: StatusCode, error: impl Into<String>, help: impl Into<String>) -> Self {
+        Self::new(status, error, help)
+    }
+
     pub(super) fn bad_request(error: impl Into<String>, help: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, error, help)
     }

@@ -43,6 +43,7 @@
 //! | `GET /`, `GET /page/{file}` | the page; over TCP it needs a login for all others of these paths |
 //! | `GET /page/session`, `POST`, `DELETE` | what the session may do; logs in; logs out |
 //! | `GET /healthz`, `GET /readyz` | whether the process answers, and whether it serves new flows; without a login |
+//! | `GET /v1/openapi.json` | the OpenAPI document of all these requests |
 //! | `GET /metrics` | OpenMetrics text; also on a TCP address, if configured |
 //!
 //! Errors are `{"error": what is wrong, "help": what to do}`. The socket file's mode is the access control:
@@ -57,6 +58,7 @@ mod findings;
 mod flows;
 mod health;
 mod history;
+mod openapi;
 mod overlay;
 mod page;
 mod places;
@@ -76,6 +78,7 @@ pub use control::Applications;
 pub use findings::{Finding, Findings};
 pub use health::{Readiness, Stage};
 pub use history::{Answer, MovedAnswer};
+pub use openapi::OPENAPI;
 pub use page::{Role, Tokens, TokensError, serve_page};
 pub use places::{SYSTEM_SOCKET, default_socket, directory, forget_dead_runs, run_socket, run_sockets, runs};
 pub use policy::{AgreementStatus, Applied, Audit, Movement, Movements, NewAgreement, Past, Version, Way};
@@ -390,6 +393,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/overlay/way/{node}", get(overlay::way))
         .route("/v1/overlay/bench/{node}", axum::routing::post(overlay::bench))
         .route("/v1/overlay/link/{neighbour}", axum::routing::post(overlay::set_link))
+        .route("/v1/openapi.json", get(openapi::show))
         .route("/metrics", get(metrics))
         .fallback(|| async {
             ApiError::not_found("there is no such path", "see docs/admin.md for those there are")

@@ -8,6 +8,7 @@ use crate::config::PolicyMode;
 use crate::record::Timestamp;
 use axum::Extension;
 use axum::Json;
+use axum::extract::rejection::{PathRejection, QueryRejection, StringRejection};
 use axum::extract::{ConnectInfo, Path, Query, State};
 use serde::{Deserialize, Serialize};
 use sidetrack_common::history::{Act, Caller, Cause, Entry, Head, hex};
@@ -260,8 +261,10 @@ pub(super) async fn history(State(state): State<AdminState>) -> Result<Json<Audi
 /// `GET /v1/policy/history/{version}`
 pub(super) async fn version(
     State(state): State<AdminState>,
-    Path(version): Path<u64>,
+    version: Result<Path<u64>, PathRejection>,
 ) -> Result<Json<Version>, ApiError> {
+    let help = "a version is a number, as `sidetrack policy history` shows it";
+    let Path(version) = version.map_err(|rejection| ApiError::bad_request(rejection.body_text(), help))?;
     let text = blocking(move || state.control.version_of_agreement(version)).await?;
     Ok(Json(Version { version, text }))
 }
@@ -287,10 +290,16 @@ pub(super) async fn show(State(state): State<AdminState>) -> Json<AgreementStatu
 pub(super) async fn put(
     State(state): State<AdminState>,
     client: Option<Extension<ConnectInfo<Client>>>,
-    Query(wish): Query<Wish>,
-    text: String,
+    wish: Result<Query<Wish>, QueryRejection>,
+    text: Result<String, StringRejection>,
 ) -> Result<Json<Applied>, ApiError> {
-    let Wish { dry_run, version, peer } = wish;
+    let help =
+        "the path takes dry_run=true, version=N and peer=NAME, and the body is the text of an agreement";
+    let Query(Wish { dry_run, version, peer }) =
+        wish.map_err(|rejection| ApiError::bad_request(rejection.body_text(), help))?;
+    let unreadable =
+        |rejection: StringRejection| ApiError::unreadable(rejection.status(), rejection.body_text(), help);
+    let text = text.map_err(unreadable)?;
     let peer = peer.map(|peer| peer.chars().take(PEER_MAX).collect());
     let client = client.map_or_else(Client::default, |Extension(ConnectInfo(client))| client);
     let new = match version {

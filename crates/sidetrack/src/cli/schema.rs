@@ -1,29 +1,52 @@
-//! `sidetrack schema`: prints the JSON Schema of the configuration, for editors.
+//! `sidetrack schema`: prints the JSON Schema of the configuration, for editors; that of records, and the OpenAPI document of the
+//! admin interface, for programs that read them.
 
 use super::Printed;
+use crate::admin::OPENAPI;
 use crate::config::raw::File;
+use crate::record;
+use clap::ValueEnum;
 use serde_json::{Map, Value};
 use std::process::ExitCode;
 
-/// Prints the JSON Schema (draft 2020-12) of the configuration. Editors read it through a line
-/// `#:schema FILE` at the top of the TOML file.
+/// Prints the JSON Schema (draft 2020-12) of the configuration or of records, or the OpenAPI document of the admin
+/// interface. Editors read that of the configuration through a line `#:schema FILE` at the top of the TOML file.
 #[derive(Clone, Debug, clap::Args)]
-pub struct SchemaArgs {}
+pub struct SchemaArgs {
+    /// What to describe
+    #[arg(value_name = "WHAT", value_enum, default_value = "configuration")]
+    pub what: What,
+}
+
+/// What has a description for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum What {
+    /// The configuration file: JSON Schema
+    Configuration,
+    /// The records of flows: JSON Schema
+    Records,
+    /// The admin interface: OpenAPI 3.1
+    Admin,
+}
 
 /// Runs the subcommand.
 ///
 /// # Errors
 /// None in practice: the schema is made from types.
-pub fn run(_: &SchemaArgs) -> anyhow::Result<ExitCode> {
-    Ok(report()?.print())
+pub fn run(args: &SchemaArgs) -> anyhow::Result<ExitCode> {
+    Ok(report(args.what)?.print())
 }
 
 /// Returns the output of the subcommand.
 ///
 /// # Errors
 /// None in practice: the schema is made from types.
-pub fn report() -> anyhow::Result<Printed> {
-    let out = serde_json::to_string_pretty(&schema())? + "\n";
+pub fn report(what: What) -> anyhow::Result<Printed> {
+    let out = match what {
+        What::Configuration => serde_json::to_string_pretty(&schema())? + "\n",
+        What::Records => record::SCHEMA.to_owned(),
+        What::Admin => OPENAPI.to_owned(),
+    };
     Ok(Printed { out, err: String::new(), code: 0 })
 }
 

@@ -31,6 +31,9 @@ use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+/// The JSON Schema (draft 2020-12) of a record: `docs/records.schema.json`.
+pub const SCHEMA: &str = include_str!("../../../../docs/records.schema.json");
+
 /// The record of a flow. The names, their order and their meaning are fixed: `docs/records.md`.
 ///
 /// A field that is not known is `null`; no field is ever left out.

@@ -4,6 +4,9 @@
 mod dns;
 #[path = "../node/mod.rs"]
 mod node;
+#[path = "../support/schema.rs"]
+#[allow(dead_code, reason = "every test binary uses a part")]
+mod schema;
 
 mod associations;
 mod deliveries;

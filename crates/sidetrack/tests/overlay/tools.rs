@@ -3,6 +3,7 @@
 use crate::node::{Up, at};
 use crate::scene::Server;
 use crate::scene::{Scene, exchange, path_to, random_bytes};
+use crate::schema;
 use sidetrack_testkit::eventually;
 use std::process::{Command, Output};
 
@@ -74,6 +75,7 @@ fn links_are_taken_down_made_dear_and_left_alone_again() {
     scene.wait("the dear relay", |status| path_to(status, "c").get(1) == Some(&first));
     assert!(exchange(scene.entry(), b"over what is left").expect("an answer") == bytes);
     assert!(server.finish().expect("an orderly end") == b"over what is left");
+    fits_the_document(&scene.a, "get", "/v1/flows", "/v1/flows?recent=9");
     let links = scene.status()["links"].as_array().expect("links").clone();
     assert!(links.iter().all(|link| link["neighbour"] != other || link["up"] == false), "{links:?}");
     // As they are by themselves.
@@ -118,4 +120,34 @@ fn packets_of_a_service_are_measured_and_their_links_are_shown() {
     assert!(refused(&scene.a, &["path", "nobody", "--kind", "best-effort"]).contains("no node 'nobody'"));
     // All nodes have this version.
     assert!(scene.status()["links"].as_array().expect("links").iter().all(|link| link["lacks"].is_null()));
+    answers_fit_the_document(&scene.a);
+}
+
+/// Asks a node, and checks that the answer is what `docs/openapi.json` says of this path.
+fn fits_the_document(up: &Up, method: &str, path: &str, target: &str) {
+    let document = schema::openapi();
+    let (status, body) = crate::node::admin::ask(up, &method.to_uppercase(), target);
+    assert_eq!(status, 200, "{target}: {body}");
+    let answer: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+    let wrong = schema::mismatches(&document, schema::answer_schema(&document, method, path), &answer);
+    assert!(wrong.is_empty(), "{target}: {wrong:#?}\n{answer:#}");
+}
+
+/// What a node says of itself and of its overlay.
+fn answers_fit_the_document(up: &Up) {
+    for path in ["status", "config", "rules", "functions", "flows", "policy", "doctor", "overlay/group"] {
+        let path = format!("/v1/{path}");
+        fits_the_document(up, "get", &path, &path);
+    }
+    let service = "kind=real-time&dissemination=duplicate&deadline_ms=5000";
+    for (method, path, target) in [
+        ("get", "/v1/overlay/ping/{node}", "/v1/overlay/ping/c".to_owned()),
+        ("get", "/v1/overlay/way/{node}", format!("/v1/overlay/way/c?{service}")),
+        ("post", "/v1/overlay/bench/{node}", "/v1/overlay/bench/c?seconds=0.1".to_owned()),
+        ("post", "/v1/overlay/bench/{node}", format!("/v1/overlay/bench/c?seconds=0.1&{service}")),
+        ("post", "/v1/overlay/link/{neighbour}", "/v1/overlay/link/b1?cost_ms=1".to_owned()),
+        ("get", "/v1/overlay", "/v1/overlay".to_owned()),
+    ] {
+        fits_the_document(up, method, path, &target);
+    }
 }

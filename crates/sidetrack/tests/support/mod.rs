@@ -1,6 +1,8 @@
 //! Flows and ledgers for tests: nothing here opens a socket.
 #![allow(dead_code, reason = "every test binary uses a part")]
 
+pub(crate) mod schema;
+
 use sidetrack::live::{Decided, Ended, Ledger, LiveFlow, Slot};
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept, Process, Protocol};

@@ -18,6 +18,7 @@ use super::error::ApiError;
 use super::{AdminState, router, told, until_stopped};
 use attempts::Attempts;
 use axum::extract::connect_info::Connected;
+use axum::extract::rejection::JsonRejection;
 use axum::extract::{ConnectInfo, Json, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state};
@@ -127,8 +128,16 @@ async fn log_in(
     Extension(page): Extension<Arc<Page>>,
     ConnectInfo(viewer): ConnectInfo<Viewer>,
     headers: HeaderMap,
-    Json(login): Json<Login>,
+    login: Result<Json<Login>, JsonRejection>,
 ) -> Response {
+    let login = match login {
+        Ok(Json(login)) => login,
+        Err(rejection) => {
+            let help = "send {\"token\": \"...\"} as application/json";
+            let refusal = ApiError::unreadable(rejection.status(), rejection.body_text(), help);
+            return refusal.into_response();
+        }
+    };
     let address = viewer.address.ip();
     let wait = lock(&page.attempts).wait(address, Instant::now());
     if !wait.is_zero() {
