@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use sidetrack_lab::experiments::{
-    chain, engine, epi, flights, http, idle, links, overlay, relay, shunt, udp,
+    chain, crash, engine, epi, flights, http, idle, links, overlay, relay, shunt, udp,
 };
 use sidetrack_lab::launch::NodeExec;
 use sidetrack_lab::machine::Awake;
@@ -46,6 +46,8 @@ enum Job {
     Http(http::Options),
     /// Measures UDP: a port that leads to a server, and SOCKS5, beside other proxies; fails if a bar is missed.
     Udp(udp::Options),
+    /// Kills Sidetrack at random points of start, reload and stop; fails if something is left or a restart fails.
+    Crash(crash::Options),
     /// Runs a program inside a node (used by the lab itself).
     #[command(hide = true)]
     NodeExec(NodeExec),
@@ -125,6 +127,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Job::Engine(options) => engine::run(&options),
         Job::Shunt(options) => shunt::run(&options),
         Job::Http(options) => http::run(&options),
+        Job::Crash(options) => crash::run(&options),
         Job::NodeExec(job) => job.run().map(|()| ExitCode::SUCCESS),
         Job::Bare(options) => bare::run(&options).map(|()| ExitCode::SUCCESS),
         Job::Bed { job } => bed::main(&job).map(|()| ExitCode::SUCCESS),

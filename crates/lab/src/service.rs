@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -16,6 +16,8 @@ use crate::topology::Node;
 const READY_WITHIN: Duration = Duration::from_secs(60);
 /// Interval between the checks for it.
 const READY_POLL: Duration = Duration::from_millis(3);
+/// Interval between the checks for its end.
+const ENDED_POLL: Duration = Duration::from_millis(1);
 /// Time that a program has to end after SIGTERM; then it is killed.
 const ENDS_WITHIN: Duration = Duration::from_millis(700);
 /// Number of bytes of a failed program's log that an error shows.
@@ -132,6 +134,23 @@ impl Service {
     /// Returns true if it still runs.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Waits until the program itself has ended, not its children.
+    ///
+    /// # Errors
+    /// It still runs after a minute.
+    pub fn wait_ended(&mut self) -> Result<ExitStatus> {
+        let since = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            if since.elapsed() > READY_WITHIN {
+                bail!("{} does not end within {READY_WITHIN:?}: {}", self.name, self.log_tail());
+            }
+            std::thread::sleep(ENDED_POLL);
+        }
     }
 
     /// Sends a signal to the program itself, not to its children.

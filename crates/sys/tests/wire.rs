@@ -339,3 +339,22 @@ fn a_flow_outlives_the_process_that_put_it_there() {
     });
     drop(memory);
 }
+
+#[test]
+fn programs_of_an_interface_are_listed_until_they_are_gone() {
+    sidetrack_testkit::in_namespace(|| {
+        use sidetrack_sys::bpf::{Hook, Program, ProgramKind, attached};
+        // r0 = 0; exit
+        let code = [0xb7, 0, 0, 0, 0, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0];
+        let program = Program::load("nothing", ProgramKind::Tc, &code, "GPL").expect("loaded");
+        let index = route::interface_index("lo").expect("lo");
+        let seen = || attached(index).expect("listed").iter().map(|(hook, _)| *hook).collect::<Vec<_>>();
+        let first = program.attach(index, Hook::TcxIngress).expect("attached");
+        let _second = program.attach(index, Hook::TcxEgress).expect("attached");
+        assert_eq!(seen(), [Hook::TcxIngress, Hook::TcxEgress]);
+        drop(first);
+        // A child that another test is starting holds a copy of the descriptor until it execs.
+        sidetrack_testkit::eventually("it is gone", || seen() == [Hook::TcxEgress]);
+        assert!(attached(u32::MAX).is_err(), "there is no such interface");
+    });
+}

@@ -1,6 +1,7 @@
 //! The tables and figures of the five documents (docs/seeds.md), one module each.
 
 pub mod chain;
+pub mod crash;
 pub mod engine;
 pub mod epi;
 pub mod flights;

@@ -6,6 +6,7 @@
 //! program types) would be most of the code and would not be used. Every attachment made here ends when its
 //! descriptor is closed, so nothing is left behind, however the process ends.
 
+mod attached;
 mod cookies;
 mod decided;
 mod engine;
@@ -22,6 +23,7 @@ mod syscall;
 mod table;
 mod wire;
 
+pub use attached::attached;
 pub use cookies::{CookieSettings, Cookies};
 pub use decided::{
     Closing, DECIDED_MAX, DecidedCounts, DecidedEnd, DecidedFlow, DecidedKey, DecidedMemory, DecidedReason,

@@ -17,6 +17,10 @@ const INTERRUPTED_MAX: usize = 16;
 /// Lines of the verifier's log that an error quotes, from its end.
 const LOG_LINES: usize = 12;
 
+/// Numbers of the tcx hooks (`enum bpf_attach_type`).
+pub(super) const TCX_INGRESS: u32 = 46;
+pub(super) const TCX_EGRESS: u32 = 47;
+
 /// The kind of a program (`enum bpf_prog_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -179,8 +183,6 @@ impl Program {
     /// # Errors
     /// EBUSY if another XDP program is there; EINVAL if the kernel has no such hook, EOPNOTSUPP if the driver has none.
     pub fn attach(&self, ingress: u32, hook: Hook) -> io::Result<Link> {
-        const TCX_INGRESS: u32 = 46;
-        const TCX_EGRESS: u32 = 47;
         const XDP: u32 = 37;
         let (kind, flags) = match hook {
             Hook::TcxIngress => (TCX_INGRESS, 0),

@@ -18,6 +18,7 @@ pub(super) enum Command {
     Pin = 6,
     OpenPinned = 7,
     ProgramTestRun = 10,
+    ProgramQuery = 16,
     MapLookupAndDelete = 21,
     MapLookupBatch = 24,
     LinkCreate = 28,
