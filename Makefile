@@ -26,7 +26,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo '
 # What is measured is what is installed.
 BUILD_DIST := $(CARGO) build --profile dist --locked --workspace
 
-.PHONY: help run test test-kills test-seed003 dist deb deb-test static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-run bench-wire bench-udp bench-history crash deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test test-kills test-seed003 dist deb deb-test static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-run bench-udp bench-history crash deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -170,11 +170,6 @@ bench-run: deps-bench ## What `sidetrack run` costs: connections held and accept
 	@.ci/apt-install nginx:nginx ab:apache2-utils
 	$(BUILD_DIST)
 	SIDETRACK=$(abspath $(TARGET_DIR))/dist/sidetrack bench/run.sh
-
-bench-wire: deps-bench ## Flows that the kernel takes over, beside HAProxy, nginx, DNAT and routing (nine minutes; root)
-	@.ci/apt-install nginx:nginx ab:apache2-utils haproxy:haproxy iperf3:iperf3 nft:nftables
-	$(BUILD_DIST)
-	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') env SIDETRACK=$(abspath $(TARGET_DIR))/dist/sidetrack bench/wire.sh
 
 bench-history: deps-bench ## Questions about 10 million stored flows (8 GB of disk, six minutes)
 	$(BUILD_DIST)
