@@ -309,7 +309,8 @@ SECTION("tc/wire") int tc_wire(struct __sk_buff *skb)
 /*
  * What our socket sends while its flow is JOINING acknowledges and offers what the other host does by now. Its own
  * numbers stand still. Their end is what a copy may acknowledge, and what the socket acknowledges itself is where a copy may
- * stand: the socket would take one that stands before that for an old packet. A host that has long gone on would take its packets for forged ones (RFC 5961 Sec. 5.2).
+ * stand: the socket would take one that stands before that for an old packet. A host that has long gone on would take
+ * its packets for forged ones (RFC 5961 Sec. 5.2).
  */
 ALWAYS_INLINE int renew(struct __sk_buff *skb, const struct pair *pair, struct segment *s, __u32 at)
 {

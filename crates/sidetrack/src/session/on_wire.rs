@@ -18,11 +18,10 @@ const SOON: Duration = Duration::from_millis(50);
 const LATER: Duration = Duration::from_secs(1);
 
 /// Why a flow on the wire ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct End {
     pub reason: EndReason,
-    /// Both hosts know it already.
-    pub is_known: bool,
+    /// A text for the record besides the reason.
     pub detail: Option<&'static str>,
 }
 
@@ -91,9 +90,10 @@ impl OnWire {
             return Err(self.ended(why));
         }
         self.follow_routes();
-        let unknown = |reason| End { reason, is_known: false, detail: None };
+        // Dropped before it is over, it is reset at both hosts.
+        let cut = |reason| End { reason, detail: None };
         if let Some(reason) = live.ending() {
-            return Err(unknown(reason));
+            return Err(cut(reason));
         }
         let age = live.age();
         let lifetime = self.config.lifetime.map(|all| (now + all.saturating_sub(age), EndReason::Lifetime));
@@ -101,7 +101,7 @@ impl OnWire {
         let ends = lifetime.into_iter().chain(idle);
         let first = ends.min_by_key(|(at, _)| *at);
         if let Some((_, reason)) = first.filter(|(at, _)| *at <= now) {
-            return Err(unknown(reason));
+            return Err(cut(reason));
         }
         let again = now + self.pause;
         Ok(first.map_or(again, |(at, _)| again.min(at)))
@@ -134,11 +134,11 @@ impl OnWire {
             WireEnd::Reused => {
                 self.wires.remove(self.id);
                 let detail = "a host began a new connection between the same ends";
-                return End { reason: EndReason::ClientReset, is_known: true, detail: Some(detail) };
+                return End { reason: EndReason::ClientReset, detail: Some(detail) };
             }
         };
         self.wires.leave(self.id, self.port.take());
-        End { reason, is_known: true, detail }
+        End { reason, detail }
     }
 
     /// Resets it at both hosts.

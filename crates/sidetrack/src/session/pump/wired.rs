@@ -102,8 +102,8 @@ impl Wiring {
 
     /// Counts bytes, or a FIN, that were written into a socket.
     pub(super) fn wrote(&mut self, side: Side, bytes: usize) {
-        if self.is_joined()
-            && let Stage::Joining(way) = &mut self.stage
+        if let Stage::Joining(way) = &mut self.stage
+            && way.joined.is_some()
         {
             let at = index(side);
             way.written[at] = way.written[at].wrapping_add(bytes as u32);
