@@ -9,7 +9,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 # command:package pairs of Debian 12; only what is missing is installed.
 DEPS_BUILD := cc:gcc clang:clang
 DEPS_RUN := $(DEPS_BUILD) ip:iproute2 curl:curl nginx:nginx-light jq:jq socat:socat
-DEPS_TEST := $(DEPS_RUN) g++:g++ nft:nftables iptables:iptables ssh:openssh-client /usr/sbin/sshd:openssh-server nc:netcat-openbsd nmap:nmap \
+DEPS_TEST := $(DEPS_RUN) g++:g++ nfcapd:nfdump nft:nftables iptables:iptables ssh:openssh-client /usr/sbin/sshd:openssh-server nc:netcat-openbsd nmap:nmap \
 	python3:python3-minimal openssl:openssl setpriv:util-linux ps:procps tcpdump:tcpdump haproxy:haproxy \
 	unshare:util-linux /usr/sbin/squid:squid \
 	node:nodejs /usr/lib/python3/dist-packages/requests/__init__.py:python3-requests danted:dante-server microsocks:microsocks redsocks:redsocks httping:httping \

@@ -31,6 +31,7 @@ pub mod hold;
 pub mod host_name;
 pub mod http;
 pub mod icmp;
+pub mod ipfix;
 pub mod jail;
 pub mod ldap;
 pub mod limit;

@@ -13,6 +13,7 @@ pub mod dns;
 pub mod doctor;
 pub mod engine;
 pub mod explain;
+pub mod export;
 pub mod function;
 pub mod http;
 pub mod intercept;

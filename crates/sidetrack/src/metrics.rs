@@ -6,6 +6,7 @@
 mod buckets;
 mod dns;
 mod engine;
+mod export;
 mod history;
 mod overlay;
 mod process;
@@ -19,6 +20,8 @@ use buckets::{Buckets, CONNECT_BUCKETS, DURATION_BUCKETS, SNIFF_BUCKETS, Seen};
 pub use dns::DnsCounts;
 use dns::DnsMetrics;
 use engine::EngineMetrics;
+pub use export::ExportCounts;
+use export::ExportMetrics;
 use history::HistoryMetrics;
 use overlay::OverlayMetrics;
 use process::ProcessMetrics;
@@ -194,6 +197,7 @@ pub struct Metrics {
     history: HistoryMetrics,
     dns: DnsMetrics,
     engine: EngineMetrics,
+    export: ExportMetrics,
     wires: WireMetrics,
     fds_in_use: Gauge,
     fds_limit: Gauge,
@@ -242,6 +246,7 @@ impl Metrics {
             history: HistoryMetrics::default(),
             dns: DnsMetrics::default(),
             engine: EngineMetrics::default(),
+            export: ExportMetrics::default(),
             wires: WireMetrics::default(),
             fds_in_use: Gauge::default(),
             fds_limit: Gauge::default(),
@@ -253,6 +258,7 @@ impl Metrics {
         metrics.register_flows();
         metrics.overlay.register(&mut metrics.registry);
         metrics.engine.register(&mut metrics.registry);
+        metrics.export.register(&mut metrics.registry);
         metrics.wires.register(&mut metrics.registry);
         metrics.profile.register(&mut metrics.registry);
         metrics.history.register(&mut metrics.registry);

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 #[path = "config/dns.rs"]
 mod dns;
+#[path = "config/export.rs"]
+mod export;
 #[path = "config/http3.rs"]
 mod http3;
 #[path = "config/zones.rs"]

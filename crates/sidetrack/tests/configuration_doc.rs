@@ -123,6 +123,7 @@ fn the_tables_are_those_of_the_program() {
         "admin",
         "admin.orchestrator",
         "record",
+        "export.ipfix",
         "log",
         "limits",
         "run",

@@ -6,7 +6,7 @@ use sidetrack::live::profile::{Busy, Stage};
 use sidetrack::live::work::WorkCounts;
 use sidetrack::live::{Ledger, LiveFlow, Taken, Transport};
 use sidetrack::metrics::{
-    ClosedForOthers, DnsCounts, HeldCounts, Metrics, ProcessUse, Surroundings, WireCounts,
+    ClosedForOthers, DnsCounts, ExportCounts, HeldCounts, Metrics, ProcessUse, Surroundings, WireCounts,
 };
 use sidetrack::overlay::PacedTotals;
 use sidetrack::record::Observer;
@@ -66,6 +66,8 @@ fn everything_at_a_glance() {
     metrics.read_engine_errors(2);
     let totals = Totals { rounds: [7, 2, 1], packets: 30, timers: 4, merged: 5, openings: 6, shed: 8 };
     metrics.read_wires(&WireCounts { flows: 1, taken: 1, stayed: vec![("full", 1)] });
+    let dropped = vec![("full", 2)];
+    metrics.read_exports(&[ExportCounts { to: "ipfix", sent: 5, dropped, failures: 1, waiting: 3 }]);
     metrics.read_engine(&WorkCounts::default());
     metrics.read_engine(&WorkCounts { totals, no_room: 9 });
     metrics.read_closed(ClosedForOthers { handshakes: 4, idle: 5 });
@@ -167,6 +169,8 @@ fn the_manual_names_every_metric() {
     });
     metrics.read_wires(&WireCounts { flows: 1, taken: 1, stayed: vec![("full", 1)] });
     metrics.read_engine(&WorkCounts { no_room: 1, ..WorkCounts::default() });
+    let dropped = vec![("full", 1)];
+    metrics.read_exports(&[ExportCounts { to: "ipfix", dropped, ..ExportCounts::default() }]);
     let results = vec![("admitted", 1)];
     metrics.read_held(&HeldCounts { results, now: 1, repeated: 1, overruns: 1 });
     let text = metrics.text(&[ledger], Surroundings::default());

@@ -22,6 +22,15 @@ pub fn become_idle() -> io::Result<()> {
     schedule(libc::SCHED_IDLE, 0)
 }
 
+/// Lets other ordinary threads finish before the calling thread, and no other, when it wakes (SCHED_BATCH). It gets an ordinary
+/// share of the processor. Needs no capability.
+///
+/// # Errors
+/// Those of sched_setscheduler(2).
+pub fn become_batch() -> io::Result<()> {
+    schedule(libc::SCHED_BATCH, 0)
+}
+
 /// Sets the policy of the calling thread. The function of this name in musl always fails, so the call is made directly.
 fn schedule(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
     // SAFETY: 0 names the calling thread; the kernel reads one number, its sched_param, which lives across the call.

@@ -91,7 +91,7 @@ pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
 use crate::live::Ledger;
 use crate::live::work::WorkCounts;
 use crate::metrics::{
-    CONTENT_TYPE, ClosedForOthers, DnsCounts, HeldCounts, Metrics, Surroundings, WireCounts,
+    CONTENT_TYPE, ClosedForOthers, DnsCounts, ExportCounts, HeldCounts, Metrics, Surroundings, WireCounts,
 };
 use crate::record::history::History;
 use crate::record::{Feed, Timestamp};
@@ -253,6 +253,8 @@ pub struct AdminState {
     /// The rest of the program.
     pub control: Arc<dyn Control>,
     history: Option<Arc<History>>,
+    /// What was sent to collectors.
+    exports: Option<Arc<dyn Fn() -> Vec<ExportCounts> + Send + Sync>>,
     /// The table of running flows, while there is a viewer.
     watch: Arc<watch::Watch>,
     /// The latest findings about this machine.
@@ -285,6 +287,7 @@ impl AdminState {
             metrics,
             control,
             history: None,
+            exports: None,
             watch: Arc::default(),
             findings: findings::Latest::default(),
             applications: control::Latest::default(),
@@ -299,6 +302,12 @@ impl AdminState {
     #[must_use]
     pub fn with_history(self, history: Option<Arc<History>>) -> Self {
         Self { history, ..self }
+    }
+
+    /// The same with collectors.
+    #[must_use]
+    pub fn with_exports(self, counts: impl Fn() -> Vec<ExportCounts> + Send + Sync + 'static) -> Self {
+        Self { exports: Some(Arc::new(counts)), ..self }
     }
 
     /// The same for a process that has yet to say when it is ready, and how it says so.
@@ -352,6 +361,9 @@ impl AdminState {
         self.metrics.read_profile(&crate::live::profile::counts());
         if let Some(history) = &self.history {
             self.metrics.read_history(history.bytes());
+        }
+        if let Some(counts) = &self.exports {
+            self.metrics.read_exports(&counts());
         }
         if let Some(capacity) = self.control.shunt_capacity() {
             self.metrics.read_shunt(&capacity.entries(), capacity.evicted);

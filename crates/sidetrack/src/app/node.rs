@@ -400,7 +400,7 @@ impl Node {
             };
             serving.filter(receives).map(|one| one.listening.address).collect()
         };
-        let mark = self.steered.keeper.as_ref().map(|_| OWN_MARK.value);
+        let mark = self.mark();
         let mut dialing =
             Dialing { mark, own: own(Protocol::Tcp), own_datagrams: own(Protocol::Udp), overlay: None };
         dialing.own.extend(lock(&self.paths).iter());
@@ -413,6 +413,11 @@ impl Node {
             dialing.overlay = Some(overlay.entry());
         }
         self.shared.dialing.store(Arc::new(dialing));
+    }
+
+    /// The mark of our own connections, if rules of ours capture connections.
+    pub(super) fn mark(&self) -> Option<u32> {
+        self.steered.keeper.as_ref().map(|_| OWN_MARK.value)
     }
 
     /// Records the ends of flows in the kernel, in a task of the caller's event loop.

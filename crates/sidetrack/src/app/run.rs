@@ -17,7 +17,9 @@ use crate::admin::{self, AdminSocket, AdminState, ListenerStatus};
 use crate::agreement::InForce;
 use crate::carry::Dialing;
 use crate::carry::tunnel::quic;
-use crate::config::{Admin, Config, HttpListener, Limits, OnCrash, Record, RecordTo, RunAs, RunDns, Tap};
+use crate::config::{
+    Admin, Config, Export, HttpListener, Limits, OnCrash, Record, RecordTo, RunAs, RunDns, Tap,
+};
 use crate::dns;
 use crate::http::Proxy;
 use crate::intercept::hold::Hold;
@@ -216,6 +218,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             admin: Admin::default(),
             record: Record { to: RecordTo::None, recent: TOLD_MAX },
             history: None,
+            export: Export::default(),
             log_format: None,
             limits: Limits::default(),
             run_dns: RunDns::Name,

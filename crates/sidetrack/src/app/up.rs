@@ -7,6 +7,7 @@ use super::shunt::ShuntFlows;
 use super::systemd::Systemd;
 use crate::admin::{self, AdminSocket, AdminState, Readiness, Stage, Tokens};
 use crate::config::{Admin, AdminAt, Config, LogFormat, RecordTo};
+use crate::export::{Around, Exports};
 use crate::live::Ledger;
 use crate::log::{self, Shape};
 use crate::metrics::Metrics;
@@ -238,17 +239,19 @@ async fn run(
     let recorder =
         Recorder::new(ledgers.clone(), feed.clone(), writer, metrics.clone()).keeping(history.clone());
     let (stop_records, records_stopped) = watch::channel(false);
-    let records = tokio::spawn(recorder.run(records_stopped));
+    let exports = Exports::new(&config.export);
+    let records = tokio::spawn(record(recorder, records_stopped, exports.clone()));
     node.record_kernel_flows();
     let shunting = shunt.clone().map(|shunt| tokio::spawn(shunt.record(node.clone(), stopped.clone())));
     let following = tokio::spawn(super::agreement::follow(node.clone(), handle.clone()));
     let current = handle.current().clone();
     let orchestrator = windows.orchestrator.take();
-    let control = super::control::ControlOf::new(node.clone(), handle, shunt.clone(), orchestrator);
-    let control = Arc::new(control);
+    let control = Arc::new(super::control::ControlOf::new(node.clone(), handle, shunt.clone(), orchestrator));
     let paths =
         config.outgoing.as_ref().map(|settings| Paths::new(settings.clone(), node.clone(), current.clone()));
+    exports.start(&Around { mark: node.mark(), ledgers: ledgers.clone() }).context("[export]")?;
     let state = AdminState::new(ledgers, feed, metrics, control).with_history(history);
+    let state = state.with_exports(move || exports.counts());
     let (state, readiness) = state.starting();
     let windows = windows.serve(state, paths, &stopped);
     let (ready, watching) = oneshot::channel();
@@ -280,6 +283,15 @@ async fn run(
     match failure {
         Some(gone) => anyhow::bail!("{gone}"),
         None => node.take_back(),
+    }
+}
+
+/// Records flows until `stop` becomes true, and then sends what waits for collectors.
+async fn record(recorder: Recorder, stop: watch::Receiver<bool>, exports: Arc<Exports>) {
+    recorder.offering(exports.places()).run(stop).await;
+    // The threads are awaited on another thread: this one has other work.
+    if tokio::task::spawn_blocking(move || exports.close()).await.is_err() {
+        tracing::error!("a panic: reports of flows may not have been sent");
     }
 }
 

@@ -1,6 +1,8 @@
 //! Settings that a reload cannot change: the program reads them only at the start.
 
-use super::{Admin, AdminAt, AgreementFile, Config, History, Limits, OrchestratorAt, Record, RecordTo, Wire};
+use super::{
+    Admin, AdminAt, AgreementFile, Config, Export, History, Limits, OrchestratorAt, Record, RecordTo, Wire,
+};
 use std::fmt::Display;
 
 /// Returns the settings that differ between the first configuration and a new one and that need a restart. Each
@@ -13,6 +15,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         admin: Admin { socket, metrics, metrics_hosts, page, page_tokens, page_hosts, orchestrator },
         record: Record { to, recent },
         history: kept,
+        export: Export { ipfix },
         limits,
         wire,
         container_engine,
@@ -49,6 +52,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         ("[record] to", target(to), target(&new.record.to)),
         ("[record] recent", recent.to_string(), new.record.recent.to_string()),
         ("[history]", kept_in(kept.as_ref()), kept_in(new.history.as_ref())),
+        ("[export.ipfix]", or_none(ipfix.as_ref()), or_none(new.export.ipfix.as_ref())),
         ("[wire] flows_max", flows(wire.as_ref()), flows(new.wire.as_ref())),
         ("[policy] history", history(agreement.as_ref()), history(new.agreement.as_ref())),
         ("[containers] engine", path(container_engine.as_deref()), path(new.container_engine.as_deref())),

@@ -7,6 +7,7 @@ mod containers;
 mod dns;
 mod early;
 mod engine;
+mod export;
 mod fixed;
 mod listener;
 mod nfshunt;
@@ -32,6 +33,7 @@ pub use check::decision_tests::{DecisionTest, Expectation};
 pub use dns::{Dns, NameStanding};
 pub use early::Early;
 pub use engine::{Choice, EngineIo, EngineListener, Pattern};
+pub use export::{Export, Ipfix};
 pub use fixed::waiting_for_restart;
 pub use outgoing::Outgoing;
 pub use overlay::{Deliver, Group, Overlay, OverlayEdge, OverlayLink, OverlayNode, Packets, Target};
@@ -76,6 +78,8 @@ pub struct Config {
     pub record: Record,
     /// Where ended flows are kept for days. `None`: nowhere.
     pub history: Option<History>,
+    /// Where reports of flows are sent.
+    pub export: Export,
     /// The format of log lines. `None`: the environment decides.
     pub log_format: Option<LogFormat>,
     /// Time-outs and bounds.

@@ -3,6 +3,7 @@
 
 mod dns;
 mod engine;
+mod export;
 pub mod function;
 mod htcp;
 mod listen;
@@ -17,6 +18,7 @@ mod wire;
 
 pub use dns::{Dns, DnsMode};
 pub use engine::{Choice, Engine, EngineIo, Steering, SynCookies};
+pub use export::{Export, Ipfix, IpfixTransport};
 pub use function::Function;
 pub use htcp::{Htcp, HtcpSibling};
 pub use listen::{Dialect, Listen, ListenKind, UdpFiltering, UdpPorts};
@@ -75,6 +77,9 @@ pub struct File {
     pub record: Record,
     /// Keeps ended flows on disk, for `sidetrack flows --since`. Default: off.
     pub history: Option<At<History>>,
+    /// Sends reports of flows to collectors. Default: nothing is sent.
+    #[serde(default)]
+    pub export: Export,
     /// The log that Sidetrack writes on standard error.
     #[serde(default)]
     pub log: Log,

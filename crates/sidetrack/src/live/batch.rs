@@ -177,7 +177,7 @@ impl Batch {
     }
 
     /// Its size in bytes.
-    pub(super) fn size(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.bytes.len() + self.states.len() * size_of::<(usize, Stamps)>()
     }
 

@@ -51,6 +51,12 @@ pub trait Observer: Send + Sync {
     fn missing_in_history(&self, _flows: u64) {}
 }
 
+/// A collector of others that gets ended flows, too.
+pub trait Offered: Send + Sync {
+    /// Called with flows that ended. Never waits: what it has no room for is dropped.
+    fn offer(&self, batch: &Arc<Batch>);
+}
+
 /// Visits the ledgers and passes their flows to the writer, the feed and the observer.
 pub struct Recorder {
     sinks: Arc<Sinks>,
@@ -65,6 +71,7 @@ struct Sinks {
     feed: Arc<Feed>,
     writer: Mutex<Option<Arc<RecordWriter>>>,
     history: OnceLock<Arc<History>>,
+    offered: OnceLock<Vec<Arc<dyn Offered>>>,
     observer: Arc<dyn Observer>,
 }
 
@@ -82,7 +89,8 @@ impl Sinks {
 
     /// Whether anybody reads the flows one by one.
     fn is_wanted(&self, writer: Option<&RecordWriter>) -> bool {
-        writer.is_some() || self.history.get().is_some() || self.feed.has_followers()
+        let is_offered = self.offered.get().is_some_and(|places| !places.is_empty());
+        writer.is_some() || self.history.get().is_some() || is_offered || self.feed.has_followers()
     }
 
     /// Visits all ledgers once and takes the flows that wait now, batch by batch. Returns how many. Holds no
@@ -143,6 +151,10 @@ impl Sinks {
             true => batch.iter().map(|past| past.to_ended()).collect(),
             false => Vec::new(),
         };
+        if let Some(places) = self.offered.get().filter(|places| !places.is_empty()) {
+            let batch = Arc::new(batch.clone());
+            places.iter().for_each(|place| place.offer(&batch));
+        }
         // Keep the flows before their lines go out: a reader of a line may ask for its flow at once.
         self.feed.keep(batch);
         if let Some(writer) = writer {
@@ -215,7 +227,14 @@ impl Recorder {
         observer: Arc<dyn Observer>,
     ) -> Self {
         let writer = Mutex::new(writer.map(Arc::new));
-        let sinks = Arc::new(Sinks { ledgers, feed, writer, history: OnceLock::new(), observer });
+        let sinks = Arc::new(Sinks {
+            ledgers,
+            feed,
+            writer,
+            history: OnceLock::new(),
+            offered: OnceLock::new(),
+            observer,
+        });
         Self { sinks, pen: Pen::default(), told: BTreeSet::new() }
     }
 
@@ -226,6 +245,14 @@ impl Recorder {
             // There is none before this.
             let _ = self.sinks.history.set(history);
         }
+        self
+    }
+
+    /// Offers ended flows to these places, too.
+    #[must_use]
+    pub fn offering(self, places: Vec<Arc<dyn Offered>>) -> Self {
+        // There are none before this.
+        let _ = self.sinks.offered.set(places);
         self
     }
 

@@ -7,6 +7,7 @@ mod containers;
 pub(super) mod decision_tests;
 mod dns;
 mod engine;
+mod export;
 mod functions;
 mod gate;
 mod groups;
@@ -136,6 +137,7 @@ pub(super) fn check(
     let admin = check.admin(&file.admin);
     let record = check.record(&file.record);
     let history = file.history.as_ref().and_then(|history| check.history(history));
+    let export = check.export(&file.export);
     let limits = check.limits(&file.limits);
     let mut shunt = file.shunt.as_ref().and_then(|shunt| check.shunt(shunt));
     let workers = check.number(file.workers.as_ref(), 0..=1024, " threads").unwrap_or(0);
@@ -170,6 +172,7 @@ pub(super) fn check(
         admin,
         record,
         history,
+        export,
         log_format: log_format(&file.log),
         limits,
         run_dns: file.run.dns(),
