@@ -10,7 +10,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 DEPS_BUILD := cc:gcc clang:clang
 DEPS_RUN := $(DEPS_BUILD) ip:iproute2 curl:curl nginx:nginx-light jq:jq socat:socat
 DEPS_TEST := $(DEPS_RUN) g++:g++ nfcapd:nfdump nft:nftables iptables:iptables ssh:openssh-client /usr/sbin/sshd:openssh-server nc:netcat-openbsd nmap:nmap \
-	python3:python3-minimal openssl:openssl setpriv:util-linux ps:procps tcpdump:tcpdump haproxy:haproxy \
+	python3:python3-minimal openssl:openssl setpriv:util-linux ps:procps tcpdump:tcpdump tshark:tshark haproxy:haproxy \
 	unshare:util-linux /usr/sbin/squid:squid \
 	node:nodejs /usr/lib/python3/dist-packages/requests/__init__.py:python3-requests danted:dante-server microsocks:microsocks redsocks:redsocks httping:httping \
 	ethtool:ethtool /usr/sbin/ovs-vswitchd:openvswitch-switch /usr/sbin/slapd:slapd ldapsearch:ldap-utils /usr/lib/python3/dist-packages/socks.py:python3-socks dig:bind9-dnsutils \

@@ -38,7 +38,11 @@ say '3. A client that trusts only the server itself notices the interception, an
 ask "$work/server.pem" https://web.example/
 [ "$status" = 000 ] || fail 'a client that does not trust the authority must not get an answer'
 
-say '4. A client that has installed the root.'
+say '4. A client that has installed the root. Its packets are captured.'
+show "sidetrack tap --pcapng requests.pcapng 'host == web.example'"
+start tap proxy "$sidetrack" tap --admin "$work/proxy.sock" --pcapng "$work/requests.pcapng" 'host == web.example'
+tap=${started[-1]}
+wait_for_lines "$work/requests.pcapng" 1 sidetrack
 ask "$work/ca/root.pem" https://web.example/
 [ "$status" = 200 ] || fail 'the page should have come'
 grep -q 'over TLS' "$work/page" || fail "that is not nginx's page"
@@ -55,4 +59,16 @@ grep -q 'GET https://web.example/ 200 hit' "$work/proxy.jsonl" || fail 'a record
 wait_for_lines "$work/requests.har" 1 web.example
 jq -r '.log.entries[] | "    HAR: \(.request.method) \(.request.url) \(.response.status), \(.time) ms"' "$work/requests.har"
 if grep -q 'session=private' "$work/requests.har"; then fail 'the archive must not have the cookie'; fi
+
+say '6. The packets, decrypted.'
+kill -INT "$tap"
+wait_for_lines "$work/tap.log" 1 ' packets, '
+sed 's/^/    /' "$work/tap.log"
+if command -v tshark >/dev/null; then
+    show 'tshark -r requests.pcapng -Y http.request'
+    tshark -n -r "$work/requests.pcapng" -Y 'http2.headers.path || http.request' -T fields -e ip.dst -e http2.headers.path \
+        -e http.request.uri >"$work/decrypted" 2>"$work/tshark.log"
+    sed 's/^/    /' "$work/decrypted"
+    grep -q /admin/users "$work/decrypted" || fail 'the capture should show the requests inside TLS'
+fi
 say 'Done.'

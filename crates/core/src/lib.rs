@@ -19,6 +19,7 @@
 pub mod agreement;
 pub mod area;
 pub mod association;
+pub mod capture;
 pub mod carrier;
 pub mod chain;
 pub mod deadlines;

@@ -4,6 +4,7 @@
 pub mod admin;
 pub mod agreement;
 pub mod app;
+pub mod capture;
 pub mod carry;
 pub mod cleanup;
 pub mod cli;

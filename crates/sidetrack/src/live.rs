@@ -5,7 +5,9 @@
 //! Byte counts are atomics that only the owning worker writes.
 
 mod batch;
+pub mod keys;
 mod ledger;
+pub mod legs;
 mod spread;
 mod tally;
 mod trace;

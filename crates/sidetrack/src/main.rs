@@ -4,7 +4,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
 use sidetrack::cli::{
     attach, bugreport, ca, cache, check, cleanup, doctor, explain, flows, functions, graph, jobs, login,
-    overlay, pages, plan, profile, run, schema, shunt, top, tunnel,
+    overlay, pages, plan, profile, run, schema, shunt, tap, top, tunnel,
 };
 #[cfg(feature = "control")]
 use sidetrack::cli::{domain, orchestrate, policy};
@@ -104,6 +104,8 @@ enum Command {
     /// Starts functions in containers; started by `up`, not by people
     #[command(hide = true)]
     ContainersProcess,
+    /// Writes the packets of flows to a file for Wireshark, with comments and TLS secrets
+    Tap(tap::TapArgs),
     /// Shows the flows of a running sidetrack as they change, in this terminal
     Top(top::TopArgs),
     /// Creates keys and certificates for both ends of a tunnel
@@ -156,6 +158,7 @@ fn main() -> ExitCode {
         Command::Policy(args) => policy::run(&args),
         Command::Schema(args) => schema::run(&args),
         Command::Shunt(args) => shunt::run(&args),
+        Command::Tap(args) => tap::run(&args),
         Command::Top(args) => top::run(&args),
         Command::AgreementWriter => app::agreement_writer().map(|()| ExitCode::SUCCESS),
         #[cfg(feature = "control")]

@@ -141,6 +141,13 @@ fn listening(config: &Config) -> Vec<Step> {
             }
         }
     }
+    if config.capture.ring_bytes > 0 {
+        steps.push(Step {
+            what: "open a socket for copies of this network's packets, for [capture]".into(),
+            needs: Some("CAP_NET_RAW"),
+            undone: WITH_THE_SOCKET,
+        });
+    }
     steps.extend(config.admin.metrics.map(|address| listen(address, "[admin] metrics")));
     steps.extend(config.admin.page.map(|address| listen(address, "[admin] page")));
     if let Some(dns) = &config.dns {

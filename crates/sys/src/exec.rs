@@ -42,6 +42,7 @@ use std::net::{TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
+use crate::capture::CaptureSocket;
 use crate::cgroup::Leaf;
 use crate::connects::Questions;
 use crate::inside::InsideSockets;
@@ -84,6 +85,8 @@ pub struct IsolatedCommand {
     pub hold: Option<HoldWish>,
     /// Make what reaches its servers ([`Isolated::inside`]).
     pub publishes: bool,
+    /// Capture packets from the first one on ([`Isolated::packets`]).
+    pub captures: bool,
 }
 
 /// How opening segments are held in the namespace.
@@ -115,6 +118,8 @@ pub struct Isolated {
     pub questions: Option<Questions>,
     /// Finds the owners of sockets in the network, if the kernel can do it.
     pub owners: Option<SockDiag>,
+    /// Reads the packets of the network, if the kernel can do it.
+    pub packets: Option<CaptureSocket>,
     /// Reaches servers of the command, if that was wanted.
     pub inside: Option<InsideSockets>,
     /// The command.
@@ -140,7 +145,8 @@ pub fn spawn_isolated(command: &IsolatedCommand) -> Result<Isolated, LaunchError
     let hold = command.hold.zip(parts.next());
     let hold = hold.and_then(|(wish, fds)| HoldSockets::from_descriptors(fds, vec![wish.queue]));
     let isolated = Isolated::of_descriptors(network, child).ok_or(LaunchError::ChildVanished)?;
-    Ok(Isolated { hold, inside, questions: given.questions, owners: given.owners, ..isolated })
+    let (questions, owners, packets) = (given.questions, given.owners, given.packets);
+    Ok(Isolated { hold, inside, questions, owners, packets, ..isolated })
 }
 
 impl Isolated {
@@ -161,6 +167,7 @@ impl Isolated {
             hold: None,
             questions: None,
             owners: None,
+            packets: None,
             inside: None,
             child,
         })
@@ -229,6 +236,7 @@ struct Given {
     sockets: Vec<Vec<OwnedFd>>,
     questions: Option<Questions>,
     owners: Option<SockDiag>,
+    packets: Option<CaptureSocket>,
 }
 
 /// Forks; the child prepares itself and executes, the parent serves it until then.
@@ -278,6 +286,9 @@ fn serve(reports: &Reports, pid: i32, privileged: bool, program: &Program) -> Re
             }
             Ok(Some(Report::Ready(fds))) => given.sockets.push(fds),
             Ok(Some(Report::Owners(socket))) => given.owners = socket.map(SockDiag::from),
+            Ok(Some(Report::Packets(socket))) => {
+                given.packets = socket.map(CaptureSocket::from_descriptor);
+            }
             Ok(Some(Report::Asks(listener))) => given.questions = listener.map(Questions::from),
             Ok(Some(Report::Failed { step, errno, text })) => {
                 return Err(LaunchError::reported(step, errno, text, program));

@@ -19,6 +19,7 @@
 //! | a cgroup ([`cgroup`]) | write access to it | [`undo::Action::EndCgroup`] | `undo/action.rs` |
 //! | processes moved into a cgroup ([`attach`]) | write access to it | [`undo::Action::ReturnProcesses`] | `attach.rs`, `crates/sidetrack/tests/attach/` |
 //! | `lo` of a network of others ([`undo::Action::RestoreLoopback`]) | CAP_NET_ADMIN | itself | `crates/sidetrack/tests/attach/` |
+//! | copies of all packets of a network ([`capture::CaptureSocket`]) | CAP_NET_RAW to open, none to read | closing it | `capture.rs` |
 //! | a TAP interface ([`tap::Tap`], for the laboratory) | CAP_NET_ADMIN | goes with its descriptor, even by SIGKILL | `tap.rs` |
 //! | namespaces of a command ([`exec`]) | none where user namespaces are allowed | go with their last process | `tests/exec.rs` |
 
@@ -26,6 +27,7 @@ pub mod arguments;
 pub mod attach;
 pub mod bpf;
 pub mod caps;
+pub mod capture;
 pub mod cgroup;
 pub mod confine;
 pub mod connects;

@@ -36,6 +36,7 @@ pub fn try_isolation() -> Result<Duration, LaunchError> {
         redirect_port: TRIED_PORT,
         hold: None,
         publishes: false,
+        captures: false,
     };
     match spawn_isolated(&command) {
         Ok(isolated) => {

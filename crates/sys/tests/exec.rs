@@ -48,7 +48,14 @@ fn program(argv: &[&str]) -> Program {
 
 fn isolated(argv: &[&str]) -> IsolatedCommand {
     let files = PrivateFiles::default();
-    IsolatedCommand { program: program(argv), files, redirect_port: 9, hold: None, publishes: false }
+    IsolatedCommand {
+        program: program(argv),
+        files,
+        redirect_port: 9,
+        hold: None,
+        publishes: false,
+        captures: false,
+    }
 }
 
 fn start(argv: &[&str]) -> Isolated {

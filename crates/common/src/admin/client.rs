@@ -120,6 +120,20 @@ impl Client {
         Ok(Lines { body: answer.into_body(), held: Vec::new(), searched: 0, path, line_max_bytes })
     }
 
+    /// Sends a request and returns the answer in pieces, as they come.
+    ///
+    /// # Errors
+    /// Fails if no process answers, or if the request is refused.
+    pub async fn pieces(
+        &self,
+        method: Method,
+        path: &str,
+        query: &[(&str, &str)],
+    ) -> Result<Pieces, ClientError> {
+        let answer = self.request(method, path, query, Bytes::new()).await?;
+        Ok(Pieces { body: answer.into_body(), path: self.path.clone() })
+    }
+
     async fn request(
         &self,
         method: Method,
@@ -180,6 +194,24 @@ fn uri(path: &str, query: &[(&str, &str)]) -> String {
         }
     }
     uri
+}
+
+/// Pieces of an answer, as they come.
+#[derive(Debug)]
+pub struct Pieces {
+    body: Incoming,
+    path: PathBuf,
+}
+
+impl Pieces {
+    /// Returns the next piece. `None` at the end of the answer.
+    ///
+    /// # Errors
+    /// Fails if the connection breaks.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
+        let next = exchange::next(&mut self.body).await;
+        next.map_err(|failure| ClientError::Broken(self.path.clone(), failure.to_string()))
+    }
 }
 
 /// Lines of an answer, as they come.

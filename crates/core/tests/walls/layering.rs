@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 ///
 /// `app` and `lib` are not rows: the first knows all, the second declares modules. `control`, `rights`, `tls` and `wire` are
 /// not rows either: crates of their own hold them, which know nothing of this one.
-const MAY_USE: [(&str, &[&str]); 31] = [
+const MAY_USE: [(&str, &[&str]); 32] = [
     // Values every stage may read: they use nothing of ours in this crate.
     ("live", &["reactor"]),
     // Formats lines of the log; what writes them knows only `tracing`.
@@ -57,7 +57,9 @@ const MAY_USE: [(&str, &[&str]); 31] = [
     // Watching: fed by `live`, never by the data path.
     ("record", &["live"]),
     ("metrics", &["live", "record"]),
-    ("admin", &["agreement", "config", "live", "metrics", "overlay", "record", "reload", "shunt"]),
+    // Packets that the kernel copies for a viewer, and whose flows they are.
+    ("capture", &["live", "record"]),
+    ("admin", &["agreement", "capture", "config", "live", "metrics", "overlay", "record", "reload", "shunt"]),
     // Threads that send what `record` offers to collectors; they dial through the gate.
     ("export", &["carry", "config", "live", "metrics", "record"]),
     // Commands that move no bytes.
@@ -72,6 +74,7 @@ const MAY_USE: [(&str, &[&str]); 31] = [
             "admin",
             "agreement",
             "app",
+            "capture",
             "cleanup",
             "config",
             "control",

@@ -10,6 +10,8 @@
 //! | `GET /v1/live?filter=` | running flows and what changes in them, once a second, as server-sent events |
 //! | `GET /v1/history?filter=&since=&until=&limit=&top=&by=` | ended flows of the history, or sums by groups |
 //! | `GET /v1/history/moved?flow=&since=&until=` | bytes of running flows in each second |
+//! | `POST /v1/capture?filter=&last_ms=&name=` | the packets of flows as a pcapng file, until its reader leaves |
+//! | `DELETE /v1/capture?name=` | ends a capture in order |
 //! | `GET /v1/functions` | the functions in force, and their counts |
 //! | `POST /v1/functions/{name}/start` | starts its containers that are waiting for their next start |
 //! | `GET /v1/rules` | the rules in force |
@@ -51,6 +53,7 @@
 
 mod cache;
 mod capped;
+mod capture;
 mod control;
 mod error;
 mod filter;
@@ -88,6 +91,7 @@ pub use sidetrack_common::admin::{Client, ClientError, FunctionCounts, Functions
 pub use socket::{AdminSocket, BindError};
 pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
 
+use crate::capture::Captures;
 use crate::live::Ledger;
 use crate::live::work::WorkCounts;
 use crate::metrics::{
@@ -255,6 +259,9 @@ pub struct AdminState {
     history: Option<Arc<History>>,
     /// What was sent to collectors.
     exports: Option<Arc<dyn Fn() -> Vec<ExportCounts> + Send + Sync>>,
+    captures: Option<Arc<Captures>>,
+    /// The captures that have names.
+    capturing: capture::Running,
     /// The table of running flows, while there is a viewer.
     watch: Arc<watch::Watch>,
     /// The latest findings about this machine.
@@ -288,6 +295,8 @@ impl AdminState {
             control,
             history: None,
             exports: None,
+            captures: None,
+            capturing: capture::Running::default(),
             watch: Arc::default(),
             findings: findings::Latest::default(),
             applications: control::Latest::default(),
@@ -308,6 +317,12 @@ impl AdminState {
     #[must_use]
     pub fn with_exports(self, counts: impl Fn() -> Vec<ExportCounts> + Send + Sync + 'static) -> Self {
         Self { exports: Some(Arc::new(counts)), ..self }
+    }
+
+    /// The same with captures of packets.
+    #[must_use]
+    pub fn with_captures(self, captures: Arc<Captures>) -> Self {
+        Self { captures: Some(captures), ..self }
     }
 
     /// The same for a process that has yet to say when it is ready, and how it says so.
@@ -394,6 +409,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/shunt", get(shunt::list).post(shunt::pin).delete(shunt::withdraw))
         .route("/v1/cache", get(cache::stat).delete(cache::purge))
         .route("/v1/cache/resources", get(cache::list))
+        .route("/v1/capture", axum::routing::post(capture::start).delete(capture::end))
         .route("/v1/profile", get(profile::show).post(profile::start).delete(profile::stop))
         .route("/v1/status", get(status::status))
         .route("/v1/doctor", get(findings::show))

@@ -4,6 +4,7 @@ mod connects;
 mod failures;
 mod jail;
 mod notices;
+mod packets;
 mod publish;
 mod report;
 mod tap;
@@ -15,10 +16,11 @@ use super::threads::{Fleet, Serving};
 use super::up::control_runtime;
 use crate::admin::{self, AdminSocket, AdminState, ListenerStatus};
 use crate::agreement::InForce;
+use crate::capture::Captures;
 use crate::carry::Dialing;
 use crate::carry::tunnel::quic;
 use crate::config::{
-    Admin, Config, Export, HttpListener, Limits, OnCrash, Record, RecordTo, RunAs, RunDns, Tap,
+    Admin, CaptureAt, Config, Export, HttpListener, Limits, OnCrash, Record, RecordTo, RunAs, RunDns, Tap,
 };
 use crate::dns;
 use crate::http::Proxy;
@@ -108,6 +110,8 @@ pub struct RunCommand {
     pub tap: Option<TapCommand>,
     /// Ports of this host that lead to servers of the command.
     pub publish: Vec<Publish>,
+    /// The file for the command's packets.
+    pub pcapng: Option<PathBuf>,
     /// The file for records.
     pub records: Option<PathBuf>,
     /// The file for our own lines; `None`: standard error.
@@ -131,8 +135,7 @@ pub fn run(command: RunCommand) -> anyhow::Result<CommandEnded> {
         _ => None,
     };
     let (soft, _) = caps::open_files_limit();
-    let tap = command.tap.as_ref().map(|tap| tap.prepare(&config)).transpose()?;
-    let (tap, trusted) = tap.unzip();
+    let (tap, trusted) = command.tap.as_ref().map(|tap| tap.prepare(&config)).transpose()?.unzip();
     let http = tap.map(served).transpose()?;
     // Requests of intercepted connections are answered one by one, so those are accepted early.
     let is_closed = command.jail.as_ref().is_some_and(|jail| jail.closed && !jail.audit);
@@ -165,6 +168,7 @@ pub fn run(command: RunCommand) -> anyhow::Result<CommandEnded> {
     if is_closed && is_inside && launched.questions.is_none() && !command.quiet {
         notices::write(ASKED_AROUND);
     }
+    let captures = packets::open(&mut launched);
     // Before rights are given up: only its thread keeps one.
     let hold = launched.hold.take();
     let hold = hold.map(|sockets| Hold::start(sockets, Overflow::Early, Clock::start())).transpose();
@@ -189,7 +193,7 @@ pub fn run(command: RunCommand) -> anyhow::Result<CommandEnded> {
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
     let writer = writer_target.map(RecordWriter::start).transpose().context("--records")?;
     let window = window();
-    let watch = Watch { command, config, agreement, nofile, http, writer, window, hold, published };
+    let watch = Watch { command, config, agreement, nofile, http, writer, window, hold, published, captures };
     control_runtime()?.block_on(watch_over(launched, watch))
 }
 
@@ -219,6 +223,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
             record: Record { to: RecordTo::None, recent: TOLD_MAX },
             history: None,
             export: Export::default(),
+            capture: CaptureAt::default(),
             log_format: None,
             limits: Limits::default(),
             run_dns: RunDns::Name,
@@ -286,6 +291,7 @@ struct Watch {
     window: Option<AdminSocket>,
     hold: Option<Arc<Hold>>,
     published: Vec<publish::Bound>,
+    captures: Arc<Captures>,
 }
 
 async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<CommandEnded> {
@@ -308,6 +314,7 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<Comm
     let questions = launched.questions.take().zip(network_of(&launched));
     let serving = catch(&mut launched, &fleet, watch.http, &resolver)?;
     let datagrams = catch_datagrams(&mut launched, &fleet, &serving)?;
+    let writing = packets::begin(&watch.captures, fleet.ledgers(), &watch.command)?;
     fleet.begin();
     if let (Some(asking), Some(serving)) = (questions, serving.first()) {
         answer_connects(asking, &serving.listening, &config, (clock, &fleet))?;
@@ -322,8 +329,10 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<Comm
     let records = tokio::spawn(recorder.run(records_stopped));
     let (stop_window, window_stopped) = watch::channel(false);
     let window = watch.window.map(|socket| {
-        let control = ControlOfRun { config, path: watch.command.config, listeners: listeners(&serving) };
+        let path = watch.command.config.clone();
+        let control = ControlOfRun { config, path, listeners: listeners(&serving) };
         let state = AdminState::new(ledgers, feed.clone(), metrics, Arc::new(control));
+        let state = state.with_captures(watch.captures);
         tokio::spawn(admin::serve(state, socket, window_stopped))
     });
     let dns = tokio::spawn(launched.serve_dns(resolver, move || clock.now()));
@@ -336,6 +345,7 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<Comm
     drop(datagrams);
     all_datagrams_ended(fleet.ledgers()).await;
     tokio::task::spawn_blocking(move || fleet.stop()).await?;
+    packets::end(writing, watch.command.quiet).await;
     dns.abort();
     counts.abort();
     // The recorder stops after all flows have ended, so that every flow has its record.
@@ -347,12 +357,7 @@ async fn watch_over(mut launched: Launched, watch: Watch) -> anyhow::Result<Comm
     if let Some(window) = window {
         window.await??;
     }
-    if let Some(account) = telling.account() {
-        report::write(&account, watch.command.report.as_ref(), watch.command.learn.as_deref());
-    }
-    if watch.command.verbose {
-        tell(&feed.recent(TOLD_MAX, |_| true));
-    }
+    tell_all(&telling, &watch.command, &feed);
     if let Err(error) = launched.finish() {
         notices::write(&format!("sidetrack: {error}\n"));
     }
@@ -556,6 +561,16 @@ async fn tell_counts(telling: Arc<Telling>) {
         let telling = telling.clone();
         // In a blocking task: the reader of standard error may be slow.
         let _ = tokio::task::spawn_blocking(move || telling.tell_counts(false)).await;
+    }
+}
+
+/// Reports what the command line asks for.
+fn tell_all(telling: &Telling, command: &RunCommand, feed: &Feed) {
+    if let Some(account) = telling.account() {
+        report::write(&account, command.report.as_ref(), command.learn.as_deref());
+    }
+    if command.verbose {
+        tell(&feed.recent(TOLD_MAX, |_| true));
     }
 }
 

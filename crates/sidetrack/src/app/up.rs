@@ -6,7 +6,8 @@ use super::outgoing::{self, Paths};
 use super::shunt::ShuntFlows;
 use super::systemd::Systemd;
 use crate::admin::{self, AdminSocket, AdminState, Readiness, Stage, Tokens};
-use crate::config::{Admin, AdminAt, Config, LogFormat, RecordTo};
+use crate::capture::{Captures, Settings as CaptureSettings};
+use crate::config::{Admin, AdminAt, CaptureAt, Config, LogFormat, RecordTo};
 use crate::export::{Around, Exports};
 use crate::live::Ledger;
 use crate::log::{self, Shape};
@@ -67,13 +68,23 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     let guard = windows.guard(user.as_ref())?;
     // After all processes are started, so that none of them keeps the port when this one is gone.
     let dns = super::dns::Bound::open(&handle.current().load(), names)?;
+    let captures = captures(&handle.current().load());
     prepared.give_up_rights(&handle.current().load(), path, user.as_ref(), windows.admin_path())?;
     let node = Arc::new(prepared.start(handle.current().clone(), nofile)?);
     // The reloader does not run yet, so that no reload can come before this.
     let _ = node_to_be.set(node.clone());
     *lock(&node.resolver) = dns.map(|dns| dns.serve(&node, handle.current())).transpose()?;
-    control_runtime()?.block_on(run(node, reloader, handle, windows, shunt, systemd))?;
+    control_runtime()?.block_on(run(node, reloader, handle, windows, shunt, systemd, captures))?;
     guard.map_or(Ok(()), |guard| guard.finish().context("the guard of the admin socket"))
+}
+
+/// Opens what reads packets, while the process has the right to.
+fn captures(config: &Config) -> Arc<Captures> {
+    let CaptureAt { packets, ring_bytes, ring_snap_bytes: snap_bytes } = config.capture;
+    if !packets {
+        return Captures::none("its configuration says `packets = false` in [capture]");
+    }
+    Captures::of_this_network(CaptureSettings { ring_bytes, snap_bytes })
 }
 
 /// Sets the format of log lines, if the configuration names one.
@@ -223,6 +234,7 @@ async fn run(
     mut windows: Windows,
     shunt: Option<Arc<ShuntFlows>>,
     systemd: Option<Arc<Systemd>>,
+    captures: Arc<Captures>,
 ) -> anyhow::Result<()> {
     node.set_windows(windows.addresses());
     let config = handle.current().load_full();
@@ -250,8 +262,8 @@ async fn run(
     let paths =
         config.outgoing.as_ref().map(|settings| Paths::new(settings.clone(), node.clone(), current.clone()));
     exports.start(&Around { mark: node.mark(), ledgers: ledgers.clone() }).context("[export]")?;
-    let state = AdminState::new(ledgers, feed, metrics, control).with_history(history);
-    let state = state.with_exports(move || exports.counts());
+    let state = AdminState::new(ledgers.clone(), feed, metrics, control).with_history(history);
+    let state = state.with_exports(move || exports.counts()).with_captures(captures.begin(ledgers));
     let (state, readiness) = state.starting();
     let windows = windows.serve(state, paths, &stopped);
     let (ready, watching) = oneshot::channel();

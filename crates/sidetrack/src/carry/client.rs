@@ -1,8 +1,9 @@
 //! The client's side while the path is being set up: its socket and the bytes it has sent so far.
 
 use super::{FirstBytes, Stream, Wire};
+use crate::live::{LiveFlow, legs};
 use crate::reactor::{TcpStream, timeout_at};
-use sidetrack_core::flow::HostName;
+use sidetrack_core::flow::{HostName, Side};
 use sidetrack_core::http::{Sniff, sniff};
 use std::future::{Future, poll_fn};
 use std::io;
@@ -58,6 +59,13 @@ pub struct Client {
 }
 
 impl Client {
+    /// Tells a capture that a flow uses this connection.
+    pub fn note_leg(&self, flow: &LiveFlow) {
+        if legs::are_wanted() {
+            let _ = self.stream.bottom().map(|socket| legs::note(flow, Side::Client, socket));
+        }
+    }
+
     /// A client that was just accepted.
     pub fn new(stream: impl Into<Stream>) -> Self {
         Self { stream: stream.into(), held: Vec::new(), broken: AtomicBool::new(false) }

@@ -25,10 +25,10 @@ pub use overlay::{Associating, Entered, Entering, OverlayEntry, OverlayOrder};
 pub use resolve::resolve;
 pub use stream::{Stream, Wire};
 
-use crate::live::{LiveFlow, Spread, Step, Taken};
+use crate::live::{LiveFlow, Spread, Step, Taken, legs};
 use crate::reactor::TcpStream;
 use sidetrack_core::carrier::{Carrier, Hop};
-use sidetrack_core::flow::{Destination, EndReason, Host, HostName};
+use sidetrack_core::flow::{Destination, EndReason, Host, HostName, Side};
 use sidetrack_core::hold::Answer;
 use sidetrack_core::policy::{Carry, Resolve};
 use sidetrack_core::socks::v6::{Metadata, StackOption};
@@ -183,6 +183,7 @@ impl Order<'_> {
     /// Notes which of these addresses has answered.
     fn connected(&self, stream: &TcpStream, addresses: &[Admitted]) {
         let Some(flow) = self.traced else { return };
+        legs::note(flow, Side::Server, stream);
         let dialled = match addresses {
             [one] => Some(one.address()),
             _ => sockopt::peer_address(stream).ok(),

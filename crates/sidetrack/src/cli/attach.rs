@@ -138,6 +138,7 @@ fn as_of_run(args: &AttachArgs) -> RunArgs {
         ca: None,
         keylog: None,
         har: None,
+        pcapng: None,
         trust: Vec::new(),
         secret: Vec::new(),
         publish: Vec::new(),

@@ -33,6 +33,7 @@ pub mod profile;
 pub mod run;
 pub mod schema;
 pub mod shunt;
+pub mod tap;
 pub mod top;
 pub mod tunnel;
 pub mod wrap;

@@ -58,6 +58,10 @@ pub struct RunArgs {
     /// Writes the command's requests into this file as an HTTP Archive, without content and with secrets masked
     #[arg(long, value_name = "FILE", requires = "tap")]
     pub har: Option<PathBuf>,
+    /// Writes the command's packets into this file (pcapng), with comments, and with the secrets of opened connections: Wireshark
+    /// shows it decrypted
+    #[arg(long, value_name = "FILE")]
+    pub pcapng: Option<PathBuf>,
     /// A file with certificates in PEM that the command trusts, such as that of a development server; or a host whose
     /// certificates are not verified, HOST or HOST:PORT (port 443 is intercepted, and the ports written here)
     #[arg(long, value_name = "FILE|HOST", requires = "opens")]
@@ -293,6 +297,7 @@ pub(super) fn prepared(args: &RunArgs, login: Option<Login>) -> anyhow::Result<R
             env,
             covered_files,
             publishes: !args.publish.is_empty(),
+            captures: args.pcapng.is_some(),
             name: login.as_ref().map(|login| login.name.clone()),
             netns: args.netns.clone(),
             ..RunOptions::new(args.command.clone())
@@ -310,6 +315,7 @@ pub(super) fn prepared(args: &RunArgs, login: Option<Login>) -> anyhow::Result<R
             DnsArg::Resolve => RunDns::Resolve,
         }),
         publish: args.publish.clone(),
+        pcapng: args.pcapng.clone(),
         records: args.shared.records.clone(),
         log: args.shared.log.clone(),
         tap: tap(args, held)?,

@@ -1,7 +1,8 @@
 //! Settings that a reload cannot change: the program reads them only at the start.
 
 use super::{
-    Admin, AdminAt, AgreementFile, Config, Export, History, Limits, OrchestratorAt, Record, RecordTo, Wire,
+    Admin, AdminAt, AgreementFile, CaptureAt, Config, Export, History, Limits, OrchestratorAt, Record,
+    RecordTo, Wire,
 };
 use std::fmt::Display;
 
@@ -16,6 +17,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         record: Record { to, recent },
         history: kept,
         export: Export { ipfix },
+        capture,
         limits,
         wire,
         container_engine,
@@ -53,6 +55,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         ("[record] recent", recent.to_string(), new.record.recent.to_string()),
         ("[history]", kept_in(kept.as_ref()), kept_in(new.history.as_ref())),
         ("[export.ipfix]", or_none(ipfix.as_ref()), or_none(new.export.ipfix.as_ref())),
+        ("[capture]", captured(*capture), captured(new.capture)),
         ("[wire] flows_max", flows(wire.as_ref()), flows(new.wire.as_ref())),
         ("[policy] history", history(agreement.as_ref()), history(new.agreement.as_ref())),
         ("[containers] engine", path(container_engine.as_deref()), path(new.container_engine.as_deref())),
@@ -80,6 +83,12 @@ fn kept_in(history: Option<&History>) -> String {
         let (days, second) = (keep.as_secs() / 86_400, if *counters { ", each second" } else { "" });
         format!("{} ({max_bytes} bytes, {days} days{second})", path.display())
     })
+}
+
+fn captured(capture: CaptureAt) -> String {
+    let CaptureAt { packets, ring_bytes, ring_snap_bytes } = capture;
+    let allowed = if packets { "" } else { "not " };
+    format!("{allowed}allowed, {ring_bytes} bytes kept, {ring_snap_bytes} of a packet")
 }
 
 fn flows(wire: Option<&Wire>) -> String {

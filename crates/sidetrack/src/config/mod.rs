@@ -2,6 +2,7 @@
 //! sees: checked, resolved, immutable. Every error and warning names the exact place in the file.
 
 mod cache;
+mod capture;
 mod check;
 mod containers;
 mod dns;
@@ -29,6 +30,7 @@ mod wire;
 mod zone;
 
 pub use cache::{CacheSettings, DiskSettings, HtcpSettings, HtcpSibling};
+pub use capture::CaptureAt;
 pub use check::decision_tests::{DecisionTest, Expectation};
 pub use dns::{Dns, NameStanding};
 pub use early::Early;
@@ -80,6 +82,8 @@ pub struct Config {
     pub history: Option<History>,
     /// Where reports of flows are sent.
     pub export: Export,
+    /// Captures of packets.
+    pub capture: CaptureAt,
     /// The format of log lines. `None`: the environment decides.
     pub log_format: Option<LogFormat>,
     /// Time-outs and bounds.

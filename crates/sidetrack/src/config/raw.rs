@@ -42,7 +42,7 @@ mod record;
 
 pub use admin::{Admin, Orchestrator};
 pub use log::{Log, LogFormat};
-pub use record::{History, Record};
+pub use record::{Capture, History, Record};
 
 use super::{At, List, Secret};
 use schemars::JsonSchema;
@@ -80,6 +80,8 @@ pub struct File {
     /// Sends reports of flows to collectors. Default: nothing is sent.
     #[serde(default)]
     pub export: Export,
+    /// Captures of packets, for `sidetrack tap`. Default: they are allowed, and nothing is kept before one is asked for.
+    pub capture: Option<At<Capture>>,
     /// The log that Sidetrack writes on standard error.
     #[serde(default)]
     pub log: Log,

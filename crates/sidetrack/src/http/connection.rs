@@ -275,6 +275,7 @@ impl Connection {
         let mut entry = Entry::new(&self.worker);
         let live = entry.live().clone();
         live.speaks_multipath(Side::Client, self.is_multipath);
+        self.stream.note_leg(&live, Side::Client);
         self.told = Told::of(self.received.filter(|_| self.stream.is_memory()));
         let clock = self.worker.clock;
         let outcome = {

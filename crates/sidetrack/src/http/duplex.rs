@@ -1,7 +1,9 @@
 //! A connection that one part of a request writes to while another part reads from it. Both use a shared reference.
 
 use crate::carry::{Stream, Wire};
+use crate::live::{LiveFlow, legs};
 use crate::reactor::TcpStream;
+use sidetrack_core::flow::Side;
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -61,6 +63,17 @@ impl Duplex {
         match self {
             Self::Tcp(stream) => Some(stream),
             Self::Other(_) => None,
+        }
+    }
+
+    /// Tells a capture that a flow uses this connection.
+    pub fn note_leg(&self, flow: &LiveFlow, side: Side) {
+        match self {
+            Self::Tcp(stream) => legs::note(flow, side, stream),
+            Self::Other(peeked) if legs::are_wanted() => {
+                let _ = peeked.borrow().stream.bottom().map(|stream| legs::note(flow, side, stream));
+            }
+            Self::Other(_) => {}
         }
     }
 

@@ -105,6 +105,7 @@ impl Way<'_> {
     /// Why there is no connection.
     pub(super) async fn connect(&self, reuse: Reuse) -> Result<Server, Failure> {
         let server = self.find(reuse).await?;
+        server.stream.note_leg(self.progress.live, Side::Server);
         if server.is_reused {
             self.progress.live.step(Step::Reused);
         }

@@ -9,7 +9,7 @@ use crate::intercept::{Catches, Listening, redirect};
 use crate::reactor::timeout_at;
 use crate::session::{Admitted, Entry, Passage, carry_on};
 use crate::worker::{CROWDED, Place, Worker};
-use sidetrack_core::flow::{Destination, EndReason};
+use sidetrack_core::flow::{Destination, EndReason, Side};
 use sidetrack_core::http::head::{Head, request_head};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -94,6 +94,7 @@ async fn look(mut connection: Connection, to: &Destination, worker: &Arc<Worker>
     };
     let mut entry = Entry::new(worker);
     entry.live().decide(decided);
+    connection.stream.note_leg(entry.live(), Side::Client);
     match connection.open(&tap, to, None).await {
         Opened::Requests(requests, what) => {
             entry.end(EndReason::Ok, Some(what));

@@ -1,34 +1,43 @@
-//! Writes the secrets of TLS connections in the NSS key log format, so that a capture can be decrypted.
+//! Gives the secrets of TLS connections away in the NSS key log format, so that a capture can be decrypted: to a file, and to captures
+//! that run.
 
-use data_encoding::HEXLOWER;
+use crate::live::keys;
 use sidetrack_sys::sync::lock;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-/// A key log file. It is appended to, and only its owner can read it.
-#[derive(Debug)]
-pub(super) struct KeyLogFile(Mutex<File>);
+/// Where the secrets of connections go. The file is appended to, and only its owner can read it.
+#[derive(Debug, Default)]
+pub(super) struct KeyLogs {
+    file: Option<Mutex<File>>,
+}
 
-impl KeyLogFile {
-    /// Opens the file, or makes it.
+impl KeyLogs {
+    /// Opens the file, or makes it. Without a file, only captures get secrets.
     ///
     /// # Errors
     /// As open(2).
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
-        Ok(Self(Mutex::new(file)))
+    pub(super) fn open(path: Option<&Path>) -> io::Result<Arc<Self>> {
+        let open = |path| OpenOptions::new().create(true).append(true).mode(0o600).open(path);
+        let file = path.map(open).transpose()?;
+        Ok(Arc::new(Self { file: file.map(Mutex::new) }))
     }
 }
 
-impl rustls::KeyLog for KeyLogFile {
+impl rustls::KeyLog for KeyLogs {
     fn log(&self, label: &str, client_random: &[u8], secret: &[u8]) {
-        let line = format!("{label} {} {}\n", HEXLOWER.encode(client_random), HEXLOWER.encode(secret));
-        let mut file = lock(&self.0);
-        if let Err(error) = file.write_all(line.as_bytes()) {
+        keys::keep(label, client_random, secret);
+        let Some(file) = &self.file else { return };
+        let line = keys::line(label, client_random, secret);
+        if let Err(error) = lock(file).write_all(line.as_bytes()) {
             tracing::warn!(%error, "cannot write the key log");
         }
+    }
+
+    fn will_log(&self, _: &str) -> bool {
+        self.file.is_some() || keys::are_wanted()
     }
 }

@@ -13,7 +13,7 @@ use crate::live::Decided;
 use crate::reactor::{timeout, timeout_at};
 use crate::session::{AskingTunnel, Connect, ESTABLISHED, Entry, Passage, carry_on};
 use crate::worker::{CROWDED, Place};
-use sidetrack_core::flow::{Destination, EndReason, Process};
+use sidetrack_core::flow::{Destination, EndReason, Process, Side};
 use sidetrack_core::http::sni::{ClientHello, client_hello};
 use sidetrack_core::http::uri::Scheme;
 use sidetrack_core::policy::Action;
@@ -70,6 +70,7 @@ impl Connection {
             let (may, decided) = self.may_open(&destination, user.as_deref());
             self.process.clone_from(&decided.flow.process);
             entry.live().decide(decided);
+            self.stream.note_leg(entry.live(), Side::Client);
             may
         };
         if let Some(tap) = tap.filter(|_| may_open) {

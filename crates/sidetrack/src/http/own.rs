@@ -3,6 +3,7 @@
 use super::connection::Connection;
 use super::duplex::Duplex;
 use super::h3;
+use super::keylog::KeyLogs;
 use crate::carry::tls::Tls;
 use crate::carry::{Stream, Wire};
 use crate::config::HttpListener;
@@ -30,7 +31,9 @@ impl Secured {
     /// rustls rejects it.
     pub(super) fn new(settings: &HttpListener) -> anyhow::Result<Option<Self>> {
         let Some(own) = &settings.own else { return Ok(None) };
-        let tls = Arc::new(own.server(&[&b"h2"[..], b"http/1.1"])?);
+        let mut tls = own.server(&[&b"h2"[..], b"http/1.1"])?;
+        tls.key_log = Arc::new(KeyLogs::default());
+        let tls = Arc::new(tls);
         let quic = settings.http3.then(|| h3::config(own)).transpose()?;
         Ok(Some(Self { tls, quic }))
     }

@@ -1,5 +1,6 @@
 //! TLS with servers: whom we trust, the configuration for each server, and the sessions that are kept with it.
 
+use super::keylog::KeyLogs;
 use super::tap::Tap;
 use crate::carry::tls::{Tls, reason};
 use crate::carry::{Failure, Stream};
@@ -117,7 +118,9 @@ impl Secure {
             Some(pem) => Roots::of(pem),
             None => Roots::of_system_and(None),
         };
-        let servers = Servers::new(roots?.client()?, None);
+        let mut client = roots?.client()?;
+        client.key_log = Arc::new(KeyLogs::default());
+        let servers = Servers::new(client, None);
         Ok(Self { servers, tap: None, host: server.address.host.clone(), is_alone: false })
     }
 

@@ -2,7 +2,7 @@
 //! server we speak as a client, and trust only the roots that the configuration gives.
 
 use super::har::Har;
-use super::keylog::KeyLogFile;
+use super::keylog::KeyLogs;
 use super::servers::{Servers, protocols};
 use crate::carry::tls::reason;
 use crate::config;
@@ -19,6 +19,7 @@ use sidetrack_sys::sync::lock;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// TLS interception of one listener, shared by its connections.
@@ -51,12 +52,11 @@ impl Tap {
         clients.alpn_protocols = protocols();
         clients.ticketer = rustls::crypto::ring::Ticketer::new()?;
         clients.send_tls13_tickets = 1;
-        if let Some(path) = &settings.keylog {
-            let log = KeyLogFile::open(path)
-                .map_err(|error| TlsError::Authority(format!("cannot write {}: {error}", path.display())))?;
-            let log = Arc::new(log);
-            (clients.key_log, servers.key_log) = (log.clone(), log);
-        }
+        let log = KeyLogs::open(settings.keylog.as_deref()).map_err(|error| {
+            let path = settings.keylog.as_deref().unwrap_or(Path::new(""));
+            TlsError::Authority(format!("cannot write {}: {error}", path.display()))
+        })?;
+        (clients.key_log, servers.key_log) = (log.clone(), log);
         let har = settings.har.as_deref().map(|path| {
             let cannot = |error| TlsError::Authority(format!("cannot write {}: {error}", path.display()));
             Har::create(path).map(Arc::new).map_err(cannot)

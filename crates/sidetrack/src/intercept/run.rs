@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex};
 
 use sidetrack_core::names::{NameTable, RESOLVER};
 use sidetrack_core::time::Instant;
+use sidetrack_sys::capture::CaptureSocket;
 use sidetrack_sys::connects::Questions;
 use sidetrack_sys::exec::{
     ChildProcess, Confined, Ended, HoldWish, IsolatedCommand, LaunchError, PrivateFiles, Program,
@@ -80,6 +81,8 @@ pub struct RunOptions {
     pub covered_files: Vec<(PathBuf, Vec<u8>)>,
     /// Make what reaches its servers from outside.
     pub publishes: bool,
+    /// Capture packets from the first one on.
+    pub captures: bool,
     /// Confine it beside its network: system calls, inherited descriptors, and these unix sockets.
     pub jail: Option<UnixSockets>,
     /// A confined command may have commands in networks of their own, with a jail or without.
@@ -107,6 +110,7 @@ impl RunOptions {
             hold: false,
             covered_files: Vec::new(),
             publishes: false,
+            captures: false,
             jail: None,
             nested: false,
             asks_connects: false,
@@ -178,6 +182,8 @@ pub struct Launched {
     pub questions: Option<Questions>,
     /// Finds the owners of sockets in the command's own network.
     pub owners: Option<SockDiag>,
+    /// Reads the packets of its own network.
+    pub packets: Option<CaptureSocket>,
     /// Reaches its servers, if that was asked for.
     pub inside: Option<InsideSockets>,
     child: Subject,
@@ -244,7 +250,8 @@ fn launch_isolated(program: Program, names: SharedNames, options: &RunOptions) -
         fail_open: true,
     });
     let publishes = options.publishes;
-    let command = IsolatedCommand { program, files, redirect_port: REDIRECT_PORT, hold, publishes };
+    let (redirect_port, captures) = (REDIRECT_PORT, options.captures);
+    let command = IsolatedCommand { program, files, redirect_port, hold, publishes, captures };
     let isolated = spawn_isolated(&command)?;
     Ok(Launched {
         listeners: vec![isolated.listener],
@@ -254,6 +261,7 @@ fn launch_isolated(program: Program, names: SharedNames, options: &RunOptions) -
         hold: isolated.hold,
         questions: isolated.questions,
         owners: isolated.owners,
+        packets: isolated.packets,
         inside: isolated.inside,
         child: Subject::Command(Arc::new(isolated.child)),
         dns: Some(isolated.dns),
@@ -299,6 +307,7 @@ fn launch_in_cgroup(
         questions,
         // In the host's network, this process can open one itself.
         owners: SockDiag::open().ok(),
+        packets: None,
         inside: None,
         child: Subject::Command(Arc::new(child)),
         dns: Some(sockets.dns),

@@ -44,6 +44,7 @@ pub struct Slot(u32);
 impl Ledger {
     /// Enters a flow.
     pub fn enter(&self, flow: Arc<LiveFlow>) -> Slot {
+        super::legs::begun(&flow);
         let mut inner = lock(&self.inner);
         inner.live += 1;
         let index = inner.free.pop().unwrap_or_else(|| {

@@ -16,7 +16,7 @@ use super::farewell::Farewell;
 use super::lane::Lane;
 use super::probe::Probe;
 use crate::carry::Wire;
-use crate::live::{Clock, LiveFlow, TcpSeen, profile::Stage};
+use crate::live::{Clock, LiveFlow, TcpSeen, legs, profile::Stage};
 use crate::reactor::TcpStream;
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::{EndReason, Side};
@@ -198,6 +198,7 @@ impl<W: Wire> Pump<W> {
         }
         if self.live.takes_wish_for_tcp() {
             self.look_at_tcp();
+            self.note_legs();
         }
         if self.core.deadline().is_some_and(|deadline| deadline <= now) {
             self.core.handle(now, Input::Tick);
@@ -512,6 +513,13 @@ impl<W: Wire> Pump<W> {
             {
                 self.live.traced(|trace| trace.tcp_at(side, TcpSeen::new(&info, after)));
             }
+        }
+    }
+
+    /// Tells a capture which connections the flow has.
+    fn note_legs(&self) {
+        for (side, wire) in [(Side::Client, &self.client), (Side::Server, &self.server)] {
+            wire.as_ref().and_then(W::socket).inspect(|socket| legs::note(&self.live, side, socket));
         }
     }
 

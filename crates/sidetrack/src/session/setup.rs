@@ -180,6 +180,7 @@ impl<'a> Setup<'a> {
         self.due(limits.handshake_timeout_ms, EndReason::HandshakeTimeout);
         let (mut caught, verdict) = self.waited(client).await?;
         let verdict = self.worker.judge(&self.config, self.live, &caught.flow, verdict);
+        client.note_leg(self.live);
         let mut way = Way::default();
         self.look_at_hello(&mut caught, client);
         let guard = self.hello_guard(&caught.flow, &verdict, caught.looks_at_hello);

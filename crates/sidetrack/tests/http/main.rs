@@ -4,6 +4,7 @@
 
 mod auth;
 mod cache;
+mod capture;
 mod client;
 mod completing;
 mod crowd;
@@ -21,6 +22,8 @@ mod node;
 mod origin;
 mod programs;
 mod proxy;
+#[path = "../node/mod.rs"]
+mod running;
 mod secrets;
 mod seed003;
 mod self_signed;

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 /// It has characters that JSON, forms and Base64 write in another way.
-const SECRET: &str = "sk-\"Zq7\\+9 4&é-live";
+pub(crate) const SECRET: &str = "sk-\"Zq7\\+9 4&é-live";
 
 /// Begins each placeholder.
 pub(crate) const PREFIX: &str = "sidetrack-secret-";
@@ -27,7 +27,7 @@ fn echo(request: &Request) -> Act {
 /// A world with one server, an authority for it, and a folder.
 pub(crate) struct Scene {
     authority: Authority,
-    origin: TlsOrigin,
+    pub(crate) origin: TlsOrigin,
 }
 
 impl Scene {
@@ -49,7 +49,7 @@ impl Scene {
     }
 
     /// Rules that lead names below `site.test` to this address, without an authority.
-    fn rules(&self, to: SocketAddr) -> PathBuf {
+    pub(crate) fn rules(&self, to: SocketAddr) -> PathBuf {
         let config = self.authority.path("rules.toml");
         let text = format!(
             "version = 1\ndefault = 'direct'\n[[rule]]\nname = 'site'\nmatch = {{ host = '*.site.test' }}\nto = '{to}'\n\
@@ -68,7 +68,7 @@ impl Scene {
         command.output().unwrap()
     }
 
-    fn asked(&self) -> Vec<Request> {
+    pub(crate) fn asked(&self) -> Vec<Request> {
         std::mem::take(&mut *self.origin.asked.lock().unwrap())
     }
 }
@@ -88,7 +88,7 @@ fn forms() -> Vec<Vec<u8>> {
 }
 
 #[track_caller]
-fn shows_nothing(what: &str, bytes: &[u8]) {
+pub(crate) fn shows_nothing(what: &str, bytes: &[u8]) {
     for form in forms() {
         let is_here = bytes.windows(form.len()).any(|window| window == form);
         assert!(!is_here, "{what} shows {}: {}", text(&form), text(bytes));

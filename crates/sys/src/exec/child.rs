@@ -17,6 +17,7 @@ use super::report::{Report, Reports};
 use super::signals::ForwardedSignals;
 use super::{Caught, HoldWish, IsolatedCommand, PrivateFiles, Program, idmap};
 use crate::caps::{self, CapabilitySet};
+use crate::capture::CaptureSocket;
 use crate::cgroup::Leaf;
 use crate::inside::InsideSockets;
 use crate::netns::{CatchStep, NetNs};
@@ -173,6 +174,13 @@ pub(super) fn isolate(command: &IsolatedCommand, privileged: bool, reports: &Rep
     // Without it, /proc is read, which takes milliseconds for each connection.
     if let Ok(owners) = SockDiag::open() {
         reports.send(&Report::Owners(None), &[owners.as_fd()]).at(Step::Handover)?;
+    }
+    // It costs nothing until it is read.
+    if let Ok(packets) = CaptureSocket::open() {
+        if command.captures {
+            packets.fill().at(Step::Handover)?;
+        }
+        reports.send(&Report::Packets(None), &[packets.as_fd()]).at(Step::Handover)?;
     }
     drop((network, hold));
     unshare(UnshareFlags::NEWUSER).at(Step::NestedNamespace)?;

@@ -30,6 +30,8 @@ pub(super) enum Report {
     Asks(Option<OwnedFd>),
     /// Child: this finds the owners of sockets in the network.
     Owners(Option<OwnedFd>),
+    /// Child: this reads the packets of the network.
+    Packets(Option<OwnedFd>),
     /// Child: a step failed, with its errno (0: none).
     Failed { step: Step, errno: i32, text: String },
 }
@@ -42,7 +44,7 @@ pub(super) fn pair() -> io::Result<(Reports, Reports)> {
 }
 
 impl Reports {
-    /// Sends one; `fds` go with [`Report::Ready`], [`Report::Asks`] and [`Report::Owners`] instead of their own.
+    /// Sends one; `fds` go with [`Report::Ready`], [`Report::Asks`], [`Report::Owners`] and [`Report::Packets`] instead of their own.
     pub(super) fn send(&self, report: &Report, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut bytes = Vec::new();
         match report {
@@ -51,6 +53,7 @@ impl Reports {
             Report::Ready(_) => bytes.push(3),
             Report::Asks(_) => bytes.push(5),
             Report::Owners(_) => bytes.push(6),
+            Report::Packets(_) => bytes.push(7),
             Report::Failed { step, errno, text } => {
                 bytes.push(4);
                 bytes.push(step.code());
@@ -69,6 +72,7 @@ impl Reports {
             [2] => Report::Mapped,
             [3] => Report::Ready(message.fds),
             [6] => Report::Owners(message.fds.into_iter().next()),
+            [7] => Report::Packets(message.fds.into_iter().next()),
             [5] => Report::Asks(message.fds.into_iter().next()),
             [4, step, a, b, c, d, text @ ..] => Report::Failed {
                 step: Step::from_code(*step),

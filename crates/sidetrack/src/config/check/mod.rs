@@ -32,7 +32,9 @@ mod wasm;
 mod wire;
 
 use super::surroundings::Surroundings;
-use super::{Admin, AdminAt, At, Config, History, Limits, LogFormat, OnCrash, Record, RecordTo, Tap, raw};
+use super::{
+    Admin, AdminAt, At, CaptureAt, Config, History, Limits, LogFormat, OnCrash, Record, RecordTo, Tap, raw,
+};
 use super::{Problem, nearest};
 use sidetrack_core::flow::HostName;
 use sidetrack_core::function::FunctionSpec;
@@ -137,7 +139,6 @@ pub(super) fn check(
     let admin = check.admin(&file.admin);
     let record = check.record(&file.record);
     let history = file.history.as_ref().and_then(|history| check.history(history));
-    let export = check.export(&file.export);
     let limits = check.limits(&file.limits);
     let mut shunt = file.shunt.as_ref().and_then(|shunt| check.shunt(shunt));
     let workers = check.number(file.workers.as_ref(), 0..=1024, " threads").unwrap_or(0);
@@ -172,7 +173,8 @@ pub(super) fn check(
         admin,
         record,
         history,
-        export,
+        export: check.export(&file.export),
+        capture: check.capture(file.capture.as_ref()),
         log_format: log_format(&file.log),
         limits,
         run_dns: file.run.dns(),
@@ -307,6 +309,25 @@ impl Check<'_> {
             keep: Duration::from_secs(days * 24 * 3600),
             counters: history.counters.unwrap_or(true),
         })
+    }
+
+    fn capture(&mut self, capture: Option<&At<raw::Capture>>) -> CaptureAt {
+        let written = CaptureAt::default();
+        let Some(capture) = capture else { return written };
+        let packets = capture.packets.unwrap_or(true);
+        let ring =
+            self.number(capture.ring_bytes.as_ref().filter(|ring| ***ring != 0), 1 << 20..=1 << 34, " bytes");
+        let snap = capture.ring_snap_bytes.as_ref();
+        let snap = self.number(snap, 64..=u64::from(CaptureAt::SNAP_MAX), " bytes");
+        if let Some(at) = capture.ring_bytes.as_ref().filter(|ring| ***ring != 0 && !packets) {
+            self.error(at.span(), "no packets are kept with `packets = false`", "leave one of them out");
+        }
+        let ring_snap_bytes = snap.and_then(|snap| u32::try_from(snap).ok());
+        CaptureAt {
+            packets,
+            ring_bytes: ring.unwrap_or(0),
+            ring_snap_bytes: ring_snap_bytes.unwrap_or(written.ring_snap_bytes),
+        }
     }
 
     /// Requires a slash in a path. Otherwise a typing error in a word would become a file name.

@@ -1,4 +1,4 @@
-//! Records of flows, and their history.
+//! Records of flows, their history, and captures of their packets.
 
 use super::At;
 use schemars::JsonSchema;
@@ -28,4 +28,18 @@ pub struct History {
     /// Whether the bytes of running flows are kept for each second, for the 256 flows that move most. They take at most a
     /// quarter of `max_bytes`. Default true.
     pub counters: Option<bool>,
+}
+
+/// Captures of packets by `sidetrack tap`. `sidetrack up` reads this table; `sidetrack run` does not.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Capture {
+    /// Whether packets may be captured by those who may use the admin interface. Default true, if the process has CAP_NET_RAW
+    /// at its start.
+    pub packets: Option<bool>,
+    /// Bytes of the latest packets of flows that are kept in memory, for `sidetrack tap --last`. 0, or 1048576 (1 MiB) to
+    /// 17179869184 (16 GiB). Default 0: none are kept.
+    pub ring_bytes: Option<At<u64>>,
+    /// Bytes of each packet that are kept, 64 to 262144. Default 262144: all. With less, TLS cannot be decrypted.
+    pub ring_snap_bytes: Option<At<u32>>,
 }

@@ -216,6 +216,7 @@ fn launched(attached: Attached, caught: Caught, subject: Watched, names: SharedN
         hold: caught.hold,
         questions: None,
         owners: caught.owners,
+        packets: None,
         inside: None,
         child: subject,
         dns: dns.next(),
