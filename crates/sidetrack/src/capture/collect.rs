@@ -49,9 +49,9 @@ impl Collector {
 
     /// Runs until there is nothing to do.
     pub(super) fn run(mut self, captures: &Captures) {
-        // A busy machine serves its flows first: then packets are lost and counted. If this is not permitted, the thread runs
-        // with normal priority.
-        let _ = sidetrack_sys::scheduling::become_idle();
+        // It lets the threads of flows finish first, and gets an ordinary share all the same: with none, a busy machine could not be
+        // looked into. If this is not permitted, it interrupts them when it wakes.
+        let _ = sidetrack_sys::scheduling::become_batch();
         while captures.serve(&mut self.viewers, &mut self.rings) {
             let rings: Vec<&Ring> = self.rings.iter().collect();
             if capture::wait(&rings, WAIT).is_err() {

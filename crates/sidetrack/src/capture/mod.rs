@@ -1,7 +1,7 @@
 //! Captures: the packets of flows, as pcapng files that Wireshark opens.
 //!
-//! One thread with the lowest priority reads copies of the packets of our network from the kernel ([`sidetrack_sys::capture`]), finds
-//! the flow of each, and keeps the latest if a ring is configured. Viewers get those of the flows that match their filters. The data
+//! One thread reads copies of the packets of our network from the kernel ([`sidetrack_sys::capture`]), finds the flow of each, and
+//! keeps the latest if a ring is configured. Viewers get those of the flows that match their filters. The data
 //! path only notes the connections of flows ([`crate::live::legs`]), and only while a capture runs.
 
 mod collect;
