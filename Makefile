@@ -26,7 +26,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo '
 # What is measured is what is installed.
 BUILD_DIST := $(CARGO) build --profile dist --locked --workspace
 
-.PHONY: help run test test-kills test-seed003 dist deb deb-test static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-run bench-udp bench-history crash deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test test-kills test-seed003 dist deb deb-test static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-run bench-udp bench-history bench-wire crash soak deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -178,6 +178,15 @@ bench-history: deps-bench ## Questions about 10 million stored flows (8 GB of di
 bench-http: deps-bench ## The HTTP side beside caches and proxies, interception, pages of its paper (root; HTTP=--quick: 90 s)
 	$(BUILD_DIST)
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/http.sh $(HTTP)
+
+bench-wire: deps-bench ## Flows that the kernel has taken over, beside HAProxy, nginx stream, DNAT and routing (root; nine minutes)
+	@.ci/apt-install nginx:nginx ab:apache2-utils haproxy:haproxy iperf3:iperf3
+	$(BUILD_DIST)
+	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') env SIDETRACK=$(abspath $(TARGET_DIR))/dist/sidetrack bench/wire.sh
+
+soak: deps-bench ## Mixed traffic with reloads and faults: no byte wrong, no flow cut, memory flat (root; 30 minutes; SOAK='--seconds 180')
+	$(BUILD_DIST)
+	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/soak.sh $(SOAK)
 
 crash: deps-test ## SIGKILL at 200 random points of start, reload and stop: nothing may be left (root; CRASH='--points 50 --seed 7')
 	$(BUILD_DIST)

@@ -53,6 +53,22 @@ impl Engine {
         self.folder.join("engine.sock")
     }
 
+    /// Kills the programs of all containers.
+    ///
+    /// # Errors
+    /// podman refuses.
+    pub fn kill_all(&self) -> anyhow::Result<()> {
+        run(self.podman().args(["kill", "--all"])).map(drop)
+    }
+
+    /// Returns podman with the storage of this engine; add arguments.
+    fn podman(&self) -> Command {
+        let mut podman = Command::new("podman");
+        podman.env("CONTAINERS_CONF", self.settings());
+        podman.arg("--root").arg(self.folder.join("st")).arg("--runroot").arg(self.folder.join("run"));
+        podman
+    }
+
     fn start(program: &Path, cpu: usize) -> anyhow::Result<Self> {
         for tool in ["podman", "runc", "strip"] {
             anyhow::ensure!(
@@ -96,10 +112,7 @@ impl Engine {
         fs::write(root.join("relay.toml"), RELAY_CONFIG)?;
         let archive = self.folder.join("relay.tar");
         run(Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(&archive).arg("."))?;
-        let mut podman = Command::new("podman");
-        podman.env("CONTAINERS_CONF", self.settings());
-        podman.arg("--root").arg(self.folder.join("st")).arg("--runroot").arg(self.folder.join("run"));
-        run(podman.args(["import", "--quiet"]).arg(&archive).arg("localhost/relay:1"))?;
+        run(self.podman().args(["import", "--quiet"]).arg(&archive).arg("localhost/relay:1"))?;
         fs::remove_dir_all(root)?;
         Ok(fs::remove_file(archive)?)
     }

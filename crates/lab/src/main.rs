@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use sidetrack_lab::experiments::{
-    chain, crash, engine, epi, flights, http, idle, links, overlay, relay, shunt, udp,
+    chain, crash, engine, epi, flights, http, idle, links, overlay, relay, shunt, soak, udp,
 };
 use sidetrack_lab::launch::NodeExec;
 use sidetrack_lab::machine::Awake;
@@ -48,6 +48,8 @@ enum Job {
     Udp(udp::Options),
     /// Kills Sidetrack at random points of start, reload and stop; fails if something is left or a restart fails.
     Crash(crash::Options),
+    /// Makes mixed traffic with reloads and faults; fails if a byte is wrong, a flow is cut without a fault, or memory grows.
+    Soak(soak::Options),
     /// Runs a program inside a node (used by the lab itself).
     #[command(hide = true)]
     NodeExec(NodeExec),
@@ -128,6 +130,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Job::Shunt(options) => shunt::run(&options),
         Job::Http(options) => http::run(&options),
         Job::Crash(options) => crash::run(&options),
+        Job::Soak(options) => soak::run(&options),
         Job::NodeExec(job) => job.run().map(|()| ExitCode::SUCCESS),
         Job::Bare(options) => bare::run(&options).map(|()| ExitCode::SUCCESS),
         Job::Bed { job } => bed::main(&job).map(|()| ExitCode::SUCCESS),

@@ -2,6 +2,7 @@
 
 pub mod chain;
 pub mod crash;
+mod echo;
 pub mod engine;
 pub mod epi;
 pub mod flights;
@@ -11,6 +12,7 @@ pub mod links;
 pub mod overlay;
 pub mod relay;
 pub mod shunt;
+pub mod soak;
 pub mod udp;
 
 /// Returns true if a part is requested; without a request all are.

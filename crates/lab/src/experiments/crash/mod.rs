@@ -1,7 +1,6 @@
 //! `crash`: SIGKILL of `sidetrack up` at random points of start, reload and stop. What it has changed must be taken back,
 //! or traffic blocked if the configuration says so, and a start after it must serve.
 
-mod flow;
 mod point;
 mod report;
 mod setups;

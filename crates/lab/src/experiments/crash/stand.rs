@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 
-use super::flow::{Echo, Flow};
 use super::setups::{DOOR_PORT, Setup};
 use super::traces::{Change, Traces};
 use super::{LIMIT, POLL};
+use crate::experiments::echo::{Echo, Flow};
 use crate::launch;
 use crate::peers::{Unavailable, ours};
 use crate::scratch::Scratch;

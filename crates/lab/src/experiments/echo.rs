@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::LIMIT;
 use crate::topology::Node;
+
+/// Longest time for an answer.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Bytes that are written before their echo is read: they fit into the buffers of every socket on the way.
 const PIECE: usize = 8_192;
@@ -17,7 +19,7 @@ const GIVEN_UP: Duration = Duration::from_secs(10);
 
 /// The server; it ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct Echo {
+pub(crate) struct Echo {
     /// Where it listens.
     pub address: SocketAddr,
     listener: TcpListener,
@@ -29,7 +31,7 @@ impl Echo {
     ///
     /// # Errors
     /// The address is not the node's.
-    pub(super) fn start(node: &Node, address: SocketAddr) -> Result<Self> {
+    pub(crate) fn start(node: &Node, address: SocketAddr) -> Result<Self> {
         let listener = node.enter(|| Ok(TcpListener::bind(address)?))?;
         let address = listener.local_addr()?;
         let accepting = listener.try_clone()?;
@@ -62,12 +64,14 @@ fn serve(mut stream: TcpStream, peer: SocketAddr) {
 
 /// A connection.
 #[derive(Debug)]
-pub(super) struct Flow {
+pub(crate) struct Flow {
     stream: TcpStream,
     /// The client's address.
     pub own: SocketAddr,
     /// The address that the server sees.
     pub seen: SocketAddr,
+    /// Bytes that were sent and came back.
+    pub bytes: u64,
 }
 
 impl Flow {
@@ -75,8 +79,15 @@ impl Flow {
     ///
     /// # Errors
     /// The connection is refused or not established in time, or it ends before the line.
-    pub(super) fn open(to: SocketAddr, within: Duration) -> io::Result<Self> {
-        let mut stream = TcpStream::connect_timeout(&to, within)?;
+    pub(crate) fn open(to: SocketAddr, within: Duration) -> io::Result<Self> {
+        Self::begin(TcpStream::connect_timeout(&to, within)?, within)
+    }
+
+    /// Reads the server's first line from a connection that leads to it.
+    ///
+    /// # Errors
+    /// The connection ends before the line, or the line does not come in time.
+    pub(crate) fn begin(mut stream: TcpStream, within: Duration) -> io::Result<Self> {
         stream.set_read_timeout(Some(within))?;
         stream.set_write_timeout(Some(LIMIT))?;
         let (mut line, mut byte) = (Vec::new(), [0]);
@@ -86,31 +97,49 @@ impl Flow {
         }
         stream.set_read_timeout(Some(LIMIT))?;
         let seen = String::from_utf8_lossy(&line).trim().parse().map_err(io::Error::other)?;
-        Ok(Self { own: stream.local_addr()?, stream, seen })
+        Ok(Self { own: stream.local_addr()?, stream, seen, bytes: 0 })
     }
 
     /// Returns true if a relay is between the client and the server.
-    pub(super) fn is_relayed(&self) -> bool {
+    pub(crate) fn is_relayed(&self) -> bool {
         self.own != self.seen
     }
 
-    /// Sends this number of bytes and expects the same back.
+    /// Sends this number of bytes and expects the same back. They tell this flow and the place in it.
     ///
     /// # Errors
-    /// The connection breaks, or a byte is wrong.
-    pub(super) fn echo(&mut self, bytes: usize) -> io::Result<()> {
-        let sent: Vec<u8> = (0..bytes.min(PIECE)).map(|at| (at % 251) as u8).collect();
-        let mut back = vec![0; sent.len()];
+    /// The connection breaks, or a byte is wrong (`InvalidData`).
+    pub(crate) fn echo(&mut self, bytes: usize) -> io::Result<()> {
+        let mut back = vec![0; bytes.min(PIECE)];
         let mut left = bytes;
         while left > 0 {
-            let length = left.min(sent.len());
-            self.stream.write_all(&sent[..length])?;
+            let length = left.min(back.len());
+            let sent: Vec<u8> = (self.bytes..).take(length).map(|at| self.byte(at)).collect();
+            self.stream.write_all(&sent)?;
             self.stream.read_exact(&mut back[..length])?;
-            if back[..length] != sent[..length] {
-                return Err(io::Error::other("a byte came back changed"));
+            if back[..length] != sent {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "a byte came back changed"));
             }
+            self.bytes += length as u64;
             left -= length;
         }
         Ok(())
+    }
+
+    fn byte(&self, at: u64) -> u8 {
+        // Neither number divides a power of two, in which lengths and places are often counted.
+        ((at * 31 + u64::from(self.own.port()) * 7) % 251) as u8
+    }
+
+    /// Ends it in order: nothing more comes back.
+    ///
+    /// # Errors
+    /// The connection breaks, or bytes come that were not sent (`InvalidData`).
+    pub(crate) fn finish(mut self) -> io::Result<()> {
+        self.stream.shutdown(Shutdown::Write)?;
+        match self.stream.read(&mut [0])? {
+            0 => Ok(()),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "a byte came that was not sent")),
+        }
     }
 }

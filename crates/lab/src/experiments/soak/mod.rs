@@ -1,0 +1,229 @@
+//! `soak`: mixed traffic through every listener, carrier and kind of function at once, with a reload each second, and kills of
+//! peers, links and functions. No byte may be wrong, no flow cut without a reason, and memory and descriptors stay flat.
+
+mod faults;
+mod records;
+mod report;
+mod routes;
+mod setup;
+mod stand;
+mod traffic;
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rustix::process::Signal;
+use serde::Serialize;
+
+use crate::engine::Engine;
+use crate::kit::{self, Missing};
+use crate::link::random::Random;
+use crate::machine::{self, Machine};
+use crate::output::Output;
+use crate::peers::{Unavailable, ours};
+use crate::progress::Progress;
+
+use faults::Fault;
+use records::Records;
+use stand::{Files, Held, Stand};
+use traffic::{Datagrams, Done, Entry, Traffic};
+
+/// Clients on the client's host, and on the gateway.
+const CLIENTS: [usize; 2] = [8, 3];
+/// Time between two samples, and between two reloads.
+const SECOND: Duration = Duration::from_secs(1);
+/// Time until the first fault.
+const FIRST_FAULT: Duration = Duration::from_secs(2);
+/// No fault is made in the last seconds, so that flows end without one.
+const LAST_FAULT: Duration = Duration::from_secs(2);
+/// Longest time until the gateway's program has ended all flows.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Options of `sidetrack-lab soak`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// How long clients begin flows, in seconds [default: 1800, with --quick 12].
+    #[arg(long)]
+    pub seconds: Option<u64>,
+    /// Decides the kinds and times of flows and faults.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Twelve seconds, without a container.
+    #[arg(long)]
+    pub quick: bool,
+    /// Where all flows, faults and samples go.
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// What the gateway's process held at a time.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Sample {
+    at: Duration,
+    held: Held,
+    /// Flows that were over.
+    flows: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct Results {
+    machine: Machine,
+    program: String,
+    seed: u64,
+    seconds: u64,
+    flows: Vec<Done>,
+    datagrams: Datagrams,
+    faults: Vec<Fault>,
+    samples: Vec<Sample>,
+    /// After the last flow had ended.
+    after: Held,
+    before: Held,
+    /// Versions that were read, and what was said of those that were rejected.
+    reloads: usize,
+    rejected: Vec<String>,
+    records: Records,
+    missing: Missing,
+}
+
+/// Makes the traffic, prints the tables and says whether all bars hold.
+///
+/// # Errors
+/// Not root, a program is missing, or a host cannot be made.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let progress = Progress::new();
+    let seconds = options.seconds.unwrap_or(if options.quick { 12 } else { 1800 });
+    let program = ours::program().map_err(Unavailable::into_error)?;
+    let mut missing = Missing::default();
+    let engine = if options.quick {
+        None
+    } else {
+        let engine = Engine::shared(&program, 0).map_err(|why| Unavailable::Absent(why).into_error());
+        missing.note("container", engine, &progress)
+    };
+    let mut stand = Stand::new(engine)?;
+    progress.say(&format!("{seconds} s, {} routes, seed {}", stand.routes.len(), options.seed));
+    let before = Held::by(stand.up.pid())?;
+    let traffic = Traffic::new();
+    let (faults, samples) = soak(&mut stand, &traffic, seconds, options.seed, &progress)?;
+    let (flows, datagrams) = traffic.into_results();
+    let after = rest(stand.up.pid(), before)?;
+    stand.up.signal(Signal::TERM)?;
+    let status = stand.up.wait_ended()?;
+    anyhow::ensure!(status.success(), "the gateway's end: {status}: {}", stand.up.log());
+    let log = stand.up.log();
+    let reloads = log.matches(" reloaded (").count();
+    let rejected = log.split_inclusive('\n').enumerate().filter(|(_, line)| line.contains(" is rejected ("));
+    let lines: Vec<_> = log.lines().collect();
+    let rejected =
+        rejected.map(|(at, _)| lines[at..].iter().take(4).copied().collect::<Vec<_>>().join(" ")).collect();
+    let records = Records::read(&stand.records()?, &flows);
+    let results = Results {
+        machine: Machine::probe(),
+        program: program.display().to_string(),
+        seed: options.seed,
+        seconds,
+        flows,
+        datagrams,
+        faults,
+        samples,
+        after,
+        before,
+        reloads,
+        rejected,
+        records,
+        missing,
+    };
+    let (page, is_well) = report::page(&results, &stand.routes, machine::load_average());
+    page.publish(None)?;
+    options.output.json(&results)?;
+    report::plots(&results, &options.output)?;
+    Ok(kit::exit(is_well))
+}
+
+/// Lets clients work, and makes faults, reloads and samples meanwhile.
+fn soak(
+    stand: &mut Stand,
+    traffic: &Traffic,
+    seconds: u64,
+    seed: u64,
+    progress: &Progress,
+) -> Result<(Vec<Fault>, Vec<Sample>)> {
+    let (client, gateway, routes) = (stand.client.clone(), stand.gateway.clone(), stand.routes.clone());
+    thread::scope(|scope| {
+        let mut clients = Vec::new();
+        for number in 0..CLIENTS[0] + CLIENTS[1] {
+            let seed = seed.wrapping_mul(1000).wrapping_add(number as u64);
+            let (host, entries) = if number < CLIENTS[0] {
+                (&client, &Entry::OF_CLIENT[..])
+            } else {
+                (&gateway, &[Entry::Redirect][..])
+            };
+            let routes = &routes;
+            clients.push(scope.spawn(move || traffic.flows(host, entries, routes, seed)));
+        }
+        let host = &client;
+        clients.push(scope.spawn(move || traffic.datagrams(host)));
+        let length = Duration::from_secs(seconds);
+        let (files, pid) = (stand.files.clone(), stand.up.pid());
+        let faults = scope.spawn(move || faults(stand, traffic, length, seed, progress));
+        let samples = reload(files, pid, traffic, length);
+        let faults = faults.join().map_err(|_| anyhow::anyhow!("the thread of faults has panicked"))?;
+        traffic.stop();
+        for client in clients {
+            client.join().map_err(|_| anyhow::anyhow!("a client has panicked"))??;
+        }
+        Ok((faults?, samples?))
+    })
+}
+
+/// One reload and one sample each second.
+fn reload(mut files: Files, pid: u32, traffic: &Traffic, length: Duration) -> Result<Vec<Sample>> {
+    let mut samples = Vec::new();
+    let mut next = SECOND;
+    while next <= length {
+        thread::sleep(next.saturating_sub(traffic.now()));
+        next += SECOND;
+        files.write()?;
+        samples.push(Sample { at: traffic.now(), held: Held::by(pid)?, flows: traffic.count() });
+    }
+    Ok(samples)
+}
+
+/// A fault every few seconds.
+fn faults(
+    stand: &mut Stand,
+    traffic: &Traffic,
+    length: Duration,
+    seed: u64,
+    progress: &Progress,
+) -> Result<Vec<Fault>> {
+    let (parts, mut faults, mut random) = (stand.parts(), Vec::new(), Random::new(!seed));
+    thread::sleep(FIRST_FAULT);
+    loop {
+        if traffic.now() + LAST_FAULT > length {
+            return Ok(faults);
+        }
+        // Each part has its turn.
+        let part = parts[faults.len() % parts.len()];
+        let fault = Fault::make(part, stand, traffic)?;
+        let took = fault.until.map(|until| (until - fault.from).as_secs_f64());
+        let took = took.map_or("never".to_owned(), |seconds| format!("after {seconds:.1} s"));
+        progress.say(&format!("{:.0} s: {}: back {took}", fault.from.as_secs_f64(), part.name()));
+        faults.push(fault);
+        thread::sleep(Duration::from_secs_f64(2.0 + 6.0 * random.unit()));
+    }
+}
+
+/// Waits until the descriptors of all flows are closed; returns what is held then.
+fn rest(pid: u32, before: Held) -> Result<Held> {
+    let begun = Instant::now();
+    loop {
+        let held = Held::by(pid)?;
+        if held.descriptors <= before.descriptors + report::SPARE_DESCRIPTORS || begun.elapsed() > LIMIT {
+            return Ok(held);
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}

@@ -1,0 +1,122 @@
+//! The gateway's records, held against what clients saw.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::traffic::Done;
+
+/// The fields of a record that are looked at (docs/records.md).
+#[derive(Debug, Deserialize)]
+struct Record {
+    client: Option<SocketAddr>,
+    reason: Option<String>,
+    protocol: Option<String>,
+}
+
+/// Reasons of a good end: that of our flows, and that of connections which the kernel has carried alone.
+const WELL: [&str; 2] = ["ok", "kernel_closed"];
+
+/// What the records say.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Records {
+    /// Records by reason, those of datagrams too.
+    pub reasons: BTreeMap<String, usize>,
+    /// Lines that are no records.
+    pub unread: usize,
+    /// Client addresses that have more or fewer records than flows, with both numbers.
+    pub miscounted: Vec<(SocketAddr, usize, usize)>,
+    /// Client addresses of flows that were cut, whose records all say that they ended well.
+    pub without_reason: Vec<SocketAddr>,
+    /// Client addresses of flows that ended well, with a record that says something else, and what.
+    pub misjudged: Vec<(SocketAddr, String)>,
+}
+
+impl Records {
+    /// Reads records, and compares them with flows.
+    pub(super) fn read(text: &str, flows: &[Done]) -> Self {
+        let mut all = Self::default();
+        let mut of_client: BTreeMap<SocketAddr, Vec<String>> = BTreeMap::new();
+        for line in text.lines() {
+            let Ok(Record { client, reason, protocol }) = serde_json::from_str(line) else {
+                all.unread += 1;
+                continue;
+            };
+            let reason = reason.unwrap_or_else(|| "none".to_owned());
+            *all.reasons.entry(reason.clone()).or_default() += 1;
+            if let (Some(client), Some("tcp")) = (client, protocol.as_deref()) {
+                of_client.entry(client).or_default().push(reason);
+            }
+        }
+        let mut done: BTreeMap<SocketAddr, Vec<&Done>> = BTreeMap::new();
+        for flow in flows {
+            if let Some(own) = flow.own {
+                done.entry(own).or_default().push(flow);
+            }
+        }
+        for (own, flows) in done {
+            let reasons = of_client.get(&own).map_or(&[][..], Vec::as_slice);
+            if reasons.len() != flows.len() {
+                all.miscounted.push((own, flows.len(), reasons.len()));
+                continue;
+            }
+            let (cut, other) = (
+                flows.iter().filter(|flow| flow.error.is_some()).count(),
+                reasons.iter().filter(|reason| !WELL.contains(&reason.as_str())),
+            );
+            let other: Vec<_> = other.collect();
+            if other.len() < cut {
+                all.without_reason.push(own);
+            } else if other.len() > cut {
+                all.misjudged.push((own, other[0].clone()));
+            }
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::traffic::Entry;
+    use super::*;
+    use std::time::Duration;
+
+    fn done(port: u16, error: Option<&str>) -> Done {
+        let (begun, ended) = (Duration::ZERO, Duration::ZERO);
+        let own = Some(SocketAddr::from(([10, 0, 0, 1], port)));
+        let error = error.map(str::to_owned);
+        Done { entry: Entry::Socks, port: 9001, own, begun, ended, bytes: 1, error, is_wrong: false }
+    }
+
+    fn line(port: u16, reason: &str) -> String {
+        format!("{{\"client\":\"10.0.0.1:{port}\",\"reason\":\"{reason}\",\"protocol\":\"tcp\"}}\n")
+    }
+
+    #[test]
+    fn flows_and_records_are_compared_by_the_clients_address() {
+        let text = [
+            line(1, "ok"),
+            line(2, "ok"),
+            line(3, "idle"),
+            line(4, "ok"),
+            line(4, "ok"),
+            line(6, "refused"),
+            "{".into(),
+        ];
+        let flows = [
+            done(1, None),
+            done(2, Some("reset")),
+            done(3, None),
+            done(4, None),
+            done(5, None),
+            done(6, Some("x")),
+        ];
+        let records = Records::read(&text.concat(), &flows);
+        let own = |port: u16| SocketAddr::from(([10, 0, 0, 1], port));
+        assert_eq!(records.miscounted, [(own(4), 1, 2), (own(5), 1, 0)]);
+        assert_eq!(records.without_reason, [own(2)]);
+        assert_eq!(records.misjudged, [(own(3), "idle".to_owned())]);
+        assert_eq!((records.unread, records.reasons["ok"]), (1, 4));
+    }
+}

@@ -1,0 +1,275 @@
+//! The hosts and their programs.
+//!
+//! ```text
+//!   client 10.77.1.1 --- link1 --- .2 gateway .1 --- link2 --- 10.77.2.2 server
+//!                                  `sidetrack up`                  | .4.2
+//!                                     .3.1 --- link3 --- .3.2 far .4.1
+//!                                                       `sidetrack up`
+//! ```
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+
+use super::routes::{self, DATAGRAMS, Part, Route};
+use super::setup::{self, Keys};
+use super::traffic::SERVER;
+use crate::engine::Engine;
+use crate::experiments::echo::{Echo, Flow};
+use crate::launch;
+use crate::peers::{Unavailable, ours};
+use crate::scratch::Scratch;
+use crate::service::Service;
+use crate::topology::{self, Node};
+
+/// The program says this when it serves.
+const READY: &str = ": ready";
+/// Longest time for anything that is awaited.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How often the server of datagrams looks whether it is dropped.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The hosts.
+pub(super) struct Stand {
+    /// The client's host.
+    pub client: Arc<Node>,
+    /// The gateway.
+    pub gateway: Arc<Node>,
+    /// The routes through it.
+    pub routes: Vec<&'static Route>,
+    /// The gateway's program.
+    pub up: Service,
+    far_up: Service,
+    far: Node,
+    /// The gateway's configuration.
+    pub files: Files,
+    engine: Option<&'static Engine>,
+    program: PathBuf,
+    folder: Scratch,
+    _servers: Vec<Echo>,
+    _datagrams: Datagrams,
+    _server: Node,
+}
+
+/// The gateway's configuration in its versions.
+#[derive(Clone)]
+pub(super) struct Files {
+    folder: PathBuf,
+    keys: Keys,
+    routes: Vec<&'static Route>,
+    engine: Option<PathBuf>,
+    version: u64,
+}
+
+/// What the gateway's process holds.
+#[derive(Debug, Clone, Copy, Default, serde::Serialize)]
+pub(super) struct Held {
+    /// Resident memory, in bytes.
+    pub resident_bytes: u64,
+    /// Open descriptors.
+    pub descriptors: usize,
+}
+
+impl Stand {
+    /// Builds it and starts both programs. `engine`: with a function in a container.
+    ///
+    /// # Errors
+    /// Not root, or a program is missing; the message names it.
+    pub(super) fn new(engine: Option<&'static Engine>) -> Result<Self> {
+        let launcher = launch::launcher()?;
+        let program = ours::program().map_err(Unavailable::into_error)?;
+        let node = |name| Node::new(name, &launcher);
+        let (client, gateway, far, server) =
+            (node("client")?, node("gateway")?, node("far")?, node("server")?);
+        gateway.sysctl("net/ipv4/ip_forward", "1")?;
+        gateway.sysctl("net/ipv4/conf/all/rp_filter", "0")?;
+        let first = topology::link(&client, &gateway, 1)?;
+        let second = topology::link(&gateway, &server, 2)?;
+        topology::link(&gateway, &far, 3)?;
+        let last = topology::link(&far, &server, 4)?;
+        topology::default_route(&client, IpAddr::V4(first.b.v4))?;
+        topology::default_route(&server, IpAddr::V4(second.a.v4))?;
+        far.run("ip", &["route", "add", &format!("{SERVER}/32"), "via", &last.b.v4.to_string()])?;
+        let routes = routes::all(engine.is_some());
+        let servers = routes.iter().map(|route| Echo::start(&server, (SERVER, route.port).into()));
+        let servers = servers.collect::<Result<Vec<_>>>()?;
+        let datagrams = Datagrams::start(&server)?;
+        let folder = Scratch::new()?;
+        setup::write_parts(folder.path())?;
+        let keys = keys(&program, &folder)?;
+        let up = |host: &Node, name: &str| start(host, &program, &folder, name);
+        wait_for_links(&gateway)?;
+        fs::write(folder.path().join("far.toml"), setup::far(folder.path(), &keys))?;
+        let mut far_up = up(&far, "far")?;
+        far_up.wait_said(READY)?;
+        let (path, socket) = (folder.path().to_owned(), engine.map(Engine::socket));
+        let mut files = Files { folder: path, keys, routes: routes.clone(), engine: socket, version: 0 };
+        files.write()?;
+        let mut gateway_up = up(&gateway, "gateway")?;
+        gateway_up.wait_said(READY)?;
+        Ok(Self {
+            client: client.into(),
+            gateway: gateway.into(),
+            routes,
+            up: gateway_up,
+            far_up,
+            far,
+            files,
+            engine,
+            program,
+            folder,
+            _servers: servers,
+            _datagrams: datagrams,
+            _server: server,
+        })
+    }
+
+    /// The parts that can be killed or cut.
+    pub(super) fn parts(&self) -> Vec<Part> {
+        let container = self.engine.is_some().then_some(Part::Container);
+        [Part::Far, Part::Link].into_iter().chain(container).collect()
+    }
+
+    /// Returns the gateway's records.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub(super) fn records(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.folder.path().join("records"))?)
+    }
+
+    /// Kills the far program and starts it again.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub(super) fn restart_far(&mut self) -> Result<()> {
+        self.far_up.signal(Signal::KILL)?;
+        self.far_up.wait_ended()?;
+        self.far_up = start(&self.far, &self.program, &self.folder, "far")?;
+        self.far_up.wait_said(READY)
+    }
+
+    /// Kills the program of every container.
+    ///
+    /// # Errors
+    /// The engine refuses.
+    pub(super) fn kill_container(&self) -> Result<()> {
+        self.engine.map_or(Ok(()), Engine::kill_all)
+    }
+
+    /// Sets the link between the gateway and the far host up or down.
+    ///
+    /// # Errors
+    /// `ip` refuses.
+    pub(super) fn set_link(&self, state: &str) -> Result<()> {
+        self.gateway.run("ip", &["link", "set", "link3", state]).map(drop)
+    }
+}
+
+impl Held {
+    /// Returns what a process holds.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub(super) fn by(pid: u32) -> Result<Self> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).context("the gateway's program")?;
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib =
+            resident.and_then(|rest| rest.split_whitespace().next()).and_then(|kib| kib.parse::<u64>().ok());
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd"))?.count();
+        Ok(Self { resident_bytes: kib.unwrap_or(0) * 1024, descriptors })
+    }
+}
+
+impl Files {
+    /// Writes the next version of the gateway's configuration, at once: the running program watches the file.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(super) fn write(&mut self) -> Result<()> {
+        let Self { folder, keys, routes, engine, version } = self;
+        let text = setup::gateway(folder, keys, routes, engine.as_deref(), *version);
+        *version += 1;
+        fs::write(folder.join("fresh"), text)?;
+        Ok(fs::rename(folder.join("fresh"), folder.join("gateway.toml"))?)
+    }
+}
+
+/// Makes keys for both ends.
+fn keys(program: &PathBuf, folder: &Scratch) -> Result<Keys> {
+    let ask = |words: &[&str]| -> Result<String> {
+        let output = Command::new(program).args(words).current_dir(folder.path()).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "sidetrack {}: {said}", words.join(" "));
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let pin = |name: &str| -> Result<String> {
+        let file = format!("{name}.pem");
+        ask(&["tunnel", "key", "--name", &format!("{name}.example"), "--out", &file])?;
+        ask(&["tunnel", "pin", &file])
+    };
+    let node = |name: &str| ask(&["overlay", "key", &format!("{name}.key")]);
+    Ok(Keys { pins: [pin("gateway")?, pin("far")?], nodes: [node("gateway")?, node("far")?] })
+}
+
+fn start(host: &Node, program: &PathBuf, folder: &Scratch, name: &str) -> Result<Service> {
+    let mut command = host.command(&program.to_string_lossy());
+    command.env("SIDETRACK_LOG", "sidetrack=info").env("XDG_RUNTIME_DIR", folder.path());
+    command.args(["up", "-c"]).arg(folder.path().join(format!("{name}.toml")));
+    Service::start(name, command, folder.path())
+}
+
+/// Waits until connections pass the gateway without our program.
+fn wait_for_links(gateway: &Node) -> Result<()> {
+    let begun = Instant::now();
+    let server = SocketAddr::from((SERVER, routes::all(false)[0].port));
+    gateway.enter(|| {
+        while Flow::open(server, Duration::from_secs(1)).and_then(Flow::finish).is_err() {
+            ensure!(begun.elapsed() < LIMIT, "the links do not get ready");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    })
+}
+
+/// Sends datagrams back, until it is dropped.
+struct Datagrams {
+    stopping: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Datagrams {
+    fn start(host: &Node) -> Result<Self> {
+        let socket = host.enter(|| Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, DATAGRAMS))?))?;
+        socket.set_read_timeout(Some(LOOK))?;
+        let stopping = Arc::<AtomicBool>::default();
+        let stop = stopping.clone();
+        let thread = std::thread::spawn(move || {
+            let mut buffer = vec![0; 65_536];
+            while !stop.load(Relaxed) {
+                if let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                    // A datagram that cannot be sent is lost, as on any path.
+                    let _ = socket.send_to(&buffer[..length], from);
+                }
+            }
+        });
+        Ok(Self { stopping, thread: Some(thread) })
+    }
+}
+
+impl Drop for Datagrams {
+    fn drop(&mut self) {
+        self.stopping.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
