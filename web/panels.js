@@ -5,9 +5,10 @@ import { ask } from './ask.js';
 import { cache } from './cache.js';
 import { chains } from './chains.js';
 import { control } from './control.js';
+import { fastPath } from './fastpath.js';
 import { Overlay } from './overlay.js';
-import { empty, metrics, panel, share, table } from './panel.js';
-import { bytes, count, rate, time } from './units.js';
+import { metrics, panel, share, table } from './panel.js';
+import { count, time } from './units.js';
 
 async function policy({ watch, show }) {
   const [{ rules, generation }, text] = await Promise.all([ask('/v1/rules'), ask('/metrics', { text: true })]);
@@ -38,24 +39,6 @@ async function policy({ watch, show }) {
     [{ title: 'No.', right: true }, { title: 'Rule' }, { title: 'Matches' }, { title: 'Action' }, { title: 'Live', right: true }, { title: 'Ended', right: true }, { title: 'Of them denied', right: true }, { title: '' }],
     rules.map(line)),
   el('p', { class: 'dim' }, 'Counts are since the start of the node. A rule without a flow may stand behind one that matches first: ', el('code', {}, 'sidetrack explain'), ' shows it.')];
-}
-
-async function fastPath() {
-  let flows;
-  try {
-    ({ flows } = await ask('/v1/shunt'));
-  } catch (error) {
-    if (error.status !== 409 && error.status !== 404) throw error;
-    return [empty('This node has no fast path', el('p', {}, 'With [shunt] in the configuration, trusted flows pass by user space. Its entries stand here.'))];
-  }
-  if (flows.length === 0) return [empty('No flow was wanted on the fast path yet', el('p', {}, 'Policy marks flows for it: see docs/shunt.md.'))];
-  const both = (counts) => bytes(counts.bytes_up + counts.bytes_down);
-  return [table('Flows of the fast path',
-    [{ title: 'State' }, { title: 'Action' }, { title: 'Client' }, { title: 'Server' }, { title: 'Transport' }, { title: 'Path' }, { title: 'Rule' }, { title: 'Fast', right: true }, { title: 'Slow', right: true }, { title: 'Rate', right: true }, { title: 'Why not' }],
-    flows.map((flow) => ({
-      cells: [flow.state, flow.action + (flow.pinned ? ' (set by hand)' : ''), flow.client, flow.server, flow.transport, flow.fast_path ?? '', flow.rule ?? '',
-        both(flow.fast), both(flow.slow), rate(flow.bytes_per_s ?? 0), [flow.obstacle, flow.cause].filter(Boolean).map((why) => (typeof why === 'string' ? why : JSON.stringify(why))).join(', ')],
-    })))];
 }
 
 /** Counters that should stay 0, and what they mean. */

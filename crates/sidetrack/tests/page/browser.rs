@@ -38,6 +38,7 @@ fn the_page_in_a_real_browser() {
     keys_open_a_flow_with_its_trace(&mut browser);
     a_filter_is_completed(&mut browser);
     screens::the_map(&mut browser);
+    screens::the_fast_path(&mut browser, &flows[1]);
     a_flow_ends_after_one_question(&mut browser, &flows[0]);
     for screen in ["chains", "overlay", "policy", "cache", "fastpath", "control", "health"] {
         browser.eval(&format!("location.hash = '{screen}'"));

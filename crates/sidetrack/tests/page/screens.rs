@@ -3,6 +3,7 @@
 use crate::chromium::Browser;
 use crate::support::{carried, ended, enter, flow, live};
 use crate::{HOSTILE, Rig};
+use sidetrack::live::LiveFlow;
 use sidetrack_core::flow::EndReason;
 use sidetrack_testkit::eventually;
 
@@ -50,11 +51,32 @@ pub(crate) fn the_map(browser: &mut Browser) {
     browser.wait_for("document.querySelectorAll('.body .row:not([hidden])').length === 1");
     go(browser, "map");
     browser.wait_for("document.querySelectorAll('.node .name').length === 4");
+    shows_all(browser);
+    the_map_is_saved(browser);
+    go(browser, "flows");
+}
+
+/// Takes the filter away: the button stands on the map.
+fn shows_all(browser: &mut Browser) {
     browser.eval(
         "[...document.querySelectorAll('.map .tools button')].find((button) => !button.hidden).click()",
     );
     browser.wait_for(&entry(HOSTILE));
-    the_map_is_saved(browser);
+}
+
+/// Flows that the kernel carries stand on their screen, and lead to the flow.
+pub(crate) fn the_fast_path(browser: &mut Browser, flow: &LiveFlow) {
+    go(browser, "fastpath");
+    browser.wait_for(&shown(".panel", "No flow has passed by user space yet"));
+    flow.shunted();
+    browser.wait_for(&shown(".panel caption", "Live flows whose bytes pass by user space"));
+    browser.wait_for(&shown(".panel td", "10.0.0.1:22"));
+    browser.eval("document.querySelector('.panel td button').click()");
+    browser.wait_for("document.querySelector('#filter')?.value === 'id == 2'");
+    browser.wait_for("document.querySelectorAll('.body .row:not([hidden])').length === 1");
+    go(browser, "map");
+    browser.wait_for("document.querySelectorAll('.node .name').length > 0");
+    shows_all(browser);
     go(browser, "flows");
 }
 

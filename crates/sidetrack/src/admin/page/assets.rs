@@ -29,6 +29,7 @@ const FILES: &[(&str, &str, &[u8])] = files! {
     "columns.js": "text/javascript; charset=utf-8",
     "table.js": "text/javascript; charset=utf-8",
     "flows.js": "text/javascript; charset=utf-8",
+    "fastpath.js": "text/javascript; charset=utf-8",
     "filter.js": "text/javascript; charset=utf-8",
     "drawer.js": "text/javascript; charset=utf-8",
     "map.js": "text/javascript; charset=utf-8",
