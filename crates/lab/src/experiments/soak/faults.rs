@@ -11,7 +11,9 @@ use super::traffic::{Done, Entry, Kind, Traffic};
 /// How long the link stays cut.
 const CUT: Duration = Duration::from_secs(1);
 /// Time between two tries whether a route works again.
-const POLL: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_millis(100);
+/// A route works again after this number of flows in a row: each worker has connections of its own.
+const PASSED: u32 = 12;
 /// A route that does not work again within this time is lost.
 const BACK_WITHIN: Duration = Duration::from_secs(60);
 
@@ -51,7 +53,13 @@ impl Fault {
         let gateway = &stand.gateway;
         for route in stand.routes.iter().filter(|route| route.needs.contains(&part)) {
             gateway.enter(|| {
-                while !traffic.one(Entry::Redirect, route, Kind::Short, 1000) {
+                let mut passed = 0;
+                while passed < PASSED {
+                    if traffic.one(Entry::Redirect, route, Kind::Short, 1000)? {
+                        passed += 1;
+                        continue;
+                    }
+                    passed = 0;
                     ensure!(traffic.now() - from < BACK_WITHIN, "{} does not come back", route.name);
                     std::thread::sleep(POLL);
                 }

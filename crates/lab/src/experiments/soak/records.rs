@@ -51,9 +51,7 @@ impl Records {
         }
         let mut done: BTreeMap<SocketAddr, Vec<&Done>> = BTreeMap::new();
         for flow in flows {
-            if let Some(own) = flow.own {
-                done.entry(own).or_default().push(flow);
-            }
+            done.entry(flow.own).or_default().push(flow);
         }
         for (own, flows) in done {
             let reasons = of_client.get(&own).map_or(&[][..], Vec::as_slice);
@@ -84,7 +82,7 @@ mod tests {
 
     fn done(port: u16, error: Option<&str>) -> Done {
         let (begun, ended) = (Duration::ZERO, Duration::ZERO);
-        let own = Some(SocketAddr::from(([10, 0, 0, 1], port)));
+        let own = SocketAddr::from(([10, 0, 0, 1], port));
         let error = error.map(str::to_owned);
         Done { entry: Entry::Socks, port: 9001, own, begun, ended, bytes: 1, error, is_wrong: false }
     }

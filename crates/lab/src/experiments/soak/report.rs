@@ -1,5 +1,6 @@
 //! The tables and plots.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::Result;
@@ -135,6 +136,8 @@ fn bars(results: &Results, explained: impl Fn(&Done) -> bool) -> Vec<Bar> {
     let cut = results.flows.iter().filter(|flow| flow.error.is_some() && !explained(flow)).count();
     let (early, late) = (quarter(&results.samples, 1)[0], quarter(&results.samples, 3)[0]);
     let records = &results.records;
+    // A function that is killed after the last byte ends a flow as if it were in order.
+    let misjudged = misjudged(results, &explained).count();
     let open = results.after.descriptors.saturating_sub(results.before.descriptors);
     vec![
         zero("flows and datagrams with wrong bytes", wrong),
@@ -145,7 +148,7 @@ fn bars(results: &Results, explained: impl Fn(&Done) -> bool) -> Vec<Bar> {
         ),
         zero("clients' addresses with more or fewer records than flows", records.miscounted.len()),
         zero("flows that were cut, and whose record says ok", records.without_reason.len()),
-        zero("flows that ended well, and whose record says otherwise", records.misjudged.len()),
+        zero("flows that ended well without a fault, and whose record says otherwise", misjudged),
         zero("lines that are no records", records.unread),
         zero("reloads that were rejected", results.rejected.len()),
         Bar::single(
@@ -162,11 +165,21 @@ fn bars(results: &Results, explained: impl Fn(&Done) -> bool) -> Vec<Bar> {
     ]
 }
 
+/// Flows without a fault that ended well, and what their records say.
+fn misjudged(
+    results: &Results,
+    explained: impl Fn(&Done) -> bool,
+) -> impl Iterator<Item = &(SocketAddr, String)> {
+    let is_explained =
+        move |own: SocketAddr| results.flows.iter().any(|flow| flow.own == own && explained(flow));
+    results.records.misjudged.iter().filter(move |(own, _)| !is_explained(*own))
+}
+
 fn troubles(page: &mut Page, results: &Results, explained: impl Fn(&Done) -> bool) {
     let cut = results.flows.iter().filter(|flow| flow.is_wrong || flow.error.is_some() && !explained(flow));
     for flow in cut.take(LISTED) {
         page.line(format_args!(
-            "- {}, port {}, {} of {:?}, {:.2} to {:.2} s: {} after {} bytes",
+            "- {}, port {}, {} of {}, {:.2} to {:.2} s: {} after {} bytes",
             flow.entry.name(),
             flow.port,
             if flow.is_wrong { "wrong byte" } else { "cut" },
@@ -187,7 +200,7 @@ fn troubles(page: &mut Page, results: &Results, explained: impl Fn(&Done) -> boo
     for own in records.without_reason.iter().take(LISTED) {
         page.line(format_args!("- {own}: cut, and the record says ok"));
     }
-    for (own, reason) in records.misjudged.iter().take(LISTED) {
+    for (own, reason) in misjudged(results, &explained).take(LISTED) {
         page.line(format_args!("- {own}: ended well, and the record says {reason}"));
     }
 }

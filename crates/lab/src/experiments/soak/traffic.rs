@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use socket2::{Domain, Socket, Type};
 
 use super::routes::{DATAGRAMS, OF_GATEWAY, Route};
 use crate::experiments::echo::Flow;
@@ -15,6 +16,9 @@ use crate::topology::Node;
 
 /// The server, as clients ask for it.
 pub(super) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 2, 2);
+/// The client's host, and the gateway as the server sees it.
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 1, 1);
+const GATEWAY_OUT: Ipv4Addr = Ipv4Addr::new(10, 77, 2, 1);
 /// The gateway, as the client sees it.
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 77, 1, 2);
 /// Longest time until a flow is open. It is above that of the gateway's own limits.
@@ -56,15 +60,24 @@ impl Entry {
         }
     }
 
-    /// Opens a connection that leads to this port of the server. The calling thread is in the client's network.
-    fn connect(self, port: u16) -> io::Result<TcpStream> {
+    /// The address of the client's host.
+    const fn host(self) -> Ipv4Addr {
+        match self {
+            Self::Redirect => GATEWAY_OUT,
+            Self::Tproxy | Self::Reverse | Self::Socks | Self::Http => CLIENT,
+        }
+    }
+
+    /// Connects this socket, so that it leads to this port of the server.
+    fn connect(self, socket: Socket, port: u16) -> io::Result<TcpStream> {
         let to = match self {
             Self::Tproxy | Self::Redirect => (SERVER, port),
             Self::Reverse => (GATEWAY, port + OF_GATEWAY),
             Self::Socks => (GATEWAY, 1080),
             Self::Http => (GATEWAY, 3128),
         };
-        let mut stream = TcpStream::connect_timeout(&SocketAddr::from(to), OPEN_WITHIN)?;
+        socket.connect_timeout(&SocketAddr::from(to).into(), OPEN_WITHIN)?;
+        let mut stream = TcpStream::from(socket);
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(OPEN_WITHIN))?;
         match self {
@@ -110,8 +123,8 @@ pub(super) struct Done {
     pub entry: Entry,
     /// The server's port: its route.
     pub port: u16,
-    /// The client's address, if the connection was accepted.
-    pub own: Option<SocketAddr>,
+    /// The client's address. It is chosen before the connection begins, so that records of those that fail can be found.
+    pub own: SocketAddr,
     /// When it began and ended, from the start of the experiment.
     pub begun: Duration,
     /// When it ended.
@@ -187,26 +200,31 @@ impl Traffic {
             while !self.is_stopping() {
                 let (entry, route) = (entries[one_of(entries.len())], routes[one_of(routes.len())]);
                 let kind = Kind::ALL[one_of(Kind::ALL.len())];
-                self.one(entry, route, kind, one_of(kind.most()) + 1);
+                self.one(entry, route, kind, one_of(kind.most()) + 1)?;
                 std::thread::sleep(Duration::from_millis(one_of(50) as u64));
             }
             Ok(())
         })
     }
 
-    /// Makes one flow. The calling thread is in the client's network.
-    pub(super) fn one(&self, entry: Entry, route: &Route, kind: Kind, size: usize) -> bool {
+    /// Makes one flow. The calling thread is in the client's network. Returns whether it ended well.
+    ///
+    /// # Errors
+    /// The host has no socket or no port.
+    pub(super) fn one(&self, entry: Entry, route: &Route, kind: Kind, size: usize) -> io::Result<bool> {
         let begun = self.now();
-        let (mut own, mut bytes) = (None, 0);
-        let talk = |own: &mut Option<SocketAddr>, bytes: &mut u64| {
-            let stream = entry.connect(route.port)?;
-            *own = Some(stream.local_addr()?);
+        let mut bytes = 0;
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.bind(&SocketAddr::from((entry.host(), 0)).into())?;
+        let own = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let talk = |bytes: &mut u64| {
+            let stream = entry.connect(socket, route.port)?;
             let mut flow = Flow::begin(stream, OPEN_WITHIN)?;
             let talked = self.talk(&mut flow, kind, size);
             *bytes = flow.bytes;
             talked.and_then(|()| flow.finish())
         };
-        let result = talk(&mut own, &mut bytes);
+        let result = talk(&mut bytes);
         let is_wrong = result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::InvalidData);
         let error = result.err().map(|error| error.to_string());
         let is_well = error.is_none();
@@ -214,7 +232,7 @@ impl Traffic {
         if let Ok(mut all) = self.done.lock() {
             all.push(done);
         }
-        is_well
+        Ok(is_well)
     }
 
     fn talk(&self, flow: &mut Flow, kind: Kind, size: usize) -> io::Result<()> {
