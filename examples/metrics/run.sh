@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# A real Prometheus reads the counters of a gateway, and answers how many flows passed, failed and were denied.
+# A real Prometheus reads the counters of a gateway, and answers how many flows passed, failed and were denied. A real collector
+# of flows, nfcapd, gets each of them as IPFIX.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
-need curl nginx jq prometheus
+need curl nginx jq prometheus nfcapd nfdump
 sidetrack=$(sidetrack_binary)
 isolate "$@"
 
@@ -22,12 +23,21 @@ start gateway gateway "$sidetrack" up -c "$here/proxy.toml"
 wait_for gateway gateway 10.88.1.1 8080
 wait_for gateway gateway 10.88.3.1 9465
 
-say '3. Prometheus reads it once per second.'
+say '3. A collector of flows listens, and Prometheus reads the gateway once per second.'
 show "prometheus --config.file=${here##*/}/prometheus.yml"
 sed 's/^/    | /' "$here/prometheus.yml"
 start prometheus monitor prometheus --config.file="$here/prometheus.yml" --storage.tsdb.path="$work/prometheus" \
     --web.listen-address=10.88.3.2:9090
 wait_for prometheus monitor 10.88.3.2 9090
+
+show 'nfcapd -p 4739 -w flows'
+mkdir "$work/flows"
+start collector monitor nfcapd -b 10.88.3.2 -p 4739 -t 3600 -w "$work/flows"
+collector=${started[-1]}
+for ((try = 0; try < 600; try++)); do
+    if [ -n "$(on monitor ss -Hlun 'src 10.88.3.2 and sport = :4739')" ]; then break; fi
+    read -rt 0.1 <> <(:) || true
+done
 
 # ask QUERY: the first value that Prometheus answers; nothing if it has none.
 ask() {
@@ -65,6 +75,15 @@ bytes=$(ask 'sum(sidetrack_flow_bytes_total{direction="down"})')
 echo "    sum(sidetrack_flow_bytes_total{direction=\"down\"}) = $bytes"
 [ "$bytes" -gt 51 ] || fail 'three pages are more than that'
 
-say '6. The rule for alerts in prometheus.yml fires, because a fifth of the flows or more were denied.'
+say '6. What the collector knows: each flow with the bytes of both directions.'
+wait_until 'sidetrack_export_reports_total{to="ipfix"}' 5
+kill -TERM "$collector"
+wait "$collector" || true
+show 'nfdump -R flows -o biline'
+nfdump -q -R "$work/flows" -o biline | sed 's/^/    /'
+found=$(nfdump -q -R "$work/flows" -o json | jq -s -R '"[\(.)]" | fromjson | map(select(.out_bytes > 17)) | length')
+[ "$found" = 3 ] || fail "the collector has $found pages, not 3"
+
+say '7. The rule for alerts in prometheus.yml fires, because a fifth of the flows or more were denied.'
 wait_until 'ALERTS{alertname="ManyFlowsDenied",alertstate="firing"}' 1
 say 'Done.'

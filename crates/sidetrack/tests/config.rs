@@ -30,6 +30,9 @@ impl Surroundings for Machine {
     fn secret_file(&self, path: &str) -> io::Result<SecretFile> {
         match path {
             "gw.pass" => Ok(SecretFile { text: "ops:from-file\n".to_owned(), world_readable: false }),
+            "headers" => {
+                Ok(SecretFile { text: "# ours\nA: hunter2\nb:c\n\n".to_owned(), world_readable: false })
+            }
             "open.pass" => Ok(SecretFile { text: "hunter2\n".to_owned(), world_readable: true }),
             _ => Err(io::Error::new(io::ErrorKind::NotFound, "No such file or directory (os error 2)")),
         }

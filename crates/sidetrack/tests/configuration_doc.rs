@@ -94,8 +94,7 @@ fn the_tables_are_those_of_the_program() {
     let written = std::fs::read_to_string(document()).unwrap();
     let root = schema();
     let mut out = String::new();
-    let mut skipping = false;
-    let mut paths = Vec::new();
+    let (mut skipping, mut paths) = (false, Vec::new());
     for line in written.lines() {
         if line == "<!-- end -->" {
             skipping = false;
@@ -124,6 +123,7 @@ fn the_tables_are_those_of_the_program() {
         "admin.orchestrator",
         "record",
         "export.ipfix",
+        "export.otlp",
         "log",
         "limits",
         "run",

@@ -2,9 +2,10 @@
 
 use sidetrack::cli::doctor::report;
 use sidetrack::doctor::{
-    Check, DnsUse, EngineUse, Facts, Interface, Isolation, Level, Neighbour, Nftables, OverlayUse, ShuntUse,
-    Switch, TolerantUse, examine,
+    Check, CollectorUse, DnsUse, EngineUse, Facts, Interface, Isolation, Level, Neighbour, Nftables,
+    OverlayUse, ShuntUse, Switch, TolerantUse, examine,
 };
+use sidetrack_core::flow::Protocol;
 use sidetrack_core::shunt::FastPathKind;
 use sidetrack_sys::driver::{Offloads, Xdp};
 use sidetrack_sys::nft::{Feature, ListedChain, Probe};
@@ -53,6 +54,7 @@ fn good() -> Facts {
         overlay: None,
         page: None,
         dns: None,
+        collectors: Vec::new(),
     }
 }
 
@@ -114,6 +116,20 @@ fn a_taken_port_of_the_resolver_is_told_with_its_holder() {
     let taken = of(vec![("127.0.0.53:53".parse().unwrap(), Some("systemd-resolve".to_owned()))]);
     assert_eq!((taken.level, &*taken.found), (Level::Fail, "127.0.0.53:53 is in use by systemd-resolve"));
     assert!(taken.fix.unwrap().contains("DNSStubListener=no"));
+}
+
+#[test]
+fn collectors_are_reached_or_not() {
+    let of = |transport, reached| {
+        let one = CollectorUse { table: "export.ipfix", collector: "flows:4739".into(), transport, reached };
+        check(&Facts { collectors: vec![one], ..good() }, "collector")
+    };
+    let address = "192.0.2.1:4739".parse().unwrap();
+    assert_eq!(of(Protocol::Tcp, Ok(address)).level, Level::Ok);
+    assert!(of(Protocol::Udp, Ok(address)).found.contains("UDP shows no more"));
+    let absent = of(Protocol::Tcp, Err("refused".into()));
+    assert_eq!((absent.level, &*absent.found), (Level::Fail, "flows:4739 cannot be reached: refused"));
+    assert_eq!(absent.needed_for, "[export.ipfix]: reports of flows");
 }
 
 #[test]

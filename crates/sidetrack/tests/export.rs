@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod node;
+#[path = "export/otlp.rs"]
+mod otlp;
 #[path = "export/reader.rs"]
 mod reader;
 
@@ -40,6 +42,11 @@ fn server(address: &str) -> SocketAddr {
 
 /// A node with a port towards the server, one towards a port where no program listens, and one that rules deny.
 fn start(server: SocketAddr, export: &str) -> Up {
+    start_with(server, export, |_| {})
+}
+
+/// The same with more files in its folder.
+fn start_with(server: SocketAddr, export: &str, files: impl FnOnce(&std::path::Path)) -> Up {
     let listen = |name: &str, more: &str| {
         format!("[[listen]]\nname = \"{name}\"\nkind = \"reverse\"\naddress = \"127.0.0.1:0\"\n{more}\n")
     };
@@ -50,7 +57,8 @@ fn start(server: SocketAddr, export: &str) -> Up {
         listen("denied", &format!("to = \"{server}\"")),
         "[[rule]]\nname = \"all\"\nmatch = { listener = [\"port\", \"datagrams\"] }\ncarrier = \"direct\"\nkernel = \"never\"\n".into(),
     ];
-    Up::start("user = \"root\"\ndefault = \"deny\"\n[limits]\nudp_idle_timeout_ms = 500\n", &tables.concat())
+    let top = "user = \"root\"\ndefault = \"deny\"\n[limits]\nudp_idle_timeout_ms = 500\n";
+    Up::start_with(top, &tables.concat(), files)
 }
 
 fn address(node: &Up, listener: &str) -> SocketAddr {

@@ -340,7 +340,7 @@ impl AdminState {
     }
 
     /// All metrics as text.
-    fn metrics_text(&self) -> String {
+    pub fn metrics_text(&self) -> String {
         let config = self.control.config();
         let surroundings = Surroundings {
             fds_in_use: status::descriptors_in_use(),

@@ -261,9 +261,8 @@ async fn run(
     let control = Arc::new(super::control::ControlOf::new(node.clone(), handle, shunt.clone(), orchestrator));
     let paths =
         config.outgoing.as_ref().map(|settings| Paths::new(settings.clone(), node.clone(), current.clone()));
-    exports.start(&Around { mark: node.mark(), ledgers: ledgers.clone() }).context("[export]")?;
     let state = AdminState::new(ledgers.clone(), feed, metrics, control).with_history(history);
-    let state = state.with_exports(move || exports.counts()).with_captures(captures.begin(ledgers));
+    let state = exporting(state.with_captures(captures.begin(ledgers)), exports, node.mark())?;
     let (state, readiness) = state.starting();
     let windows = windows.serve(state, paths, &stopped);
     let (ready, watching) = oneshot::channel();
@@ -296,6 +295,16 @@ async fn run(
         Some(gone) => anyhow::bail!("{gone}"),
         None => node.take_back(),
     }
+}
+
+/// Starts to send to collectors. Returns the state that counts that, too.
+fn exporting(state: AdminState, exports: Arc<Exports>, mark: Option<u32>) -> anyhow::Result<AdminState> {
+    let counting = exports.clone();
+    let state = state.with_exports(move || counting.counts());
+    let (ledgers, shown) = (state.ledgers.clone(), state.clone());
+    let metrics = Arc::new(move || shown.metrics_text());
+    exports.start(&Around { mark, ledgers, metrics }).context("[export]")?;
+    Ok(state)
 }
 
 /// Records flows until `stop` becomes true, and then sends what waits for collectors.

@@ -35,7 +35,7 @@ pub use check::decision_tests::{DecisionTest, Expectation};
 pub use dns::{Dns, NameStanding};
 pub use early::Early;
 pub use engine::{Choice, EngineIo, EngineListener, Pattern};
-pub use export::{Export, Ipfix};
+pub use export::{Export, Ipfix, Otlp};
 pub use fixed::waiting_for_restart;
 pub use outgoing::Outgoing;
 pub use overlay::{Deliver, Group, Overlay, OverlayEdge, OverlayLink, OverlayNode, Packets, Target};

@@ -18,7 +18,7 @@ mod wire;
 
 pub use dns::{Dns, DnsMode};
 pub use engine::{Choice, Engine, EngineIo, Steering, SynCookies};
-pub use export::{Export, Ipfix, IpfixTransport};
+pub use export::{Export, Ipfix, IpfixTransport, Otlp};
 pub use function::Function;
 pub use htcp::{Htcp, HtcpSibling};
 pub use listen::{Dialect, Listen, ListenKind, UdpFiltering, UdpPorts};

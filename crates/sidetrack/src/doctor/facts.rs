@@ -1,5 +1,6 @@
 //! Gathers all that the checks need, as plain data.
 
+use super::collectors::{self, CollectorUse};
 use super::uses::{self, DnsUse, EngineUse, OverlayUse, ShuntUse};
 use crate::config::{Config, RunAs};
 use sidetrack_sys::caps::{self, CapabilitySet};
@@ -131,6 +132,8 @@ pub struct Facts {
     pub page: Option<SocketAddr>,
     /// What the resolver uses.
     pub dns: Option<DnsUse>,
+    /// The collectors of `[export]`.
+    pub collectors: Vec<CollectorUse>,
 }
 
 impl Facts {
@@ -154,6 +157,7 @@ impl Facts {
             wire: config.and_then(uses::wire),
             overlay: config.and_then(uses::overlay),
             dns: config.and_then(uses::dns),
+            collectors: config.map(collectors::look).unwrap_or_default(),
             ..Self::look(config)
         }
     }
@@ -186,6 +190,7 @@ impl Facts {
             wire: None,
             page: config.and_then(|config| config.admin.page),
             dns: None,
+            collectors: Vec::new(),
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! [`Facts::gather`] collects; [`examine`] judges, and is a pure function of what was collected.
 
+mod collectors;
 mod confinement;
 mod datagrams;
 mod engine;
@@ -17,6 +18,7 @@ mod shunt;
 mod uses;
 mod wire;
 
+pub use collectors::CollectorUse;
 pub use facts::{Facts, Isolation, Neighbour, Nftables, SETTINGS};
 pub use mend::{KEPT_IN, Plan, Setting, kept, plan};
 pub use rules::kernel_table;
@@ -135,6 +137,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
         wire::examine(facts),
         overlay::examine(facts),
         page::examine(facts),
+        collectors::examine(facts),
     ]
     .concat()
 }

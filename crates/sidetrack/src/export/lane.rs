@@ -15,18 +15,21 @@ pub(super) enum Drop {
     Full,
     /// The connection broke while they were sent, or the collector's host said that no program receives them.
     Lost,
+    /// The collector refused them for good.
+    Refused,
     /// The program ended before the collector took them.
     Ending,
 }
 
 impl Drop {
-    const ALL: [Self; 3] = [Self::Full, Self::Lost, Self::Ending];
+    const ALL: [Self; 4] = [Self::Full, Self::Lost, Self::Refused, Self::Ending];
 
     /// The word in metrics.
     const fn as_str(self) -> &'static str {
         match self {
             Self::Full => "full",
             Self::Lost => "lost",
+            Self::Refused => "refused",
             Self::Ending => "ending",
         }
     }
@@ -40,6 +43,8 @@ pub(super) struct Lane {
     sent: AtomicU64,
     dropped: [AtomicU64; Drop::ALL.len()],
     failures: AtomicU64,
+    /// Reports that were taken from the queue, and neither sent nor dropped yet.
+    held: AtomicU64,
     /// The latest attempt has failed.
     is_failing: AtomicBool,
 }
@@ -52,13 +57,32 @@ impl Lane {
             sent: AtomicU64::new(0),
             dropped: Default::default(),
             failures: AtomicU64::new(0),
+            held: AtomicU64::new(0),
             is_failing: AtomicBool::new(false),
         }
+    }
+
+    /// Notes reports that are about to be sent.
+    pub(super) fn hold(&self, reports: u64) {
+        self.held.fetch_add(reports, Relaxed);
+    }
+
+    fn release(&self, reports: u64) {
+        // Never fails: the function returns a number each time.
+        let _ = self.held.fetch_update(Relaxed, Relaxed, |held| Some(held.saturating_sub(reports)));
+    }
+
+    /// Drops all reports that are about to be sent.
+    pub(super) fn drop_held(&self, reason: Drop) -> u64 {
+        let left = self.held.load(Relaxed);
+        self.dropped(reason, left);
+        left
     }
 
     /// Notes reports that the collector, or its network, has taken.
     pub(super) fn sent(&self, reports: u64) {
         self.sent.fetch_add(reports, Relaxed);
+        self.release(reports);
         if self.is_failing.swap(false, Relaxed) {
             tracing::info!(to = self.name, "reports of flows are sent again");
         }
@@ -66,6 +90,9 @@ impl Lane {
 
     /// Notes reports that are not sent.
     pub(super) fn dropped(&self, reason: Drop, reports: u64) {
+        if reason != Drop::Full {
+            self.release(reports);
+        }
         let all = Drop::ALL.iter().zip(&self.dropped);
         all.filter(|(one, _)| **one == reason).for_each(|(_, count)| {
             count.fetch_add(reports, Relaxed);
@@ -82,12 +109,10 @@ impl Lane {
 
     /// Drops what still waits, and returns how many flows that are.
     pub(super) fn give_up(&self) -> u64 {
-        let mut left = 0;
         while let Some(batch) = self.queue.take() {
-            left += batch.len() as u64;
+            self.hold(batch.len() as u64);
         }
-        self.dropped(Drop::Ending, left);
-        left
+        self.drop_held(Drop::Ending)
     }
 
     pub(super) fn counts(&self) -> ExportCounts {
@@ -140,8 +165,11 @@ mod tests {
         assert!(lane.queue.take().is_some());
         lane.offer(&batch);
         assert_eq!(lane.counts().dropped[0].1, 100, "there is room again");
-        assert_eq!(lane.give_up(), offered - 100);
-        assert_eq!((lane.counts().waiting, lane.counts().dropped[2]), (0, ("ending", offered - 100)));
+        // The batch that was taken is on its way.
+        lane.hold(100);
+        lane.sent(60);
+        assert_eq!(lane.give_up(), offered - 60);
+        assert_eq!((lane.counts().waiting, lane.counts().dropped[3]), (0, ("ending", offered - 60)));
     }
 
     #[tokio::test]

@@ -8,19 +8,21 @@ mod backoff;
 mod dial;
 mod ipfix;
 mod lane;
+mod otlp;
 mod queue;
 
-use crate::config::{Export, Ipfix};
+use crate::config::{Export, Ipfix, Otlp};
 use crate::live::Ledger;
 use crate::metrics::ExportCounts;
 use crate::record::Offered;
 use lane::Lane;
+use ring::rand::{SecureRandom, SystemRandom};
 use sidetrack_sys::sync::lock;
 use std::future::Future;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How long sending what waits may take when the process stops.
 const LAST_REPORTS: Duration = Duration::from_secs(2);
@@ -32,11 +34,14 @@ pub struct Around {
     pub mark: Option<u32>,
     /// The running flows.
     pub ledgers: Vec<Arc<Ledger>>,
+    /// Returns what `/metrics` shows.
+    pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
 /// The collectors of this node.
 pub struct Exports {
     ipfix: Option<(Ipfix, Arc<Lane>)>,
+    otlp: Option<(Otlp, Arc<Lane>)>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -44,16 +49,20 @@ impl Exports {
     /// The queues of all collectors. Nothing is sent before [`Exports::start`].
     pub fn new(settings: &Export) -> Arc<Self> {
         let ipfix = settings.ipfix.clone().map(|ipfix| (ipfix, Arc::new(Lane::new("ipfix"))));
-        Arc::new(Self { ipfix, threads: Mutex::default() })
+        let otlp = settings.otlp.clone().map(|otlp| (otlp, Arc::new(Lane::new("otlp"))));
+        Arc::new(Self { ipfix, otlp, threads: Mutex::default() })
     }
 
     fn lanes(&self) -> impl Iterator<Item = &Arc<Lane>> {
-        self.ipfix.iter().map(|(_, lane)| lane)
+        let ipfix = self.ipfix.iter().map(|(_, lane)| lane);
+        ipfix.chain(self.otlp.iter().map(|(_, lane)| lane))
     }
 
     /// Where ended flows are offered.
     pub fn places(&self) -> Vec<Arc<dyn Offered>> {
-        self.lanes().map(|lane| lane.clone() as Arc<dyn Offered>).collect()
+        let ipfix = self.ipfix.iter().map(|(_, lane)| lane);
+        let otlp = self.otlp.iter().filter(|(settings, _)| settings.traces).map(|(_, lane)| lane);
+        ipfix.chain(otlp).map(|lane| lane.clone() as Arc<dyn Offered>).collect()
     }
 
     /// What was sent and dropped since the start.
@@ -68,6 +77,12 @@ impl Exports {
     pub fn start(&self, around: &Around) -> io::Result<()> {
         if let Some((settings, lane)) = &self.ipfix {
             let sending = ipfix::run(lane.clone(), settings.clone(), around.clone());
+            lock(&self.threads).push(thread(lane.clone(), sending)?);
+        }
+        if let Some((settings, lane)) = &self.otlp {
+            let mut seed = [0; 16];
+            SystemRandom::new().fill(&mut seed).map_err(|_| io::Error::other("no random numbers"))?;
+            let sending = otlp::run(lane.clone(), settings.clone(), around.clone(), seed);
             lock(&self.threads).push(thread(lane.clone(), sending)?);
         }
         Ok(())
@@ -109,4 +124,9 @@ fn thread(lane: Arc<Lane>, sending: impl Future<Output = ()> + Send + 'static) -
         // A look-up of a name may hang in the system's resolver.
         runtime.shutdown_background();
     })
+}
+
+/// Any number, for pauses that must not be the same on all nodes.
+fn chance() -> u32 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_micros()
 }

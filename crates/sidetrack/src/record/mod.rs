@@ -18,7 +18,7 @@ pub use recorder::{Observer, Offered, Recorder, VISIT_EVERY};
 pub use seen::{is_refusal, seen};
 pub use states::Reached;
 pub use text::Timestamp;
-pub use traced::{RuleTried, StepDone, TcpMeasured, Traced};
+pub use traced::{RuleTried, StepDone, TcpMeasured, Traced, steps_of};
 pub use writer::{BUFFER_MAX, RecordWriter, Target};
 
 use crate::live::{Batch, Decided, Ended, LiveFlow};

@@ -143,6 +143,11 @@ fn tried(policy: &Policy, decided: &Decided, flow: &LiveFlow, trace: &Trace) -> 
     policy.trace(about, seen).into_iter().map(line).collect()
 }
 
+/// The steps of a flow, in the order of time. `record` and `decided` are the flow's.
+pub fn steps_of(record: &FlowRecord<'_>, flow: &LiveFlow, decided: Option<&Decided>) -> Vec<StepDone> {
+    steps(record, &flow.trace(), decided.and_then(Decided::action))
+}
+
 /// The steps of a flow, those of its record among them, in the order of time.
 fn steps(record: &FlowRecord<'_>, trace: &Trace, action: Option<&Action>) -> Vec<StepDone> {
     let step = |at_seconds, step: &str, what| StepDone { at_seconds, step: step.to_owned(), what };

@@ -45,3 +45,39 @@ fn mistakes_are_told() {
         assert!(error.contains(said), "{said}:\n{error}");
     }
 }
+
+#[test]
+fn an_endpoint_has_a_port_and_a_path() {
+    let read = |keys: &str| {
+        read(&format!("[export.otlp]\n{keys}")).map(|config| config.export.otlp.expect("a collector"))
+    };
+    let otlp = read("endpoint = \"https://[2001:db8::1]/tenant/a/\"\nheaders_file = \"headers\"\n").unwrap();
+    assert_eq!(
+        (otlp.authority(), &otlp.prefix[..], otlp.secure),
+        ("[2001:db8::1]:4318".into(), "/tenant/a", true)
+    );
+    assert_eq!(
+        (otlp.interval, otlp.traces, otlp.metrics, otlp.headers.len()),
+        (Duration::from_secs(60), true, true, 2)
+    );
+    assert!(!format!("{otlp:?} {otlp}").contains("hunter2"), "{otlp:?}");
+    assert_eq!(read("endpoint = \"http://collector:80\"\n").unwrap().prefix, "");
+    let at = "endpoint = \"http://collector\"\n";
+    for (keys, said) in [
+        (String::new(), "[export.otlp] has no `endpoint`"),
+        ("endpoint = \"collector:4318\"\n".into(), "this is not the address of a collector"),
+        ("endpoint = \"ftp://collector\"\n".into(), "this is not the address of a collector"),
+        ("endpoint = \"http://user:word@collector\"\n".into(), "this is not the address of a collector"),
+        ("endpoint = \"http://collector/?a=b\"\n".into(), "this is not the address of a collector"),
+        ("endpoint = \"http://127.1\"\n".into(), "this is not the address of a collector"),
+        (format!("{at}interval_ms = 999\n"), "999 is out of range"),
+        (format!("{at}traces = false\nmetrics = false\n"), "neither traces nor metrics"),
+        (format!("{at}ca = \"ca.pem\"\n"), "`ca` without TLS"),
+        (format!("{at}headers_file = \"none\"\n"), "cannot read 'none'"),
+        (format!("{at}headers_file = \"open.pass\"\n"), "line 1 of 'open.pass' is not a field"),
+        ("endpoint = \"https://collector\"\nca = \"gw.pass\"\n".into(), "has no certificate"),
+    ] {
+        let error = read(&keys).expect_err(said);
+        assert!(error.contains(said) && !error.contains("hunter2"), "{said}:\n{error}");
+    }
+}

@@ -14,7 +14,10 @@ const DAY_MS: u64 = 86_400_000;
 impl Check<'_> {
     /// Checks where reports of flows go.
     pub(super) fn export(&mut self, raw: &raw::Export) -> Export {
-        Export { ipfix: raw.ipfix.as_ref().and_then(|ipfix| self.ipfix(ipfix)) }
+        Export {
+            ipfix: raw.ipfix.as_ref().and_then(|ipfix| self.ipfix(ipfix)),
+            otlp: raw.otlp.as_ref().and_then(|otlp| self.otlp(otlp)),
+        }
     }
 
     fn ipfix(&mut self, raw: &At<raw::Ipfix>) -> Option<Ipfix> {

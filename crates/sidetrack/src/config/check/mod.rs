@@ -14,6 +14,7 @@ mod groups;
 mod http;
 mod listen;
 mod lists;
+mod otlp;
 mod outgoing;
 mod overlay;
 mod overlay_link;

@@ -3,6 +3,7 @@
 use super::super::At;
 use schemars::JsonSchema;
 use serde::Deserialize;
+use std::collections::BTreeMap;
 
 /// Sends reports of ended flows to collectors (docs/export.md). `sidetrack up` reads this table; `sidetrack run` does not.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -10,6 +11,8 @@ use serde::Deserialize;
 pub struct Export {
     /// Sends flows in the format of IPFIX (RFC 7011). Default: off.
     pub ipfix: Option<At<Ipfix>>,
+    /// Sends flows as spans, and metrics, to OpenTelemetry (OTLP over HTTP). Default: off.
+    pub otlp: Option<At<Otlp>>,
 }
 
 /// A collector of IPFIX.
@@ -41,4 +44,27 @@ pub enum IpfixTransport {
     Udp,
     /// A connection.
     Tcp,
+}
+
+/// A collector of OpenTelemetry, by OTLP over HTTP.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Otlp {
+    /// The collector, "http://host:port" or "https://host:port", with a path before /v1/traces if it has one. Default port 4318.
+    #[schemars(required)]
+    pub endpoint: Option<At<String>>,
+    /// A file with fields for each request, such as "Authorization: Bearer TOKEN", one per line. Default: none.
+    pub headers_file: Option<At<String>>,
+    /// A PEM file with the authorities that sign the collector's certificate. Default: those of this system.
+    pub ca: Option<At<String>>,
+    /// Time between two reports of metrics, milliseconds, 1000 to 3600000. Default 60000.
+    pub interval_ms: Option<At<u64>>,
+    /// Whether ended flows are sent, as spans. Default true.
+    pub traces: Option<bool>,
+    /// Whether metrics are sent, those of /metrics. Default true.
+    pub metrics: Option<bool>,
+    /// Attributes of this node, such as { "deployment.environment.name" = "test" }. Default: "service.name" is "sidetrack",
+    /// "service.version" its version, and "service.instance.id" differs at each start.
+    #[serde(default)]
+    pub resource: BTreeMap<String, At<String>>,
 }

@@ -12,7 +12,7 @@ mod told;
 
 use super::backoff::Backoff;
 use super::lane::{Drop, Lane};
-use super::{Around, dial};
+use super::{Around, chance, dial};
 use crate::config::Ipfix;
 use crate::live::Batch;
 use crate::record::FlowRecord;
@@ -53,15 +53,15 @@ pub(super) async fn run(lane: Arc<Lane>, settings: Ipfix, around: Around) {
             Err(error) => error,
         };
         lane.failed(&error);
+        lane.drop_held(Drop::Lost);
         if lane.queue.is_closed() {
             return;
         }
         if lane.counts().sent > sent_before {
             backoff.reset();
         }
-        let chance = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_micros();
         tokio::select! {
-            () = tokio::time::sleep(backoff.next(chance)) => {}
+            () = tokio::time::sleep(backoff.next(chance())) => {}
             () = lane.queue.closing() => {}
         }
     }
@@ -136,6 +136,7 @@ impl Sender {
 
     /// Reports flows that have ended.
     async fn ended(&mut self, batch: &Batch, open: &mut Open) -> io::Result<()> {
+        self.lane.hold(batch.len() as u64);
         for past in batch.iter() {
             let ended = past.to_ended();
             let decided = ended.flow.decided();
@@ -162,6 +163,7 @@ impl Sender {
             if !is_decided || !self.told.is_due(flow.id.0, flow.opened) {
                 continue;
             }
+            self.lane.hold(1);
             let record = FlowRecord::live(&flow, decided.as_deref());
             open.session.add(self.now(), unix_s(), &self.told.running(&record, flow.trace().dialled));
             self.send(open).await?;
