@@ -83,8 +83,9 @@ impl<'a> Block<'a> {
 
     /// A time, as two halves.
     fn time(&mut self, time_ns: u64) {
-        self.u32((time_ns >> 32) as u32);
-        self.u32(time_ns as u32);
+        let [a, b, c, d, low @ ..] = time_ns.to_be_bytes();
+        self.u32(u32::from_be_bytes([a, b, c, d]));
+        self.u32(u32::from_be_bytes(low));
     }
 
     /// Bytes, filled up to 32 bits.
