@@ -23,6 +23,7 @@ mod sockets;
 mod systemd;
 mod threads;
 mod up;
+mod wires;
 
 pub use run::{Publish, Report, RunCommand, TapCommand, run};
 pub use sockets::{Bound, bind};

@@ -1,14 +1,14 @@
 //! `sidetrack cleanup`: finds what a crash has left behind, and removes it.
 //!
 //! Normally nothing is left: rules vanish with the process that owns them, and a guard process undoes the rest
-//! even after SIGKILL. These can be left: a table of `on_crash = "closed"` (intended); everything, on kernels
+//! even after SIGKILL. These can be left: a table of `on_crash = "closed"` and flows on the wire (intended); everything, on kernels
 //! without owned tables or if the guard was killed too; empty control groups; and a socket without a listener.
 
 use sidetrack_sys::cgroup::{Hierarchy, Leaf};
 use sidetrack_sys::netlink::{Error, Protocol, Socket};
 use sidetrack_sys::route::{RUN_MARKS, RUN_PID_BITS};
 use sidetrack_sys::undo::Action;
-use sidetrack_sys::{nft, probe, process, route};
+use sidetrack_sys::{bpf, nft, probe, process, route};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -23,6 +23,8 @@ pub struct Places {
     pub program: String,
     /// Admin sockets that may be stale.
     pub sockets: Vec<PathBuf>,
+    /// A folder of flows on the wire that may have been left, besides the usual ones.
+    pub pins: Option<PathBuf>,
 }
 
 /// A running instance in this network namespace.
@@ -52,6 +54,8 @@ pub fn survey(places: &Places) -> Survey {
         survey.look("nftables", tables());
         survey.look("policy rules and routes", routes());
     }
+    let pins = places.pins.iter().filter(|folder| bpf::Pins::lock(folder).is_ok()).cloned();
+    survey.leftovers.extend(bpf::abandoned_pins().into_iter().chain(pins).map(Action::EndWire));
     survey.leftovers.extend(cgroups_of_attach());
     survey.leftovers.extend(empty_cgroups());
     survey.leftovers.extend(places.sockets.iter().flat_map(|path| stale_sockets(path)));

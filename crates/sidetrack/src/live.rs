@@ -4,6 +4,7 @@
 //! Each worker owns one [`Ledger`]. Only the admin interface and the sweep for time-outs compete for its lock.
 //! Byte counts are atomics that only the owning worker writes.
 
+mod afar;
 mod batch;
 pub mod keys;
 mod ledger;
@@ -15,6 +16,7 @@ mod waiting;
 pub mod work;
 
 pub use crate::reactor::profile;
+pub use afar::Afar;
 pub use batch::{Batch, Past, Texts};
 pub use ledger::{Ledger, Slot};
 pub use spread::Spread;

@@ -6,8 +6,8 @@ mod user;
 pub use user::{Beside, DataPlane, data_capabilities};
 
 use crate::config::{
-    Config, Early, EngineIo, EngineListener, Listener, ListenerKind, OnCrash, Overlay, Shunt, ShuntPath,
-    SocksDatagrams, SocksListener,
+    Config, Early, EngineIo, EngineListener, Listener, ListenerKind, OnCrash, Overlay, PinnedAt, Shunt,
+    ShuntPath, SocksDatagrams, SocksListener,
 };
 use crate::steer::{self, Host, OWN_MARK, Steer, SteerError, TABLE};
 use serde::Serialize;
@@ -85,10 +85,13 @@ impl Plan {
         }
         steps.extend(carrying(config, &steer));
         steps.extend(config.shunt.iter().flat_map(shunting));
-        steps.extend(config.wire.map(|_| Step {
+        steps.extend(config.wire.as_ref().map(|wire| Step {
             what: "attach BPF programs to tcx ingress and egress of each Ethernet interface, for flows that go to the wire".into(),
             needs: Some("CAP_BPF and CAP_NET_ADMIN"),
-            undone: "goes with this process, also after SIGKILL",
+            undone: match wire.pins {
+                PinnedAt::None => "goes with this process, also after SIGKILL",
+                _ => "goes with this process; stays pinned after SIGKILL, for the next start or `sidetrack cleanup`",
+            },
         }));
         steps.extend(config.overlay.iter().flat_map(|overlay| overlaying(overlay, config.on_crash)));
         let left = |path: &crate::steer::Path| Left {

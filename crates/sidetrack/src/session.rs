@@ -11,7 +11,6 @@ mod held;
 mod hello;
 mod lane;
 mod near;
-mod on_wire;
 mod outgoing;
 mod parts;
 mod probe;
@@ -31,7 +30,7 @@ use crate::intercept::Listening;
 use crate::live::profile::Stage;
 use crate::live::{Ended, LiveFlow, Slot};
 use crate::reactor;
-use crate::worker::{Admission, Arrived, Worker};
+use crate::worker::{Admission, Arrived, Handed, Wired, Worker};
 use carrying::Moving;
 use containers::{offered, search};
 use sidetrack_core::chain::Chain;
@@ -67,6 +66,14 @@ impl Entry {
         self.note = Some(text);
     }
 
+    /// The flow goes on without its task. Returns what may keep something until its end.
+    pub(super) fn wired(&mut self, handed: Handed, detail: Option<String>) -> Option<Arc<Wired>> {
+        let slot = self.slot.take()?;
+        let notes = [self.note.take(), detail].into_iter().flatten();
+        let detail = notes.reduce(|one, other| one + "; " + &other);
+        Some(handed.go_on(&self.live, (&self.worker.ledger, slot), detail))
+    }
+
     /// Ends the flow. Only the first call counts.
     pub fn end(&mut self, reason: EndReason, detail: Option<String>) {
         if let Some(slot) = self.slot.take() {
@@ -100,9 +107,16 @@ pub fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived, r
     };
     reactor::spawn(async move {
         // Await by reference: awaiting by value would store the future twice in this task.
-        (&mut carrying).await;
-        drop(admission);
+        let wired = (&mut carrying).await;
+        keep(wired, admission);
     });
+}
+
+/// Keeps a flow's place among the flows for as long as it is on the wire, if it is there.
+pub fn keep(wired: Option<Arc<Wired>>, admission: Admission) {
+    if let Some(wired) = wired {
+        wired.keep(Box::new(admission));
+    }
 }
 
 /// A client that no limit turns away.

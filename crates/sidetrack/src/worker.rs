@@ -11,7 +11,7 @@ pub use far::WAITING_MAX as FAR_WAITING_MAX;
 use sidetrack_sys::sync::lock;
 use waiting::Places;
 pub use waiting::{CROWDED, Idle, Place};
-pub use wires::{Stays, Wires, WiresSeen};
+pub use wires::{Adopting, Adoption, Handed, Stays, Wired, Wires, WiresSeen};
 
 use crate::agreement::InForce;
 use crate::carry::tunnel::{AskDialing, Tunnels};
@@ -206,6 +206,11 @@ impl Shared {
     /// The number of the next flow.
     pub fn next_flow_id(&self) -> FlowId {
         FlowId(self.next_flow.fetch_add(1, Relaxed))
+    }
+
+    /// Flows of an earlier process have numbers up to this one.
+    pub fn numbers_begin_after(&self, last: u64) {
+        self.next_flow.fetch_max(last.saturating_add(1), Relaxed);
     }
 }
 

@@ -13,7 +13,7 @@ use std::process::Command;
 
 fn places(sockets: &[&Path]) -> Places {
     let sockets = sockets.iter().map(|path| path.to_path_buf()).collect();
-    Places { program: "no such program".into(), sockets }
+    Places { program: "no such program".into(), sockets, pins: None }
 }
 
 /// Leaves out control groups: those of other tests, which run at the same time, may be among them.
@@ -131,7 +131,7 @@ fn while_one_runs_its_rules_are_not_touched() {
         while std::fs::read(&arguments).unwrap().is_empty() {
             std::thread::yield_now();
         }
-        let places = Places { program: "sidetrack-under-test".into(), sockets: Vec::new() };
+        let places = Places { program: "sidetrack-under-test".into(), sockets: Vec::new(), pins: None };
         let during = found(&places);
         let said = undo(&during, false);
         child.kill().unwrap();

@@ -3,7 +3,7 @@
 use sidetrack::cli::doctor::report;
 use sidetrack::doctor::{
     Check, CollectorUse, DnsUse, EngineUse, Facts, Interface, Isolation, Level, Neighbour, Nftables,
-    OverlayUse, ShuntUse, Switch, TolerantUse, examine,
+    OverlayUse, ShuntUse, Switch, TolerantUse, WireUse, examine,
 };
 use sidetrack_core::flow::Protocol;
 use sidetrack_core::shunt::FastPathKind;
@@ -341,10 +341,14 @@ fn shunt(path: FastPathKind, bridged: bool) -> Facts {
 
 #[test]
 fn what_flows_on_the_wire_need_is_looked_at() {
-    let facts = |kernel: &str| Facts { kernel: kernel.into(), wire: Some(2), ..good() };
+    let on = |interfaces| Some(WireUse { interfaces, unpinned: None });
+    let facts = |kernel: &str| Facts { kernel: kernel.into(), wire: on(2), ..good() };
     assert_eq!(check(&facts("6.6.1"), "wire").level, Level::Ok);
     assert_eq!(check(&facts("6.1.0-18-amd64"), "wire").level, Level::Fail);
-    for poor in [Facts { net_admin: false, ..facts("7.0") }, Facts { wire: Some(0), ..facts("7.0") }] {
+    let unpinned = WireUse { interfaces: 2, unpinned: Some("/a is in no file system of type bpf".into()) };
+    let unpinned = Facts { wire: Some(unpinned), ..facts("7.0") };
+    for poor in [Facts { net_admin: false, ..facts("7.0") }, Facts { wire: on(0), ..facts("7.0") }, unpinned]
+    {
         let found = check(&poor, "wire");
         assert!(found.level == Level::Warn && found.fix.is_some(), "{found:?}");
     }

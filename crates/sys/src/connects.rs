@@ -227,7 +227,7 @@ fn thread_group(thread: u32) -> Option<Pid> {
 }
 
 /// The number of a socket's network namespace, which is never used again.
-fn network(socket: impl AsFd) -> Option<u64> {
+pub(crate) fn network(socket: impl AsFd) -> Option<u64> {
     let (mut cookie, mut length) = (0_u64, libc::socklen_t::try_from(size_of::<u64>()).ok()?);
     // SAFETY: the kernel writes at most `length` bytes to the number, and the length.
     let result = unsafe {

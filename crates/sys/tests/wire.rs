@@ -1,8 +1,8 @@
 //! Flows on the wire: a relay in user space hands its connection to the kernel while bytes go both ways.
 
 use sidetrack_core::time::Instant;
-use sidetrack_core::wire::{self, End, Joining, Look, Side, Step};
-use sidetrack_sys::bpf::{Adopted, WireEnd, WireId, WireMemory, WireOn, monotonic_ns};
+use sidetrack_core::wire::{self, End, Joining, Look, NOTE_BYTES, Side, Step};
+use sidetrack_sys::bpf::{Adopted, Pins, WireEnd, WireId, WireMemory, WireOn, monotonic_ns};
 use sidetrack_sys::repair::Gone;
 use sidetrack_sys::{repair, route};
 use sidetrack_testkit::streams::both_ways;
@@ -314,22 +314,29 @@ fn a_flow_outlives_the_process_that_put_it_there() {
         rustix::mount::mount("bpf", &place, "bpf", rustix::mount::MountFlags::empty(), None)
             .expect("mounted");
         let folder = place.join("sidetrack");
-        memory.pin(&folder, &on).expect("pinned");
-        assert_eq!(memory.pin(&folder, &on).expect_err("twice").kind(), ErrorKind::AlreadyExists);
+        let pins = Pins::open(&folder).expect("locked");
+        memory.pin(&pins).expect("pinned");
+        assert_eq!(memory.pin(&pins).expect_err("twice").kind(), ErrorKind::AlreadyExists);
+        on.iter().for_each(|on| on.pin(&pins).expect("pinned"));
+        memory.note(id, &[7; NOTE_BYTES]).expect("noted");
+        assert_eq!(Pins::lock(&folder).expect_err("it is in use").kind(), ErrorKind::WouldBlock);
         // As its end would do.
         drop((memory, on));
         client.write_all(b"without anybody").expect("sent");
         let mut bytes = [0; 15];
         server.read_exact(&mut bytes).expect("received");
         assert_eq!(&bytes, b"without anybody");
-        let (memory, on, found) = WireMemory::adopt(&folder, 8).expect("adopted");
+        let (memory, on, found) = WireMemory::adopt(&pins).expect("adopted");
+        assert_eq!(on.len(), 2);
+        assert_eq!(memory.noted(id).expect("read"), Some(vec![7; NOTE_BYTES]));
         let ends = sides.map(|side| (side.remote, side.local));
         let next = sides.map(|side| side.next);
         assert_eq!(found, [Adopted { id, is_joining: false, ends, next }]);
         let carried = memory.look(id)[0].standing.sent.wrapping_sub(next[0]);
         assert_eq!(carried, 12 + 15, "it counts on");
         assert!(memory.join(&sides).is_err(), "its ends are known");
-        std::fs::remove_dir_all(&folder).expect("removed");
+        pins.remove().expect("removed");
+        assert!(!folder.exists());
         drop(client);
         drop(server);
         eventually("it ends", || memory.ended(id) == Some(WireEnd::Finished));

@@ -10,8 +10,10 @@
 //! the numbers, and `bpf/wire.bpf.c` passes the packets on.
 
 mod joining;
+mod note;
 
 pub use joining::{Joining, Look, Step};
+pub use note::{MAGIC as NOTE_MAGIC, NOTE_BYTES, Note, NoteError, VERSION as NOTE_VERSION};
 
 use std::fmt;
 use std::net::SocketAddr;

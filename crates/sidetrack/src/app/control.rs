@@ -159,7 +159,7 @@ impl Control for ControlOf {
     fn wires(&self) -> Option<WireCounts> {
         let seen = self.node.shared.wires()?.seen();
         let stayed = Stays::ALL.map(Stays::as_str).into_iter().zip(seen.stayed).collect();
-        Some(WireCounts { flows: seen.flows, taken: seen.taken, stayed })
+        Some(WireCounts { flows: seen.flows, taken: seen.taken, adopted: seen.adopted, stayed })
     }
 
     fn dns(&self) -> Option<DnsCounts> {

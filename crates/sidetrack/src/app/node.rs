@@ -142,7 +142,8 @@ impl Prepared {
         let file = config.agreement.as_ref().zip(user);
         let writer = file.map(|(file, user)| agreement::Writer::start(&file.path, user)).transpose()?;
         let hold = Holding::open(config)?;
-        let wires = config.wire.map(|wire| Wires::open(wire.flows_max)).transpose();
+        let becomes = user.map(|user| (user.uid, user.gid));
+        let wires = config.wire.as_ref().map(|wire| Wires::open(wire, becomes)).transpose();
         let wires = wires.context("cannot let the kernel take flows over (shunt.fast_path = \"wire\")")?;
         Ok(Self {
             workers,
@@ -175,8 +176,9 @@ impl Prepared {
         let of_packets = self.overlay.as_ref().map_or(CapabilitySet::empty(), overlay::Bound::needs);
         let of_packets = of_packets | self.hold.needs();
         rights::give_up(config, file, user, of_packets)?;
+        let pins = self.wires.as_ref().and_then(|wires| wires.pinned_at());
         // For an unprivileged user, a guard process removes the socket.
-        paths::restrict(config, file, socket.filter(|_| user.is_none()));
+        paths::restrict(config, file, socket.filter(|_| user.is_none()), pins);
         if was_root {
             confine::close_memory().context("PR_SET_DUMPABLE")?;
         }
@@ -248,6 +250,7 @@ impl Prepared {
         super::containers::first(&shared, self.containers)?;
         shared.agreement.store(self.agreement);
         let fleet = Fleet::start(&shared, self.workers)?;
+        super::wires::adopt(&shared, fleet.ledgers())?;
         let served = bound.into_iter().map(|(listener, bound)| {
             let serving = bound.into_iter().map(|bound| fleet.serve(bound)).collect();
             Served { listener, serving }
@@ -482,6 +485,7 @@ impl Node {
         if let Some(fleet) = lock(&self.fleet).take() {
             fleet.stop();
         }
+        self.shared.wires().into_iter().for_each(|wires| wires.stop());
         if let Some(overlay) = &self.overlay {
             overlay.stop();
         }

@@ -6,12 +6,14 @@ use super::rights::named;
 use crate::config::{AdminAt, Config};
 use crate::rights::{self, allow};
 use sidetrack_sys::landlock::{Allowed, May};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Restricts this thread and those it starts to the files of the configuration. `socket`: the admin socket, if this process
-/// removes it.
-pub(super) fn restrict(config: &Config, file: &Path, socket: Option<&Path>) {
-    rights::restrict(&allowed(config, file, socket));
+/// removes it. `pins`: the folder of what outlives this process.
+pub(super) fn restrict(config: &Config, file: &Path, socket: Option<&Path>, pins: Option<PathBuf>) {
+    let mut allowed = allowed(config, file, socket);
+    allowed.extend(pins.map(|path| Allowed { path, may: May::Change }));
+    rights::restrict(&allowed);
 }
 
 fn allowed(config: &Config, file: &Path, socket: Option<&Path>) -> Vec<Allowed> {

@@ -16,6 +16,7 @@ use crate::record::history::{History, Settings};
 use crate::record::{Feed, RecordWriter, Recorder, Target};
 use crate::reload::{ReloadHandle, Reloader};
 use crate::rights::DataUser;
+use crate::worker::Wires;
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use sidetrack_sys::caps::{self, CapabilitySet};
@@ -48,7 +49,11 @@ pub fn up(options: &UpOptions) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read {}: give the file with -c FILE", path.display()))?;
     let name = path.display().to_string();
-    let config = Config::from_text(&name, &text).map_err(crate::config::BadConfiguration::from)?;
+    let mut config = Config::from_text(&name, &text).map_err(crate::config::BadConfiguration::from)?;
+    if config.wire.is_none() && Wires::are_left() {
+        // The rules decide about the flows that an earlier process has left.
+        config.wire = Some(crate::config::Wire::default());
+    }
     log_as(&config);
     warn(&name, &text, &config);
     // Before other processes are started, because they inherit this.

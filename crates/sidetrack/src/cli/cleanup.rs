@@ -19,6 +19,9 @@ pub struct CleanupArgs {
     /// Another admin socket that may have been left
     #[arg(long, value_name = "PATH")]
     admin: Option<PathBuf>,
+    /// Another folder of flows on the wire that may have been left ([wire] pins)
+    #[arg(long, value_name = "FOLDER")]
+    pins: Option<PathBuf>,
     /// The container engine's socket, if it is at none of the usual places
     #[arg(long, value_name = "PATH")]
     engine: Option<PathBuf>,
@@ -38,7 +41,12 @@ pub fn run(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
     sockets.dedup();
     let program =
         std::env::current_exe().ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
-    let places = Places { program: program.unwrap_or_else(|| "sidetrack".to_owned()), sockets };
+    let pins = args.pins.clone();
+    let places = Places { program: program.unwrap_or_else(|| "sidetrack".to_owned()), sockets, pins };
+    if !args.dry_run {
+        // No flow is in them, so they are not reported.
+        sidetrack_sys::bpf::remove_orphans();
+    }
     let mut printed = undo(&survey(&places), args.dry_run);
     let containers = remove_containers(args.engine.as_deref(), args.dry_run);
     if printed.out == NOTHING && !(containers.out.is_empty() && containers.err.is_empty()) {

@@ -1,8 +1,8 @@
 //! Settings that a reload cannot change: the program reads them only at the start.
 
 use super::{
-    Admin, AdminAt, AgreementFile, CaptureAt, Config, Export, History, Limits, OrchestratorAt, Record,
-    RecordTo, Wire,
+    Admin, AdminAt, AgreementFile, CaptureAt, Config, Export, History, Limits, OrchestratorAt, PinnedAt,
+    Record, RecordTo, Wire,
 };
 use std::fmt::Display;
 
@@ -58,6 +58,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         ("[export.ipfix]", or_none(ipfix.as_ref()), or_none(new.export.ipfix.as_ref())),
         ("[capture]", captured(*capture), captured(new.capture)),
         ("[wire] flows_max", flows(wire.as_ref()), flows(new.wire.as_ref())),
+        ("[wire] pins", pins(wire.as_ref()), pins(new.wire.as_ref())),
         ("[policy] history", history(agreement.as_ref()), history(new.agreement.as_ref())),
         ("[containers] engine", path(container_engine.as_deref()), path(new.container_engine.as_deref())),
     ];
@@ -94,6 +95,14 @@ fn captured(capture: CaptureAt) -> String {
 
 fn flows(wire: Option<&Wire>) -> String {
     wire.map_or_else(String::new, |wire| wire.flows_max.to_string())
+}
+
+fn pins(wire: Option<&Wire>) -> String {
+    match wire.map(|wire| &wire.pins) {
+        None | Some(PinnedAt::None) => String::new(),
+        Some(PinnedAt::Default) => "the default".to_owned(),
+        Some(PinnedAt::Folder(folder)) => folder.display().to_string(),
+    }
 }
 
 fn history(file: Option<&AgreementFile>) -> String {

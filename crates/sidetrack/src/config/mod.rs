@@ -48,7 +48,7 @@ pub use sidetrack_common::file::{At, BadConfiguration, ConfigError, List, Proble
 pub use sidetrack_common::rights::RunAs;
 pub use surroundings::{SecretFile, Surroundings, System, numbered};
 pub use tap::Tap;
-pub use wire::Wire;
+pub use wire::{OnWireCrash, PinnedAt, Wire};
 
 use crate::tls::{Mutual, Own};
 use sidetrack_common::file::{nearest, parse_all};

@@ -34,7 +34,7 @@ pub use shunt::{
 };
 pub use tap::Tap;
 pub use tunnel::{Transport, Tunnel};
-pub use wire::Wire;
+pub use wire::{OnWireCrash, Wire};
 
 mod admin;
 mod log;

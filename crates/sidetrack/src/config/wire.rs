@@ -1,16 +1,34 @@
 //! The checked `[wire]`.
 
 use super::Config;
+pub use super::raw::OnWireCrash;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::policy::{Carry, FastPathKind, ShuntAfter};
+use std::path::PathBuf;
 
 /// Flows of listeners that the kernel takes over from our sockets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wire {
     /// Flows whose rule does not say when go to the wire after this number of bytes. `None`: they stay.
     pub after_bytes: Option<u64>,
     /// Most flows on the wire at a time.
     pub flows_max: u32,
+    /// Where names keep the flows alive when the process dies.
+    pub pins: PinnedAt,
+    /// What the next start does with flows of a process that died.
+    pub on_crash: OnWireCrash,
+}
+
+/// A folder in a file system of type `bpf`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum PinnedAt {
+    /// One of this network namespace.
+    #[default]
+    Default,
+    /// This one.
+    Folder(PathBuf),
+    /// None: flows end with the process.
+    None,
 }
 
 impl Wire {
@@ -20,7 +38,8 @@ impl Wire {
 
 impl Default for Wire {
     fn default() -> Self {
-        Self { after_bytes: None, flows_max: Self::FLOWS_MAX }
+        let (pins, on_crash) = (PinnedAt::default(), OnWireCrash::default());
+        Self { after_bytes: None, flows_max: Self::FLOWS_MAX, pins, on_crash }
     }
 }
 
@@ -35,7 +54,7 @@ impl Config {
         match carry.shunt.filter(|after| [wire, Some(FastPathKind::None)].contains(&after.fast_path)) {
             Some(after) => (after.fast_path == wire).then_some(after),
             None => {
-                let bytes = self.wire?.after_bytes?;
+                let bytes = self.wire.as_ref()?.after_bytes?;
                 Some(ShuntAfter { bytes, ms: 0, fast_path: wire })
             }
         }

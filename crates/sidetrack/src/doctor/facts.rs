@@ -1,7 +1,7 @@
 //! Gathers all that the checks need, as plain data.
 
 use super::collectors::{self, CollectorUse};
-use super::uses::{self, DnsUse, EngineUse, OverlayUse, ShuntUse};
+use super::uses::{self, DnsUse, EngineUse, OverlayUse, ShuntUse, WireUse};
 use crate::config::{Config, RunAs};
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::cgroup::Hierarchy;
@@ -124,8 +124,8 @@ pub struct Facts {
     pub engines: Vec<EngineUse>,
     /// What the shunt uses.
     pub shunt: Option<ShuntUse>,
-    /// The number of interfaces with Ethernet addresses, if flows go to the wire.
-    pub wire: Option<usize>,
+    /// What the wire uses, if flows go there.
+    pub wire: Option<WireUse>,
     /// What the overlay uses.
     pub overlay: Option<OverlayUse>,
     /// The address of the page (`page` of `[admin]`).

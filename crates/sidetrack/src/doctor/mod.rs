@@ -22,7 +22,7 @@ pub use collectors::CollectorUse;
 pub use facts::{Facts, Isolation, Neighbour, Nftables, SETTINGS};
 pub use mend::{KEPT_IN, Plan, Setting, kept, plan};
 pub use rules::kernel_table;
-pub use uses::{DnsUse, EngineUse, Interface, OverlayUse, ShuntUse, Switch, TolerantUse};
+pub use uses::{DnsUse, EngineUse, Interface, OverlayUse, ShuntUse, Switch, TolerantUse, WireUse};
 
 use serde::Serialize;
 

@@ -1,10 +1,11 @@
 //! The interfaces of this machine that the configuration uses, for the packet engine and the shunt.
 
-use crate::config::{Config, EngineIo, ListenerKind, ShuntPath};
+use crate::config::{Config, EngineIo, ListenerKind, PinnedAt, ShuntPath};
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::overlay::service::Trust;
 use sidetrack_core::policy::Action;
 use sidetrack_core::shunt::FastPathKind;
+use sidetrack_sys::bpf::{default_pins, pins_obstacle};
 use sidetrack_sys::driver::{self, Offloads, Xdp};
 use sidetrack_sys::ports::{self, PortKind};
 use sidetrack_sys::{link, udp, xsk};
@@ -185,10 +186,31 @@ pub(super) fn shunt(config: &Config) -> Option<ShuntUse> {
     })
 }
 
-/// Returns the number of interfaces on which flows can go to the wire, if a configuration wants that.
-pub(super) fn wire(config: &Config) -> Option<usize> {
-    config.wire?;
-    Some(link::interfaces().unwrap_or_default().iter().filter(|interface| interface.is_ethernet()).count())
+/// What the wire uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WireUse {
+    /// The number of interfaces with Ethernet addresses.
+    pub interfaces: usize,
+    /// Why flows end with the process, although the configuration does not say so.
+    pub unpinned: Option<String>,
+}
+
+/// Looks at what the wire uses, if a configuration wants flows to go there.
+pub(super) fn wire(config: &Config) -> Option<WireUse> {
+    let wire = config.wire.as_ref()?;
+    let interfaces = link::interfaces().unwrap_or_default();
+    let unpinned = match &wire.pins {
+        PinnedAt::None => None,
+        PinnedAt::Default => match default_pins() {
+            Ok(folder) => pins_obstacle(&folder),
+            Err(error) => Some(error.to_string()),
+        },
+        PinnedAt::Folder(folder) => pins_obstacle(folder),
+    };
+    Some(WireUse {
+        interfaces: interfaces.iter().filter(|interface| interface.is_ethernet()).count(),
+        unpinned,
+    })
 }
 
 fn look_for_switch(listen: Vec<SocketAddr>) -> Switch {

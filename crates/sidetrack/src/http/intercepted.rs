@@ -7,7 +7,7 @@ use super::open::{Inside, Opened};
 use crate::carry::Client;
 use crate::intercept::{Catches, Listening, redirect};
 use crate::reactor::timeout_at;
-use crate::session::{Admitted, Entry, Passage, carry_on};
+use crate::session::{Admitted, Entry, Passage, carry_on, keep};
 use crate::worker::{CROWDED, Place, Worker};
 use sidetrack_core::flow::{Destination, EndReason, Side};
 use sidetrack_core::http::head::{Head, request_head};
@@ -41,7 +41,8 @@ pub(super) async fn intercepted(
         None => Some((client, Entry::new(&worker))),
     };
     if let Some((client, entry)) = untouched {
-        carry_on(passage, client, entry).await;
+        let wired = carry_on(passage, client, entry).await;
+        return keep(wired, admission);
     }
     drop(admission);
 }

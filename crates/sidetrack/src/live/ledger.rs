@@ -1,7 +1,7 @@
 //! The flows of one worker.
 
 use super::waiting::{ENDED_MAX, Waiting};
-use super::{Batch, Ended, LiveFlow, Tally, UNSET, lock};
+use super::{Afar, Batch, Ended, LiveFlow, Tally, UNSET, lock};
 use sidetrack_core::deadlines::Deadlines;
 use sidetrack_core::time::Instant;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -30,11 +30,29 @@ const COUNTED_MAX: usize = 1 << 18;
 
 #[derive(Debug, Default)]
 struct LedgerInner {
-    slots: Vec<Option<Arc<LiveFlow>>>,
+    slots: Vec<Option<Place>>,
     free: Vec<u32>,
     dropped: u64,
     live: usize,
     tallies: Vec<Tally>,
+}
+
+/// A running flow.
+#[derive(Clone, Debug)]
+enum Place {
+    /// Its task is here.
+    Here(Arc<LiveFlow>),
+    /// It has no task any more.
+    Afar(Arc<dyn Afar>),
+}
+
+impl Place {
+    fn flow(&self) -> Option<Arc<LiveFlow>> {
+        match self {
+            Self::Here(flow) => Some(flow.clone()),
+            Self::Afar(afar) => afar.clone().flow(),
+        }
+    }
 }
 
 /// A flow's index in its worker's ledger.
@@ -46,19 +64,35 @@ impl Ledger {
     pub fn enter(&self, flow: Arc<LiveFlow>) -> Slot {
         super::legs::begun(&flow);
         let mut inner = lock(&self.inner);
-        inner.live += 1;
-        let index = inner.free.pop().unwrap_or_else(|| {
-            inner.slots.push(None);
-            u32::try_from(inner.slots.len() - 1).unwrap_or(u32::MAX)
-        });
+        let index = inner.take_slot();
         // A check that an earlier flow in this slot has asked for is still done.
         let look = lock(&self.looks).look_at(index).map_or(UNSET, |at| at.as_nanos());
         flow.look.store(look, Relaxed);
         // Cannot fail: a flow is entered once.
         let _ = flow.looks.set((self.looks.clone(), index));
         flow.be_looked_at();
-        inner.slots[index as usize] = Some(flow);
+        inner.slots[index as usize] = Some(Place::Here(flow));
         Slot(index)
+    }
+
+    /// Enters a flow without a task.
+    pub fn enter_afar(&self, flow: Arc<dyn Afar>) -> Slot {
+        let mut inner = lock(&self.inner);
+        let index = inner.take_slot();
+        inner.slots[index as usize] = Some(Place::Afar(flow));
+        Slot(index)
+    }
+
+    /// A running flow goes on without its task.
+    pub fn go_afar(&self, slot: Slot, flow: Arc<dyn Afar>) {
+        let before = lock(&self.inner)
+            .slots
+            .get_mut(slot.0 as usize)
+            .and_then(|place| place.replace(Place::Afar(flow)));
+        if let Some(Place::Here(flow)) = before {
+            // The waker keeps its task's memory alive.
+            *lock(&flow.waker) = None;
+        }
     }
 
     /// How many ended connections of the packet engine are stored with a record between two visits of the
@@ -82,6 +116,15 @@ impl Ledger {
         drop(inner);
         // The waker keeps its task's memory alive.
         *lock(&ended.flow.waker) = None;
+    }
+
+    /// Removes a running flow of which nothing is known any more.
+    pub fn forget(&self, slot: Slot) {
+        let mut inner = lock(&self.inner);
+        if inner.slots.get_mut(slot.0 as usize).and_then(Option::take).is_some() {
+            inner.live -= 1;
+            inner.free.push(slot.0);
+        }
     }
 
     /// Adds a flow that was never running here: the kernel carried it, or it was rejected.
@@ -133,7 +176,9 @@ impl Ledger {
 
     /// The flows that are running now.
     pub fn snapshot(&self) -> Vec<Arc<LiveFlow>> {
-        lock(&self.inner).slots.iter().flatten().cloned().collect()
+        let places: Vec<_> = lock(&self.inner).slots.iter().flatten().cloned().collect();
+        // Those afar are put together without the lock.
+        places.into_iter().filter_map(|place| place.flow()).collect()
     }
 
     /// Wakes the owners of flows whose deadline has passed. Checks only flows that are due for a check.
@@ -142,7 +187,8 @@ impl Ledger {
         loop {
             let Some(place) = lock(&self.looks).due(now) else { return };
             let flow = lock(&self.inner).slots.get(place as usize).and_then(Clone::clone);
-            if let Some(again) = flow.and_then(|flow| flow.looked_at(now)) {
+            let Some(Place::Here(flow)) = flow else { continue };
+            if let Some(again) = flow.looked_at(now) {
                 lock(&self.looks).by(place, again);
             }
         }
@@ -155,7 +201,12 @@ impl Ledger {
 
     /// Returns the running flow with this number.
     pub fn find(&self, id: u64) -> Option<Arc<LiveFlow>> {
-        lock(&self.inner).slots.iter().flatten().find(|flow| flow.id.0 == id).cloned()
+        let is_it = |place: &&Place| match place {
+            Place::Here(flow) => flow.id.0 == id,
+            Place::Afar(afar) => afar.number().0 == id,
+        };
+        let found = lock(&self.inner).slots.iter().flatten().find(is_it).cloned();
+        found?.flow()
     }
 
     /// Takes the next batch of ended flows.
@@ -177,6 +228,14 @@ impl Ledger {
 }
 
 impl LedgerInner {
+    fn take_slot(&mut self) -> u32 {
+        self.live += 1;
+        self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+        })
+    }
+
     /// Adds the flow to the count of its kind: the same rule, carrier and end reason.
     fn only_count(&mut self, ended: &Ended) {
         let decided = ended.flow.decided();

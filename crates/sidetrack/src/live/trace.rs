@@ -184,6 +184,18 @@ impl Trace {
         self == &Self::default()
     }
 
+    /// Returns its compact form.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.put(&mut bytes);
+        bytes
+    }
+
+    /// Reads its compact form. Other bytes read as something else.
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        Self::read(&mut Reader::new(bytes))
+    }
+
     /// Appends its compact form: nothing, if nothing is known.
     pub(super) fn put(&self, out: &mut Vec<u8>) {
         if self.is_empty() {

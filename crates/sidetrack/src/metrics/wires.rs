@@ -13,6 +13,8 @@ pub struct WireCounts {
     pub flows: u64,
     /// Flows that went there since the start.
     pub taken: u64,
+    /// Flows of an earlier process that this one went on with.
+    pub adopted: u64,
     /// Flows that stayed with their sockets, by the reason.
     pub stayed: Vec<(&'static str, u64)>,
 }
@@ -21,6 +23,7 @@ pub struct WireCounts {
 pub(super) struct WireMetrics {
     flows: Gauge,
     taken: Counter,
+    adopted: Counter,
     stayed: Family<ReasonLabel, Counter>,
 }
 
@@ -32,6 +35,11 @@ impl WireMetrics {
             self.flows.clone(),
         );
         to.register("wire_taken_flows", "Flows that the kernel has taken over", self.taken.clone());
+        to.register(
+            "wire_adopted_flows",
+            "Flows that an earlier process had left on the wire, and that go on",
+            self.adopted.clone(),
+        );
         to.register(
             "wire_stayed_flows",
             "Attempts after which a flow stayed with its sockets, by the reason",
@@ -45,6 +53,7 @@ impl Metrics {
     pub fn read_wires(&self, counts: &WireCounts) {
         self.wires.flows.set(signed(counts.flows));
         raise(&self.wires.taken, counts.taken);
+        raise(&self.wires.adopted, counts.adopted);
         for &(reason, total) in &counts.stayed {
             raise(&self.wires.stayed.get_or_create_owned(&ReasonLabel { reason }), total);
         }

@@ -12,7 +12,7 @@ use crate::intercept::Listening;
 use crate::intercept::hold::Held;
 use crate::live::{Clock, LiveFlow, Multipath, Spread};
 use crate::reactor::TcpStream;
-use crate::worker::{FlowOfSession, Worker};
+use crate::worker::{FlowOfSession, Wired, Worker};
 use sidetrack_core::chain::Chain;
 use sidetrack_core::policy::Action;
 use sidetrack_core::splice;
@@ -72,20 +72,28 @@ struct Carried {
 }
 
 impl Carried {
-    fn end(self, ending: Ending) {
+    /// Ends the flow, or lets it go on without this task.
+    fn end(self, ending: Ending) -> Option<Arc<Wired>> {
         let Self { mut entry, part_of, note, spread, .. } = self;
+        if let Some(handed) = ending.wired {
+            let wired = entry.wired(*handed, note.map(Into::into))?;
+            part_of.into_iter().for_each(|session| wired.keep(Box::new(session)));
+            return Some(wired);
+        }
         drop(part_of);
         let own = ending.error.map(|error| error.to_string()).or(note.map(Into::into));
         let parts = [own, spread.map(|spread| spread.to_string())];
         let detail = parts.into_iter().flatten().reduce(|own, spread| own + "; " + &spread);
         entry.end(ending.reason, detail);
+        None
     }
 }
 
 impl Future for Carrying {
-    type Output = ();
+    /// The flow, if it goes on without this task.
+    type Output = Option<Arc<Wired>>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Arc<Wired>>> {
         let this = self.get_mut();
         loop {
             let next = match &mut this.stage {
@@ -96,12 +104,12 @@ impl Future for Carrying {
                 }
                 Stage::Moving(carried) => {
                     let ending = ready!(Pin::new(&mut carried.motion).poll(cx));
-                    if let Stage::Moving(carried) = std::mem::replace(&mut this.stage, Stage::Over) {
-                        carried.end(ending);
-                    }
-                    return Poll::Ready(());
+                    let Stage::Moving(carried) = std::mem::replace(&mut this.stage, Stage::Over) else {
+                        return Poll::Ready(None);
+                    };
+                    return Poll::Ready(carried.end(ending));
                 }
-                Stage::Over => return Poll::Ready(()),
+                Stage::Over => return Poll::Ready(None),
             };
             this.stage = next;
         }

@@ -48,8 +48,9 @@ pub fn serve_held(worker: Arc<Worker>, held: Held) {
     let passage = Passage { worker, listening, peer, connect: None, held: Some(held), relays: None };
     let mut carrying = carry_on(passage, client, entry);
     reactor::spawn(async move {
-        (&mut carrying).await;
-        drop((admission, far));
+        let wired = (&mut carrying).await;
+        drop(far);
+        super::keep(wired, admission);
     });
 }
 

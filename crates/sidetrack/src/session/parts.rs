@@ -143,7 +143,11 @@ impl Part {
             Some(function) => {
                 let said = ending.error.map(|error| format!(" ({error})")).unwrap_or_default();
                 let words = format!("function '{function}': cut the flow{said}");
-                Ending { reason: EndReason::FunctionFailed, error: Some(io::Error::other(words)) }
+                Ending {
+                    reason: EndReason::FunctionFailed,
+                    error: Some(io::Error::other(words)),
+                    wired: None,
+                }
             }
         }
     }
@@ -173,7 +177,7 @@ impl Future for Parts {
             return Poll::Ready(this.end(ending));
         }
         if this.parts.iter().all(|part| part.is_over) {
-            return Poll::Ready(this.end(Ending { reason: EndReason::Ok, error: None }));
+            return Poll::Ready(this.end(Ending { reason: EndReason::Ok, error: None, wired: None }));
         }
         this.count();
         let deadline = this.parts.iter().filter(|part| !part.is_over).filter_map(|part| part.live.deadline());

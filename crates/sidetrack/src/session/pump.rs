@@ -18,6 +18,7 @@ use super::probe::Probe;
 use crate::carry::Wire;
 use crate::live::{Clock, LiveFlow, TcpSeen, legs, profile::Stage};
 use crate::reactor::TcpStream;
+use crate::worker::Handed;
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::splice::{Config, Input, Output, Splice};
@@ -58,6 +59,8 @@ pub struct Ending {
     pub reason: EndReason,
     /// The error of the socket, if there was one.
     pub error: Option<io::Error>,
+    /// The kernel has taken the flow over: it has not ended.
+    pub wired: Option<Box<Handed>>,
 }
 
 /// Bytes that were just read and are in the thread's buffer.
@@ -173,9 +176,6 @@ impl<W: Wire> Pump<W> {
     /// Does what the core asks until it waits or ends.
     fn run(&mut self, cx: &mut Context<'_>, scratch: &mut [u8]) -> Poll<(EndReason, bool)> {
         let now = self.clock.now();
-        if self.is_on_wire() {
-            return self.lead(cx, now).map_or(Poll::Pending, Poll::Ready);
-        }
         for side in [Side::Client, Side::Server] {
             self.wire(side).tend(cx);
         }
@@ -226,8 +226,8 @@ impl<W: Wire> Pump<W> {
             self.core.handle(now, input);
         }
         self.stash(&mut fresh, scratch);
-        if let Some(led) = self.lead_on(cx, now) {
-            return led;
+        if let Some(end) = self.lead(cx, now) {
+            return Poll::Ready(end);
         }
         if self.core.active() == now {
             self.live.touch(self.live.age());
@@ -545,6 +545,10 @@ impl<W: Wire> Future for Pump<W> {
         let this = self.get_mut();
         this.live.set_waker(cx.waker());
         let (reason, reset) = ready!(BUFFER.with_borrow_mut(|scratch| this.run(cx, scratch)));
+        let wired = this.wiring.take_if(|wiring| wiring.is_on_wire()).and_then(Wiring::handed);
+        if wired.is_some() {
+            return Poll::Ready(Ending { reason, error: None, wired });
+        }
         let cut = if reset { None } else { this.hand_last_end(cx).err() };
         this.look_at_protocols();
         if this.is_worth_a_look(reason) {
@@ -552,8 +556,8 @@ impl<W: Wire> Future for Pump<W> {
         }
         this.close(reset || cut.is_some());
         Poll::Ready(match cut {
-            Some(error) => Ending { reason: EndReason::ClientReset, error: Some(error) },
-            None => Ending { reason, error: this.error.take() },
+            Some(error) => Ending { reason: EndReason::ClientReset, error: Some(error), wired: None },
+            None => Ending { reason, error: this.error.take(), wired },
         })
     }
 }

@@ -1,16 +1,29 @@
-//! The wire of a process: flows that the kernel has taken over from our sockets (ADR 36, `docs/wire.md`).
+//! The wire of a process: flows that the kernel has taken over from our sockets (ADR 36, ADR 37, `docs/wire.md`).
 
+mod adopt;
+mod noted;
+mod opened;
+mod watch;
+mod wired;
+
+pub use adopt::{Adopting, Adoption};
+pub use wired::{Handed, Wired};
+
+use crate::config::{self, OnWireCrash};
+use noted::Kind;
+use opened::Opened;
 use sidetrack_core::wire::{Side, Unfit};
-use sidetrack_sys::bpf::{BpfError, WireId, WireMemory, WireOn};
+use sidetrack_sys::bpf::{Adopted, BpfError, Pins, WireId, WireMemory, WireOn, default_pins};
 use sidetrack_sys::link;
 use sidetrack_sys::route::Changes;
 use sidetrack_sys::sync::lock;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use watch::Watch;
 
 /// How long packets of an ended flow are still passed on: the last acknowledgement may be lost, and its FIN is sent again.
 const LINGERS: Duration = Duration::from_secs(2);
@@ -83,6 +96,8 @@ pub struct WiresSeen {
     pub flows: u64,
     /// Flows that went there since the start.
     pub taken: u64,
+    /// Flows of an earlier process that it went on with.
+    pub adopted: u64,
     /// Flows that stayed with their sockets since the start, in the order of [`Stays::ALL`].
     pub stayed: [u64; Stays::ALL.len()],
 }
@@ -108,35 +123,66 @@ struct Routes {
 #[derive(Debug)]
 pub struct Wires {
     memory: WireMemory,
+    /// Where it outlives this process, if it can.
+    pins: Mutex<Option<Pins>>,
     on: Mutex<BTreeMap<u32, WireOn>>,
+    /// What another process has left, until [`Wires::adopt`].
+    left: Mutex<Vec<Adopted>>,
+    on_crash: OnWireCrash,
     lingering: Mutex<VecDeque<Lingering>>,
     routes: Mutex<Routes>,
+    watch: Watch,
+    kinds: Mutex<Vec<Arc<Kind>>>,
     flows: AtomicU64,
     taken: AtomicU64,
+    adopted: AtomicU64,
     stayed: [AtomicU64; Stays::ALL.len()],
 }
 
 impl Wires {
-    /// Makes room for `flows_max` flows, and attaches the programs to all interfaces of this network namespace that have Ethernet
-    /// addresses.
+    /// Makes room for flows, or takes over what an earlier process has left, and attaches the programs to all interfaces of this
+    /// network namespace that have Ethernet addresses. `user`: who this process becomes, user and group.
     ///
     /// # Errors
     /// EPERM without CAP_BPF and CAP_NET_ADMIN; EINVAL before Linux 6.6.
-    pub fn open(flows_max: u32) -> Result<Self, BpfError> {
+    pub fn open(config: &config::Wire, user: Option<(u32, u32)>) -> Result<Self, BpfError> {
+        let opened = Opened::new(config)?;
         let wires = Self {
-            memory: WireMemory::new(flows_max)?,
-            on: Mutex::default(),
+            memory: opened.memory,
+            pins: Mutex::new(opened.pins),
+            on: Mutex::new(opened.on.into_iter().map(|on| (on.index(), on)).collect()),
+            left: Mutex::new(opened.left),
+            on_crash: config.on_crash,
             lingering: Mutex::default(),
             routes: Mutex::new(Routes { changes: Changes::watch().ok(), looked: Instant::now(), count: 0 }),
+            watch: Watch::default(),
+            kinds: Mutex::default(),
             flows: AtomicU64::new(0),
             taken: AtomicU64::new(0),
+            adopted: AtomicU64::new(0),
             stayed: Default::default(),
         };
         let interfaces = link::interfaces().map_err(|error| BpfError::Map(std::io::Error::other(error)))?;
         for interface in interfaces.into_iter().filter(link::Interface::is_ethernet) {
             wires.attach(interface.index)?;
         }
+        if let (Some(pins), Some((user, group))) = (&*lock(&wires.pins), user)
+            && let Err(error) = pins.give_to(user, group)
+        {
+            tracing::warn!(%error, "the pins of the wire stay with root: they outlive an orderly stop");
+        }
         Ok(wires)
+    }
+
+    /// Whether an earlier process has left flows at the usual place.
+    pub fn are_left() -> bool {
+        let folder = default_pins().ok().filter(|folder| folder.exists());
+        folder.and_then(|folder| Pins::lock(&folder).ok()).is_some_and(|pins| pins.is_used())
+    }
+
+    /// The folder of what outlives this process, by a name that it still reaches when it has given up its rights.
+    pub fn pinned_at(&self) -> Option<std::path::PathBuf> {
+        lock(&self.pins).as_ref().map(Pins::reachable)
     }
 
     /// The memory that it shares with the kernel.
@@ -147,7 +193,12 @@ impl Wires {
     fn attach(&self, index: u32) -> Result<(), BpfError> {
         let mut on = lock(&self.on);
         if let Entry::Vacant(place) = on.entry(index) {
-            place.insert(self.memory.attach(index)?);
+            let on = place.insert(self.memory.attach(index)?);
+            if let Some(pins) = &*lock(&self.pins)
+                && let Err(error) = on.pin(pins)
+            {
+                tracing::warn!(index, %error, "packets that come by this interface are lost after a crash: cannot pin the programs");
+            }
         }
         Ok(())
     }
@@ -201,11 +252,6 @@ impl Wires {
         routes.count
     }
 
-    /// A flow has no sockets any more.
-    pub fn took(&self) {
-        self.taken.fetch_add(1, Relaxed);
-    }
-
     /// A flow stays with its sockets.
     pub fn stays(&self, why: Stays) {
         if let Some(count) = self.stayed.get(why.index()) {
@@ -221,8 +267,14 @@ impl Wires {
         }
     }
 
+    /// Removes a flow, and resets it at both hosts.
+    fn cut(&self, id: WireId) {
+        self.flows.fetch_sub(1, Relaxed);
+        self.memory.cut(id, |error| tracing::debug!(%error, "cannot reset a flow of the wire"));
+    }
+
     /// Removes a flow that has ended in order, a moment later. Its local port stays taken as long.
-    pub fn leave(&self, id: WireId, port: Option<OwnedFd>) {
+    fn leave(&self, id: WireId, port: Option<OwnedFd>) {
         let now = Instant::now();
         self.remove_lingering(now);
         lock(&self.lingering).push_back(Lingering { until: now + LINGERS, id, _port: port });
@@ -250,6 +302,7 @@ impl Wires {
         WiresSeen {
             flows: self.flows.load(Relaxed).saturating_sub(lingering),
             taken: self.taken.load(Relaxed),
+            adopted: self.adopted.load(Relaxed),
             stayed: std::array::from_fn(|at| self.stayed[at].load(Relaxed)),
         }
     }

@@ -68,7 +68,7 @@ fn a_kill_a_time_and_the_end_of_the_process_leave_nothing() {
 
 /// What `cleanup` would do on this host about the group with this name.
 fn leftovers(host: &Node, name: &str) -> Vec<Action> {
-    let places = Places { program: "sidetrack".into(), sockets: Vec::new() };
+    let places = Places { program: "sidetrack".into(), sockets: Vec::new(), pins: None };
     let mut found = host.run(move || survey(&places).leftovers);
     // Those of other tests, which run at the same time, are left to them.
     found.retain(|action| match action {

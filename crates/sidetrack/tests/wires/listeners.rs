@@ -1,7 +1,7 @@
 //! Every kind of listener whose flows have two sockets.
 
 use crate::node::Up;
-use crate::{RULE, address, metric, on_the_wire};
+use crate::{NO_PINS, RULE, address, metric, on_the_wire};
 use sidetrack_testkit::streams::both_ways;
 use sidetrack_testkit::{Line, eventually, is_root};
 use std::io::{Read, Write};
@@ -61,7 +61,7 @@ fn through(door: Door, listen: &str, interfaces_off: bool) {
         let (to, router_at): (_, SocketAddr) = (address(&listener), router_at.parse().expect("an address"));
         let place = if interfaces_off { String::new() } else { format!("address = \"{router_at}\"\n") };
         let target = if matches!(door, Door::Reverse) { format!("to = \"{to}\"\n") } else { String::new() };
-        let tables = format!("[[listen]]\nname = \"door\"\n{listen}{place}{target}{RULE}");
+        let tables = format!("{NO_PINS}[[listen]]\nname = \"door\"\n{listen}{place}{target}{RULE}");
         let mut up = line.router.run(move || Up::start("default = \"deny\"\n", &tables));
         let client = line.client.run(move || door.connect(router_at, to));
         let server = line.server.run(move || listener.accept().expect("accepted").0);

@@ -1,7 +1,7 @@
 //! Hand-overs while packets are lost on both sides.
 
 use crate::node::Up;
-use crate::{RULE, address};
+use crate::{NO_PINS, RULE, address};
 use sidetrack_testkit::streams::exchange;
 use sidetrack_testkit::{Line, Node, is_root};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -38,7 +38,7 @@ fn with_loss(listen: &str, door: Option<&str>) {
     let listener = line.server.run(|| TcpListener::bind("10.0.2.1:0").expect("bound"));
     let to = address(&listener);
     let door: SocketAddr = door.map_or(to, |door| door.parse().expect("an address"));
-    let tables = format!("{}{RULE}", listen.replace('@', &to.to_string()));
+    let tables = format!("{NO_PINS}{}{RULE}", listen.replace('@', &to.to_string()));
     let mut up = line.router.run(move || Up::start("default = \"deny\"\n", &tables));
     let all = flows();
     let server = std::thread::spawn(move || {

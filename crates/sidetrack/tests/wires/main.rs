@@ -3,9 +3,11 @@
 #[path = "../node/mod.rs"]
 mod node;
 
+mod crash;
 mod ends;
 mod listeners;
 mod loss;
+mod memory;
 mod stays;
 
 use node::admin::{flows, show};
@@ -17,6 +19,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 /// Goes to the wire after 100 kB.
 const RULE: &str = "[[rule]]\nname = \"all\"\ncarrier = \"direct\"\nkernel = \"never\"\n\
                     shunt = { fast_path = \"wire\", after_bytes = 100000 }\n";
+
+/// Flows end with their process: nothing is left when a test kills it.
+const NO_PINS: &str = "[wire]\npins = \"none\"\n";
 
 /// A node on the router with a port for a server, and a connection through it: the client's end and the server's.
 struct Flow {
@@ -44,7 +49,8 @@ fn flow_to(line: Line, server_at: &'static str, door: &'static str, top: &str, r
     let to = listener.local_addr().expect("an address");
     let listen =
         format!("[[listen]]\nname = \"port\"\nkind = \"reverse\"\naddress = \"{door}\"\nto = \"{to}\"\n");
-    let (top, tables) = (format!("default = \"deny\"\n{top}"), format!("{listen}{rest}"));
+    let no_pins = if rest.contains("[wire]") { "" } else { NO_PINS };
+    let (top, tables) = (format!("default = \"deny\"\n{top}"), format!("{no_pins}{listen}{rest}"));
     let up = line.router.run(move || Up::start(&top, &tables));
     let client = line.client.run(move || TcpStream::connect(door).expect("connected"));
     let server = line.server.run(move || listener.accept().expect("accepted").0);

@@ -1,6 +1,6 @@
 //! Flows that cannot go to the wire stay with their sockets, and lose nothing.
 
-use crate::{Flow, RULE, flow, flow_on, metric};
+use crate::{Flow, NO_PINS, RULE, flow, flow_on, metric};
 use sidetrack_sys::sysctl;
 use sidetrack_testkit::{Line, eventually, is_root};
 
@@ -43,7 +43,7 @@ fn a_server_of_this_host() {
         let listener = line.router.run(|| std::net::TcpListener::bind("10.0.2.254:0").expect("bound"));
         let to = listener.local_addr().expect("an address");
         let listen = format!(
-            "[[listen]]\nname = \"port\"\nkind = \"reverse\"\naddress = \"10.0.1.254:80\"\nto = \"{to}\"\n{RULE}"
+            "[[listen]]\nname = \"port\"\nkind = \"reverse\"\naddress = \"10.0.1.254:80\"\nto = \"{to}\"\n{RULE}{NO_PINS}"
         );
         let up = line.router.run(move || crate::node::Up::start("default = \"deny\"\n", &listen));
         let client = line.client.run(|| std::net::TcpStream::connect("10.0.1.254:80").expect("connected"));
@@ -71,7 +71,7 @@ fn a_side_whose_addresses_are_translated_by_others() {
 fn rules_that_keep_their_flows() {
     if is_root() {
         let rule = RULE.replace("fast_path = \"wire\", after_bytes = 100000", "fast_path = \"none\"");
-        let mut flow = flow(false, "", &format!("{rule}[wire]\nafter_bytes = 1000\n"));
+        let mut flow = flow(false, "", &format!("{rule}[wire]\npins = \"none\"\nafter_bytes = 1000\n"));
         flow.exchange(2_000_000);
         assert_eq!(metric(&flow.up, "sidetrack_wire_taken_flows_total "), 0);
     }
@@ -80,7 +80,7 @@ fn rules_that_keep_their_flows() {
 #[test]
 fn without_a_rule_the_table_says_when() {
     if is_root() {
-        let rule = "[[rule]]\nname = \"all\"\ncarrier = \"direct\"\nkernel = \"never\"\n[wire]\nafter_bytes = 100000\n";
+        let rule = "[[rule]]\nname = \"all\"\ncarrier = \"direct\"\nkernel = \"never\"\n[wire]\npins = \"none\"\nafter_bytes = 100000\n";
         let mut flow = flow(false, "", rule).wired();
         flow.exchange(1_000_000);
     }

@@ -92,9 +92,20 @@ impl Map {
         Ok(Self { fd, shape })
     }
 
-    /// Opens the map with this name in a file system of type `bpf`. It must have this shape.
+    /// Opens the map with this name in a file system of type `bpf`. It has this shape, but for the number of entries.
+    ///
+    /// # Errors
+    /// `InvalidData` if it has another shape.
     pub(super) fn pinned(path: &Path, shape: MapShape) -> io::Result<Self> {
-        super::pin::open(path).map(|fd| Self { fd, shape })
+        let fd = super::pin::open(path)?;
+        let [kind, _, key_bytes, value_bytes, entries_max, ..] = super::pin::info::<8>(fd.as_fd())?;
+        if (kind, key_bytes, value_bytes)
+            != (shape.kind as u32, size(shape.key_bytes), size(shape.value_bytes))
+        {
+            let text = format!("{} has another shape than this program's", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        Ok(Self { fd, shape: MapShape { entries_max, ..shape } })
     }
 
     /// Lets it outlive this process, under this name in a file system of type `bpf`.

@@ -3,8 +3,8 @@
 //!
 //! Why this has its own loader: the programs need their code and maps out of an object file and nothing more.
 //! What a BPF library brings besides (type information, relocations against kernel structures, a dozen
-//! program types) would be most of the code and would not be used. Every attachment made here ends when its
-//! descriptor is closed, so nothing is left behind, however the process ends.
+//! program types) would be most of the code and would not be used. An attachment made here ends when its
+//! descriptor is closed, however the process ends. Only what has a name ([`Pins`]) outlives it.
 
 mod attached;
 mod cookies;
@@ -37,7 +37,10 @@ pub use object::{Object, ObjectError};
 pub use offload::{OffloadMemory, OffloadPart, OffloadSide, Offloaded, Seen};
 pub use program::{Hook, Link, LoadError, Program, ProgramKind, Trial};
 pub use table::{FastPath, Forwarding, PORTS_MAX, Port, monotonic_ns};
-pub use wire::{Adopted, WireEnd, WireId, WireMemory, WireOn, WireSeen};
+pub use wire::{
+    Adopted, PINS, Pins, WireEnd, WireId, WireMemory, WireOn, WireSeen, abandoned_pins, default_pins,
+    end_pinned, pins_obstacle, remove_orphans,
+};
 
 /// The object file compiled from `bpf/shunt.bpf.c`.
 pub(crate) static SHUNT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shunt.bpf.o"));

@@ -23,6 +23,21 @@ pub(super) fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     unsafe { argument.perform(Command::Pin) }
 }
 
+/// Reads the first words of what the kernel says of a map or an attachment (`struct bpf_map_info`, `struct bpf_link_info`).
+///
+/// # Errors
+/// What bpf(2) reports.
+pub(super) fn info<const N: usize>(fd: BorrowedFd<'_>) -> io::Result<[u32; N]> {
+    let mut bytes = vec![0; N * 4];
+    let length = u32::try_from(bytes.len()).unwrap_or(0);
+    let mut argument = Argument::new().fd(0, fd.as_raw_fd()).u32(4, length).output(8, &mut bytes);
+    // SAFETY: the kernel writes at most as many bytes as are named, which the buffer has; it is borrowed until here.
+    unsafe { argument.perform(Command::InfoByFd) }?;
+    let mut words =
+        bytes.chunks_exact(4).map(|word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
+    Ok(std::array::from_fn(|_| words.next().unwrap_or(0)))
+}
+
 /// Opens what has this name.
 ///
 /// # Errors

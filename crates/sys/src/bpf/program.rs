@@ -88,6 +88,20 @@ impl Link {
     pub(super) fn pinned(path: &Path) -> io::Result<Self> {
         super::pin::open(path).map(|fd| Self { fd })
     }
+
+    /// Returns the index of the interface that it is attached to at a tcx hook; 0: the interface is gone.
+    pub(super) fn interface(&self) -> io::Result<u32> {
+        /// In `struct bpf_link_info`.
+        const INTERFACE: usize = 4;
+        super::pin::info::<6>(self.fd.as_fd()).map(|words| words[INTERFACE])
+    }
+
+    /// Replaces the program that is attached. No packet passes in between.
+    pub(super) fn replace(&self, program: &Program) -> io::Result<()> {
+        let mut argument = Argument::new().fd(0, self.fd.as_raw_fd()).fd(4, program.fd.as_raw_fd());
+        // SAFETY: no addresses.
+        unsafe { argument.perform(Command::LinkUpdate) }
+    }
 }
 
 /// What a program did with a test packet.

@@ -18,10 +18,12 @@ pub(super) enum Command {
     Pin = 6,
     OpenPinned = 7,
     ProgramTestRun = 10,
+    InfoByFd = 15,
     ProgramQuery = 16,
     MapLookupAndDelete = 21,
     MapLookupBatch = 24,
     LinkCreate = 28,
+    LinkUpdate = 29,
 }
 
 /// Bytes of an argument: enough for every field used here. The rest is zero, which older kernels require.

@@ -1,5 +1,9 @@
 //! Flows on the wire: user space's side of `bpf/wire.h`, which describes the states, the layout and who writes what.
 
+mod pins;
+
+pub use pins::{PINS, Pins, abandoned_pins, default_pins, end_pinned, pins_obstacle, remove_orphans};
+
 use super::layout::engine::{FIN_ACKED, FIN_SEEN, flow_side};
 use super::layout::wires::{
     WIRE_ENDED, WIRE_FINISHED, WIRE_FREE, WIRE_JOINING, WIRE_RESET_BY_CLIENT, WIRE_RESET_BY_SERVER,
@@ -11,10 +15,9 @@ use super::offload::{OffloadSide, ends_of, write_side};
 use super::{Hook, Link, Map, MapKind, MapShape, Program, ProgramKind, WIRE};
 use crate::sync::lock;
 use sidetrack_core::engine::Standing;
-use sidetrack_core::wire::Side;
+use sidetrack_core::wire::{NOTE_BYTES, Side};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Mutex, OnceLock};
 
@@ -52,19 +55,30 @@ pub struct WireSeen {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WireId(u32);
 
+impl WireId {
+    /// Its place in the memory, from 0.
+    pub const fn place(self) -> u32 {
+        self.0
+    }
+}
+
 /// The memory of all flows on the wire, and the programs that use it. Threads may share it.
 #[derive(Debug)]
 pub struct WireMemory {
     wires: Shared,
     ends: Map,
+    /// What user space knows of each flow, by its number.
+    notes: Map,
     free: Mutex<Vec<u32>>,
     /// Out, in: loaded when an interface needs them first.
     programs: OnceLock<[Program; 2]>,
 }
 
-/// The programs on one interface, until this is dropped.
+/// The programs on one interface, until this is dropped and has no name.
 #[derive(Debug)]
 pub struct WireOn {
+    /// The interface's index.
+    index: u32,
     /// Out, in.
     links: [Link; 2],
 }
@@ -82,12 +96,11 @@ pub struct Adopted {
     pub next: [u32; 2],
 }
 
-/// Names in the folder of what outlives a process.
-const WIRES: &str = "wires";
-const ENDS: &str = "ends";
+/// Memory for entries is taken one by one (`BPF_F_NO_PREALLOC`).
+const ONE_BY_ONE: u32 = 1;
 
-/// The shapes of both maps.
-fn shapes(flows_max: u32) -> [MapShape; 2] {
+/// The shapes of the maps.
+fn shapes(flows_max: u32) -> [MapShape; 3] {
     let flows_max = flows_max.clamp(1, 1 << 20);
     let shape = |kind, name, key_bytes, value_bytes, entries_max| MapShape {
         kind,
@@ -99,6 +112,7 @@ fn shapes(flows_max: u32) -> [MapShape; 2] {
     [
         shape(MapKind::Array, "wires", 4, wire_at::SIZE, flows_max),
         shape(MapKind::Hash, "wire_ends", wire_key::SIZE, 4, flows_max * 2),
+        shape(MapKind::Hash, "wire_notes", 4, NOTE_BYTES, flows_max),
     ]
 }
 
@@ -122,10 +136,11 @@ impl WireMemory {
     /// # Errors
     /// EPERM without CAP_BPF, ENOMEM.
     pub fn new(flows_max: u32) -> Result<Self, BpfError> {
-        let [wires, ends] = shapes(flows_max);
+        let [wires, ends, notes] = shapes(flows_max);
         Ok(Self {
             wires: Shared::new(wires.name, wires.value_bytes, wires.entries_max).map_err(BpfError::Map)?,
             ends: Map::create(ends).map_err(BpfError::Map)?,
+            notes: Map::create_with(notes, ONE_BY_ONE).map_err(BpfError::Map)?,
             free: Mutex::new((0..wires.entries_max).rev().collect()),
             programs: OnceLock::new(),
         })
@@ -141,7 +156,7 @@ impl WireMemory {
         let attach = |program: &Program, hook| {
             program.attach(index, hook).map_err(|source| BpfError::Attach { index, hook, source })
         };
-        Ok(WireOn { links: [attach(out, Hook::TcxEgress)?, attach(into, Hook::TcxIngress)?] })
+        Ok(WireOn { index, links: [attach(out, Hook::TcxEgress)?, attach(into, Hook::TcxIngress)?] })
     }
 
     /// Loads the program for packets that come in, for trials.
@@ -172,55 +187,105 @@ impl WireMemory {
         load::program(WIRE, name, ProgramKind::Tc, &[self.wires.map(), &self.ends])
     }
 
-    /// Lets all of it outlive this process, also the programs on these interfaces, by names in a new folder of a file system of
-    /// type `bpf`. It ends when the folder is removed.
+    /// Lets the memory outlive this process, by names in this folder. It ends when they are removed.
     ///
     /// # Errors
-    /// EPERM if it is another file system; EEXIST if the folder is there.
-    pub fn pin(&self, folder: &Path, on: &[WireOn]) -> io::Result<()> {
-        std::fs::create_dir(folder)?;
-        self.wires.map().pin(&folder.join(WIRES))?;
-        self.ends.pin(&folder.join(ENDS))?;
-        for (number, WireOn { links: [out, into] }) in on.iter().enumerate() {
-            out.pin(&folder.join(format!("out-{number}")))?;
-            into.pin(&folder.join(format!("in-{number}")))?;
+    /// EEXIST if something is there.
+    pub fn pin(&self, pins: &Pins) -> io::Result<()> {
+        let folder = pins.of_format();
+        std::fs::create_dir(&folder)?;
+        for map in [self.wires.map(), &self.ends, &self.notes] {
+            map.pin(&folder.join(map.shape().name))?;
         }
         Ok(())
     }
 
-    /// Takes over what another process has left in this folder, which had room for `flows_max` flows: the memory, the programs on
-    /// interfaces, and the flows in it.
+    /// Takes over what another process has left in this folder: the memory, the programs on interfaces, and the flows. The
+    /// programs are replaced by those of this process.
     ///
     /// # Errors
-    /// ENOENT if nothing is there; EPERM without CAP_BPF.
-    pub fn adopt(folder: &Path, flows_max: u32) -> io::Result<(Self, Vec<WireOn>, Vec<Adopted>)> {
-        let [wires, ends] = shapes(flows_max);
+    /// `NotFound` if nothing is there; `InvalidData` if it has another shape; EPERM without CAP_BPF.
+    pub fn adopt(pins: &Pins) -> io::Result<(Self, Vec<WireOn>, Vec<Adopted>)> {
+        let folder = pins.of_format();
+        let [wires, ends, notes] = shapes(1).map(|shape| Map::pinned(&folder.join(shape.name), shape));
         let memory = Self {
-            wires: Shared::of(Map::pinned(&folder.join(WIRES), wires)?)?,
-            ends: Map::pinned(&folder.join(ENDS), ends)?,
+            wires: Shared::of(wires?)?,
+            ends: ends?,
+            notes: notes?,
             free: Mutex::default(),
             programs: OnceLock::new(),
         };
         let mut on = Vec::new();
-        while let Ok(out) = Link::pinned(&folder.join(format!("out-{}", on.len()))) {
-            let into = Link::pinned(&folder.join(format!("in-{}", on.len())))?;
-            on.push(WireOn { links: [out, into] });
+        for entry in std::fs::read_dir(&folder)? {
+            let path = folder.join(entry?.file_name());
+            let Some(("out", index)) = pins::interface_of(&path) else { continue };
+            let beside = folder.join(format!("in-{index}"));
+            match [&path, &beside].map(|path| Link::pinned(path)) {
+                [Ok(out), Ok(into)] if out.interface().is_ok_and(|at| at == index) => {
+                    let programs = memory.programs().map_err(io::Error::other)?;
+                    out.replace(&programs[0])?;
+                    into.replace(&programs[1])?;
+                    on.push(WireOn { index, links: [out, into] });
+                }
+                // The interface is gone.
+                _ => [path, beside].iter().for_each(|path| drop(std::fs::remove_file(path))),
+            }
         }
+        let found = memory.found();
+        Ok((memory, on, found))
+    }
+
+    /// The flows that are there; the other places are free.
+    fn found(&self) -> Vec<Adopted> {
         let mut found = Vec::new();
-        for number in (0..wires.entries_max).rev() {
+        for number in (0..self.wires.map().shape().entries_max).rev() {
             let id = WireId(number);
-            match memory.wires.u32(Self::at(id) + wire_at::STATE).load(Acquire) {
-                WIRE_FREE => lock(&memory.free).push(number),
+            match self.wires.u32(Self::at(id) + wire_at::STATE).load(Acquire) {
+                WIRE_FREE => lock(&self.free).push(number),
                 state => found.push(Adopted {
                     id,
                     is_joining: state == WIRE_JOINING,
-                    ends: [0, 1].map(|side| ends_of(&memory.wires, Self::side(id, side))),
+                    ends: self.ends(id),
                     next: [0, 1]
-                        .map(|side| memory.wires.u32(Self::more(id, side) + wire_more::NEXT).load(Relaxed)),
+                        .map(|side| self.wires.u32(Self::more(id, side) + wire_more::NEXT).load(Relaxed)),
                 }),
             }
         }
-        Ok((memory, on, found))
+        found
+    }
+
+    /// Stores what user space knows of a flow.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn note(&self, id: WireId, note: &[u8; NOTE_BYTES]) -> io::Result<()> {
+        self.notes.put(&id.0.to_ne_bytes(), note)
+    }
+
+    /// Returns what was stored of a flow, if something was.
+    ///
+    /// # Errors
+    /// What bpf(2) reports.
+    pub fn noted(&self, id: WireId) -> io::Result<Option<Vec<u8>>> {
+        self.notes.look_up(&id.0.to_ne_bytes())
+    }
+
+    /// Forgets what was stored of a flow.
+    ///
+    /// # Errors
+    /// What bpf(2) reports.
+    pub fn forget_note(&self, id: WireId) -> io::Result<()> {
+        self.notes.remove(&id.0.to_ne_bytes()).map(drop)
+    }
+
+    /// The ends of packets from each side, the client first: source and destination.
+    pub fn ends(&self, id: WireId) -> [(SocketAddr, SocketAddr); 2] {
+        [0, 1].map(|side| ends_of(&self.wires, Self::side(id, side)))
+    }
+
+    /// The index of the interface towards a side.
+    pub fn egress(&self, id: WireId, side: usize) -> u32 {
+        self.wires.u32(Self::side(id, side) + flow_side::EGRESS).load(Acquire)
     }
 
     const fn at(id: WireId) -> usize {
@@ -379,8 +444,30 @@ impl WireMemory {
             let (remote, local) = ends_of(&self.wires, Self::side(id, side));
             self.ends.remove(&key(remote, local)).map_err(BpfError::Map)?;
         }
+        self.notes.remove(&id.0.to_ne_bytes()).map_err(BpfError::Map)?;
         self.wires.u32(Self::at(id) + wire_at::STATE).store(WIRE_FREE, Release);
         lock(&self.free).push(id.0);
+        Ok(())
+    }
+}
+
+impl WireOn {
+    /// The interface's index.
+    pub const fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Lets the programs outlive this process, by names in this folder.
+    ///
+    /// # Errors
+    /// EEXIST if those of an interface with this index are there; `NotFound` if the memory is not there.
+    pub fn pin(&self, pins: &Pins) -> io::Result<()> {
+        for (hook, link) in ["out", "in"].into_iter().zip(&self.links) {
+            let path = pins.of_format().join(format!("{hook}-{}", self.index));
+            // One of an interface that is gone: its index may be used again.
+            let _ = std::fs::remove_file(&path);
+            link.pin(&path)?;
+        }
         Ok(())
     }
 }

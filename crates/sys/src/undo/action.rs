@@ -50,6 +50,8 @@ pub enum Action {
     },
     /// Has frames gather in an instance of NAPI as they did before.
     RestoreNapi(Napi),
+    /// Ends the flows on the wire whose maps have names in this folder, and removes the folder.
+    EndWire(PathBuf),
     /// Removes an empty directory.
     RemoveDirectory(PathBuf),
     /// Ends every process in a cgroup of the second generation and removes it: without the rules that went with us, what still
@@ -124,6 +126,7 @@ impl Action {
                 Err(error) if error.errno() == Some(libc::ENOENT) => Ok(()),
                 done => Ok(done?),
             },
+            Self::EndWire(path) => self.file(crate::bpf::end_pinned(path)),
             Self::RemoveDirectory(path) => self.file(fs::remove_dir(path)),
             Self::EndCgroup(path) => self.file(end_cgroup(path)),
             Self::ReturnProcesses { from, to, pid } => self.file(return_processes(from, to, *pid)),
@@ -161,6 +164,7 @@ impl Action {
             Self::RestoreNapi(Napi { id, defer_hard_irqs, gro_flush_timeout_ns }) => {
                 format!("napi {id} {defer_hard_irqs} {gro_flush_timeout_ns}")
             }
+            Self::EndWire(path) => format!("wire {}", escape_path(path)),
             Self::RemoveDirectory(path) => format!("directory {}", escape_path(path)),
             Self::EndCgroup(path) => format!("cgroup {}", escape_path(path)),
             Self::ReturnProcesses { from, to, pid } => {
@@ -196,6 +200,7 @@ impl fmt::Display for Action {
             Self::RestoreNapi(Napi { id, gro_flush_timeout_ns, .. }) => {
                 write!(f, "set the gro-flush-timeout of NAPI {id} back to {gro_flush_timeout_ns} ns")
             }
+            Self::EndWire(path) => write!(f, "end the flows on the wire of {} and remove it", path.display()),
             Self::RemoveDirectory(path) => write!(f, "remove the directory {}", path.display()),
             Self::EndCgroup(path) => {
                 write!(f, "end what runs in the cgroup {} and remove it", path.display())
@@ -250,6 +255,7 @@ fn read(words: &[&str]) -> Option<Action> {
             defer_hard_irqs: defer_hard_irqs.parse().ok()?,
             gro_flush_timeout_ns: gro_flush_timeout_ns.parse().ok()?,
         }),
+        ["wire", path] => Action::EndWire(path_of(path)?),
         ["directory", path] => Action::RemoveDirectory(path_of(path)?),
         ["cgroup", path] => Action::EndCgroup(path_of(path)?),
         ["return", from, to, pid] => {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use rustix::process::Signal;
 use sidetrack_sys::process::process_tree;
 
-use super::stand::{READY, RELOADED, Stand};
+use super::stand::{End, READY, RELOADED, Stand};
 
 /// When in its life it is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -68,7 +68,7 @@ impl Lengths {
             up.wait_ended()?;
             took[Phase::Stop as usize] = begun.elapsed();
             drop(flow);
-            let left = stand.settle(&[up.pid()], Instant::now())?.err().unwrap_or_default();
+            let left = stand.settle(&[up.pid()], Instant::now(), End::Orderly)?.err().unwrap_or_default();
             anyhow::ensure!(left.is_empty(), "after an orderly end: {}", left.join("; "));
             lengths.0 = std::array::from_fn(|at| lengths.0[at].max(took[at]));
         }
@@ -136,10 +136,12 @@ pub(super) fn make(
     }
     up.wait_ended()?;
     drop(flow);
-    match stand.settle(&family, since)? {
+    let mut is_pinned = false;
+    match stand.settle(&family, since, End::Killed)? {
         Ok(settled) => {
             outcome.settled_ms = Some(settled.after.as_secs_f64() * 1000.0);
             outcome.was_blocked = settled.is_blocked;
+            is_pinned = settled.is_pinned;
         }
         // Nothing that comes after it could be told from it.
         Err(left) => return Ok(Outcome { left, ..outcome }),
@@ -151,9 +153,9 @@ pub(super) fn make(
     if must_block && !outcome.was_blocked {
         outcome.left.push("traffic is not blocked".to_owned());
     }
-    if outcome.was_blocked && cleans {
+    if (outcome.was_blocked || is_pinned) && cleans {
         stand.cleanup()?;
-        match stand.settle(&family, Instant::now())? {
+        match stand.settle(&family, Instant::now(), End::Orderly)? {
             Ok(settled) if settled.is_blocked => outcome.left.push("the block, after cleanup".to_owned()),
             Ok(_) => {}
             Err(left) => outcome.left.extend(left),

@@ -43,6 +43,11 @@ impl Setup {
         matches!(self, Self::Closed)
     }
 
+    /// Returns true if BPF programs stay after a crash, with the flows that the kernel has.
+    pub(super) const fn is_pinned(self) -> bool {
+        matches!(self, Self::Wire)
+    }
+
     /// Returns the file, with everything of its own in `folder`. A reload changes it from version 0 to version 1.
     pub(super) fn configuration(
         self,

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
+use sidetrack_sys::bpf;
 
 use super::setups::{DOOR_PORT, Setup};
 use super::traces::{Change, Traces};
@@ -61,6 +62,17 @@ pub(super) struct Settled {
     pub after: Duration,
     /// Whether traffic is blocked.
     pub is_blocked: bool,
+    /// Whether programs are left that outlive the process.
+    pub is_pinned: bool,
+}
+
+/// How the program ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// In order: nothing is left.
+    Orderly,
+    /// It was killed: what is to be left after a crash may be there.
+    Killed,
 }
 
 impl Stand {
@@ -91,6 +103,10 @@ impl Stand {
             folder: Scratch::new()?,
             _server: server,
         };
+        if setup.is_pinned() {
+            // Mounts the file system of pins: the program does it only where it is missing.
+            stand.gateway.enter(|| Ok(bpf::Pins::open(&bpf::default_pins()?)?.remove()?))?;
+        }
         if setup == Setup::Shunt {
             stand.write(0)?;
             let file = stand.file().display().to_string();
@@ -265,17 +281,22 @@ impl Stand {
     }
 
     /// Waits until everything is as it was before the program was started, or blocked as configured. `family`: the
-    /// processes that were killed or left alone. The inner error lists what is left after [`LIMIT`].
+    /// processes that were killed or left alone. `end`: whether pins may be left. The inner error lists what is left after [`LIMIT`].
     ///
     /// # Errors
     /// The state of the host cannot be read.
-    pub(super) fn settle(&self, family: &[u32], since: Instant) -> Result<Result<Settled, Vec<String>>> {
-        let quick = match self.wait_for(Traces::quick, &self.before.quick, family, since)? {
+    pub(super) fn settle(
+        &self,
+        family: &[u32],
+        since: Instant,
+        end: End,
+    ) -> Result<Result<Settled, Vec<String>>> {
+        let quick = match self.wait_for(Traces::quick, &self.before.quick, family, (since, end))? {
             Ok(settled) => settled,
             left => return Ok(left),
         };
         // What the tools show counts, too, but running them takes longer than most of what is awaited.
-        let full = self.wait_for(Traces::full, &self.before.full, family, since)?;
+        let full = self.wait_for(Traces::full, &self.before.full, family, (since, end))?;
         Ok(full.map(|full| Settled { after: quick.after, ..full }))
     }
 
@@ -284,17 +305,20 @@ impl Stand {
         read: fn(&[u32]) -> Result<Traces>,
         before: &Traces,
         family: &[u32],
-        since: Instant,
+        (since, end): (Instant, End),
     ) -> Result<Result<Settled, Vec<String>>> {
+        let may_be_pinned = end == End::Killed && self.setup.is_pinned();
         loop {
             let change = self.gateway.enter(|| read(family))?.since(before);
             let (after, is_blocked) = (since.elapsed(), change == Change::Blocked);
-            if change == Change::None || is_blocked && self.setup.is_closed() {
-                return Ok(Ok(Settled { after, is_blocked }));
+            let is_pinned = change == Change::Pinned;
+            if change == Change::None || is_blocked && self.setup.is_closed() || is_pinned && may_be_pinned {
+                return Ok(Ok(Settled { after, is_blocked, is_pinned }));
             }
             if after > LIMIT {
                 return Ok(Err(match change {
                     Change::Other(lines) => lines,
+                    Change::Pinned => vec!["left: BPF programs, against the configuration".to_owned()],
                     _ => vec!["left: a table that blocks traffic, against the configuration".to_owned()],
                 }));
             }
@@ -313,7 +337,7 @@ impl Stand {
         up.signal(Signal::TERM)?;
         let status = up.wait_ended()?;
         ensure!(status.success(), "its end: {status}: {}", up.log());
-        match self.settle(&[up.pid()], Instant::now())? {
+        match self.settle(&[up.pid()], Instant::now(), End::Orderly)? {
             Ok(settled) if settled.is_blocked => bail!("after its orderly end traffic is blocked"),
             Ok(_) => Ok(()),
             Err(left) => bail!("after its orderly end: {}", left.join("; ")),

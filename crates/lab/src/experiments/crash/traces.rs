@@ -50,6 +50,8 @@ pub(super) enum Change {
     None,
     /// Only by a table of ours that no process owns: it blocks traffic.
     Blocked,
+    /// Only by BPF programs of ours: what is pinned outlives the process.
+    Pinned,
     /// By these lines, each behind "left: " or "gone: ".
     Other(Vec<String>),
 }
@@ -119,6 +121,9 @@ impl Traces {
         let is_block = |line: &str| line.contains(" sidetrack ") && line.ends_with("owner None");
         if gone.is_empty() && rest.is_empty() && tables.len() == 1 && is_block(tables[0]) {
             return Change::Blocked;
+        }
+        if gone.is_empty() && left.iter().all(|line| line.starts_with(PROGRAM)) {
+            return Change::Pinned;
         }
         let left = left.into_iter().map(|line| format!("left: {line}"));
         Change::Other(left.chain(gone.into_iter().map(|line| format!("gone: {line}"))).collect())
@@ -207,6 +212,8 @@ mod tests {
         assert_eq!(with(&[owned]).since(&before), Change::Other(vec![format!("left: {owned}")]));
         let both = with(&[block, "process 7 (sidetrack)"]).since(&before);
         assert!(matches!(&both, Change::Other(lines) if lines.len() == 2), "{both:?}");
+        assert_eq!(with(&["program link1 TcxIngress 7"]).since(&before), Change::Pinned);
+        assert!(matches!(with(&["program link1 TcxIngress 7", block]).since(&before), Change::Other(_)));
         assert!(matches!(with(&["ruleset: rule"]).since(&before), Change::Other(_)));
         let gone = of(&["setting a = 0"]).since(&before);
         assert_eq!(gone, Change::Other(vec!["gone: nftables table Some(Inet) filter owner None".into()]));

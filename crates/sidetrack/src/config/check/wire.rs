@@ -1,9 +1,10 @@
 //! `[wire]`, and rules whose flows go there.
 
-use super::super::{At, Wire, raw};
+use super::super::{At, PinnedAt, Wire, raw};
 use super::Check;
 use sidetrack_core::carrier::Carrier;
 use sidetrack_core::policy::{Carry, FastPathKind};
+use std::path::Path;
 
 /// Whether the flows of this rule go to the wire.
 pub(super) fn goes_there(rule: &raw::Rule) -> bool {
@@ -22,7 +23,21 @@ impl Check<'_> {
         Some(Wire {
             after_bytes: self.number(at.after_bytes.as_ref(), 1..=1 << 50, " bytes"),
             flows_max: flows_max.unwrap_or(Wire::FLOWS_MAX),
+            pins: at.pins.as_ref().map(|pins| self.pins(pins)).unwrap_or_default(),
+            on_crash: at.on_crash.as_deref().copied().unwrap_or_default(),
         })
+    }
+
+    fn pins(&mut self, at: &At<String>) -> PinnedAt {
+        if at.as_str() == "none" {
+            return PinnedAt::None;
+        }
+        let folder = Path::new(at.as_str());
+        if !folder.is_absolute() {
+            let help = "pins = \"/sys/fs/bpf/sidetrack/NAME\", or \"none\"";
+            self.error(at.span(), "the folder of the wire's pins is not an absolute path".to_owned(), help);
+        }
+        PinnedAt::Folder(folder.to_owned())
     }
 
     /// Reports what keeps the flows of a rule with user space.

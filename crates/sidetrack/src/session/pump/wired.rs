@@ -2,17 +2,16 @@
 //!
 //! ```text
 //! WAITING --bytes and time of the rule-----------------> JOINING
-//! JOINING --what [`Joining`] says, to its end----------> ON THE WIRE --[`OnWire`] says that it ends--> over
+//! JOINING --what [`Joining`] says, to its end----------> ON THE WIRE (the task ends; [`Wires`] has the flow)
 //! JOINING --given up-----------------------------------> WAITING (later again)
 //! any, before the kernel passes packets on --unfit-----> never (the flow stays with its sockets)
 //! ```
 
-use super::super::on_wire::{End, OnWire};
 use super::Pump;
 use crate::carry::Wire;
 use crate::live::{LiveFlow, Step as Traced};
 use crate::reactor::{self, Sleep};
-use crate::worker::{Stays, Wires};
+use crate::worker::{Handed, Stays, Wires};
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::policy::ShuntAfter;
 use sidetrack_core::splice;
@@ -27,7 +26,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Context;
 use std::time::Duration;
 
 /// How long a quiet instant of both sockets is waited for, with small windows.
@@ -61,7 +60,7 @@ enum Stage {
     /// Both sockets and the kernel have it.
     Joining(Box<Way>),
     /// The kernel has it.
-    On(Box<OnWire>),
+    On(Box<Handed>),
 }
 
 struct Way {
@@ -81,8 +80,8 @@ enum Led {
     On,
     /// It stays with its sockets for ever.
     Never(Stays),
-    /// The flow has ended.
-    Over(End),
+    /// The kernel has it.
+    Wired,
 }
 
 impl Wiring {
@@ -92,8 +91,17 @@ impl Wiring {
         Self { wires, after, config, stage, timer: None }
     }
 
-    fn is_on_wire(&self) -> bool {
+    /// Whether the kernel has the flow.
+    pub(super) const fn is_on_wire(&self) -> bool {
         matches!(self.stage, Stage::On(_))
+    }
+
+    /// What goes on without the flow's task, if the kernel has the flow.
+    pub(super) fn handed(mut wiring: Box<Self>) -> Option<Box<Handed>> {
+        match std::mem::replace(&mut wiring.stage, Stage::Waiting { again: None, pause: AGAIN }) {
+            Stage::On(handed) => Some(handed),
+            _ => None,
+        }
     }
 
     fn is_joined(&self) -> bool {
@@ -162,35 +170,15 @@ impl<W: Wire> Pump<W> {
         self
     }
 
-    /// Whether no socket is left.
-    pub(super) fn is_on_wire(&self) -> bool {
-        self.wiring.as_ref().is_some_and(|wiring| wiring.is_on_wire())
-    }
-
-    /// Goes on with the way to the wire. `None`: the sockets still have the flow.
-    pub(super) fn lead_on(&mut self, cx: &mut Context<'_>, now: Instant) -> Option<Poll<(EndReason, bool)>> {
-        if let Some(end) = self.lead(cx, now) {
-            return Some(Poll::Ready(end));
-        }
-        self.is_on_wire().then(|| {
-            // It has a timer of its own.
-            self.live.set_deadline(None, EndReason::Idle);
-            Poll::Pending
-        })
-    }
-
     /// Goes on with the way to the wire, after all that can be copied was copied. Returns the end of the flow, if it has ended.
     pub(super) fn lead(&mut self, cx: &mut Context<'_>, now: Instant) -> Option<(EndReason, bool)> {
         let mut wiring = self.wiring.take()?;
         match self.advance(&mut wiring, cx, now) {
             Ok(Led::On) => self.wiring = Some(wiring),
             Ok(Led::Never(why)) => self.stays(&wiring, why),
-            Ok(Led::Over(end)) => {
-                tracing::debug!(flow = %self.live.id, ?end, "a flow of the wire has ended");
-                if let Some(detail) = end.detail {
-                    self.error.get_or_insert_with(|| io::Error::other(detail));
-                }
-                return Some((end.reason, false));
+            Ok(Led::Wired) => {
+                self.wiring = Some(wiring);
+                return Some((EndReason::Ok, false));
             }
             Err(error) if wiring.is_joined() => {
                 tracing::debug!(flow = %self.live.id, %error, "a flow has broken on its way to the wire");
@@ -236,15 +224,7 @@ impl<W: Wire> Pump<W> {
                         return Ok(led);
                     }
                 }
-                Stage::On(on) => {
-                    return Ok(match on.look(now, &self.live) {
-                        Ok(again) => {
-                            wiring.wake_at(cx, now, again);
-                            Led::On
-                        }
-                        Err(end) => Led::Over(end),
-                    });
-                }
+                Stage::On(_) => return Ok(Led::Wired),
             }
         }
     }
@@ -298,7 +278,11 @@ impl<W: Wire> Pump<W> {
                 way.joined.iter().for_each(|(id, _)| wiring.wires.memory().settled(*id, at));
             }
             Step::Wire => {
-                if let Some((id, _)) = way.joined {
+                if let Some((id, sides)) = &way.joined {
+                    let id = *id;
+                    // Before the kernel has it alone: from then on it would go on without this process.
+                    let base = base(sides, way.before);
+                    wiring.wires.note(id, &self.live, base, &wiring.config)?;
                     // False if it has ended already: that is seen when its sockets are gone.
                     let _ = wiring.wires.memory().wired(id);
                 }
@@ -307,7 +291,7 @@ impl<W: Wire> Pump<W> {
                 wiring.wake_at(cx, now, until);
                 return Ok(Some(Led::On));
             }
-            Step::Forget => self.forget(wiring, now)?,
+            Step::Forget => self.forget(wiring)?,
             Step::GiveUp => {
                 self.try_later(wiring, cx, now, Stays::Busy);
                 return Ok(Some(Led::On));
@@ -373,24 +357,24 @@ impl<W: Wire> Pump<W> {
     }
 
     /// Closes both sockets without a packet.
-    fn forget(&mut self, wiring: &mut Wiring, now: Instant) -> io::Result<()> {
+    fn forget(&mut self, wiring: &mut Wiring) -> io::Result<()> {
         let Stage::Joining(way) = &mut wiring.stage else { return Ok(()) };
         let Some((id, sides)) = way.joined.take() else { return Ok(()) };
+        let base = base(&sides, way.before);
+        let wires = &wiring.wires;
         self.look_at_tcp();
-        let [_, server] = &sides;
-        let local = server.local;
-        let before = way.before;
+        self.live.shunted();
+        self.live.step(Traced::Wired);
+        if let Err(error) = wires.note(id, &self.live, base, &wiring.config) {
+            // What was noted before says nearly the same.
+            tracing::debug!(flow = %self.live.id, %error, "cannot note the last steps of a flow of the wire");
+        }
         for wire in [self.client.take(), self.server.take()].into_iter().flatten() {
             if let Err(error) = wire.forget() {
                 tracing::warn!(flow = %self.live.id, %error, "cannot close a socket without a packet");
             }
         }
-        // An address of the client's is not one that other connections of this host get.
-        let port = repair::keep_port(local).ok();
-        self.live.shunted();
-        self.live.step(Traced::Wired);
-        let on = OnWire::new((wiring.wires.clone(), id, sides), (before, port), (wiring.config, now));
-        wiring.stage = Stage::On(Box::new(on));
+        wiring.stage = Stage::On(Box::new(Handed::new(wires.clone(), id, base, &wiring.config)));
         Ok(())
     }
 
@@ -420,6 +404,18 @@ impl<W: Wire> Pump<W> {
             None => Err(io::ErrorKind::NotConnected.into()),
         }
     }
+}
+
+/// What is added to the kernel's count of sequence numbers of each side to get payload bytes. `before`: bytes of the client and of
+/// the server that user space had passed on when the kernel began.
+fn base(sides: &[wire::Side; 2], before: [u64; 2]) -> [u64; 2] {
+    [0, 1].map(|at| {
+        let side = &sides[at];
+        let waiting = u64::from(side.expects.wrapping_sub(side.next));
+        // The kernel begins to count there: the upper half counts wraps, from 1.
+        let first = (1 << 32) | u64::from(side.expects);
+        (before[at] + waiting).wrapping_sub(first)
+    })
 }
 
 /// What is to be known of one socket, as its packets are on the interface.
