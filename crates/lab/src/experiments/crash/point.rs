@@ -136,7 +136,7 @@ pub(super) fn make(
     }
     up.wait_ended()?;
     drop(flow);
-    let mut is_pinned = false;
+    let is_pinned;
     match stand.settle(&family, since, End::Killed)? {
         Ok(settled) => {
             outcome.settled_ms = Some(settled.after.as_secs_f64() * 1000.0);
