@@ -50,4 +50,5 @@ pub mod socks;
 pub mod splice;
 pub mod time;
 pub mod tunnel;
+pub mod upgrade;
 pub mod wire;

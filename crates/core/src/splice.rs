@@ -139,6 +139,11 @@ impl Splice {
         }
     }
 
+    /// Returns its limits.
+    pub const fn config(&self) -> Config {
+        self.config
+    }
+
     /// Returns the number of bytes that were read from this side and not yet written to the other.
     pub fn held(&self, from: Side) -> u32 {
         self.leaving(from).held

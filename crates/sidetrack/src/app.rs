@@ -23,12 +23,15 @@ mod sockets;
 mod systemd;
 mod threads;
 mod up;
+mod upgrade;
+mod windows;
 mod wires;
 
 pub use run::{Publish, Report, RunCommand, TapCommand, run};
 pub use sockets::{Bound, bind};
 pub use threads::{Fleet, Serving};
-pub use up::{UpOptions, up};
+pub use up::{UpOptions, take_over, up};
+pub use upgrade::{Said, Wish};
 
 use std::os::fd::AsFd;
 
@@ -38,6 +41,19 @@ use std::os::fd::AsFd;
 /// The connection to the main process fails in another way than by its end.
 pub fn keep() -> anyhow::Result<()> {
     crate::keeper::keep(std::io::stdin().as_fd().try_clone_to_owned()?)
+}
+
+/// Runs as the process that starts what replaces the node, connected by standard input.
+///
+/// # Errors
+/// The connection to the node fails in another way than by its end.
+pub fn starter() -> anyhow::Result<()> {
+    upgrade::serve(std::io::stdin().as_fd().try_clone_to_owned()?)
+}
+
+/// The socket on which a node with this admin socket is asked for an upgrade.
+pub fn upgrade_socket(admin: &std::path::Path) -> std::path::PathBuf {
+    upgrade::socket_beside(admin)
 }
 
 /// Runs as the process that replaces the agreement's file, connected by standard input.

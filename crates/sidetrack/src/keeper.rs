@@ -115,12 +115,28 @@ pub enum KeeperError {
     Gone(io::Error),
 }
 
+/// The answer to a second [`Ask::Begin`].
+const SAID_BEFORE: &str = "what may be asked for was said before, and does not change";
+
 /// Our end of the connection to the keeper.
 #[derive(Debug)]
 pub struct Keeper {
     end: Mutex<OwnedFd>,
-    child: Mutex<std::process::Child>,
+    process: Started,
 }
+
+/// The keeper's process.
+#[derive(Debug)]
+enum Started {
+    /// It is our child.
+    Here(Mutex<std::process::Child>),
+    /// An earlier process of this node started it, and handed it over. The descriptor becomes readable when it ends.
+    Before(OwnedFd),
+}
+
+/// The version of [`Ask`], [`Order`] and [`Told`]: a keeper that another version of the program has started is taken over only if
+/// it is the same.
+pub const PROTOCOL: u32 = 1;
 
 impl Keeper {
     /// Starts the keeper. It becomes this user, and later allows only what `begin` says.
@@ -130,7 +146,7 @@ impl Keeper {
     pub fn start(begin: Begin, user: Option<&DataUser>) -> anyhow::Result<Self> {
         let (ours, theirs) = scm::pair()?;
         let child = process::respawn(ARGUMENT, theirs)?;
-        let keeper = Self { end: Mutex::new(ours), child: Mutex::new(child) };
+        let keeper = Self { end: Mutex::new(ours), process: Started::Here(Mutex::new(child)) };
         if let Some(user) = user {
             let end = lock(&keeper.end);
             // This request has no answer. If it fails, the next request gets none either.
@@ -139,6 +155,37 @@ impl Keeper {
         match keeper.ask(&Ask::Begin(begin))? {
             (Told::Begun, _) => Ok(keeper),
             (told, _) => Err(unexpected(told).into()),
+        }
+    }
+
+    /// The keeper of an earlier process of this node: the connection to it, and what [`Keeper::watch`] returned there. Only one of
+    /// the two processes may use it at a time.
+    pub const fn taken(end: OwnedFd, process: OwnedFd) -> Self {
+        Self { end: Mutex::new(end), process: Started::Before(process) }
+    }
+
+    /// Copies of what [`Keeper::taken`] needs. The keeper ends when all copies of the connection are closed.
+    ///
+    /// # Errors
+    /// There is no free descriptor.
+    pub fn copies(&self) -> io::Result<[OwnedFd; 2]> {
+        Ok([lock(&self.end).try_clone()?, self.watch()?])
+    }
+
+    /// Leaves out answers to requests of another process, which has used this connection and may have been killed meanwhile.
+    ///
+    /// # Errors
+    /// The keeper is gone.
+    pub fn settle(&self) -> Result<(), KeeperError> {
+        let end = lock(&self.end);
+        // It refuses this in words that no other answer has.
+        wire::send(&*end, &Ask::Begin(Begin::default()), &[]).map_err(KeeperError::Gone)?;
+        loop {
+            match wire::receive(&*end).map_err(KeeperError::Gone)? {
+                Some((Told::Failed(why), _)) if why == SAID_BEFORE => return Ok(()),
+                Some(_) => {}
+                None => return Err(KeeperError::Gone(io::ErrorKind::UnexpectedEof.into())),
+            }
         }
     }
 
@@ -181,12 +228,19 @@ impl Keeper {
     /// # Errors
     /// As pidfd_open(2).
     pub fn watch(&self) -> io::Result<OwnedFd> {
-        process::watch(lock(&self.child).id())
+        match &self.process {
+            Started::Here(child) => process::watch(lock(child).id()),
+            Started::Before(process) => process.try_clone(),
+        }
     }
 
-    /// The keeper's exit status, if it has ended.
+    /// The keeper's exit status, if it has ended and is our child.
     pub fn ended(&self) -> Option<std::process::ExitStatus> {
-        lock(&self.child).try_wait().ok().flatten()
+        match &self.process {
+            Started::Here(child) => lock(child).try_wait().ok().flatten(),
+            // Only a parent is told.
+            Started::Before(_) => None,
+        }
     }
 
     /// The owner of a socket on this host.
@@ -219,7 +273,10 @@ impl Keeper {
             tracing::warn!(%error, "the keeper ended before us");
         }
         scm::close(&*lock(&self.end))?;
-        lock(&self.child).wait().map(|_| ())
+        match &self.process {
+            Started::Here(child) => lock(child).wait().map(|_| ()),
+            Started::Before(process) => scm::wait(process, None).map(|_| ()),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod batch;
 pub mod keys;
 mod ledger;
 pub mod legs;
+mod spared;
 mod spread;
 mod tally;
 mod trace;
@@ -19,6 +20,7 @@ pub use crate::reactor::profile;
 pub use afar::Afar;
 pub use batch::{Batch, Past, Texts};
 pub use ledger::{Ledger, Slot};
+pub use spared::Spared;
 pub use spread::Spread;
 pub use tally::Tally;
 pub use trace::{Step, TcpSeen, Trace};
@@ -201,6 +203,8 @@ pub struct LiveFlow {
     /// 0, or 1 + the index in [`EndReason::ALL`] of the reason with which another thread ends it.
     ending: AtomicU8,
     waker: Mutex<Option<Waker>>,
+    /// Whether another process wants it: the wish waits, or its owner has not answered yet.
+    elsewhere: [AtomicBool; 2],
 }
 
 const UNSET: u64 = u64::MAX;
@@ -253,6 +257,7 @@ impl LiveFlow {
             looks: OnceLock::new(),
             ending: AtomicU8::new(0),
             waker: Mutex::new(None),
+            elsewhere: [AtomicBool::new(false), AtomicBool::new(false)],
         }
     }
 

@@ -4,7 +4,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
 use sidetrack::cli::{
     attach, bugreport, ca, cache, check, cleanup, doctor, explain, flows, functions, graph, jobs, login,
-    overlay, pages, plan, profile, run, schema, shunt, tap, top, tunnel,
+    overlay, pages, plan, profile, run, schema, shunt, tap, top, tunnel, upgrade,
 };
 #[cfg(feature = "control")]
 use sidetrack::cli::{domain, orchestrate, policy};
@@ -38,7 +38,12 @@ enum Command {
         /// The configuration file [default: ./sidetrack.toml, else /etc/sidetrack/sidetrack.toml]
         #[arg(short, long, value_name = "FILE", default_value_os_t = Config::default_path(), hide_default_value = true)]
         config: PathBuf,
+        /// Goes on with a running node, connected by standard input; for its starter, not for people
+        #[arg(long, hide = true)]
+        takes_over: bool,
     },
+    /// Lets another version of the program go on with a running node, without a refused connection
+    Upgrade(upgrade::UpgradeArgs),
     /// Catches connections of a process, container or network that runs already (root)
     Attach(attach::AttachArgs),
     /// Collects what a maintainer needs to know about a fault, without secrets
@@ -113,6 +118,9 @@ enum Command {
     /// Keeps the rights that the data path gives up; started by `up`, not by people
     #[command(hide = true)]
     Keeper,
+    /// Starts the process that replaces a node; started by `up`, not by people
+    #[command(hide = true)]
+    Starter,
 }
 
 fn main() -> ExitCode {
@@ -128,7 +136,11 @@ fn main() -> ExitCode {
         Err(error) => return refused(&error, &arguments),
     };
     let result = match command {
-        Command::Up { config } => app::up(&UpOptions { config }).map(|()| ExitCode::SUCCESS),
+        Command::Up { config, takes_over } => {
+            let run = if takes_over { app::take_over } else { app::up };
+            run(&UpOptions { config }).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Upgrade(args) => upgrade::run(&args),
         Command::Run(args) if args.top => Ok(top::run_command(&args, &arguments)),
         Command::Run(args) => run::run(&args),
         Command::Attach(args) => attach::run(&args),
@@ -167,6 +179,7 @@ fn main() -> ExitCode {
         Command::ContainersProcess => app::containers().map(|()| ExitCode::SUCCESS),
         Command::Tunnel(args) => tunnel::run(&args),
         Command::Keeper => app::keep().map(|()| ExitCode::SUCCESS),
+        Command::Starter => app::starter().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
         // Standard error may be closed, which must not cause a panic.

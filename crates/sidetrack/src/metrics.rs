@@ -4,6 +4,7 @@
 //! addresses.
 
 mod buckets;
+mod carried;
 mod dns;
 mod engine;
 mod export;
@@ -17,6 +18,7 @@ mod wires;
 use crate::live::{Batch, Decided, Ended, Ledger, Tally, Transport};
 use crate::record::Observer;
 use buckets::{Buckets, CONNECT_BUCKETS, DURATION_BUCKETS, SNIFF_BUCKETS, Seen};
+pub use carried::Carried;
 pub use dns::DnsCounts;
 use dns::DnsMetrics;
 use engine::EngineMetrics;
@@ -165,7 +167,7 @@ impl Path {
     }
 }
 
-/// Bytes of one path: up and down.
+/// Up and down.
 type Bytes = (u64, u64);
 
 /// All metrics of this process.
@@ -207,6 +209,8 @@ pub struct Metrics {
     ended_bytes: Mutex<BTreeMap<Path, Bytes>>,
     /// All listeners seen so far, each with the number of its running flows.
     listeners: Mutex<BTreeMap<Arc<str>, i64>>,
+    /// What other processes of this node have counted.
+    carried: Mutex<[Carried; 2]>,
 }
 
 impl Default for Metrics {
@@ -254,6 +258,7 @@ impl Metrics {
             reload_success: Gauge::default(),
             ended_bytes: Mutex::default(),
             listeners: Mutex::default(),
+            carried: Mutex::default(),
         };
         metrics.register_flows();
         metrics.overlay.register(&mut metrics.registry);
@@ -401,10 +406,12 @@ impl Metrics {
         self.process.write(&surroundings, &mut out);
         // Writing to a String cannot fail.
         let _ = text::encode(&mut out, &self.registry);
+        for carried in lock(&self.carried).iter().filter(|carried| **carried != Carried::default()) {
+            out = carried.added_to(&out);
+        }
         out
     }
 
-    /// Sets the metrics that depend on running flows.
     fn read_ledgers(&self, ledgers: &[Arc<Ledger>]) {
         let mut active = lock(&self.listeners);
         // A listener whose last flow ended must show 0 instead of disappearing.

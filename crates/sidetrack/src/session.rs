@@ -10,6 +10,7 @@ mod farewell;
 mod held;
 mod hello;
 mod lane;
+mod moved;
 mod near;
 mod outgoing;
 mod parts;
@@ -22,6 +23,7 @@ pub use associating::{Asking, AskingTunnel, Associate, NearSide, Relays, Tunnel}
 pub use carrying::{Carrying, Passage, carry_on};
 pub use held::serve_held;
 pub use lane::{Lane, allow_pipes};
+pub use moved::adopt;
 pub use setup::{Connect, ESTABLISHED, Refusals, undecided};
 pub use watch::Watched;
 
@@ -72,6 +74,13 @@ impl Entry {
         let notes = [self.note.take(), detail].into_iter().flatten();
         let detail = notes.reduce(|one, other| one + "; " + &other);
         Some(handed.go_on(&self.live, (&self.worker.ledger, slot), detail))
+    }
+
+    /// Another process goes on with the flow: no record is written here.
+    fn give_away(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            self.worker.ledger.give_away(slot);
+        }
     }
 
     /// Ends the flow. Only the first call counts.

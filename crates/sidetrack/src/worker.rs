@@ -3,11 +3,13 @@
 
 mod admission;
 mod far;
+mod moved;
 mod waiting;
 mod wires;
 
 pub use admission::Admission;
 pub use far::WAITING_MAX as FAR_WAITING_MAX;
+pub use moved::{Exit, Moved};
 use sidetrack_sys::sync::lock;
 use waiting::Places;
 pub use waiting::{CROWDED, Idle, Place};
@@ -97,12 +99,24 @@ pub struct Shared {
     /// Flows that the kernel has taken over.
     wires: Option<Arc<Wires>>,
     clock: Clock,
+    /// Where flows go when another process takes over.
+    exit: Exit,
 }
 
 impl Shared {
     /// Lets no new flow of UDP begin.
     pub fn leave(&self) {
         self.leaving.store(true, Relaxed);
+    }
+
+    /// Where flows go when another process takes over.
+    pub const fn exit(&self) -> &Exit {
+        &self.exit
+    }
+
+    /// Lets flows begin again after [`Shared::leave`].
+    pub fn stay(&self) {
+        self.leaving.store(false, Relaxed);
     }
 
     /// The state of a new process with this configuration and budget.
@@ -149,6 +163,7 @@ impl Shared {
             hold: None,
             wires: None,
             clock,
+            exit: Exit::default(),
         }
     }
 
@@ -210,7 +225,17 @@ impl Shared {
 
     /// Flows of an earlier process have numbers up to this one.
     pub fn numbers_begin_after(&self, last: u64) {
-        self.next_flow.fetch_max(last.saturating_add(1), Relaxed);
+        self.number_from(last.saturating_add(1));
+    }
+
+    /// The number that the next flow will have.
+    pub fn flows_numbered(&self) -> u64 {
+        self.next_flow.load(Relaxed)
+    }
+
+    /// Numbers flows from here on, if that is further than now.
+    pub fn number_from(&self, number: u64) {
+        self.next_flow.fetch_max(number, Relaxed);
     }
 }
 
@@ -286,6 +311,11 @@ impl Worker {
     /// The flows that the kernel has taken over, if it may.
     pub fn wires(&self) -> Option<&Arc<Wires>> {
         self.shared.wires()
+    }
+
+    /// Where flows go when another process takes over.
+    pub fn exit(&self) -> &Exit {
+        self.shared.exit()
     }
 
     /// Finds the processes of local connections.

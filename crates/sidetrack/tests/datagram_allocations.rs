@@ -147,8 +147,9 @@ fn node(folder: &Path) -> anyhow::Result<()> {
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     let is_done = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        // `up` may start this program again for the process that keeps its rights.
+        // `up` may start this program again for the processes that keep its rights.
         [_, "keeper", ..] => app::keep().is_ok(),
+        [_, "starter", ..] => app::starter().is_ok(),
         [_, "node", folder] => node(Path::new(folder)).inspect_err(|error| eprintln!("{error:#}")).is_ok(),
         [_, "--list", ..] => true,
         _ => {

@@ -238,6 +238,45 @@ pub fn respawn(argument: &str, end: std::os::fd::OwnedFd) -> io::Result<std::pro
         .spawn()
 }
 
+/// As [`respawn`], but the process shares our standard output, for what it starts in turn.
+///
+/// # Errors
+/// As [`respawn`].
+pub fn respawn_with_output(argument: &str, end: std::os::fd::OwnedFd) -> io::Result<std::process::Child> {
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{Command, Stdio};
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("sidetrack").arg(argument).stdin(Stdio::from(end)).process_group(0).spawn()
+}
+
+/// The process that has started this one; 1 if that has ended.
+pub fn parent() -> i32 {
+    rustix::process::getppid().map_or(1, |parent| parent.as_raw_nonzero().get())
+}
+
+/// Starts another program that is open, with our environment, both our outputs, and one end of a connection as standard input.
+/// The path of the program need not be visible here. `left_out`: variables of the environment that it does not get.
+///
+/// # Errors
+/// What fork(2) or execve(2) say: `PermissionDenied` if it is not a program, or its file system has `noexec`.
+pub fn start_open(
+    program: &std::os::fd::OwnedFd,
+    arguments: &[std::ffi::OsString],
+    end: std::os::fd::OwnedFd,
+    left_out: &[&str],
+) -> io::Result<std::process::Child> {
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{Command, Stdio};
+    // The kernel follows the link before it closes the descriptor.
+    let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+    command.arg0("sidetrack").args(arguments).stdin(Stdio::from(end)).process_group(0);
+    for variable in left_out {
+        command.env_remove(variable);
+    }
+    command.spawn()
+}
+
 /// Starts this program anew with these arguments, without a terminal: its input is empty, both outputs go to `output`, and it is
 /// in a session of its own. SIGTERM ends it when the thread that started it ends.
 ///

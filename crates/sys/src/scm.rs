@@ -3,11 +3,14 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
+    socketpair, sockopt,
 };
 
 /// Most bytes of one message.
@@ -30,6 +33,59 @@ pub struct Message {
 /// What socketpair(2) says.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 16;
+
+/// Who is at the other end of a connection, as the kernel knew it when it was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its process id.
+    pub pid: i32,
+    /// Its user.
+    pub uid: u32,
+}
+
+/// Listens on a unix socket whose connections keep the bounds of messages. Only its owner and root may connect (mode 0600).
+///
+/// # Errors
+/// As bind(2): `AddrInUse` if a file has this name.
+pub fn listen(path: &Path) -> io::Result<OwnedFd> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    // Before listen(2): until then each connect(2) is refused.
+    rustix::fs::chmod(path, rustix::fs::Mode::from_raw_mode(0o600))?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Accepts the next connection, and says who has made it.
+///
+/// # Errors
+/// As accept(2).
+pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Peer)> {
+    let end = rustix::net::accept_with(listener, SocketFlags::CLOEXEC)?;
+    let known = sockopt::socket_peercred(&end)?;
+    Ok((end, Peer { pid: known.pid.as_raw_nonzero().get(), uid: known.uid.as_raw() }))
+}
+
+/// Connects to a socket of [`listen`].
+///
+/// # Errors
+/// As connect(2): `NotFound` or `ConnectionRefused` if no process listens there.
+pub fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// Lets [`send`] fail with `WouldBlock` if the other end takes nothing for this time.
+///
+/// # Errors
+/// As setsockopt(2).
+pub fn send_within(end: impl AsFd, limit: Duration) -> io::Result<()> {
+    Ok(sockopt::set_socket_timeout(end, sockopt::Timeout::Send, Some(limit))?)
 }
 
 /// Sends one message.
@@ -116,6 +172,25 @@ pub fn wait(end: impl AsFd, limit: Option<std::time::Duration>) -> io::Result<bo
         // A signal is not a message; the caller looks at the time again.
         Err(Errno::INTR) => Ok(false),
         ready => Ok(ready? > 0),
+    }
+}
+
+/// As [`wait`], for two descriptors: which of them has something.
+///
+/// # Errors
+/// What poll(2) says.
+pub fn wait_for_one(ends: [&OwnedFd; 2], limit: Duration) -> io::Result<[bool; 2]> {
+    let limit = rustix::event::Timespec {
+        tv_sec: limit.as_secs().cast_signed(),
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    let mut fds = ends.map(|end| rustix::event::PollFd::new(end, rustix::event::PollFlags::IN));
+    match rustix::event::poll(&mut fds, Some(&limit)) {
+        Err(Errno::INTR) => Ok([false; 2]),
+        ready => {
+            ready?;
+            Ok(fds.map(|fd| !fd.revents().is_empty()))
+        }
     }
 }
 

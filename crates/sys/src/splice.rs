@@ -71,6 +71,25 @@ impl Pipe {
         self.queued_bytes == 0
     }
 
+    /// Takes all bytes out of it.
+    ///
+    /// # Errors
+    /// As read(2); `UnexpectedEof` if there are fewer than were counted.
+    pub fn take_out(&mut self) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; self.queued_bytes];
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match rustix::io::read(&self.read, &mut bytes[filled..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => filled += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.queued_bytes = 0;
+        Ok(bytes)
+    }
+
     /// True if it takes another segment. The kernel's own test, the one splice(2) makes.
     fn has_room(&self) -> io::Result<bool> {
         let mut fds = [PollFd::new(&self.write, PollFlags::OUT)];

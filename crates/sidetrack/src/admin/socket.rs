@@ -9,6 +9,7 @@ use sidetrack_sys::undo::Action;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -41,17 +42,23 @@ pub enum BindError {
 #[derive(Debug)]
 pub struct AdminSocket {
     listener: UnixListener,
-    guard: Guard,
+    /// `None`: another value removes the file.
+    guard: Option<Guard>,
+    place: Place,
 }
 
-/// Removes the socket when dropped, if it is still ours.
-#[derive(Debug)]
-pub(super) struct Guard {
+/// Where a socket is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
     path: PathBuf,
     inode: u64,
     /// Also remove the directory, if it is empty.
     with_directory: bool,
 }
+
+/// Removes the socket when dropped, if it is still ours.
+#[derive(Debug)]
+pub(super) struct Guard(Place);
 
 /// The process at the other end of a connection to the admin socket, as the kernel knew it when it connected.
 #[derive(Clone, Copy, Debug, Default)]
@@ -105,9 +112,8 @@ impl AdminSocket {
     fn in_directory(path: &Path) -> Result<Self, BindError> {
         let made = path.parent().map_or(Ok(()), make_directory);
         made.map_err(|error| BindError::Io(path.to_owned(), error))?;
-        let mut socket = Self::bind(path)?;
-        socket.guard.with_directory = true;
-        Ok(socket)
+        let socket = Self::unguarded(path)?;
+        Ok(Self::guarded(socket.listener, Place { with_directory: true, ..socket.place }))
     }
 
     /// Creates the socket with mode 0660, and its directory if needed. Replaces a stale socket, but not one that
@@ -116,6 +122,14 @@ impl AdminSocket {
     /// # Errors
     /// Fails if another process answers there, if another file has this name, or if the system reports an error.
     pub fn bind(path: &Path) -> Result<Self, BindError> {
+        Self::unguarded(path).map(|socket| Self::guarded(socket.listener, socket.place))
+    }
+
+    fn guarded(listener: UnixListener, place: Place) -> Self {
+        Self { listener, guard: Some(Guard(place.clone())), place }
+    }
+
+    fn unguarded(path: &Path) -> Result<Self, BindError> {
         let failed = |error| BindError::Io(path.to_owned(), error);
         if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
             fs::DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
@@ -131,8 +145,8 @@ impl AdminSocket {
         fs::remove_file(&hidden).map_err(failed)?;
         match linked {
             Ok(metadata) => {
-                let guard = Guard { path: path.to_owned(), inode: metadata.ino(), with_directory: false };
-                Ok(Self { listener, guard })
+                let place = Place { path: path.to_owned(), inode: metadata.ino(), with_directory: false };
+                Ok(Self { listener, guard: None, place })
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(BindError::InUse(path.to_owned())),
             Err(error) => Err(failed(error)),
@@ -141,16 +155,46 @@ impl AdminSocket {
 
     /// The action that removes it, for a process that outlives this one.
     pub fn undo(&self) -> Action {
-        let Guard { path, inode, with_directory } = &self.guard;
+        let Place { path, inode, with_directory } = &self.place;
         Action::RemoveSocket { path: path.clone(), inode: *inode, with_directory: *with_directory }
     }
 
     /// Its path.
     pub fn path(&self) -> &Path {
-        &self.guard.path
+        &self.place.path
     }
 
-    pub(super) fn into_listener(self) -> io::Result<(tokio::net::UnixListener, Guard)> {
+    /// The socket that an earlier process of this node has bound, at this path. It is removed at our end.
+    ///
+    /// # Errors
+    /// Another process has a socket there now.
+    pub fn taken(listener: std::os::fd::OwnedFd, path: &Path, with_directory: bool) -> io::Result<Self> {
+        let inode = fs::symlink_metadata(path)?.ino();
+        let place = Place { path: path.to_owned(), inode, with_directory };
+        Ok(Self::guarded(listener.into(), place))
+    }
+
+    /// A copy, which does not remove the file.
+    ///
+    /// # Errors
+    /// There is no free descriptor.
+    pub fn copy(&self) -> io::Result<Self> {
+        Ok(Self { listener: self.listener.try_clone()?, guard: None, place: self.place.clone() })
+    }
+
+    /// The descriptor, for a process that goes on with it, and whether its directory goes with it.
+    pub fn descriptor(&self) -> (std::os::fd::BorrowedFd<'_>, bool) {
+        (self.listener.as_fd(), self.place.with_directory)
+    }
+
+    /// Leaves the file where it is at our end: another process goes on with it.
+    pub fn leave(&mut self) {
+        if let Some(guard) = self.guard.take() {
+            std::mem::forget(guard);
+        }
+    }
+
+    pub(super) fn into_listener(self) -> io::Result<(tokio::net::UnixListener, Option<Guard>)> {
         self.listener.set_nonblocking(true)?;
         Ok((tokio::net::UnixListener::from_std(self.listener)?, self.guard))
     }
@@ -175,11 +219,10 @@ fn make_room(path: &Path) -> Result<(), BindError> {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode) {
-            let _ = fs::remove_file(&self.path);
-            if self.with_directory
-                && let Some(directory) = self.path.parent()
-            {
+        let Place { path, inode, with_directory } = &self.0;
+        if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.ino() == *inode) {
+            let _ = fs::remove_file(path);
+            if *with_directory && let Some(directory) = path.parent() {
                 let _ = fs::remove_dir(directory);
             }
         }

@@ -101,7 +101,7 @@ impl Node {
             let own = [of_old.clone(), bound_addresses(&fresh)].concat();
             fresh.push((
                 listener.clone(),
-                sockets::bind(listener, new, (self.workers, self.names.as_ref()), &own)?,
+                sockets::bind(listener, new, (self.workers, self.names.as_ref()), (&own, None))?,
             ));
         }
         Ok(fresh)
@@ -184,7 +184,7 @@ impl Node {
         Ok(true)
     }
 
-    fn steer_anew(
+    pub(super) fn steer_anew(
         &self,
         config: &Config,
         addresses: &[(Arc<str>, SocketAddr)],

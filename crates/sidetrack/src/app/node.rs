@@ -1,5 +1,9 @@
 //! A node: how it is prepared, started and stopped.
 
+mod kept;
+
+use kept::{ask_keeper, may_steer, wait_for};
+
 use super::agreement;
 use super::budget::{budget, sheets, warm_room};
 use super::dns::Resolving;
@@ -10,6 +14,7 @@ use super::ports;
 use super::rights;
 use super::sockets::{self, Bound, Proof};
 use super::threads::{Fleet, Serving};
+use super::upgrade::{Go, Heritage};
 use crate::agreement::InForce;
 use crate::carry::Dialing;
 use crate::config::{Config, Listener, ListenerKind, OnCrash};
@@ -28,7 +33,7 @@ use crate::worker::{Admission, Shared, Wires};
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use sidetrack_common::history::History;
-use sidetrack_core::flow::{FlowId, Process, Protocol};
+use sidetrack_core::flow::{FlowId, Protocol};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine::{self, Kind};
@@ -36,11 +41,9 @@ use sidetrack_sys::conntrack::Events;
 use sidetrack_sys::sync::lock;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
 
 /// The listeners of a configuration, each with its sockets.
@@ -66,6 +69,8 @@ pub(super) struct Prepared {
     /// What the addresses of the resolver stand for, if there is one.
     names: Option<SharedNames>,
     wires: Option<Arc<Wires>>,
+    /// What an earlier process of this node hands over.
+    heritage: Option<Arc<Heritage>>,
 }
 
 /// A running node.
@@ -77,7 +82,7 @@ pub(super) struct Node {
     pub(super) served: Mutex<Vec<Served>>,
     pub(super) steered: Steered,
     pub(super) events: Mutex<Option<Events>>,
-    recording: Mutex<Option<JoinHandle<()>>>,
+    pub(super) recording: Mutex<Option<JoinHandle<()>>>,
     pub(super) subscribed: AtomicBool,
     /// No new connections are to be redirected here any more.
     pub(super) leaving: AtomicBool,
@@ -101,6 +106,8 @@ pub(super) struct Steered {
     pub keeper: Option<Arc<Keeper>>,
     /// The rights that the keeper was started with.
     pub may: Begin,
+    /// Whether the keeper was asked to change the kernel: only then it has something there.
+    pub used: AtomicBool,
 }
 
 impl Prepared {
@@ -112,12 +119,15 @@ impl Prepared {
         config: &Config,
         user: Option<&DataUser>,
         names: Option<SharedNames>,
+        heritage: Option<Arc<Heritage>>,
     ) -> anyhow::Result<Self> {
         let workers = match config.workers {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             workers => workers,
         };
-        ports::refuse_taken(config)?;
+        if heritage.is_none() {
+            ports::refuse_taken(config)?;
+        }
         let agreement = agreement::read(config, &InForce::default())?;
         let history = agreement::history(config, &agreement)?;
         let may_steer = may_steer(config)?;
@@ -127,14 +137,20 @@ impl Prepared {
             .map(|overlay| overlay::Bound::new(overlay, config.on_crash))
             .transpose()?;
         let engines = engine::Opened::new(&config.listeners, workers, OWN_MARK.value)?;
-        let mut steered = Steered { keeper: None, may: Begin::default() };
+        let mut steered = Steered { keeper: None, may: Begin::default(), used: AtomicBool::new(false) };
         if may_steer {
             // Also if nothing is steered yet: a reload may add it, and rules may need the processes of other users.
             let begin =
                 Begin { closed: config.on_crash == OnCrash::Closed, owners: config.policy.asks_process() };
-            steered.keeper = Some(Arc::new(Keeper::start(begin, user).context("cannot start the keeper")?));
-            steered.may = begin;
-            if Steer::new(config, &configured(config), 0, &Host::here())?.is_empty() {
+            let taken = heritage.as_ref().map_or(Ok(None), |heritage| heritage.keeper(begin))?;
+            let is_taken = taken.is_some();
+            let (keeper, may, used) = match taken {
+                Some(taken) => taken,
+                None => (Keeper::start(begin, user).context("cannot start the keeper")?, begin, false),
+            };
+            (steered.may, steered.used) = (may, AtomicBool::new(used));
+            steered.keeper = Some(Arc::new(keeper));
+            if !is_taken && Steer::new(config, &configured(config), 0, &Host::here())?.is_empty() {
                 super::apply::remove_orphan();
             }
         }
@@ -157,6 +173,7 @@ impl Prepared {
             hold,
             names,
             wires: wires.map(Arc::new),
+            heritage,
         })
     }
 
@@ -202,24 +219,35 @@ impl Prepared {
         let mut listeners = Listeners::new();
         for listener in &config.listeners {
             let own = bound_addresses(&listeners);
-            let bound = sockets::bind(listener, config, (self.workers, self.names.as_ref()), &own)?;
+            let bound = sockets::bind(
+                listener,
+                config,
+                (self.workers, self.names.as_ref()),
+                (&own, self.heritage.as_deref()),
+            )?;
             listeners.push((listener.clone(), bound));
         }
         Ok(listeners)
     }
 
     /// Lets the keeper set up the kernel as the configuration says.
-    fn steer(&self, config: &Config, bound: &Listeners) -> anyhow::Result<(Paths, Option<Events>)> {
+    fn steer(
+        &self,
+        config: &Config,
+        bound: &Listeners,
+        first_path: usize,
+    ) -> anyhow::Result<(Paths, Option<Events>)> {
         let mut paths = Paths::default();
         let addresses = addresses(bound.iter().flat_map(|(_, bound)| bound).map(|bound| &*bound.listening));
-        let steer = Steer::new(config, &addresses, 0, &Host::here())?;
+        let steer = Steer::new(config, &addresses, first_path, &Host::here())?;
         let steer = hold::put(self.hold.hold.as_ref(), config, steer, &addresses);
         if self.steered.keeper.is_none() {
             return Ok((paths, None));
         }
         let since = SystemTime::now();
         let mut events = None;
-        if !steer.is_empty() {
+        // An earlier process may have left rules that this configuration does not need.
+        if !steer.is_empty() || self.steered.used.load(Relaxed) {
             let listeners = bound.iter().flat_map(|(_, bound)| bound);
             let listeners: Vec<_> = listeners.filter_map(Bound::proof).collect();
             events = self.steered.steer(&steer, &listeners)?;
@@ -232,9 +260,14 @@ impl Prepared {
     ///
     /// # Errors
     /// The listener or rule that failed, with the system's error.
-    pub(super) fn start(self, config: Arc<ArcSwap<Config>>, nofile: u64) -> anyhow::Result<Node> {
+    pub(super) fn start(
+        self,
+        config: Arc<ArcSwap<Config>>,
+        nofile: u64,
+        go: Option<&Go>,
+    ) -> anyhow::Result<Node> {
         let bound = self.bind(&config.load())?;
-        let (paths, events) = self.steer(&config.load(), &bound)?;
+        let (paths, events) = self.steer(&config.load(), &bound, go.map_or(0, |go| go.first_path))?;
         let (budget, warm) = {
             let config = config.load();
             let warm = warm_room(&config, nofile, self.workers);
@@ -247,6 +280,7 @@ impl Prepared {
         let dialing = Dialing { mark, ..Dialing::default() };
         let shared = Shared::new(config, dialing, owners, budget, Clock::start()).with_warm(warm);
         let shared = Arc::new(shared.with_hold(self.hold.hold).with_wires(self.wires));
+        shared.number_from(go.map_or(1, |go| go.next_flow));
         super::containers::first(&shared, self.containers)?;
         shared.agreement.store(self.agreement);
         let fleet = Fleet::start(&shared, self.workers)?;
@@ -507,6 +541,7 @@ impl Steered {
     /// Lets the keeper steer connections to these listeners.
     pub(super) fn steer(&self, steer: &Steer, listeners: &[Proof<'_>]) -> anyhow::Result<Option<Events>> {
         let Some(keeper) = &self.keeper else { return Ok(None) };
+        self.used.store(true, Relaxed);
         let (addresses, proofs): (Vec<_>, Vec<_>) = listeners.iter().copied().unzip();
         let order = Order::of(steer, &addresses).map_err(anyhow::Error::msg)?;
         let (warnings, events) = keeper.steer(order, &proofs)?;
@@ -556,41 +591,4 @@ pub(super) fn addresses<'a>(
 /// The addresses that these listeners are bound to.
 pub(super) fn bound_addresses(listeners: &[(Listener, Vec<Bound>)]) -> Vec<SocketAddr> {
     listeners.iter().flat_map(|(_, bound)| bound).map(|bound| bound.listening.address).collect()
-}
-
-/// Asks the keeper for processes: it may see all processes of this host, and we may not.
-fn ask_keeper(keeper: Arc<Keeper>) -> Owners {
-    Owners::Asked(Arc::new(move |protocol, local, remote| {
-        keeper.owner(protocol, local, remote).unwrap_or_else(|error| {
-            tracing::error!(%error, "cannot look up a process");
-            Process::default()
-        })
-    }))
-}
-
-/// Whether we may change the kernel's rules; an error if a listener needs that.
-fn may_steer(config: &Config) -> anyhow::Result<bool> {
-    if caps::holds(CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW) {
-        return Ok(true);
-    }
-    let captures = |listener: &&Listener| {
-        matches!(listener.kind, ListenerKind::Redirect(_) | ListenerKind::Tproxy(_) | ListenerKind::Engine(_))
-    };
-    if let Some(listener) = config.listeners.iter().find(captures) {
-        anyhow::bail!(
-            "listener '{}': kind {} needs root (CAP_NET_ADMIN and CAP_NET_RAW): start with sudo, or use \
-             'sidetrack run -- COMMAND', which needs no rights",
-            listener.name,
-            listener.kind.intercept().as_str()
-        );
-    }
-    tracing::debug!("without CAP_NET_ADMIN nothing is left to the kernel; all flows pass through user space");
-    Ok(false)
-}
-
-/// Waits until a descriptor is readable.
-async fn wait_for(fd: std::os::fd::OwnedFd) -> std::io::Result<()> {
-    #[expect(deprecated, reason = "its successor is unsafe; this descriptor is owned and stays open")]
-    let fd = AsyncFd::with_interest(fd, Interest::READABLE)?;
-    fd.readable().await.map(drop)
 }

@@ -220,7 +220,8 @@ impl Paths {
             mptcp: false,
             protocol: Protocol::Tcp,
         };
-        let mut bound = sockets::bind(&listener, &self.config.load(), (self.node.workers(), None), &[])?;
+        let mut bound =
+            sockets::bind(&listener, &self.config.load(), (self.node.workers(), None), (&[], None))?;
         for bound in &mut bound {
             let listening = Arc::get_mut(&mut bound.listening).context("somebody has the new listener")?;
             listening.outgoing = Some(outgoing.clone());

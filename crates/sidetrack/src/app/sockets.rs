@@ -1,6 +1,7 @@
 //! The listening sockets of a configuration, one for each worker and address.
 
 use super::ports;
+use super::upgrade::Heritage;
 use crate::config::{Config, HttpListener, Listener, ListenerKind, SocksDatagrams};
 use crate::datagram;
 use crate::dns::SharedNames;
@@ -61,7 +62,7 @@ impl Bound {
 }
 
 /// Binds all addresses of one listener. `own`: addresses on which this process already listens, and which may be
-/// shared. `names`: what the addresses stand for that this node's resolver gives to clients.
+/// shared. `heritage`: sockets of an earlier process of this node, which are taken where they fit. `names`: what the addresses stand for that this node's resolver gives to clients.
 ///
 /// # Errors
 /// Says which address failed, and the system's error.
@@ -69,14 +70,14 @@ pub fn bind(
     listener: &Listener,
     config: &Config,
     (workers, names): (usize, Option<&SharedNames>),
-    own: &[SocketAddr],
+    (own, heritage): (&[SocketAddr], Option<&Heritage>),
 ) -> anyhow::Result<Vec<Bound>> {
     // One proxy for all addresses, so that they share its cache.
     let proxy = requests(&listener.kind).map(|http| proxy(http, &listener.name)).transpose()?;
     let bind = |address: &SocketAddr| {
         let catches = catches(&listener.kind, config)?;
         let own = own.iter().any(|own| overlap(*own, *address));
-        Some(bind_one(listener, (*address, own), catches, proxy.clone(), (workers, names)))
+        Some(bind_one(listener, (*address, own, heritage), catches, proxy.clone(), (workers, names)))
     };
     listener.addresses.iter().filter_map(bind).collect()
 }
@@ -90,7 +91,7 @@ fn overlap(own: SocketAddr, address: SocketAddr) -> bool {
 
 fn bind_one(
     listener: &Listener,
-    (mut address, own): (SocketAddr, bool),
+    (mut address, own, heritage): (SocketAddr, bool, Option<&Heritage>),
     catches: Catches,
     proxy: Option<Arc<Proxy>>,
     (workers, names): (usize, Option<&SharedNames>),
@@ -105,10 +106,15 @@ fn bind_one(
         mptcp: listener.mptcp,
         ..ListenOptions::default()
     };
-    let mut sockets = Vec::with_capacity(workers);
     let is_udp = listener.protocol == Protocol::Udp;
+    let (mut sockets, mut datagrams) =
+        heritage.map(|heritage| heritage.take(&listener.name, address)).unwrap_or_default();
+    // Both kinds have the same port.
+    let known = sockets.first().map(TcpListener::local_addr);
+    let known = known.or_else(|| datagrams.first().map(UdpSocket::local_addr)).transpose()?;
+    address = known.unwrap_or(address);
     let listening = if is_udp { 0 } else { workers };
-    for number in 0..listening {
+    for number in sockets.len()..listening {
         let shares = own || number > 0;
         let socket = if shares { sockopt::listen } else { sockopt::listen_first }(address, &options);
         let socket = socket.map_err(|error| {
@@ -125,9 +131,8 @@ fn bind_one(
         address = socket.local_addr()?;
         sockets.push(socket);
     }
-    let mut datagrams = Vec::new();
     if is_udp || has_datagrams(&listener.kind) {
-        for number in 0..workers {
+        for number in datagrams.len()..workers {
             let socket = bind_datagrams(listener, address, own || number > 0)?;
             address = socket.local_addr()?;
             datagrams.push(socket);

@@ -69,6 +69,11 @@ impl Systemd {
         self.send(&format!("RELOADING=1\nMONOTONIC_USEC={now}\nSTATUS=reading the configuration"));
     }
 
+    /// Another process of the unit is the main one from now on (`MAINPID=`). Only the main process may say so.
+    pub(super) fn replaced_by(&self, pid: u32) {
+        self.send(&format!("MAINPID={pid}\nSTATUS=upgraded"));
+    }
+
     /// The node accepts no more connections. Flows may go on for `drain_ms` milliseconds.
     pub(super) fn stopping(&self, flows: usize, drain_ms: u64) {
         self.send(&format!("STOPPING=1\nSTATUS=draining {flows} flows, for at most {drain_ms} ms"));

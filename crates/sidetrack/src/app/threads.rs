@@ -9,11 +9,11 @@ use crate::intercept::{Catches, Listening};
 use crate::live::{Decided, Ledger};
 use crate::reactor;
 use crate::session;
-use crate::worker::{Serve, Service, Shared, Worker};
+use crate::worker::{Moved, Serve, Service, Shared, Worker};
 use anyhow::Context;
 use sidetrack_core::flow::{EndReason, Protocol};
 use std::net::{TcpListener, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
@@ -45,22 +45,44 @@ pub struct Serving {
     pub listening: Arc<Listening>,
     /// Handles its requests, if requests are handled one by one.
     pub proxy: Option<Arc<Proxy>>,
-    /// A copy of the first worker's socket, which proves to the keeper that we listen. It is closed first:
-    /// connections that the kernel gives to a socket without an accepting worker are lost.
-    proof: Option<OwnedFd>,
+    /// Copies of the workers' sockets: the first proves to the keeper that we listen, and another process may go on with them.
+    /// They are closed first: connections that the kernel gives to a socket without an accepting worker are lost.
+    sockets: Vec<TcpListener>,
+    datagrams: Vec<UdpSocket>,
     stop: watch::Sender<bool>,
 }
 
 impl Serving {
     /// Its address, and a descriptor that proves that we listen on it.
     pub fn proof(&self) -> Option<Proof<'_>> {
-        Some(((self.listening.protocol, self.listening.address), self.proof.as_ref()?.as_fd()))
+        let socket = match self.listening.protocol {
+            Protocol::Udp => self.datagrams.first()?.as_fd(),
+            Protocol::Tcp => self.sockets.first()?.as_fd(),
+        };
+        Some(((self.listening.protocol, self.listening.address), socket))
+    }
+
+    /// The sockets: those that accept connections, and those that get datagrams.
+    pub fn sockets(&self) -> (&[TcpListener], &[UdpSocket]) {
+        (&self.sockets, &self.datagrams)
+    }
+
+    /// Stops accepting, and keeps the sockets: new connections wait in them. Waits at most `patience` for the workers.
+    pub fn rest(self, patience: Duration) -> Bound {
+        self.stop.send_replace(true);
+        let until = Instant::now() + patience;
+        while !self.stop.is_closed() && Instant::now() < until {
+            std::thread::park_timeout(Duration::from_micros(200));
+        }
+        let Self { listening, proxy, sockets, datagrams, stop: _ } = self;
+        Bound { listening, proxy, sockets, datagrams }
     }
 
     /// Stops accepting, and waits a short time until all workers have closed their sockets. A busy worker closes
     /// its socket later.
     pub fn finish(mut self) {
-        self.proof = None;
+        self.sockets.clear();
+        self.datagrams.clear();
         self.stop.send_replace(true);
         let until = Instant::now() + LET_GO_PATIENCE;
         while !self.stop.is_closed() && Instant::now() < until {
@@ -75,6 +97,8 @@ enum Given {
     Held(Held),
     /// A flow that policy has denied before a packet was sent.
     Denied(Decided),
+    /// A flow of the process before this one.
+    Moved(Box<Moved>),
 }
 
 struct Thread {
@@ -168,7 +192,8 @@ impl Fleet {
     pub fn serve(&self, bound: Bound) -> Serving {
         let (stop, stopped) = watch::channel(false);
         // Without a copy (no free descriptor) the keeper's next order reports what is missing.
-        let proof = bound.proof().and_then(|(_, socket)| socket.try_clone_to_owned().ok());
+        let copies: Vec<_> = bound.sockets.iter().filter_map(|socket| socket.try_clone().ok()).collect();
+        let copies = (copies, bound.datagrams.iter().filter_map(|socket| socket.try_clone().ok()).collect());
         let serve: Serve = match bound.proxy.clone() {
             Some(proxy) => Box::new(move |worker, listening, arrived| {
                 proxy.clone().serve(worker, listening, arrived);
@@ -185,14 +210,17 @@ impl Fleet {
             hold.listens(&bound.listening);
         }
         let service = Arc::new(Service { listening: bound.listening.clone(), serve, holds });
+        // An earlier process of this node may have had more workers than this one.
+        let rounds = bound.sockets.len().max(bound.datagrams.len()).max(1);
         let (mut sockets, mut datagrams) = (bound.sockets.into_iter(), bound.datagrams.into_iter());
-        for thread in &self.threads {
+        for thread in self.threads.iter().cycle().take(rounds.next_multiple_of(self.threads.len().max(1))) {
             let (service, socket, datagrams) = (service.clone(), sockets.next(), datagrams.next());
             let proxy = proxy.clone();
             // Cannot fail: a worker that ended has ended the process too (see `thread`).
             let _ = thread.starts.send(Start { service, socket, datagrams, proxy, stop: stopped.clone() });
         }
-        Serving { listening: bound.listening, proxy: bound.proxy, proof, stop }
+        let (sockets, datagrams) = copies;
+        Serving { listening: bound.listening, proxy: bound.proxy, sockets, datagrams, stop }
     }
 
     /// Returns what records flows that policy has denied before a packet was sent.
@@ -202,6 +230,13 @@ impl Fleet {
             // A worker that has ended writes no records any more.
             given.iter().for_each(|given| drop(given.send(Given::Denied(decided.clone()))));
         }
+    }
+
+    /// Goes on with a flow of the process before this one.
+    pub fn adopt(&self, moved: Moved) {
+        let at = usize::try_from(moved.id).unwrap_or_default() % self.threads.len().max(1);
+        // A worker that has ended has ended the process, too.
+        let _ = self.threads[at].given.send(Given::Moved(Box::new(moved)));
     }
 
     /// Lets connections be held: all listeners are served.
@@ -287,6 +322,7 @@ async fn work(
 fn take(worker: &Arc<Worker>, given: Given) {
     match given {
         Given::Held(held) => session::serve_held(worker.clone(), held),
+        Given::Moved(moved) => session::adopt(worker, *moved),
         Given::Denied(decided) => {
             let why = decided.verdict.as_ref().map(|verdict| verdict.why.to_string());
             let mut entry = session::Entry::new(worker);

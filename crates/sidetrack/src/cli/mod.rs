@@ -36,6 +36,7 @@ pub mod shunt;
 pub mod tap;
 pub mod top;
 pub mod tunnel;
+pub mod upgrade;
 pub mod wrap;
 
 use crate::admin::Client;

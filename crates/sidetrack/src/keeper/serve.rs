@@ -2,7 +2,7 @@
 
 use super::derive::Proved;
 use super::kernel::Kernel;
-use super::{Ask, Begin, LISTENERS_MAX, Order, Told};
+use super::{Ask, Begin, LISTENERS_MAX, Order, SAID_BEFORE, Told};
 use crate::process;
 use crate::rights::TO_BECOME;
 use crate::wire;
@@ -148,9 +148,7 @@ impl Serving {
                 wire::send(end, &told, &[])
             }
             Ask::Owner { .. } => refuse(end, "no rule asked for processes when sidetrack started"),
-            Ask::Become(_) | Ask::Begin(_) => {
-                refuse(end, "what may be asked for was said before, and does not change")
-            }
+            Ask::Become(_) | Ask::Begin(_) => refuse(end, SAID_BEFORE),
             Ask::Release => Ok(()),
         }
     }

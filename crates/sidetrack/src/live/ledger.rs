@@ -127,6 +127,18 @@ impl Ledger {
         }
     }
 
+    /// Removes a flow that another process goes on with. It has its record there.
+    pub fn give_away(&self, slot: Slot) {
+        let mut inner = lock(&self.inner);
+        if let Some(flow) = inner.slots.get_mut(slot.0 as usize).and_then(Option::take) {
+            inner.live -= 1;
+            inner.free.push(slot.0);
+            drop(inner);
+            // The waker keeps its task's memory alive.
+            *lock(&flow.waker) = None;
+        }
+    }
+
     /// Adds a flow that was never running here: the kernel carried it, or it was rejected.
     pub fn note(&self, ended: Ended) {
         if !self.ended.put(&ended) {

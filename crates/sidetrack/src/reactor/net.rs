@@ -2,17 +2,19 @@
 
 mod datagram;
 mod guarded;
+mod listener;
 mod udp;
 
 use guarded::Guarded;
 
 pub use datagram::{Arrival, QuicRuntime, arrival, proven};
+pub use listener::TcpListener;
 pub use udp::UdpSocket;
 
 use super::Loop;
 use rustix::event::epoll::{self, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags};
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use std::future::poll_fn;
 use std::io;
 use std::mem::MaybeUninit;
@@ -114,6 +116,11 @@ impl Place {
         place.with(|source| (source.readable, source.writable) = (ready, ready));
         epoll::add(&place.home.epoll, fd, epoll::EventData::new_u64(key), flags | EventFlags::ET)?;
         Ok(place)
+    }
+
+    /// Ends the interest in events of a socket of which there are copies: closing it alone would not.
+    fn leave(&self, fd: impl AsFd) {
+        let _ = epoll::delete(&self.home.epoll, fd);
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut Source) -> T) -> T {
@@ -540,55 +547,6 @@ impl AsyncWrite for TcpStream {
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(self.shutdown_write())
-    }
-}
-
-/// A listening TCP socket.
-#[derive(Debug)]
-pub struct TcpListener {
-    place: Place,
-    socket: std::net::TcpListener,
-}
-
-impl TcpListener {
-    /// Registers a non-blocking listener in this thread's loop.
-    ///
-    /// # Errors
-    /// Fails if the kernel cannot watch it.
-    ///
-    /// # Panics
-    /// Outside of [`super::block_on`].
-    pub fn new(socket: std::net::TcpListener) -> io::Result<Self> {
-        let place = Place::new(&socket, EventFlags::IN, false)?;
-        Ok(Self { place, socket })
-    }
-
-    /// Accepts the next connection when there is one.
-    pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
-        loop {
-            ready!(self.place.poll_readable(cx));
-            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-            match rustix::net::acceptfrom_with(&self.socket, flags) {
-                Ok((fd, peer)) => {
-                    // `true`: if the client speaks first, its bytes have mostly arrived by now.
-                    let stream = TcpStream::watched(fd, true)?;
-                    let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
-                    let none = || io::Error::other("accept(2) gave no address");
-                    return Poll::Ready(Ok((stream, peer.ok_or_else(none)?)));
-                }
-                Err(Errno::AGAIN) => self.place.empty(),
-                Err(Errno::INTR) => {}
-                Err(error) => return Poll::Ready(Err(error.into())),
-            }
-        }
-    }
-
-    /// Waits for the next connection.
-    ///
-    /// # Errors
-    /// Fails as `accept4(2)` does.
-    pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        poll_fn(|cx| self.poll_accept(cx)).await
     }
 }
 

@@ -14,7 +14,7 @@ mod traced;
 mod writer;
 
 pub use feed::{FOLLOWERS_MAX, Feed, Follow, TooManyFollowers};
-pub use recorder::{Observer, Offered, Recorder, VISIT_EVERY};
+pub use recorder::{Observer, Offered, Recorder, Switch, VISIT_EVERY};
 pub use seen::{is_refusal, seen};
 pub use states::Reached;
 pub use text::Timestamp;

@@ -12,7 +12,7 @@ use sidetrack_core::flow::FlowId;
 use sidetrack_sys::sync::lock;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -70,9 +70,46 @@ struct Sinks {
     ledgers: Vec<Arc<Ledger>>,
     feed: Arc<Feed>,
     writer: Mutex<Option<Arc<RecordWriter>>>,
-    history: OnceLock<Arc<History>>,
+    history: Mutex<Option<Arc<History>>>,
     offered: OnceLock<Vec<Arc<dyn Offered>>>,
     observer: Arc<dyn Observer>,
+    /// Ended flows wait in their ledgers. Visits hold it for reading.
+    held: RwLock<bool>,
+}
+
+/// Changes where the records of a running [`Recorder`] go. Ended flows wait meanwhile, so that none is lost or written twice.
+#[derive(Clone)]
+pub struct Switch(Arc<Sinks>);
+
+impl Switch {
+    /// Lets ended flows wait, and closes the record file and the history. Blocks until their last lines are written.
+    pub fn hold(&self) {
+        // Waits for a visit that goes on.
+        *self.0.held.write().unwrap_or_else(PoisonError::into_inner) = true;
+        let (writer, history) = (lock(&self.0.writer).take(), lock(&self.0.history).take());
+        let lost = writer.map_or(0, |writer| writer.close(LAST_LINES));
+        self.0.observer.lost(lost);
+        if let Some(history) = history {
+            self.0.observer.missing_in_history(history.close());
+        }
+    }
+
+    /// Goes on with these.
+    pub fn go_on(&self, writer: Option<RecordWriter>, history: Option<Arc<History>>) {
+        *lock(&self.0.writer) = writer.map(Arc::new);
+        *lock(&self.0.history) = history;
+        *self.0.held.write().unwrap_or_else(PoisonError::into_inner) = false;
+    }
+
+    /// Adds whole lines that another process of this node has made.
+    pub fn add(&self, lines: &[u8]) {
+        if let Some(writer) = self.0.writer() {
+            writer.push(lines);
+        }
+        if let Some(history) = self.0.history() {
+            history.push(lines);
+        }
+    }
 }
 
 /// One thread's buffers for writing lines.
@@ -87,15 +124,23 @@ impl Sinks {
         lock(&self.writer).clone()
     }
 
+    fn history(&self) -> Option<Arc<History>> {
+        lock(&self.history).clone()
+    }
+
     /// Whether anybody reads the flows one by one.
     fn is_wanted(&self, writer: Option<&RecordWriter>) -> bool {
         let is_offered = self.offered.get().is_some_and(|places| !places.is_empty());
-        writer.is_some() || self.history.get().is_some() || is_offered || self.feed.has_followers()
+        writer.is_some() || lock(&self.history).is_some() || is_offered || self.feed.has_followers()
     }
 
     /// Visits all ledgers once and takes the flows that wait now, batch by batch. Returns how many. Holds no
     /// lock that a worker could wait for.
     fn visit(&self, pen: &mut Pen) -> usize {
+        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        if *held {
+            return 0;
+        }
         let writer = self.writer();
         let mut taken = 0;
         for ledger in &self.ledgers {
@@ -134,7 +179,7 @@ impl Sinks {
         if lost > 0 {
             self.observer.lost(lost);
         }
-        let missing = self.history.get().map_or(0, |history| history.take_lost());
+        let missing = self.history().map_or(0, |history| history.take_lost());
         if missing > 0 {
             self.observer.missing_in_history(missing);
         }
@@ -143,7 +188,7 @@ impl Sinks {
     fn record(&self, batch: Batch, writer: Option<&RecordWriter>, pen: &mut Pen) {
         self.observer.took(&batch);
         pen.text.clear();
-        let history = self.history.get();
+        let history = self.history();
         if writer.is_some() || history.is_some() {
             pen.lines.write(&batch, &mut pen.text);
         }
@@ -171,6 +216,10 @@ impl Sinks {
 
     /// If flows pile up in a ledger, takes one batch of each such ledger. Returns false if none do.
     fn help(&self, pen: &mut Pen) -> bool {
+        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        if *held {
+            return false;
+        }
         let writer = self.writer();
         let mut helped = false;
         for ledger in self.ledgers.iter().filter(|ledger| ledger.is_crowded()) {
@@ -227,25 +276,21 @@ impl Recorder {
         observer: Arc<dyn Observer>,
     ) -> Self {
         let writer = Mutex::new(writer.map(Arc::new));
-        let sinks = Arc::new(Sinks {
-            ledgers,
-            feed,
-            writer,
-            history: OnceLock::new(),
-            offered: OnceLock::new(),
-            observer,
-        });
+        let (history, offered, held) = (Mutex::default(), OnceLock::new(), RwLock::new(false));
+        let sinks = Arc::new(Sinks { ledgers, feed, writer, history, offered, observer, held });
         Self { sinks, pen: Pen::default(), told: BTreeSet::new() }
     }
 
     /// Keeps the flows in a history, too.
     #[must_use]
     pub fn keeping(self, history: Option<Arc<History>>) -> Self {
-        if let Some(history) = history {
-            // There is none before this.
-            let _ = self.sinks.history.set(history);
-        }
+        *lock(&self.sinks.history) = history;
         self
+    }
+
+    /// Changes where the records go, while it runs.
+    pub fn switch(&self) -> Switch {
+        Switch(self.sinks.clone())
     }
 
     /// Offers ended flows to these places, too.
@@ -291,7 +336,7 @@ impl Recorder {
     async fn finish(mut self) {
         self.visit();
         self.sinks.feed.close();
-        let (writer, history) = (lock(&self.sinks.writer).take(), self.sinks.history.get().cloned());
+        let (writer, history) = (lock(&self.sinks.writer).take(), lock(&self.sinks.history).take());
         // The disk may be slow, so this waits on another thread.
         let closing = tokio::task::spawn_blocking(move || {
             let lost = writer.map_or(0, |writer| writer.close(LAST_LINES));

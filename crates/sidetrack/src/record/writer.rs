@@ -27,7 +27,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(20);
 
 /// The destination of record lines.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Target {
     /// Standard output.
     Stdout,
@@ -36,6 +36,8 @@ pub enum Target {
     /// A file to append to, created with mode 0640. It is opened again after it is moved away, or on
     /// [`RecordWriter::reopen`].
     File(PathBuf),
+    /// A pipe to another process of this node, which writes them.
+    Pipe(std::sync::Arc<std::os::fd::OwnedFd>),
 }
 
 /// Writes lines on its own thread.
@@ -79,6 +81,7 @@ impl RecordWriter {
             Target::Stdout => Box::new(Stream(io::stdout())),
             Target::Stderr => Box::new(Stream(io::stderr())),
             Target::File(path) => Box::new(LogFile::open(path)?),
+            Target::Pipe(pipe) => Box::new(Stream(File::from(pipe.try_clone()?))),
         };
         Self::start_with(output)
     }
@@ -181,6 +184,20 @@ impl Output for Stream<io::Stdout> {
 
     fn name(&self) -> String {
         "standard output".to_owned()
+    }
+}
+
+impl Output for Stream<File> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn refresh(&mut self, _wanted: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        "the process that goes on".to_owned()
     }
 }
 

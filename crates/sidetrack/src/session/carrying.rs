@@ -46,11 +46,11 @@ pub fn carry_on(passage: Passage, client: Client, entry: Entry) -> Carrying {
 
 /// The task made by [`carry_on`].
 pub struct Carrying {
-    stage: Stage,
+    pub(super) stage: Stage,
 }
 
 #[expect(clippy::large_enum_variant, reason = "all but the first moments of a flow are the large one")]
-enum Stage {
+pub(super) enum Stage {
     /// The set-up. Its memory is freed before the long part of the flow's life begins.
     Making(Pin<Box<dyn Future<Output = Stage>>>),
     Moving(Carried),
@@ -60,15 +60,15 @@ enum Stage {
 }
 
 /// A flow whose path is set up.
-struct Carried {
-    motion: Motion,
-    entry: Entry,
+pub(super) struct Carried {
+    pub(super) motion: Motion,
+    pub(super) entry: Entry,
     /// The SOCKS6 session it is part of.
-    part_of: Option<FlowOfSession>,
+    pub(super) part_of: Option<FlowOfSession>,
     /// A note for the record, used if the end has no detail of its own.
-    note: Option<Box<str>>,
+    pub(super) note: Option<Box<str>>,
     /// Counts what the flow does with its paths of the overlay, if it has several.
-    spread: Option<Arc<Spread>>,
+    pub(super) spread: Option<Arc<Spread>>,
 }
 
 impl Carried {
@@ -96,6 +96,11 @@ impl Future for Carrying {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Arc<Wired>>> {
         let this = self.get_mut();
         loop {
+            if let Stage::Moving(carried) = &mut this.stage
+                && carried.leaves()
+            {
+                this.stage = Stage::Over;
+            }
             let next = match &mut this.stage {
                 Stage::Making(making) => ready!(making.as_mut().poll(cx)),
                 Stage::Relaying(relaying) => {
@@ -169,7 +174,7 @@ fn carried(mut client: Client, ready: Ready, entry: Entry, worker: &Worker) -> C
 }
 
 /// The way to the wire of a flow without functions, if it may go there.
-fn wiring(worker: &Worker, live: &LiveFlow, config: splice::Config) -> Option<Box<Wiring>> {
+pub(super) fn wiring(worker: &Worker, live: &LiveFlow, config: splice::Config) -> Option<Box<Wiring>> {
     let wires = worker.wires()?;
     let decided = live.decided()?;
     let Some(Action::Carry(carry)) = decided.action() else { return None };

@@ -89,6 +89,22 @@ impl Lane {
         more.len()
     }
 
+    /// Takes the bytes out, also those of a pipe.
+    ///
+    /// # Errors
+    /// The pipe cannot be read; some of its bytes may be lost.
+    pub fn take_out(&mut self) -> io::Result<Vec<u8>> {
+        match &mut self.holds {
+            Holds::Nothing => Ok(Vec::new()),
+            Holds::Bytes { bytes, start } => {
+                let left = bytes.split_off(*start);
+                self.holds = Holds::Nothing;
+                Ok(left)
+            }
+            Holds::Pipe(pipe) => pipe.take_out(),
+        }
+    }
+
     /// Counts bytes that were written. Nothing may be left in the thread's buffer, because this may change the
     /// direction to a pipe. After a change, returns the bytes that the direction may hold from now on.
     pub fn moved(&mut self, n: u64) -> Option<u32> {

@@ -5,10 +5,12 @@
 //! direction that has moved [`SPLICE_AFTER`] bytes in large pieces changes to a pipe and `splice(2)`: its bytes
 //! no longer pass through user space.
 
+mod apart;
 mod ends;
 mod through;
 mod wired;
 
+pub use apart::Parted;
 pub use ends::{Ends, Law};
 pub use wired::Wiring;
 

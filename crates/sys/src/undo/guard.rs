@@ -66,8 +66,8 @@ impl Guard {
         Ok(guard)
     }
 
-    /// Starts a guard that performs exactly these actions, later ones first, and keeps only these capabilities. Nothing that
-    /// the writer says changes that, so the writer may be a process that reads peers' bytes.
+    /// Starts a guard that performs exactly these actions, later ones first, and keeps only these capabilities. The writer can call
+    /// all of it off ([`Guard::disarm`]), but not change it, so it may be a process that reads peers' bytes.
     ///
     /// # Errors
     /// As [`Guard::spawn`].
@@ -157,9 +157,13 @@ fn live_fixed(pipe: OwnedFd, actions: Vec<Action>, kept: CapabilitySet) -> ! {
     let held = caps::capabilities().map_or(kept, |sets| sets.permitted);
     let _ = caps::keep_only(held & kept);
     let _ = confine::confine_process(confine::Kind::Keeper);
-    let mut pipe = File::from(pipe);
-    let mut bytes = [0; 64];
-    while pipe.read(&mut bytes).is_ok_and(|count| count > 0) {}
+    let mut said = Vec::new();
+    // The end of the pipe comes with the end of the writer, however that comes.
+    let _ = File::from(pipe).take(64).read_to_end(&mut said);
+    if said == format!("{DISARM}\n").as_bytes() {
+        // SAFETY: ends this process at once; nothing of the parent's may run in it.
+        unsafe { libc::_exit(0) }
+    }
     undo(actions)
 }
 

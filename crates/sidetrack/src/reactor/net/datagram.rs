@@ -169,6 +169,8 @@ impl Drop for Datagrams {
         let own = CURRENT.try_with(|current| current.borrow().clone()).ok().flatten();
         if let Some(own) = own.filter(|own| Arc::ptr_eq(&own.remote, &self.home)) {
             own.sources.borrow_mut().leave(self.index);
+            // There may be copies of the socket, which keep the interest in its events.
+            let _ = epoll::delete(&own.epoll, &self.socket);
         }
     }
 }

@@ -74,3 +74,9 @@ impl UdpSocket {
         self.socket.local_addr()
     }
 }
+
+impl Drop for UdpSocket {
+    fn drop(&mut self) {
+        self.place.leave(&self.socket);
+    }
+}

@@ -126,7 +126,7 @@ pub(super) struct Folder {
     bounds: Bounds,
     state: Mutex<State>,
     /// Held as long as this process writes here.
-    _lock: File,
+    held: Mutex<Option<File>>,
 }
 
 fn about(path: &Path, error: &io::Error, what: &str) -> io::Error {
@@ -176,7 +176,12 @@ impl Folder {
         }
         let next = files.keys().next_back().map_or(1, |last| last + 1);
         let state = Mutex::new(State { files, next, aged: None });
-        Ok(Self { path: path.to_owned(), bounds, state, _lock: lock })
+        Ok(Self { path: path.to_owned(), bounds, state, held: Mutex::new(Some(lock)) })
+    }
+
+    /// Lets another process write here. This one only reads from now on.
+    pub(super) fn release(&self) {
+        drop(lock(&self.held).take());
     }
 
     /// Lines after which a file is closed.

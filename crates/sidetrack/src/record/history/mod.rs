@@ -193,6 +193,7 @@ impl History {
                 tracing::error!("the thread of the history ended by a panic");
             }
         }
+        self.folder.release();
         lost
     }
 }

@@ -91,6 +91,11 @@ impl Wiring {
         Self { wires, after, config, stage, timer: None }
     }
 
+    /// Whether only the sockets have it.
+    pub(super) fn is_waiting(&self) -> bool {
+        matches!(self.stage, Stage::Waiting { .. })
+    }
+
     /// Whether the kernel has the flow.
     pub(super) const fn is_on_wire(&self) -> bool {
         matches!(self.stage, Stage::On(_))

@@ -1,0 +1,31 @@
+//! A running node is replaced by a new process (`sidetrack upgrade`, [ADR 38](../../../../docs/adr/0038-upgrade.md)).
+//!
+//! ```text
+//! command ──program──> starter ──starts──> new process
+//!                         │ both ends of a channel
+//!                         v
+//!                      old process ──sockets, keeper, numbers──> new process
+//! ```
+//!
+//! [`starter`] is a small process that keeps the rights of the start and talks only to root and to the user that started it. The
+//! states of the old process are in [`old`], those of the new one in [`new`].
+
+mod channel;
+mod flows;
+mod heritage;
+mod new;
+mod obstacles;
+mod old;
+mod parts;
+mod records;
+mod resting;
+mod starter;
+
+pub(super) use heritage::{Go, Heritage};
+pub(super) use new::{Heir, Verdict};
+pub(super) use old::{Old, Ours, Parting};
+pub(super) use parts::WindowPart;
+pub use parts::{Said, Wish};
+pub(super) use records::{Returning, say_counters};
+pub(super) use starter::serve;
+pub(super) use starter::{Starter, socket_beside};

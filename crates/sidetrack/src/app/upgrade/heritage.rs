@@ -1,0 +1,163 @@
+//! What a new process has got from the one that it replaces, until it uses it.
+
+use super::channel::Came;
+use super::parts::{GoPart, KeeperPart, ListenerPart, WindowPart};
+use crate::config::{Config, Listener, ListenerKind};
+use crate::keeper::{Begin, Keeper, PROTOCOL};
+use anyhow::{Context, bail, ensure};
+use sidetrack_core::flow::Protocol;
+use sidetrack_core::upgrade::Kind;
+use sidetrack_sys::sync::lock;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::sync::Mutex;
+
+/// Where the new process goes on.
+pub(crate) struct Go {
+    /// The number of the next flow.
+    pub next_flow: u64,
+    /// The number of the next path of the kernel.
+    pub first_path: usize,
+    /// The metrics of the old process, as text.
+    pub metrics: String,
+    /// Records that the old process still writes.
+    pub from_old: OwnedFd,
+    /// For records that the new process writes after it has given everything back.
+    pub to_old: OwnedFd,
+}
+
+impl Go {
+    pub(super) fn read(came: Came) -> anyhow::Result<Self> {
+        let GoPart { next_flow, first_path, metrics } = came.body()?;
+        let [from_old, to_old] =
+            <[OwnedFd; 2]>::try_from(came.fds).ok().context("the pipes of the records are missing")?;
+        Ok(Self { next_flow, first_path, metrics, from_old, to_old })
+    }
+}
+
+/// Sockets and the keeper.
+#[derive(Default)]
+pub struct Heritage {
+    listeners: Mutex<Vec<(ListenerPart, Vec<OwnedFd>)>>,
+    windows: Mutex<Vec<(WindowPart, OwnedFd)>>,
+    keeper: Mutex<Option<(KeeperPart, [OwnedFd; 2])>>,
+}
+
+/// Whether a socket that is bound to `bound` is the one of an address in the configuration.
+fn fits(configured: SocketAddr, bound: SocketAddr) -> bool {
+    configured == bound || configured.port() == 0 && configured.ip() == bound.ip()
+}
+
+impl Heritage {
+    /// Adds a part. Returns false for [`Kind::Offered`], which is the last one.
+    pub(super) fn add(&self, came: Came) -> anyhow::Result<bool> {
+        match came.kind {
+            Kind::Listener => lock(&self.listeners).push((came.body()?, came.fds)),
+            Kind::Window => {
+                let part = came.body()?;
+                let fd = came.fds.into_iter().next().context("a socket of the hand-over is missing")?;
+                lock(&self.windows).push((part, fd));
+            }
+            Kind::Keeper => {
+                let part = came.body()?;
+                let fds = <[OwnedFd; 2]>::try_from(came.fds).ok();
+                *lock(&self.keeper) = Some((part, fds.context("the connection to the keeper is missing")?));
+            }
+            Kind::Offered => return Ok(false),
+            Kind::Failed => bail!("{}", came.body::<String>()?),
+            other => bail!("the other process has said {other:?} instead of its offer"),
+        }
+        Ok(true)
+    }
+
+    /// Fails if a socket cannot serve the listener of this configuration.
+    pub(super) fn check(&self, config: &Config) -> anyhow::Result<()> {
+        for listener in &config.listeners {
+            for (part, _) in lock(&self.listeners).iter() {
+                let is_it = *part.name == *listener.name
+                    && listener.addresses.iter().any(|address| fits(*address, part.address));
+                let transparent = matches!(listener.kind, ListenerKind::Tproxy(_));
+                let differs = part.transparent != transparent || part.mptcp != listener.mptcp;
+                ensure!(
+                    !is_it || part.protocol == Protocol::Udp || !differs,
+                    "listener '{}' has become of another kind, and the sockets on {} cannot change: restart instead of an \
+                     upgrade",
+                    listener.name,
+                    part.address
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the sockets of a listener and address.
+    pub fn take(&self, name: &str, address: SocketAddr) -> (Vec<TcpListener>, Vec<UdpSocket>) {
+        let mut listeners = lock(&self.listeners);
+        let first = listeners.iter().find(|(part, _)| part.name == name && fits(address, part.address));
+        // With port 0 two addresses may be alike: each takes the sockets of one.
+        let Some(bound) = first.map(|(part, _)| part.address) else { return Default::default() };
+        let (mut accept, mut receive) = (Vec::new(), Vec::new());
+        let (taken, left): (Vec<_>, Vec<_>) =
+            listeners.drain(..).partition(|(part, _)| part.name == name && part.address == bound);
+        *listeners = left;
+        for (part, fds) in taken {
+            match part.protocol {
+                Protocol::Tcp => accept.extend(fds.into_iter().map(TcpListener::from)),
+                Protocol::Udp => receive.extend(fds.into_iter().map(UdpSocket::from)),
+            }
+        }
+        (accept, receive)
+    }
+
+    /// Takes the socket of a window.
+    pub(in super::super) fn window(
+        &self,
+        wanted: impl Fn(&WindowPart) -> bool,
+    ) -> Option<(WindowPart, OwnedFd)> {
+        let mut windows = lock(&self.windows);
+        let at = windows.iter().position(|(part, _)| wanted(part))?;
+        Some(windows.swap_remove(at))
+    }
+
+    /// Takes the TCP listener of the metrics or the page.
+    pub(in super::super) fn tcp_window(
+        &self,
+        address: SocketAddr,
+        of: impl Fn(&WindowPart) -> Option<SocketAddr>,
+    ) -> Option<TcpListener> {
+        let (_, fd) = self.window(|part| of(part).is_some_and(|bound| fits(address, bound)))?;
+        Some(fd.into())
+    }
+
+    /// Takes the keeper, if there is one, with what it may be asked for, and whether it has changed the kernel.
+    pub fn keeper(&self, needs: Begin) -> anyhow::Result<Option<(Keeper, Begin, bool)>> {
+        let Some((part, [end, process])) = lock(&self.keeper).take() else { return Ok(None) };
+        ensure!(
+            part.protocol == PROTOCOL,
+            "the keeper, which holds the rights, speaks version {} of its requests and this program version {PROTOCOL}: restart \
+             instead of an upgrade",
+            part.protocol
+        );
+        ensure!(
+            part.begin.closed || !needs.closed,
+            "on_crash = \"closed\" is new: the right to leave rules behind was given up; restart instead of an upgrade"
+        );
+        ensure!(
+            part.begin.owners || !needs.owners,
+            "rules that ask for the process or user of a connection are new: the right to look was given up; restart instead of \
+             an upgrade"
+        );
+        Ok(Some((Keeper::taken(end, process), part.begin, part.used)))
+    }
+}
+
+/// How the sockets of a listener are described.
+pub(super) fn described(listener: &Listener, address: SocketAddr, protocol: Protocol) -> ListenerPart {
+    ListenerPart {
+        name: listener.name.to_string(),
+        address,
+        protocol,
+        transparent: matches!(listener.kind, ListenerKind::Tproxy(_)),
+        mptcp: listener.mptcp,
+    }
+}

@@ -1,0 +1,124 @@
+//! The contents of parts. A field that is added must have a default: the release before does not send it.
+
+use serde::{Deserialize, Serialize};
+use sidetrack_core::flow::Protocol;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// What the new process says first.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Checked {
+    /// Its version of the program.
+    pub version: String,
+    /// Its process id.
+    pub pid: u32,
+}
+
+/// Sockets of one listener and address. Several parts of one address follow each other if it has more descriptors than one part may
+/// have.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct ListenerPart {
+    /// The listener's name.
+    pub name: String,
+    /// The address it is bound to.
+    pub address: SocketAddr,
+    /// Whether these sockets get datagrams instead of connections.
+    pub protocol: Protocol,
+    /// Whether they accept connections to any address (`tproxy`).
+    #[serde(default)]
+    pub transparent: bool,
+    /// Whether they speak Multipath TCP.
+    #[serde(default)]
+    pub mptcp: bool,
+}
+
+/// Where users connect to the program itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum WindowPart {
+    /// The admin socket.
+    Admin { path: PathBuf, with_directory: bool },
+    /// The address of the metrics.
+    Metrics(SocketAddr),
+    /// The address of the page.
+    Page(SocketAddr),
+    /// The socket on which upgrades are asked for.
+    Upgrades(PathBuf),
+}
+
+/// The process that holds the rights: its connection and its process descriptor come with it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct KeeperPart {
+    /// The version of its requests.
+    pub protocol: u32,
+    /// What it may be asked for.
+    pub begin: crate::keeper::Begin,
+    /// Whether it has changed the kernel.
+    pub used: bool,
+}
+
+/// What the new process says when it accepts connections.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct ServingPart {
+    /// Whether it has changed the kernel's rules.
+    #[serde(default)]
+    pub steered: bool,
+}
+
+/// Where to go on. The pipes come with it: records that the old process still writes, and records that the new one gives back.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct GoPart {
+    /// The number of the next flow.
+    pub next_flow: u64,
+    /// The number of the next path of the kernel.
+    pub first_path: usize,
+    /// All metrics, as text.
+    #[serde(default)]
+    pub metrics: String,
+}
+
+/// What the starter tells the running node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Wanted {
+    /// A new process was started. Descriptors: the connection of the command, and the channel to the new process.
+    Upgrade { confirm_ms: Option<u64>, pid: u32 },
+    /// The change is good. Descriptor: the connection of the command.
+    Confirm,
+}
+
+/// What the running node tells the starter.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// First: the configuration that a new process gets. Descriptor: the listening socket.
+    Listen { config: PathBuf, path: PathBuf },
+    /// End the process that was started last.
+    Kill,
+    /// The process that was started last ends by itself, or stays.
+    Done,
+    /// Another process listens for upgrades from now on: leave the file where it is.
+    Leave,
+}
+
+/// What the command asks for. With an upgrade the program comes as a descriptor.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Wish {
+    /// Replace the process.
+    Upgrade {
+        /// How long the old process waits for the confirmation, milliseconds. `None`: the change is final at once.
+        confirm_ms: Option<u64>,
+    },
+    /// The change is good.
+    Confirm,
+}
+
+/// What the command is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Said {
+    /// A line for the user.
+    Line(String),
+    /// It waits for the confirmation.
+    Waiting,
+    /// All is done.
+    Done(String),
+    /// It was not done, with the reason. The node goes on as before.
+    Failed(String),
+}

@@ -1,0 +1,70 @@
+//! A running flow between two sockets goes on in another process.
+//!
+//! ```text
+//! MOVING --wanted elsewhere, and it can be taken apart--> gone (its entry leaves the ledger without a record)
+//! gone --the other process puts it together--> MOVING there, with the same number, times and counts
+//! ```
+//!
+//! Half-closed states need no field: the end of a side that has sent FIN is read again, and a FIN that is sent again changes nothing.
+
+use super::Entry;
+use super::carrying::{Carried, Carrying, Motion, Moving, Stage, wiring};
+use super::pump::Parted;
+use crate::carry::Stream;
+use crate::live::LiveFlow;
+use crate::reactor::{self, TcpStream};
+use crate::worker::{Admission, Moved, Worker};
+use sidetrack_core::flow::{EndReason, FlowId};
+use std::sync::Arc;
+
+impl Carried {
+    /// Gives the flow away, if that is wanted and possible. Returns whether it is gone.
+    pub(super) fn leaves(&mut self) -> bool {
+        let live = self.entry.live().clone();
+        if !live.takes_wish_to_leave() {
+            return false;
+        }
+        let worker = self.entry.worker.clone();
+        let has_left = worker.exit().leave(|| {
+            let decided = live.decided()?;
+            let Motion::Sockets(pump) = &mut self.motion else { return None };
+            if self.part_of.is_some() || self.spread.is_some() {
+                return None;
+            }
+            let Parted { sockets, held, config } = pump.take_apart()?;
+            let (id, spared) = (live.id.0, live.spared());
+            Some(Moved { sockets, held, config, id, spared, decided, note: self.note.take() })
+        });
+        if has_left {
+            self.entry.give_away();
+        }
+        live.has_answered();
+        has_left
+    }
+}
+
+/// Goes on with a flow of another process, on its worker.
+pub fn adopt(worker: &Arc<Worker>, moved: Moved) {
+    let Moved { sockets, held, config, id, spared, decided, note } = moved;
+    let live = Arc::new(LiveFlow::again(FlowId(id), &spared));
+    live.decide((*decided).clone());
+    // It was admitted once, so it stays also without a place.
+    let admission = Admission::ask(worker, decided.flow.client.ip(), || true).ok();
+    let slot = worker.ledger.enter(live.clone());
+    let mut entry = Entry { worker: worker.clone(), live, slot: Some(slot), note: None };
+    let (client, server) = match sockets.map(|socket| TcpStream::new(socket.into())) {
+        [Ok(client), Ok(server)] => (client, server),
+        [Err(error), _] | [_, Err(error)] => return entry.end(EndReason::Limit, Some(error.to_string())),
+    };
+    let [up, down] = held;
+    let wiring = wiring(worker, entry.live(), config);
+    let moving = Moving { early: (up, down), config, chain: None, wiring };
+    let motion = moving.between((Stream::Tcp(client), Stream::Tcp(server)), entry.live(), worker.clock);
+    let carried = Carried { motion, entry, part_of: None, note, spread: None };
+    let mut carrying = Carrying { stage: Stage::Moving(carried) };
+    reactor::spawn(async move {
+        // Await by reference: awaiting by value would store the future twice in this task.
+        (&mut carrying).await;
+        drop(admission);
+    });
+}
