@@ -49,7 +49,8 @@ impl Node {
             .listeners
             .iter()
             .flat_map(|listener| {
-                bind(listener, &config, (config.workers, None), &listener.addresses).expect("loopback ports")
+                bind(listener, &config, (config.workers, None), (&listener.addresses, None))
+                    .expect("loopback ports")
             })
             .collect();
         let own = bound.iter().map(|bound| bound.listening.address).collect();
