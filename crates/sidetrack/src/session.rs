@@ -79,7 +79,7 @@ impl Entry {
     /// Another process goes on with the flow: no record is written here.
     fn give_away(&mut self) {
         if let Some(slot) = self.slot.take() {
-            self.worker.ledger.give_away(slot);
+            self.worker.ledger.forget(slot);
         }
     }
 

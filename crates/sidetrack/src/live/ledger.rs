@@ -118,24 +118,17 @@ impl Ledger {
         *lock(&ended.flow.waker) = None;
     }
 
-    /// Removes a running flow of which nothing is known any more.
+    /// Removes a running flow without a record: another process goes on with it, or nothing is known of it any more.
     pub fn forget(&self, slot: Slot) {
         let mut inner = lock(&self.inner);
-        if inner.slots.get_mut(slot.0 as usize).and_then(Option::take).is_some() {
-            inner.live -= 1;
-            inner.free.push(slot.0);
-        }
-    }
-
-    /// Removes a flow that another process goes on with. It has its record there.
-    pub fn give_away(&self, slot: Slot) {
-        let mut inner = lock(&self.inner);
-        if let Some(flow) = inner.slots.get_mut(slot.0 as usize).and_then(Option::take) {
+        if let Some(place) = inner.slots.get_mut(slot.0 as usize).and_then(Option::take) {
             inner.live -= 1;
             inner.free.push(slot.0);
             drop(inner);
-            // The waker keeps its task's memory alive.
-            *lock(&flow.waker) = None;
+            if let Place::Here(flow) = place {
+                // The waker keeps its task's memory alive.
+                *lock(&flow.waker) = None;
+            }
         }
     }
 

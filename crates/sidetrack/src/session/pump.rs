@@ -547,7 +547,7 @@ impl<W: Wire> Future for Pump<W> {
         let this = self.get_mut();
         this.live.set_waker(cx.waker());
         let (reason, reset) = ready!(BUFFER.with_borrow_mut(|scratch| this.run(cx, scratch)));
-        let wired = this.wiring.take_if(|wiring| wiring.is_on_wire()).and_then(Wiring::handed);
+        let wired = this.wiring.take_if(|wiring| wiring.is_on_wire()).and_then(|wiring| wiring.handed());
         if wired.is_some() {
             return Poll::Ready(Ending { reason, error: None, wired });
         }

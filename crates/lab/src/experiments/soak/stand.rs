@@ -9,7 +9,7 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -204,7 +204,7 @@ impl Files {
 }
 
 /// Makes keys for both ends.
-fn keys(program: &PathBuf, folder: &Scratch) -> Result<Keys> {
+fn keys(program: &Path, folder: &Scratch) -> Result<Keys> {
     let ask = |words: &[&str]| -> Result<String> {
         let output = Command::new(program).args(words).current_dir(folder.path()).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
@@ -220,7 +220,7 @@ fn keys(program: &PathBuf, folder: &Scratch) -> Result<Keys> {
     Ok(Keys { pins: [pin("gateway")?, pin("far")?], nodes: [node("gateway")?, node("far")?] })
 }
 
-fn start(host: &Node, program: &PathBuf, folder: &Scratch, name: &str) -> Result<Service> {
+fn start(host: &Node, program: &Path, folder: &Scratch, name: &str) -> Result<Service> {
     let mut command = host.command(&program.to_string_lossy());
     command.env("SIDETRACK_LOG", "sidetrack=info").env("XDG_RUNTIME_DIR", folder.path());
     command.args(["up", "-c"]).arg(folder.path().join(format!("{name}.toml")));

@@ -102,8 +102,8 @@ impl Wiring {
     }
 
     /// What goes on without the flow's task, if the kernel has the flow.
-    pub(super) fn handed(mut wiring: Box<Self>) -> Option<Box<Handed>> {
-        match std::mem::replace(&mut wiring.stage, Stage::Waiting { again: None, pause: AGAIN }) {
+    pub(super) fn handed(mut self) -> Option<Box<Handed>> {
+        match std::mem::replace(&mut self.stage, Stage::Waiting { again: None, pause: AGAIN }) {
             Stage::On(handed) => Some(handed),
             _ => None,
         }
