@@ -23,7 +23,7 @@ const WELL: [&str; 2] = ["ok", "kernel_closed"];
 pub(super) struct Records {
     /// Records by reason, those of datagrams too.
     pub reasons: BTreeMap<String, usize>,
-    /// Lines that are no records.
+    /// Lines that could not be read.
     pub unread: usize,
     /// Client addresses that have more or fewer records than flows, with both numbers.
     pub miscounted: Vec<(SocketAddr, usize, usize)>,
