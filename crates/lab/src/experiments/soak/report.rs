@@ -149,7 +149,7 @@ fn bars(results: &Results, explained: impl Fn(&Done) -> bool) -> Vec<Bar> {
         zero("clients' addresses with more or fewer records than flows", records.miscounted.len()),
         zero("flows that were cut, and whose record says ok", records.without_reason.len()),
         zero("flows that ended well without a fault, and whose record says otherwise", misjudged),
-        zero("lines that are no records", records.unread),
+        zero("lines that could not be read as records", records.unread),
         zero("reloads that were rejected", results.rejected.len()),
         Bar::single(
             "growth of memory from the second quarter to the last",
