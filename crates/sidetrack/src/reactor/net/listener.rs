@@ -23,7 +23,7 @@ impl TcpListener {
     /// Fails if the kernel cannot watch it.
     ///
     /// # Panics
-    /// Outside of [`super::block_on`].
+    /// Outside of [`crate::reactor::block_on`].
     pub fn new(socket: std::net::TcpListener) -> io::Result<Self> {
         let place = Place::new(&socket, EventFlags::IN, false)?;
         Ok(Self { place, socket })
