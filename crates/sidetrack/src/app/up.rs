@@ -125,7 +125,9 @@ fn starter(windows: &Windows, config: &Path, waits: bool) -> anyhow::Result<Opti
 fn captures(config: &Config) -> Arc<Captures> {
     let CaptureAt { packets, ring_bytes, ring_snap_bytes: snap_bytes } = config.capture;
     if !packets {
-        return Captures::none("its configuration says `packets = false` in [capture]");
+        return Captures::none(
+            "its configuration does not allow it: `packets = true` in [capture], and a restart",
+        );
     }
     Captures::of_this_network(CaptureSettings { ring_bytes, snap_bytes })
 }

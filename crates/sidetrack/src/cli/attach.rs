@@ -138,6 +138,7 @@ fn as_of_run(args: &AttachArgs) -> RunArgs {
         ca: None,
         keylog: None,
         har: None,
+        har_bodies: None,
         pcapng: None,
         trust: Vec::new(),
         secret: Vec::new(),

@@ -8,6 +8,7 @@ mod shared;
 use super::ca;
 use super::login::Login;
 use crate::app::{self, Publish, RunCommand, TapCommand};
+use crate::config::Tap;
 use crate::config::tap::exact_host;
 use crate::config::{RunDns, numbered};
 use crate::intercept::run::{Mode, RunOptions};
@@ -55,9 +56,12 @@ pub struct RunArgs {
     /// Appends the secrets of opened connections to this file, for Wireshark and others
     #[arg(long, value_name = "FILE", requires = "tap")]
     pub keylog: Option<PathBuf>,
-    /// Writes the command's requests into this file as an HTTP Archive, without content and with secrets masked
+    /// Writes the command's requests into this file as an HTTP Archive, with secrets in their heads masked
     #[arg(long, value_name = "FILE", requires = "tap")]
     pub har: Option<PathBuf>,
+    /// Has the content of each request and response in it, up to this size, such as 1MiB; at most 64MiB
+    #[arg(long, value_name = "SIZE", requires = "har", value_parser = har_bodies)]
+    pub har_bodies: Option<usize>,
     /// Writes the command's packets into this file (pcapng), with comments, and with the secrets of opened connections: Wireshark
     /// shows it decrypted
     #[arg(long, value_name = "FILE")]
@@ -105,6 +109,13 @@ pub enum DnsArg {
     Resolve,
 }
 
+/// Reads `--har-bodies`.
+fn har_bodies(text: &str) -> Result<usize, String> {
+    let bytes = super::tap::bytes(text)?;
+    let fits = usize::try_from(bytes).ok().filter(|_| bytes <= Tap::HAR_BODIES_MAX);
+    fits.ok_or_else(|| "at most 64MiB".to_owned())
+}
+
 /// How the command's TLS connections are intercepted, if they are.
 fn tap(args: &RunArgs, secrets: Option<Arc<Secrets>>) -> anyhow::Result<Option<TapCommand>> {
     if !args.tap && secrets.is_none() {
@@ -121,6 +132,7 @@ fn tap(args: &RunArgs, secrets: Option<Arc<Secrets>>) -> anyhow::Result<Option<T
         ca,
         keylog: args.keylog.clone(),
         har: args.har.clone(),
+        har_bodies_max: args.har_bodies,
         trust_pem: String::new(),
         unverified_hosts: Vec::new(),
         ports: Vec::new(),

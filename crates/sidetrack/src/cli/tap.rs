@@ -49,7 +49,7 @@ pub struct TapArgs {
 }
 
 /// Parses a number of bytes, with a unit or without one.
-fn bytes(text: &str) -> Result<u64, String> {
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
     let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(at);
     let unit = match unit {

@@ -18,6 +18,6 @@ impl CaptureAt {
 
 impl Default for CaptureAt {
     fn default() -> Self {
-        Self { packets: true, ring_bytes: 0, ring_snap_bytes: Self::SNAP_MAX }
+        Self { packets: false, ring_bytes: 0, ring_snap_bytes: Self::SNAP_MAX }
     }
 }

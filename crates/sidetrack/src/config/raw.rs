@@ -80,7 +80,7 @@ pub struct File {
     /// Sends reports of flows to collectors. Default: nothing is sent.
     #[serde(default)]
     pub export: Export,
-    /// Captures of packets, for `sidetrack tap`. Default: they are allowed, and nothing is kept before one is asked for.
+    /// Captures of packets, for `sidetrack tap`. Default: they are not allowed.
     pub capture: Option<At<Capture>>,
     /// The log that Sidetrack writes on standard error.
     #[serde(default)]

@@ -24,10 +24,17 @@ pub struct Tap {
     pub roots: Roots,
     /// A file for the secrets of connections.
     pub keylog: Option<PathBuf>,
-    /// A file for the requests of connections, without content and secrets.
+    /// A file for the requests of connections, without secrets in their heads.
     pub har: Option<PathBuf>,
+    /// Most bytes of content of each request and response in that file.
+    pub har_bodies_max: usize,
     /// The secrets of a command, which its requests carry as placeholders. A file cannot name any.
     pub secrets: Option<Arc<Secrets>>,
+}
+
+impl Tap {
+    /// Most bytes of content of a request or response in the archive.
+    pub const HAR_BODIES_MAX: u64 = 64 << 20;
 }
 
 impl PartialEq for Tap {
@@ -39,6 +46,7 @@ impl PartialEq for Tap {
             && self.unverified_hosts == other.unverified_hosts
             && self.keylog == other.keylog
             && self.har == other.har
+            && self.har_bodies_max == other.har_bodies_max
             && self.secrets.is_some() == other.secrets.is_some()
     }
 }

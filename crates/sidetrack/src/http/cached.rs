@@ -564,6 +564,7 @@ impl Opening {
         let progress = turn.progress();
         let bytes = std::mem::take(&mut self.bytes);
         let out = Outgoing::new(turn.stream, bytes, self.length).counted(progress.live, Side::Server);
+        let out = out.kept(turn.asked.kept.as_deref(), Side::Server);
         out.metered(turn.asked.meter.as_deref(), Side::Server, progress.clock)
     }
 }

@@ -356,8 +356,10 @@ impl Connection {
 
     async fn respond_to(&mut self, request: Request, live: &Arc<crate::live::LiveFlow>) -> Outcome {
         // The inside of an intercepted tunnel is archived by itself; an opaque tunnel has no HTTP to archive.
-        if self.har().is_some() && request.method != Method::Connect {
-            self.told.request = Some(request.clone());
+        if request.method != Method::Connect
+            && let Some(kept) = self.har().map(|(har, _)| har.keep())
+        {
+            (self.told.request, self.told.kept) = (Some(request.clone()), kept);
         }
         let asker = Asker {
             version: request.version,
@@ -383,7 +385,8 @@ impl Connection {
             Wish::Datagrams { destination, user } => {
                 Outcome::new(EndReason::Ok, None, Next::Datagrams(destination, user))
             }
-            Wish::Resource(asked) => {
+            Wish::Resource(mut asked) => {
+                asked.kept.clone_from(&self.told.kept);
                 let mut turn = Turn {
                     proxy: &self.proxy,
                     worker: &self.worker,
@@ -425,6 +428,9 @@ impl Connection {
         head.write_to(&mut out);
         if !asker.is_head {
             out.extend_from_slice(&answer.content);
+            if let Some(kept) = &self.told.kept {
+                kept.push(Side::Server, &answer.content);
+            }
         }
         self.told.begin(&head);
         if let Err(error) = write_all(&self.stream, &mut [IoSlice::new(&out)]).await {

@@ -3,6 +3,7 @@
 use super::buffer::Buffer;
 use super::disk::Fill;
 use super::duplex::Duplex;
+use super::har::Kept;
 use super::meter::Meter;
 use super::pool::Route;
 use super::sheet::Pages;
@@ -110,6 +111,8 @@ pub(super) struct Outgoing<'a> {
     counted: Option<(&'a LiveFlow, Side)>,
     /// Replaces secrets or their placeholders in the content.
     swapping: Option<Swapping>,
+    /// Keeps the content for the archive of requests, and the side it comes from.
+    kept: Option<(&'a Kept, Side)>,
     /// Bytes written so far.
     pub written: u64,
 }
@@ -125,6 +128,7 @@ impl<'a> Outgoing<'a> {
             meter: None,
             counted: None,
             swapping: None,
+            kept: None,
             written: 0,
         }
     }
@@ -138,6 +142,7 @@ impl<'a> Outgoing<'a> {
             meter: None,
             counted: None,
             swapping: None,
+            kept: None,
             written: 0,
         }
     }
@@ -152,6 +157,21 @@ impl<'a> Outgoing<'a> {
     #[must_use]
     pub(super) fn swapped(self, swapping: Option<Swapping>) -> Self {
         Self { swapping, ..self }
+    }
+
+    /// Keeps the content as the client has sent or gets it, without secrets. `from` is the side it comes from.
+    #[must_use]
+    pub(super) fn kept(self, kept: Option<&'a Kept>, from: Side) -> Self {
+        Self { kept: kept.map(|kept| (kept, from)), ..self }
+    }
+
+    /// Keeps content of this side.
+    fn keep(&self, from: Side, data: &[u8]) {
+        if let Some((kept, its)) = self.kept
+            && its == from
+        {
+            kept.push(from, data);
+        }
     }
 
     /// Counts bytes that were written.
@@ -175,9 +195,14 @@ impl<'a> Outgoing<'a> {
     /// # Errors
     /// The socket's error, or a [`Misplaced`] placeholder.
     pub(super) async fn push(&mut self, data: &[u8]) -> io::Result<()> {
-        let Some(swapping) = &mut self.swapping else { return self.pass(data).await };
+        self.keep(Side::Client, data);
+        let Some(swapping) = &mut self.swapping else {
+            self.keep(Side::Server, data);
+            return self.pass(data).await;
+        };
         let mut out = Vec::with_capacity(data.len());
         swapping.push(data, &mut out).map_err(io::Error::other)?;
+        self.keep(Side::Server, &out);
         self.pass(&out).await
     }
 
@@ -203,7 +228,7 @@ impl<'a> Outgoing<'a> {
     /// The socket's error.
     pub(super) async fn push_all(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
         let length: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let plain = self.meter.is_none() && self.swapping.is_none();
+        let plain = self.meter.is_none() && self.swapping.is_none() && self.kept.is_none();
         let Some(to) = self.to.filter(|_| length > COPY_MAX && !self.is_chunked && plain) else {
             for piece in pieces.iter().filter(|piece| !piece.is_empty()) {
                 self.push(piece).await?;
@@ -220,7 +245,9 @@ impl<'a> Outgoing<'a> {
 
     /// The socket, if content may be sent to it without framing.
     fn bare_socket(&self) -> Option<&'a TcpStream> {
-        self.to.filter(|_| !self.is_chunked && self.meter.is_none() && self.swapping.is_none())?.tcp()
+        let is_bare =
+            !self.is_chunked && self.meter.is_none() && self.swapping.is_none() && self.kept.is_none();
+        self.to.filter(|_| is_bare)?.tcp()
     }
 
     /// Whether [`Self::push_pages`] works here.
@@ -302,6 +329,7 @@ impl<'a> Outgoing<'a> {
         if let Some(mut swapping) = self.swapping.take() {
             let mut rest = Vec::new();
             swapping.finish(&mut rest).map_err(io::Error::other)?;
+            self.keep(Side::Server, &rest);
             self.pass(&rest).await?;
             swapping.trailers(trailers.to_mut()).map_err(io::Error::other)?;
         }

@@ -335,7 +335,7 @@ async fn both(
         let mut decoder = Decoder::new(asked.length);
         let head = std::mem::take(&mut *way.head(&asked.request, None));
         let out = Outgoing::new(stream, head, asked.length).counted(progress.live, Side::Client);
-        let out = out.swapped(upload_swapping(asked));
+        let out = out.swapped(upload_swapping(asked)).kept(asked.kept.as_deref(), Side::Client);
         let mut out = out.metered(asked.meter.as_deref(), Side::Client, progress.clock);
         copy_body((client, held), &mut decoder, &mut out, None, progress).await
     });
@@ -387,6 +387,7 @@ async fn deliver(
     let written = if swapping.is_some() { Length::UntilClose } else { fetched.length.length };
     let (length, again, bytes) = head_for(asked, fetched, written);
     let out = Outgoing::new(to, bytes, length).counted(progress.live, Side::Server).swapped(swapping);
+    let out = out.kept(asked.kept.as_deref(), Side::Server);
     let mut out = out.metered(asked.meter.as_deref(), Side::Server, progress.clock);
     let mut decoder = Decoder::new(fetched.length.length);
     let stopped = copy_body(from, &mut decoder, &mut out, tee, progress).await.err();

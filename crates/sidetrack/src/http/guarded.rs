@@ -5,6 +5,7 @@ use super::duplex::Duplex;
 use super::exchange::{Turn, Unanswered};
 use super::fetch::{Way, knows_interim};
 use super::request::Asked;
+use sidetrack_core::flow::Side;
 use sidetrack_core::http::framing::{Decoder, Length};
 use sidetrack_core::placeholder::{Guard, Misplaced, Swapping, Wiped};
 use std::io::{self, IoSlice};
@@ -32,6 +33,9 @@ impl Turn<'_> {
         if let Err(stopped) = read {
             let broke_off = || Unanswered::Client("the request's body broke off".to_owned());
             return Err(of_upload(asked, stopped).unwrap_or_else(broke_off));
+        }
+        if let Some(kept) = &asked.kept {
+            kept.push(Side::Client, &tee.bytes);
         }
         let mut swapping = guard.up(&asked.request.fields, false);
         let mut whole = Wiped::new(Vec::with_capacity(tee.bytes.len()));

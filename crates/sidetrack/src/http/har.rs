@@ -1,9 +1,14 @@
 //! Writes the requests of intercepted connections to an HTTP Archive (HAR 1.2), which browsers' developer tools can open.
-//! It has heads, times and sizes, but no content. Possible secrets are masked.
+//! It has heads, times and sizes, and as much content as its configuration says. Possible secrets in heads are masked.
+
+mod kept;
+
+pub(super) use kept::Kept;
 
 use super::fetch::Fetched;
 use crate::live::LiveFlow;
 use serde_json::{Value, json};
+use sidetrack_core::flow::Side;
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::message::{Request, Response, Version};
 use sidetrack_core::http::uri::{Scheme, Target};
@@ -12,6 +17,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Mutex;
 
 /// The text behind the last entry.
@@ -23,7 +29,11 @@ const SECRET: [&str; 5] =
 
 /// An archive file. Only its owner can read it, and it is valid JSON after every entry.
 #[derive(Debug)]
-pub struct Har(Mutex<Archive>);
+pub struct Har {
+    archive: Mutex<Archive>,
+    /// Most bytes of content of each request and response.
+    bodies_max: usize,
+}
 
 #[derive(Debug)]
 struct Archive {
@@ -40,6 +50,8 @@ pub struct Told {
     pub is_begun: bool,
     /// The request, if it is archived.
     pub request: Option<Request>,
+    /// The content of the request and its response, if it is archived.
+    pub kept: Option<Rc<Kept>>,
     /// The version of the stream that is the client's connection, if it is one.
     version: Option<&'static str>,
     /// The head of the response.
@@ -71,27 +83,36 @@ impl Told {
     /// Takes it back: nothing of that response was sent.
     pub fn take_back(&mut self) {
         (self.is_begun, self.head, self.received) = (false, None, None);
+        if let Some(kept) = &self.kept {
+            kept.forget(Side::Server);
+        }
     }
 }
 
 impl Har {
-    /// Creates the file; it replaces an older one.
+    /// Creates the file; it replaces an older one. `bodies_max`: most bytes of content of each request and response.
     ///
     /// # Errors
     /// As open(2) and write(2).
-    pub fn create(path: &Path) -> io::Result<Self> {
+    pub fn create(path: &Path, bodies_max: usize) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)?;
         let creator = json!({"name": "sidetrack", "version": env!("CARGO_PKG_VERSION")});
         let head = format!("{{\"log\":{{\"version\":\"1.2\",\"creator\":{creator},\"entries\":[");
         file.write_all_at(format!("{head}{TAIL}").as_bytes(), 0)?;
-        Ok(Self(Mutex::new(Archive { file, end: head.len() as u64, is_empty: true })))
+        let archive = Mutex::new(Archive { file, end: head.len() as u64, is_empty: true });
+        Ok(Self { archive, bodies_max })
+    }
+
+    /// What keeps the content of one request and its response, if content is archived.
+    pub fn keep(&self) -> Option<Rc<Kept>> {
+        (self.bodies_max > 0).then(|| Rc::new(Kept::new(self.bodies_max)))
     }
 
     /// Adds a request and its response.
     pub fn add(&self, scheme: Scheme, told: &mut Told, live: &LiveFlow) {
         let Some(request) = told.request.take() else { return };
         let entry = entry(scheme, &request, told, live);
-        let mut archive = lock(&self.0);
+        let mut archive = lock(&self.archive);
         if let Err(error) = archive.append(&entry) {
             tracing::warn!(%error, "cannot write the archive of requests");
         }
@@ -119,11 +140,12 @@ fn entry(scheme: Scheme, request: &Request, told: &mut Told, live: &LiveFlow) ->
     let asked_in = version(request.version, told.version);
     let answered_in = told.received.take().unwrap_or(asked_in);
     let peer = live.decided().map(|decided| decided.flow.client);
+    let kept = told.kept.take();
     json!({
         "startedDateTime": humantime::format_rfc3339_millis(live.since).to_string(),
         "time": millis(age),
-        "request": request_of(scheme, (request, asked_in), live.bytes().0),
-        "response": response_of((told.head.take().as_ref(), answered_in), live.bytes().1),
+        "request": request_of(scheme, (request, asked_in), kept.as_deref(), live.bytes().0),
+        "response": response_of((told.head.take().as_ref(), answered_in), kept.as_deref(), live.bytes().1),
         "cache": {},
         "timings": {
             "send": 0,
@@ -137,7 +159,12 @@ fn entry(scheme: Scheme, request: &Request, told: &mut Told, live: &LiveFlow) ->
     })
 }
 
-fn request_of(scheme: Scheme, (request, version): (&Request, &str), bytes: u64) -> Value {
+fn request_of(
+    scheme: Scheme,
+    (request, version): (&Request, &str),
+    kept: Option<&Kept>,
+    bytes: u64,
+) -> Value {
     let url = match Target::within(request, scheme) {
         Ok((Target::Resource(resource), _)) => resource.url(),
         _ => String::from_utf8_lossy(&request.target).into_owned(),
@@ -150,7 +177,7 @@ fn request_of(scheme: Scheme, (request, version): (&Request, &str), bytes: u64) 
             json!({"name": name, "value": value})
         })
         .collect();
-    json!({
+    let mut entry = json!({
         "method": String::from_utf8_lossy(request.method.as_bytes()),
         "url": url,
         "httpVersion": version,
@@ -158,17 +185,26 @@ fn request_of(scheme: Scheme, (request, version): (&Request, &str), bytes: u64) 
         "headers": fields(&request.fields),
         "queryString": pairs,
         "headersSize": -1,
-        "bodySize": -1,
+        "bodySize": kept.map_or(-1, |kept| kept.length(Side::Client) as i64),
         "_bytesToServer": bytes,
-    })
+    });
+    let mime = request.fields.first("content-type").unwrap_or_default();
+    if let Some(posted) = kept.and_then(|kept| kept.posted(&String::from_utf8_lossy(mime))) {
+        entry["postData"] = posted;
+    }
+    entry
 }
 
-fn response_of((head, version): (Option<&Response>, &str), bytes: u64) -> Value {
+fn response_of((head, version): (Option<&Response>, &str), kept: Option<&Kept>, bytes: u64) -> Value {
     let text = |name: &str| {
         let value = head.and_then(|head| head.fields.first(name));
         value.map(|value| String::from_utf8_lossy(value).into_owned()).unwrap_or_default()
     };
-    let size = text("content-length").parse::<i64>().unwrap_or(-1);
+    let (mime, stated) = (text("content-type"), text("content-length").parse::<i64>().unwrap_or(-1));
+    let (content, size) = match kept {
+        Some(kept) => (kept.content(head.map(|head| &head.fields), &mime), kept.length(Side::Server) as i64),
+        None => (json!({"size": stated, "mimeType": mime}), stated),
+    };
     json!({
         // 0 means that there was no response, as browsers write it.
         "status": head.map_or(0, |head| head.status),
@@ -176,7 +212,7 @@ fn response_of((head, version): (Option<&Response>, &str), bytes: u64) -> Value 
         "httpVersion": version,
         "cookies": [],
         "headers": head.map(|head| fields(&head.fields)).unwrap_or_default(),
-        "content": {"size": size, "mimeType": text("content-type")},
+        "content": content,
         "redirectURL": text("location"),
         "headersSize": -1,
         "bodySize": size,

@@ -3,6 +3,7 @@
 use super::Proxy;
 use super::answer::Answer;
 use super::duplex::Duplex;
+use super::har::Kept;
 use super::meter::Meter;
 use super::open::Inside;
 use super::pool::Route;
@@ -54,6 +55,8 @@ pub(super) struct Asked {
     pub http3_port: Option<u16>,
     /// The secrets of the command, as this request may use them. [`Self::request`] has their placeholders.
     pub guard: Option<Guard>,
+    /// Keeps its content and that of the response, for the archive of requests.
+    pub kept: Option<Rc<Kept>>,
 }
 
 impl Asked {
@@ -73,6 +76,7 @@ impl Asked {
             meter: None,
             http3_port: self.http3_port,
             guard: self.guard.clone(),
+            kept: None,
         }
     }
 
@@ -345,6 +349,7 @@ impl Desk<'_> {
             meter,
             http3_port: None,
             guard,
+            kept: None,
         };
         Ok(Wish::Resource(Box::new(asked)))
     }

@@ -59,7 +59,7 @@ impl Tap {
         (clients.key_log, servers.key_log) = (log.clone(), log);
         let har = settings.har.as_deref().map(|path| {
             let cannot = |error| TlsError::Authority(format!("cannot write {}: {error}", path.display()));
-            Har::create(path).map(Arc::new).map_err(cannot)
+            Har::create(path, settings.har_bodies_max).map(Arc::new).map_err(cannot)
         });
         let har = har.transpose()?;
         let servers = Servers::new(servers, settings.secrets.clone());

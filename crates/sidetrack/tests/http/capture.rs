@@ -14,6 +14,9 @@ use std::process::{Child, Command, Output, Stdio};
 /// Bytes of the answer of `/big`: more than a capture queues for a viewer that does not read.
 const BIG_BYTES: usize = 24 << 20;
 
+/// Lets packets be captured.
+const ALLOWED: &str = "[capture]\npackets = true\n";
+
 /// What tshark reads in a file, by a display filter: one line for each packet, with these fields.
 fn tshark(file: &Path, filter: &str, fields: &[&str]) -> Vec<String> {
     let mut command = Command::new("tshark");
@@ -86,7 +89,7 @@ impl Tapped {
 #[test]
 fn one_file_has_the_packets_of_matching_flows_with_comments_and_opens_decrypted() {
     in_namespace(|| {
-        let scene = scene("");
+        let scene = scene(ALLOWED);
         let tapping = captures(&scene.node, "a.pcapng", &["rule == site"]);
         assert_eq!(scene.get(&format!("https://{NAME}/first?q=1")), "/first?q=1");
         // A rule denies this one: it does not match.
@@ -152,7 +155,7 @@ fn the_last_seconds_are_saved_after_the_fact() {
 #[test]
 fn a_viewer_that_does_not_read_loses_packets_and_no_flow_waits_for_it() {
     in_namespace(|| {
-        let scene = scene("");
+        let scene = scene(ALLOWED);
         let mut viewed = tap(&scene.node, &["--pcapng", "-"]).stdout(Stdio::piped()).spawn().unwrap();
         let mut out = viewed.stdout.take().unwrap();
         let mut file = vec![0; 4];
@@ -175,7 +178,7 @@ fn a_viewer_that_does_not_read_loses_packets_and_no_flow_waits_for_it() {
 #[test]
 fn what_cannot_be_had_is_said() {
     in_namespace(|| {
-        let scene = scene("");
+        let scene = scene(ALLOWED);
         let said = |arguments: &[&str]| {
             let output = tap(&scene.node, arguments).output().unwrap();
             (output.status.code(), text(&output.stderr))

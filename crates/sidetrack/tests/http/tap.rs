@@ -392,6 +392,65 @@ fn requests_are_written_down_as_an_archive_without_secrets() {
 }
 
 #[test]
+fn the_archive_has_content_up_to_a_limit() {
+    const LIMIT: usize = 2000;
+    let big = "x".repeat(100_000);
+    let sent = big.clone();
+    let world = World::new();
+    let authority = Authority::new(&world);
+    let origin =
+        TlsOrigin::start(&world.identity(NAME, 30), Asks::Nothing, move |request| match request.path() {
+            "/form" => ok("Content-Type: text/plain", "welcome"),
+            "/big" => ok("Cache-Control: max-age=60", &sent),
+            _ => ok("Cache-Control: max-age=60", "page"),
+        });
+    let path = authority.path("requests.har");
+    let tables = format!("har = '{}'\nhar_bodies_max_bytes = {LIMIT}", path.display());
+    let node = node(&authority, origin.address, "cache = {}", &tables);
+    let mut shaken = opened(&node, &authority.root(), &[]);
+    let form = "Content-Type: application/x-www-form-urlencoded\r\n";
+    let requests = [
+        format!("POST /form HTTP/1.1\r\nHost: {NAME}\r\n{form}Content-Length: 7\r\n\r\na=1&b=2"),
+        format!(
+            "POST /form HTTP/1.1\r\nHost: {NAME}\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n3\r\n...\r\n0\r\n\r\n"
+        ),
+        format!("GET /page HTTP/1.1\r\nHost: {NAME}\r\n\r\n"),
+        // A stored response.
+        format!("GET /page HTTP/1.1\r\nHost: {NAME}\r\n\r\n"),
+        format!("GET /big HTTP/1.1\r\nHost: {NAME}\r\n\r\n"),
+        format!("GET /big HTTP/1.1\r\nHost: {NAME}\r\n\r\n"),
+    ];
+    for request in &requests {
+        shaken.client.send(request.clone());
+        let response = shaken.client.response(false);
+        assert_eq!(response.status, 200);
+        if request.starts_with("GET /big") {
+            assert_eq!(response.content.len(), big.len());
+        }
+    }
+    let entries = sidetrack_testkit::awaited("all entries", || {
+        let archive: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).expect("whole at any time");
+        let entries = archive["log"]["entries"].as_array()?.clone();
+        (entries.len() == requests.len()).then_some(entries)
+    });
+    let json = |text: &str| serde_json::Value::from(text);
+    let posted = |at: usize| &entries[at]["request"]["postData"];
+    assert_eq!(posted(0)["text"], json("a=1&b=2"));
+    assert_eq!(posted(0)["mimeType"], json("application/x-www-form-urlencoded"));
+    assert_eq!((&posted(1)["text"], &entries[1]["request"]["bodySize"]), (&json("hello..."), &8.into()));
+    assert!(posted(2).is_null());
+    let content = |at: usize| &entries[at]["response"]["content"];
+    assert_eq!((&content(0)["text"], &content(0)["size"]), (&json("welcome"), &7.into()));
+    assert!([2, 3].iter().all(|at| content(*at)["text"] == json("page")));
+    for at in [4, 5] {
+        assert_eq!(content(at)["text"], json(&big[..LIMIT]));
+        assert_eq!(content(at)["size"], big.len());
+        assert_eq!(content(at)["comment"], json(&format!("the first {LIMIT} of {} bytes", big.len())));
+    }
+}
+
+#[test]
 fn secrets_are_written_for_nobody_else() {
     let world = World::new();
     let authority = Authority::new(&world);

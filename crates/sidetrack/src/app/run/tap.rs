@@ -22,6 +22,8 @@ pub struct TapCommand {
     pub keylog: Option<PathBuf>,
     /// The file for requests (the HAR archive).
     pub har: Option<PathBuf>,
+    /// Most bytes of content of each request and response in it. `None`: as the configuration says.
+    pub har_bodies_max: Option<usize>,
     /// More trusted certificates, in PEM.
     pub trust_pem: String,
     /// Servers whose certificates are not verified.
@@ -44,6 +46,7 @@ impl TapCommand {
         if self.har.is_some() {
             tap.har.clone_from(&self.har);
         }
+        tap.har_bodies_max = self.har_bodies_max.unwrap_or(tap.har_bodies_max);
         let mut trusted = Trusted {
             pem: tap.signer.root_pem().to_owned(),
             certificates: vec![tap.signer.root().clone()],
@@ -89,6 +92,7 @@ impl TapCommand {
             roots: Roots::of_system_and(None)?,
             keylog: None,
             har: None,
+            har_bodies_max: 0,
             secrets: None,
         })
     }

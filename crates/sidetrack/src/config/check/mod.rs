@@ -315,7 +315,7 @@ impl Check<'_> {
     fn capture(&mut self, capture: Option<&At<raw::Capture>>) -> CaptureAt {
         let written = CaptureAt::default();
         let Some(capture) = capture else { return written };
-        let packets = capture.packets.unwrap_or(true);
+        let packets = capture.packets.unwrap_or(capture.ring_bytes.is_some());
         let ring =
             self.number(capture.ring_bytes.as_ref().filter(|ring| ***ring != 0), 1 << 20..=1 << 34, " bytes");
         let snap = capture.ring_snap_bytes.as_ref();

@@ -62,6 +62,11 @@ impl Check<'_> {
             self.surroundings.resolve(at)
         });
         let har = raw.har.as_ref().map(|at| self.surroundings.resolve(at));
+        let bodies = raw.har_bodies_max_bytes.as_ref();
+        if let Some(at) = bodies.filter(|_| raw.har.is_none()) {
+            self.error(at.span(), "there is no file for content", "name it with har = \"./requests.har\"");
+        }
+        let bodies = self.number(bodies.filter(|at| ***at != 0), 1..=Tap::HAR_BODIES_MAX, " bytes");
         self.tap = Some(Arc::new(Tap {
             signer,
             rules,
@@ -70,6 +75,7 @@ impl Check<'_> {
             roots,
             keylog,
             har,
+            har_bodies_max: bodies.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0),
             secrets: None,
         }));
     }

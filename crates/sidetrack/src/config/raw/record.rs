@@ -34,8 +34,8 @@ pub struct History {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Capture {
-    /// Whether packets may be captured by those who may use the admin interface. Default true, if the process has CAP_NET_RAW
-    /// at its start.
+    /// Whether packets may be captured by those who may use the admin interface. It needs CAP_NET_RAW at the start. Default: only
+    /// with `ring_bytes`.
     pub packets: Option<bool>,
     /// Bytes of the latest packets of flows that are kept in memory, for `sidetrack tap --last`. 0, or 1048576 (1 MiB) to
     /// 17179869184 (16 GiB). Default 0: none are kept.

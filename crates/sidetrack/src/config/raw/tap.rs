@@ -30,8 +30,10 @@ pub struct Tap {
     /// A file to which the secrets of all intercepted connections are appended, for Wireshark and similar tools
     /// (NSS key log format). Default: none.
     pub keylog: Option<At<String>>,
-    /// A file for all requests that listeners with `tap = true` serve, as an HTTP Archive (HAR 1.2) without
-    /// content. Values of fields such as Authorization and Cookie are masked. An existing file is overwritten.
-    /// Default: none.
+    /// A file for all requests that listeners with `tap = true` serve, as an HTTP Archive (HAR 1.2). Values of fields
+    /// such as Authorization and Cookie are masked. An existing file is overwritten. Default: none.
     pub har: Option<At<String>>,
+    /// Most bytes of the content of each request and of each response that the file of `har` has, 0 to 67108864 (64 MiB). It
+    /// may have passwords. Default 0: no content.
+    pub har_bodies_max_bytes: Option<At<u64>>,
 }
