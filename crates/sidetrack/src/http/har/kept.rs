@@ -151,7 +151,7 @@ mod tests {
 
     fn fields(coding: &str) -> Fields {
         let mut fields = Fields::default();
-        fields.set("Content-Encoding", coding.to_owned());
+        fields.set("Content-Encoding", coding);
         fields
     }
 
