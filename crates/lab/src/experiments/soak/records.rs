@@ -1,11 +1,11 @@
 //! The gateway's records, held against what clients saw.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::traffic::Done;
+use super::traffic::{Done, Entry};
 
 /// The fields of a record that are looked at (docs/records.md).
 #[derive(Debug, Deserialize)]
@@ -50,8 +50,26 @@ impl Records {
             }
         }
         let mut done: BTreeMap<SocketAddr, Vec<&Done>> = BTreeMap::new();
+        let mut redirected: BTreeMap<IpAddr, Vec<&Done>> = BTreeMap::new();
         for flow in flows {
             done.entry(flow.own).or_default().push(flow);
+        }
+        // Connections of one port to two servers are redirected to one address: the kernel gives the second another port, if the first is
+        // known to it. So those of a host are only counted together.
+        for own in done.extract_if(.., |_, flows| flows.iter().any(|flow| flow.entry == Entry::Redirect)) {
+            redirected.entry(own.0.ip()).or_default().extend(own.1);
+        }
+        for (ip, flows) in redirected {
+            let of_host = of_client.iter().filter(|(client, _)| client.ip() == ip);
+            let reasons: Vec<_> = of_host.flat_map(|(_, reasons)| reasons).collect();
+            let cut = flows.iter().filter(|flow| flow.error.is_some()).count();
+            let other = reasons.iter().filter(|reason| !WELL.contains(&reason.as_str())).count();
+            if reasons.len() != flows.len() {
+                all.miscounted.push(((ip, 0).into(), flows.len(), reasons.len()));
+            }
+            if other < cut {
+                all.without_reason.push((ip, 0).into());
+            }
         }
         for (own, flows) in done {
             let reasons = of_client.get(&own).map_or(&[][..], Vec::as_slice);
@@ -76,7 +94,6 @@ impl Records {
 
 #[cfg(test)]
 mod tests {
-    use super::super::traffic::Entry;
     use super::*;
     use std::time::Duration;
 
@@ -89,6 +106,18 @@ mod tests {
 
     fn line(port: u16, reason: &str) -> String {
         format!("{{\"client\":\"10.0.0.1:{port}\",\"reason\":\"{reason}\",\"protocol\":\"tcp\"}}\n")
+    }
+
+    #[test]
+    fn redirected_flows_of_a_host_are_counted_together() {
+        let of_redirect = |port: u16, error| Done { entry: Entry::Redirect, ..done(port, error) };
+        let flows = [of_redirect(1, None), of_redirect(1, Some("reset"))];
+        let records = |text: [String; 2]| Records::read(&text.concat(), &flows);
+        let right = records([line(1, "ok"), line(7, "refused")]);
+        assert!(right.miscounted.is_empty() && right.without_reason.is_empty());
+        let host = SocketAddr::from(([10, 0, 0, 1], 0));
+        assert_eq!(records([line(1, "ok"), line(7, "ok")]).without_reason, [host]);
+        assert_eq!(records([line(1, "refused"), String::new()]).miscounted, [(host, 2, 1)]);
     }
 
     #[test]
