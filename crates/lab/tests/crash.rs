@@ -5,23 +5,16 @@ mod support;
 
 use std::process::Command;
 
-use sidetrack_lab::launch::{find_program, launcher};
-use sidetrack_lab::peers::ours;
+use sidetrack_lab::launch::launcher;
 use support::{Done, Tally};
 
 /// Returns why the experiment cannot be made here.
 fn obstacle() -> Option<String> {
-    if !rustix::process::geteuid().is_root() {
-        return Some("namespaces with links need root".into());
-    }
-    if let Err(missing) = ours::program() {
-        return Some(missing.to_string());
-    }
-    let lo = sidetrack_sys::route::interface_index("lo").expect("every host has it");
-    if sidetrack_sys::bpf::attached(lo).is_err() {
-        return Some("this kernel has no tcx (Linux 6.6)".into());
-    }
-    find_program("nft").is_none().then(|| "nft is not installed".into())
+    let has_tcx = || {
+        let lo = sidetrack_sys::route::interface_index("lo").expect("every host has it");
+        sidetrack_sys::bpf::attached(lo).is_ok()
+    };
+    support::obstacle().or_else(|| (!has_tcx()).then(|| "this kernel has no tcx (Linux 6.6)".into()))
 }
 
 /// Returns the cells of all rows that begin with this word, as text.

@@ -5,6 +5,7 @@
 //! Root is needed. Rows whose programs are not installed are skipped, printed and counted; `SIDETRACK_REQUIRE_ALL=1`
 //! turns a skip into a failure.
 
+#[allow(dead_code, reason = "each test file uses its part")]
 mod support;
 
 use sidetrack_lab::load::Via;

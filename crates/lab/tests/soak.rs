@@ -5,20 +5,8 @@ mod support;
 
 use std::process::Command;
 
-use sidetrack_lab::launch::{find_program, launcher};
-use sidetrack_lab::peers::ours;
-use support::{Done, Tally};
-
-/// Returns why the experiment cannot be made here.
-fn obstacle() -> Option<String> {
-    if !rustix::process::geteuid().is_root() {
-        return Some("namespaces with links need root".into());
-    }
-    if let Err(missing) = ours::program() {
-        return Some(missing.to_string());
-    }
-    find_program("nft").is_none().then(|| "nft is not installed".into())
-}
+use sidetrack_lab::launch::launcher;
+use support::{Done, Tally, obstacle};
 
 /// Returns the number in this column of the row with this name.
 fn number(text: &str, row: &str, column: usize) -> usize {

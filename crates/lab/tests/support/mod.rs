@@ -5,8 +5,20 @@ pub(crate) mod programs;
 
 use std::fmt::Write as _;
 
-use sidetrack_lab::peers::Unavailable;
+use sidetrack_lab::launch::find_program;
+use sidetrack_lab::peers::{Unavailable, ours};
 use sidetrack_lab::site::Site;
+
+/// Returns why an experiment with links, our program and rules of the packet filter cannot be made here.
+pub(crate) fn obstacle() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("namespaces with links need root".into());
+    }
+    if let Err(missing) = ours::program() {
+        return Some(missing.to_string());
+    }
+    find_program("nft").is_none().then(|| "nft is not installed".into())
+}
 
 /// The end of a case that did not fail.
 pub(crate) enum Done {

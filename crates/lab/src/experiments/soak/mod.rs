@@ -114,10 +114,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     anyhow::ensure!(status.success(), "the gateway's end: {status}: {}", stand.up.log());
     let log = stand.up.log();
     let reloads = log.matches(" reloaded (").count();
-    let rejected = log.split_inclusive('\n').enumerate().filter(|(_, line)| line.contains(" is rejected ("));
     let lines: Vec<_> = log.lines().collect();
-    let rejected =
-        rejected.map(|(at, _)| lines[at..].iter().take(4).copied().collect::<Vec<_>>().join(" ")).collect();
+    let rejected = lines.iter().enumerate().filter(|(_, line)| line.contains(" is rejected ("));
+    let rejected = rejected.map(|(at, _)| lines[at..].iter().take(4).copied().collect::<Vec<_>>().join(" "));
+    let rejected = rejected.collect();
     let records = Records::read(&stand.records()?, &flows);
     let results = Results {
         machine: Machine::probe(),
