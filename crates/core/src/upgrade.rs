@@ -46,6 +46,8 @@ pub enum Kind {
     Failed = 4,
     /// New, after [`Kind::Back`]: nothing is accepted or written here any more.
     Returned = 5,
+    /// New, after [`Kind::Stay`]: it has what only one process can have.
+    Settled = 6,
     /// Old: the listening sockets of one address.
     Listener = 16,
     /// Old: a socket where users connect to the program itself.
@@ -64,16 +66,21 @@ pub enum Kind {
     Flow = 23,
     /// Old: no flow follows.
     FlowsDone = 24,
+    /// Old: the memory of flows on the wire.
+    Wire = 25,
+    /// Old: the programs of the wire on one interface.
+    WireOn = 26,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::Checked,
         Self::Ready,
         Self::Serving,
         Self::Failed,
         Self::Returned,
+        Self::Settled,
         Self::Listener,
         Self::Window,
         Self::Keeper,
@@ -83,6 +90,8 @@ impl Kind {
         Self::Back,
         Self::Flow,
         Self::FlowsDone,
+        Self::Wire,
+        Self::WireOn,
     ];
 
     fn of(number: u16) -> Option<Self> {

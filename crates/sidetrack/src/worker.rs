@@ -13,7 +13,7 @@ pub use moved::{Exit, Moved};
 use sidetrack_sys::sync::lock;
 use waiting::Places;
 pub use waiting::{CROWDED, Idle, Place};
-pub use wires::{Adopting, Adoption, Handed, Stays, Wired, Wires, WiresSeen};
+pub use wires::{Adopting, Adoption, Given, Handed, Joins, LetGo, Stays, Wired, Wires, WiresSeen};
 
 use crate::agreement::InForce;
 use crate::carry::tunnel::{AskDialing, Tunnels};

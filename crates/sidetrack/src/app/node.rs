@@ -159,8 +159,7 @@ impl Prepared {
         let writer = file.map(|(file, user)| agreement::Writer::start(&file.path, user)).transpose()?;
         let hold = Holding::open(config)?;
         let becomes = user.map(|user| (user.uid, user.gid));
-        let wires = config.wire.as_ref().map(|wire| Wires::open(wire, becomes)).transpose();
-        let wires = wires.context("cannot let the kernel take flows over (shunt.fast_path = \"wire\")")?;
+        let wires = super::wires::open(config, becomes, heritage.as_deref())?;
         Ok(Self {
             workers,
             steered,
@@ -172,7 +171,7 @@ impl Prepared {
             history,
             hold,
             names,
-            wires: wires.map(Arc::new),
+            wires,
             heritage,
         })
     }

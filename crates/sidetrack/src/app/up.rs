@@ -71,6 +71,9 @@ fn run_node(options: &UpOptions, heir: Option<Arc<Heir>>) -> anyhow::Result<()> 
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
     let systemd = Systemd::from_environment().map(Arc::new);
     let heritage = heir.as_ref().map(|heir| heir.checked(&config)).transpose()?;
+    if config.wire.is_none() && heritage.as_ref().is_some_and(|heritage| heritage.has_wire()) {
+        config.wire = Some(crate::config::Wire::default());
+    }
     // The order matters: use the rights, give them up, and only then bind sockets, start threads and read peers' bytes.
     let user = DataUser::of(&config.user)?;
     let config = Arc::new(config);

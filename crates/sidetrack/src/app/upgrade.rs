@@ -20,12 +20,13 @@ mod parts;
 mod records;
 mod resting;
 mod starter;
+mod wires;
 
 pub(super) use heritage::{Go, Heritage};
-pub(super) use new::{Heir, Verdict};
+pub(super) use new::{Deeds, Heir, Verdict};
 pub(super) use old::{Old, Ours, Parting};
 pub(super) use parts::WindowPart;
-pub use parts::{Said, Wish};
+pub use parts::{DRAINS, Said, Wish};
 pub(super) use records::{Returning, say_counters};
 pub(super) use starter::serve;
 pub(super) use starter::{Starter, socket_beside};

@@ -1,7 +1,7 @@
 //! `sidetrack upgrade`: another version of the program goes on with a running node.
 
 use crate::admin::default_socket;
-use crate::app::{Said, Wish, upgrade_socket};
+use crate::app::{DRAINS, Said, Wish, upgrade_socket};
 use anyhow::{Context, bail};
 use clap::Args;
 use sidetrack_common::wire;
@@ -30,6 +30,9 @@ pub struct UpgradeArgs {
     /// Take everything back unless it is confirmed within this time: by Enter here, or by `sidetrack upgrade --confirmed`
     #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "confirmed")]
     confirm: Option<Duration>,
+    /// End as soon as the new program goes on, while flows drain in the old process
+    #[arg(long, conflicts_with = "confirmed")]
+    no_wait: bool,
     /// Confirm the upgrade that waits for it
     #[arg(long)]
     confirmed: bool,
@@ -71,7 +74,7 @@ pub fn run(args: &UpgradeArgs) -> anyhow::Result<ExitCode> {
         let confirm_ms = args.confirm.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
         wire::send(&*node, &Wish::Upgrade { confirm_ms }, &[program.as_fd()])?;
     }
-    follow(&node, args.confirm)
+    follow(&node, args)
 }
 
 fn connect(socket: &Path) -> anyhow::Result<OwnedFd> {
@@ -88,13 +91,18 @@ fn connect(socket: &Path) -> anyhow::Result<OwnedFd> {
 }
 
 /// Prints what the node says, until it has ended.
-fn follow(node: &Arc<OwnedFd>, confirm: Option<Duration>) -> anyhow::Result<ExitCode> {
+fn follow(node: &Arc<OwnedFd>, args: &UpgradeArgs) -> anyhow::Result<ExitCode> {
     let mut out = io::stdout();
     loop {
         match wire::receive::<Said>(&**node) {
             // A closed reader does not end the upgrade.
-            Ok(Some((Said::Line(text), _))) => drop(writeln!(out, "{text}").and_then(|()| out.flush())),
-            Ok(Some((Said::Waiting, _))) => wait_for_enter(node, confirm),
+            Ok(Some((Said::Line(text), _))) => {
+                drop(writeln!(out, "{text}").and_then(|()| out.flush()));
+                if args.no_wait && text.contains(DRAINS) {
+                    return Ok(ExitCode::SUCCESS);
+                }
+            }
+            Ok(Some((Said::Waiting, _))) => wait_for_enter(node, args.confirm),
             Ok(Some((Said::Done(text), _))) => {
                 drop(writeln!(out, "{text}"));
                 return Ok(ExitCode::SUCCESS);

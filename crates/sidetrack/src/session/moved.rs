@@ -64,7 +64,9 @@ pub fn adopt(worker: &Arc<Worker>, moved: Moved) {
     let mut carrying = Carrying { stage: Stage::Moving(carried) };
     reactor::spawn(async move {
         // Await by reference: awaiting by value would store the future twice in this task.
-        (&mut carrying).await;
-        drop(admission);
+        let wired = (&mut carrying).await;
+        if let Some(admission) = admission {
+            super::keep(wired, admission);
+        }
     });
 }

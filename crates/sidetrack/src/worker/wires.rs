@@ -1,15 +1,18 @@
 //! The wire of a process: flows that the kernel has taken over from our sockets (ADR 36, ADR 37, `docs/wire.md`).
 
 mod adopt;
+mod given;
 mod noted;
 mod opened;
 mod watch;
 mod wired;
 
 pub use adopt::{Adopting, Adoption};
+pub use given::{Given, Joins, LetGo};
 pub use wired::{Handed, Wired};
 
 use crate::config::{self, OnWireCrash};
+use given::Hand;
 use noted::Kind;
 use opened::Opened;
 use sidetrack_core::wire::{Side, Unfit};
@@ -46,11 +49,13 @@ pub enum Stays {
     Busy,
     /// The kernel has refused a step.
     Refused,
+    /// Another process of this node has the wire, while one replaces the other.
+    Upgrade,
 }
 
 impl Stays {
     /// All reasons.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Unfit(Unfit::Closing),
         Self::Unfit(Unfit::ThisHost),
         Self::Unfit(Unfit::IpVersions),
@@ -61,6 +66,7 @@ impl Stays {
         Self::Full,
         Self::Busy,
         Self::Refused,
+        Self::Upgrade,
     ];
 
     /// The word in metrics.
@@ -76,6 +82,7 @@ impl Stays {
             Self::Full => "full",
             Self::Busy => "busy",
             Self::Refused => "refused",
+            Self::Upgrade => "upgrade",
         }
     }
 
@@ -85,7 +92,7 @@ impl Stays {
 
     /// Whether it may be different later.
     pub const fn passes(self) -> bool {
-        matches!(self, Self::Full | Self::Busy)
+        matches!(self, Self::Full | Self::Busy | Self::Upgrade)
     }
 }
 
@@ -128,6 +135,8 @@ pub struct Wires {
     on: Mutex<BTreeMap<u32, WireOn>>,
     /// What another process has left, until [`Wires::adopt`].
     left: Mutex<Vec<Adopted>>,
+    /// Whether this process may change what is in the memory.
+    hand: Mutex<Hand>,
     on_crash: OnWireCrash,
     lingering: Mutex<VecDeque<Lingering>>,
     routes: Mutex<Routes>,
@@ -146,12 +155,23 @@ impl Wires {
     /// # Errors
     /// EPERM without CAP_BPF and CAP_NET_ADMIN; EINVAL before Linux 6.6.
     pub fn open(config: &config::Wire, user: Option<(u32, u32)>) -> Result<Self, BpfError> {
-        let opened = Opened::new(config)?;
-        let wires = Self {
+        let wires = Self::of(Opened::new(config)?, config, Hand::default());
+        wires.attach_to_all()?;
+        if let (Some(pins), Some((user, group))) = (&*lock(&wires.pins), user)
+            && let Err(error) = pins.give_to(user, group)
+        {
+            tracing::warn!(%error, "the pins of the wire stay with root: they outlive an orderly stop");
+        }
+        Ok(wires)
+    }
+
+    fn of(opened: Opened, config: &config::Wire, hand: Hand) -> Self {
+        Self {
             memory: opened.memory,
             pins: Mutex::new(opened.pins),
             on: Mutex::new(opened.on.into_iter().map(|on| (on.index(), on)).collect()),
             left: Mutex::new(opened.left),
+            hand: Mutex::new(hand),
             on_crash: config.on_crash,
             lingering: Mutex::default(),
             routes: Mutex::new(Routes { changes: Changes::watch().ok(), looked: Instant::now(), count: 0 }),
@@ -161,17 +181,13 @@ impl Wires {
             taken: AtomicU64::new(0),
             adopted: AtomicU64::new(0),
             stayed: Default::default(),
-        };
+        }
+    }
+
+    fn attach_to_all(&self) -> Result<(), BpfError> {
         let interfaces = link::interfaces().map_err(|error| BpfError::Map(std::io::Error::other(error)))?;
-        for interface in interfaces.into_iter().filter(link::Interface::is_ethernet) {
-            wires.attach(interface.index)?;
-        }
-        if let (Some(pins), Some((user, group))) = (&*lock(&wires.pins), user)
-            && let Err(error) = pins.give_to(user, group)
-        {
-            tracing::warn!(%error, "the pins of the wire stay with root: they outlive an orderly stop");
-        }
-        Ok(wires)
+        let fit = interfaces.into_iter().filter(link::Interface::is_ethernet);
+        fit.into_iter().try_for_each(|interface| self.attach(interface.index))
     }
 
     /// Whether an earlier process has left flows at the usual place.
@@ -219,8 +235,9 @@ impl Wires {
     /// Lets the kernel pass packets of both sides on from now on, while their sockets go on.
     ///
     /// # Errors
-    /// There is no room; an earlier flow between the same ends is still there.
-    pub fn join(&self, sides: &[Side; 2]) -> Result<WireId, Stays> {
+    /// There is no room; an earlier flow between the same ends is still there; another process has the wire.
+    pub fn join(self: &Arc<Self>, sides: &[Side; 2]) -> Result<(WireId, Joins), Stays> {
+        let joins = self.may_join()?;
         self.remove_lingering(Instant::now());
         let joined = match self.memory.join(sides) {
             Ok(None) => {
@@ -233,7 +250,7 @@ impl Wires {
         match joined {
             Ok(Some(id)) => {
                 self.flows.fetch_add(1, Relaxed);
-                Ok(id)
+                Ok((id, joins))
             }
             Ok(None) => Err(Stays::Full),
             Err(_) => Err(Stays::Refused),

@@ -5,6 +5,7 @@ pub(crate) mod admin;
 pub(crate) mod agreement;
 pub(crate) mod peers;
 pub(crate) mod traces;
+pub(crate) mod upgrading;
 
 use serde_json::Value;
 use std::collections::BTreeMap;

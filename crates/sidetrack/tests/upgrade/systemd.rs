@@ -1,7 +1,7 @@
 //! What systemd hears: the old process names the new one as the main process, and only then the new one speaks.
 
 use crate::node::peers::Server;
-use crate::{SIDETRACK, Started, Upgrade};
+use crate::node::upgrading::{SIDETRACK, Started, Upgrade};
 use rustix::process::Signal;
 use sidetrack_testkit::{LIMIT, eventually};
 use std::os::unix::net::UnixDatagram;
@@ -41,7 +41,7 @@ fn the_new_process_becomes_the_main_one_of_its_unit() {
     assert!(upgrade.ended().0);
     eventually("the old process ends", || child.try_wait().expect("waited").is_some_and(|end| end.success()));
     assert_eq!(next(), "WATCHDOG=1", "the watchdog hears of the new process");
-    crate::send(new.0, Signal::TERM);
+    crate::node::send(new.0, Signal::TERM);
     let said: Vec<_> = std::iter::from_fn(|| Some(next())).filter(other).take(1).collect();
     assert!(said[0].starts_with("STOPPING=1\n"), "{said:?}");
     crate::ends(&new);

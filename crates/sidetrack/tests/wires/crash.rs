@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// A file system of type `bpf` that is gone with the test.
-struct Bpf(tempfile::TempDir);
+pub(crate) struct Bpf(tempfile::TempDir);
 
 impl Bpf {
     fn new() -> Self {
@@ -31,7 +31,7 @@ impl Bpf {
     }
 
     /// Whether a process has left something there.
-    fn is_used(&self) -> bool {
+    pub(crate) fn is_used(&self) -> bool {
         std::fs::read_dir(self.pins()).is_ok_and(|mut all| all.next().is_some())
     }
 }
@@ -43,10 +43,11 @@ impl Drop for Bpf {
 }
 
 /// A node with pins, and connections through it.
-struct Scene {
+pub(crate) struct Scene {
     // Dropped in this order: the file system must be there as long as a process has it.
-    up: Option<Up>,
-    bpf: Bpf,
+    pub(crate) up: Option<Up>,
+    pins: bool,
+    pub(crate) bpf: Bpf,
     line: Line,
     listener: TcpListener,
     to: SocketAddr,
@@ -55,42 +56,47 @@ struct Scene {
 const DOOR: &str = "10.0.1.254:80";
 
 impl Scene {
-    fn new(wire: &str, rule: &str) -> Self {
+    pub(crate) fn new(wire: &str, rule: &str) -> Self {
+        Self::with_pins(true, wire, rule)
+    }
+
+    /// `pins`: whether flows outlive the process.
+    pub(crate) fn with_pins(pins: bool, wire: &str, rule: &str) -> Self {
         let (bpf, line) = (Bpf::new(), Line::new());
         let listener = line.server.run(|| TcpListener::bind("10.0.2.1:0").expect("bound"));
         let to = listener.local_addr().expect("an address");
-        let mut scene = Self { up: None, bpf, line, listener, to };
+        let mut scene = Self { up: None, pins, bpf, line, listener, to };
         scene.start(wire, rule);
         scene
     }
 
     /// Starts another process with the same pins.
-    fn start(&mut self, wire: &str, rule: &str) {
+    pub(crate) fn start(&mut self, wire: &str, rule: &str) {
         let listen = format!(
             "[[listen]]\nname = \"port\"\nkind = \"reverse\"\naddress = \"{DOOR}\"\nto = \"{}\"\n",
             self.to
         );
-        let pins = self.bpf.pins();
-        let tables = format!("{listen}{rule}[wire]\npins = \"{}\"\nflows_max = 16\n{wire}", pins.display());
+        let pins = if self.pins { self.bpf.pins().display().to_string() } else { "none".to_owned() };
+        let tables = format!("{listen}{rule}[wire]\npins = \"{pins}\"\nflows_max = 16\n{wire}");
         self.up = Some(self.line.router.run(move || Up::start("default = \"deny\"\n", &tables)));
     }
 
-    fn up(&self) -> &Up {
+    pub(crate) fn up(&self) -> &Up {
         self.up.as_ref().expect("started")
     }
 
-    fn record(&mut self) -> Record {
+    pub(crate) fn record(&mut self) -> Record {
         self.up.as_mut().expect("started").record()
     }
 
-    fn connect(&self) -> [TcpStream; 2] {
+    pub(crate) fn connect(&self) -> [TcpStream; 2] {
         let client = self.line.client.run(|| TcpStream::connect(DOOR).expect("connected"));
         let listener = self.listener.try_clone().expect("a copy");
         [client, self.line.server.run(move || listener.accept().expect("accepted").0)]
     }
 
     /// A connection that is on the wire and quiet: the client has sent 150,000 bytes, the server 8.
-    fn wired(&self) -> [TcpStream; 2] {
+    pub(crate) fn wired(&self) -> [TcpStream; 2] {
         let [mut client, mut server] = self.connect();
         crate::pass(&mut client, &mut server, 150_000);
         crate::pass(&mut server, &mut client, 8);
@@ -117,7 +123,7 @@ impl Scene {
     }
 }
 
-fn is_reset(stream: &mut TcpStream) {
+pub(crate) fn is_reset(stream: &mut TcpStream) {
     assert_eq!(stream.read(&mut [0]).expect_err("reset").kind(), ErrorKind::ConnectionReset);
 }
 

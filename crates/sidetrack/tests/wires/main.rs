@@ -9,6 +9,7 @@ mod listeners;
 mod loss;
 mod memory;
 mod stays;
+mod upgrade;
 
 use node::admin::{flows, show};
 use node::{Record, Up};

@@ -97,12 +97,19 @@ impl Map {
     /// # Errors
     /// `InvalidData` if it has another shape.
     pub(super) fn pinned(path: &Path, shape: MapShape) -> io::Result<Self> {
-        let fd = super::pin::open(path)?;
+        Self::given(super::pin::open(path)?, shape)
+    }
+
+    /// Takes the map of another process. It has this shape, but for the number of entries.
+    ///
+    /// # Errors
+    /// `InvalidData` if it has another shape.
+    pub(super) fn given(fd: OwnedFd, shape: MapShape) -> io::Result<Self> {
         let [kind, _, key_bytes, value_bytes, entries_max, ..] = super::pin::info::<8>(fd.as_fd())?;
         if (kind, key_bytes, value_bytes)
             != (shape.kind as u32, size(shape.key_bytes), size(shape.value_bytes))
         {
-            let text = format!("{} has another shape than this program's", path.display());
+            let text = format!("the map '{}' has another shape than this program's", shape.name);
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         Ok(Self { fd, shape: MapShape { entries_max, ..shape } })

@@ -89,6 +89,16 @@ impl Link {
         super::pin::open(path).map(|fd| Self { fd })
     }
 
+    /// Takes over the one of another process.
+    pub(super) const fn given(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+
+    /// Returns a copy of its descriptor, for another process.
+    pub(super) fn copy(&self) -> io::Result<OwnedFd> {
+        self.fd.try_clone()
+    }
+
     /// Returns the index of the interface that it is attached to at a tcx hook; 0: the interface is gone.
     pub(super) fn interface(&self) -> io::Result<u32> {
         /// In `struct bpf_link_info`.

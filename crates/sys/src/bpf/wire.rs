@@ -1,5 +1,6 @@
 //! Flows on the wire: user space's side of `bpf/wire.h`, which describes the states, the layout and who writes what.
 
+mod given;
 mod pins;
 
 pub use pins::{PINS, Pins, abandoned_pins, default_pins, end_pinned, pins_obstacle, remove_orphans};
@@ -231,16 +232,18 @@ impl WireMemory {
                 _ => [path, beside].iter().for_each(|path| drop(std::fs::remove_file(path))),
             }
         }
-        let found = memory.found();
+        let found = memory.found(&[]);
         Ok((memory, on, found))
     }
 
-    /// The flows that are there; the other places are free.
-    fn found(&self) -> Vec<Adopted> {
+    /// The flows that are there; the other places are free. Another process still has those in the places `but`.
+    fn found(&self, but: &[u32]) -> Vec<Adopted> {
         let mut found = Vec::new();
+        lock(&self.free).clear();
         for number in (0..self.wires.map().shape().entries_max).rev() {
             let id = WireId(number);
             match self.wires.u32(Self::at(id) + wire_at::STATE).load(Acquire) {
+                _ if but.contains(&number) => {}
                 WIRE_FREE => lock(&self.free).push(number),
                 state => found.push(Adopted {
                     id,

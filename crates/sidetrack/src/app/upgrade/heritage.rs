@@ -2,8 +2,10 @@
 
 use super::channel::Came;
 use super::parts::{GoPart, KeeperPart, ListenerPart, WindowPart};
+use super::wires;
 use crate::config::{Config, Listener, ListenerKind};
 use crate::keeper::{Begin, Keeper, PROTOCOL};
+use crate::worker::Given;
 use anyhow::{Context, bail, ensure};
 use sidetrack_core::flow::Protocol;
 use sidetrack_core::upgrade::Kind;
@@ -41,6 +43,7 @@ pub struct Heritage {
     listeners: Mutex<Vec<(ListenerPart, Vec<OwnedFd>)>>,
     windows: Mutex<Vec<(WindowPart, OwnedFd)>>,
     keeper: Mutex<Option<(KeeperPart, [OwnedFd; 2])>>,
+    wire: Mutex<Option<Given>>,
 }
 
 /// Whether a socket that is bound to `bound` is the one of an address in the configuration.
@@ -62,6 +65,11 @@ impl Heritage {
                 let part = came.body()?;
                 let fds = <[OwnedFd; 2]>::try_from(came.fds).ok();
                 *lock(&self.keeper) = Some((part, fds.context("the connection to the keeper is missing")?));
+            }
+            Kind::Wire => *lock(&self.wire) = Some(wires::memory(came)?),
+            Kind::WireOn => {
+                let on = wires::on(came)?;
+                lock(&self.wire).as_mut().context("programs of the wire without its memory")?.on.push(on);
             }
             Kind::Offered => return Ok(false),
             Kind::Failed => bail!("{}", came.body::<String>()?),
@@ -117,6 +125,16 @@ impl Heritage {
         let mut windows = lock(&self.windows);
         let at = windows.iter().position(|(part, _)| wanted(part))?;
         Some(windows.swap_remove(at))
+    }
+
+    /// Whether the other process has flows on the wire, or room for them.
+    pub(in super::super) fn has_wire(&self) -> bool {
+        lock(&self.wire).is_some()
+    }
+
+    /// Takes the memory of flows on the wire.
+    pub(in super::super) fn wire(&self) -> Option<Given> {
+        lock(&self.wire).take()
     }
 
     /// Takes the TCP listener of the metrics or the page.

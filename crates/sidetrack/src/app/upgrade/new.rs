@@ -5,14 +5,15 @@
 //! PREPARING --Offered, Ready-->  sockets are here, files and the keeper are not used yet
 //! WAITING --Go-->              the old process accepts and writes nothing any more
 //! STARTING --Serving-->        connections are accepted here
-//! UNCONFIRMED --Stay--> node   --Back--> gives everything back, and ends with its flows
+//! UNCONFIRMED --Stay--> takes over what only one process can have --Settled--> node
+//! UNCONFIRMED --Back--> gives everything back, and ends with its flows
 //! any before Stay --failure--> Failed, and the end: the old process goes on
 //! ```
 
 use super::channel::{Came, Channel};
 use super::heritage::{Go, Heritage};
 use super::obstacles::obstacle;
-use super::parts::{Checked, ServingPart};
+use super::parts::{Checked, ServingPart, StayPart};
 use crate::config::Config;
 use anyhow::{Context, bail};
 use sidetrack_core::upgrade::Kind;
@@ -36,6 +37,17 @@ pub(crate) enum Verdict {
     Stay,
     /// Everything was given back.
     Back,
+}
+
+/// What the new process does when it hears the verdict.
+pub(crate) struct Deeds {
+    /// Before the old process goes on.
+    pub give_back: Box<dyn FnOnce() + Send>,
+    /// Before the old process may end: takes over what only one process can have, but for the flows on the wire in these places;
+    /// true if the old process was killed.
+    pub stay: Box<dyn FnOnce(&[u32], bool) + Send>,
+    /// With each flow that is handed over.
+    pub adopt: Box<dyn Fn(Came) -> anyhow::Result<()> + Send>,
 }
 
 /// The connection to the old process.
@@ -99,37 +111,40 @@ impl Heir {
         let _ = self.with(|channel| channel.send(Kind::Failed, &format!("{error:#}"), &[]));
     }
 
-    /// Says that connections are accepted here, and waits for the verdict on a thread of its own. `give_back` is called before
-    /// the old process goes on, and `adopt` with each flow that it hands over.
+    /// Says that connections are accepted here, and waits for the verdict on a thread of its own.
     ///
     /// # Errors
     /// The old process is gone, or there is no thread.
-    pub(crate) fn serving(
-        &self,
-        steered: bool,
-        give_back: impl FnOnce() + Send + 'static,
-        adopt: impl Fn(Came) -> anyhow::Result<()> + Send + 'static,
-    ) -> anyhow::Result<oneshot::Receiver<Verdict>> {
+    pub(crate) fn serving(&self, steered: bool, deeds: Deeds) -> anyhow::Result<oneshot::Receiver<Verdict>> {
         let mut channel = lock(&self.channel).take().context("the hand-over is over")?;
-        channel.send(Kind::Serving, &ServingPart { steered }, &[])?;
+        channel.send(Kind::Serving, &ServingPart { steered, settles: true }, &[])?;
         let (tell, told) = oneshot::channel();
         let runtime = tokio::runtime::Handle::current();
         let follow = move || {
             let _entered = runtime.enter();
+            let Deeds { give_back, stay, adopt } = deeds;
             let verdict = match channel.next(DECIDED_WITHIN) {
-                Ok(Some(came)) if came.kind == Kind::Back => Verdict::Back,
-                Ok(Some(_)) => Verdict::Stay,
+                Ok(Some(came)) if came.kind == Kind::Back => {
+                    give_back();
+                    // It may have ended.
+                    let _ = channel.send(Kind::Returned, &(), &[]);
+                    Verdict::Back
+                }
+                Ok(Some(came)) => {
+                    // The release before this one sends nothing beside it.
+                    let StayPart { kept } = came.body::<Option<_>>().ok().flatten().unwrap_or_default();
+                    stay(&kept, false);
+                    // It may have been killed.
+                    let _ = channel.send(Kind::Settled, &(), &[]);
+                    Verdict::Stay
+                }
                 // It was killed, so nothing can be given back.
                 Ok(None) | Err(_) => {
                     tracing::warn!("the old process has ended before the upgrade was final");
+                    stay(&[], true);
                     Verdict::Stay
                 }
             };
-            if verdict == Verdict::Back {
-                give_back();
-                // It may have ended.
-                let _ = channel.send(Kind::Returned, &(), &[]);
-            }
             // The receiver is gone if this process is told to stop.
             let _ = tell.send(verdict);
             // Flows follow, if this process stays.

@@ -1,6 +1,6 @@
 //! What an upgrade cannot hand over, and what would disturb the old process. Known from the configuration alone.
 
-use crate::config::{Config, ListenerKind, PinnedAt};
+use crate::config::{Config, ListenerKind};
 
 /// Why a node with this configuration cannot be upgraded while it runs. `None`: it can.
 pub(super) fn obstacle(config: &Config) -> Option<String> {
@@ -19,8 +19,6 @@ pub(super) fn obstacle(config: &Config) -> Option<String> {
         "[overlay] has links to its neighbours".to_owned()
     } else if config.shunt.is_some() {
         "[shunt] has its entries".to_owned()
-    } else if config.wire.as_ref().is_some_and(|wire| wire.pins != PinnedAt::None) {
-        "flows on the wire are pinned".to_owned()
     } else if config.dns.is_some() {
         "[dns] has given out addresses".to_owned()
     } else if config.outgoing.is_some() {

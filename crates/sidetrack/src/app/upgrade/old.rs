@@ -3,15 +3,16 @@
 //! ```text
 //! SERVING --a new process was started--> ASKED
 //! ASKED --Checked--> OFFERING --Ready--> RESTING (accepts and writes nothing; connections wait) --Go--> GIVEN
-//! GIVEN --Serving--> UNCONFIRMED --confirmed, or none was asked for--> GONE: Stay, then its flows drain
+//! GIVEN --Serving--> UNCONFIRMED --confirmed, or none was asked for; Stay--> SETTLING (what one process can have is let go)
+//! SETTLING --Settled--> GONE: flows move, the others drain
 //! ASKED, OFFERING --failure, time-out--> SERVING (nothing has moved)
-//! GIVEN, UNCONFIRMED --failure, death, time-out, a stop signal--> TAKING BACK (Back and Returned, else Kill) --> SERVING
+//! GIVEN, UNCONFIRMED, SETTLING --failure, death, time-out, a stop signal--> TAKING BACK (Back and Returned, else Kill) --> SERVING
 //! ```
 
 use super::channel::{Channel, DESCRIPTORS_MAX};
 use super::heritage::described;
 use super::obstacles::obstacle;
-use super::parts::{Checked, GoPart, KeeperPart, Order, Said, ServingPart, Wanted};
+use super::parts::{Checked, DRAINS, GoPart, KeeperPart, Order, Said, ServingPart, Wanted};
 use super::records::Returning;
 use super::resting::Rested;
 use super::starter::{Starter, may_be_replaced};
@@ -38,6 +39,9 @@ const PREPARED_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long it may take from the moment when nothing is accepted until it accepts.
 const SERVES_WITHIN: Duration = Duration::from_secs(20);
+
+/// How long it may take to take over what only one process can have.
+const SETTLED_WITHIN: Duration = Duration::from_secs(10);
 
 /// How long it may take to give everything back.
 const RETURNED_WITHIN: Duration = Duration::from_secs(5);
@@ -100,8 +104,8 @@ impl Parting {
     /// Tells the command that flows drain here.
     pub(crate) fn drains(&self, flows: usize, drain_ms: u64) {
         self.command.line(match flows {
-            0 => "no flow is left in the old process".to_owned(),
-            flows => format!("{flows} flows drain in the old process, for at most {drain_ms} ms"),
+            0 => format!("no flow is left {DRAINS}"),
+            flows => format!("{flows} flows drain {DRAINS}, for at most {drain_ms} ms"),
         });
     }
 
@@ -242,9 +246,11 @@ impl Old {
             return self.stays(&command, &error, "nothing has moved");
         }
         let rested = self.ours.rest();
-        match self.hand_over(&command, &mut channel, confirm) {
+        match self.hand_over(&command, &mut channel, (confirm, pid)) {
             Ok(pipe) => {
-                let moved = self.finish(&mut channel, pid, &pipe);
+                let _ = self.starter.order(&Order::Leave, None);
+                self.ours.leave(&pipe);
+                let moved = self.ours.move_flows(&mut channel);
                 command.line(format!("{moved} flows have moved"));
                 drop(rested);
                 Outcome::Gone(Parting { command, pipe })
@@ -292,6 +298,9 @@ impl Old {
                 KeeperPart { protocol: PROTOCOL, begin: steered.may, used: steered.used.load(Relaxed) };
             channel.send(Kind::Keeper, &part, &[copies[0].as_fd(), copies[1].as_fd()])?;
         }
+        if let Some(wires) = self.ours.node.shared.wires() {
+            super::wires::offer(wires, channel)?;
+        }
         channel.send(Kind::Offered, &(), &[])?;
         channel.expect(Kind::Ready, PREPARED_WITHIN).map(drop)
     }
@@ -302,7 +311,7 @@ impl Old {
         &self,
         command: &Command,
         channel: &mut Channel,
-        confirm: Option<Duration>,
+        (confirm, pid): (Option<Duration>, u32),
     ) -> Result<OwnedFd, (anyhow::Error, Option<(OwnedFd, Carried)>)> {
         let pipes = std::io::pipe().and_then(|to_new| Ok((to_new, std::io::pipe()?)));
         let ((new_reads, we_write), (we_read, new_writes)) =
@@ -316,11 +325,13 @@ impl Old {
         let gone = channel.send(Kind::Go, &part, &[new_reads.as_fd(), new_writes.as_fd()]);
         drop((new_reads, new_writes));
         let confirmed = gone.and_then(|()| channel.expect(Kind::Serving, SERVES_WITHIN)).and_then(|came| {
-            if came.body::<ServingPart>()?.steered {
+            let ServingPart { steered, settles } = came.body()?;
+            if steered {
                 self.ours.node.steered.used.store(true, Relaxed);
             }
             command.line("the new process serves new connections");
-            confirm.map_or(Ok(()), |limit| self.confirmed(command, channel, limit))
+            confirm.map_or(Ok(()), |limit| self.confirmed(command, channel, limit))?;
+            self.settle(command, channel, (pid, settles))
         });
         match confirmed {
             Ok(()) => Ok(we_write.into()),
@@ -358,18 +369,24 @@ impl Old {
         bail!("not confirmed within {} s", limit.as_secs())
     }
 
-    /// Makes the change final. Returns how many flows go on in the new process.
-    fn finish(&self, channel: &mut Channel, pid: u32, pipe: &OwnedFd) -> usize {
-        if let Some(systemd) = &self.ours.systemd {
-            systemd.replaced_by(pid);
+    /// Makes the change final, unless the new process has ended. `settles`: it says when it has everything.
+    fn settle(
+        &self,
+        command: &Command,
+        channel: &mut Channel,
+        (pid, settles): (u32, bool),
+    ) -> anyhow::Result<()> {
+        let systemd = self.ours.systemd.as_ref();
+        systemd.iter().for_each(|systemd| systemd.replaced_by(pid));
+        let (on_wire, stay) = self.ours.let_go_of_wires();
+        let stays = channel.send(Kind::Stay, &stay, &[]).and_then(|()| match settles {
+            true => channel.expect(Kind::Settled, SETTLED_WITHIN).map(drop),
+            false => Ok(()),
+        });
+        if stays.is_ok() && on_wire > 0 {
+            command.line(format!("{on_wire} flows on the wire go on"));
         }
-        let _ = self.starter.order(&Order::Leave, None);
-        self.ours.leave(pipe);
-        if let Err(error) = channel.send(Kind::Stay, &(), &[]) {
-            tracing::warn!("the new process was not told that it stays: {error:#}");
-            return 0;
-        }
-        self.ours.move_flows(channel)
+        stays.inspect_err(|_| systemd.iter().for_each(|systemd| systemd.replaced_by(std::process::id())))
     }
 
     fn take_back(&self, mut channel: Channel, rested: Vec<Rested>, back: Option<(OwnedFd, Carried)>) {
@@ -389,6 +406,7 @@ impl Old {
             // Its end closes the channel: only then are its sockets and the history free.
             while let Ok(Some(_)) = channel.next(RETURNED_WITHIN) {}
         }
+        self.ours.node.take_over_wires(&[], false);
         self.ours.node.shared.number_from(self.ours.node.shared.flows_numbered() + NUMBERS_GIVEN);
         self.ours.node.resume(rested);
         let (writer, history) = self.ours.open.records_again();

@@ -62,6 +62,9 @@ pub(super) struct ServingPart {
     /// Whether it has changed the kernel's rules.
     #[serde(default)]
     pub steered: bool,
+    /// Whether it says [`sidetrack_core::upgrade::Kind::Settled`]. The release before this one does not.
+    #[serde(default)]
+    pub settles: bool,
 }
 
 /// Where to go on. The pipes come with it: records that the old process still writes, and records that the new one gives back.
@@ -74,6 +77,30 @@ pub(super) struct GoPart {
     /// All metrics, as text.
     #[serde(default)]
     pub metrics: String,
+}
+
+/// The memory of flows on the wire. Descriptors: its three maps, then the lock of the folder of pins if there is one.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct WirePart {
+    /// The number of the format of maps and programs.
+    pub format: u32,
+    /// The folder of pins.
+    pub pins: Option<PathBuf>,
+}
+
+/// The programs of the wire on one interface. Descriptors: that for packets that go out, that for packets that come in.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct WireOnPart {
+    /// The interface's index.
+    pub index: u32,
+}
+
+/// The change is final. The release before this one sends nothing beside it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct StayPart {
+    /// Places of flows on the wire that the old process keeps: they are still on their way there.
+    #[serde(default)]
+    pub kept: Vec<u32>,
 }
 
 /// What the starter tells the running node.
@@ -97,6 +124,9 @@ pub(super) enum Order {
     /// Another process listens for upgrades from now on: leave the file where it is.
     Leave,
 }
+
+/// Part of the line that says how many flows are left in the old process: the change is final.
+pub const DRAINS: &str = "in the old process";
 
 /// What the command asks for. With an upgrade the program comes as a descriptor.
 #[derive(Clone, Debug, Serialize, Deserialize)]

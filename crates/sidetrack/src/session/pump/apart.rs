@@ -16,13 +16,17 @@ pub struct Parted {
 }
 
 impl Pump<TcpStream> {
-    /// Takes it apart. `None`: it has functions, is on its way to the wire, or ends; then it goes on here.
+    /// Takes it apart. `None`: it has functions, the kernel passes its packets on, or it ends; then it goes on here.
     pub fn take_apart(&mut self) -> Option<Parted> {
         let is_bound = self.through.is_some() || self.law.is_some();
-        let is_wired = self.wiring.as_ref().is_some_and(|wiring| !wiring.is_waiting());
+        let is_wired = self.wiring.as_ref().is_some_and(|wiring| wiring.is_joined());
         let ends = self.farewell.is_some() || self.error.is_some() || self.live.ending().is_some();
         if is_bound || is_wired || ends || self.core.is_closed() {
             return None;
+        }
+        if self.wiring.is_some() {
+            // It may have waited for a quiet instant.
+            self.offer_windows(u32::MAX);
         }
         // A full pipe is emptied into memory, once for each flow.
         let held = [self.up.take_out(), self.down.take_out()];

@@ -11,7 +11,7 @@ use super::Pump;
 use crate::carry::Wire;
 use crate::live::{LiveFlow, Step as Traced};
 use crate::reactor::{self, Sleep};
-use crate::worker::{Handed, Stays, Wires};
+use crate::worker::{Handed, Joins, Stays, Wires};
 use sidetrack_core::flow::{EndReason, Side};
 use sidetrack_core::policy::ShuntAfter;
 use sidetrack_core::splice;
@@ -66,6 +66,7 @@ enum Stage {
 struct Way {
     joining: Joining,
     joined: Option<(WireId, [wire::Side; 2])>,
+    joins: Option<Joins>,
     /// Sequence numbers after the last byte that was written into each socket, from the joining on.
     written: [u32; 2],
     /// Bytes that were counted when the kernel began.
@@ -91,11 +92,6 @@ impl Wiring {
         Self { wires, after, config, stage, timer: None }
     }
 
-    /// Whether only the sockets have it.
-    pub(super) fn is_waiting(&self) -> bool {
-        matches!(self.stage, Stage::Waiting { .. })
-    }
-
     /// Whether the kernel has the flow.
     pub(super) const fn is_on_wire(&self) -> bool {
         matches!(self.stage, Stage::On(_))
@@ -109,8 +105,13 @@ impl Wiring {
         }
     }
 
-    fn is_joined(&self) -> bool {
-        matches!(&self.stage, Stage::Joining(way) if way.joined.is_some())
+    /// Whether the kernel passes its packets on.
+    pub(super) fn is_joined(&self) -> bool {
+        match &self.stage {
+            Stage::Waiting { .. } => false,
+            Stage::Joining(way) => way.joined.is_some(),
+            Stage::On(_) => true,
+        }
     }
 
     /// Counts bytes, or a FIN, that were written into a socket.
@@ -218,7 +219,8 @@ impl<W: Wire> Pump<W> {
                     }
                     self.offer_windows(SMALL_WINDOW);
                     let joining = Joining::new(now, PATIENCE);
-                    let way = Way { joining, joined: None, written: [0; 2], before: [0; 2], pause };
+                    let way =
+                        Way { joining, joined: None, joins: None, written: [0; 2], before: [0; 2], pause };
                     wiring.stage = Stage::Joining(Box::new(way));
                 }
                 Stage::Joining(_) if self.farewell.is_some() => return Ok(Led::On),
@@ -317,7 +319,7 @@ impl<W: Wire> Pump<W> {
     }
 
     /// Lets the kernel pass packets on, if the flow is fit for it.
-    fn join(&self, way: &mut Way, wires: &Wires, now: Instant) -> io::Result<Result<(), Stays>> {
+    fn join(&self, way: &mut Way, wires: &Arc<Wires>, now: Instant) -> io::Result<Result<(), Stays>> {
         let mut ends = Vec::with_capacity(2);
         for side in SIDES {
             match self.on_socket(side, |socket| end(side, socket))? {
@@ -334,13 +336,14 @@ impl<W: Wire> Pump<W> {
             return Ok(Err(why));
         }
         let (up, down) = self.live.bytes();
-        let id = match wires.join(&sides) {
-            Ok(id) => id,
+        let (id, joins) = match wires.join(&sides) {
+            Ok(joined) => joined,
             Err(why) => return Ok(Err(why)),
         };
         way.written = [0, 1].map(|at| sides[at].written);
         way.before = [up, down];
         way.joined = Some((id, sides));
+        way.joins = Some(joins);
         way.joining.joined(now);
         Ok(Ok(()))
     }
@@ -365,6 +368,7 @@ impl<W: Wire> Pump<W> {
     fn forget(&mut self, wiring: &mut Wiring) -> io::Result<()> {
         let Stage::Joining(way) = &mut wiring.stage else { return Ok(()) };
         let Some((id, sides)) = way.joined.take() else { return Ok(()) };
+        let joins = way.joins.take();
         let base = base(&sides, way.before);
         let wires = &wiring.wires;
         self.look_at_tcp();
@@ -379,7 +383,7 @@ impl<W: Wire> Pump<W> {
                 tracing::warn!(flow = %self.live.id, %error, "cannot close a socket without a packet");
             }
         }
-        wiring.stage = Stage::On(Box::new(Handed::new(wires.clone(), id, base, &wiring.config)));
+        wiring.stage = Stage::On(Box::new(Handed::new(wires.clone(), (id, joins), base, &wiring.config)));
         Ok(())
     }
 
@@ -387,7 +391,7 @@ impl<W: Wire> Pump<W> {
         SIDES.into_iter().any(|side| self.core.has_ended(side))
     }
 
-    fn offer_windows(&self, bytes: u32) {
+    pub(super) fn offer_windows(&self, bytes: u32) {
         for side in SIDES {
             // Best effort: without it a quiet instant comes later.
             let _ = self.on_socket(side, |socket| repair::clamp_window(socket, bytes));

@@ -4,7 +4,7 @@
 //! LEFT --the rules in force still carry it in the same way--> PASSED ON (see `wired`)
 //! LEFT --otherwise, or `on_crash = "end"`-------------------> both hosts get a RST, its record is written
 //! LEFT --what is known of it cannot be read-----------------> both hosts get a RST
-//! LEFT --its record was written by the earlier process------> removed
+//! LEFT --its record was written by the earlier process------> LINGERING (see `wired`)
 //! ```
 
 use super::Wires;
@@ -34,6 +34,8 @@ pub struct Adopting<'a> {
     pub in_force: &'a InForce,
     /// Where the flows are shown.
     pub ledger: &'a Arc<Ledger>,
+    /// Whether the earlier process could not hand over: it was killed.
+    pub is_crash: bool,
 }
 
 /// What came of them.
@@ -81,7 +83,7 @@ impl Wires {
             Ok(Some(note)) => Note::parse(&note).map_err(|error| error.to_string()),
             // Its record was written.
             Ok(None) if has_ended => {
-                self.remove(left.id);
+                self.leave(left.id, None);
                 return None;
             }
             Ok(None) => Err("nothing is known of it".to_owned()),
@@ -106,10 +108,10 @@ impl Wires {
             None
         } else if left.is_joining {
             Some((EndReason::Internal, "its sockets ended with their process".to_owned()))
-        } else if self.on_crash == OnWireCrash::End {
+        } else if by.is_crash && self.on_crash == OnWireCrash::End {
             Some((EndReason::Shutdown, "left by a process that was killed; on_crash = \"end\"".to_owned()))
         } else if let Err(why) = judged {
-            Some((EndReason::PolicyDenied, format!("after a restart: {why}")))
+            Some((EndReason::PolicyDenied, format!("after a change of processes: {why}")))
         } else {
             let gone = !wired.lead() && self.has_no_interface(left.id);
             gone.then(|| (EndReason::Unreachable, "its interface is gone".to_owned()))

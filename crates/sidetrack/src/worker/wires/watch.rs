@@ -39,29 +39,44 @@ impl Wires {
     /// # Errors
     /// The system gives no thread.
     pub fn begin(self: &Arc<Self>) -> io::Result<()> {
+        lock(&self.watch.due).is_over = false;
         let wires = self.clone();
         let thread = std::thread::Builder::new().name("wires".into()).spawn(move || wires.look_on())?;
         *lock(&self.watch.thread) = Some(thread);
         Ok(())
     }
 
-    /// Ends all flows, and removes all that would outlive this process.
+    /// Ends all flows of this process, and removes all that would outlive it. Those that another process has go on.
     pub fn stop(&self) {
+        self.rest();
+        if self.is_awaited() {
+            // Another process has the flows and the pins.
+            return;
+        }
+        for wired in self.take_watched() {
+            wired.finish(EndReason::Shutdown);
+        }
+        self.remove_lingering(std::time::Instant::now() + 2 * LINGERS);
+        // The lock stays with the copy that another process has.
+        let pins = lock(&self.pins).take().filter(|_| self.is_ours());
+        if let Some(Err(error)) = pins.map(sidetrack_sys::bpf::Pins::remove) {
+            tracing::warn!(%error, "cannot remove the pins of the wire");
+        }
+    }
+
+    /// Stops to look at flows, until [`Self::begin`].
+    pub(super) fn rest(&self) {
         lock(&self.watch.due).is_over = true;
         self.watch.bell.notify_all();
         let thread = lock(&self.watch.thread).take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the thread that looks at flows on the wire has ended by a panic");
         }
-        let left = std::mem::take(&mut *lock(&self.watch.flows));
-        for wired in left.into_iter().flatten() {
-            wired.finish(EndReason::Shutdown);
-        }
-        self.remove_lingering(std::time::Instant::now() + 2 * LINGERS);
-        let pins = lock(&self.pins).take();
-        if let Some(Err(error)) = pins.map(sidetrack_sys::bpf::Pins::remove) {
-            tracing::warn!(%error, "cannot remove the pins of the wire");
-        }
+    }
+
+    /// Takes all flows that are looked at.
+    pub(super) fn take_watched(&self) -> Vec<Arc<Wired>> {
+        std::mem::take(&mut *lock(&self.watch.flows)).into_iter().flatten().collect()
     }
 
     /// Looks at a flow from now on.

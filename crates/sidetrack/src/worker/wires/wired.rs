@@ -8,6 +8,7 @@
 //! ```
 
 use super::Wires;
+use super::given::Joins;
 use super::noted::{Bounds, Kind, put_together};
 use super::watch::now;
 use crate::live::{Afar, Ended, Ledger, LiveFlow, Slot};
@@ -40,6 +41,8 @@ pub struct Handed {
     id: WireId,
     base: [u64; 2],
     bounds: Bounds,
+    /// Until it is among the flows that are looked at.
+    _joins: Option<Joins>,
 }
 
 /// A flow on the wire.
@@ -79,9 +82,15 @@ impl fmt::Debug for Wired {
 
 impl Handed {
     /// A flow that the kernel has from now on.
-    pub fn new(wires: Arc<Wires>, id: WireId, base: [u64; 2], config: &splice::Config) -> Self {
+    pub fn new(
+        wires: Arc<Wires>,
+        (id, joins): (WireId, Option<Joins>),
+        base: [u64; 2],
+        config: &splice::Config,
+    ) -> Self {
         wires.taken.fetch_add(1, Relaxed);
-        Self { wires, id, base, bounds: Bounds { idle: config.idle, lifetime: config.lifetime } }
+        let bounds = Bounds { idle: config.idle, lifetime: config.lifetime };
+        Self { wires, id, base, bounds, _joins: joins }
     }
 
     /// Lets the flow go on without its task, in its place among the running flows.
@@ -91,7 +100,7 @@ impl Handed {
         (ledger, slot): (&Arc<Ledger>, Slot),
         detail: Option<String>,
     ) -> Arc<Wired> {
-        let Self { wires, id, base, bounds } = self;
+        let Self { wires, id, base, bounds, _joins } = self;
         if detail.is_some() {
             wires.note_anew(id, |note| note.detail = detail);
         }
@@ -154,6 +163,15 @@ impl Wired {
 
     pub(super) const fn id(&self) -> WireId {
         self.id
+    }
+
+    /// Another process goes on with it: it has no record here.
+    pub(super) fn let_go(&self) {
+        let mut rest = lock(&self.rest);
+        if let Some((ledger, slot)) = rest.home.take() {
+            ledger.forget(slot);
+        }
+        (rest.port, rest.kept) = (None, Vec::new());
     }
 
     /// Keeps this until the flow is over.

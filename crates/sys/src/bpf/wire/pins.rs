@@ -110,6 +110,19 @@ impl Pins {
         Ok(Self { folder: folder.to_owned(), lock })
     }
 
+    /// The folder that another process has locked, with its lock: both have it.
+    pub const fn given(folder: PathBuf, lock: OwnedFd) -> Self {
+        Self { folder, lock }
+    }
+
+    /// Returns a copy of the lock, for another process. The folder is locked until both are closed.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn copy(&self) -> io::Result<OwnedFd> {
+        self.lock.try_clone()
+    }
+
     /// The folder as it was named.
     pub fn folder(&self) -> &Path {
         &self.folder
