@@ -7,6 +7,7 @@
 #   isolate "$@"          re-runs the script in separate namespaces (as root, or as an ordinary user if the
 #                         kernel allows user namespaces)
 #   need_root REASON      ends the script for an ordinary user, with the reason
+#   need_linux X.Y REASON   ends the script on an older kernel
 #   host NAME             a host
 #   wire A ADDR4 ADDR6 B ADDR4 ADDR6    joins two hosts; addresses with prefix lengths
 #   on HOST CMD...        runs a command there
@@ -15,6 +16,8 @@
 #   wait_for_lines FILE COUNT PATTERN    returns once COUNT lines of the file match, or prints the file and fails
 #   say, show, fail       messages of the script to the user
 set -euo pipefail
+# An ordinary user of Debian does not have them in PATH.
+PATH=$PATH:/usr/sbin:/sbin
 
 examples=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repository=$(dirname "$examples")
@@ -32,13 +35,14 @@ sidetrack_binary() {
             return
         fi
     done
-    fail "there is no sidetrack binary yet: run 'cargo build --release', or set SIDETRACK=/path/to/sidetrack"
+    fail "there is no sidetrack program yet: install the package, run 'cargo build --release', or set SIDETRACK=/path/to/sidetrack"
 }
 
 need() {
     local command
     for command in "$@"; do
-        command -v "$command" >/dev/null || fail "'$command' is not installed: run 'make deps-run' first"
+        command -v "$command" >/dev/null || fail "'$command' is not installed: \
+the page $(dirname "$0")/README.md names the packages"
     done
 }
 
@@ -47,8 +51,13 @@ need_root() {
     [ "$(id -u)" = 0 ] || fail "this example needs root: $1. Run it with sudo"
 }
 
+# need_linux 6.6 REASON: ends the script on an older kernel, with the reason.
+need_linux() {
+    [ "$(printf '%s\n' "$1" "$(uname -r)" | sort -V | head -n 1)" = "$1" ] || fail "this example needs Linux $1: $2, and this is Linux $(uname -r). \
+The page $examples/README.md says how to get a newer one"
+}
+
 isolate() {
-    PATH=$PATH:/usr/sbin:/sbin
     need ip ss unshare nsenter setpriv
     if [ "${SIDETRACK_EXAMPLE_ISOLATED:-}" != yes ]; then
         export SIDETRACK_EXAMPLE_ISOLATED=yes

@@ -2,7 +2,6 @@
 # Connections to a web server pass two containers, which have no network of their own. One of them is killed, and replaced.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
-PATH=$PATH:/usr/sbin:/sbin
 need curl nginx jq podman runc haproxy ldd strip
 sidetrack=$(sidetrack_binary)
 need_root 'it starts containers and enters their networks'

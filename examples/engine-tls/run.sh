@@ -3,6 +3,7 @@
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
 need_root 'the packet engine loads BPF programs'
+need_linux 6.6 'its BPF programs use tcx'
 need curl nginx openssl jq
 sidetrack=$(sidetrack_binary)
 isolate "$@"

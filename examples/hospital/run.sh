@@ -10,11 +10,8 @@ isolate "$@"
 # Containers need root and an engine. An ordinary user sees everything else: the same two functions inside the proxies.
 if grep -q '^ *0 *0 *4294967295$' /proc/self/uid_map; then where=container; else where=inside; fi
 start_engine() {
-    local root=$work/image library tool
-    for tool in podman runc strip; do
-        command -v "$tool" >/dev/null || fail "'$tool' is not installed ('make deps-test' does it); as an ordinary user you \
-see the same without containers"
-    done
+    local root=$work/image library
+    need podman runc strip
     mkdir -p "$root"/{tmp,proc,dev,sys,etc}
     strip -o "$root/program" "$sidetrack"
     for library in $(ldd "$sidetrack"); do

@@ -2,10 +2,10 @@
 # Bulk transfers between two data transfer nodes pass a firewall: first a bridge with a fast path of its own, then a bridge beside a switch.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
-PATH=$PATH:/usr/sbin:/sbin
 need nft iperf3 jq ethtool ovs-vswitchd ovsdb-server ovsdb-tool ovs-vsctl
 sidetrack=$(sidetrack_binary)
 need_root 'it loads a BPF program, and starts Open vSwitch'
+need_linux 6.6 'its BPF programs use tcx'
 isolate "$@"
 
 # cable A NAME B NAME: joins two hosts by interfaces of these names. A switch in user space needs finished checksums.

@@ -5,6 +5,7 @@ source "$here/../topology.sh"
 need curl nginx nft
 sidetrack=$(sidetrack_binary)
 need_root 'it loads a BPF program'
+need_linux 6.6 'its BPF programs use tcx'
 isolate "$@"
 
 say '1. Three hosts: client - firewall - server. The firewall routes, and its rules look at every packet.'

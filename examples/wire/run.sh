@@ -4,6 +4,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
 need iperf3
 need_root 'it loads BPF programs'
+need_linux 6.6 'its BPF programs use tcx'
 sidetrack=$(sidetrack_binary)
 isolate "$@"
 

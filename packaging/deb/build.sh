@@ -49,6 +49,10 @@ install -m 644 packaging/deb/copyright "$doc/copyright"
 install -m 644 README.md SECURITY.md SPECIFICATION.md "$doc/"
 cp -r docs/. "$doc/docs/"
 cp -r examples "$doc/examples"
+# Pages lead to these.
+install -d "$doc/bench" "$doc/packaging"
+install -m 644 bench/*.md "$doc/bench/"
+install -m 644 packaging/README.md "$doc/packaging/"
 install_file 644 packaging/prometheus/sidetrack.rules.yml usr/share/sidetrack/prometheus/sidetrack.rules.yml
 install_file 644 packaging/grafana/sidetrack.json usr/share/sidetrack/grafana/sidetrack.json
 install -m 644 CHANGELOG.md "$doc/"

@@ -87,7 +87,7 @@ impl Plan {
         steps.extend(config.shunt.iter().flat_map(shunting));
         steps.extend(config.wire.as_ref().map(|wire| Step {
             what: "attach BPF programs to tcx ingress and egress of each Ethernet interface, for flows that go to the wire".into(),
-            needs: Some("CAP_BPF and CAP_NET_ADMIN"),
+            needs: Some("CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN"),
             undone: match wire.pins {
                 PinnedAt::None => "goes with this process, also after SIGKILL",
                 _ => "goes with this process; stays pinned after SIGKILL, for the next start or `sidetrack cleanup`",
@@ -263,7 +263,7 @@ fn packets(name: &str, engine: &EngineListener) -> Vec<Step> {
             step(format!("open {socket} on {interface}, for '{name}'"), "CAP_NET_RAW"),
             step(
                 format!("attach a BPF program to {hook} of {interface}, which keeps the packets of '{name}' from the kernel's TCP"),
-                "CAP_BPF and CAP_NET_ADMIN",
+                "CAP_BPF and CAP_NET_ADMIN, and CAP_PERFMON to offload connections",
             ),
         ]
     });

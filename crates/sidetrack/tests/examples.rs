@@ -273,6 +273,93 @@ fn reverse_through_a_chain() {
     passes("reverse-through-a-chain");
 }
 
+/// The packages of Debian 12 that have the commands of `need` in the scripts. What every Debian has comes without a package.
+const PACKAGES: [(&str, &str); 36] = [
+    ("/usr/sbin/sshd", "openssh-server"),
+    ("curl", "curl"),
+    ("dig", "bind9-dnsutils"),
+    ("ethtool", "ethtool"),
+    ("gtlsclient", "ngtcp2-client"),
+    ("haproxy", "haproxy"),
+    ("ip", "iproute2"),
+    ("iperf3", "iperf3"),
+    ("jq", "jq"),
+    ("ldapsearch", "ldap-utils"),
+    ("ldd", ""),
+    ("nc", "netcat-openbsd"),
+    ("nfcapd", "nfdump"),
+    ("nfdump", "nfdump"),
+    ("nft", "nftables"),
+    ("nginx", "nginx"),
+    ("nsenter", ""),
+    ("openssl", "openssl"),
+    ("ovs-vsctl", "openvswitch-switch"),
+    ("ovs-vswitchd", "openvswitch-switch"),
+    ("ovsdb-server", "openvswitch-switch"),
+    ("ovsdb-tool", "openvswitch-switch"),
+    ("podman", "podman"),
+    ("prometheus", "prometheus"),
+    ("python3", "python3"),
+    ("runc", "runc"),
+    ("setpriv", ""),
+    ("slapadd", "slapd"),
+    ("slapd", "slapd"),
+    ("socat", "socat"),
+    ("squid", "squid"),
+    ("ss", "iproute2"),
+    ("ssh", "openssh-client"),
+    ("ssh-keygen", "openssh-client"),
+    ("strip", "binutils"),
+    ("unshare", ""),
+];
+
+/// Examples that run without root, but show more with it: their page has the command with `sudo`.
+const BETTER_AS_ROOT: [&str; 1] = ["hospital"];
+
+#[test]
+fn every_page_says_what_it_needs_and_how_to_make_it_yours() {
+    let read =
+        |file: &str| fs::read_to_string(examples().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+    let (overview, shared) = (read("README.md"), read("topology.sh"));
+    for name in TESTED {
+        let (page, script) = (read(&format!("{name}/README.md")), read(&format!("{name}/run.sh")));
+        let sudo = if NEED_ROOT.contains(&name) || BETTER_AS_ROOT.contains(&name) { "sudo " } else { "" };
+        let root = if sudo.is_empty() { "It needs no root" } else { "It needs root, because " };
+        let says = page.lines().find(|line| line.starts_with(root));
+        let says = says.unwrap_or_else(|| panic!("{name}: no line '{root}'"));
+        let checkout = format!(" s (in a checkout: `{sudo}examples/{name}/run.sh`):");
+        let seconds = says.strip_suffix(&*checkout).unwrap_or_else(|| panic!("{name}: {says}: '{checkout}'"));
+        let seconds = seconds.rsplit_once("takes about ").unwrap_or_else(|| panic!("{name}: {says}")).1;
+        let row = overview.lines().find(|line| line.starts_with(&format!("| [{name}]({name}/README.md) |")));
+        let row = row.unwrap_or_else(|| panic!("examples/README.md does not have {name}"));
+        assert!(row.ends_with(&format!("| {seconds} s |")), "{row}: its page says {seconds} s");
+
+        let commands =
+            page.split_once("```sh\nsudo apt install ").unwrap_or_else(|| panic!("{name}: no commands")).1;
+        let (packages, rest) = commands.split_once('\n').expect("a line has an end");
+        let run = format!("{sudo}/usr/share/doc/sidetrack/examples/{name}/run.sh\n```\n");
+        assert!(rest.starts_with(&run), "{name}: after the packages comes {run}");
+        let packages: Vec<&str> = packages.split(' ').collect();
+        let needs = shared.lines().chain(script.lines()).filter_map(|line| line.trim().strip_prefix("need "));
+        // Records are shown by jq where it is installed.
+        let records = script.lines().any(|line| line.trim().starts_with("records ")).then_some("jq");
+        for command in needs.flat_map(|line| line.split(' ')).chain(records) {
+            let (_, package) = PACKAGES
+                .iter()
+                .find(|(known, _)| *known == command)
+                .unwrap_or_else(|| panic!("{name}: the package of '{command}' is not in PACKAGES"));
+            assert!(package.is_empty() || packages.contains(package), "{name}: {command} needs {package}");
+        }
+
+        let (before, yours) =
+            page.split_once("\n## Make it yours\n").unwrap_or_else(|| panic!("{name}: no end"));
+        assert!(before.contains("ou should see"), "{name} does not say what to see");
+        assert!(before.contains("\n| file | content |\n"), "{name} has no table of files");
+        assert!(yours.contains("](../"), "{name} names no page to read next");
+        assert!((3..20).contains(&yours.lines().filter(|line| !line.is_empty()).count()), "{name}: {yours}");
+    }
+}
+
 #[test]
 fn every_example_has_its_test() {
     let mut found: Vec<_> = fs::read_dir(examples())
