@@ -7,10 +7,10 @@
 #   isolate "$@"          re-runs the script in separate namespaces (as root, or as an ordinary user if the
 #                         kernel allows user namespaces)
 #   need_root REASON      ends the script for an ordinary user, with the reason
-#   need_linux X.Y REASON   ends the script on an older kernel
 #   host NAME             a host
 #   wire A ADDR4 ADDR6 B ADDR4 ADDR6    joins two hosts; addresses with prefix lengths
 #   on HOST CMD...        runs a command there
+#   for_this_kernel FILE HOST...    sets `config` to the file, or to a copy for kernels before 6.6
 #   start NAME HOST CMD...    runs a program there until the script ends; its output goes to $work/NAME.log
 #   wait_for NAME HOST ADDR PORT    returns once a program listens there, or prints the log of NAME and fails
 #   wait_for_lines FILE COUNT PATTERN    returns once COUNT lines of the file match, or prints the file and fails
@@ -51,10 +51,28 @@ need_root() {
     [ "$(id -u)" = 0 ] || fail "this example needs root: $1. Run it with sudo"
 }
 
-# need_linux 6.6 REASON: ends the script on an older kernel, with the reason.
-need_linux() {
-    [ "$(printf '%s\n' "$1" "$(uname -r)" | sort -V | head -n 1)" = "$1" ] || fail "this example needs Linux $1: $2, and this is Linux $(uname -r). \
-The page $examples/README.md says how to get a newer one"
+# Linux 6.6 has tcx, where BPF programs of the packet engine, the shunt and the wire are attached. SIDETRACK_EXAMPLE_LINUX=6.1
+# pretends an older kernel.
+has_tcx() {
+    [ "$(printf '%s\n' 6.6 "${SIDETRACK_EXAMPLE_LINUX:-$(uname -r)}" | sort -V | head -n 1)" = 6.6 ]
+}
+
+# for_this_kernel FILE HOST...: sets `config` to the file. On a kernel without tcx, to a copy with XDP instead, for which it prepares all
+# interfaces of these hosts.
+for_this_kernel() {
+    local name interface
+    config=$1
+    if has_tcx; then return; fi
+    echo "    This kernel has no tcx (Linux 6.6), so XDP does it: io = \"xdp\" of the engine, fast_path = \"xdp\" of the shunt."
+    config=$work/${1##*/}
+    sed -e 's/io = "packet"/io = "xdp"/' -e 's/^forwarding = .*/&\nfast_path = "xdp"/' -e "s#module = \"#&${1%/*}/#" "$1" >"$config"
+    shift
+    # XDP programs see checksums as they are, and a veth takes redirected frames only with GRO.
+    for name in "$@"; do
+        for interface in $(ip -n "$name" -brief link show type veth | cut -d @ -f 1); do
+            on "$name" ethtool -K "$interface" tx off gro on >/dev/null
+        done
+    done
 }
 
 isolate() {

@@ -3,8 +3,7 @@
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
 need_root 'the packet engine loads BPF programs'
-need_linux 6.6 'its BPF programs use tcx'
-need socat jq
+need socat jq ethtool
 sidetrack=$(sidetrack_binary)
 isolate "$@"
 
@@ -21,7 +20,8 @@ show "sidetrack graph -c ${here##*/}/proxy.toml"
 "$sidetrack" graph -c "$here/proxy.toml" | sed 's/^/    /'
 
 say '3. The proxy.'
-start proxy proxy "$sidetrack" up -c "$here/proxy.toml"
+for_this_kernel "$here/proxy.toml" client proxy server
+start proxy proxy "$sidetrack" up -c "$config"
 # The engine has no listening socket: it says when it is ready.
 wait_for_lines "$work/proxy.log" 1 ': ready'
 

@@ -3,8 +3,7 @@
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
 need_root 'the packet engine loads BPF programs'
-need_linux 6.6 'its BPF programs use tcx'
-need slapd slapadd ldapsearch jq
+need slapd slapadd ldapsearch jq ethtool
 sidetrack=$(sidetrack_binary)
 isolate "$@"
 
@@ -42,9 +41,10 @@ directory first 1389
 directory second 2389
 
 say '3. The proxy.'
+for_this_kernel "$here/proxy.toml" client proxy server
 show "sidetrack up -c ${here##*/}/proxy.toml"
-sed 's/^/    | /' "$here/proxy.toml"
-start proxy proxy "$sidetrack" up -c "$here/proxy.toml"
+sed 's/^/    | /' "$config"
+start proxy proxy "$sidetrack" up -c "$config"
 # The engine has no listening socket: it says when it is ready.
 wait_for_lines "$work/proxy.log" 1 ': ready'
 

@@ -3,8 +3,7 @@
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
 need_root 'the packet engine loads BPF programs'
-need_linux 6.6 'its BPF programs use tcx'
-need curl nginx openssl jq
+need curl nginx openssl jq ethtool
 sidetrack=$(sidetrack_binary)
 isolate "$@"
 
@@ -27,9 +26,10 @@ server blue 10.89.3.2 www.blue.example
 head -c 20000000 /dev/zero >"$work/red/html/large"
 
 say '2. The proxy. It has no certificate.'
+for_this_kernel "$here/proxy.toml" client proxy red blue
 show "sidetrack up -c ${here##*/}/proxy.toml"
-sed 's/^/    | /' "$here/proxy.toml"
-start proxy proxy "$sidetrack" up -c "$here/proxy.toml"
+sed 's/^/    | /' "$config"
+start proxy proxy "$sidetrack" up -c "$config"
 # The engine has no listening socket: it says when it is ready.
 wait_for_lines "$work/proxy.log" 1 ': ready'
 

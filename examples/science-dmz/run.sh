@@ -5,7 +5,6 @@ source "$here/../topology.sh"
 need nft iperf3 jq ethtool ovs-vswitchd ovsdb-server ovsdb-tool ovs-vsctl
 sidetrack=$(sidetrack_binary)
 need_root 'it loads a BPF program, and starts Open vSwitch'
-need_linux 6.6 'its BPF programs use tcx'
 isolate "$@"
 
 # cable A NAME B NAME: joins two hosts by interfaces of these names. A switch in user space needs finished checksums.
@@ -25,13 +24,13 @@ bridge() {
     on "$1" sh -c 'echo 1 >/proc/sys/net/bridge/bridge-nf-call-iptables; echo 1 >/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_time_wait'
     on "$1" nft -f "$here/filter.nft"
 }
-# node FIREWALL NAME: starts Sidetrack there with NAME.toml, and the rules that it needs.
+# node FIREWALL NAME: starts Sidetrack there with NAME.toml as `config` has it, and the rules that it needs.
 node() {
     show "sidetrack shunt rules -c ${here##*/}/$2.toml | nft -f -; sidetrack up -c ${here##*/}/$2.toml"
-    sed 's/^/    | /' "$here/$2.toml"
-    "$sidetrack" shunt rules -c "$here/$2.toml" >"$work/$2.nft"
+    sed 's/^/    | /' "$config"
+    "$sidetrack" shunt rules -c "$config" >"$work/$2.nft"
     on "$1" nft -f "$work/$2.nft"
-    start "$2" "$1" "$sidetrack" up -c "$here/$2.toml"
+    start "$2" "$1" "$sidetrack" up -c "$config"
     wait_for_lines "$work/$2.log" 1 ready
 }
 seen() { on "$1" nft list counter inet firewall seen | grep -o 'bytes [0-9]*' | cut -d ' ' -f 2; }
@@ -72,6 +71,7 @@ bridge firewall
 sed 's/^/    | /' "$here/filter.nft"
 
 say '2. Sidetrack on the firewall moves transfers to a program in the kernel (tc).'
+for_this_kernel "$here/bridge.toml" campus firewall remote
 node firewall bridge
 transfer firewall campus remote bridge
 
@@ -102,6 +102,7 @@ for port in fast1:49 fast2:50 slow1:10 slow2:11; do
 done
 
 say '4. Sidetrack on the firewall programs the switch.'
+config=$here/switch.toml
 node firewall2 switch
 show 'ovs-vsctl set-controller sw tcp:10.90.77.1:6653'
 vsctl set-controller sw tcp:10.90.77.1:6653 -- set controller sw connection_mode=out-of-band max_backoff=1000

@@ -2,10 +2,9 @@
 # A firewall with rules that inspect every packet, and a large download that leaves this path once it is trusted.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
-need curl nginx nft
+need curl nginx nft ethtool
 sidetrack=$(sidetrack_binary)
 need_root 'it loads a BPF program'
-need_linux 6.6 'its BPF programs use tcx'
 isolate "$@"
 
 say '1. Three hosts: client - firewall - server. The firewall routes, and its rules look at every packet.'
@@ -22,11 +21,12 @@ head -c 100000000 /dev/zero >"$work/web/html/large"
 wait_for web server 10.83.2.2 80
 
 say '2. Sidetrack on the firewall, and the rules that it needs in the packet filter.'
+for_this_kernel "$here/firewall.toml" client firewall server
 show "sidetrack shunt rules -c ${here##*/}/firewall.toml | nft -f -"
-sed 's/^/    | /' "$here/firewall.toml"
-"$sidetrack" shunt rules -c "$here/firewall.toml" >"$work/shunt.nft"
+sed 's/^/    | /' "$config"
+"$sidetrack" shunt rules -c "$config" >"$work/shunt.nft"
 on firewall nft -f "$work/shunt.nft"
-start firewall firewall "$sidetrack" up -c "$here/firewall.toml"
+start firewall firewall "$sidetrack" up -c "$config"
 wait_for_lines "$work/firewall.log" 1 ready
 
 # seen: how many bytes the firewall's own rules have counted.

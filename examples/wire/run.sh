@@ -4,7 +4,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../topology.sh"
 need iperf3
 need_root 'it loads BPF programs'
-need_linux 6.6 'its BPF programs use tcx'
+has_tcx || fail "this example needs Linux 6.6, and this is $(uname -r). The page $examples/README.md says how to get a newer one"
 sidetrack=$(sidetrack_binary)
 isolate "$@"
 
