@@ -26,7 +26,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo '
 # What is measured is what is installed.
 BUILD_DIST := $(CARGO) build --profile dist --locked --workspace
 
-.PHONY: help run test test-kills test-seed003 dist deb deb-test deb-tutorials static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-run bench-udp bench-history bench-wire bench-page crash soak deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test test-kills test-seed003 dist deb deb-test deb-tutorials deb-vm static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-run bench-udp bench-history bench-wire bench-page crash soak deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -68,6 +68,10 @@ deb-test: deb ## Installs, uses, upgrades and purges the package in a clean Debi
 deb-tutorials: deb ## Does every example in a clean Debian with the package alone, as its page says (root, a mirror of Debian; five minutes)
 	@.ci/apt-install debootstrap:debootstrap
 	packaging/deb/tutorials.sh $(TARGET_DIR)/packages/*.deb
+
+deb-vm: deb ## The same in a virtual machine with Debian's kernel and systemd: as a service, with an upgrade while flows run (root)
+	@.ci/apt-install debootstrap:debootstrap qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio depmod:kmod mkfs.ext4:e2fsprogs
+	packaging/deb/vm/run.sh $(TARGET_DIR)/packages/*.deb
 
 # The architecture of `make static` and `make oci`, and the profile that both are built with.
 ARCH ?= x86_64

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use serde::{Deserialize, Serialize};
 
-use super::kept::{Kept, KeptReport, QUESTION};
+use super::kept::{EVERY_NS, Kept, KeptReport, QUESTION};
 use super::segment::{ACK, FIN, PAYLOAD_MAX, PSH, RST, SYN, Segment};
 use crate::load::Histogram;
 
@@ -95,16 +95,17 @@ impl Ends {
             tally: Tally::default(),
             latencies: Histogram::new(),
             draining: false,
-            kept: Kept::new(front, after(clients), 0),
+            kept: Kept::new(front, after(clients), 0, EVERY_NS),
             looked: 0,
             given_up_ns: GIVEN_UP_NS,
         }
     }
 
-    /// Adds connections that stay, and sets how long the others wait (0: one second).
+    /// Adds connections that stay and ask once in `every_us`, and sets how long the others wait (0: one second).
     #[must_use]
-    pub fn with(mut self, kept: u32, patience_ms: u64) -> Self {
-        self.kept = Kept::new(self.front, after(Ipv4Addr::from_bits(self.clients)), kept);
+    pub fn with(mut self, kept: u32, every_us: Option<u64>, patience_ms: u64) -> Self {
+        let every_ns = every_us.map_or(EVERY_NS, |every_us| every_us * 1000);
+        self.kept = Kept::new(self.front, after(Ipv4Addr::from_bits(self.clients)), kept, every_ns);
         if patience_ms > 0 {
             self.given_up_ns = patience_ms * 1_000_000;
         }

@@ -11,8 +11,8 @@ use crate::load::Histogram;
 
 /// Bytes of a question and of its answer: fewer than the request of other connections has.
 pub(super) const QUESTION: u16 = 8;
-/// Time between two questions of a connection, in nanoseconds.
-const EVERY_NS: u64 = 5_000_000;
+/// Time between two questions of a connection unless told otherwise, in nanoseconds.
+pub(super) const EVERY_NS: u64 = 5_000_000;
 /// Time after which a question without an answer is sent again, in nanoseconds: the least of most kernels.
 const AGAIN_NS: u64 = 200_000_000;
 
@@ -58,20 +58,21 @@ struct Slot {
 pub(super) struct Kept {
     front: SocketAddrV4,
     address: Ipv4Addr,
+    every_ns: u64,
     slots: Vec<Slot>,
     seen: KeptReport,
     times: Histogram,
 }
 
 impl Kept {
-    /// Makes `count` connections from `address` to `front`, which begin one after the other.
-    pub(super) fn new(front: SocketAddrV4, address: Ipv4Addr, count: u32) -> Self {
+    /// Makes `count` connections from `address` to `front`, which begin one after the other and ask once in `every_ns`.
+    pub(super) fn new(front: SocketAddrV4, address: Ipv4Addr, count: u32, every_ns: u64) -> Self {
         let slot = |number: u32| {
             let since_ns = u64::from(number) * EVERY_NS / u64::from(count.max(1));
             Slot { step: Step::Opening, seq: number << 16, ack: 0, since_ns, sent_ns: 0 }
         };
         let slots = (0..count.min(4096)).map(slot).collect();
-        Self { front, address, slots, seen: KeptReport::default(), times: Histogram::new() }
+        Self { front, address, every_ns, slots, seen: KeptReport::default(), times: Histogram::new() }
     }
 
     /// Sends what is due.
@@ -125,7 +126,7 @@ impl Kept {
                 self.seen.answered += 1;
                 self.times.record(now_ns.saturating_sub(slot.since_ns));
                 let (seq, ack) = (slot.seq.wrapping_add(u32::from(QUESTION)), segment.end());
-                *slot = Slot { step: Step::Resting, seq, ack, since_ns: slot.since_ns + EVERY_NS, ..*slot };
+                *slot = Slot { step: Step::Resting, seq, ack, since_ns: slot.since_ns + self.every_ns, ..*slot };
             }
             _ => {}
         }
@@ -152,7 +153,7 @@ mod tests {
     #[test]
     fn a_question_is_asked_again_until_it_is_answered_and_then_the_next() {
         let front = "10.0.0.1:80".parse().unwrap();
-        let mut kept = Kept::new(front, "10.78.0.17".parse().unwrap(), 1);
+        let mut kept = Kept::new(front, "10.78.0.17".parse().unwrap(), 1, EVERY_NS);
         let mut out = Vec::new();
         let mut sent = |kept: &mut Kept, now_ns| {
             out.clear();

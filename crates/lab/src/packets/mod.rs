@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `segment` | writes and reads frames with its own code: it must not share a codec with the measured program |
 //! | `ends` | what both ends answer: no I/O, no clock |
+//! | `flood` | SYNs of clients that do not exist |
 //! | `kept` | clients that stay and ask again and again, to see what the others cost them |
 //! | `peer` | the same as an XDP program, for decided connections, which are too fast for a process |
 //! | `rings` | an AF_XDP socket and its frames |
@@ -16,6 +17,7 @@
 //! | `least` | the smallest program on the path, as a limit for the engine |
 
 mod ends;
+mod flood;
 mod kept;
 mod least;
 mod peer;
@@ -69,6 +71,12 @@ pub struct Spec {
     /// a second.
     #[serde(default)]
     pub patience_ms: u64,
+    /// Time between two questions of a connection that stays, in microseconds. `None`: 5 ms. 0: the next follows at once.
+    #[serde(default)]
+    pub every_us: Option<u64>,
+    /// SYNs of clients that never answer, per second.
+    #[serde(default)]
+    pub flood_per_s: u32,
 }
 
 /// The result of a job.
@@ -102,6 +110,9 @@ pub struct Report {
     /// What the connections that stay have seen within the window.
     #[serde(default)]
     pub kept: KeptReport,
+    /// SYNs of the flood sent within the window.
+    #[serde(default)]
+    pub flooded: u64,
 }
 
 impl Report {

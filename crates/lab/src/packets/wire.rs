@@ -9,6 +9,7 @@ use sidetrack_sys::bpf::{Hook, Own, XdpOn};
 use sidetrack_sys::link;
 use sidetrack_sys::xsk::Descriptor;
 
+use super::flood::Flood;
 use super::ends::{CLIENT_ADDRESSES, Ends, FIRST_PORT};
 use super::rings::{BATCH, Rings};
 use super::segment::{Segment, checksums_hold};
@@ -30,6 +31,7 @@ struct Wire {
     own: [u8; 6],
     rings: Rings,
     ends: Ends,
+    flood: Flood,
     start: Instant,
     received: u64,
     sent: u64,
@@ -48,12 +50,13 @@ pub(super) fn run(spec: &Spec, on_window: impl FnOnce(), on_drain: impl FnOnce()
     on_window();
     wire.ends.forget_latencies();
     let (begin, before, packets) = (Instant::now(), wire.ends.tally(), (wire.received, wire.sent));
+    let flooded = wire.flood.sent();
     wire.until(Duration::from_millis(spec.window_ms), |_| false)?;
     let window_ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let after = wire.ends.tally();
     let (completed, begun) = (after.completed - before.completed, after.opened - before.opened);
     let (received, sent) = (wire.received - packets.0, wire.sent - packets.1);
-    let kept = wire.ends.kept();
+    let (kept, flooded) = (wire.ends.kept(), wire.flood.sent() - flooded);
     let quantile = |share| wire.ends.latencies().quantile(share);
     let (p50_ns, p99_ns, p999_ns) = (quantile(0.5), quantile(0.99), quantile(0.999));
     on_drain();
@@ -75,6 +78,7 @@ pub(super) fn run(spec: &Spec, on_window: impl FnOnce(), on_drain: impl FnOnce()
         open,
         lost,
         kept,
+        flooded,
     })
 }
 
@@ -101,7 +105,8 @@ impl Wire {
             own,
             rings,
             ends: Ends::new(spec.front, spec.server, spec.clients, spec.connections)
-                .with(spec.kept, spec.patience_ms),
+                .with(spec.kept, spec.every_us, spec.patience_ms),
+            flood: Flood::new(spec.front, spec.flood_per_s),
             start: Instant::now(),
             received: 0,
             sent: 0,
@@ -132,6 +137,7 @@ impl Wire {
             }
             if self.spec.kept == 0 || now_ns >= HEAD_START_NS {
                 self.begin(now_ns);
+                self.flood(now_ns);
             }
             self.send()?;
             if count == 0 {
@@ -151,6 +157,13 @@ impl Wire {
             self.ends.sweep(now_ns, &mut self.answers);
             // It begins a few at a time, so that no queue overflows.
             self.ends.open(now_ns, 512, &mut self.answers);
+        }
+    }
+
+    /// Adds to the flood, unless what is to be answered waits already.
+    fn flood(&mut self, now_ns: u64) {
+        if self.answers.len() < BATCH {
+            self.flood.poll(now_ns, &mut self.answers);
         }
     }
 

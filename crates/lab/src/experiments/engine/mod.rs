@@ -4,6 +4,7 @@
 mod alone;
 mod clients;
 mod exact;
+mod flood;
 mod overload;
 mod wire;
 
@@ -34,7 +35,7 @@ pub struct Options {
     #[arg(long)]
     pub rounds: Option<u32>,
     /// Only this part; may be given several times.
-    #[arg(long, value_name = "PART", value_parser = ["core", "wire", "overload", "clients", "exact"])]
+    #[arg(long, value_name = "PART", value_parser = ["core", "wire", "overload", "flood", "clients", "exact"])]
     pub part: Vec<String>,
     /// Have the core verify every checksum, as it must where no network card has done so.
     #[arg(long)]
@@ -66,6 +67,7 @@ struct Results {
     core: Vec<alone::Row>,
     wire: Vec<wire::Row>,
     overload: Vec<overload::Row>,
+    flood: Vec<flood::Row>,
     clients: Vec<clients::Row>,
     exact: Vec<exact::Row>,
     bars: Vec<Bar>,
@@ -84,6 +86,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         core: Vec::new(),
         wire: Vec::new(),
         overload: Vec::new(),
+        flood: Vec::new(),
         clients: Vec::new(),
         exact: Vec::new(),
         bars: Vec::new(),
@@ -106,6 +109,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if options.wants("overload") {
         results.overload = overload::run(options.quick, options.rounds(), &progress, &mut results.missing);
         results.bars.extend(overload::bar(&results.overload));
+    }
+    if options.wants("flood") {
+        results.flood = flood::run(options.quick, options.rounds(), &progress, &mut results.missing);
+        results.bars.extend(flood::bars(&results.flood));
     }
     if options.wants("clients") {
         let rows = clients::run(options.quick, options.rounds(), &progress);
@@ -183,6 +190,7 @@ fn render(results: &Results) -> Page {
     }
     wire::render(&mut page, &results.wire, results.gigahertz);
     overload::render(&mut page, &results.overload);
+    flood::render(&mut page, &results.flood);
     clients::render(&mut page, &results.clients);
     exact::render(&mut page, &results.exact);
     results.missing.render(&mut page);

@@ -87,7 +87,7 @@ fn sample(beside: &str, quick: bool) -> Result<Row> {
 }
 
 /// Sums a counter of the engine over the lines with this label.
-fn count(metrics: &str, name: &str, label: &str) -> u64 {
+pub(super) fn count(metrics: &str, name: &str, label: &str) -> u64 {
     let start = format!("sidetrack_engine_{name}_total{{");
     let lines = metrics.lines().filter(|line| line.starts_with(&start) && line.contains(label));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()

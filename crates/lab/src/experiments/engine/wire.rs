@@ -159,10 +159,8 @@ impl Scene {
 
     /// Measures one row of connections that are offloaded once their first bytes have chosen the server.
     fn both(&self, plane: &str, open: u32, quick: bool) -> Result<Row> {
-        let choose = format!("{{ prefix = \"{REQUEST}\", to = \"10.77.{SUBNET}.1:{PORT}\" }}");
         let cookies = if plane == ANSWERED { "xdp" } else { "flood" };
-        let settings =
-            format!("offload_max = {OFFLOAD_MAX}, syn_cookies = \"{cookies}\", choose = [{choose}]");
+        let settings = format!("offload_max = {OFFLOAD_MAX}, {}", with_cookies(cookies));
         self.after_handshake(plane, open, quick, &settings)
     }
 
@@ -219,6 +217,8 @@ impl Scene {
             window_ms: if quick { 1000 } else { 3000 },
             kept: 0,
             patience_ms: 0,
+            every_us: None,
+            flood_per_s: 0,
         })
     }
 
@@ -246,6 +246,12 @@ impl Scene {
             Ok((report, used.saturating_sub(before)))
         })
     }
+}
+
+/// Settings with this value of `syn_cookies`. It needs servers that are chosen by first bytes.
+pub(super) fn with_cookies(cookies: &str) -> String {
+    let choose = format!("{{ prefix = \"{REQUEST}\", to = \"10.77.{SUBNET}.1:{PORT}\" }}");
+    format!("syn_cookies = \"{cookies}\", choose = [{choose}]")
 }
 
 /// The placement of the measured program.
