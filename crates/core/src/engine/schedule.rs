@@ -328,7 +328,7 @@ mod tests {
         assert_eq!((run(&mut schedule, 1215, 0, false).openings, schedule.load()), (BATCH, Load::Calm));
         let totals = schedule.totals();
         assert!(totals.rounds.iter().all(|rounds| *rounds > 0), "{totals:?}");
-        assert_eq!(totals.rounds.iter().sum::<u64>() * BATCH as u64, totals.packets);
+        assert_eq!(totals.rounds.iter().sum::<u64>() * BATCH as u64, totals.packets + totals.shed);
     }
 
     #[test]
