@@ -36,8 +36,7 @@ impl Flood {
             return;
         }
         let due = (u128::from(now_ns - self.next_ns) * u128::from(self.per_s) / 1_000_000_000) as u64 + 1;
-        self.next_ns =
-            if due > AT_ONCE { now_ns } else { self.next_ns + due * 1_000_000_000 / self.per_s };
+        self.next_ns = if due > AT_ONCE { now_ns } else { self.next_ns + due * 1_000_000_000 / self.per_s };
         for _ in 0..due.min(AT_ONCE) {
             out.push(self.syn());
         }

@@ -126,7 +126,8 @@ impl Kept {
                 self.seen.answered += 1;
                 self.times.record(now_ns.saturating_sub(slot.since_ns));
                 let (seq, ack) = (slot.seq.wrapping_add(u32::from(QUESTION)), segment.end());
-                *slot = Slot { step: Step::Resting, seq, ack, since_ns: slot.since_ns + self.every_ns, ..*slot };
+                *slot =
+                    Slot { step: Step::Resting, seq, ack, since_ns: slot.since_ns + self.every_ns, ..*slot };
             }
             _ => {}
         }

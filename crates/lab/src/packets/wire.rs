@@ -9,8 +9,8 @@ use sidetrack_sys::bpf::{Hook, Own, XdpOn};
 use sidetrack_sys::link;
 use sidetrack_sys::xsk::Descriptor;
 
-use super::flood::Flood;
 use super::ends::{CLIENT_ADDRESSES, Ends, FIRST_PORT};
+use super::flood::Flood;
 use super::rings::{BATCH, Rings};
 use super::segment::{Segment, checksums_hold};
 use super::{Report, Spec};
@@ -104,8 +104,11 @@ impl Wire {
         Ok(Self {
             own,
             rings,
-            ends: Ends::new(spec.front, spec.server, spec.clients, spec.connections)
-                .with(spec.kept, spec.every_us, spec.patience_ms),
+            ends: Ends::new(spec.front, spec.server, spec.clients, spec.connections).with(
+                spec.kept,
+                spec.every_us,
+                spec.patience_ms,
+            ),
             flood: Flood::new(spec.front, spec.flood_per_s),
             start: Instant::now(),
             received: 0,

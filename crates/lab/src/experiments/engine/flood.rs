@@ -133,10 +133,15 @@ fn sample(asking: Asking, cookies: &'static str, wanted: u64, quick: bool) -> Re
 pub(super) fn bars(rows: &[Row]) -> Vec<Bar> {
     let mut bars = Vec::new();
     for row in rows.iter().filter(|row| row.wanted > 0) {
-        let same = |other: &&Row| other.wanted == 0 && (other.asking, other.cookies) == (row.asking, row.cookies);
+        let same =
+            |other: &&Row| other.wanted == 0 && (other.asking, other.cookies) == (row.asking, row.cookies);
         let share = rows.iter().find(same).map(|before| row.answers_per_s() / before.answers_per_s());
         let of = format!("connections that ask {}, syn_cookies {}", row.asking.name(), row.cookies);
-        bars.push(Bar::single(format!("answers in a flood, of those without: {of}"), share, Bound::AtLeast(SHARE_AT_LEAST)));
+        bars.push(Bar::single(
+            format!("answers in a flood, of those without: {of}"),
+            share,
+            Bound::AtLeast(SHARE_AT_LEAST),
+        ));
         let what = format!("memory that a flood takes, MiB: {of}");
         bars.push(Bar::single(what, Some(row.growth_mib()), Bound::AtMost(GROWTH_AT_MOST)));
     }
