@@ -26,7 +26,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo '
 # What is measured is what is installed.
 BUILD_DIST := $(CARGO) build --profile dist --locked --workspace
 
-.PHONY: help run test test-kills test-seed003 dist deb deb-test deb-tutorials deb-vm static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-run bench-udp bench-history bench-wire bench-page crash soak deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test test-kills test-seed003 dist deb deb-test deb-tutorials deb-vm static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-run bench-udp bench-history bench-wire bench-page crash soak faults deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -204,6 +204,10 @@ soak: deps-bench ## Mixed traffic with reloads and faults: no byte wrong, no flo
 crash: deps-test ## SIGKILL at 200 random points of start, reload and stop: nothing may be left (root; CRASH='--points 50 --seed 7')
 	$(BUILD_DIST)
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/crash.sh $(CRASH)
+
+faults: deps-test ## Reloads, too little memory, full disks, jumps of the clock: no flow is cut, no byte wrong (root; FAULTS='--part memory')
+	$(BUILD_DIST)
+	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/faults.sh $(FAULTS)
 
 deny: need-cargo ## Licences, advisories and sources of every dependency
 	@command -v cargo-deny >/dev/null || { \

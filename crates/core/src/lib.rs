@@ -43,6 +43,7 @@ pub mod overlay;
 pub mod placeholder;
 pub mod placement;
 pub mod policy;
+pub mod pressure;
 pub mod proxy_protocol;
 pub mod secret;
 pub mod shunt;

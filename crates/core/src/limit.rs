@@ -217,6 +217,12 @@ impl Budget {
         self.flows.0
     }
 
+    /// Returns the same budget with at most `pipes` pipes.
+    #[must_use]
+    pub fn pipes_at_most(self, pipes: u64) -> Self {
+        Self { pipes: self.pipes.min(pipes), ..self }
+    }
+
     /// Returns how many pipes are reserved, for all workers together.
     pub const fn pipes(&self) -> u64 {
         self.pipes
@@ -230,6 +236,17 @@ pub enum Lack {
     Room(String),
     /// The client has its share.
     Share(String),
+    /// Memory is short: no flow may begin, and none has to leave.
+    Memory(String),
+}
+
+impl Lack {
+    /// Returns the words.
+    pub fn words(self) -> String {
+        match self {
+            Self::Room(words) | Self::Share(words) | Self::Memory(words) => words,
+        }
+    }
 }
 
 /// A token bucket: bursts of at most `burst`, and `per_second` on average. It computes with whole tokens times

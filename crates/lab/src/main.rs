@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use sidetrack_lab::experiments::{
-    chain, crash, engine, epi, flights, http, idle, links, overlay, relay, shunt, soak, udp,
+    chain, crash, engine, epi, faults, flights, http, idle, links, overlay, relay, shunt, soak, udp,
 };
 use sidetrack_lab::launch::NodeExec;
 use sidetrack_lab::machine::Awake;
@@ -50,6 +50,8 @@ enum Job {
     Crash(crash::Options),
     /// Makes mixed traffic with reloads and faults; fails if a byte is wrong, a flow is cut without a fault, or memory grows.
     Soak(soak::Options),
+    /// Reloads often under load, and takes memory, disks and the clock away; fails if a flow is cut or a byte is wrong.
+    Faults(faults::Options),
     /// Runs a program inside a node (used by the lab itself).
     #[command(hide = true)]
     NodeExec(NodeExec),
@@ -131,6 +133,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Job::Http(options) => http::run(&options),
         Job::Crash(options) => crash::run(&options),
         Job::Soak(options) => soak::run(&options),
+        Job::Faults(options) => faults::run(&options),
         Job::NodeExec(job) => job.run().map(|()| ExitCode::SUCCESS),
         Job::Bare(options) => bare::run(&options).map(|()| ExitCode::SUCCESS),
         Job::Bed { job } => bed::main(&job).map(|()| ExitCode::SUCCESS),

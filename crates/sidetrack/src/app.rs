@@ -11,6 +11,7 @@ mod dns;
 mod handover;
 mod hold;
 mod kernel;
+mod memory;
 mod node;
 mod orchestrator;
 mod outgoing;

@@ -9,7 +9,10 @@ mod dns;
 mod engine;
 mod export;
 mod history;
+mod losses;
+mod memory;
 mod overlay;
+mod path;
 mod process;
 mod profile;
 mod shunt;
@@ -25,7 +28,11 @@ use engine::EngineMetrics;
 pub use export::ExportCounts;
 use export::ExportMetrics;
 use history::HistoryMetrics;
+use losses::LossMetrics;
+pub use memory::MemoryCounts;
+use memory::MemoryMetrics;
 use overlay::OverlayMetrics;
+use path::{Path, carrier, path};
 use process::ProcessMetrics;
 pub use process::ProcessUse;
 use profile::ProfileMetrics;
@@ -35,9 +42,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sidetrack_common::admin::FunctionCounts;
-use sidetrack_core::carrier::{Carrier, HopProtocol};
-use sidetrack_core::flow::{EndReason, Intercept};
-use sidetrack_core::policy::Action;
+use sidetrack_core::flow::EndReason;
 use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -147,26 +152,6 @@ struct EntriesLabel {
     entries: &'static str,
 }
 
-/// How a flow's bytes are carried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Path {
-    Direct,
-    Proxy,
-    Overlay,
-    Kernel,
-}
-
-impl Path {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Direct => "direct",
-            Self::Proxy => "proxy",
-            Self::Overlay => "overlay",
-            Self::Kernel => "kernel",
-        }
-    }
-}
-
 /// Up and down.
 type Bytes = (u64, u64);
 
@@ -197,6 +182,8 @@ pub struct Metrics {
     held_overruns: Counter,
     records_dropped: Counter,
     history: HistoryMetrics,
+    memory: MemoryMetrics,
+    losses: LossMetrics,
     dns: DnsMetrics,
     engine: EngineMetrics,
     export: ExportMetrics,
@@ -248,6 +235,8 @@ impl Metrics {
             held_overruns: Counter::default(),
             records_dropped: Counter::default(),
             history: HistoryMetrics::default(),
+            memory: MemoryMetrics::default(),
+            losses: LossMetrics::default(),
             dns: DnsMetrics::default(),
             engine: EngineMetrics::default(),
             export: ExportMetrics::default(),
@@ -267,6 +256,8 @@ impl Metrics {
         metrics.wires.register(&mut metrics.registry);
         metrics.profile.register(&mut metrics.registry);
         metrics.history.register(&mut metrics.registry);
+        metrics.memory.register(&mut metrics.registry);
+        metrics.losses.register(&mut metrics.registry);
         metrics.dns.register(&mut metrics.registry);
         metrics.register_process();
         metrics
@@ -453,40 +444,6 @@ fn add(to: &mut BTreeMap<Path, Bytes>, decided: Option<&Decided>, (up, down): By
     if let Some(path) = decided.and_then(path) {
         let total = to.entry(path).or_default();
         *total = (total.0 + up, total.1 + down);
-    }
-}
-
-/// Returns how it is carried. `None` if it is denied.
-fn path(decided: &Decided) -> Option<Path> {
-    match decided.action()? {
-        Action::Deny => None,
-        Action::Carry(_) if decided.flow.intercept == Intercept::Kernel => Some(Path::Kernel),
-        Action::Carry(carry) => Some(match carry.carrier {
-            Carrier::Direct => Path::Direct,
-            Carrier::Hops(_) | Carrier::Tunnel(_) => Path::Proxy,
-            Carrier::Overlay(_) => Path::Overlay,
-        }),
-    }
-}
-
-/// Returns the protocol of the first hop, or `tunnel`, `direct`, `kernel`, `overlay`, `none`.
-fn carrier(decided: Option<&Decided>) -> &'static str {
-    let Some((decided, path)) = decided.and_then(|decided| Some((decided, path(decided)?))) else {
-        return "none";
-    };
-    let Some(Action::Carry(carry)) = decided.action() else { return "none" };
-    match &carry.carrier {
-        Carrier::Hops(hops) if path == Path::Proxy => {
-            hops.first().map_or("direct", |hop| match hop.protocol {
-                HopProtocol::Socks5 => "socks5",
-                HopProtocol::Socks6(_) => "socks6",
-                HopProtocol::Http => "http",
-                HopProtocol::Https => "https",
-                HopProtocol::Http3 => "h3",
-            })
-        }
-        Carrier::Tunnel(_) if path == Path::Proxy => "tunnel",
-        _ => path.as_str(),
     }
 }
 

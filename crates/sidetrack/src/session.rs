@@ -16,6 +16,7 @@ mod outgoing;
 mod parts;
 mod probe;
 pub mod pump;
+pub mod room;
 mod setup;
 mod watch;
 

@@ -3,12 +3,14 @@
 
 mod admission;
 mod far;
+mod memory;
 mod moved;
 mod waiting;
 mod wires;
 
 pub use admission::Admission;
 pub use far::WAITING_MAX as FAR_WAITING_MAX;
+pub use memory::{Memory, MemorySeen};
 pub use moved::{Exit, Moved};
 use sidetrack_sys::sync::lock;
 use waiting::Places;
@@ -101,9 +103,15 @@ pub struct Shared {
     clock: Clock,
     /// Where flows go when another process takes over.
     exit: Exit,
+    memory: Memory,
 }
 
 impl Shared {
+    /// Whether memory is short.
+    pub const fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
     /// Lets no new flow of UDP begin.
     pub fn leave(&self) {
         self.leaving.store(true, Relaxed);
@@ -164,6 +172,7 @@ impl Shared {
             wires: None,
             clock,
             exit: Exit::default(),
+            memory: Memory::default(),
         }
     }
 
@@ -496,7 +505,10 @@ fn is_about_the_connection(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::memory::FEW;
     use super::*;
+    use sidetrack_core::limit::Lack;
+    use sidetrack_core::pressure;
     use std::net::IpAddr;
 
     fn worker(limits: &str, budget: Budget) -> Worker {
@@ -548,6 +560,28 @@ mod tests {
         let all: Vec<_> = (4..7).map(|n| ask(&format!("192.0.2.{n}")).expect("room again")).collect();
         ask("192.0.2.9").expect_err("no more than before");
         drop(all);
+    }
+
+    #[test]
+    fn no_flow_begins_while_memory_is_short_and_none_leaves_for_it() {
+        let worker = worker("", Budget::from_nofile(1000, 0));
+        let ask = || Admission::ask(&worker, ip("192.0.2.1"), || true);
+        let few: Vec<_> = (0..FEW).map(|_| ask().expect("room")).collect();
+        let (_idle, _) = worker.shared.idle.enter();
+        let memory = pressure::Memory { used_bytes: 90 << 20, limit_bytes: 100 << 20 };
+        worker.shared.memory().set(memory, true);
+        let refused = ask().expect_err("memory is short");
+        assert!(refused.starts_with("memory is short: 90 % of the 100 MiB"), "{refused}");
+        let datagrams = Admission::of_datagrams(&worker, ip("192.0.2.1"), false);
+        assert!(matches!(datagrams, Err(Lack::Memory(_))), "{datagrams:?}");
+        let beside = Admission::beside(&worker.shared, ip("192.0.2.1"), true);
+        assert!(matches!(beside, Err(Lack::Memory(_))), "{beside:?}");
+        assert_eq!((worker.shared.memory().seen().refused, worker.shared.closed_for_others()), (3, (0, 0)));
+        worker.shared.memory().set(memory, false);
+        ask().expect("there is enough again");
+        worker.shared.memory().set(memory, true);
+        drop(few);
+        ask().expect("a few flows are always served");
     }
 
     #[test]

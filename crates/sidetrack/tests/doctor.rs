@@ -6,6 +6,7 @@ use sidetrack::doctor::{
     OverlayUse, ShuntUse, Switch, TolerantUse, WireUse, examine,
 };
 use sidetrack_core::flow::Protocol;
+use sidetrack_core::pressure::Memory;
 use sidetrack_core::shunt::FastPathKind;
 use sidetrack_sys::driver::{Offloads, Xdp};
 use sidetrack_sys::nft::{Feature, ListedChain, Probe};
@@ -41,6 +42,9 @@ fn good() -> Facts {
         nofile: (1024, 1_048_576),
         cgroup2: Some("/sys/fs/cgroup".into()),
         settings: settings.into_iter().map(|(name, value)| (name, value.to_owned())).collect(),
+        memory: None,
+        memory_percent: 85,
+        running: Vec::new(),
         rp_filter: BTreeMap::from([("eth0".into(), 1), ("lo".into(), 0)]),
         ipv6: true,
         mptcp: true,
@@ -166,6 +170,21 @@ fn a_good_machine_gets_no_complaint() {
     assert_eq!(printed.code, 0);
     assert!(examine(&good()).iter().all(|check| check.level == Level::Ok), "{}", printed.out);
     insta::assert_snapshot!(printed.out);
+}
+
+#[test]
+fn too_little_memory_is_told_with_what_it_does() {
+    let of = |used_mib: u64, limit_mib: u64, memory_percent| {
+        let memory = Memory { used_bytes: used_mib << 20, limit_bytes: limit_mib << 20 };
+        check(&Facts { memory: Some(memory), memory_percent, ..good() }, "memory")
+    };
+    assert_eq!(of(100, 256, 85).level, Level::Ok);
+    let short = of(220, 256, 85);
+    assert_eq!(short.level, Level::Warn);
+    assert!(short.found.ends_with("85 % are used: new flows are refused"), "{}", short.found);
+    assert!(short.fix.is_some_and(|fix| fix.contains("MemoryMax=")));
+    assert_eq!(of(220, 256, 100).level, Level::Ok, "it is switched off");
+    assert_eq!(of(1, 32, 85).level, Level::Warn, "that is too little for any node");
 }
 
 #[test]

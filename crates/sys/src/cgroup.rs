@@ -209,7 +209,7 @@ fn mount_point(mountinfo: &str) -> Option<PathBuf> {
 }
 
 /// Mountinfo writes blank, tab, newline and backslash as three octal digits.
-fn unescape(text: &str) -> PathBuf {
+pub(crate) fn unescape(text: &str) -> PathBuf {
     use std::os::unix::ffi::OsStringExt;
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

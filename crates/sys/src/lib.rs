@@ -38,6 +38,7 @@ pub mod inside;
 pub mod landlock;
 pub mod link;
 pub mod lookup;
+pub mod memory;
 pub mod multicast;
 pub mod napi;
 pub mod netlink;

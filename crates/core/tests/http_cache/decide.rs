@@ -68,6 +68,21 @@ fn one_stored_response_is_judged_by_its_words_and_the_clients() {
 }
 
 #[test]
+fn a_clock_that_goes_back_makes_no_response_fresh_for_longer() {
+    let sixty = stored("Cache-Control: max-age=60|ETag: \"a\"");
+    let at = |now_s| lookup(&Method::Get, &Fields::new(), false, &[&sixty], now_s);
+    // The clock is adjusted by a little.
+    assert_eq!((at(T - 5), sixty.age_s(T - 5)), (HIT, sixty.age_s(T)));
+    for back in [6, 3600, 86_400, T] {
+        assert_eq!(at(T - back), validate(Forward::Stale), "back by {back} s");
+        assert!(sixty.age_s(T - back) > 1 << 30);
+        let trouble = Trouble::Unreachable;
+        assert!(!may_serve_stale(&sixty, &Fields::new(), trouble, T - back, &Rules::default()));
+    }
+    assert_eq!(at(T + 3600), validate(Forward::Stale), "forward");
+}
+
+#[test]
 fn requests_without_a_stored_response() {
     let miss = |why| Lookup::Miss { why };
     assert_eq!(ask("", &[], 0), miss(Forward::UriMiss));

@@ -74,6 +74,9 @@ pub struct DiskStatus {
     pub broken: u64,
     /// Why no files can be written at the moment.
     pub trouble: Option<String>,
+    /// Responses that were not written since the start, because writing failed or was paused.
+    #[serde(default)]
+    pub unwritten: u64,
 }
 
 /// Stored resources.

@@ -1,7 +1,7 @@
 //! What this machine lacks, as `sidetrack doctor` says it, as far as a running process may look.
 
-use super::AdminState;
 use super::error::ApiError;
+use super::{AdminState, losses};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -43,8 +43,11 @@ pub(super) async fn show(State(state): State<AdminState>) -> Result<Json<Finding
     if let Some((_, findings)) = latest.as_ref().filter(|(at, _)| at.elapsed() < KEPT) {
         return Ok(Json(findings.clone()));
     }
-    let control = state.control.clone();
-    let looked = tokio::task::spawn_blocking(move || control.findings()).await;
+    let looking = state.clone();
+    let looked = tokio::task::spawn_blocking(move || {
+        [losses::findings(&looking), looking.control.findings()].concat()
+    })
+    .await;
     let checks = looked.map_err(|error| ApiError::internal(format!("looking ended early: {error}")))?;
     let findings = Findings { checks };
     *latest = Some((Instant::now(), findings.clone()));

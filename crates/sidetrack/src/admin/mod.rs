@@ -61,6 +61,7 @@ mod findings;
 mod flows;
 mod health;
 mod history;
+mod losses;
 mod openapi;
 mod overlay;
 mod page;
@@ -81,6 +82,7 @@ pub use control::Applications;
 pub use findings::{Finding, Findings};
 pub use health::{Readiness, Stage};
 pub use history::{Answer, MovedAnswer};
+pub use losses::{HISTORY, ONLY_RUNNING, RECORDS, Written};
 pub use openapi::OPENAPI;
 pub use page::{Role, Tokens, TokensError, serve_page};
 pub use places::{SYSTEM_SOCKET, default_socket, directory, forget_dead_runs, run_socket, run_sockets, runs};
@@ -95,7 +97,8 @@ use crate::capture::Captures;
 use crate::live::Ledger;
 use crate::live::work::WorkCounts;
 use crate::metrics::{
-    CONTENT_TYPE, ClosedForOthers, DnsCounts, ExportCounts, HeldCounts, Metrics, Surroundings, WireCounts,
+    CONTENT_TYPE, ClosedForOthers, DnsCounts, ExportCounts, HeldCounts, MemoryCounts, Metrics, Surroundings,
+    WireCounts,
 };
 use crate::record::history::History;
 use crate::record::{Feed, Timestamp};
@@ -175,6 +178,10 @@ pub trait Control: Send + Sync + 'static {
     /// How full the shunt's fast path is. `None` without a shunt.
     fn shunt_capacity(&self) -> Option<crate::shunt::Capacity> {
         None
+    }
+    /// The memory of the control group.
+    fn memory(&self) -> MemoryCounts {
+        MemoryCounts::default()
     }
     /// The caches.
     fn caches(&self) -> Vec<CacheStatus> {
@@ -257,6 +264,8 @@ pub struct AdminState {
     /// The rest of the program.
     pub control: Arc<dyn Control>,
     history: Option<Arc<History>>,
+    /// What this process writes.
+    written: Arc<[losses::Written]>,
     /// What was sent to collectors.
     exports: Option<Arc<dyn Fn() -> Vec<ExportCounts> + Send + Sync>>,
     captures: Option<Arc<Captures>>,
@@ -294,6 +303,7 @@ impl AdminState {
             metrics,
             control,
             history: None,
+            written: Arc::default(),
             exports: None,
             captures: None,
             capturing: capture::Running::default(),
@@ -351,6 +361,8 @@ impl AdminState {
         };
         self.metrics.read_closed(self.control.closed_for_others());
         self.metrics.read_dropped(&self.control.datagrams_dropped());
+        self.metrics.read_memory(&self.control.memory());
+        self.count_losses();
         self.metrics.read_held(&self.control.held());
         self.metrics.read_dns(&self.control.dns().unwrap_or_default());
         self.metrics.read_wires(&self.control.wires().unwrap_or_default());

@@ -6,6 +6,8 @@ use crate::config::{Config, Listener, ListenerKind};
 use crate::http::sheet;
 use crate::worker::FAR_WAITING_MAX;
 use sidetrack_core::limit::Budget;
+use sidetrack_core::pressure::Memory;
+use sidetrack_sys::splice::DEFAULT_PIPE_BYTES;
 
 /// Descriptors reserved for other uses than flows: listeners, epoll, records, admin clients, the resolver.
 const DESCRIPTOR_RESERVE: u64 = 128;
@@ -28,8 +30,9 @@ pub(super) fn sheets(config: &Config, nofile: u64) -> u64 {
     if config.listeners.iter().any(caches) { sheet::SHEETS_MAX.min(nofile / 16) } else { 0 }
 }
 
-/// The number of flows that the limit on open files and the configuration allow.
-pub(super) fn budget(config: &Config, nofile: u64, workers: usize) -> Budget {
+/// The number of flows that the limit on open files and the configuration allow. `memory`: that of the control group, if it is
+/// limited; pipes get a part of it.
+pub(super) fn budget(config: &Config, nofile: u64, workers: usize, memory: Option<Memory>) -> Budget {
     let is_far = |listener: &&Listener| matches!(listener.kind, ListenerKind::Tunnel(_));
     let waiting = config.listeners.iter().find(is_far).map_or(0, |_| FAR_WAITING_MAX);
     let paths: usize = config.tunnels.iter().map(|tunnel| tunnel.paths.len()).sum();
@@ -41,7 +44,8 @@ pub(super) fn budget(config: &Config, nofile: u64, workers: usize) -> Budget {
         + sheets(config, nofile)
         + resolver.min(nofile / 8);
     let share = super::containers::share(config, nofile) / overlay_part(config);
-    let budget = Budget::from_nofile(share, DESCRIPTOR_RESERVE + idle);
+    let pipes = memory.map_or(u64::MAX, |memory| memory.for_pipes() / DEFAULT_PIPE_BYTES as u64);
+    let budget = Budget::from_nofile(share, DESCRIPTOR_RESERVE + idle).pipes_at_most(pipes);
     match config.limits.max_flows {
         Some(most) => budget.at_most(most.into()),
         None => budget,

@@ -31,6 +31,7 @@ fn one(name: &str, proxy: &Proxy, cache: &Cache) -> CacheStatus {
                 scanned: state.is_scanned,
                 broken: state.broken,
                 trouble: state.trouble,
+                unwritten: state.unwritten,
             },
             None => DiskStatus {
                 folder,
@@ -41,6 +42,7 @@ fn one(name: &str, proxy: &Proxy, cache: &Cache) -> CacheStatus {
                 scanned: false,
                 broken: 0,
                 trouble: cache.disk_trouble.clone(),
+                unwritten: 0,
             },
         }
     });

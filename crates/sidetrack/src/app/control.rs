@@ -12,9 +12,10 @@ use crate::config::Config;
 use crate::doctor::{Check, Facts, examine_running};
 use crate::function::Function;
 use crate::intercept::hold::{Hold, HoldCounts};
-use crate::metrics::{ClosedForOthers, DnsCounts, HeldCounts, WireCounts};
+use crate::metrics::{ClosedForOthers, DnsCounts, HeldCounts, MemoryCounts, WireCounts};
 use crate::overlay;
 use crate::reload::ReloadHandle;
+use crate::session::room;
 use crate::shunt::{Ask, Capacity, Told};
 use crate::worker::Stays;
 use arc_swap::ArcSwap;
@@ -105,6 +106,17 @@ impl Control for ControlOf {
         self.node.version_of_agreement(version).map_err(|error| format!("{error:#}"))
     }
 
+    fn memory(&self) -> MemoryCounts {
+        let seen = self.node.shared.memory().seen();
+        MemoryCounts {
+            used_bytes: seen.memory.used_bytes,
+            limit_bytes: seen.memory.limit_bytes,
+            is_short: seen.is_short,
+            refused: seen.refused,
+            buffered_bytes: room::held() as u64,
+        }
+    }
+
     fn caches(&self) -> Vec<CacheStatus> {
         caches::status(&self.node.proxies())
     }
@@ -136,7 +148,9 @@ impl Control for ControlOf {
 
     fn findings(&self) -> Vec<Finding> {
         let config = self.reload.current().load_full();
-        let checks = examine_running(&Facts::look(Some(&config)));
+        let memory = self.node.shared.memory().seen().memory;
+        let memory = (memory.limit_bytes > 0).then_some(memory);
+        let checks = examine_running(&Facts { memory, ..Facts::look(Some(&config)) });
         let told = |check: Check| Finding {
             name: check.name,
             level: check.level.as_str().to_owned(),

@@ -34,6 +34,7 @@ use anyhow::Context;
 use arc_swap::ArcSwap;
 use sidetrack_common::history::History;
 use sidetrack_core::flow::{FlowId, Protocol};
+use sidetrack_core::pressure::Memory;
 use sidetrack_core::time::Instant;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine::{self, Kind};
@@ -262,7 +263,7 @@ impl Prepared {
     pub(super) fn start(
         self,
         config: Arc<ArcSwap<Config>>,
-        nofile: u64,
+        (nofile, memory): (u64, Option<Memory>),
         go: Option<&Go>,
     ) -> anyhow::Result<Node> {
         let bound = self.bind(&config.load())?;
@@ -271,7 +272,7 @@ impl Prepared {
             let config = config.load();
             let warm = warm_room(&config, nofile, self.workers);
             sheet::allow(sheets(&config, nofile));
-            (budget(&config, nofile, self.workers), usize::try_from(warm).unwrap_or(usize::MAX))
+            (budget(&config, nofile, self.workers, memory), usize::try_from(warm).unwrap_or(usize::MAX))
         };
         let owners = self.steered.keeper.clone().map_or(Owners::Ourselves, ask_keeper);
         // Tunnels of workers may dial before all listeners are known.

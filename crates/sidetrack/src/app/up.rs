@@ -2,13 +2,14 @@
 
 mod told;
 
+use super::memory::Watched;
 use super::node::{Node, Prepared};
 use super::outgoing::Paths;
 use super::shunt::ShuntFlows;
 use super::systemd::Systemd;
 use super::upgrade::{Go, Heir, Ours, Starter};
 use super::windows::{self, Open, Windows};
-use crate::admin::AdminState;
+use crate::admin::{AdminState, HISTORY, RECORDS, Written};
 use crate::capture::{Captures, Settings as CaptureSettings};
 use crate::config::{CaptureAt, Config, LogFormat};
 use crate::export::{Around, Exports};
@@ -89,9 +90,15 @@ fn run_node(options: &UpOptions, heir: Option<Arc<Heir>>) -> anyhow::Result<()> 
     // After all processes are started, so that none of them keeps the port when this one is gone.
     let dns = super::dns::Bound::open(&handle.current().load(), names)?;
     let captures = captures(&handle.current().load());
+    let memory = Watched::open();
     prepared.give_up_rights(&handle.current().load(), path, user.as_ref(), windows.admin_path())?;
     let go = heir.as_ref().map(|heir| heir.ready()).transpose()?;
-    let node = Arc::new(prepared.start(handle.current().clone(), nofile, go.as_ref())?);
+    let node = Arc::new(prepared.start(
+        handle.current().clone(),
+        (nofile, memory.look().map(|(memory, _)| memory)),
+        go.as_ref(),
+    )?);
+    memory.watch(&node, handle.current().clone()).context("the thread that looks at the memory")?;
     // The reloader does not run yet, so that no reload can come before this.
     let _ = node_to_be.set(node.clone());
     *lock(&node.resolver) = dns.map(|dns| dns.serve(&node, handle.current())).transpose()?;
@@ -200,6 +207,8 @@ struct Records {
     switch: Switch,
     history: Option<Arc<History>>,
     exports: Arc<Exports>,
+    /// What says why records and the history cannot be written.
+    written: Vec<Written>,
 }
 
 impl Records {
@@ -214,13 +223,16 @@ impl Records {
             tokio::spawn(writer.reopen_on_signal()?);
         }
         let history = windows::history(config, ledgers)?;
+        let records = writer.as_ref().map(|writer| (RECORDS, writer.trouble()));
+        let stored = history.as_ref().map(|history| (HISTORY, history.trouble()));
+        let written = records.into_iter().chain(stored).collect();
         let recorder = Recorder::new(ledgers.to_vec(), feed.clone(), writer, metrics.clone());
         let recorder = recorder.keeping(history.clone());
         let switch = recorder.switch();
         let (stop, stopped) = watch::channel(false);
         let exports = Exports::new(&config.export);
         let task = tokio::spawn(record(recorder, stopped, exports.clone()));
-        Ok(Self { task, stop, switch, history, exports })
+        Ok(Self { task, stop, switch, history, exports, written })
     }
 }
 
@@ -233,7 +245,7 @@ async fn run(ready: Ready, reloader: Reloader, handle: ReloadHandle) -> anyhow::
     ledgers.extend(shunt.as_ref().map(|shunt| shunt.ledger().clone()));
     let feed = Arc::new(Feed::new(config.record.recent));
     let metrics = Arc::new(Metrics::new());
-    let Records { task: records, stop: stop_records, switch, history, exports } =
+    let Records { task: records, stop: stop_records, switch, history, exports, written } =
         Records::start(&config, &ledgers, &feed, &metrics)?;
     node.record_kernel_flows();
     let shunting = shunt.clone().map(|shunt| tokio::spawn(shunt.record(node.clone(), stopped.clone())));
@@ -243,7 +255,9 @@ async fn run(ready: Ready, reloader: Reloader, handle: ReloadHandle) -> anyhow::
     let control = Arc::new(super::control::ControlOf::new(node.clone(), handle, shunt.clone(), orchestrator));
     let paths =
         config.outgoing.as_ref().map(|settings| Paths::new(settings.clone(), node.clone(), current.clone()));
-    let state = AdminState::new(ledgers.clone(), feed, metrics.clone(), control).with_history(history);
+    let state = AdminState::new(ledgers.clone(), feed, metrics.clone(), control)
+        .with_history(history)
+        .writing(written);
     let state = exporting(state.with_captures(captures.begin(ledgers)), exports, node.mark())?;
     let (state, readiness) = state.starting();
     let open = Arc::new(Open::new(windows, state, paths, config.clone()));

@@ -3,7 +3,7 @@
 use super::Printed;
 use super::mend::mend;
 use super::wrap::{self, push_wrapped};
-use crate::admin::default_socket;
+use crate::admin::{Findings, ONLY_RUNNING, default_socket};
 use crate::config::{AdminAt, BadConfiguration, Config};
 use crate::doctor::{Check, Facts, Level, OverlayUse, examine};
 use crate::overlay::Status;
@@ -47,6 +47,9 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     if let (Some(config), Some(overlay)) = (&config, &mut facts.overlay) {
         ask(config, overlay);
     }
+    if let Some(config) = &config {
+        look_into_running(config, &mut facts);
+    }
     if args.fix {
         return Ok(mend(&facts, args.dry_run).print());
     }
@@ -70,13 +73,32 @@ fn ask(config: &Config, overlay: &mut OverlayUse) {
     }
 }
 
-fn status(config: &Config) -> Result<Status, String> {
-    let socket = match &config.admin.socket {
-        AdminAt::Path(path) => path.clone(),
-        AdminAt::Default => default_socket(),
-        AdminAt::None => return Err("the configuration has no admin socket ([admin])".to_owned()),
+/// Adds what only a running sidetrack knows: what it cannot write, and the memory of its own control group.
+fn look_into_running(config: &Config, facts: &mut Facts) {
+    // If none runs, there is nothing to say.
+    let Some(findings) =
+        socket(config).and_then(|at| super::ask_once::<Findings>(&at, "/v1/doctor", &[])).ok()
+    else {
+        return;
     };
-    super::ask_once(&socket, "/v1/overlay", &[])
+    facts.memory = None;
+    let own = findings.checks.iter().filter(|check| ONLY_RUNNING.contains(&check.name.as_str()));
+    let told = own.map(|check| {
+        Check::told(&check.name, &check.level, &check.found, &check.needed_for, check.fix.as_deref())
+    });
+    facts.running = told.collect();
+}
+
+fn socket(config: &Config) -> Result<PathBuf, String> {
+    match &config.admin.socket {
+        AdminAt::Path(path) => Ok(path.clone()),
+        AdminAt::Default => Ok(default_socket()),
+        AdminAt::None => Err("the configuration has no admin socket ([admin])".to_owned()),
+    }
+}
+
+fn status(config: &Config) -> Result<Status, String> {
+    super::ask_once(&socket(config)?, "/v1/overlay", &[])
 }
 
 #[derive(Serialize)]

@@ -134,6 +134,7 @@ fn of_limits(start: &Limits, new: &Limits) -> [(&'static str, String, String); 3
         handshake_timeout_ms: _,
         first_bytes_ms: _,
         buffer_bytes: _,
+        memory_percent: _,
         drain_ms: _,
     } = start;
     let pair =

@@ -6,6 +6,7 @@ mod engine;
 mod export;
 pub mod function;
 mod htcp;
+mod limits;
 mod listen;
 mod outgoing;
 mod overlay;
@@ -21,6 +22,7 @@ pub use engine::{Choice, Engine, EngineIo, Steering, SynCookies};
 pub use export::{Export, Ipfix, IpfixTransport, Otlp};
 pub use function::Function;
 pub use htcp::{Htcp, HtcpSibling};
+pub use limits::Limits;
 pub use listen::{Dialect, Listen, ListenKind, UdpFiltering, UdpPorts};
 pub use outgoing::Outgoing;
 pub use overlay::{
@@ -161,41 +163,6 @@ pub struct Containers {
     /// containers runs from the start, and a reload can add the first container. Default: the first of
     /// "/run/podman/podman.sock", "/run/docker.sock" and "/var/run/docker.sock" that answers.
     pub engine: Option<At<String>>,
-}
-
-/// Time-outs and bounds.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Limits {
-    /// Most flows at a time. Default: computed from RLIMIT_NOFILE.
-    pub max_flows: Option<At<u32>>,
-    /// Most flows at a time of one client address; the addresses of one IPv6 /64 are one client. Default: half of all flows,
-    /// for clients on other hosts that do not send the PROXY protocol. With the default, flows of the packet engine and
-    /// flows that the kernel forwards do not count.
-    pub max_flows_per_client: Option<At<u32>>,
-    /// Most connections at a time that have not yet sent their handshake or first request. If one more comes, the one that
-    /// waits longest is closed. Default: a quarter of all flows.
-    pub max_handshakes: Option<At<u32>>,
-    /// Ends a flow after this time without a byte, milliseconds. Default 7440000 (RFC 5382 REQ-5).
-    pub idle_timeout_ms: Option<At<u64>>,
-    /// Ends a UDP association after this time without a datagram, milliseconds. Default 300000 (RFC 4787 REQ-5).
-    pub udp_idle_timeout_ms: Option<At<u64>>,
-    /// Most UDP associations at a time of one listener in one worker, 1 to 1000000. If one more comes, the one that is idle
-    /// longest ends: one of the same client if this client has half of them. `max_flows` counts them too. Default 16384.
-    pub max_associations: Option<At<u32>>,
-    /// Ends a flow after this time, milliseconds. Default: never.
-    pub lifetime_ms: Option<At<u64>>,
-    /// Time to connect to the server, including all handshakes with hops, milliseconds. Default 10000.
-    pub connect_timeout_ms: Option<At<u64>>,
-    /// Time a client has for its handshake with a listener, milliseconds. Default 10000.
-    pub handshake_timeout_ms: Option<At<u64>>,
-    /// Longest wait for the first bytes of a flow, if a rule needs the host name, milliseconds, 1 to 100. Default 30.
-    pub first_bytes_ms: Option<At<u64>>,
-    /// Most bytes buffered for one direction of a flow, 4096 to 16777216. Default 65536.
-    pub buffer_bytes: Option<At<u32>>,
-    /// How long flows may continue after SIGTERM or SIGINT, milliseconds, 0 to 86400000. A second signal ends them at once.
-    /// Default 5000.
-    pub drain_ms: Option<At<u64>>,
 }
 
 /// A shared cache of HTTP responses (RFC 9111).

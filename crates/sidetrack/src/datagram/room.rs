@@ -36,6 +36,7 @@ impl Associations {
                 Ok(admission) => return Ok(admission),
                 Err(Lack::Room(detail)) => (false, detail),
                 Err(Lack::Share(detail)) => (true, detail),
+                Err(Lack::Memory(detail)) => return Err(limit(detail)),
             };
             // Two associations with one descriptor may have to leave for one with two.
             let leaves = if left && !has_hops { None } else { self.table.leave_for(id, is_own) };

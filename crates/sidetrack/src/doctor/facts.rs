@@ -1,11 +1,14 @@
 //! Gathers all that the checks need, as plain data.
 
+use super::Check;
 use super::collectors::{self, CollectorUse};
 use super::uses::{self, DnsUse, EngineUse, OverlayUse, ShuntUse, WireUse};
-use crate::config::{Config, RunAs};
+use crate::config::{Config, Limits, RunAs};
+use sidetrack_core::pressure::Memory;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::cgroup::Hierarchy;
 use sidetrack_sys::exec::{LaunchError, user_namespace_obstacle};
+use sidetrack_sys::memory::Groups;
 use sidetrack_sys::netlink::{Protocol, Socket};
 use sidetrack_sys::nft::{self, ListedChain, Probe};
 use sidetrack_sys::{confine, landlock, probe, sysctl};
@@ -104,6 +107,10 @@ pub struct Facts {
     pub nofile: (u64, u64),
     /// The mount point of the cgroup2 hierarchy.
     pub cgroup2: Option<PathBuf>,
+    /// The memory of the control group, if it has a limit.
+    pub memory: Option<Memory>,
+    /// The share of it from which flows are refused, in percent.
+    pub memory_percent: u8,
     /// The values of those [`SETTINGS`] that this kernel has.
     pub settings: BTreeMap<&'static str, String>,
     /// The rp_filter value of each interface.
@@ -134,6 +141,8 @@ pub struct Facts {
     pub dns: Option<DnsUse>,
     /// The collectors of `[export]`.
     pub collectors: Vec<CollectorUse>,
+    /// What a running sidetrack with this configuration says of itself.
+    pub running: Vec<Check>,
 }
 
 impl Facts {
@@ -175,6 +184,8 @@ impl Facts {
             isolation: Isolation::NotTried,
             nftables: Nftables::NotAllowed,
             nofile: caps::open_files_limit(),
+            memory: memory(),
+            memory_percent: config.map_or(Limits::MEMORY_PERCENT, |config| config.limits.memory_percent),
             cgroup2: Hierarchy::find().ok().map(|hierarchy| hierarchy.mount),
             settings: SETTINGS.iter().filter_map(|name| Some((*name, sysctl::read(name).ok()?))).collect(),
             rp_filter: rp_filter(),
@@ -191,6 +202,7 @@ impl Facts {
             page: config.and_then(|config| config.admin.page),
             dns: None,
             collectors: Vec::new(),
+            running: Vec::new(),
         }
     }
 
@@ -213,6 +225,13 @@ impl Facts {
 fn data_user() -> Option<String> {
     let is_here = |name: &&str| nix::unistd::User::from_name(name).is_ok_and(|user| user.is_some());
     RunAs::DEFAULTS.into_iter().find(is_here).map(str::to_owned)
+}
+
+/// The control group of this process may differ from that of a service: a running node says its own.
+fn memory() -> Option<Memory> {
+    let groups = Groups::open().ok()?;
+    let (found, _) = groups.look()?;
+    Some(Memory { used_bytes: found.used_bytes, limit_bytes: found.limit_bytes })
 }
 
 fn isolation() -> Isolation {

@@ -2,6 +2,7 @@
 
 use super::{Check, Facts};
 use sidetrack_core::limit::Budget;
+use sidetrack_core::pressure::NEVER;
 
 /// Descriptors reserved for other uses than flows, roughly. `sidetrack up` prints the exact number of flows.
 const RESERVE: u64 = 128;
@@ -10,10 +11,17 @@ const RESERVE: u64 = 128;
 const FEW_FLOWS: u64 = 4_096;
 
 pub(super) fn examine(facts: &Facts) -> Vec<Check> {
-    [Some(descriptors(facts)), pipes(facts), ports(facts), backlog(facts), conntrack_max(facts)]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        Some(descriptors(facts)),
+        memory(facts),
+        pipes(facts),
+        ports(facts),
+        backlog(facts),
+        conntrack_max(facts),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn descriptors(facts: &Facts) -> Check {
@@ -27,6 +35,25 @@ fn descriptors(facts: &Facts) -> Check {
         return Check::warn("descriptors", found).needed_for(needed_for).fix(fix);
     }
     Check::ok("descriptors", found).needed_for(needed_for)
+}
+
+/// A control group with less memory is reported: a node without flows needs about a third of it.
+const MEMORY_MIN: u64 = 64 << 20;
+
+fn memory(facts: &Facts) -> Option<Check> {
+    let memory = facts.memory?;
+    let (percent, mark) = (memory.percent(), facts.memory_percent);
+    let found = format!("the control group allows {} MiB, {percent} % are used", memory.limit_bytes >> 20);
+    let needed_for = format!("from {mark} % on (memory_percent of [limits]) new flows are refused");
+    let fix = "MemoryMax= in the systemd unit, or the memory limit of the container";
+    if mark < NEVER && percent >= u64::from(mark) {
+        let found = format!("{found}: new flows are refused");
+        return Some(Check::warn("memory", found).needed_for(needed_for).fix(fix));
+    }
+    if memory.limit_bytes < MEMORY_MIN {
+        return Some(Check::warn("memory", found).needed_for(needed_for).fix(fix));
+    }
+    Some(Check::ok("memory", found).needed_for(needed_for))
 }
 
 /// Pages of 4 KiB in one of our pipes, which have 64 KiB.

@@ -68,6 +68,14 @@ pub struct Check {
 }
 
 impl Check {
+    /// What another process of this program has found.
+    pub fn told(name: &str, level: &str, found: &str, needed_for: &str, fix: Option<&str>) -> Self {
+        let levels = [Level::Ok, Level::Warn, Level::Fail];
+        let level = levels.into_iter().find(|known| known.as_str() == level).unwrap_or(Level::Warn);
+        let check = Self::new(name, level, found).needed_for(needed_for);
+        fix.map_or(check.clone(), |fix| check.fix(fix))
+    }
+
     fn new(name: impl Into<String>, level: Level, found: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -138,6 +146,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
         overlay::examine(facts),
         page::examine(facts),
         collectors::examine(facts),
+        facts.running.clone(),
     ]
     .concat()
 }

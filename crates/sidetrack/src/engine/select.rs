@@ -278,7 +278,7 @@ impl Callbacks for Select {
             Ok(target) => match self.flows.leave(opening.client.ip(), has_left) {
                 Ok(leave) => Ok((target, leave)),
                 Err(Lack::Room(_)) if opening.crowd == Crowd::Unknown => return Selection::Crowded,
-                Err(Lack::Room(detail) | Lack::Share(detail)) => {
+                Err(Lack::Room(detail) | Lack::Share(detail) | Lack::Memory(detail)) => {
                     Err(Refusal { reason: EndReason::Limit, detail })
                 }
             },

@@ -6,6 +6,7 @@ use super::disk::{Disk, DiskState, Fill, Which};
 use sidetrack_core::http::cache::{Extent, Rules, Stored};
 use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -46,6 +47,8 @@ pub struct Listed {
 pub struct Store {
     inner: Mutex<Inner>,
     capacity: usize,
+    /// What the memory of the process allows.
+    allowed: AtomicUsize,
     disk: Option<Arc<Disk>>,
 }
 
@@ -108,7 +111,17 @@ impl Store {
     /// A store with this capacity of memory, in front of a disk.
     pub fn new(capacity_bytes: u64, disk: Option<Arc<Disk>>) -> Self {
         let capacity = usize::try_from(capacity_bytes).unwrap_or(usize::MAX);
-        Self { inner: Mutex::default(), capacity, disk }
+        Self { inner: Mutex::default(), capacity, allowed: AtomicUsize::new(usize::MAX), disk }
+    }
+
+    /// Allows at most this number of bytes in memory from now on, if that is less than the capacity. What is too much is evicted.
+    pub fn allow(&self, bytes: u64) {
+        self.allowed.store(usize::try_from(bytes).unwrap_or(usize::MAX), Relaxed);
+        lock(&self.inner).shrink(self.capacity());
+    }
+
+    fn capacity(&self) -> usize {
+        self.capacity.min(self.allowed.load(Relaxed))
     }
 
     /// Returns all responses stored in memory under a key.
@@ -142,7 +155,7 @@ impl Store {
         for object in &objects {
             inner.enter(key, object.clone());
         }
-        inner.shrink(self.capacity);
+        inner.shrink(self.capacity());
         objects
     }
 
@@ -156,7 +169,7 @@ impl Store {
         let mut inner = lock(&self.inner);
         inner.unshared.remove(key);
         inner.enter(key, object.clone());
-        inner.shrink(self.capacity);
+        inner.shrink(self.capacity());
         drop(inner);
         self.settled(key, &object);
     }
@@ -248,7 +261,7 @@ impl Store {
         }
         variants.objects.retain(|other| !parts.iter().any(|part| Arc::ptr_eq(other, part)));
         inner.enter(key, one.clone());
-        inner.shrink(self.capacity);
+        inner.shrink(self.capacity());
         drop(inner);
         if let Some(disk) = &self.disk {
             for part in parts {
@@ -327,7 +340,7 @@ impl Store {
     /// The number of keys in memory, their bytes, and the capacity in bytes.
     pub fn memory(&self) -> (usize, u64, u64) {
         let inner = lock(&self.inner);
-        (inner.keys.len(), inner.used as u64, self.capacity as u64)
+        (inner.keys.len(), inner.used as u64, self.capacity() as u64)
     }
 
     /// The state of the disk.
@@ -430,6 +443,19 @@ mod tests {
         assert!(store.find(b"large").is_empty() && lock(&store.inner).used <= 100_000);
         let left: Vec<u8> = (0..50).filter(|number| store.purge(&Which::Key(vec![*number])) == 1).collect();
         assert!(lock(&store.inner).used == 0 && lock(&store.inner).order.is_empty(), "{left:?}");
+    }
+
+    #[test]
+    fn when_memory_is_short_less_than_the_capacity_is_stored() {
+        let store = Store::new(100_000, None);
+        (0..20_u8).for_each(|number| store.insert(&[number], object(4000)));
+        assert!(store.memory().1 > 80_000);
+        store.allow(30_000);
+        assert!(store.memory().1 <= 30_000 && !store.find(&[19]).is_empty(), "the oldest went");
+        store.insert(&[20], object(4000));
+        assert_eq!((store.memory().1 <= 30_000, store.memory().2), (true, 30_000));
+        store.allow(u64::MAX);
+        assert_eq!(store.memory().2, 100_000);
     }
 
     #[test]

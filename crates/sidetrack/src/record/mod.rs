@@ -19,7 +19,7 @@ pub use seen::{is_refusal, seen};
 pub use states::Reached;
 pub use text::Timestamp;
 pub use traced::{RuleTried, StepDone, TcpMeasured, Traced, steps_of};
-pub use writer::{BUFFER_MAX, RecordWriter, Target};
+pub use writer::{BUFFER_MAX, RecordWriter, Target, Trouble};
 
 use crate::live::{Batch, Decided, Ended, LiveFlow};
 use serde::{Deserialize, Serialize};

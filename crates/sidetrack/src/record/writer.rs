@@ -46,6 +46,17 @@ pub struct RecordWriter {
     shared: Arc<Shared>,
 }
 
+/// Says why writing fails at present.
+#[derive(Clone, Debug)]
+pub struct Trouble(Arc<Shared>);
+
+impl Trouble {
+    /// Returns the place and the error. `None`: lines are written.
+    pub fn now(&self) -> Option<String> {
+        self.0.state().trouble.clone()
+    }
+}
+
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
@@ -59,6 +70,8 @@ struct State {
     reopen: bool,
     closing: bool,
     done: bool,
+    /// Why writing fails at present, and where.
+    trouble: Option<String>,
 }
 
 impl Shared {
@@ -140,6 +153,11 @@ impl RecordWriter {
         std::mem::take(&mut self.shared.state().lost)
     }
 
+    /// Returns what says why writing fails at present, also when this is gone.
+    pub fn trouble(&self) -> Trouble {
+        Trouble(self.shared.clone())
+    }
+
     /// Waits until all lines are written, at most `patience`. Returns the number of lines lost since
     /// [`RecordWriter::take_lost`], including those still waiting.
     pub fn close(&self, patience: Duration) -> u64 {
@@ -163,6 +181,10 @@ impl Drop for RecordWriter {
 /// A destination of lines that can be opened again.
 pub(super) trait Output: Send {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
+    /// Removes the last bytes again, which begin a line that has no end. Returns false if that is not possible.
+    fn cut(&mut self, _bytes: u64) -> bool {
+        false
+    }
     /// Makes sure that the next bytes go to the file with the target's name. `wanted`: a reopen was requested,
     /// or a write failed.
     fn refresh(&mut self, wanted: bool) -> io::Result<()>;
@@ -249,6 +271,10 @@ impl Output for LogFile {
         self.file.write(bytes)
     }
 
+    fn cut(&mut self, bytes: u64) -> bool {
+        cut(&self.file, bytes).is_ok()
+    }
+
     fn refresh(&mut self, wanted: bool) -> io::Result<()> {
         if !wanted && (self.looked.elapsed() < LOOK_EVERY || self.in_place()) {
             return Ok(());
@@ -274,6 +300,13 @@ impl Output for LogFile {
     fn name(&self) -> String {
         self.path.display().to_string()
     }
+}
+
+/// Removes the last bytes of a regular file.
+pub(super) fn cut(file: &File, bytes: u64) -> io::Result<()> {
+    let metadata = file.metadata()?;
+    let left = metadata.len().checked_sub(bytes).filter(|_| metadata.is_file());
+    file.set_len(left.ok_or(ErrorKind::Unsupported)?)
 }
 
 /// The state of the thread.
@@ -325,7 +358,9 @@ impl Writing {
             .refresh(reopen || self.failing.is_some())
             .and_then(|()| self.write_all(lines, &mut written));
         if written > 0 {
-            self.torn = lines[written - 1] != b'\n';
+            let whole = lines[..written].iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+            let begun = (written - whole) as u64;
+            self.torn = begun > 0 && !self.output.cut(begun);
         }
         let lost = count_lines(&lines[written..]);
         match result {
@@ -351,12 +386,16 @@ impl Writing {
     }
 
     fn fails(&mut self, error: &io::Error, lost: u64) {
-        self.shared.state().lost += lost;
+        let mut state = self.shared.state();
+        state.lost += lost;
+        state.trouble = Some(format!("{}: {error}", self.output.name()));
+        drop(state);
         if self.failing.is_none() {
             tracing::warn!(
                 target_name = self.output.name(),
                 %error,
-                "records cannot be written; flows continue, and lost records are counted"
+                "records cannot be written; flows continue, and lost records are counted. Make room, or allow writing there: then \
+                 records are written again"
             );
         }
         self.failing = Some(self.failing.unwrap_or(0) + lost);
@@ -364,6 +403,7 @@ impl Writing {
 
     fn works_again(&mut self) {
         if let Some(lost) = self.failing.take() {
+            self.shared.state().trouble = None;
             tracing::info!(target_name = self.output.name(), lost, "records are written again");
         }
     }

@@ -128,3 +128,54 @@ fn a_line_torn_by_a_full_disk_spoils_no_other() {
     order.send(Ok(7)).unwrap();
     assert_eq!(writer.close(PATIENCE), 1, "line two");
 }
+
+#[test]
+fn a_line_torn_by_a_full_disk_is_removed_from_a_file_and_the_trouble_is_told_until_it_is_over() {
+    /// A file on a disk that takes three bytes more, and then none until `room` says so.
+    struct Full {
+        file: File,
+        calls: u32,
+        room: mpsc::Receiver<()>,
+    }
+    impl Output for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.calls += 1;
+            match self.calls {
+                1 => self.file.write(&bytes[..7]),
+                2 => Err(ErrorKind::StorageFull.into()),
+                _ => {
+                    let _ = self.room.recv();
+                    self.file.write(bytes)
+                }
+            }
+        }
+        fn cut(&mut self, bytes: u64) -> bool {
+            cut(&self.file, bytes).is_ok()
+        }
+        fn refresh(&mut self, _wanted: bool) -> io::Result<()> {
+            Ok(())
+        }
+        fn name(&self) -> String {
+            "a file".to_owned()
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("flows.jsonl");
+    let (more, room) = mpsc::channel();
+    let full = Full { file: open(&path).unwrap(), calls: 0, room };
+    let writer = RecordWriter::start_with(Box::new(full)).unwrap();
+    let trouble = writer.trouble();
+    writer.push(b"one\ntwo\n");
+    let until = Instant::now() + PATIENCE;
+    while trouble.now().is_none() {
+        assert!(Instant::now() < until);
+        std::thread::yield_now();
+    }
+    assert_eq!(fs::read_to_string(&path).unwrap(), "one\n", "no half of a line is left");
+    assert!(trouble.now().unwrap().starts_with("a file: "), "{trouble:?}");
+    writer.push(b"three\n");
+    more.send(()).unwrap();
+    assert_eq!(writer.close(PATIENCE), 1, "line two");
+    assert_eq!(fs::read_to_string(&path).unwrap(), "one\nthree\n");
+    assert_eq!(trouble.now(), None);
+}

@@ -1,6 +1,7 @@
 //! The buffer of one direction of a flow: empty, bytes in memory, or bytes in a kernel pipe.
 
 use super::pump::{SPLICE_AFTER, SPLICE_LEAST};
+use super::room;
 use crate::carry::Wire;
 use crate::reactor::TcpStream;
 use sidetrack_sys::splice::{DEFAULT_PIPE_BYTES, Fill, Mapped, Pipe, PipePool, splice_from, splice_to};
@@ -31,17 +32,14 @@ pub struct Lane {
 enum Holds {
     #[default]
     Nothing,
-    Bytes {
-        bytes: Vec<u8>,
-        start: usize,
-    },
+    Bytes(Buffer),
     Pipe(Box<Pipe>),
 }
 
 impl Lane {
     /// A direction that starts with `bytes` in its buffer.
     pub fn holding(bytes: Vec<u8>) -> Self {
-        let holds = if bytes.is_empty() { Holds::Nothing } else { Holds::Bytes { bytes, start: 0 } };
+        let holds = if bytes.is_empty() { Holds::Nothing } else { Holds::Bytes(Buffer::new(bytes)) };
         Self { holds, moved: 0 }
     }
 
@@ -67,7 +65,7 @@ impl Lane {
             return self.keep(&more);
         }
         let kept = more.len();
-        self.holds = Holds::Bytes { bytes: more, start: 0 };
+        self.holds = Holds::Bytes(Buffer::new(more));
         kept
     }
 
@@ -77,14 +75,8 @@ impl Lane {
             return 0;
         }
         match &mut self.holds {
-            Holds::Bytes { bytes, start } => {
-                bytes.drain(..*start);
-                *start = 0;
-                // Not twice as much: the limit of a direction is a limit of memory.
-                bytes.reserve_exact(more.len());
-                bytes.extend_from_slice(more);
-            }
-            holds => *holds = Holds::Bytes { bytes: more.to_vec(), start: 0 },
+            Holds::Bytes(buffer) => buffer.append(more),
+            holds => *holds = Holds::Bytes(Buffer::new(more.to_vec())),
         }
         more.len()
     }
@@ -96,8 +88,8 @@ impl Lane {
     pub fn take_out(&mut self) -> io::Result<Vec<u8>> {
         match &mut self.holds {
             Holds::Nothing => Ok(Vec::new()),
-            Holds::Bytes { bytes, start } => {
-                let left = bytes.split_off(*start);
+            Holds::Bytes(buffer) => {
+                let left = buffer.rest().to_vec();
                 self.holds = Holds::Nothing;
                 Ok(left)
             }
@@ -187,10 +179,10 @@ impl Lane {
     ) -> Poll<io::Result<usize>> {
         match &mut self.holds {
             Holds::Nothing => Poll::Ready(Err(io::Error::other("nothing is held for this side"))),
-            Holds::Bytes { bytes, start } => {
-                let n = ready!(wire.poll_send(cx, &bytes[*start..]))?;
-                *start += n;
-                if *start == bytes.len() {
+            Holds::Bytes(buffer) => {
+                let n = ready!(wire.poll_send(cx, buffer.rest()))?;
+                buffer.start += n;
+                if buffer.rest().is_empty() {
                     self.holds = Holds::Nothing;
                 }
                 Poll::Ready(Ok(n))
@@ -208,6 +200,42 @@ impl Lane {
                 }
             }
         }
+    }
+}
+
+/// Bytes in memory. They are counted with those of all flows ([`room`]).
+#[derive(Debug)]
+struct Buffer {
+    bytes: Vec<u8>,
+    /// The bytes before this were written.
+    start: usize,
+}
+
+impl Buffer {
+    fn new(bytes: Vec<u8>) -> Self {
+        room::take(bytes.capacity());
+        Self { bytes, start: 0 }
+    }
+
+    fn rest(&self) -> &[u8] {
+        &self.bytes[self.start..]
+    }
+
+    fn append(&mut self, more: &[u8]) {
+        let before = self.bytes.capacity();
+        self.bytes.drain(..self.start);
+        self.start = 0;
+        // Not twice as much: the limit of a direction is a limit of memory.
+        self.bytes.reserve_exact(more.len());
+        self.bytes.extend_from_slice(more);
+        room::take(self.bytes.capacity());
+        room::give_back(before);
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        room::give_back(self.bytes.capacity());
     }
 }
 

@@ -17,6 +17,7 @@ pub use wired::Wiring;
 use super::farewell::Farewell;
 use super::lane::Lane;
 use super::probe::Probe;
+use super::room;
 use crate::carry::Wire;
 use crate::live::{Clock, LiveFlow, TcpSeen, legs, profile::Stage};
 use crate::reactor::TcpStream;
@@ -83,6 +84,8 @@ pub struct Pump<W: Wire = TcpStream> {
     client: Option<W>,
     server: Option<W>,
     core: Splice,
+    /// How many bytes a direction without a pipe may buffer at present.
+    limit: u32,
     up: Lane,
     down: Lane,
     live: Arc<LiveFlow>,
@@ -127,6 +130,7 @@ impl<W: Wire> Pump<W> {
             client,
             server,
             core,
+            limit: config.limit,
             up,
             down,
             live,
@@ -194,6 +198,7 @@ impl<W: Wire> Pump<W> {
             self.core.handle(now, Input::End(late.reason()));
         }
         self.core.handle(now, Input::Woken);
+        self.bound(now);
         self.advance_functions(now);
         if let Some(reason) = self.live.ending() {
             self.core.handle(now, Input::End(reason));
@@ -240,6 +245,20 @@ impl<W: Wire> Pump<W> {
         self.live.set_deadline(deadline, EndReason::Idle);
         self.arm_functions(cx, now);
         Poll::Pending
+    }
+
+    /// Lets both directions buffer less while memory is tight.
+    fn bound(&mut self, now: Instant) {
+        let limit = room::limit(self.core.config().limit);
+        if limit == self.limit {
+            return;
+        }
+        self.limit = limit;
+        for side in [Side::Client, Side::Server] {
+            if !self.lane(side).is_piped() {
+                self.core.handle(now, Input::Limit(side, limit));
+            }
+        }
     }
 
     /// Waits until the kernel has sent the last bytes of the side that is gone, then resets the other side.

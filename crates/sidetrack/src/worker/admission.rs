@@ -36,6 +36,7 @@ impl Admission {
     /// Which limit is reached, in words.
     pub fn ask(worker: &Worker, client: IpAddr, is_own: impl FnOnce() -> bool) -> Result<Self, String> {
         let shared = &worker.shared;
+        shared.enough_memory().map_err(Lack::words)?;
         // Count first: a client that has used up its share must not close connections of others.
         let mut admission = Self { shared: shared.clone(), client: None, holds: Holds::Nothing };
         admission.count(client, is_own)?;
@@ -72,6 +73,7 @@ impl Admission {
         client: IpAddr,
         for_one_that_leaves: bool,
     ) -> Result<Option<Self>, Lack> {
+        shared.enough_memory()?;
         let most = lock(&shared.budget).most();
         if most.is_none() && !shared.is_client_bound {
             return Ok(None);
@@ -102,6 +104,7 @@ impl Admission {
     /// Which limit is reached.
     pub fn of_datagrams(worker: &Worker, client: IpAddr, two: bool) -> Result<Self, Lack> {
         let shared = &worker.shared;
+        shared.enough_memory()?;
         let mut admission = Self { shared: shared.clone(), client: None, holds: Holds::Nothing };
         if shared.is_client_bound {
             admission.count(client, || false).map_err(Lack::Share)?;
@@ -131,6 +134,7 @@ impl Admission {
     /// Which limit is reached.
     pub fn of_datagrams_beside(worker: &Worker, client: IpAddr) -> Result<Self, Lack> {
         let shared = &worker.shared;
+        shared.enough_memory()?;
         let mut admission = Self { shared: shared.clone(), client: None, holds: Holds::Nothing };
         if shared.is_client_bound {
             admission.count(client, || false).map_err(Lack::Share)?;

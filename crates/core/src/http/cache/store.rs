@@ -10,6 +10,9 @@ use super::range::ContentRange;
 use super::vary::{Selecting, matches, selecting};
 use super::{MAX_SECONDS, Rules, UnixSeconds};
 
+/// A clock that is adjusted goes back by at most this, seconds. It makes no response younger by more than that.
+const ADJUSTED_S: u64 = 5;
+
 /// Why a response is not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotStored {
@@ -231,8 +234,12 @@ impl Stored {
         Self { extent, ..self.clone() }
     }
 
-    /// Returns its age now, seconds.
+    /// Returns its age now, seconds. If the clock has gone back to before it arrived, nobody knows how old it is: then it is as old
+    /// as can be, and so it is validated before its next use.
     pub fn age_s(&self, now_s: UnixSeconds) -> u64 {
+        if now_s.saturating_add(ADJUSTED_S) < self.response_time_s {
+            return MAX_SECONDS;
+        }
         let resident = now_s.saturating_sub(self.response_time_s);
         self.initial_age_s.saturating_add(resident).min(MAX_SECONDS)
     }

@@ -10,7 +10,7 @@ mod traces;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 
 use crate::kit::{self, Missing};
@@ -105,7 +105,7 @@ fn plan(points: usize, seed: u64) -> Vec<Planned> {
 /// # Errors
 /// No mount namespace (root is needed), or a file cannot be written.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    own_mounts()?;
+    super::own_mounts()?;
     let progress = Progress::new();
     let points = options.points.unwrap_or(if options.quick { 12 } else { 200 });
     let planned = plan(points, options.seed);
@@ -179,16 +179,6 @@ fn line(planned: &Planned, delay: Duration, length: Duration, outcome: &Outcome)
         ms(delay),
         ms(length)
     )
-}
-
-/// Moves this thread, and what it starts, into a mount namespace of its own: mounts of other programs are not counted.
-fn own_mounts() -> Result<()> {
-    use rustix::mount::{MountPropagationFlags, mount_change};
-    #[expect(deprecated, reason = "the new form is unsafe because of CLONE_FILES, which is not used here")]
-    rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNS)
-        .context("no mount namespace; the lab needs root")?;
-    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-        .context("mounts cannot be made private")
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::engine::Engine;
+use crate::experiments::held::Held;
 use crate::kit::{self, Missing};
 use crate::link::random::Random;
 use crate::machine::{self, Machine};
@@ -27,7 +28,7 @@ use crate::progress::Progress;
 
 use faults::Fault;
 use records::Records;
-use stand::{Files, Held, Stand};
+use stand::{Files, Stand};
 use traffic::{Datagrams, Done, Entry, Traffic};
 
 /// Clients on the client's host, and on the gateway.

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use rustix::process::Signal;
 
 use super::routes::{self, DATAGRAMS, Part, Route};
@@ -67,15 +67,6 @@ pub(super) struct Files {
     routes: Vec<&'static Route>,
     engine: Option<PathBuf>,
     version: u64,
-}
-
-/// What the gateway's process holds.
-#[derive(Debug, Clone, Copy, Default, serde::Serialize)]
-pub(super) struct Held {
-    /// Resident memory, in bytes.
-    pub resident_bytes: u64,
-    /// Open descriptors.
-    pub descriptors: usize,
 }
 
 impl Stand {
@@ -171,21 +162,6 @@ impl Stand {
     /// `ip` refuses.
     pub(super) fn set_link(&self, state: &str) -> Result<()> {
         self.gateway.run("ip", &["link", "set", "link3", state]).map(drop)
-    }
-}
-
-impl Held {
-    /// Returns what a process holds.
-    ///
-    /// # Errors
-    /// It has ended.
-    pub(super) fn by(pid: u32) -> Result<Self> {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).context("the gateway's program")?;
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib =
-            resident.and_then(|rest| rest.split_whitespace().next()).and_then(|kib| kib.parse::<u64>().ok());
-        let descriptors = fs::read_dir(format!("/proc/{pid}/fd"))?.count();
-        Ok(Self { resident_bytes: kib.unwrap_or(0) * 1024, descriptors })
     }
 }
 

@@ -350,6 +350,7 @@ impl Check<'_> {
         let first_bytes = 1..=Limits::FIRST_BYTES_MAX_MS;
         let buffer = self.number(raw.buffer_bytes.as_ref(), 4096..=16_777_216, " bytes");
         let associations = self.number(raw.max_associations.as_ref(), 1..=1_000_000, " associations");
+        let percent = self.number(raw.memory_percent.as_ref(), 50..=100, " percent");
         Limits {
             max_flows: self.number(raw.max_flows.as_ref(), flows.clone(), " flows").map(count),
             max_flows_per_client: self
@@ -376,6 +377,9 @@ impl Check<'_> {
             buffer_bytes: buffer
                 .and_then(|bytes| usize::try_from(bytes).ok())
                 .unwrap_or(default.buffer_bytes),
+            memory_percent: percent
+                .and_then(|percent| u8::try_from(percent).ok())
+                .unwrap_or(default.memory_percent),
             drain_ms: self
                 .number(raw.drain_ms.as_ref(), 0..=Limits::DRAIN_MAX_MS, " milliseconds")
                 .unwrap_or(default.drain_ms),

@@ -128,6 +128,7 @@ impl Fill {
             }
             let gone = disk.index.commit(&path.claim, Filed { number, bytes, variant });
             gone.into_iter().for_each(|number| disk.folder.remove(number));
+            disk.works();
             // Remove the parts last: until the whole is entered, they serve requests.
             let old = parts.into_iter().filter(|part| *part != variant);
             let old = old.filter_map(|part| disk.index.number_of(&path.claim.key, part));

@@ -22,7 +22,7 @@ use sidetrack_sys::sync::lock;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,8 @@ const WAITING_MAX: u64 = 64 << 20;
 const PAUSE_FULL: Duration = Duration::from_secs(2);
 /// How long writing pauses after another failure.
 const PAUSE: Duration = Duration::from_secs(30);
+/// Time after a pause without another failure, after which writing works again.
+const CALM: Duration = Duration::from_secs(5);
 /// How long a start waits for the scan. The scan then continues while requests are served.
 const SCAN_WAIT: Duration = Duration::from_secs(2);
 /// If the disk is full, 1/`ROOM_PART` of the stored bytes is evicted.
@@ -53,6 +55,10 @@ pub struct Disk {
     writes: Io,
     waiting: AtomicU64,
     paused_until: Mutex<Option<(Instant, String)>>,
+    /// Writing fails, and the log says so.
+    failing: AtomicBool,
+    /// Responses that were not written since the start because writing failed or was paused.
+    unwritten: AtomicU64,
     scanned: (Mutex<bool>, Condvar),
     /// Files that turned out to be corrupt.
     broken: AtomicU64,
@@ -75,8 +81,10 @@ pub struct DiskState {
     pub is_scanned: bool,
     /// Files that were corrupt and have been removed.
     pub broken: u64,
-    /// Why writing is paused.
+    /// Why the last file could not be written.
     pub trouble: Option<String>,
+    /// Responses that were not written since the start because writing failed or was paused.
+    pub unwritten: u64,
 }
 
 impl Disk {
@@ -107,6 +115,8 @@ impl Disk {
             writes: Io::start("cache-write", 1)?,
             waiting: AtomicU64::new(0),
             paused_until: Mutex::default(),
+            failing: AtomicBool::new(false),
+            unwritten: AtomicU64::new(0),
             scanned: Default::default(),
             broken: AtomicU64::new(0),
             _lock: holding,
@@ -200,7 +210,7 @@ impl Disk {
     pub fn put(self: &Arc<Self>, key: &[u8], object: &Arc<Object>) {
         let length = object.content.length;
         let is_far_behind = self.waiting.load(Relaxed).saturating_add(length) > WAITING_MAX;
-        if is_far_behind || self.trouble().is_some() || !object.stored.is_worth_keeping() {
+        if is_far_behind || !object.stored.is_worth_keeping() || self.is_paused() {
             return;
         }
         let claim = self.index.claim(key);
@@ -232,6 +242,7 @@ impl Disk {
         }
         let filed = Filed { number, bytes, variant: variant_of(stored) };
         self.index.commit(claim, filed).into_iter().for_each(|number| self.folder.remove(number));
+        self.works();
         Ok(())
     }
 
@@ -243,7 +254,7 @@ impl Disk {
     /// Begins the copy of a passing response, of at most `most` bytes. It will replace one of the same variant. `None` while
     /// writing is paused.
     pub fn fill(self: &Arc<Self>, key: &[u8], stored: &Stored, most: u64) -> Option<Fill> {
-        if self.trouble().is_some() || !stored.is_worth_keeping() {
+        if !stored.is_worth_keeping() || self.is_paused() {
             return None;
         }
         let claim = self.index.claim(key);
@@ -258,17 +269,40 @@ impl Disk {
             self.index.make_room(ROOM_PART).into_iter().for_each(|number| self.folder.remove(number));
         }
         let said = format!("{error}; not written to for {} s", pause.as_secs());
-        tracing::warn!(folder = %self.folder, error = said, "the cache's disk is in trouble; requests are not");
+        self.unwritten.fetch_add(1, Relaxed);
+        if !self.failing.swap(true, Relaxed) {
+            tracing::warn!(
+                folder = %self.folder,
+                error = said,
+                "the cache's disk is in trouble; requests are not. Make room, or allow writing there: it is tried again after each pause"
+            );
+        }
         *lock(&self.paused_until) = Some((Instant::now() + pause, said));
     }
 
-    /// Why writing is paused now.
-    fn trouble(&self) -> Option<String> {
-        let mut paused = lock(&self.paused_until);
-        if paused.as_ref().is_some_and(|(until, _)| *until <= Instant::now()) {
-            *paused = None;
+    /// Notes that a file was written.
+    /// A full disk takes some files again after each eviction, so that one file says little.
+    fn works(&self) {
+        let is_calm = |(until, _): &(Instant, String)| *until + CALM <= Instant::now();
+        if !self.failing.load(Relaxed) || !lock(&self.paused_until).as_ref().is_none_or(is_calm) {
+            return;
         }
-        paused.as_ref().map(|(_, why)| why.clone())
+        if self.failing.swap(false, Relaxed) {
+            *lock(&self.paused_until) = None;
+            tracing::info!(folder = %self.folder, "the cache's disk is written to again");
+        }
+    }
+
+    /// Whether writing is paused. Then a response is counted that is not written.
+    fn is_paused(&self) -> bool {
+        let is_paused = lock(&self.paused_until).as_ref().is_some_and(|(until, _)| *until > Instant::now());
+        self.unwritten.fetch_add(u64::from(is_paused), Relaxed);
+        is_paused
+    }
+
+    /// Why the last file could not be written.
+    fn trouble(&self) -> Option<String> {
+        lock(&self.paused_until).as_ref().map(|(_, why)| why.clone())
     }
 
     /// Updates the head of a stored response (a 304 came); stores the response if it is not on disk yet.
@@ -340,7 +374,8 @@ impl Disk {
     pub fn state(&self) -> DiskState {
         let (keys, files, bytes, capacity) = self.index.counts();
         let (broken, is_scanned) = (self.broken.load(Relaxed), self.index.is_scanned());
-        DiskState { keys, files, bytes, capacity, is_scanned, broken, trouble: self.trouble() }
+        let unwritten = self.unwritten.load(Relaxed);
+        DiskState { keys, files, bytes, capacity, is_scanned, broken, trouble: self.trouble(), unwritten }
     }
 }
 

@@ -217,10 +217,16 @@ impl Folder {
         let mut state = lock(&self.state);
         let name = Name { number: state.next, content, span: None };
         let from = self.path.join(content.journal());
-        let bytes = fs::metadata(&from)?.len();
-        fs::rename(&from, self.path.join(name.text()))?;
-        state.next += 1;
-        state.files.insert(name.number, (name, bytes));
+        match fs::metadata(&from) {
+            Ok(metadata) => {
+                fs::rename(&from, self.path.join(name.text()))?;
+                state.next += 1;
+                state.files.insert(name.number, (name, metadata.len()));
+            }
+            // The last turn closed the file, but the disk had no room for a new one.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
         drop(state);
         self.journal(content).map(|(file, _)| file)
     }
@@ -317,7 +323,9 @@ impl Folder {
                     break;
                 }
                 let Some(oldest) = state.files.values().map(|(name, _)| *name).find(counts) else { break };
-                self.remove(&mut state, oldest);
+                if !self.remove(&mut state, oldest) {
+                    break;
+                }
             }
         }
         if state.aged.is_none_or(|aged| aged.elapsed() >= AGE_EVERY) {
@@ -327,15 +335,22 @@ impl Folder {
             let is_old = |name: &Name| name.span.is_some_and(|(_, to)| to < first);
             let old: Vec<_> =
                 state.files.values().map(|(name, _)| *name).filter(is_old).take(AGED_AT_ONCE).collect();
-            old.into_iter().for_each(|name| self.remove(&mut state, name));
+            for name in old {
+                self.remove(&mut state, name);
+            }
         }
     }
 
-    fn remove(&self, state: &mut State, name: Name) {
-        if let Err(error) = fs::remove_file(self.path.join(name.text())) {
-            tracing::warn!(file = name.text(), %error, "a file of the history cannot be removed");
+    /// Returns false if the file cannot be removed: then it still counts, and the next look tries again.
+    fn remove(&self, state: &mut State, name: Name) -> bool {
+        match fs::remove_file(self.path.join(name.text())) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(file = name.text(), %error, "a file of the history cannot be removed");
+                return false;
+            }
+            _ => drop(state.files.remove(&name.number)),
         }
-        state.files.remove(&name.number);
+        true
     }
 
     /// Bytes of all files.

@@ -185,3 +185,14 @@ fn columns_of_lines_that_had_to_go_are_not_kept() {
         .expect("nothing to do");
     assert_eq!(names(&folder), ["flows.ndjson", "format", "lock"]);
 }
+
+#[test]
+fn a_turn_that_found_no_room_for_a_new_file_is_made_up_for() {
+    let place = tempfile::tempdir().expect("folder");
+    let folder = Folder::open(place.path(), BOUNDS).expect("folder");
+    add(&folder, Content::Flows, "{}\n");
+    // As if the disk had been full: the file has its name, and there is no new one.
+    fs::rename(place.path().join("flows.ndjson"), place.path().join("00000001.ndjson")).expect("rename");
+    folder.turn(Content::Flows).expect("a new file").write_all(b"{}\n").expect("written");
+    assert_eq!(fs::read(place.path().join("flows.ndjson")).expect("there"), b"{}\n");
+}

@@ -1,7 +1,7 @@
 //! The file that lines are added to, as the recorder's writer sees it.
 
 use super::folder::{Content, Folder};
-use crate::record::writer::Output;
+use crate::record::writer::{Output, cut};
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -77,6 +77,12 @@ impl Output for Journal {
             self.is_at_line_end = done.ends_with(b"\n");
         }
         Ok(written)
+    }
+
+    fn cut(&mut self, bytes: u64) -> bool {
+        let is_cut = cut(&self.file, bytes).is_ok();
+        self.is_at_line_end |= is_cut;
+        is_cut
     }
 
     fn refresh(&mut self, _wanted: bool) -> io::Result<()> {

@@ -17,7 +17,7 @@ pub use groups::{By, Group, Groups, Key, Sum};
 pub use search::Found;
 
 use super::FlowRecord;
-use super::writer::RecordWriter;
+use super::writer::{RecordWriter, Trouble};
 use crate::live::Ledger;
 use counters::Sampler;
 use folder::{Bounds, Content, Folder, Name};
@@ -163,6 +163,11 @@ impl History {
     /// Returns the number of flows lost since the last call.
     pub fn take_lost(&self) -> u64 {
         self.flows.take_lost()
+    }
+
+    /// Returns what says why flows cannot be written at present.
+    pub fn trouble(&self) -> Trouble {
+        self.flows.trouble()
     }
 
     /// Bytes of all files.
