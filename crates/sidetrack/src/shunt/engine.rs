@@ -69,6 +69,17 @@ impl Engine {
     /// # Errors
     /// Returns what is missing.
     pub fn start(settings: &Settings) -> Result<Self, EngineError> {
+        Self::start_then(settings, || Ok(()))
+    }
+
+    /// As [`Engine::start`]. Calls `loaded` once the fast paths are there, before it looks at a flow or starts a thread.
+    ///
+    /// # Errors
+    /// Returns what is missing, or the error of `loaded`.
+    pub fn start_then(
+        settings: &Settings,
+        loaded: impl FnOnce() -> io::Result<()>,
+    ) -> Result<Self, EngineError> {
         // This must precede the first list: a connection that began without accounting has no time stamp.
         let changed = system::enable_accounting().map_err(EngineError::Accounting)?;
         let groups = [Group::New, Group::Update, Group::Destroy];
@@ -77,6 +88,7 @@ impl Engine {
         let rules = RuleChanges::open().map_err(EngineError::Rules)?;
         let table = Conntrack::open().map_err(EngineError::Conntrack)?;
         let paths = Paths::start(settings)?;
+        loaded()?;
         let mut core = settings.core.clone();
         core.ports = Paths::ports(settings);
         core.fast_path = settings.paths.first().map_or(FastPathKind::None, Path::kind);

@@ -28,6 +28,10 @@ pub const ARGUMENT: &str = "shunt-process";
 /// The rights to change conntrack, and to load and attach BPF programs and maps.
 const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN.union(CapabilitySet::BPF);
 
+/// Held until the BPF programs are loaded, and given up then: without CAP_PERFMON, the verifier of kernels before 6.8 refuses
+/// programs that overwrite a part of a saved register. CAP_SETPCAP takes it out of the bounding set.
+const TO_LOAD: CapabilitySet = CapabilitySet::PERFMON.union(CapabilitySet::SETPCAP);
+
 /// The rights to find the owner of a socket, for rules that ask: other users' descriptors and namespaces in /proc.
 const FOR_PROCESSES: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_READ_SEARCH);
 
@@ -176,7 +180,7 @@ pub fn serve(end: OwnedFd) -> anyhow::Result<()> {
     process::ignore_stop_signals();
     // Without the name, only the output of `ps` differs.
     let _ = process::set_name(NAME);
-    keep_only(NEEDED | FOR_PROCESSES | CapabilitySet::NET_BIND_SERVICE | TO_BECOME)?;
+    keep_only(NEEDED | TO_LOAD | FOR_PROCESSES | CapabilitySet::NET_BIND_SERVICE | TO_BECOME)?;
     let Some((ask, _)) = wire::receive::<Ask>(&end)? else { return Ok(()) };
     let (mut engine, undo, guard) = match begin(ask) {
         Ok(begun) => begun,
@@ -210,12 +214,15 @@ fn begin(ask: Ask) -> anyhow::Result<(Engine, Vec<Action>, Guard)> {
     let user = DataUser::of(&config.user)?;
     let mut needed = if asks_process { NEEDED | FOR_PROCESSES } else { NEEDED };
     needed.set(CapabilitySet::NET_BIND_SERVICE, shunt.has_low_port());
-    become_or_stay(user.as_ref(), needed)?;
+    become_or_stay(user.as_ref(), needed | TO_LOAD)?;
     let mut guard = Guard::spawn(&[]).context("cannot start the guard that undoes what we do")?;
     if let Err(error) = confine::confine_process(confine::Kind::Shunt) {
         tracing::warn!("the shunt's system calls are not confined: {error}");
     }
-    let engine = Engine::start(&Settings::of(&shunt))?;
+    let engine = Engine::start_then(&Settings::of(&shunt), || {
+        let held = caps::capabilities()?.permitted;
+        caps::keep_only(held & needed)
+    })?;
     let mut undo = Vec::new();
     for (name, value) in engine.changed() {
         let action = Action::RestoreSetting { name: (*name).into(), value: value.clone() };
