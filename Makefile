@@ -26,7 +26,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo '
 # What is measured is what is installed.
 BUILD_DIST := $(CARGO) build --profile dist --locked --workspace
 
-.PHONY: help run test test-kills test-seed003 dist deb deb-test deb-tutorials deb-vm static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-run bench-udp bench-history bench-wire bench-page crash soak faults deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test test-kills test-seed003 dist deb deb-test deb-tutorials deb-vm static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-run bench-udp bench-history bench-wire bench-upgrade bench-page crash soak faults deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -191,6 +191,10 @@ bench-wire: deps-bench ## Flows that the kernel has taken over, beside HAProxy, 
 	@.ci/apt-install nginx:nginx ab:apache2-utils haproxy:haproxy iperf3:iperf3
 	$(BUILD_DIST)
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') env SIDETRACK=$(abspath $(TARGET_DIR))/dist/sidetrack bench/wire.sh
+
+bench-upgrade: deps-bench ## Ten upgrades in a row under 500 flows: how long bytes wait (root; two minutes)
+	$(BUILD_DIST)
+	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') env SIDETRACK=$(abspath $(TARGET_DIR))/dist/sidetrack bench/upgrade.sh
 
 bench-page: deps-bench ## New connections with a viewer of the page and without (two minutes)
 	@.ci/apt-install nginx:nginx ab:apache2-utils curl:curl

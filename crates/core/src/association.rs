@@ -27,7 +27,7 @@ mod few;
 mod order;
 mod table;
 
-pub use table::Table;
+pub use table::{Again, Table};
 
 use crate::flow::{Destination, EndReason, Side};
 use std::net::SocketAddr;

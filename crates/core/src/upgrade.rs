@@ -70,11 +70,13 @@ pub enum Kind {
     Wire = 25,
     /// Old: the programs of the wire on one interface.
     WireOn = 26,
+    /// Old, or new after [`Kind::Back`]: one association of UDP with its sockets. The clients' socket is that of a listener.
+    Association = 27,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Checked,
         Self::Ready,
         Self::Serving,
@@ -92,6 +94,7 @@ impl Kind {
         Self::FlowsDone,
         Self::Wire,
         Self::WireOn,
+        Self::Association,
     ];
 
     fn of(number: u16) -> Option<Self> {

@@ -11,7 +11,7 @@ mod wires;
 pub use admission::Admission;
 pub use far::WAITING_MAX as FAR_WAITING_MAX;
 pub use memory::{Memory, MemorySeen};
-pub use moved::{Exit, Moved};
+pub use moved::{Exit, Moved, MovedDatagrams, Resting};
 use sidetrack_sys::sync::lock;
 use waiting::Places;
 pub use waiting::{CROWDED, Idle, Place};
@@ -104,6 +104,7 @@ pub struct Shared {
     /// Where flows go when another process takes over.
     exit: Exit,
     memory: Memory,
+    resting: Resting,
 }
 
 impl Shared {
@@ -173,6 +174,7 @@ impl Shared {
             clock,
             exit: Exit::default(),
             memory: Memory::default(),
+            resting: Resting::default(),
         }
     }
 

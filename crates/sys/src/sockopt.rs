@@ -318,5 +318,13 @@ pub(crate) fn set_int(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Returns the number of a socket: all descriptors of it have the same, in all processes, and it is never used again.
+///
+/// # Errors
+/// ENOTSOCK.
+pub fn cookie(socket: impl std::os::fd::AsFd) -> std::io::Result<u64> {
+    Ok(rustix::net::sockopt::socket_cookie(socket)?)
+}
+
 #[cfg(test)]
 mod tests;

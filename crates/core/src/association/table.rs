@@ -1,5 +1,9 @@
 //! The table: lookups, room and time-outs.
 
+mod again;
+
+pub use again::Again;
+
 use super::few::Few;
 use super::order::{Linked, Links, Order};
 use super::{

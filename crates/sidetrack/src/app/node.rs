@@ -14,7 +14,7 @@ use super::ports;
 use super::rights;
 use super::sockets::{self, Bound, Proof};
 use super::threads::{Fleet, Serving};
-use super::upgrade::{Go, Heritage};
+use super::upgrade::{self, Go, Heritage};
 use crate::agreement::InForce;
 use crate::carry::Dialing;
 use crate::config::{Config, Listener, ListenerKind, OnCrash};
@@ -281,6 +281,8 @@ impl Prepared {
         let shared = Shared::new(config, dialing, owners, budget, Clock::start()).with_warm(warm);
         let shared = Arc::new(shared.with_hold(self.hold.hold).with_wires(self.wires));
         shared.number_from(go.map_or(1, |go| go.next_flow));
+        go.into_iter()
+            .for_each(|go| upgrade::take_associations(&shared, std::mem::take(&mut lock(&go.associations))));
         super::containers::first(&shared, self.containers)?;
         shared.agreement.store(self.agreement);
         let fleet = Fleet::start(&shared, self.workers)?;

@@ -10,6 +10,7 @@
 //! [`starter`] is a small process that keeps the rights of the start and talks only to root and to the user that started it. The
 //! states of the old process are in [`old`], those of the new one in [`new`].
 
+mod associations;
 mod channel;
 mod flows;
 mod heritage;
@@ -22,8 +23,9 @@ mod resting;
 mod starter;
 mod wires;
 
+pub(super) use associations::take_associations;
 pub(super) use heritage::{Go, Heritage};
-pub(super) use new::{Deeds, Heir, Verdict};
+pub(super) use new::{Heir, Verdict};
 pub(super) use old::{Old, Ours, Parting};
 pub(super) use parts::WindowPart;
 pub use parts::{DRAINS, Said, Wish};

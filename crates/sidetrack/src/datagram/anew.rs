@@ -28,7 +28,7 @@ impl Associations {
     }
 
     /// Returns why the rules deny an association. `None`: they do not.
-    fn denied_now(&self, id: Id) -> Option<Arc<str>> {
+    pub(super) fn denied_now(&self, id: Id) -> Option<Arc<str>> {
         let association = self.find(id)?;
         let (client, asked) = (association.client.to, association.asked);
         let mut flow = association.flow.clone();

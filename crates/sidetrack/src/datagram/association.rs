@@ -46,12 +46,12 @@ pub(super) struct Association {
     /// The address and port that a client has sent to, if it was captured or the address represents a name.
     pub asked: Option<SocketAddr>,
     /// The side that has sent the first datagram.
-    from: Side,
+    pub from: Side,
     pub server: Server,
     /// The functions that its datagrams pass. Boxed: most have none.
     pub functions: Option<Box<Datagrams>>,
     /// Datagrams of that side that wait until the association is open. The table bounds them.
-    held: Vec<Box<[u8]>>,
+    pub held: Vec<Box<[u8]>>,
     pub waker: Waker,
     /// Its place among all flows, and its descriptors if it has its own.
     pub admission: Option<Admission>,

@@ -14,6 +14,7 @@ mod anew;
 mod association;
 mod captured;
 mod clients;
+mod moved;
 mod path;
 mod ready;
 mod relay;
@@ -67,6 +68,7 @@ pub async fn serve(
     };
     // First datagrams of a burst wait here while their associations begin. Without the room, fewer can wait.
     let _ = sockopt::set_receive_buffer(&socket, RECEIVE_BUFFER);
+    let number = sockopt::cookie(&socket).ok();
     let socket = match UdpSocket::new(socket) {
         Ok(socket) => socket,
         Err(error) => {
@@ -79,7 +81,10 @@ pub async fn serve(
     let config =
         Config { max, per_client: max.div_ceil(2), ..config(&worker, Filtering::AddressAndPortDependent) };
     let is_run = matches!(listening.catches, Catches::Run(_));
+    let shared = worker.clone();
     let mut associations = Associations::new(worker, listening, socket, clients, config);
+    let waiting = number.map(|number| shared.resting().take(number)).unwrap_or_default();
+    waiting.into_iter().for_each(|moved| associations.adopt(moved));
     loop {
         let at = associations.deadline();
         tokio::select! {
@@ -91,6 +96,9 @@ pub async fn serve(
             () = poll_fn(|cx| associations.poll(cx)) => {}
             () = until(at) => associations.tick(),
         }
+    }
+    if shared.resting().is_on() {
+        shared.resting().put(associations.take_apart());
     }
     // The end of a command is the ordinary end of its flows.
     associations.close(if is_run { EndReason::Ok } else { EndReason::Shutdown });

@@ -11,7 +11,7 @@ use super::Entry;
 use super::carrying::{Carried, Carrying, Motion, Moving, Stage, wiring};
 use super::pump::Parted;
 use crate::carry::Stream;
-use crate::live::LiveFlow;
+use crate::live::{Decided, LiveFlow, Spared};
 use crate::reactor::{self, TcpStream};
 use crate::worker::{Admission, Moved, Worker};
 use sidetrack_core::flow::{EndReason, FlowId};
@@ -46,12 +46,9 @@ impl Carried {
 /// Goes on with a flow of another process, on its worker.
 pub fn adopt(worker: &Arc<Worker>, moved: Moved) {
     let Moved { sockets, held, config, id, spared, decided, note } = moved;
-    let live = Arc::new(LiveFlow::again(FlowId(id), &spared));
-    live.decide((*decided).clone());
+    let mut entry = Entry::again(worker, (id, &spared), (*decided).clone(), None);
     // It was admitted once, so it stays also without a place.
     let admission = Admission::ask(worker, decided.flow.client.ip(), || true).ok();
-    let slot = worker.ledger.enter(live.clone());
-    let mut entry = Entry { worker: worker.clone(), live, slot: Some(slot), note: None };
     let (client, server) = match sockets.map(|socket| TcpStream::new(socket.into())) {
         [Ok(client), Ok(server)] => (client, server),
         [Err(error), _] | [_, Err(error)] => return entry.end(EndReason::Limit, Some(error.to_string())),
@@ -69,4 +66,25 @@ pub fn adopt(worker: &Arc<Worker>, moved: Moved) {
             super::keep(wired, admission);
         }
     });
+}
+
+impl Entry {
+    /// Leaves to another process: the flow has no record here. Returns its number, its times and counts, and its note.
+    pub fn leaves(mut self) -> (u64, Spared, Option<Box<str>>) {
+        self.give_away();
+        (self.live.id.0, self.live.spared(), self.note.take().map(Into::into))
+    }
+
+    /// Enters a flow that has left another process.
+    pub fn again(
+        worker: &Arc<Worker>,
+        (id, spared): (u64, &Spared),
+        decided: Decided,
+        note: Option<Box<str>>,
+    ) -> Self {
+        let live = Arc::new(LiveFlow::again(FlowId(id), spared));
+        live.decide(decided);
+        let slot = worker.ledger.enter(live.clone());
+        Self { worker: worker.clone(), live, slot: Some(slot), note: note.map(Into::into) }
+    }
 }

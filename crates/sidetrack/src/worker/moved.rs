@@ -1,9 +1,14 @@
-//! A running flow between two sockets that another process of this node goes on with.
+//! Running flows that another process of this node goes on with.
 
+use super::{Shared, Worker};
 use crate::live::{Decided, Spared};
+use sidetrack_core::association::Again;
 use sidetrack_core::splice;
 use sidetrack_sys::sync::lock;
-use std::net::TcpStream;
+use sidetrack_sys::udp::batch::Target;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 
@@ -50,5 +55,97 @@ impl Exit {
         // The receiver is there as long as this is open.
         let _ = to.send(moved);
         true
+    }
+}
+
+/// An association of UDP without a table.
+#[derive(Debug)]
+pub struct MovedDatagrams {
+    /// The number of the clients' socket ([`sidetrack_sys::sockopt::cookie`]).
+    pub socket_cookie: u64,
+    /// Its number.
+    pub id: u64,
+    /// Its times and counts.
+    pub spared: Spared,
+    /// What was decided about it.
+    pub decided: Arc<Decided>,
+    /// A note for the record.
+    pub note: Option<Box<str>>,
+    /// Its state in the table.
+    pub again: Again,
+    /// Where answers go.
+    pub client: Target,
+    /// The address that the client has asked, if it was captured.
+    pub asked: Option<SocketAddr>,
+    /// Whether it has a socket of its own, which is connected to its server.
+    pub is_own: bool,
+    /// That socket, or those that all associations of its client share.
+    pub sockets: Vec<OwnedFd>,
+}
+
+/// Associations that wait while one process replaces another: nothing reads their datagrams.
+#[derive(Debug, Default)]
+pub struct Resting {
+    is_on: AtomicBool,
+    waiting: Mutex<Vec<MovedDatagrams>>,
+}
+
+impl Resting {
+    /// Whether the process rests: associations wait here instead of their end.
+    pub fn set(&self, is_on: bool) {
+        self.is_on.store(is_on, Relaxed);
+    }
+
+    /// Whether it does.
+    pub fn is_on(&self) -> bool {
+        self.is_on.load(Relaxed)
+    }
+
+    /// Adds associations.
+    pub fn put(&self, moved: impl IntoIterator<Item = MovedDatagrams>) {
+        lock(&self.waiting).extend(moved);
+    }
+
+    /// Takes those of this socket.
+    pub fn take(&self, socket_cookie: u64) -> Vec<MovedDatagrams> {
+        let mut waiting = lock(&self.waiting);
+        let (taken, left) =
+            std::mem::take(&mut *waiting).into_iter().partition(|moved| moved.socket_cookie == socket_cookie);
+        *waiting = left;
+        taken
+    }
+
+    /// Takes those of all sockets but these.
+    pub fn take_but(&self, sockets: &[u64]) -> Vec<MovedDatagrams> {
+        let mut waiting = lock(&self.waiting);
+        let (left, taken) = std::mem::take(&mut *waiting)
+            .into_iter()
+            .partition(|moved| sockets.contains(&moved.socket_cookie));
+        *waiting = left;
+        taken
+    }
+
+    /// Takes all.
+    pub fn take_all(&self) -> Vec<MovedDatagrams> {
+        std::mem::take(&mut lock(&self.waiting))
+    }
+
+    /// Looks at all.
+    pub fn look<T>(&self, work: impl FnOnce(&[MovedDatagrams]) -> T) -> T {
+        work(&lock(&self.waiting))
+    }
+}
+
+impl Shared {
+    /// Where associations wait while another process takes over.
+    pub const fn resting(&self) -> &Resting {
+        &self.resting
+    }
+}
+
+impl Worker {
+    /// Where associations wait while another process takes over.
+    pub fn resting(&self) -> &Resting {
+        self.shared.resting()
     }
 }

@@ -131,7 +131,7 @@ impl Up {
         let folder = tempfile::tempdir().expect("a folder");
         files(folder.path());
         write_config(&folder, top, tables);
-        let mut child = Command::new(env!("CARGO_BIN_EXE_sidetrack"))
+        let mut child = Command::new(upgrading::program())
             .args(["up", "-c"])
             .arg(folder.path().join("sidetrack.toml"))
             .env("SIDETRACK_LOG", "sidetrack=debug")

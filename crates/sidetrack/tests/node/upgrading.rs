@@ -4,11 +4,16 @@ use super::{Record, Up, send};
 use rustix::process::Signal;
 use sidetrack_testkit::eventually;
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// The program under test.
 pub(crate) const SIDETRACK: &str = env!("CARGO_BIN_EXE_sidetrack");
+
+/// The program that runs as a node: that of a measurement, or the one under test.
+pub(crate) fn program() -> PathBuf {
+    std::env::var_os("SIDETRACK_MEASURED").map_or_else(|| SIDETRACK.into(), PathBuf::from)
+}
 
 /// The command `upgrade`, and what it says.
 pub(crate) struct Upgrade {
@@ -30,7 +35,7 @@ impl Drop for Started {
 
 impl Upgrade {
     pub(crate) fn start(folder: &Path, words: &[&str]) -> Self {
-        let mut command = Command::new(SIDETRACK);
+        let mut command = Command::new(program());
         command.arg("upgrade").args(words).arg("--admin").arg(folder.join("admin.sock"));
         let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = piped.spawn().expect("the binary");

@@ -4,6 +4,7 @@
 #[path = "../node/mod.rs"]
 mod node;
 
+mod datagrams;
 mod failures;
 mod load;
 mod moved;

@@ -9,6 +9,7 @@ mod listeners;
 mod loss;
 mod memory;
 mod stays;
+mod ten;
 mod upgrade;
 
 use node::admin::{flows, show};

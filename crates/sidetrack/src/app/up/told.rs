@@ -2,7 +2,7 @@
 
 use crate::admin::{Readiness, Stage};
 use crate::app::node::Node;
-use crate::app::upgrade::{Deeds, Go, Heir, Old, Ours, Parting, Returning, Starter, Verdict, say_counters};
+use crate::app::upgrade::{Go, Heir, Old, Ours, Parting, Returning, Starter, Verdict, say_counters};
 use crate::app::windows::Open;
 use crate::config::{Config, OnCrash};
 use crate::metrics::Carried;
@@ -119,14 +119,7 @@ impl Watch {
             Returning::Earlier.follow(from_old, self.ours.switch.clone(), self.ours.metrics.clone());
             let steered = self.ours.node.steered.used.load(Relaxed);
             let (ours, pipe) = (self.ours.clone(), to_old.try_clone()?);
-            let node = ours.node.clone();
-            let wires = node.clone();
-            let deeds = Deeds {
-                give_back: Box::new(move || ours.give_back(&pipe)),
-                stay: Box::new(move |kept, is_crash| wires.take_over_wires(kept, is_crash)),
-                adopt: Box::new(move |came| node.adopt(came)),
-            };
-            others.verdict = Some(heir.serving(steered, deeds)?);
+            others.verdict = Some(heir.serving(steered, (ours, pipe))?);
             others.to_before = Some(to_old);
         }
         others.gone = others.old.clone().map(Old::follow).transpose()?;

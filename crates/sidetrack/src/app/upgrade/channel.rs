@@ -45,9 +45,29 @@ impl Channel {
         Self { end, reader: Reader::default(), fds: VecDeque::new(), is_greeted: false }
     }
 
-    /// Sends a part.
+    /// Sends a part that the other process must understand.
     pub(super) fn send(
         &mut self,
+        kind: Kind,
+        body: &impl Serialize,
+        fds: &[BorrowedFd<'_>],
+    ) -> anyhow::Result<()> {
+        self.send_with(0, kind, body, fds)
+    }
+
+    /// Sends a part that an older program leaves out.
+    pub(super) fn send_optional(
+        &mut self,
+        kind: Kind,
+        body: &impl Serialize,
+        fds: &[BorrowedFd<'_>],
+    ) -> anyhow::Result<()> {
+        self.send_with(upgrade::OPTIONAL, kind, body, fds)
+    }
+
+    fn send_with(
+        &mut self,
+        flags: u8,
         kind: Kind,
         body: &impl Serialize,
         fds: &[BorrowedFd<'_>],
@@ -56,7 +76,9 @@ impl Channel {
         let count = u8::try_from(fds.len()).context("too many descriptors")?;
         let mut bytes = if self.is_greeted { Vec::new() } else { upgrade::greeting() };
         self.is_greeted = true;
-        bytes.extend(upgrade::part(kind, 0, count, &json).context("a part of the hand-over is too large")?);
+        bytes.extend(
+            upgrade::part(kind, flags, count, &json).context("a part of the hand-over is too large")?,
+        );
         let mut fds = Some(fds);
         for piece in bytes.chunks(scm::MAX_BYTES / 2) {
             let sent = scm::send(&self.end, piece, fds.take().unwrap_or_default());
@@ -109,17 +131,22 @@ impl Channel {
 
     /// The next part, which must be of this kind. A reported failure is an error with its reason.
     pub(super) fn expect(&mut self, kind: Kind, patience: Duration) -> anyhow::Result<Came> {
+        self.expect_one_of(&[kind], patience)
+    }
+
+    /// As [`Self::expect`], for several kinds.
+    pub(super) fn expect_one_of(&mut self, kinds: &[Kind], patience: Duration) -> anyhow::Result<Came> {
         let came = self.next(patience).map_err(|error| match error.downcast_ref::<io::Error>() {
             Some(late) if late.kind() == io::ErrorKind::TimedOut => {
-                anyhow::anyhow!("the other process has not said {kind:?} within {} s", patience.as_secs())
+                anyhow::anyhow!("the other process has not said {kinds:?} within {} s", patience.as_secs())
             }
             _ => error,
         })?;
         let came = came.context("the other process has ended; its log says why")?;
         match came.kind {
             Kind::Failed => Err(anyhow::anyhow!("{}", came.body::<String>()?)),
-            found if found == kind => Ok(came),
-            found => bail!("the other process has said {found:?} instead of {kind:?}"),
+            found if kinds.contains(&found) => Ok(came),
+            found => bail!("the other process has said {found:?} instead of {kinds:?}"),
         }
     }
 

@@ -29,7 +29,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// A flow. Its sockets come with it, then what was read from the client and from the server, if there is anything.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct FlowPart {
+pub(super) struct FlowPart {
     id: u64,
     spared: Spared,
     /// Whether bytes of the client, and of the server, come with it.
@@ -44,7 +44,7 @@ struct FlowPart {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct FlowFacts {
+pub(super) struct FlowFacts {
     intercept: Intercept,
     listener: String,
     client: SocketAddr,
@@ -56,7 +56,7 @@ struct FlowFacts {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct VerdictFacts {
+pub(super) struct VerdictFacts {
     rule: Option<String>,
     /// As in records, without credentials.
     carrier: String,
@@ -64,24 +64,13 @@ struct VerdictFacts {
     agreement: Option<String>,
 }
 
-fn millis(time: Duration) -> u64 {
+pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl FlowPart {
     fn of(moved: &Moved) -> Option<Self> {
-        let Decided { flow, verdict, .. } = &*moved.decided;
-        let verdict = match verdict {
-            None => None,
-            Some(Verdict { rule, action: Action::Carry(carry), why, agreement, .. }) => Some(VerdictFacts {
-                rule: rule.as_ref().map(ToString::to_string),
-                carrier: carry.carrier.to_string(),
-                why: why.to_string(),
-                agreement: agreement.as_ref().map(ToString::to_string),
-            }),
-            Some(_) => return None,
-        };
-        let process = flow.process.as_ref();
+        let (flow, verdict) = facts(&moved.decided)?;
         Some(Self {
             id: moved.id,
             spared: moved.spared.clone(),
@@ -90,35 +79,64 @@ impl FlowPart {
             idle_ms: moved.config.idle.map(millis),
             lifetime_ms: moved.config.lifetime.map(millis),
             linger_ms: millis(moved.config.linger),
-            flow: FlowFacts {
-                intercept: flow.intercept,
-                listener: flow.listener.to_string(),
-                client: flow.client,
-                orig_dst: flow.orig_dst.to_string(),
-                host: flow.host.as_ref().map(ToString::to_string),
-                process: process.map(|process| (process.pid, process.name.clone(), process.uid)),
-                user: flow.user.clone(),
-            },
+            flow,
             verdict,
             note: moved.note.as_ref().map(ToString::to_string),
         })
     }
 
+    /// What was decided.
+    pub(super) fn decided(&self, config: &Config) -> anyhow::Result<Decided> {
+        self.flow.decided(Protocol::Tcp, self.verdict.as_ref(), config)
+    }
+}
+
+/// What is known of a flow, and decided about it. `None`: it is not carried.
+pub(super) fn facts(decided: &Decided) -> Option<(FlowFacts, Option<VerdictFacts>)> {
+    let Decided { flow, verdict, .. } = decided;
+    let verdict = match verdict {
+        None => None,
+        Some(Verdict { rule, action: Action::Carry(carry), why, agreement, .. }) => Some(VerdictFacts {
+            rule: rule.as_ref().map(ToString::to_string),
+            carrier: carry.carrier.to_string(),
+            why: why.to_string(),
+            agreement: agreement.as_ref().map(ToString::to_string),
+        }),
+        Some(_) => return None,
+    };
+    let process = flow.process.as_ref();
+    let flow = FlowFacts {
+        intercept: flow.intercept,
+        listener: flow.listener.to_string(),
+        client: flow.client,
+        orig_dst: flow.orig_dst.to_string(),
+        host: flow.host.as_ref().map(ToString::to_string),
+        process: process.map(|process| (process.pid, process.name.clone(), process.uid)),
+        user: flow.user.clone(),
+    };
+    Some((flow, verdict))
+}
+
+impl FlowFacts {
     /// What was decided, with the rule of this configuration if it still has it.
-    fn decided(&self, config: &Config) -> anyhow::Result<Decided> {
-        let facts = &self.flow;
-        let process = facts.process.clone().map(|(pid, name, uid)| Process { pid, name, uid });
+    pub(super) fn decided(
+        &self,
+        protocol: Protocol,
+        verdict: Option<&VerdictFacts>,
+        config: &Config,
+    ) -> anyhow::Result<Decided> {
+        let process = self.process.clone().map(|(pid, name, uid)| Process { pid, name, uid });
         let flow = Flow {
-            protocol: Protocol::Tcp,
-            intercept: facts.intercept,
-            listener: facts.listener.as_str().into(),
-            client: facts.client,
-            orig_dst: facts.orig_dst.parse().context("a destination")?,
-            host: facts.host.as_deref().and_then(|host| host.parse().ok()),
+            protocol,
+            intercept: self.intercept,
+            listener: self.listener.as_str().into(),
+            client: self.client,
+            orig_dst: self.orig_dst.parse().context("a destination")?,
+            host: self.host.as_deref().and_then(|host| host.parse().ok()),
             process,
-            user: facts.user.clone(),
+            user: self.user.clone(),
         };
-        let Some(facts) = &self.verdict else { return Ok(Decided::new(flow, None)) };
+        let Some(facts) = verdict else { return Ok(Decided::new(flow, None)) };
         let named = config.policy.rules().iter().enumerate().find(|(_, rule)| {
             facts.rule.as_deref() == Some(&*rule.name)
                 && matches!(&rule.action, Action::Carry(carry) if carry.carrier.to_string() == facts.carrier)

@@ -26,14 +26,17 @@ pub(crate) struct Go {
     pub from_old: OwnedFd,
     /// For records that the new process writes after it has given everything back.
     pub to_old: OwnedFd,
+    /// Associations of UDP, until they wait for their sockets.
+    pub associations: Mutex<Vec<Came>>,
 }
 
 impl Go {
-    pub(super) fn read(came: Came) -> anyhow::Result<Self> {
+    pub(super) fn read(came: Came, associations: Vec<Came>) -> anyhow::Result<Self> {
         let GoPart { next_flow, first_path, metrics } = came.body()?;
         let [from_old, to_old] =
             <[OwnedFd; 2]>::try_from(came.fds).ok().context("the pipes of the records are missing")?;
-        Ok(Self { next_flow, first_path, metrics, from_old, to_old })
+        let associations = Mutex::new(associations);
+        Ok(Self { next_flow, first_path, metrics, from_old, to_old, associations })
     }
 }
 

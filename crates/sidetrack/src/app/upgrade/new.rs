@@ -10,16 +10,17 @@
 //! any before Stay --failure--> Failed, and the end: the old process goes on
 //! ```
 
-use super::channel::{Came, Channel};
+use super::channel::Channel;
 use super::heritage::{Go, Heritage};
 use super::obstacles::obstacle;
+use super::old::Ours;
 use super::parts::{Checked, ServingPart, StayPart};
 use crate::config::Config;
 use anyhow::{Context, bail};
 use sidetrack_core::upgrade::Kind;
 use sidetrack_sys::process;
 use sidetrack_sys::sync::lock;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -37,17 +38,6 @@ pub(crate) enum Verdict {
     Stay,
     /// Everything was given back.
     Back,
-}
-
-/// What the new process does when it hears the verdict.
-pub(crate) struct Deeds {
-    /// Before the old process goes on.
-    pub give_back: Box<dyn FnOnce() + Send>,
-    /// Before the old process may end: takes over what only one process can have, but for the flows on the wire in these places;
-    /// true if the old process was killed.
-    pub stay: Box<dyn FnOnce(&[u32], bool) + Send>,
-    /// With each flow that is handed over.
-    pub adopt: Box<dyn Fn(Came) -> anyhow::Result<()> + Send>,
 }
 
 /// The connection to the old process.
@@ -101,7 +91,14 @@ impl Heir {
     pub(crate) fn ready(&self) -> anyhow::Result<Go> {
         self.with(|channel| {
             channel.send(Kind::Ready, &(), &[])?;
-            Go::read(channel.expect(Kind::Go, PATIENCE)?)
+            let mut associations = Vec::new();
+            loop {
+                let came = channel.expect_one_of(&[Kind::Association, Kind::Go], PATIENCE)?;
+                match came.kind {
+                    Kind::Association => associations.push(came),
+                    _ => return Go::read(came, associations),
+                }
+            }
         })
     }
 
@@ -111,21 +108,29 @@ impl Heir {
         let _ = self.with(|channel| channel.send(Kind::Failed, &format!("{error:#}"), &[]));
     }
 
-    /// Says that connections are accepted here, and waits for the verdict on a thread of its own.
+    /// Says that connections are accepted here, and waits for the verdict on a thread of its own. `pipe`: for records after
+    /// everything was given back.
     ///
     /// # Errors
     /// The old process is gone, or there is no thread.
-    pub(crate) fn serving(&self, steered: bool, deeds: Deeds) -> anyhow::Result<oneshot::Receiver<Verdict>> {
+    pub(crate) fn serving(
+        &self,
+        steered: bool,
+        (ours, pipe): (Ours, OwnedFd),
+    ) -> anyhow::Result<oneshot::Receiver<Verdict>> {
         let mut channel = lock(&self.channel).take().context("the hand-over is over")?;
-        channel.send(Kind::Serving, &ServingPart { steered, settles: true }, &[])?;
+        channel.send(Kind::Serving, &ServingPart { steered, settles: true, associations: true }, &[])?;
         let (tell, told) = oneshot::channel();
         let runtime = tokio::runtime::Handle::current();
         let follow = move || {
             let _entered = runtime.enter();
-            let Deeds { give_back, stay, adopt } = deeds;
             let verdict = match channel.next(DECIDED_WITHIN) {
                 Ok(Some(came)) if came.kind == Kind::Back => {
-                    give_back();
+                    ours.give_back(&pipe);
+                    if let Err(error) = ours.send_associations(&mut channel) {
+                        tracing::warn!("associations of UDP are not given back: {error:#}");
+                    }
+                    ours.leave_associations(true);
                     // It may have ended.
                     let _ = channel.send(Kind::Returned, &(), &[]);
                     Verdict::Back
@@ -133,7 +138,8 @@ impl Heir {
                 Ok(Some(came)) => {
                     // The release before this one sends nothing beside it.
                     let StayPart { kept } = came.body::<Option<_>>().ok().flatten().unwrap_or_default();
-                    stay(&kept, false);
+                    ours.node.take_over_wires(&kept, false);
+                    ours.end_associations_without_socket();
                     // It may have been killed.
                     let _ = channel.send(Kind::Settled, &(), &[]);
                     Verdict::Stay
@@ -141,7 +147,8 @@ impl Heir {
                 // It was killed, so nothing can be given back.
                 Ok(None) | Err(_) => {
                     tracing::warn!("the old process has ended before the upgrade was final");
-                    stay(&[], true);
+                    ours.node.take_over_wires(&[], true);
+                    ours.end_associations_without_socket();
                     Verdict::Stay
                 }
             };
@@ -152,7 +159,7 @@ impl Heir {
                 && let Ok(Some(came)) = channel.next(PATIENCE)
                 && came.kind == Kind::Flow
             {
-                if let Err(error) = adopt(came) {
+                if let Err(error) = ours.node.adopt(came) {
                     tracing::error!("a flow of the process before this one is lost: {error:#}");
                 }
             }

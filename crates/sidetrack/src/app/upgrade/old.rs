@@ -168,12 +168,20 @@ pub(crate) struct Old {
     stopping: AtomicBool,
     /// Held while an upgrade is under way.
     giving: Mutex<()>,
+    /// The new process serves the associations of UDP that it was offered.
+    has_associations: AtomicBool,
 }
 
 impl Old {
     /// Nothing is asked for yet.
     pub(crate) const fn new(ours: Ours, starter: Arc<Starter>) -> Self {
-        Self { ours, starter, stopping: AtomicBool::new(false), giving: Mutex::new(()) }
+        Self {
+            ours,
+            starter,
+            stopping: AtomicBool::new(false),
+            giving: Mutex::new(()),
+            has_associations: AtomicBool::new(false),
+        }
     }
 
     /// Does the upgrades that are asked for, on a thread of its own, until another process goes on.
@@ -250,6 +258,7 @@ impl Old {
             Ok(pipe) => {
                 let _ = self.starter.order(&Order::Leave, None);
                 self.ours.leave(&pipe);
+                self.ours.leave_associations(self.has_associations.load(Relaxed));
                 let moved = self.ours.move_flows(&mut channel);
                 command.line(format!("{moved} flows have moved"));
                 drop(rested);
@@ -322,10 +331,14 @@ impl Old {
             first_path: self.ours.node.kernel.paths().next(),
             metrics: metrics.clone(),
         };
-        let gone = channel.send(Kind::Go, &part, &[new_reads.as_fd(), new_writes.as_fd()]);
+        self.has_associations.store(false, Relaxed);
+        let offered = self.ours.send_associations(channel);
+        let gone =
+            offered.and_then(|_| channel.send(Kind::Go, &part, &[new_reads.as_fd(), new_writes.as_fd()]));
         drop((new_reads, new_writes));
         let confirmed = gone.and_then(|()| channel.expect(Kind::Serving, SERVES_WITHIN)).and_then(|came| {
-            let ServingPart { steered, settles } = came.body()?;
+            let ServingPart { steered, settles, associations } = came.body()?;
+            self.has_associations.store(associations, Relaxed);
             if steered {
                 self.ours.node.steered.used.store(true, Relaxed);
             }
@@ -390,11 +403,13 @@ impl Old {
     }
 
     fn take_back(&self, mut channel: Channel, rested: Vec<Rested>, back: Option<(OwnedFd, Carried)>) {
+        let mut associations = Vec::new();
         let returned = channel.send(Kind::Back, &(), &[]).and_then(|()| {
             loop {
                 // What it has said before is of no interest any more.
                 match channel.next(RETURNED_WITHIN)? {
                     Some(came) if came.kind == Kind::Returned => break Ok(()),
+                    Some(came) if came.kind == Kind::Association => associations.push(came),
                     Some(_) => {}
                     None => bail!("it has ended"),
                 }
@@ -405,6 +420,9 @@ impl Old {
             let _ = self.starter.order(&Order::Kill, None);
             // Its end closes the channel: only then are its sockets and the history free.
             while let Ok(Some(_)) = channel.next(RETURNED_WITHIN) {}
+        } else if self.has_associations.load(Relaxed) {
+            // Those that are missing have ended there, with a record.
+            self.ours.take_associations(associations);
         }
         self.ours.node.take_over_wires(&[], false);
         self.ours.node.shared.number_from(self.ours.node.shared.flows_numbered() + NUMBERS_GIVEN);

@@ -65,6 +65,9 @@ pub(super) struct ServingPart {
     /// Whether it says [`sidetrack_core::upgrade::Kind::Settled`]. The release before this one does not.
     #[serde(default)]
     pub settles: bool,
+    /// Whether it goes on with associations of UDP.
+    #[serde(default)]
+    pub associations: bool,
 }
 
 /// Where to go on. The pipes come with it: records that the old process still writes, and records that the new one gives back.

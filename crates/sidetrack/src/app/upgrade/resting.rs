@@ -54,6 +54,7 @@ impl Node {
         let served = std::mem::take(&mut *lock(&self.served));
         self.leaving.store(true, Relaxed);
         self.shared.leave();
+        self.shared.resting().set(true);
         // The process that goes on sees the ends of the kernel's flows.
         if let Some(recording) = lock(&self.recording).take() {
             recording.abort();
@@ -71,6 +72,7 @@ impl Node {
         let Some(fleet) = fleet.as_ref() else { return };
         let mut served = lock(&self.served);
         self.shared.stay();
+        self.shared.resting().set(false);
         self.leaving.store(false, Relaxed);
         for Rested { listener, bound } in rested {
             let serving = bound.into_iter().map(|bound| fleet.serve(bound)).collect();

@@ -9,6 +9,7 @@ use sidetrack_sys::udp::batch::{Batch, Target};
 use sidetrack_sys::{sockopt, udp};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -24,6 +25,19 @@ impl Direct {
     /// Makes a path without sockets: each is opened for the first datagram of its family.
     pub const fn new(dialing: Arc<Dialing>) -> Self {
         Self { dialing, v4: None, v6: None }
+    }
+
+    /// A path with these sockets of an earlier process.
+    ///
+    /// # Errors
+    /// The kernel cannot watch one.
+    pub fn with(dialing: Arc<Dialing>, sockets: Vec<OwnedFd>) -> io::Result<Self> {
+        let mut direct = Self::new(dialing);
+        for socket in sockets.into_iter().map(std::net::UdpSocket::from) {
+            let place = if socket.local_addr()?.is_ipv4() { &mut direct.v4 } else { &mut direct.v6 };
+            *place = Some(UdpSocket::new(socket)?);
+        }
+        Ok(direct)
     }
 
     fn socket(&mut self, to: SocketAddr) -> io::Result<&UdpSocket> {
@@ -52,6 +66,10 @@ impl Datagrams for Direct {
         let to = admitted.address();
         let socket = self.socket(to).map_err(|error| lost(&error, to))?;
         socket.send_one(payload, Some(&Target { to, from: None })).map_err(|error| lost(&error, to))
+    }
+
+    fn sockets(&self) -> Option<Vec<BorrowedFd<'_>>> {
+        Some([&self.v4, &self.v6].into_iter().flatten().map(AsFd::as_fd).collect())
     }
 
     fn poll_receive(

@@ -24,6 +24,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
 use std::task::{Context, Poll};
 
 /// Batches that are taken from one socket before its task looks at the others.
@@ -103,6 +104,11 @@ pub trait Datagrams: fmt::Debug {
 
     /// Returns what carries them, if the carrier leaves a choice.
     fn taken(&self) -> Option<Taken> {
+        None
+    }
+
+    /// Returns the sockets of a path without hops: another process can go on with them. `None`: it has hops.
+    fn sockets(&self) -> Option<Vec<BorrowedFd<'_>>> {
         None
     }
 

@@ -7,6 +7,7 @@ use sidetrack_sys::udp::errors::{self, AboutDatagram};
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::task::{Context, Poll};
 
 /// A UDP socket. Belongs to the thread that created it.
@@ -72,6 +73,12 @@ impl UdpSocket {
     /// Fails as `getsockname(2)` does.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
+    }
+}
+
+impl AsFd for UdpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 
