@@ -57,7 +57,7 @@ impl Memory {
 }
 
 /// Says when memory becomes short, and when there is enough again.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pressure {
     is_short: bool,
     /// Bytes that all caches may have together. `None`: as many as they are configured for.
@@ -75,7 +75,6 @@ pub enum Change {
 
 impl Pressure {
     /// Starts with enough memory.
-    #[expect(clippy::new_without_default, reason = "as all machines")]
     pub const fn new() -> Self {
         Self { is_short: false, caches: None }
     }
