@@ -46,20 +46,6 @@ fn no_reload_cuts_a_flow() {
 }
 
 #[test]
-fn a_full_disk_costs_no_flow_and_writing_goes_on_by_itself() {
-    let mut tally = Tally::default();
-    if let Some(text) = part(&mut tally, "disk") {
-        for row in ["| records | full |", "| history | full |", "| cache | full |", "| records | read-only |"]
-        {
-            assert!(text.contains(row), "{row}: {text}");
-        }
-        // Something was lost, so that it was full.
-        assert!(!text.contains(" torn, 0 lost. History"), "{text}");
-    }
-    tally.finish();
-}
-
-#[test]
 fn jumps_of_the_clock_cut_no_flow() {
     let mut tally = Tally::default();
     if let Some(text) = part(&mut tally, "clock") {

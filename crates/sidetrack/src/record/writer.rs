@@ -23,6 +23,9 @@ const KEEP_ROOM: usize = 2 * PIECE;
 /// How often to check whether the file was moved away from its name (log rotation).
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// Time without another failure after which writing works again.
+const CALM: Duration = Duration::from_secs(1);
+
 /// Pause before a write that would block is tried again.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -315,8 +318,8 @@ struct Writing {
     output: Box<dyn Output>,
     /// The last line has no end yet, because writing failed within it.
     torn: bool,
-    /// While writing fails: how many lines were lost so far.
-    failing: Option<u64>,
+    /// While writing fails: how many lines were lost so far, and when it failed last.
+    failing: Option<(u64, Instant)>,
 }
 
 impl Writing {
@@ -398,11 +401,12 @@ impl Writing {
                  records are written again"
             );
         }
-        self.failing = Some(self.failing.unwrap_or(0) + lost);
+        self.failing = Some((self.failing.map_or(0, |(before, _)| before) + lost, Instant::now()));
     }
 
+    /// A full disk may take a short line after it has refused a long one: that is not the end of the trouble.
     fn works_again(&mut self) {
-        if let Some(lost) = self.failing.take() {
+        if let Some((lost, _)) = self.failing.take_if(|(_, failed)| failed.elapsed() >= CALM) {
             self.shared.state().trouble = None;
             tracing::info!(target_name = self.output.name(), lost, "records are written again");
         }

@@ -126,7 +126,7 @@ pub(super) struct Done {
 fn configuration() -> String {
     format!(
         "version = 1\nworkers = 2\ndefault = \"direct\"\n[admin]\nsocket = \"FOLDER/gateway.sock\"\n\
-         [record]\nto = \"FOLDER/records/flows.jsonl\"\n[history]\npath = \"FOLDER/history/flows\"\n\
+         [record]\nto = \"FOLDER/records/flows.jsonl\"\n[history]\npath = \"FOLDER/history/flows\"\ncounters = false\n\
          [[listen]]\nname = \"echo\"\nkind = \"reverse\"\naddress = \"{GATEWAY}:{TO_ECHO}\"\nto = \"{SERVER}:{ECHO}\"\n\
          [[listen]]\nname = \"web\"\nkind = \"http\"\naddress = \"{GATEWAY}:{PROXY}\"\n\
          cache = {{ memory_bytes = 1048576, disk = \"FOLDER/cache/stored\", disk_bytes = 1073741824 }}\n\
