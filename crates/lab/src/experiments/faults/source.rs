@@ -42,8 +42,9 @@ impl Source {
                 // A client that is gone fails otherwise than one that is full.
                 clients.retain_mut(|client| {
                     loop {
-                        match client.write(&bytes) {
-                            Ok(_) => {}
+                        match client.write(&bytes).map(|taken| taken > 0) {
+                            Ok(takes) if takes => {}
+                            Ok(_) => return false,
                             Err(error) => return error.kind() == std::io::ErrorKind::WouldBlock,
                         }
                     }
