@@ -15,20 +15,24 @@ web_server server 10.80.2.2:80 'Hello from nginx behind the tunnel'
 head -c 5000000 /dev/urandom >"$work/web/html/large"
 wait_for web server 10.80.2.2 80
 
-say '2. An authority, and a key for each end.'
-show 'sidetrack tunnel ca'
-show 'sidetrack tunnel key --name far.example --ca ca-private.pem     (and near.example)'
-"$sidetrack" tunnel ca --out "$work/ca" | sed 's/^/    /'
-for name in near far; do
-    "$sidetrack" tunnel key --name "$name.example" --ca "$work/ca-private.pem" --out "$work/$name.pem" | sed 's/^/    /'
-done
+say '2. The near side joins the far side by an invitation: one line of text, used once.'
+cp "$here/far.toml" "$here/near.toml" "$work"
+show 'sidetrack tunnel invite near.example --address 10.80.1.1 --to 10.80.2.0/24      (on far)'
+start invite far "$sidetrack" tunnel invite near.example -c "$work/far.toml" --address 10.80.1.1 --to 10.80.2.0/24
+invite=${started[-1]}
+wait_for_lines "$work/invite.log" 1 '^sidetrack1:'
+invitation=$(grep -m 1 '^sidetrack1:' "$work/invite.log")
+echo "    $invitation"
+show 'sidetrack tunnel join sidetrack1:... --name far --to 10.80.2.0/24               (on near)'
+on near "$sidetrack" tunnel join "$invitation" -c "$work/near.toml" --name far --to 10.80.2.0/24 | sed 's/^/    /'
+wait "$invite" || fail 'the far side should know that the near side has joined'
 
-say '3. Both ends.'
-sed 's/^/    | /' "$here/far.toml" "$here/near.toml"
-start far far "$sidetrack" up -c "$here/far.toml"
+say '3. Both ends. The commands have made the keys and completed both files.'
+sed 's/^/    | /' "$work/far.toml" "$work/near.toml"
+start far far "$sidetrack" up -c "$work/far.toml"
 wait_for far far 10.80.1.1 4433
-start near near "$sidetrack" up -c "$here/near.toml"
-wait_for near near 127.0.0.1 15001
+start near near "$sidetrack" up -c "$work/near.toml"
+wait_for_lines "$work/near.log" 1 ': ready'
 
 say '4. Plain curl, told nothing.'
 show 'curl http://10.80.2.2/'
@@ -56,12 +60,10 @@ wait_for_lines "$work/near.jsonl" 1 'the far side says unreachable'
 if grep -qv '^10\.80\.2\.1 ' "$work/web/logs/access.log"; then fail 'somebody else than the far side reached nginx'; fi
 
 say '6. A stranger with a key of its own is not let in.'
-mkdir "$work/stranger"
-"$sidetrack" tunnel ca --out "$work/stranger/ca" >/dev/null
-"$sidetrack" tunnel key --name near.example --ca "$work/stranger/ca-private.pem" --out "$work/stranger/near.pem" >/dev/null
-sed -e "s#/run/example/near.pem#$work/stranger/near.pem#" -e 's#15001#15002#' -e 's#near.sock#stranger.sock#' \
-    -e 's#near.jsonl#stranger.jsonl#' -e 's#^kind = "redirect"#kind = "reverse"\nto = "10.80.2.2:80"#' \
-    -e '/^dst\|^ports/d' "$here/near.toml" >"$work/stranger.toml"
+"$sidetrack" tunnel key --name near.example --out "$work/stranger.pem" >/dev/null
+sed -e 's#near.example.pem#stranger.pem#' -e 's#near.sock#stranger.sock#' -e 's#near.jsonl#stranger.jsonl#' \
+    -e 's#^kind = "redirect"#kind = "reverse"\naddress = "127.0.0.1:15002"\nto = "10.80.2.2:80"#' -e '/^dst/d' \
+    "$work/near.toml" >"$work/stranger.toml"
 start stranger near "$sidetrack" up -c "$work/stranger.toml"
 wait_for stranger near 127.0.0.1 15002
 if on near curl -sS --max-time 60 http://127.0.0.1:15002/; then fail 'the stranger was let in'; fi

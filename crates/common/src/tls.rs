@@ -5,6 +5,7 @@ mod believe;
 mod make;
 mod own;
 mod pin;
+mod raw;
 mod roots;
 mod sign;
 mod towards;
@@ -13,7 +14,8 @@ mod trust;
 pub use believe::{Believe, Believing};
 pub use make::{Made, MakeError, authority, self_signed, signed};
 pub use own::Own;
-pub use pin::{Pin, PinError};
+pub use pin::{Peer, Pin, PinError};
+pub use raw::RawKey;
 pub use roots::{BUNDLES, Roots, certificates_in, system_bundle};
 pub use sign::{MadeAuthority, Scope, Signer, server_name, tap_authority};
 pub use towards::towards;
@@ -22,7 +24,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, ServerConfig};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// The peers that are trusted.
 #[derive(Clone, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub enum Trust {
     Authority(Arc<str>),
     /// Peers that own one of these keys. Names and dates in their certificates are ignored.
     Pins(Vec<Pin>),
+    /// The same, and a peer with a name must show a certificate with this name.
+    Peers(Vec<Peer>),
 }
 
 /// An identity and the trusted peers: what either end of a connection between our own nodes needs.
@@ -38,6 +42,8 @@ pub enum Trust {
 pub struct Mutual {
     identity_pem: Arc<str>,
     trust: Trust,
+    /// The pinned peers, if `trust` has any. The verifiers of all copies share them.
+    peers: Arc<RwLock<Vec<Peer>>>,
     alpn: &'static [u8],
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
@@ -68,7 +74,8 @@ impl Mutual {
         let chain = certificates(identity_pem).map_err(identity)?;
         let key = PrivateKeyDer::from_pem_slice(identity_pem.as_bytes())
             .map_err(|error| identity(error.to_string()))?;
-        let verifier = trust::Verifiers::new(&trust)?;
+        let peers = Arc::new(RwLock::new(trust.peers()));
+        let verifier = trust::Verifiers::new(&trust, &peers)?;
         let versions = &[&rustls::version::TLS13];
         let mut client = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(versions)?
@@ -82,7 +89,7 @@ impl Mutual {
         client.alpn_protocols = vec![alpn.to_vec()];
         server.alpn_protocols = vec![alpn.to_vec()];
         let (client, server) = (Arc::new(client), Arc::new(server));
-        Ok(Self { identity_pem: identity_pem.into(), trust, alpn, client, server })
+        Ok(Self { identity_pem: identity_pem.into(), trust, peers, alpn, client, server })
     }
 
     /// The configuration of the end that opens connections.
@@ -99,11 +106,47 @@ impl Mutual {
     pub fn server(&self) -> Arc<ServerConfig> {
         self.server.clone()
     }
+
+    /// Whether `new` trusts the same pinned peers and more, and nothing else differs.
+    pub fn grows_into(&self, new: &Self) -> bool {
+        let (ours, theirs) = (read(&self.peers), read(&new.peers));
+        !ours.is_empty() && self.is_same_end(new) && ours.iter().all(|peer| theirs.contains(peer))
+    }
+
+    /// Trusts the pinned peers of `new` from now on, in all copies. Connections that stand are not touched.
+    pub fn grow(&self, new: &Self) {
+        *self.peers.write().unwrap_or_else(PoisonError::into_inner) = read(&new.peers);
+    }
+
+    fn is_same_end(&self, other: &Self) -> bool {
+        self.identity_pem == other.identity_pem && self.alpn == other.alpn
+    }
+}
+
+/// Returns the pinned peers now.
+fn read(peers: &RwLock<Vec<Peer>>) -> Vec<Peer> {
+    peers.read().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+impl Trust {
+    /// Returns the pinned peers.
+    fn peers(&self) -> Vec<Peer> {
+        match self {
+            Self::Authority(_) => Vec::new(),
+            Self::Pins(pins) => pins.iter().copied().map(Peer::from).collect(),
+            Self::Peers(peers) => peers.clone(),
+        }
+    }
 }
 
 impl PartialEq for Mutual {
     fn eq(&self, other: &Self) -> bool {
-        self.identity_pem == other.identity_pem && self.trust == other.trust && self.alpn == other.alpn
+        let is_trust_same = match (&self.trust, &other.trust) {
+            (Trust::Authority(ours), Trust::Authority(theirs)) => ours == theirs,
+            (Trust::Authority(_), _) | (_, Trust::Authority(_)) => false,
+            _ => read(&self.peers) == read(&other.peers),
+        };
+        is_trust_same && self.is_same_end(other)
     }
 }
 
@@ -121,6 +164,7 @@ impl fmt::Debug for Trust {
         match self {
             Self::Authority(_) => f.write_str("Authority"),
             Self::Pins(pins) => f.debug_tuple("Pins").field(pins).finish(),
+            Self::Peers(peers) => f.debug_tuple("Peers").field(peers).finish(),
         }
     }
 }

@@ -32,6 +32,7 @@ pub mod hold;
 pub mod host_name;
 pub mod http;
 pub mod icmp;
+pub mod invitation;
 pub mod ipfix;
 pub mod jail;
 pub mod ldap;

@@ -7,6 +7,9 @@ use std::ops::Range;
 /// What stands in `ps` where a password stood.
 const MASK: u8 = b'*';
 
+/// The beginning of an invitation.
+const INVITATION: &[u8] = b"sidetrack1:";
+
 /// Overwrites the passwords of all arguments that look like `scheme://user:password@host`. Returns how many there were.
 ///
 /// To be called first thing in `main`, after the arguments have been copied: [`std::env::args_os`] reads the same memory.
@@ -53,8 +56,12 @@ fn passwords(arguments: &[u8]) -> Vec<Range<usize>> {
     found
 }
 
-/// Where the password stands in one argument, such as `--via=socks5://user:password@host`.
+/// Where the password stands in one argument, such as `--via=socks5://user:password@host`. An invitation to a tunnel or an overlay
+/// is a password from its colon on.
 fn password(argument: &[u8]) -> Option<Range<usize>> {
+    if argument.starts_with(INVITATION) {
+        return Some(INVITATION.len()..argument.len());
+    }
     let authority = argument.windows(3).position(|bytes| bytes == b"://")? + 3;
     let rest = argument.get(authority..)?;
     // Up to the last '@': a password that should have been percent-encoded and was not is hidden, too.
@@ -74,6 +81,7 @@ mod tests {
         assert_eq!(shown("socks5://ann:secret@gw:1080").as_deref(), Some("secret"));
         assert_eq!(shown("--via=http://ann:s%40c@[::1]:3128?tfo=true").as_deref(), Some("s%40c"));
         assert_eq!(shown("socks6://ann:a:b/c@d@gw").as_deref(), Some("a:b/c@d"));
+        assert_eq!(shown("sidetrack1:abc_-").as_deref(), Some("abc_-"));
         for none in
             ["", "://", "://@", "socks5://gw:1080", "socks5://ann@gw", "socks5://ann:@gw", "ann:secret@gw"]
         {

@@ -14,7 +14,8 @@ pub struct Pin([u8; 32]);
 /// The text is not a pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a pin is written sha256//BASE64 with 44 characters of Base64: `sidetrack tunnel pin FILE` prints it"
+    "a pin is written sha256//BASE64 with 44 characters of Base64: `sidetrack tunnel pin FILE` prints it. A name may stand \
+     before it: near.example=sha256//BASE64"
 )]
 pub struct PinError;
 
@@ -35,6 +36,64 @@ impl Pin {
         let first = certificates.first().ok_or("there is no CERTIFICATE")?;
         let parsed = webpki::EndEntityCert::try_from(first).map_err(|error| error.to_string())?;
         Ok(Self::of_key(&parsed.subject_public_key_info()))
+    }
+}
+
+impl From<[u8; 32]> for Pin {
+    fn from(hash: [u8; 32]) -> Self {
+        Self(hash)
+    }
+}
+
+impl From<Pin> for [u8; 32] {
+    fn from(pin: Pin) -> Self {
+        pin.0
+    }
+}
+
+/// A trusted peer: its pin, and the name that its certificate must have. Without a name every name is accepted.
+///
+/// Rules know a near side of a tunnel by the name of its certificate, which its owner chooses. With a name here, the owner of one
+/// key cannot take the name of another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The hash of its key.
+    pub pin: Pin,
+    /// Its name, in lower case.
+    pub name: Option<String>,
+}
+
+impl FromStr for Peer {
+    type Err = PinError;
+
+    /// Parses a pin, or `NAME=PIN`.
+    fn from_str(text: &str) -> Result<Self, PinError> {
+        let at = text.find(PREFIX).ok_or(PinError)?;
+        let pin = text.get(at..).ok_or(PinError)?.parse()?;
+        let name = match text.get(..at).ok_or(PinError)? {
+            "" => None,
+            named => {
+                let name = named.strip_suffix('=').ok_or(PinError)?;
+                rustls::pki_types::DnsName::try_from(name).map_err(|_| PinError)?;
+                Some(name.to_ascii_lowercase())
+            }
+        };
+        Ok(Self { pin, name })
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            None => self.pin.fmt(f),
+            Some(name) => write!(f, "{name}={}", self.pin),
+        }
+    }
+}
+
+impl From<Pin> for Peer {
+    fn from(pin: Pin) -> Self {
+        Self { pin, name: None }
     }
 }
 

@@ -165,3 +165,35 @@ fn pins_read_as_they_are_written() {
         assert_eq!(bad.parse::<Pin>(), Err(PinError), "{bad}");
     }
 }
+
+#[test]
+fn a_pin_may_have_a_name_and_then_only_this_name_is_trusted() {
+    let made = self_signed("near.test", 1).expect("a key");
+    let pin = Pin::of_pem(&made.certificate_pem).expect("a pin");
+    assert_eq!(RawKey::of_pem(&made.identity_pem()).expect("a key").pin(), pin);
+    for (text, name) in [(pin.to_string(), None), (format!("Near.Test={pin}"), Some("near.test".to_owned()))]
+    {
+        let peer: Peer = text.parse().expect("a peer");
+        assert_eq!(peer, Peer { pin, name });
+        assert_eq!(
+            peer.to_string(),
+            text.to_ascii_lowercase().replace(&pin.to_string().to_ascii_lowercase(), &pin.to_string())
+        );
+    }
+    for wrong in
+        [format!("a b={pin}"), format!("={pin}"), format!("near.test{pin}"), "near.test=x".to_owned()]
+    {
+        assert_eq!(wrong.parse::<Peer>(), Err(PinError), "{wrong}");
+    }
+    let own = made.identity_pem();
+    let with = |peers: &[&Peer]| {
+        Mutual::new(&own, Trust::Peers(peers.iter().map(|peer| (*peer).clone()).collect()), b"test")
+            .expect("an end")
+    };
+    let (one, two) = (Peer::from(pin), Peer { pin, name: Some("other.test".into()) });
+    let (small, large) = (with(&[&one]), with(&[&two, &one]));
+    assert!(small.grows_into(&large) && small.grows_into(&small) && !large.grows_into(&small));
+    let copy = small.clone();
+    copy.grow(&large);
+    assert!(small == large && !small.grows_into(&with(&[&one])));
+}

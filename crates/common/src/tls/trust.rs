@@ -1,13 +1,13 @@
 //! The two ways to trust a peer, for both ends of a connection.
 
 use super::believe::{Believe, Believing};
-use super::{Pin, Roots, TlsError, Trust, provider};
+use super::{Peer, Pin, Roots, TlsError, Trust, peer_name, provider};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerifier};
 use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls13_signature};
 use rustls::pki_types::CertificateDer;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::{CertificateError, DigitallySignedStruct, SignatureScheme};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// The verifiers of servers' and of clients' certificates.
 pub(super) struct Verifiers {
@@ -16,15 +16,16 @@ pub(super) struct Verifiers {
 }
 
 impl Verifiers {
-    pub(super) fn new(trust: &Trust) -> Result<Self, TlsError> {
+    /// The verifiers for this trust. They read the pinned peers at each handshake.
+    pub(super) fn new(trust: &Trust, peers: &Arc<RwLock<Vec<Peer>>>) -> Result<Self, TlsError> {
         match trust {
             Trust::Authority(pem) => {
                 let roots = Roots::of(pem)?;
                 Ok(Self { servers: roots.verifier()?, clients: roots.client_verifier()? })
             }
-            Trust::Pins(pins) => {
+            Trust::Pins(_) | Trust::Peers(_) => {
                 let algorithms = provider().signature_verification_algorithms;
-                let pinned = Arc::new(Believing(Pinned { pins: pins.clone(), algorithms }));
+                let pinned = Arc::new(Believing(Pinned { peers: peers.clone(), algorithms }));
                 Ok(Self { servers: pinned.clone(), clients: pinned })
             }
         }
@@ -34,7 +35,7 @@ impl Verifiers {
 /// Trusts peers that own one of the pinned keys.
 #[derive(Debug)]
 struct Pinned {
-    pins: Vec<Pin>,
+    peers: Arc<RwLock<Vec<Peer>>>,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
@@ -44,7 +45,12 @@ impl Believe for Pinned {
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), rustls::Error> {
         let parsed = webpki::EndEntityCert::try_from(certificate)
             .map_err(|_| rustls::Error::InvalidCertificate(CertificateError::BadEncoding))?;
-        if self.pins.contains(&Pin::of_key(&parsed.subject_public_key_info())) {
+        let pin = Pin::of_key(&parsed.subject_public_key_info());
+        let peers = self.peers.read().unwrap_or_else(PoisonError::into_inner);
+        let mut named = peers.iter().filter(|peer| peer.pin == pin);
+        let is_trusted =
+            named.any(|peer| peer.name.as_ref().is_none_or(|name| *name == peer_name(certificate)));
+        if is_trusted {
             Ok(())
         } else {
             Err(rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))

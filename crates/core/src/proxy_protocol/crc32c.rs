@@ -24,7 +24,7 @@ const fn table() -> [u32; 256] {
 }
 
 /// Returns the checksum of `bytes`.
-pub(super) fn checksum(bytes: &[u8]) -> u32 {
+pub(crate) fn checksum(bytes: &[u8]) -> u32 {
     checksum_without(bytes, 0..0)
 }
 

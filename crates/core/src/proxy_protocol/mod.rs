@@ -6,7 +6,7 @@
 //! and valid, nothing may be sent to the neighbour, and no byte behind it may be used. An invalid header ends the
 //! connection.
 
-mod crc32c;
+pub(crate) mod crc32c;
 mod tlv;
 mod v1;
 mod v2;

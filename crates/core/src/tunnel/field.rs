@@ -12,18 +12,18 @@ const IPV6: u8 = 4;
 const CRITICAL: u8 = 128;
 
 /// A message that is being encoded.
-pub(super) struct Writer {
+pub(crate) struct Writer {
     bytes: Vec<u8>,
 }
 
 impl Writer {
-    pub(super) fn new(kind: u8) -> Self {
+    pub(crate) fn new(kind: u8) -> Self {
         Self { bytes: vec![kind, 0, 0] }
     }
 
     /// Appends a field whose value consists of these parts. If the value is too long for its length field, the whole
     /// message is too long, and [`Self::finish`] fails.
-    pub(super) fn put(&mut self, field: u8, parts: &[&[u8]]) {
+    pub(crate) fn put(&mut self, field: u8, parts: &[&[u8]]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         self.bytes.push(field);
         self.bytes.extend_from_slice(&u16::try_from(length).unwrap_or(u16::MAX).to_be_bytes());
@@ -31,7 +31,7 @@ impl Writer {
     }
 
     /// Appends a field with an address or name, and a port.
-    pub(super) fn put_destination(&mut self, field: u8, destination: &Destination) {
+    pub(crate) fn put_destination(&mut self, field: u8, destination: &Destination) {
         let port = destination.port.to_be_bytes();
         match &destination.host {
             Host::Ip(ip) => match ip.to_canonical() {
@@ -42,7 +42,7 @@ impl Writer {
         }
     }
 
-    pub(super) fn finish(mut self) -> Result<Vec<u8>, MessageError> {
+    pub(crate) fn finish(mut self) -> Result<Vec<u8>, MessageError> {
         let length = self.bytes.len() - HEAD;
         let length =
             u16::try_from(length).ok().filter(|_| length <= BODY_MAX).ok_or(MessageError::TooLong)?;
@@ -52,7 +52,7 @@ impl Writer {
 }
 
 /// Returns the kind and the body of the message at the beginning of `bytes`. `None` if it is not complete.
-pub(super) fn body(bytes: &[u8]) -> Result<Option<(u8, &[u8])>, MessageError> {
+pub(crate) fn body(bytes: &[u8]) -> Result<Option<(u8, &[u8])>, MessageError> {
     let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else { return Ok(None) };
     let [kind, high, low] = *head;
     let length = usize::from(u16::from_be_bytes([high, low]));
@@ -64,7 +64,7 @@ pub(super) fn body(bytes: &[u8]) -> Result<Option<(u8, &[u8])>, MessageError> {
 
 /// Parses the message at the beginning of `bytes` with `read`, which gets its kind and fields. Rejects a wrong kind
 /// before the rest has arrived.
-pub(super) fn parse<T>(
+pub(crate) fn parse<T>(
     bytes: &[u8],
     kinds: &[u8],
     read: impl FnOnce(u8, Fields<'_>) -> Result<T, MessageError>,
@@ -83,7 +83,7 @@ pub(super) fn parse<T>(
 }
 
 /// The fields of a message, in order.
-pub(super) struct Fields<'a> {
+pub(crate) struct Fields<'a> {
     rest: &'a [u8],
 }
 
@@ -104,12 +104,12 @@ impl<'a> Iterator for Fields<'a> {
 }
 
 /// Handles a field that this version does not know: fails if it must be understood.
-pub(super) const fn unknown(field: u8) -> Result<(), MessageError> {
+pub(crate) const fn unknown(field: u8) -> Result<(), MessageError> {
     if field >= CRITICAL { Err(MessageError::Unknown(field)) } else { Ok(()) }
 }
 
 /// Sets a value that may be set only once.
-pub(super) fn once<T>(slot: &mut Option<T>, field: u8, value: T) -> Result<(), MessageError> {
+pub(crate) fn once<T>(slot: &mut Option<T>, field: u8, value: T) -> Result<(), MessageError> {
     match slot.replace(value) {
         None => Ok(()),
         Some(_) => Err(MessageError::Twice(field)),
@@ -117,7 +117,7 @@ pub(super) fn once<T>(slot: &mut Option<T>, field: u8, value: T) -> Result<(), M
 }
 
 /// Parses a field that [`Writer::put_destination`] wrote.
-pub(super) fn destination(field: u8, value: &[u8]) -> Result<Destination, MessageError> {
+pub(crate) fn destination(field: u8, value: &[u8]) -> Result<Destination, MessageError> {
     let bad = MessageError::BadField(field);
     let (&[kind, high, low], host) = value.split_first_chunk::<3>().ok_or(bad)?;
     let host = match kind {
@@ -130,6 +130,6 @@ pub(super) fn destination(field: u8, value: &[u8]) -> Result<Destination, Messag
 }
 
 /// Parses a text.
-pub(super) fn text(field: u8, value: &[u8]) -> Result<&str, MessageError> {
+pub(crate) fn text(field: u8, value: &[u8]) -> Result<&str, MessageError> {
     std::str::from_utf8(value).map_err(|_| MessageError::BadField(field))
 }

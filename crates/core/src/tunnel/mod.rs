@@ -28,7 +28,7 @@
 //! tables.
 
 pub mod datagram;
-mod field;
+pub(crate) mod field;
 mod greeting;
 mod reply;
 mod request;

@@ -277,7 +277,7 @@ fn crates_depend_one_way() {
 }
 
 /// Files of the program that connect to something, and why the gate (`carry/gate.rs`) is not asked.
-const CONNECTS: [(&str, &str); 9] = [
+const CONNECTS: [(&str, &str); 10] = [
     ("control/src/domain/authoriser.rs", "the reasoner of a domain's agent, which its own file names"),
     ("control/src/link.rs", "an orchestrator, in a process of its own, which its own file names"),
     ("control/src/store/etcd/client.rs", "the members of etcd, which the orchestrator's own file names"),
@@ -289,6 +289,10 @@ const CONNECTS: [(&str, &str); 9] = [
     (
         "sidetrack/src/carry/tunnel/quic.rs",
         "datagrams to the far side of a tunnel, which the configuration names",
+    ),
+    (
+        "sidetrack/src/cli/invite/guest.rs",
+        "a command joins at the addresses of the invitation that its user gave it",
     ),
     ("sidetrack/src/dns/forward.rs", "the name servers of the host's resolv.conf, or those of `[dns]`"),
     ("sidetrack/src/doctor/collectors.rs", "a command tries the collectors that its own file names"),

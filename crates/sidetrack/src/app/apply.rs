@@ -90,7 +90,7 @@ impl Node {
         let kept = |listener: &Listener| {
             // The handshake timeout is part of the state that a SOCKS listener's connections share.
             let same = change.old.limits.handshake_timeout_ms == new.limits.handshake_timeout_ms;
-            served.iter().any(|served| same && served.listener == *listener)
+            served.iter().any(|served| same && is_kept(&served.listener, listener))
         };
         let of_old =
             served.iter().flat_map(|served| &served.serving).map(|serving| serving.listening.address);
@@ -119,8 +119,8 @@ impl Node {
         anyhow::ensure!(!self.leaving.load(Relaxed), "sidetrack is shutting down");
         let fresh = self.bind_fresh(change, &served)?;
         let stays = |served: &Served| {
-            new.listeners.contains(&served.listener)
-                && !fresh.iter().any(|(fresh, _)| *fresh == served.listener)
+            new.listeners.iter().any(|listener| is_kept(&served.listener, listener))
+                && !fresh.iter().any(|(fresh, _)| is_kept(&served.listener, fresh))
         };
         let old = served.iter().filter(|served| stays(served)).flat_map(|served| &served.serving);
         let listening = old
@@ -136,6 +136,10 @@ impl Node {
         // From here on nothing can fail.
         let (stay, go): (Vec<_>, Vec<_>) = served.drain(..).partition(stays);
         *served = stay;
+        for served in served.iter() {
+            let grown = new.listeners.iter().find(|listener| served.listener.grows_into(listener));
+            grown.into_iter().for_each(|listener| served.listener.grow(listener));
+        }
         for (listener, bound) in fresh {
             let serving = bound.into_iter().map(|bound| fleet.serve(bound)).collect();
             served.push(Served { listener, serving });
@@ -230,4 +234,9 @@ pub(super) fn remove_orphan() {
         Ok(Err(error)) => tracing::warn!(%error, "cannot look for rules left by a crash"),
         Err(error) => tracing::warn!(%error, "cannot look for rules left by a crash"),
     }
+}
+
+/// Whether a listener serves on with its new settings: they are the same, or only trust more peers.
+fn is_kept(old: &Listener, new: &Listener) -> bool {
+    old == new || old.grows_into(new)
 }

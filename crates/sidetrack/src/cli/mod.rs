@@ -19,6 +19,7 @@ pub mod explain;
 pub mod flows;
 pub mod functions;
 pub mod graph;
+pub mod invite;
 pub mod jobs;
 pub mod login;
 mod mend;

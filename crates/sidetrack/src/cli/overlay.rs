@@ -4,6 +4,7 @@ mod groups;
 
 use super::Printed;
 use super::flows::which;
+use super::invite::overlay as invite;
 use crate::admin::Client;
 use crate::overlay::{
     BenchView, DatagramsView, LegView, LinkSettingView, LinkView, PacedView, PacketBenchView, PathView,
@@ -40,6 +41,10 @@ enum OverlayCommand {
         /// File of the secret key
         file: PathBuf,
     },
+    Invite(invite::InviteArgs),
+    Join(invite::JoinArgs),
+    Table(invite::TableArgs),
+    Update(invite::UpdateArgs),
     /// Shows links, paths and sessions
     Status {
         /// Prints one JSON object
@@ -166,6 +171,13 @@ pub fn run(args: &OverlayArgs) -> anyhow::Result<ExitCode> {
     if let OverlayCommand::Key { file } = &args.command {
         let printed = Printed { out: format!("{}\n", key(file)?), ..Printed::default() };
         return Ok(printed.print());
+    }
+    match &args.command {
+        OverlayCommand::Invite(args) => return invite::invite(args),
+        OverlayCommand::Join(args) => return invite::join(args),
+        OverlayCommand::Table(args) => return invite::table(args),
+        OverlayCommand::Update(args) => return invite::update(args),
+        _ => {}
     }
     let socket = which::socket(args.admin.as_deref(), None)?;
     let client = Client::new(socket);

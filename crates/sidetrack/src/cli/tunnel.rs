@@ -1,5 +1,6 @@
 //! `sidetrack tunnel`: keys and certificates for both ends of a tunnel.
 
+use super::invite::tunnel as invite;
 use crate::tls::{self, Made, Pin};
 use anyhow::Context;
 use std::io::Write;
@@ -44,6 +45,8 @@ enum Command {
         #[arg(long, value_name = "PATH", default_value = "ca")]
         out: PathBuf,
     },
+    Invite(invite::InviteArgs),
+    Join(invite::JoinArgs),
     /// Prints the pin of a certificate, for `pins` at the other end
     Pin {
         /// A file with a certificate in PEM
@@ -63,6 +66,8 @@ pub fn run(args: &TunnelArgs) -> anyhow::Result<ExitCode> {
             println!("{}", key(name, ca.as_deref(), *days, &out)?);
         }
         Command::Ca { days, out } => println!("{}", ca(*days, out)?),
+        Command::Invite(args) => return invite::invite(args),
+        Command::Join(args) => return invite::join(args),
         Command::Pin { files } => {
             for file in files {
                 println!("{}", pin(file)?);

@@ -12,6 +12,21 @@ impl Listener {
         Some(self.protocol)
     }
 
+    /// Whether `new` is this far side of tunnels with more pinned near sides: connections can stay.
+    pub fn grows_into(&self, new: &Self) -> bool {
+        let (ListenerKind::Tunnel(ours), ListenerKind::Tunnel(theirs)) = (&self.kind, &new.kind) else {
+            return false;
+        };
+        ours.grows_into(theirs) && Self { kind: self.kind.clone(), ..new.clone() } == *self
+    }
+
+    /// Trusts the near sides of `new`, which this listener [grows into](Self::grows_into).
+    pub fn grow(&self, new: &Self) {
+        if let (ListenerKind::Tunnel(ours), ListenerKind::Tunnel(theirs)) = (&self.kind, &new.kind) {
+            ours.grow(theirs);
+        }
+    }
+
     /// Returns the traffic that the kernel could forward without us, one capture per address. Empty if bytes
     /// must be read first.
     pub fn captures(&self) -> Vec<Capture> {

@@ -117,11 +117,12 @@ pub(super) const JOBS: [Job; 8] = [
         steps: &[
             CHECK,
             UP,
+            ("sudo sidetrack overlay invite NAME", "lets another node join by one line of text"),
             ("sudo sidetrack overlay status", "shows neighbours and links"),
             ("sudo sidetrack overlay path NODE", "shows the path to a node"),
         ],
         example: "overlay",
-        pages: &["overlay-protocol.md"],
+        pages: &["overlay-protocol.md", "invitations.md"],
     },
     Job {
         name: "shunt",

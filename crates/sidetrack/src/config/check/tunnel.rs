@@ -3,7 +3,7 @@
 use super::super::nearest;
 use super::super::{At, List, Listener, Transport, Tunnel, raw};
 use super::Check;
-use crate::tls::{Mutual, Pin, Trust};
+use crate::tls::{Mutual, Peer, Trust};
 use sidetrack_core::flow::{Destination, HostName, Protocol};
 use sidetrack_core::tunnel::ALPN;
 use std::ops::Range;
@@ -147,15 +147,15 @@ impl Check<'_> {
                 }
                 let mut read = Vec::new();
                 for at in pins.items() {
-                    match at.parse::<Pin>() {
-                        Ok(pin) => read.push(pin),
+                    match at.parse::<Peer>() {
+                        Ok(peer) => read.push(peer),
                         Err(error) => {
                             let message = format!("'{}' is not a pin", at.as_str());
                             self.error(at.span(), message, error.to_string());
                         }
                     }
                 }
-                Some(Trust::Pins(read))
+                Some(Trust::Peers(read))
             }
             (Some(ca), Some(_)) => {
                 self.error(ca.span(), "`ca` and `pins` exclude each other", "take one of them out");

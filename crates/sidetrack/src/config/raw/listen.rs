@@ -76,7 +76,8 @@ pub struct Listen {
     pub http3: Option<At<bool>>,
     /// tunnel: a file with the certificates of the authorities whose near sides are accepted, in PEM. Either this or `pins`.
     pub ca: Option<At<String>>,
-    /// tunnel: the keys of the near sides that are accepted, each "sha256//BASE64".
+    /// tunnel: the keys of the near sides that are accepted, each "sha256//BASE64", or "NAME=sha256//BASE64" if the certificate
+    /// must have this name too.
     pub pins: Option<List<String>>,
     /// redirect: only programs in this control group, relative to the cgroup2 mount. Default: all.
     pub cgroup: Option<At<String>>,

@@ -19,7 +19,7 @@ pub struct Tunnel {
     pub identity: Option<At<String>>,
     /// A file with the certificate of the authority that signed the far side's, in PEM. Either this or `pins`.
     pub ca: Option<At<String>>,
-    /// The keys of the far side, each "sha256//BASE64".
+    /// The keys of the far side, each "sha256//BASE64", or "NAME=sha256//BASE64" if the certificate must have this name too.
     pub pins: Option<List<String>>,
     /// With `ca`: the far side's name in its certificate. Default: the host of `address`.
     pub server_name: Option<At<String>>,
