@@ -23,7 +23,7 @@ pub const WRONG_MAX: u32 = 20;
 pub enum End {
     /// The guest has joined and said so.
     Joined,
-    /// Nobody has joined in time.
+    /// No guest has joined in time.
     Expired,
     /// The guest's key was written, and the guest did not confirm.
     Unconfirmed,

@@ -17,7 +17,7 @@ const ANY_VERSION: &str = "sidetrack";
 /// Most characters of an invitation.
 const TEXT_MAX: usize = 4096;
 
-/// Bytes of the checksum (CRC32c) at the end. It finds a damaged copy; it protects from nobody.
+/// Bytes of the checksum (CRC32c) at the end. It finds a damaged copy, and does not protect from forgers.
 const CHECKSUM: usize = 4;
 
 /// Bytes of the secret: 128 random bits.

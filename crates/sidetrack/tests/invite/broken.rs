@@ -133,10 +133,10 @@ fn wrong_lines_are_named_and_the_right_one_works_after_them() {
                 wrong(Invitation { name: "other.test".into(), ..right.clone() }),
                 "the secret of the invitation is wrong",
             ),
-            (wrong(Invitation { name: "../near".into(), ..right.clone() }), "is no DNS name"),
+            (wrong(Invitation { name: "../near".into(), ..right.clone() }), "is not a DNS name"),
             (
                 wrong(Invitation { addresses: vec!["127.0.0.1:9".parse().unwrap()], ..right.clone() }),
-                "nobody answers at the address of the invitation",
+                "the address of the invitation does not answer",
             ),
             (
                 wrong(Invitation {
@@ -157,7 +157,7 @@ fn wrong_lines_are_named_and_the_right_one_works_after_them() {
         let joined = join(&format!("{}\n {}", &late[..40], &late[40..]), &near.config, &[]);
         assert!(joined.is_ok, "{joined:?}");
         assert!(inviting.end().is_ok);
-        join(&late, &near.config, &[]).expect_error("nobody answers");
+        join(&late, &near.config, &[]).expect_error("does not answer");
     });
 }
 
@@ -182,7 +182,7 @@ fn a_guest_may_leave_at_each_step_and_come_again() {
         rude.message(&Message::Finish);
         let mut long = Guest::connect(&invitation, &guest);
         long.send(b"\x01\xff\xff");
-        // Another guest with the secret may still come, because nobody has taken the invitation.
+        // Another guest with the secret may still come, because no guest has taken the invitation.
         drop(Guest::connect(&invitation, &other).offered());
         let mut slow = Guest::connect(&invitation, &other).offered();
         assert_eq!(far.text(), before, "nothing is written before a guest takes the offer");
@@ -266,7 +266,7 @@ fn mistakes_of_either_file_change_neither() {
             );
         }
 
-        // Somebody has edited the far side's file meanwhile: the name is there, or the file is wrong.
+        // An administrator has edited the far side's file meanwhile: the name is there, or the file is wrong.
         std::fs::write(&near.config, taken).unwrap();
         let pin = "near.test=sha256//47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=";
         for (edited, words) in [
@@ -300,7 +300,7 @@ fn mistakes_at_the_host_come_out_before_an_invitation_is_made() {
                 "",
             )
         };
-        invite(&["a b", "--address", "127.0.0.1"]).expect_error("is no DNS name");
+        invite(&["a b", "--address", "127.0.0.1"]).expect_error("is not a DNS name");
         invite(&["near.test"]).expect_error("--address far.example");
         invite(&["near.test", "--address", "127.0.0.1", "--listener", "none"])
             .expect_error("no tunnel listener 'none'");

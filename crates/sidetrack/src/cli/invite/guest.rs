@@ -86,7 +86,7 @@ async fn connect(invitation: &Invitation) -> anyhow::Result<TcpStream> {
     } else {
         format!("'sidetrack {} invite' must still run there, and its port must be open", invitation.kind)
     };
-    anyhow::bail!("nobody answers at the address of the invitation ({}). {expires}", failures.join("; "))
+    anyhow::bail!("the address of the invitation does not answer ({}). {expires}", failures.join("; "))
 }
 
 impl Joining {

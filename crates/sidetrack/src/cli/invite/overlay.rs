@@ -123,7 +123,7 @@ struct Here {
 /// Runs `overlay invite`.
 ///
 /// # Errors
-/// The configuration, the key or the port cannot be used, or nobody has joined.
+/// The configuration, the key or the port cannot be used, or the guest has not joined.
 pub fn invite(args: &InviteArgs) -> anyhow::Result<ExitCode> {
     let (listener, key, invitation, here) = open(args)?;
     writeln!(std::io::stdout(), "{}", invitation.to_text()?)?;

@@ -84,7 +84,7 @@ struct Far {
 /// Runs `tunnel invite`.
 ///
 /// # Errors
-/// The configuration, the key or the port cannot be used, or nobody has joined.
+/// The configuration, the key or the port cannot be used, or the guest has not joined.
 pub fn invite(args: &InviteArgs) -> anyhow::Result<ExitCode> {
     let open = Open::new(args)?;
     let text = open.text()?;
@@ -184,7 +184,7 @@ impl Open {
 /// Checks the name of a near side; returns it in lower case.
 fn dns_name(name: &str) -> anyhow::Result<String> {
     rustls::pki_types::DnsName::try_from(name).map_err(|_| {
-        anyhow::anyhow!("'{name}' is no DNS name: a near side has a name such as near.example")
+        anyhow::anyhow!("'{name}' is not a DNS name: a near side has a name such as near.example")
     })?;
     Ok(name.to_ascii_lowercase())
 }
