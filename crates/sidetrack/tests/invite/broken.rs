@@ -262,7 +262,7 @@ fn mistakes_of_either_file_change_neither() {
             assert_eq!(std::fs::read_to_string(&near.config).unwrap(), old);
             assert_eq!(
                 (far.text(), near.files()),
-                (before.clone(), vec!["near.test.pem".into(), "sidetrack.toml".into()])
+                (before.clone(), ["near.test.pem", "sidetrack.toml"].map(String::from).to_vec())
             );
         }
 
