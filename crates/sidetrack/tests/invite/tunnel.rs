@@ -79,7 +79,7 @@ fn a_near_side_joins_by_one_line_and_its_flow_arrives() {
         assert!(text.contains("\"near.test=sha256//") && text.contains("# the other one"), "{text}");
         assert_eq!(std::fs::metadata(&far.config).unwrap().mode(), mode);
         let key = std::fs::metadata(near.folder().join("near.test.pem")).unwrap();
-        assert_eq!(key.mode() & 0o777, 0o600);
+        assert_eq!(key.mode() & 0o007, 0, "other users cannot read the key");
 
         // Both nodes have it in force: only a rule is missing.
         let rule = "[[rule]]\nname = \"over\"\ncarrier = \"tunnel:far\"\n";

@@ -9,7 +9,7 @@ mod host;
 pub mod overlay;
 pub mod tunnel;
 
-use crate::admin::{self, Client, ConfigStatus};
+use crate::admin::{self, Client, ConfigStatus, Status};
 use crate::config::{AdminAt, Config};
 use crate::tls::RawKey;
 use anyhow::Context as _;
@@ -19,6 +19,7 @@ use sidetrack_core::flow::{Destination, Host};
 use sidetrack_core::invitation::{Invitation, Kind, SECRET_BYTES, Secret};
 use std::io::Read as _;
 use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -162,15 +163,31 @@ async fn running(file: &Path) -> Option<Client> {
 }
 
 /// Lets the node that runs with this file read it again. Returns what is left to do, in words; empty: nothing.
-async fn put_in_force(file: &Path) -> String {
+/// `key`: a new file with a key, which this node must be able to read.
+async fn put_in_force(file: &Path, key: Option<&Path>) -> String {
     let Some(client) = running(file).await else {
         return format!("start the node there: sidetrack up -c {}", file.display());
     };
+    if let Some(key) = key {
+        readable(&client, key).await;
+    }
     let asked = tokio::time::timeout(PATIENCE, client.ask::<ConfigStatus>(Method::POST, "/v1/reload", &[]));
     match asked.await {
         Ok(Ok(_)) => String::new(),
         Ok(Err(error)) => format!("the node there did not take the new configuration: {error}"),
         Err(_) => "the node there does not answer: reload it".to_owned(),
+    }
+}
+
+/// Lets the group of the node that runs read a new key: the node has given up the right to read files of root. If this fails,
+/// the reload says so.
+async fn readable(client: &Client, key: &Path) {
+    let asked = tokio::time::timeout(PATIENCE, client.ask::<Status>(Method::GET, "/v1/status", &[]));
+    let Ok(Ok(status)) = asked.await else { return };
+    let Ok(node) = std::fs::metadata(format!("/proc/{}", status.pid)) else { return };
+    let is_other = std::fs::metadata(key).is_ok_and(|key| key.uid() != node.uid());
+    if is_other && chown(key, None, Some(node.gid())).is_ok() {
+        let _ = std::fs::set_permissions(key, std::fs::Permissions::from_mode(0o640));
     }
 }
 

@@ -307,7 +307,7 @@ impl Inviting for Far {
 
     async fn write(&self, guest: &Guest) -> anyhow::Result<String> {
         self.prepare(guest.pin)?.commit()?;
-        let left = put_in_force(&self.config).await;
+        let left = put_in_force(&self.config, None).await;
         eprintln!("{} is in {}", self.name, self.config.display());
         if !left.is_empty() {
             eprintln!("next: {left}");
@@ -389,7 +389,7 @@ pub async fn joined(args: &JoinArgs, invitation: &Invitation) -> anyhow::Result<
     if told.is_err() {
         next.push_str("\nThe far side was not told that this end is done; the tunnel works all the same.");
     }
-    let here = put_in_force(&args.config).await;
+    let here = put_in_force(&args.config, Some(&path)).await;
     if !here.is_empty() {
         next.push_str(&format!("\nNext, here: {}", here.replace("the node there", "the node")));
     }
