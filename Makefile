@@ -187,10 +187,10 @@ bench-http: deps-bench ## The HTTP side beside caches and proxies, interception,
 	$(BUILD_DIST)
 	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') bench/http.sh $(HTTP)
 
-bench-wire: deps-bench ## Flows that the kernel has taken over, beside HAProxy, nginx stream, DNAT and routing (root; nine minutes)
+bench-wire: deps-bench ## Flows that the kernel has taken over, beside HAProxy, nginx stream, DNAT and routing (root; nine minutes; WIRE=--part=handover or curve)
 	@.ci/apt-install nginx:nginx ab:apache2-utils haproxy:haproxy iperf3:iperf3
 	$(BUILD_DIST)
-	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') env SIDETRACK=$(abspath $(TARGET_DIR))/dist/sidetrack bench/wire.sh
+	$(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E') env SIDETRACK=$(abspath $(TARGET_DIR))/dist/sidetrack bench/wire.sh $(WIRE)
 
 bench-upgrade: deps-bench ## Ten upgrades in a row under 500 flows: how long bytes wait (root; two minutes)
 	$(BUILD_DIST)

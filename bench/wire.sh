@@ -2,8 +2,20 @@
 # Measures flows on the wire (docs/wire.md) beside other ways through a gateway: HAProxy with splice, nginx stream, Sidetrack with splice, DNAT and
 # plain routing by the kernel, and a cable without a gateway. Writes the table to bench/WIRE.md. SIDETRACK names the program, ROUNDS how often
 # each row is taken (5), SECONDS_EACH how long a transfer takes (4). Needs root, iperf3, haproxy, nginx, nft and ApacheBench. About nine minutes.
+#
+# With `--part=handover` it measures hand-overs instead, by sidetrack-lab (LAB names the program): how long flows stand still, and 10,000 of them
+# under load with loss. With `--part=curve`: which flows are worth one. They write bench/WIRE-handover.md and bench/WIRE-curve.md. Further options go
+# to sidetrack-lab.
 set -euo pipefail
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+case ${1:-} in
+--part=*)
+    part=${1#--part=}
+    sidetrack=$(realpath "${SIDETRACK:-$repository/target/dist/sidetrack}")
+    lab=${LAB:-$(dirname "$sidetrack")/sidetrack-lab}
+    SIDETRACK_BIN=$sidetrack exec "$lab" wire --part "$part" --page "${OUT:-$repository/bench/WIRE-$part.md}" "${@:2}"
+    ;;
+esac
 out=${OUT:-$repository/bench/WIRE.md}
 if [ "${SIDETRACK_WIRE_BENCH:-}" != yes ]; then
     SIDETRACK_WIRE_BENCH=yes exec unshare --mount --net --propagation private -- "$BASH" "$0" "$@"

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use sidetrack_lab::experiments::{
-    chain, crash, engine, epi, faults, flights, http, idle, links, overlay, relay, shunt, soak, udp,
+    chain, crash, engine, epi, faults, flights, http, idle, links, overlay, relay, shunt, soak, udp, wire,
 };
 use sidetrack_lab::launch::NodeExec;
 use sidetrack_lab::machine::Awake;
@@ -52,6 +52,8 @@ enum Job {
     Soak(soak::Options),
     /// Reloads often under load, and takes memory, disks and the clock away; fails if a flow is cut or a byte is wrong.
     Faults(faults::Options),
+    /// Measures how flows go to the wire; fails if a bar is missed.
+    Wire(wire::Options),
     /// Runs a program inside a node (used by the lab itself).
     #[command(hide = true)]
     NodeExec(NodeExec),
@@ -134,6 +136,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Job::Crash(options) => crash::run(&options),
         Job::Soak(options) => soak::run(&options),
         Job::Faults(options) => faults::run(&options),
+        Job::Wire(options) => wire::run(&options),
         Job::NodeExec(job) => job.run().map(|()| ExitCode::SUCCESS),
         Job::Bare(options) => bare::run(&options).map(|()| ExitCode::SUCCESS),
         Job::Bed { job } => bed::main(&job).map(|()| ExitCode::SUCCESS),

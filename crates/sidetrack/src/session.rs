@@ -123,7 +123,7 @@ pub fn serve(worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived, r
 }
 
 /// Keeps a flow's place among the flows for as long as it is on the wire, if it is there.
-pub fn keep(wired: Option<Arc<Wired>>, admission: Admission) {
+pub fn keep(wired: Option<Arc<Wired>>, admission: impl Send + 'static) {
     if let Some(wired) = wired {
         wired.keep(Box::new(admission));
     }

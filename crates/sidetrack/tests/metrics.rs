@@ -65,7 +65,13 @@ fn everything_at_a_glance() {
     metrics.read_engine_errors(2);
     metrics.read_engine_errors(2);
     let totals = Totals { rounds: [7, 2, 1], packets: 30, timers: 4, merged: 5, openings: 6, shed: 8 };
-    metrics.read_wires(&WireCounts { flows: 1, taken: 1, adopted: 1, stayed: vec![("full", 1)] });
+    metrics.read_wires(&WireCounts {
+        flows: 1,
+        taken: 1,
+        adopted: 1,
+        stayed: vec![("full", 1)],
+        ..WireCounts::default()
+    });
     let dropped = vec![("full", 2)];
     metrics.read_exports(&[ExportCounts { to: "ipfix", sent: 5, dropped, failures: 1, waiting: 3 }]);
     metrics.read_engine(&WorkCounts::default());
@@ -167,7 +173,13 @@ fn the_manual_names_every_metric() {
         names: 1,
         kept: 1,
     });
-    metrics.read_wires(&WireCounts { flows: 1, taken: 1, adopted: 1, stayed: vec![("full", 1)] });
+    metrics.read_wires(&WireCounts {
+        flows: 1,
+        taken: 1,
+        adopted: 1,
+        stayed: vec![("full", 1)],
+        ..WireCounts::default()
+    });
     metrics.read_engine(&WorkCounts { no_room: 1, ..WorkCounts::default() });
     let dropped = vec![("full", 1)];
     metrics.read_exports(&[ExportCounts { to: "ipfix", dropped, ..ExportCounts::default() }]);

@@ -9,9 +9,11 @@
 //! [`sides`] says whether a flow can be there, [`joining::Joining`] leads it there. Both are pure; `sidetrack_sys::repair` reads
 //! the numbers, and `bpf/wire.bpf.c` passes the packets on.
 
+mod freezes;
 mod joining;
 mod note;
 
+pub use freezes::{FREEZE_BOUNDS, Freezes};
 pub use joining::{Joining, Look, Step};
 pub use note::{MAGIC as NOTE_MAGIC, NOTE_BYTES, Note, NoteError, VERSION as NOTE_VERSION};
 

@@ -16,6 +16,7 @@ pub mod relay;
 pub mod shunt;
 pub mod soak;
 pub mod udp;
+pub mod wire;
 
 use anyhow::{Context, Result};
 

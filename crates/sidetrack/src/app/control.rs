@@ -17,7 +17,7 @@ use crate::overlay;
 use crate::reload::ReloadHandle;
 use crate::session::room;
 use crate::shunt::{Ask, Capacity, Told};
-use crate::worker::Stays;
+use crate::worker::{Stays, WiresSeen};
 use arc_swap::ArcSwap;
 use sidetrack_common::admin::{ContainersHealth, FunctionCounts};
 use sidetrack_common::history::Caller;
@@ -173,7 +173,8 @@ impl Control for ControlOf {
     fn wires(&self) -> Option<WireCounts> {
         let seen = self.node.shared.wires()?.seen();
         let stayed = Stays::ALL.map(Stays::as_str).into_iter().zip(seen.stayed).collect();
-        Some(WireCounts { flows: seen.flows, taken: seen.taken, adopted: seen.adopted, stayed })
+        let WiresSeen { flows, taken, adopted, freezes, .. } = seen;
+        Some(WireCounts { flows, taken, adopted, stayed, freezes })
     }
 
     fn dns(&self) -> Option<DnsCounts> {

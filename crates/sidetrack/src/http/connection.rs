@@ -15,7 +15,7 @@ use crate::intercept::{Listening, proxy_header};
 use crate::live::profile::Stage;
 use crate::reactor::{now, timeout, timeout_at};
 use crate::session::{Admitted, Entry, Watched, undecided, upgraded};
-use crate::worker::{CROWDED, Idle, Place, Worker};
+use crate::worker::{Admission, CROWDED, Idle, Place, Worker};
 use sidetrack_core::flow::{EndReason, Process, Side};
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::forward;
@@ -67,6 +67,8 @@ pub(super) struct Connection {
     pub told: Told,
     /// The server connections that belong to this client connection.
     pub bound: Bound,
+    /// Its place among the flows, if it has one of its own. A tunnel may outlive its task.
+    pub admission: Option<Arc<Admission>>,
 }
 
 /// What arrived when a request was expected.
@@ -99,9 +101,11 @@ pub(super) async fn serve(
     proxy: Arc<Proxy>,
     Admitted { client, peer, admission }: Admitted,
 ) {
+    let admission = Arc::new(admission);
     if let Some(connection) = open(worker, listening, proxy, client, peer).await
-        && let Some(connection) = Box::pin(connection.secured()).await
+        && let Some(mut connection) = Box::pin(connection.secured()).await
     {
+        connection.admission = Some(admission.clone());
         connection.serve_all().await;
     }
     drop(admission);
@@ -172,6 +176,7 @@ impl Connection {
             received: None,
             told: Told::default(),
             bound: Bound::default(),
+            admission: None,
         }
     }
 

@@ -33,9 +33,11 @@ pub(super) async fn intercepted(
         held: None,
         relays: None,
     };
+    let admission = Arc::new(admission);
     let untouched = match destination(&worker, &listening, &client, peer) {
         Some(to) => {
-            let connection = Connection::new(worker.clone(), listening, proxy, client, peer);
+            let mut connection = Connection::new(worker.clone(), listening, proxy, client, peer);
+            connection.admission = Some(admission.clone());
             look(connection, &to, &worker).await
         }
         None => Some((client, Entry::new(&worker))),

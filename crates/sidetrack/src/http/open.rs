@@ -11,7 +11,7 @@ use crate::carry::tls::Tls;
 use crate::carry::{Stream, Wire};
 use crate::live::Decided;
 use crate::reactor::{timeout, timeout_at};
-use crate::session::{AskingTunnel, Connect, ESTABLISHED, Entry, Passage, carry_on};
+use crate::session::{AskingTunnel, Connect, ESTABLISHED, Entry, Passage, carry_on, keep};
 use crate::worker::{CROWDED, Place};
 use sidetrack_core::flow::{Destination, EndReason, Process, Side};
 use sidetrack_core::http::sni::{ClientHello, client_hello};
@@ -98,12 +98,10 @@ impl Connection {
         }
         let (worker, listening, peer) = (self.worker.clone(), self.listening.clone(), self.peer);
         let connect = Some(Connect { destination, user, refusals: self.proxy.clone(), is_established });
-        carry_on(
-            Passage { worker, listening, peer, connect, held: None, relays: None },
-            self.client(),
-            entry,
-        )
-        .await;
+        let admission = self.admission.take();
+        let passage = Passage { worker, listening, peer, connect, held: None, relays: None };
+        let wired = carry_on(passage, self.client(), entry).await;
+        keep(wired, admission);
         None
     }
 

@@ -74,6 +74,17 @@ impl Buckets {
     }
 }
 
+impl Buckets {
+    /// Takes over what was counted elsewhere with the same bounds.
+    pub(super) fn set(&self, counts: &[u64], sum: Duration) {
+        let mut counted = lock(&self.counted);
+        counted.sum = sum;
+        for (count, all) in counted.counts.iter_mut().zip(counts) {
+            *count = *all;
+        }
+    }
+}
+
 impl EncodeMetric for Buckets {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
         let counted = lock(&self.counted).clone();

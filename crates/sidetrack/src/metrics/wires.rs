@@ -1,10 +1,12 @@
 //! Metrics of flows that the kernel has taken over from our sockets.
 
+use super::buckets::Buckets;
 use super::{Metrics, ReasonLabel, raise, signed};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use sidetrack_core::wire::{FREEZE_BOUNDS, Freezes};
 
 /// What is counted of the wire.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,14 +19,29 @@ pub struct WireCounts {
     pub adopted: u64,
     /// Flows that stayed with their sockets, by the reason.
     pub stayed: Vec<(&'static str, u64)>,
+    /// How long neither sockets nor kernel passed the packets of a flow on when the kernel took it over.
+    pub freezes: Freezes,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct WireMetrics {
     flows: Gauge,
     taken: Counter,
     adopted: Counter,
     stayed: Family<ReasonLabel, Counter>,
+    freezes: Buckets,
+}
+
+impl Default for WireMetrics {
+    fn default() -> Self {
+        Self {
+            flows: Gauge::default(),
+            taken: Counter::default(),
+            adopted: Counter::default(),
+            stayed: Family::default(),
+            freezes: Buckets::new(&FREEZE_BOUNDS),
+        }
+    }
 }
 
 impl WireMetrics {
@@ -45,6 +62,11 @@ impl WireMetrics {
             "Attempts after which a flow stayed with its sockets, by the reason",
             self.stayed.clone(),
         );
+        to.register(
+            "wire_freeze_seconds",
+            "How long neither sockets nor kernel passed a flow's packets on when the kernel took it over",
+            self.freezes.clone(),
+        );
     }
 }
 
@@ -54,6 +76,7 @@ impl Metrics {
         self.wires.flows.set(signed(counts.flows));
         raise(&self.wires.taken, counts.taken);
         raise(&self.wires.adopted, counts.adopted);
+        self.wires.freezes.set(&counts.freezes.counts, counts.freezes.sum);
         for &(reason, total) in &counts.stayed {
             raise(&self.wires.stayed.get_or_create_owned(&ReasonLabel { reason }), total);
         }

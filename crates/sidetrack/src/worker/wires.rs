@@ -15,7 +15,7 @@ use crate::config::{self, OnWireCrash};
 use given::Hand;
 use noted::Kind;
 use opened::Opened;
-use sidetrack_core::wire::{Side, Unfit};
+use sidetrack_core::wire::{Freezes, Side, Unfit};
 use sidetrack_sys::bpf::{Adopted, BpfError, Pins, WireId, WireMemory, WireOn, default_pins};
 use sidetrack_sys::link;
 use sidetrack_sys::route::Changes;
@@ -107,6 +107,8 @@ pub struct WiresSeen {
     pub adopted: u64,
     /// Flows that stayed with their sockets since the start, in the order of [`Stays::ALL`].
     pub stayed: [u64; Stays::ALL.len()],
+    /// How long hand-overs have frozen their flows ([`Wires::froze`]).
+    pub freezes: Freezes,
 }
 
 /// A flow that has ended, and whose packets are still passed on.
@@ -146,6 +148,7 @@ pub struct Wires {
     taken: AtomicU64,
     adopted: AtomicU64,
     stayed: [AtomicU64; Stays::ALL.len()],
+    freezes: Mutex<Freezes>,
 }
 
 impl Wires {
@@ -181,6 +184,7 @@ impl Wires {
             taken: AtomicU64::new(0),
             adopted: AtomicU64::new(0),
             stayed: Default::default(),
+            freezes: Mutex::default(),
         }
     }
 
@@ -269,6 +273,12 @@ impl Wires {
         routes.count
     }
 
+    /// A flow was handed over. For this time nobody passed its packets on: user space read the numbers of its sockets, and the kernel
+    /// did not know them yet.
+    pub fn froze(&self, time: Duration) {
+        lock(&self.freezes).add(time);
+    }
+
     /// A flow stays with its sockets.
     pub fn stays(&self, why: Stays) {
         if let Some(count) = self.stayed.get(why.index()) {
@@ -321,6 +331,7 @@ impl Wires {
             taken: self.taken.load(Relaxed),
             adopted: self.adopted.load(Relaxed),
             stayed: std::array::from_fn(|at| self.stayed[at].load(Relaxed)),
+            freezes: *lock(&self.freezes),
         }
     }
 }

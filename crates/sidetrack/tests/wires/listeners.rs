@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// How the client asks for the server.
 #[derive(Clone, Copy)]
-enum Door {
+pub(crate) enum Door {
     /// A port for this server.
     Reverse,
     Socks5,
@@ -22,7 +22,7 @@ enum Door {
 }
 
 impl Door {
-    fn connect(self, door: SocketAddr, to: SocketAddr) -> TcpStream {
+    pub(crate) fn connect(self, door: SocketAddr, to: SocketAddr) -> TcpStream {
         let mut stream =
             TcpStream::connect(if matches!(self, Self::Caught) { to } else { door }).expect("connected");
         match self {
@@ -84,6 +84,7 @@ fn through(door: Door, listen: &str, interfaces_off: bool) {
         assert_eq!((record.number("bytes_up"), record.number("bytes_down")), (sent, received));
         assert_eq!(record.0["shunted"], true, "{record:?}");
         assert_eq!(metric(&up, "sidetrack_wire_taken_flows_total "), 1);
+        assert_eq!(metric(&up, "sidetrack_wire_freeze_seconds_count "), 1);
         let (status, rest) = up.stop();
         assert!(status.success() && rest.is_empty(), "{rest:?}");
     }

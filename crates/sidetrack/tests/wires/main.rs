@@ -5,6 +5,7 @@ mod node;
 
 mod crash;
 mod ends;
+mod limits;
 mod listeners;
 mod loss;
 mod memory;

@@ -73,6 +73,18 @@ struct Way {
     before: [u64; 2],
     /// Time between two attempts so far.
     pause: Duration,
+    /// Where packets of both sides come from and go to, found before nothing may wait for it.
+    ends: [Place; 2],
+    /// The changes of routes that these know of.
+    routes: u64,
+}
+
+/// One side's packets on the interfaces.
+#[derive(Clone, Copy)]
+struct Place {
+    remote: SocketAddr,
+    local: SocketAddr,
+    egress: Option<u32>,
 }
 
 /// What comes of a call.
@@ -217,17 +229,24 @@ impl<W: Wire> Pump<W> {
                     if !wiring.is_due(cx, now, &self.live) {
                         return Ok(Led::On);
                     }
+                    let routes = wiring.wires.route_changes();
+                    let ends = match self.places(&wiring.wires)? {
+                        Ok(ends) => ends,
+                        Err(why) => return Ok(Led::Never(why)),
+                    };
                     self.offer_windows(SMALL_WINDOW);
                     let joining = Joining::new(now, PATIENCE);
+                    let (written, before) = ([0; 2], [0; 2]);
                     let way =
-                        Way { joining, joined: None, joins: None, written: [0; 2], before: [0; 2], pause };
+                        Way { joining, joined: None, joins: None, written, before, pause, ends, routes };
                     wiring.stage = Stage::Joining(Box::new(way));
                 }
                 Stage::Joining(_) if self.farewell.is_some() => return Ok(Led::On),
                 Stage::Joining(way) => {
+                    let begun = std::time::Instant::now();
                     let look = self.look(way, &wiring.wires)?;
                     let step = way.joining.next(now, &look);
-                    if let Some(led) = self.step(wiring, step, cx, now)? {
+                    if let Some(led) = self.step(wiring, (step, begun), cx, now)? {
                         return Ok(led);
                     }
                 }
@@ -236,11 +255,11 @@ impl<W: Wire> Pump<W> {
         }
     }
 
-    /// Does one step. `None`: look for the next one at once.
+    /// Does one step, to which a look has led that began then. `None`: look for the next one at once.
     fn step(
         &mut self,
         wiring: &mut Wiring,
-        step: Step,
+        (step, begun): (Step, std::time::Instant),
         cx: &mut Context<'_>,
         now: Instant,
     ) -> io::Result<Option<Led>> {
@@ -263,6 +282,7 @@ impl<W: Wire> Pump<W> {
                     self.try_later(wiring, cx, now, why);
                     return Ok(Some(Led::On));
                 }
+                wiring.wires.froze(begun.elapsed());
             }
             Step::Read => {
                 let Some((id, _)) = way.joined else { return Ok(Some(Led::On)) };
@@ -318,23 +338,42 @@ impl<W: Wire> Pump<W> {
         wiring.wake_at(cx, now, again);
     }
 
-    /// Lets the kernel pass packets on, if the flow is fit for it.
-    fn join(&self, way: &mut Way, wires: &Arc<Wires>, now: Instant) -> io::Result<Result<(), Stays>> {
-        let mut ends = Vec::with_capacity(2);
+    /// Finds where packets of both sides come from and go to, and puts the programs there.
+    fn places(&self, wires: &Wires) -> io::Result<Result<[Place; 2], Stays>> {
+        let mut places = Vec::with_capacity(2);
         for side in SIDES {
-            match self.on_socket(side, |socket| end(side, socket))? {
-                Ok(end) => ends.push(end),
+            let place = match self.on_socket(side, |socket| place(side, socket))? {
+                Ok(place) => place,
+                Err(why) => return Ok(Err(why)),
+            };
+            if let Some(Err(why)) = place.egress.map(|egress| wires.reach(egress)) {
+                return Ok(Err(why));
+            }
+            places.push(place);
+        }
+        Ok(places.try_into().map_err(|_| Stays::Refused))
+    }
+
+    /// Lets the kernel pass packets on, if the flow is fit for it. Nobody passes them on meanwhile, so it asks the kernel for nothing that
+    /// was known before.
+    fn join(&self, way: &mut Way, wires: &Arc<Wires>, now: Instant) -> io::Result<Result<(), Stays>> {
+        let routes = wires.route_changes();
+        if routes != std::mem::replace(&mut way.routes, routes) {
+            match self.places(wires)? {
+                Ok(ends) => way.ends = ends,
                 Err(why) => return Ok(Err(why)),
             }
         }
-        let Ok(ends) = <[wire::End; 2]>::try_from(ends) else { return Ok(Err(Stays::Refused)) };
-        let sides = match wire::sides(&ends) {
+        let end = |at: usize, socket: std::os::fd::BorrowedFd<'_>| {
+            let Place { remote, local, egress } = way.ends[at];
+            let (agreed, numbers) = (repair::agreed(socket)?, repair::numbers(socket)?);
+            Ok(wire::End { remote, local, egress, agreed, numbers })
+        };
+        let [client, server] = SIDES.map(|side| self.on_socket(side, |socket| end(index(side), socket)));
+        let sides = match wire::sides(&[client?, server?]) {
             Ok(sides) => sides,
             Err(why) => return Ok(Err(Stays::Unfit(why))),
         };
-        if let Err(why) = sides.iter().try_for_each(|side| wires.reach(side.egress)) {
-            return Ok(Err(why));
-        }
         let (up, down) = self.live.bytes();
         let (id, joins) = match wires.join(&sides) {
             Ok(joined) => joined,
@@ -383,7 +422,8 @@ impl<W: Wire> Pump<W> {
                 tracing::warn!(flow = %self.live.id, %error, "cannot close a socket without a packet");
             }
         }
-        wiring.stage = Stage::On(Box::new(Handed::new(wires.clone(), (id, joins), base, &wiring.config)));
+        let handed = Handed::new(wires.clone(), (id, joins), base, &wiring.config).knowing(way.routes);
+        wiring.stage = Stage::On(Box::new(handed));
         Ok(())
     }
 
@@ -427,8 +467,8 @@ fn base(sides: &[wire::Side; 2], before: [u64; 2]) -> [u64; 2] {
     })
 }
 
-/// What is to be known of one socket, as its packets are on the interface.
-fn end(side: Side, socket: std::os::fd::BorrowedFd<'_>) -> io::Result<Result<wire::End, Stays>> {
+/// Where the packets of one socket come from and go to, as they are on the interface.
+fn place(side: Side, socket: std::os::fd::BorrowedFd<'_>) -> io::Result<Result<Place, Stays>> {
     let (remote, mut local) = (sockopt::peer_address(socket)?, sockopt::local_address(socket)?);
     if side == Side::Client {
         // The kernel may have redirected it to our listener.
@@ -437,12 +477,8 @@ fn end(side: Side, socket: std::os::fd::BorrowedFd<'_>) -> io::Result<Result<wir
     if is_translated(side, remote, local)? {
         return Ok(Err(Stays::Translated));
     }
-    let egress = match route::way(local.ip(), remote.ip()) {
-        Ok(egress) => egress,
-        Err(error) => return Err(io::Error::other(error.to_string())),
-    };
-    let (agreed, numbers) = (repair::agreed(socket)?, repair::numbers(socket)?);
-    Ok(Ok(wire::End { remote, local, egress, agreed, numbers }))
+    let egress = route::way(local.ip(), remote.ip()).map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(Ok(Place { remote, local, egress }))
 }
 
 /// Whether conntrack changes addresses of this connection in a way that its packets on the interface are not those of the socket.

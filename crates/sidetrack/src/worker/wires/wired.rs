@@ -41,6 +41,7 @@ pub struct Handed {
     id: WireId,
     base: [u64; 2],
     bounds: Bounds,
+    routes: u64,
     /// Until it is among the flows that are looked at.
     _joins: Option<Joins>,
 }
@@ -90,7 +91,15 @@ impl Handed {
     ) -> Self {
         wires.taken.fetch_add(1, Relaxed);
         let bounds = Bounds { idle: config.idle, lifetime: config.lifetime };
-        Self { wires, id, base, bounds, _joins: joins }
+        let routes = wires.route_changes();
+        Self { wires, id, base, bounds, routes, _joins: joins }
+    }
+
+    /// The interfaces that its packets leave by were found after this number of changes of routes.
+    #[must_use]
+    pub const fn knowing(mut self, routes: u64) -> Self {
+        self.routes = routes;
+        self
     }
 
     /// Lets the flow go on without its task, in its place among the running flows.
@@ -100,7 +109,7 @@ impl Handed {
         (ledger, slot): (&Arc<Ledger>, Slot),
         detail: Option<String>,
     ) -> Arc<Wired> {
-        let Self { wires, id, base, bounds, _joins } = self;
+        let Self { wires, id, base, bounds, routes, _joins } = self;
         if detail.is_some() {
             wires.note_anew(id, |note| note.detail = detail);
         }
@@ -109,6 +118,7 @@ impl Handed {
         let (up, down) = live.bytes();
         let known = Known { number: live.id, base, opened, bytes: [up, down], active: now() };
         let wired = Wired::new(&wires, id, known, kind);
+        lock(&wired.rest).routes = routes;
         ledger.go_afar(slot, wired.clone());
         wired.is_at(ledger, slot);
         wires.enter(wired.clone());
