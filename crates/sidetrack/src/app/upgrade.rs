@@ -13,6 +13,8 @@
 mod associations;
 mod channel;
 mod flows;
+#[cfg(test)]
+mod golden;
 mod heritage;
 mod new;
 mod obstacles;

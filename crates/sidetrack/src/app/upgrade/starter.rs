@@ -204,3 +204,40 @@ impl Listening {
 pub(super) fn may_be_replaced() -> bool {
     std::process::id() != 1
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a process with this id and user is told when it asks for an upgrade, and whether a process was started.
+    fn ask(pid: i32, uid: u32) -> (String, bool) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("socket");
+        let listening = Listening {
+            socket: scm::listen(&path).expect("bound"),
+            path: path.clone(),
+            inode: 0,
+            config: folder.path().join("none.toml"),
+        };
+        let (to_node, _node) = scm::pair().expect("a pair");
+        let (ours, theirs) = scm::pair().expect("a pair");
+        let program = OwnedFd::from(std::fs::File::open("/bin/true").expect("a program"));
+        let wish = Wish::Upgrade { confirm_ms: None };
+        wire::send(&ours, &wish, &[program.as_fd()]).expect("sent");
+        let mut child = None;
+        let heard = listening.hear(&to_node, &theirs, scm::Peer { pid, uid }, &mut child);
+        let started = child.map(|mut child| child.wait()).is_some();
+        (heard.err().map(|error| error.to_string()).unwrap_or_default(), started)
+    }
+
+    #[test]
+    fn the_node_itself_and_other_users_start_nothing() {
+        let (own, parent) = (probe::uid(), process::parent());
+        assert_eq!(ask(parent, own), ("a node does not upgrade itself".to_owned(), false));
+        assert!(!ask(parent, 0).1, "not as root either");
+        let (why, started) = ask(1, own + 4711);
+        assert!(why.contains("only root and user") && !started, "{why}");
+        // A command is neither.
+        assert_eq!(ask(std::process::id().cast_signed(), own), (String::new(), true));
+    }
+}
