@@ -303,7 +303,7 @@ impl Worker {
     pub fn new(shared: Arc<Shared>, ledger: Arc<Ledger>) -> Self {
         let asked = shared.clone();
         let dialing: AskDialing = Arc::new(move || asked.dialing.load_full());
-        let tunnels = Tunnels::new(dialing.clone());
+        let tunnels = Tunnels::new(dialing.clone(), shared.config.clone());
         let warm = Warm::new(dialing, shared.warm_room.clone());
         let (clock, sessions) = (shared.clock, shared.sessions.clone());
         Self { ledger, clock, sessions, tunnels, warm, far: far::Far::default(), shared }

@@ -45,6 +45,21 @@ fn what_carried_flows_is_counted_where_the_carrier_leaves_it_open() {
     assert!(!text.contains("transport=\"tls\""), "{text}");
 }
 
+fn surroundings() -> Surroundings {
+    Surroundings {
+        fds_in_use: 17,
+        fds_limit: 20_000,
+        config_generation: 2,
+        config_last_reload_success: true,
+        process: ProcessUse {
+            cpu_us: 1_250_000,
+            resident_bytes: 9 << 20,
+            virtual_bytes: 1 << 30,
+            started_unix_ms: 1_795_302_439_123,
+        },
+    }
+}
+
 #[test]
 fn everything_at_a_glance() {
     let metrics = Metrics::new();
@@ -93,19 +108,7 @@ fn everything_at_a_glance() {
     let ledger = Arc::new(Ledger::default());
     enter(&ledger, &full(6));
     enter(&ledger, &Arc::new(LiveFlow::new(FlowId(7))));
-    let surroundings = Surroundings {
-        fds_in_use: 17,
-        fds_limit: 20_000,
-        config_generation: 2,
-        config_last_reload_success: true,
-        process: ProcessUse {
-            cpu_us: 1_250_000,
-            resident_bytes: 9 << 20,
-            virtual_bytes: 1 << 30,
-            started_unix_ms: 1_795_302_439_123,
-        },
-    };
-    let text = metrics.text(&[ledger], surroundings);
+    let text = metrics.text(&[ledger], surroundings());
     // The order of series inside one name is that of a hash table.
     let mut names: Vec<Vec<&str>> = Vec::new();
     for line in text.lines() {
@@ -181,6 +184,7 @@ fn the_manual_names_every_metric() {
         ..WireCounts::default()
     });
     metrics.read_engine(&WorkCounts { no_room: 1, ..WorkCounts::default() });
+    metrics.read_unwritable("records", true);
     let dropped = vec![("full", 1)];
     metrics.read_exports(&[ExportCounts { to: "ipfix", dropped, ..ExportCounts::default() }]);
     let results = vec![("admitted", 1)];

@@ -1,4 +1,4 @@
-//! A flood of SYNs: each from an address and a port of its own, with a number of its own, and nobody answers what comes back.
+//! A flood of SYNs: each from an address and a port of its own, with a number of its own, and what comes back is not answered.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 

@@ -245,13 +245,9 @@ impl Prepared {
             return Ok((paths, None));
         }
         let since = SystemTime::now();
-        let mut events = None;
-        // An earlier process may have left rules that this configuration does not need.
-        if !steer.is_empty() || self.steered.used.load(Relaxed) {
-            let listeners = bound.iter().flat_map(|(_, bound)| bound);
-            let listeners: Vec<_> = listeners.filter_map(Bound::proof).collect();
-            events = self.steered.steer(&steer, &listeners)?;
-        }
+        let listeners = bound.iter().flat_map(|(_, bound)| bound);
+        let listeners: Vec<_> = listeners.filter_map(Bound::proof).collect();
+        let events = self.steered.steer(&steer, &listeners)?;
         paths.learn(&steer, config, since);
         Ok((paths, events))
     }
@@ -540,9 +536,13 @@ impl Node {
 }
 
 impl Steered {
-    /// Lets the keeper steer connections to these listeners.
+    /// Lets the keeper steer connections to these listeners. Without any, and without rules that an earlier configuration or process has
+    /// left, it changes nothing: another node of this network may have the table.
     pub(super) fn steer(&self, steer: &Steer, listeners: &[Proof<'_>]) -> anyhow::Result<Option<Events>> {
-        let Some(keeper) = &self.keeper else { return Ok(None) };
+        let Some(keeper) = self.keeper.as_ref().filter(|_| !steer.is_empty() || self.used.load(Relaxed))
+        else {
+            return Ok(None);
+        };
         self.used.store(true, Relaxed);
         let (addresses, proofs): (Vec<_>, Vec<_>) = listeners.iter().copied().unzip();
         let order = Order::of(steer, &addresses).map_err(anyhow::Error::msg)?;

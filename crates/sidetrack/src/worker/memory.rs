@@ -6,7 +6,7 @@ use sidetrack_core::pressure;
 use sidetrack_sys::sync::lock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// So many flows may begin also while memory is short: fewer are not what uses it up, and a node must not refuse for ever.
+/// This number of flows may be there also while memory is short: fewer are not what uses it up, and a node must not refuse for ever.
 pub(super) const FEW: u64 = 64;
 
 /// The memory of the process, and how many flows were refused for it.

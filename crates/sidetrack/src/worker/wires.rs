@@ -273,7 +273,7 @@ impl Wires {
         routes.count
     }
 
-    /// A flow was handed over. For this time nobody passed its packets on: user space read the numbers of its sockets, and the kernel
+    /// A flow was handed over. For this time its packets waited: user space read the numbers of its sockets, and the kernel
     /// did not know them yet.
     pub fn froze(&self, time: Duration) {
         lock(&self.freezes).add(time);

@@ -7,7 +7,7 @@ use sidetrack_testkit::{Line, Node, is_root};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 /// Flows that are there at the same time.
-const AT_A_TIME: usize = 8;
+const AT_A_TIME: usize = 2;
 
 /// Bytes of each direction of a flow.
 const BYTES: u64 = 3_000_000;

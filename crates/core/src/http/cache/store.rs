@@ -234,7 +234,7 @@ impl Stored {
         Self { extent, ..self.clone() }
     }
 
-    /// Returns its age now, seconds. If the clock has gone back to before it arrived, nobody knows how old it is: then it is as old
+    /// Returns its age now, seconds. If the clock has gone back to before it arrived, its age is not known: then it is as old
     /// as can be, and so it is validated before its next use.
     pub fn age_s(&self, now_s: UnixSeconds) -> u64 {
         if now_s.saturating_add(ADJUSTED_S) < self.response_time_s {

@@ -1,7 +1,7 @@
 //! A flood of SYNs beside connections that exist: what they still get of their answers, and what memory it takes.
 //!
 //! The flood has twice as many packets as the connections that stay send towards the engine without it: a question and an answer
-//! each time. It comes from addresses that nobody has.
+//! each time. It comes from addresses without hosts.
 
 use anyhow::{Result, ensure};
 use serde::Serialize;

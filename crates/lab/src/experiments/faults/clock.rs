@@ -64,7 +64,7 @@ pub(super) struct Done {
     records: u64,
     wrong_durations: u64,
     unnumbered: u64,
-    /// Answers with an Age that is no number of seconds, and resources with wrong bytes.
+    /// Answers with an Age that is not a number of seconds, and resources with wrong bytes.
     wrong_ages: u64,
     wrong: u64,
     ended: bool,
@@ -223,7 +223,7 @@ pub(super) fn run(options: &Options, progress: &Progress) -> Result<Done> {
     })
 }
 
-/// 1 if the answer has an Age that is no number of seconds that may be.
+/// 1 if the answer has an Age that is not a number of seconds, or one that cannot be.
 fn age(head: &str) -> u64 {
     let age = head.lines().find_map(|line| line.strip_prefix("age:"));
     let is_well = age.is_none_or(|age| age.trim().parse::<u64>().is_ok_and(|age| age <= HOUR.unsigned_abs()));

@@ -19,6 +19,7 @@ use crate::kit::{Bar, Page};
 use crate::launch;
 use crate::progress::Progress;
 use crate::scratch::Scratch;
+use crate::service::Service;
 
 /// Port of the server that echoes, of the one that sends without end, and of the one with resources.
 const ECHO: u16 = 9001;
@@ -105,22 +106,7 @@ pub(super) fn run(options: &Options, progress: &Progress) -> Result<Done> {
         mib(limit_bytes)
     ));
     let refused = || stand.metric("sidetrack_memory_refused_flows_total");
-    let mut stalled = Vec::new();
-    while stalled.len() < STALLED_MAX && refused()? < 1.0 && up.is_running() {
-        stalled.extend(stall(&stand, GROUP)?);
-        browser.fetch(stalled.len() as u64)?;
-    }
-    progress.say(&format!("memory: refused after {} receivers stopped", stalled.len()));
-    let begun = Instant::now();
-    let mut number = resources;
-    while begun.elapsed() < AFTER && up.is_running() {
-        // Those that are refused are gone at once.
-        drop(stall(&stand, 10)?);
-        browser.fetch(number)?;
-        number += 1;
-    }
-    let count = stalled.len();
-    drop(stalled);
+    let count = stop_receivers(&stand, &mut up, &mut browser, resources, progress)?;
     let relieved = Instant::now();
     let serves = || {
         let open = || Ok(Flow::open((GATEWAY, TO_ECHO).into(), LIMIT).and_then(Flow::finish).is_ok());
@@ -154,6 +140,32 @@ pub(super) fn run(options: &Options, progress: &Progress) -> Result<Done> {
         recorded,
         back,
     })
+}
+
+/// Opens connections that do not read until one is refused, goes on for a while, and closes them all. Returns how many there were.
+fn stop_receivers(
+    stand: &Stand,
+    up: &mut Service,
+    browser: &mut Browser,
+    resources: u64,
+    progress: &Progress,
+) -> Result<usize> {
+    let mut stalled = Vec::new();
+    let refused = || stand.metric("sidetrack_memory_refused_flows_total");
+    while stalled.len() < STALLED_MAX && refused()? < 1.0 && up.is_running() {
+        stalled.extend(stall(stand, GROUP)?);
+        browser.fetch(stalled.len() as u64)?;
+    }
+    progress.say(&format!("memory: refused after {} receivers stopped", stalled.len()));
+    let begun = Instant::now();
+    let mut number = resources;
+    while begun.elapsed() < AFTER && up.is_running() {
+        // Those that are refused are gone at once.
+        drop(stall(stand, 10)?);
+        browser.fetch(number)?;
+        number += 1;
+    }
+    Ok(stalled.len())
 }
 
 /// Opens connections to the server that sends without end, and does not read from them.

@@ -19,7 +19,7 @@ use crate::statistics::percentile;
 const AT_A_TIME: usize = 8;
 /// Bytes of each direction of a flow under load.
 const BYTES: u64 = 3_000_000;
-/// Every so many flows, one ends by a reset.
+/// Rounds until the kinds of ends begin again: the client resets, the server does, and all others end in order.
 const RESETS: usize = 10;
 /// To the wire while both directions are busy.
 const WIRE: &str = "{ fast_path = \"wire\", after_bytes = 100000 }";
@@ -148,12 +148,9 @@ fn steady(flows: usize, page: &mut Page, bars: &mut Vec<Bar>, progress: &Progres
     Ok(())
 }
 
-fn under_load(flows: usize, page: &mut Page, bars: &mut Vec<Bar>, progress: &Progress) -> Result<()> {
-    let hosts = Hosts::new()?;
-    hosts.lose(1)?;
-    let up = hosts.start(WIRE)?;
+/// Exchanges bytes over this number of rounds of flows. Returns what went wrong.
+fn exchange_all(hosts: &Hosts, rounds: usize, progress: &Progress) -> Result<Vec<String>> {
     let mut troubles = Vec::new();
-    let rounds = flows.div_ceil(AT_A_TIME);
     for round in 0..rounds {
         progress.bar(round, rounds, "hand-overs with loss");
         let clients = hosts.connect(AT_A_TIME)?;
@@ -175,6 +172,15 @@ fn under_load(flows: usize, page: &mut Page, bars: &mut Vec<Bar>, progress: &Pro
             }
         }
     }
+    Ok(troubles)
+}
+
+fn under_load(flows: usize, page: &mut Page, bars: &mut Vec<Bar>, progress: &Progress) -> Result<()> {
+    let hosts = Hosts::new()?;
+    hosts.lose(1)?;
+    let up = hosts.start(WIRE)?;
+    let rounds = flows.div_ceil(AT_A_TIME);
+    let troubles = exchange_all(&hosts, rounds, progress)?;
     progress.now("");
     let all = rounds * AT_A_TIME;
     page.line(format_args!(

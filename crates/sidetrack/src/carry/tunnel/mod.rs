@@ -18,8 +18,9 @@ pub use stream::Stream;
 pub(super) use open::{associate, carry};
 
 use super::Dialing;
-use crate::config::Tunnel as Settings;
+use crate::config::{Config, Tunnel as Settings};
 use crate::reactor;
+use arc_swap::ArcSwap;
 use path::Path;
 use std::cell::RefCell;
 use std::fmt;
@@ -42,6 +43,7 @@ thread_local! {
 /// Access to the tunnels of the calling thread's worker.
 pub struct Tunnels {
     dialing: AskDialing,
+    config: Arc<ArcSwap<Config>>,
 }
 
 impl fmt::Debug for Tunnels {
@@ -59,9 +61,9 @@ pub struct Tunnel {
 }
 
 impl Tunnels {
-    /// Tunnels that are dialled with these settings.
-    pub fn new(dialing: AskDialing) -> Self {
-        Self { dialing }
+    /// The tunnels of this configuration in force, dialled with these settings.
+    pub fn new(dialing: AskDialing, config: Arc<ArcSwap<Config>>) -> Self {
+        Self { dialing, config }
     }
 
     /// Opens and closes tunnels according to `settings`. Unchanged tunnels are not touched. Flows of removed
@@ -75,8 +77,15 @@ impl Tunnels {
         OPEN.set(wanted.collect());
     }
 
-    /// Returns the tunnel with this name.
+    /// Returns the tunnel with this name. A flow of a new configuration may come before the worker has looked at it.
     pub fn find(&self, name: &str) -> Option<Rc<Tunnel>> {
+        Self::opened(name).or_else(|| {
+            self.update(&self.config.load().tunnels);
+            Self::opened(name)
+        })
+    }
+
+    fn opened(name: &str) -> Option<Rc<Tunnel>> {
         OPEN.with_borrow(|open| open.iter().find(|tunnel| *tunnel.settings.name == *name).cloned())
     }
 

@@ -354,7 +354,7 @@ impl<W: Wire> Pump<W> {
         Ok(places.try_into().map_err(|_| Stays::Refused))
     }
 
-    /// Lets the kernel pass packets on, if the flow is fit for it. Nobody passes them on meanwhile, so it asks the kernel for nothing that
+    /// Lets the kernel pass packets on, if the flow is fit for it. They wait meanwhile, so it asks the kernel for nothing that
     /// was known before.
     fn join(&self, way: &mut Way, wires: &Arc<Wires>, now: Instant) -> io::Result<Result<(), Stays>> {
         let routes = wires.route_changes();
