@@ -30,7 +30,7 @@ wait "$invite" || fail 'the far side should know that the near side has joined'
 say '3. Both ends. The commands have made the keys and completed both files.'
 sed 's/^/    | /' "$work/far.toml" "$work/near.toml"
 start far far "$sidetrack" up -c "$work/far.toml"
-wait_for far far 10.80.1.1 4433
+wait_for far far 0.0.0.0 4433
 start near near "$sidetrack" up -c "$work/near.toml"
 wait_for_lines "$work/near.log" 1 ': ready'
 

@@ -45,6 +45,15 @@ impl Memory {
         u64::try_from(percent).unwrap_or(u64::MAX)
     }
 
+    /// Returns how many bytes caches may have, which have `cached` bytes now. There is still enough memory when buffers
+    /// and pipes have their shares.
+    fn room(&self, mark: u8, cached: u64) -> u64 {
+        let enough = u128::from(self.limit_bytes) * u128::from(mark.saturating_sub(BACK)) / 100;
+        let others = self.used_bytes.saturating_sub(cached);
+        let kept = self.for_buffers() + self.for_pipes();
+        u64::try_from(enough).unwrap_or(u64::MAX).saturating_sub(others).saturating_sub(kept)
+    }
+
     /// Returns how many bytes flows may buffer together before each keeps little.
     pub const fn for_buffers(&self) -> u64 {
         self.limit_bytes / BUFFER_SHARE
@@ -89,7 +98,7 @@ impl Pressure {
             memory.percent() >= u64::from(wanted)
         });
         self.caches = memory.map(|memory| {
-            let share = memory.limit_bytes / CACHE_SHARE;
+            let share = (memory.limit_bytes / CACHE_SHARE).min(memory.room(mark, cached));
             let present = self.caches.unwrap_or(share).min(share);
             if self.is_short {
                 // A quarter goes at each look, until there is enough.
@@ -153,19 +162,33 @@ mod tests {
     #[test]
     fn caches_shrink_while_memory_is_short_and_get_their_share_back() {
         let mut pressure = Pressure::new();
-        pressure.handle(used(50), 85, 0);
+        pressure.handle(used(20), 85, 0);
         assert_eq!(pressure.caches(), Some(25_000));
         pressure.handle(used(90), 85, 20_000);
-        assert_eq!(pressure.caches(), Some(15_000));
-        for _ in 0..60 {
-            let cached = pressure.caches().unwrap_or_default();
-            pressure.handle(used(90), 85, cached);
-        }
         assert_eq!(pressure.caches(), Some(0), "nothing is left");
         for _ in 0..20 {
-            pressure.handle(used(50), 85, 0);
+            pressure.handle(used(20), 85, 0);
         }
         assert_eq!(pressure.caches(), Some(25_000));
+        // Nearly all of the memory is in the caches.
+        let mut left = Vec::new();
+        for _ in 0..3 {
+            pressure.handle(used(90), 85, 80_000);
+            left.extend(pressure.caches());
+        }
+        assert_eq!(left, [18_750, 14_061, 10_545], "a quarter goes at each look");
+    }
+
+    #[test]
+    fn caches_have_what_all_else_leaves() {
+        let mut pressure = Pressure::new();
+        // 75 % are enough, and 18.75 % of them are for buffers and pipes.
+        pressure.handle(used(50), 85, 0);
+        assert_eq!(pressure.caches(), Some(6_250));
+        pressure.handle(used(56), 85, 6_250);
+        assert_eq!(pressure.caches(), Some(6_500), "they are full");
+        pressure.handle(used(65), 85, 5_000);
+        assert_eq!((pressure.caches(), pressure.is_short()), (Some(0), false), "all else has taken more");
     }
 
     #[test]

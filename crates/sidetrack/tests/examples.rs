@@ -1,7 +1,7 @@
 //! Every example runs to its end, on real namespaces and real programs, with the binary under test: as root, and as
 //! an ordinary user in user namespaces. The scripts check what they show and fail where it is not so.
 
-use sidetrack::config::{Config, SecretFile, Surroundings, System};
+use sidetrack::config::{Config, Problem, SecretFile, Surroundings, System};
 use sidetrack_core::overlay::key::SecretKey;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -429,7 +429,12 @@ fn every_example_of_the_repository_is_right() {
                 let config =
                     Config::from_text_in("example", &text, &WithKeys(System::new(&folder), made.path()));
                 let config = config.unwrap_or_else(|error| panic!("{}", error.render(false)));
-                assert_eq!(config.warnings, [], "{}", path.display());
+                // `tunnel invite` and `tunnel join` add the listeners of this example.
+                let begun = folder.ends_with("tunnel");
+                let is_known =
+                    |problem: &Problem| begun && problem.message().starts_with("this node has no listener");
+                let unknown: Vec<_> = config.warnings.iter().filter(|problem| !is_known(problem)).collect();
+                assert!(unknown.is_empty(), "{}: {unknown:?}", path.display());
                 loaded += 1;
             }
         }

@@ -18,6 +18,9 @@ pub(super) struct Browser {
     pub fetched: u64,
     /// Those with a wrong byte, or too few.
     pub wrong: u64,
+    /// Requests that were refused.
+    pub refused: u64,
+    proxy: (Ipv4Addr, u16),
 }
 
 impl Browser {
@@ -33,7 +36,20 @@ impl Browser {
     ) -> Result<Self> {
         let stream = stand.client.enter(|| Ok(TcpStream::connect(proxy)?))?;
         stream.set_read_timeout(Some(LIMIT))?;
-        Ok(Self { stream: BufReader::new(stream), server, length, fetched: 0, wrong: 0 })
+        Ok(Self { stream: BufReader::new(stream), server, length, fetched: 0, wrong: 0, refused: 0, proxy })
+    }
+
+    /// Fetches a resource, or begins a new connection if that is refused.
+    ///
+    /// # Errors
+    /// The proxy does not accept.
+    pub(super) fn fetch_or_again(&mut self, stand: &Stand, number: u64) -> Result<()> {
+        if self.fetch(number).is_err() {
+            let again = Self::open(stand, self.proxy, self.server, self.length)?;
+            self.stream = again.stream;
+            self.refused += 1;
+        }
+        Ok(())
     }
 
     /// Fetches a resource. Returns the fields of the answer.

@@ -95,6 +95,8 @@ pub(super) fn run(options: &Options, progress: &Progress) -> Result<Done> {
     let before_bytes = group.used();
     let limit_bytes = before_bytes + more;
     group.limit(limit_bytes)?;
+    // A limit that changes is noticed within a second.
+    wait("it knows its limit", || Ok(stand.metric("sidetrack_memory_limit_bytes")? as u64 <= limit_bytes))?;
     let steady = Flows::open(&stand.client, &[(GATEWAY, TO_ECHO).into()], STEADY)?;
     let mut browser = Browser::open(&stand, (GATEWAY, PROXY), (SERVER, WEB), RESOURCE)?;
     // The cache alone would take twice the limit.
@@ -154,7 +156,7 @@ fn stop_receivers(
     let refused = || stand.metric("sidetrack_memory_refused_flows_total");
     while stalled.len() < STALLED_MAX && refused()? < 1.0 && up.is_running() {
         stalled.extend(stall(stand, GROUP)?);
-        browser.fetch(stalled.len() as u64)?;
+        browser.fetch_or_again(stand, stalled.len() as u64)?;
     }
     progress.say(&format!("memory: refused after {} receivers stopped", stalled.len()));
     let begun = Instant::now();
@@ -162,7 +164,7 @@ fn stop_receivers(
     while begun.elapsed() < AFTER && up.is_running() {
         // Those that are refused are gone at once.
         drop(stall(stand, 10)?);
-        browser.fetch(number)?;
+        browser.fetch_or_again(stand, number)?;
         number += 1;
     }
     Ok(stalled.len())
@@ -172,7 +174,10 @@ fn stop_receivers(
 fn stall(stand: &Stand, count: usize) -> Result<Vec<TcpStream>> {
     stand.client.enter(|| {
         let open = |_| TcpStream::connect_timeout(&SocketAddr::from((GATEWAY, TO_ENDLESS)), LIMIT);
-        Ok((0..count).map(open).collect::<std::io::Result<Vec<_>>>()?)
+        // One that is refused may be reset before it is told that it is connected.
+        let is_refused = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
+        let opened = (0..count).map(open).filter(|opened| !opened.as_ref().is_err_and(is_refused));
+        Ok(opened.collect::<std::io::Result<Vec<_>>>()?)
     })
 }
 
