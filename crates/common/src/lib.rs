@@ -1,5 +1,5 @@
 //! What the proxy and the control plane both need: files with the places of their errors, TLS between our own nodes, the rights
-//! that a process gives up, messages between our processes, and HTTP over unix sockets: the clients of a node and of a
+//! that a process gives up, messages between our processes, what systemd is told, and HTTP over unix sockets: the clients of a node and of a
 //! container engine.
 #![forbid(unsafe_code)]
 
@@ -10,5 +10,6 @@ pub mod exchange;
 pub mod file;
 pub mod history;
 pub mod rights;
+pub mod systemd;
 pub mod tls;
 pub mod wire;

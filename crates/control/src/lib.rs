@@ -32,6 +32,8 @@ use link::serve;
 use orchestrator::Orchestrator;
 use settings::{DomainSettings, OrchestratorSettings, StateAt};
 use sidetrack_common::rights::DataUser;
+use sidetrack_common::systemd::Systemd;
+use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 use store::{EtcdStore, FileStore, Store};
@@ -56,6 +58,7 @@ pub fn orchestrate(file: &Path) -> anyhow::Result<()> {
     };
     let again: Vec<_> = settings.images.values().chain([&settings.agreement]).map(|path| &**path).collect();
     let user = DataUser::of(&settings.user)?;
+    let systemd = Systemd::from_environment();
     let bound = confine(&settings.listen, user.as_ref(), &again)?;
     // Threads begin only now, with the rights that are left. Several: requests to etcd block the one they are made on.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
@@ -71,7 +74,7 @@ pub fn orchestrate(file: &Path) -> anyhow::Result<()> {
         let work = tokio::spawn(orchestrator.clone().follow());
         let member = tokio::spawn(orchestrator.clone().belong());
         let router = orchestrator::router(orchestrator.clone());
-        let served = until_told(bound, mutual, router, "orchestrator").await;
+        let served = until_told(bound, mutual, router, ("orchestrator", systemd)).await;
         work.abort();
         member.abort();
         served
@@ -92,12 +95,13 @@ pub async fn domain(file: &Path) -> anyhow::Result<()> {
     let sockets = Arc::new(Sockets::start(&settings, user.as_ref())?);
     // Root's files first: the state stays open.
     let store = Arc::new(FileStore::open(&settings.state)?);
+    let systemd = Systemd::from_environment();
     let bound = confine(&settings.listen, user.as_ref(), &[])?;
     let mutual = settings.mutual.clone();
     let domain = Arc::new(Domain::new(settings, store, sockets.clone()));
     let work = tokio::spawn(domain.clone().follow());
     let served = tokio::select! {
-        served = until_told(bound, mutual, domain::router(domain), "domain") => served,
+        served = until_told(bound, mutual, domain::router(domain), ("domain", systemd)) => served,
         gone = sockets.gone() => Err(gone),
     };
     work.abort();
@@ -108,7 +112,7 @@ async fn until_told(
     bound: std::net::TcpListener,
     mutual: sidetrack_common::tls::Mutual,
     router: axum::Router,
-    kind: &str,
+    (kind, systemd): (&str, Option<Systemd>),
 ) -> anyhow::Result<()> {
     let listener = TcpListener::from_std(bound).context("the listener")?;
     let address = listener.local_addr()?;
@@ -118,10 +122,23 @@ async fn until_told(
     let serving = tokio::spawn(serve(listener, mutual, router, stopped));
     tracing::info!(kind, %address, "listening");
     tracing::info!("ready");
+    systemd.iter().for_each(Systemd::ready);
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+        never = answer_watchdog(systemd.as_ref()) => match never {},
     }
+    systemd.iter().for_each(|systemd| systemd.stopping("ending"));
     let _ = stop.send(true);
     Ok(serving.await??)
+}
+
+/// Answers systemd's watchdog for as long as the event loop goes round. Never ends; without a watchdog nothing is sent.
+async fn answer_watchdog(systemd: Option<&Systemd>) -> Infallible {
+    let beat = systemd.and_then(|systemd| Some((systemd, systemd.beat()?)));
+    let Some((systemd, beat)) = beat else { return std::future::pending().await };
+    loop {
+        tokio::time::sleep(beat).await;
+        systemd.alive();
+    }
 }

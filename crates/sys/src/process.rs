@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 /// Most processes one question looks at.
 const MAX_PROCESSES: usize = 65_536;
@@ -173,9 +174,25 @@ pub(crate) fn proc_address(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
-/// True if the calling process has exactly one thread: only then may it fork and go on in the child.
+/// How long a thread that was joined may still be counted by the kernel, which takes it apart afterwards.
+const TAKEN_APART_WITHIN: Duration = Duration::from_secs(5);
+
+/// True if the calling process has exactly one thread: only then may it fork and go on in the child. A thread that was joined may be
+/// counted a moment longer, which is waited for: at most five seconds, if there really is another one.
 pub fn is_single_threaded() -> bool {
-    numbered(Path::new("/proc/self/task")).len() == 1
+    has_threads(1)
+}
+
+/// Whether the process has so many threads, by then at the latest.
+fn has_threads(count: usize) -> bool {
+    let until = Instant::now() + TAKEN_APART_WITHIN;
+    while numbered(Path::new("/proc/self/task")).len() != count {
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
 }
 
 /// Inode of the namespace of `kind` (`net`, `user`, `mnt`) that process `pid` lives in: equal inodes are the
@@ -381,7 +398,6 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
     use std::process::{Child, Command, Stdio};
-    use std::time::{Duration, Instant};
 
     /// A shell whose child is `cat`, waiting for its input to end.
     fn shell_with_child() -> Child {
@@ -400,6 +416,26 @@ mod tests {
         assert_eq!(info.uid, rustix::process::geteuid().as_raw());
         assert_eq!(Some(info.parent_pid), std::os::unix::process::parent_id().into());
         assert_eq!(process_info(u32::MAX).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_thread_that_was_joined_is_not_counted() {
+        // A process of its own: the tests beside this one have threads. The kernel counts a thread a moment longer than a join waits.
+        const ALONE: &str = "SIDETRACK_TEST_ALONE";
+        if std::env::var_os(ALONE).is_none() {
+            let mut again = Command::new("/proc/self/exe");
+            again.env(ALONE, "1").args(["--exact", "--nocapture", "--test-threads=1"]);
+            let told = again.arg("process::tests::a_thread_that_was_joined_is_not_counted").output().unwrap();
+            assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stdout));
+            return;
+        }
+        // The thread that runs this test is one of two.
+        let before = numbered(Path::new("/proc/self/task")).len();
+        for _ in 0..1_000 {
+            std::thread::spawn(|| ()).join().unwrap();
+            assert!(has_threads(before), "a joined thread is counted");
+        }
+        assert_eq!(numbered(Path::new("/proc/self/task")).len(), before);
     }
 
     #[test]

@@ -137,10 +137,5 @@ pub fn again(user: &str, name: &str) -> Command {
 
 /// Becomes the user `nobody`, with no more than these capabilities.
 pub fn become_nobody(keep: CapabilitySet) {
-    // A thread that was joined is counted until the kernel has taken it apart.
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while !sidetrack_sys::process::is_single_threaded() && std::time::Instant::now() < until {
-        std::thread::yield_now();
-    }
     caps::become_user(NOBODY, NOBODY, &[], keep).expect("become nobody");
 }

@@ -1,141 +1,23 @@
-//! What a service manager is told: systemd's notification protocol (sd_notify(3), systemd.service(5) `Type=notify-reload`).
-//!
-//! ```text
-//! start ──READY──> serving ──RELOADING──> reloading ──READY──> serving ──STOPPING──> draining
-//!                    └─ WATCHDOG, while every worker runs
-//! ```
-//!
-//! The socket is connected before the process gives up its rights, because its folder may be closed afterwards.
-//! Without `NOTIFY_SOCKET` in the environment nothing is sent.
+//! systemd's watchdog, answered while every worker runs.
 
 use crate::live::Ledger;
+use sidetrack_common::systemd::Systemd;
 use std::convert::Infallible;
-use std::ffi::OsString;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
-use std::time::Duration;
 
-/// How often `WATCHDOG=1` is sent within the time that the unit file gives.
-const BEATS_PER_LIMIT: u32 = 3;
-
-/// The socket of the service manager that started this process.
-#[derive(Debug)]
-pub(super) struct Systemd {
-    socket: UnixDatagram,
-    /// `WatchdogSec=` of the unit file.
-    watchdog: Option<Duration>,
-}
-
-impl Systemd {
-    /// Connects to the socket that the environment names; `None` if there is none.
-    pub(super) fn from_environment() -> Option<Self> {
-        Self::of(|name| std::env::var_os(name))
-    }
-
-    fn of(variable: impl Fn(&str) -> Option<OsString>) -> Option<Self> {
-        let path = variable("NOTIFY_SOCKET")?;
-        let connected = (|| {
-            let socket = UnixDatagram::unbound()?;
-            // A manager that reads too slowly must not stop the node.
-            socket.set_nonblocking(true)?;
-            match path.as_bytes() {
-                [b'@', name @ ..] => socket.connect_addr(&SocketAddr::from_abstract_name(name)?)?,
-                _ => socket.connect(&path)?,
-            }
-            Ok::<_, std::io::Error>(socket)
-        })();
-        match connected {
-            Ok(socket) => Some(Self { socket, watchdog: watchdog(variable) }),
-            Err(error) => {
-                tracing::warn!(
-                    "cannot connect to NOTIFY_SOCKET {}: {error}; the service manager is told nothing",
-                    path.display()
-                );
-                None
-            }
+/// Says that the node runs while every worker checks its flows. Never ends; without a watchdog nothing is sent.
+pub(super) async fn watch(systemd: &Systemd, workers: &[Arc<Ledger>]) -> Infallible {
+    let Some(beat) = systemd.beat() else { return std::future::pending().await };
+    let mut seen: Vec<u64> = vec![0; workers.len()];
+    loop {
+        tokio::time::sleep(beat).await;
+        let now: Vec<u64> = workers.iter().map(|ledger| ledger.sweeps()).collect();
+        match now.iter().zip(&seen).position(|(now, seen)| now == seen) {
+            None => systemd.alive(),
+            Some(at) => tracing::error!(
+                "worker {at} has not checked its flows for {beat:?}; the service manager's watchdog is not answered"
+            ),
         }
-    }
-
-    /// The node serves with the present configuration.
-    pub(super) fn ready(&self) {
-        self.send("READY=1\nSTATUS=serving");
-    }
-
-    /// A reload has begun. [`Systemd::ready`] ends it, also if the file was rejected.
-    pub(super) fn reloading(&self) {
-        let now = sidetrack_sys::bpf::monotonic_ns() / 1_000;
-        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={now}\nSTATUS=reading the configuration"));
-    }
-
-    /// Another process of the unit is the main one from now on (`MAINPID=`). Only the main process may say so.
-    pub(super) fn replaced_by(&self, pid: u32) {
-        self.send(&format!("MAINPID={pid}\nSTATUS=upgraded"));
-    }
-
-    /// The node accepts no more connections. Flows may go on for `drain_ms` milliseconds.
-    pub(super) fn stopping(&self, flows: usize, drain_ms: u64) {
-        self.send(&format!("STOPPING=1\nSTATUS=draining {flows} flows, for at most {drain_ms} ms"));
-    }
-
-    /// Says that the node runs while every worker checks its flows. Never ends; without a watchdog nothing is sent.
-    pub(super) async fn watch(&self, workers: &[Arc<Ledger>]) -> Infallible {
-        let Some(limit) = self.watchdog else { return std::future::pending().await };
-        let mut seen: Vec<u64> = vec![0; workers.len()];
-        loop {
-            tokio::time::sleep(limit / BEATS_PER_LIMIT).await;
-            let now: Vec<u64> = workers.iter().map(|ledger| ledger.sweeps()).collect();
-            match now.iter().zip(&seen).position(|(now, seen)| now == seen) {
-                None => self.send("WATCHDOG=1"),
-                Some(at) => tracing::error!(
-                    "worker {at} has not checked its flows for {:?}; the service manager's watchdog is not answered",
-                    limit / BEATS_PER_LIMIT
-                ),
-            }
-            seen = now;
-        }
-    }
-
-    fn send(&self, text: &str) {
-        if let Err(error) = self.socket.send(text.as_bytes()) {
-            tracing::warn!("the service manager cannot be told {text:?}: {error}");
-        }
-    }
-}
-
-/// The watchdog's limit, if it is meant for this process.
-fn watchdog(variable: impl Fn(&str) -> Option<OsString>) -> Option<Duration> {
-    let number = |name: &str| variable(name)?.to_str()?.parse::<u64>().ok();
-    if variable("WATCHDOG_PID").is_some() && number("WATCHDOG_PID") != Some(std::process::id().into()) {
-        return None;
-    }
-    number("WATCHDOG_USEC").filter(|limit| *limit > 0).map(Duration::from_micros)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn environment<'a>(entries: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<OsString> + Copy + 'a {
-        move |name| entries.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
-    }
-
-    #[test]
-    fn nothing_is_sent_without_a_socket() {
-        assert!(Systemd::of(environment(&[])).is_none());
-        assert!(Systemd::of(environment(&[("NOTIFY_SOCKET", "/nowhere/socket")])).is_none());
-    }
-
-    #[test]
-    fn the_watchdog_is_of_this_process_only() {
-        let own = std::process::id().to_string();
-        let of = |entries: &[(&str, &str)]| watchdog(environment(entries));
-        assert_eq!(of(&[("WATCHDOG_USEC", "3000000")]), Some(Duration::from_secs(3)));
-        assert_eq!(of(&[("WATCHDOG_USEC", "3000000"), ("WATCHDOG_PID", &own)]), Some(Duration::from_secs(3)));
-        for wrong in ["0", "-1", "many"] {
-            assert_eq!(of(&[("WATCHDOG_USEC", wrong)]), None, "{wrong}");
-            assert_eq!(of(&[("WATCHDOG_USEC", "3000000"), ("WATCHDOG_PID", wrong)]), None, "{wrong}");
-        }
+        seen = now;
     }
 }

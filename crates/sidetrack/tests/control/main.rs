@@ -12,4 +12,5 @@ mod outgoing;
 mod plane;
 mod races;
 mod steps;
+mod systemd;
 mod user;

@@ -37,8 +37,13 @@ pub(crate) struct Part {
 
 impl Part {
     fn start(command: &'static str, file: &Path) -> Self {
+        Self::start_with(command, file, &[])
+    }
+
+    fn start_with(command: &'static str, file: &Path, variables: &[(&str, &str)]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_sidetrack"))
             .args([command, "serve", "-c"])
+            .envs(variables.iter().copied())
             .arg(file)
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
@@ -86,7 +91,12 @@ impl Part {
 
     /// After a kill: the same again.
     pub(crate) fn restart(&mut self) {
-        *self = Self::start(self.command, &self.file);
+        self.restart_with(&[]);
+    }
+
+    /// The same with these variables in its environment.
+    pub(crate) fn restart_with(&mut self, variables: &[(&str, &str)]) {
+        *self = Self::start_with(self.command, &self.file, variables);
     }
 }
 

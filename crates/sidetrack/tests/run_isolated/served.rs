@@ -37,12 +37,7 @@ pub(crate) fn options(argv: &[&str]) -> RunOptions {
 
 /// Starts the command and serves it in the background of [`Served::until`].
 pub(crate) fn start(options: &RunOptions) -> Served {
-    // The thread of an earlier command has said its last word, but the kernel may still count it.
-    let alone = (0..1_000_000).any(|_| {
-        std::thread::yield_now();
-        process::is_single_threaded()
-    });
-    assert!(alone, "a thread stays");
+    assert!(process::is_single_threaded(), "a thread stays");
     let launched = launch(options).unwrap_or_else(|error| panic!("{error}"));
     let runtime = Builder::new_current_thread().enable_all().build().expect("runtime");
     let served = Served { launched: Arc::new(launched), runtime, seen: Seen::default() };

@@ -2,6 +2,7 @@
 
 use crate::admin::{Readiness, Stage};
 use crate::app::node::Node;
+use crate::app::systemd;
 use crate::app::upgrade::{Go, Heir, Old, Ours, Parting, Returning, Starter, Verdict, say_counters};
 use crate::app::windows::Open;
 use crate::config::{Config, OnCrash};
@@ -141,7 +142,7 @@ impl Watch {
 
     async fn beats(&self, is_main: bool) -> std::convert::Infallible {
         match &self.ours.systemd {
-            Some(systemd) if is_main => systemd.watch(self.ours.node.worker_ledgers()).await,
+            Some(systemd) if is_main => systemd::watch(systemd, self.ours.node.worker_ledgers()).await,
             _ => std::future::pending().await,
         }
     }
@@ -165,7 +166,8 @@ impl Watch {
             End::Stopped(Some(gone)) => tracing::error!("{gone}; stopping"),
             End::Stopped(None) => {
                 let flows = node.flows_in_flight();
-                self.ours.systemd.iter().for_each(|systemd| systemd.stopping(flows, drain_ms));
+                let status = format!("draining {flows} flows, for at most {drain_ms} ms");
+                self.ours.systemd.iter().for_each(|systemd| systemd.stopping(&status));
                 let leaving = node.clone();
                 if tokio::task::spawn_blocking(move || leaving.stop_accepting()).await.is_err() {
                     tracing::error!("a panic: the listeners stay open until the end");
