@@ -93,10 +93,13 @@ fn a_confirmed_upgrade_stays_and_the_record_file_and_the_history_have_every_flow
     visit(entry, b"two");
     let (success, said) = Upgrade::start(&folder, &["--confirmed"]).ended();
     assert!(success && said.contains("confirmed"), "{said}");
+    // It is still open when flows move.
+    let moved = upgrade.until("flows have moved");
+    assert!(moved.contains("1 flows have moved"), "{moved}");
     waits.echo(b"three").expect("the flow goes on");
     waits.close().expect("an orderly end");
     let (success, said) = upgrade.ended();
-    assert!(success && said.contains("1 flows have moved"), "{said}");
+    assert!(success, "{said}");
     let (success, said) = Upgrade::start(&folder, &["--confirmed"]).ended();
     assert!(!success && said.contains("no upgrade to confirm"), "{said}");
     let read = || std::fs::read_to_string(folder.join("flows.jsonl")).unwrap_or_default();
