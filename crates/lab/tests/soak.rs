@@ -28,9 +28,11 @@ fn no_byte_is_wrong_and_no_flow_is_cut_without_a_fault() {
     let output = Command::new(launcher).args(["soak", "--quick"]).output().expect("it runs");
     let (text, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{text}\n{said}");
-    for row in
-        ["kernel", "splice", "socks5", "http", "tunnel", "overlay", "wasm", "tproxy", "redirect", "reverse"]
-    {
+    let rows = [
+        "kernel", "splice", "socks5", "http", "tunnel", "overlay", "wasm", "tproxy", "redirect", "reverse",
+        "engine", "shunt", "run",
+    ];
+    for row in rows {
         assert!(number(&text, row, 1) > 0, "no flow of {row}: {text}");
     }
     assert!(number(&text, "far program", 1) > 0, "{text}");

@@ -1,6 +1,8 @@
-//! `soak`: mixed traffic through every listener, carrier and kind of function at once, with a reload each second, and kills of
-//! peers, links and functions. No byte may be wrong, no flow cut without a reason, and memory and descriptors stay flat.
+//! `soak`: mixed traffic through every listener, carrier and kind of function at once, the packet engine, the shunt and `run` as well,
+//! with a reload each second, and kills of peers, links and functions. No byte may be wrong, no flow cut without a reason, and memory and
+//! descriptors stay flat.
 
+mod beside;
 mod faults;
 mod records;
 mod report;
@@ -9,6 +11,7 @@ mod setup;
 mod stand;
 mod traffic;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -31,8 +34,8 @@ use records::Records;
 use stand::{Files, Stand};
 use traffic::{Datagrams, Done, Entry, Traffic};
 
-/// Clients on the client's host, and on the gateway.
-const CLIENTS: [usize; 2] = [8, 3];
+/// Clients on the client's host, on the gateway, and in the network of `run`.
+const CLIENTS: [usize; 3] = [10, 3, 2];
 /// Time between two samples, and between two reloads.
 const SECOND: Duration = Duration::from_secs(1);
 /// Time until the first fault.
@@ -59,11 +62,11 @@ pub struct Options {
     pub output: Output,
 }
 
-/// What the gateway's process held at a time.
-#[derive(Debug, Clone, Copy, Serialize)]
+/// What the processes held at a time, in the order of [`Stand::programs`].
+#[derive(Debug, Clone, Serialize)]
 struct Sample {
     at: Duration,
-    held: Held,
+    held: Vec<Held>,
     /// Flows that were over.
     flows: usize,
 }
@@ -78,9 +81,11 @@ struct Results {
     datagrams: Datagrams,
     faults: Vec<Fault>,
     samples: Vec<Sample>,
+    /// The programs' names.
+    programs: Vec<&'static str>,
     /// After the last flow had ended.
-    after: Held,
-    before: Held,
+    after: Vec<Held>,
+    before: Vec<Held>,
     /// Versions that were read, and what was said of those that were rejected.
     reloads: usize,
     rejected: Vec<String>,
@@ -105,15 +110,17 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     };
     let mut stand = Stand::new(engine)?;
     progress.say(&format!("{seconds} s, {} routes, seed {}", stand.routes.len(), options.seed));
-    let before = Held::by(stand.up.pid())?;
+    let (programs, pids): (Vec<_>, Vec<_>) = stand.programs().into_iter().unzip();
+    let before = held(&pids)?;
     let traffic = Traffic::new();
     let (faults, samples) = soak(&mut stand, &traffic, seconds, options.seed, &progress)?;
     let (flows, datagrams) = traffic.into_results();
-    let after = rest(stand.up.pid(), before)?;
+    let after = rest(&pids, &before)?;
     stand.up.signal(Signal::TERM)?;
     let status = stand.up.wait_ended()?;
     anyhow::ensure!(status.success(), "the gateway's end: {status}: {}", stand.up.log());
-    let log = stand.up.log();
+    stand.beside.end()?;
+    let log = stand.up.log() + &stand.beside.log();
     let reloads = log.matches(" reloaded (").count();
     let lines: Vec<_> = log.lines().collect();
     let rejected = lines.iter().enumerate().filter(|(_, line)| line.contains(" is rejected ("));
@@ -129,6 +136,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         datagrams,
         faults,
         samples,
+        programs,
         after,
         before,
         reloads,
@@ -151,25 +159,27 @@ fn soak(
     seed: u64,
     progress: &Progress,
 ) -> Result<(Vec<Fault>, Vec<Sample>)> {
-    let (client, gateway, routes) = (stand.client.clone(), stand.gateway.clone(), stand.routes.clone());
+    let (client, routes) = (stand.client.clone(), stand.routes.clone());
+    let places: [(PathBuf, &[Entry]); 3] = [
+        (client.netns(), &Entry::OF_CLIENT),
+        (stand.gateway.netns(), &[Entry::Redirect]),
+        (stand.beside.netns.clone(), &[Entry::Run]),
+    ];
     thread::scope(|scope| {
         let mut clients = Vec::new();
-        for number in 0..CLIENTS[0] + CLIENTS[1] {
+        let all = places.iter().zip(CLIENTS).flat_map(|(place, count)| std::iter::repeat_n(place, count));
+        for (number, (netns, entries)) in all.enumerate() {
             let seed = seed.wrapping_mul(1000).wrapping_add(number as u64);
-            let (host, entries) = if number < CLIENTS[0] {
-                (&client, &Entry::OF_CLIENT[..])
-            } else {
-                (&gateway, &[Entry::Redirect][..])
-            };
             let routes = &routes;
-            clients.push(scope.spawn(move || traffic.flows(host, entries, routes, seed)));
+            clients.push(scope.spawn(move || traffic.flows(netns, entries, routes, seed)));
         }
         let host = &client;
         clients.push(scope.spawn(move || traffic.datagrams(host)));
         let length = Duration::from_secs(seconds);
-        let (files, pid) = (stand.files.clone(), stand.up.pid());
+        let (files, pids) =
+            (stand.files.clone(), stand.programs().into_iter().map(|(_, pid)| pid).collect::<Vec<_>>());
         let faults = scope.spawn(move || faults(stand, traffic, length, seed, progress));
-        let samples = reload(files, pid, traffic, length);
+        let samples = reload(files, &pids, traffic, length);
         let faults = faults.join().map_err(|_| anyhow::anyhow!("the thread of faults has panicked"))?;
         traffic.stop();
         for client in clients {
@@ -180,14 +190,14 @@ fn soak(
 }
 
 /// One reload and one sample each second.
-fn reload(mut files: Files, pid: u32, traffic: &Traffic, length: Duration) -> Result<Vec<Sample>> {
+fn reload(mut files: Vec<Files>, pids: &[u32], traffic: &Traffic, length: Duration) -> Result<Vec<Sample>> {
     let mut samples = Vec::new();
     let mut next = SECOND;
     while next <= length {
         thread::sleep(next.saturating_sub(traffic.now()));
         next += SECOND;
-        files.write()?;
-        samples.push(Sample { at: traffic.now(), held: Held::by(pid)?, flows: traffic.count() });
+        files.iter_mut().try_for_each(Files::write)?;
+        samples.push(Sample { at: traffic.now(), held: held(pids)?, flows: traffic.count() });
     }
     Ok(samples)
 }
@@ -217,12 +227,18 @@ fn faults(
     }
 }
 
+fn held(pids: &[u32]) -> Result<Vec<Held>> {
+    pids.iter().map(|pid| Held::by(*pid)).collect()
+}
+
 /// Waits until the descriptors of all flows are closed; returns what is held then.
-fn rest(pid: u32, before: Held) -> Result<Held> {
+fn rest(pids: &[u32], before: &[Held]) -> Result<Vec<Held>> {
     let begun = Instant::now();
     loop {
-        let held = Held::by(pid)?;
-        if held.descriptors <= before.descriptors + report::SPARE_DESCRIPTORS || begun.elapsed() > LIMIT {
+        let held = held(pids)?;
+        let is_closed =
+            |(now, before): (&Held, &Held)| now.descriptors <= before.descriptors + report::SPARE_DESCRIPTORS;
+        if held.iter().zip(before).all(is_closed) || begun.elapsed() > LIMIT {
             return Ok(held);
         }
         thread::sleep(Duration::from_millis(100));

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::routes::{Part, Route};
 use super::traffic::{Done, Entry};
-use super::{Results, Sample};
+use super::{Held, Results, Sample};
 use crate::chart::{self, Series, Titles};
 use crate::kit::{Bar, Bound, Page};
 use crate::output::Output;
@@ -100,18 +100,28 @@ fn faults(page: &mut Page, results: &Results) {
 }
 
 fn held(page: &mut Page, results: &Results) {
-    page.columns(["the gateway's process", "resident, MiB:", "descriptors:"]);
-    let mut row = |name: &str, mib: f64, descriptors: f64| {
-        page.row(format_args!("{name} | {mib:.1} | {descriptors:.0}"));
+    page.columns(
+        ["resident memory, MiB / descriptors".to_owned()]
+            .into_iter()
+            .chain(results.programs.iter().map(|name| format!("{name}:"))),
+    );
+    let mut row = |name: &str, cells: Vec<[f64; 2]>| {
+        let cells: Vec<_> =
+            cells.iter().map(|[mib, descriptors]| format!("{mib:.1} / {descriptors:.0}")).collect();
+        page.row(format_args!("{name} | {}", cells.join(" | ")));
     };
-    row("before the first flow", mib(results.before.resident_bytes), results.before.descriptors as f64);
+    let of =
+        |all: &[Held]| all.iter().map(|held| [mib(held.resident_bytes), held.descriptors as f64]).collect();
+    row("before the first flow", of(&results.before));
     for (number, name) in
         ["first quarter", "second quarter", "third quarter", "last quarter"].into_iter().enumerate()
     {
-        let [resident, descriptors] = quarter(&results.samples, number);
-        row(name, resident, descriptors);
+        row(
+            name,
+            (0..results.programs.len()).map(|which| quarter(&results.samples, number, which)).collect(),
+        );
     }
-    row("after the last flow", mib(results.after.resident_bytes), results.after.descriptors as f64);
+    row("after the last flow", of(&results.after));
     page.blank();
 }
 
@@ -119,27 +129,25 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Returns the medians of a quarter of the time: MiB and descriptors. NaN without samples.
-fn quarter(samples: &[Sample], number: usize) -> [f64; 2] {
+/// Returns the medians of a quarter of the time for one program: MiB and descriptors. NaN without samples.
+fn quarter(samples: &[Sample], number: usize, which: usize) -> [f64; 2] {
     let part = &samples[samples.len() * number / 4..samples.len() * (number + 1) / 4];
-    let median = |value: fn(&Sample) -> f64| {
-        let mut values: Vec<f64> = part.iter().map(value).collect();
+    let median = |value: fn(&Held) -> f64| {
+        let mut values: Vec<f64> = part.iter().map(|sample| value(&sample.held[which])).collect();
         values.sort_by(f64::total_cmp);
         values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
     };
-    [median(|sample| mib(sample.held.resident_bytes)), median(|sample| sample.held.descriptors as f64)]
+    [median(|held| mib(held.resident_bytes)), median(|held| held.descriptors as f64)]
 }
 
 fn bars(results: &Results, explained: impl Fn(&Done) -> bool) -> Vec<Bar> {
     let zero = |what: &str, count: usize| Bar::single(what, Some(count as f64), Bound::AtMost(0.0));
     let wrong = results.flows.iter().filter(|flow| flow.is_wrong).count() + results.datagrams.wrong as usize;
     let cut = results.flows.iter().filter(|flow| flow.error.is_some() && !explained(flow)).count();
-    let (early, late) = (quarter(&results.samples, 1)[0], quarter(&results.samples, 3)[0]);
     let records = &results.records;
     // A function that is killed after the last byte ends a flow as if it were in order.
     let misjudged = misjudged(results, &explained).count();
-    let open = results.after.descriptors.saturating_sub(results.before.descriptors);
-    vec![
+    let mut bars = vec![
         zero("flows and datagrams with wrong bytes", wrong),
         zero("flows that were cut without a fault", cut),
         zero(
@@ -151,18 +159,24 @@ fn bars(results: &Results, explained: impl Fn(&Done) -> bool) -> Vec<Bar> {
         zero("flows that ended well without a fault, and whose record says otherwise", misjudged),
         zero("lines that could not be read as records", records.unread),
         zero("reloads that were rejected", results.rejected.len()),
-        Bar::single(
-            "growth of memory from the second quarter to the last",
+        Bar::single("flows that the shunt has moved", Some(records.moved as f64), Bound::AtLeast(1.0)),
+    ];
+    for (which, name) in results.programs.iter().enumerate() {
+        let (early, late) = (quarter(&results.samples, 1, which)[0], quarter(&results.samples, 3, which)[0]);
+        let growth = Bar::single(
+            &format!("{name}: growth of memory from the second quarter to the last"),
             Some(late - early),
             Bound::AtMost(GROWTH_MIB.max(early * GROWTH)),
-        )
-        .unit(" MiB"),
-        Bar::single(
-            "descriptors more after the last flow than before the first",
+        );
+        let open = results.after[which].descriptors.saturating_sub(results.before[which].descriptors);
+        let open = Bar::single(
+            &format!("{name}: descriptors more after the last flow than before the first"),
             Some(open as f64),
             Bound::AtMost(SPARE_DESCRIPTORS as f64),
-        ),
-    ]
+        );
+        bars.extend([growth.unit(" MiB"), open]);
+    }
+    bars
 }
 
 /// Flows without a fault that ended well, and what their records say.
@@ -221,17 +235,17 @@ pub(super) fn plots(results: &Results, output: &Output) -> Result<()> {
             },
         )
         .collect();
-    let plot = |title, vertical, value: fn(&Sample) -> f64| {
-        let values = chosen.iter().map(|sample| Some(value(sample))).collect();
-        let series = [Series { name: "the gateway".to_owned(), values }];
+    let plot = |title, vertical, value: fn(&Held) -> f64| {
+        let of = |which: usize| chosen.iter().map(|sample| Some(value(&sample.held[which]))).collect();
+        let programs = results.programs.iter().enumerate();
+        let series: Vec<_> =
+            programs.map(|(which, name)| Series { name: (*name).to_owned(), values: of(which) }).collect();
         chart::lines(&Titles { title, vertical, places: &places }, &series)
     };
     output.svg("soak-memory", || {
-        plot("Resident memory of the gateway's process", "MiB", |sample| mib(sample.held.resident_bytes))
+        plot("Resident memory of the processes", "MiB", |held| mib(held.resident_bytes))
     })?;
     output.svg("soak-descriptors", || {
-        plot("Open descriptors of the gateway's process", "descriptors", |sample| {
-            sample.held.descriptors as f64
-        })
+        plot("Open descriptors of the processes", "descriptors", |held| held.descriptors as f64)
     })
 }

@@ -60,9 +60,6 @@ pub(super) fn gateway(
         1 => "[[listen]]\nname = \"more\"\nkind = \"socks\"\naddress = \"127.0.0.1:1081\"\n",
         _ => "[[listen]]\nname = \"more\"\nkind = \"http\"\naddress = \"127.0.0.1:1082\"\n",
     };
-    let mut ordered = routes.to_vec();
-    let turn = version as usize % ordered.len();
-    ordered.rotate_left(turn);
     let containers = engine.map_or_else(String::new, |socket| {
         format!("[containers]\nengine = \"{}\"\n[function.relay]\n{CONTAINER}", socket.display())
     });
@@ -75,14 +72,15 @@ pub(super) fn gateway(
          [[listen]]\nname = \"web\"\nkind = \"http\"\naddress = \"10.77.1.2:3128\"\n\
          [[listen]]\nname = \"router-udp\"\nkind = \"tproxy\"\nprotocol = \"udp\"\ninterfaces = [\"link1\"]\nports = [{DATAGRAMS}]\n\
          [[listen]]\nname = \"port-udp\"\nkind = \"reverse\"\nprotocol = \"udp\"\naddress = \"10.77.1.2:{}\"\nto = \"10.77.2.2:{DATAGRAMS}\"\n\
-         {more}{}\
+         {more}{}{}\
          [[rule]]\nname = \"datagrams\"\nmatch = {{ protocol = \"udp\" }}\ncarrier = \"direct\"\nkernel = \"never\"\n\
          {FUNCTIONS}{containers}\
          [[tunnel]]\nname = \"far\"\naddress = \"10.77.3.2:4433\"\nidentity = \"FOLDER/gateway.pem\"\npins = [\"{}\"]\n\
          [overlay]\nname = \"gateway\"\nkey_file = \"FOLDER/gateway.key\"\n\
          [overlay.node.gateway]\nkey = \"{}\"\n[overlay.node.far]\nkey = \"{}\"\naddress = \"10.77.3.2:8100\"\n",
         DATAGRAMS + OF_GATEWAY,
-        routes::configuration(&ordered),
+        routes::reverse(routes),
+        routes::rules(routes, version),
         keys.pins[1],
         keys.nodes[0],
         keys.nodes[1],

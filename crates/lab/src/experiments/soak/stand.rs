@@ -1,4 +1,4 @@
-//! The hosts and their programs.
+//! The hosts and their programs. Those beside the gateway are in `beside.rs`.
 //!
 //! ```text
 //!   client 10.77.1.1 --- link1 --- .2 gateway .1 --- link2 --- 10.77.2.2 server
@@ -19,9 +19,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
 
+use super::beside::Beside;
 use super::routes::{self, DATAGRAMS, Part, Route};
 use super::setup::{self, Keys};
-use super::traffic::SERVER;
+use super::traffic::{Entry, SERVER};
 use crate::engine::Engine;
 use crate::experiments::echo::{Echo, Flow};
 use crate::launch;
@@ -31,7 +32,7 @@ use crate::service::Service;
 use crate::topology::{self, Node};
 
 /// The program says this when it serves.
-const READY: &str = ": ready";
+pub(super) const READY: &str = ": ready";
 /// Longest time for anything that is awaited.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How often the server of datagrams looks whether it is dropped.
@@ -47,10 +48,12 @@ pub(super) struct Stand {
     pub routes: Vec<&'static Route>,
     /// The gateway's program.
     pub up: Service,
+    /// The programs beside it.
+    pub beside: Beside,
     far_up: Service,
     far: Node,
-    /// The gateway's configuration.
-    pub files: Files,
+    /// The configurations that are reloaded: the gateway's, and those of programs beside it.
+    pub files: Vec<Files>,
     engine: Option<&'static Engine>,
     program: PathBuf,
     folder: Scratch,
@@ -59,13 +62,12 @@ pub(super) struct Stand {
     _server: Node,
 }
 
-/// The gateway's configuration in its versions.
+/// The configuration of a program in its versions.
 #[derive(Clone)]
 pub(super) struct Files {
+    name: &'static str,
     folder: PathBuf,
-    keys: Keys,
-    routes: Vec<&'static Route>,
-    engine: Option<PathBuf>,
+    text: Arc<dyn Fn(u64) -> String + Send + Sync>,
     version: u64,
 }
 
@@ -90,27 +92,32 @@ impl Stand {
         topology::default_route(&server, IpAddr::V4(second.a.v4))?;
         far.run("ip", &["route", "add", &format!("{SERVER}/32"), "via", &last.b.v4.to_string()])?;
         let routes = routes::all(engine.is_some());
-        let servers = routes.iter().map(|route| Echo::start(&server, (SERVER, route.port).into()));
+        let own = routes::of(&routes, Entry::is_of_gateway);
+        let servers = own.iter().map(|route| Echo::start(&server, (SERVER, route.port).into()));
         let servers = servers.collect::<Result<Vec<_>>>()?;
         let datagrams = Datagrams::start(&server)?;
         let folder = Scratch::new()?;
         setup::write_parts(folder.path())?;
         let keys = keys(&program, &folder)?;
         let up = |host: &Node, name: &str| start(host, &program, &folder, name);
-        wait_for_links(&gateway)?;
+        wait_for_links(&gateway, (SERVER, own[0].port).into())?;
         fs::write(folder.path().join("far.toml"), setup::far(folder.path(), &keys))?;
         let mut far_up = up(&far, "far")?;
         far_up.wait_said(READY)?;
         let (path, socket) = (folder.path().to_owned(), engine.map(Engine::socket));
-        let mut files = Files { folder: path, keys, routes: routes.clone(), engine: socket, version: 0 };
-        files.write()?;
+        let text = move |version| setup::gateway(&path, &keys, &own, socket.as_deref(), version);
+        let mut files = vec![Files::new("gateway", folder.path(), text)];
+        files[0].write()?;
         let mut gateway_up = up(&gateway, "gateway")?;
         gateway_up.wait_said(READY)?;
+        let beside = Beside::new([&client, &server], &program, &folder, &routes)?;
+        files.extend(beside.files.iter().cloned());
         Ok(Self {
             client: client.into(),
             gateway: gateway.into(),
             routes,
             up: gateway_up,
+            beside,
             far_up,
             far,
             files,
@@ -129,12 +136,18 @@ impl Stand {
         [Part::Far, Part::Link].into_iter().chain(container).collect()
     }
 
-    /// Returns the gateway's records.
+    /// Returns the records of all programs.
     ///
     /// # Errors
     /// They cannot be read.
     pub(super) fn records(&self) -> Result<String> {
-        Ok(fs::read_to_string(self.folder.path().join("records"))?)
+        Ok(fs::read_to_string(self.folder.path().join("records"))? + &self.beside.records()?)
+    }
+
+    /// The programs under test, with their names in tables and their process ids.
+    pub(super) fn programs(&self) -> Vec<(&'static str, u32)> {
+        let beside = self.beside.programs.iter().map(|(name, service)| (*name, service.pid()));
+        [("gateway", self.up.pid())].into_iter().chain(beside).collect()
     }
 
     /// Kills the far program and starts it again.
@@ -166,16 +179,24 @@ impl Stand {
 }
 
 impl Files {
-    /// Writes the next version of the gateway's configuration, at once: the running program watches the file.
+    /// `NAME.toml` in a folder; `text` makes each version of it.
+    pub(super) fn new(
+        name: &'static str,
+        folder: &Path,
+        text: impl Fn(u64) -> String + Send + Sync + 'static,
+    ) -> Self {
+        Self { name, folder: folder.to_owned(), text: Arc::new(text), version: 0 }
+    }
+
+    /// Writes the next version, at once: the running program watches the file.
     ///
     /// # Errors
     /// The file cannot be written.
     pub(super) fn write(&mut self) -> Result<()> {
-        let Self { folder, keys, routes, engine, version } = self;
-        let text = setup::gateway(folder, keys, routes, engine.as_deref(), *version);
-        *version += 1;
-        fs::write(folder.join("fresh"), text)?;
-        Ok(fs::rename(folder.join("fresh"), folder.join("gateway.toml"))?)
+        let fresh = self.folder.join(format!("{}.fresh", self.name));
+        fs::write(&fresh, (self.text)(self.version))?;
+        self.version += 1;
+        Ok(fs::rename(fresh, self.folder.join(format!("{}.toml", self.name)))?)
     }
 }
 
@@ -196,18 +217,18 @@ fn keys(program: &Path, folder: &Scratch) -> Result<Keys> {
     Ok(Keys { pins: [pin("gateway")?, pin("far")?], nodes: [node("gateway")?, node("far")?] })
 }
 
-fn start(host: &Node, program: &Path, folder: &Scratch, name: &str) -> Result<Service> {
+/// Starts a program with `NAME.toml`.
+pub(super) fn start(host: &Node, program: &Path, folder: &Scratch, name: &str) -> Result<Service> {
     let mut command = host.command(&program.to_string_lossy());
     command.env("SIDETRACK_LOG", "sidetrack=info").env("XDG_RUNTIME_DIR", folder.path());
     command.args(["up", "-c"]).arg(folder.path().join(format!("{name}.toml")));
     Service::start(name, command, folder.path())
 }
 
-/// Waits until connections pass the gateway without our program.
-fn wait_for_links(gateway: &Node) -> Result<()> {
+/// Waits until connections from a host reach a server without our programs.
+pub(super) fn wait_for_links(host: &Node, server: SocketAddr) -> Result<()> {
     let begun = Instant::now();
-    let server = SocketAddr::from((SERVER, routes::all(false)[0].port));
-    gateway.enter(|| {
+    host.enter(|| {
         while Flow::open(server, Duration::from_secs(1)).and_then(Flow::finish).is_err() {
             ensure!(begun.elapsed() < LIMIT, "the links do not get ready");
             std::thread::sleep(Duration::from_millis(5));

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -9,8 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use socket2::{Domain, Socket, Type};
 
-use super::routes::{DATAGRAMS, OF_GATEWAY, Route};
+use super::routes::{self, DATAGRAMS, OF_GATEWAY, Route};
 use crate::experiments::echo::Flow;
+use crate::launch;
 use crate::link::random::Random;
 use crate::topology::Node;
 
@@ -21,6 +23,12 @@ const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 1, 1);
 const GATEWAY_OUT: Ipv4Addr = Ipv4Addr::new(10, 77, 2, 1);
 /// The gateway, as the client sees it.
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 77, 1, 2);
+/// The packet engine's address, and the server behind the shunt and in the network of `run`.
+pub(super) const ENGINE: Ipv4Addr = Ipv4Addr::new(10, 77, 5, 2);
+pub(super) const BEHIND_SHUNT: Ipv4Addr = Ipv4Addr::new(10, 77, 8, 2);
+pub(super) const BEHIND_RUN: Ipv4Addr = Ipv4Addr::new(10, 77, 9, 2);
+/// The server behind the packet engine.
+pub(super) const BEHIND_ENGINE: Ipv4Addr = Ipv4Addr::new(10, 77, 6, 2);
 /// Longest time until a flow is open. It is above that of the gateway's own limits.
 const OPEN_WITHIN: Duration = Duration::from_secs(30);
 /// A datagram without an answer within this time is lost.
@@ -28,7 +36,7 @@ const LOST_AFTER: Duration = Duration::from_millis(500);
 /// Time between two datagrams.
 const PACE: Duration = Duration::from_millis(10);
 
-/// How a flow comes to the gateway.
+/// How a flow comes to a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub(super) enum Entry {
     /// The client's host asks for the server, and the gateway is its router.
@@ -41,13 +49,34 @@ pub(super) enum Entry {
     Socks,
     /// The client speaks HTTP CONNECT.
     Http,
+    /// The client asks for an address of the packet engine.
+    Engine,
+    /// The client asks for a server behind a firewall with a shunt.
+    Shunt,
+    /// A command of `sidetrack run` asks for a server.
+    Run,
 }
 
 impl Entry {
     /// Those of the client's host.
-    pub(super) const OF_CLIENT: [Self; 4] = [Self::Tproxy, Self::Reverse, Self::Socks, Self::Http];
+    pub(super) const OF_CLIENT: [Self; 6] =
+        [Self::Tproxy, Self::Reverse, Self::Socks, Self::Http, Self::Engine, Self::Shunt];
     /// All of them, in the order of tables.
-    pub(super) const ALL: [Self; 5] = [Self::Tproxy, Self::Redirect, Self::Reverse, Self::Socks, Self::Http];
+    pub(super) const ALL: [Self; 8] = [
+        Self::Tproxy,
+        Self::Redirect,
+        Self::Reverse,
+        Self::Socks,
+        Self::Http,
+        Self::Engine,
+        Self::Shunt,
+        Self::Run,
+    ];
+
+    /// Whether it is a listener of the gateway.
+    pub(super) const fn is_of_gateway(self) -> bool {
+        !matches!(self, Self::Engine | Self::Shunt | Self::Run)
+    }
 
     /// Returns its name in tables.
     pub(super) const fn name(self) -> &'static str {
@@ -57,15 +86,26 @@ impl Entry {
             Self::Reverse => "reverse",
             Self::Socks => "socks",
             Self::Http => "http",
+            Self::Engine => "engine",
+            Self::Shunt => "shunt",
+            Self::Run => "run",
         }
     }
 
-    /// The address of the client's host.
+    /// The client's address.
     const fn host(self) -> Ipv4Addr {
         match self {
             Self::Redirect => GATEWAY_OUT,
             Self::Tproxy | Self::Reverse | Self::Socks | Self::Http => CLIENT,
+            Self::Engine => Ipv4Addr::new(10, 77, 5, 1),
+            Self::Shunt => Ipv4Addr::new(10, 77, 7, 1),
+            Self::Run => Ipv4Addr::new(10, 77, 9, 1),
         }
+    }
+
+    /// The client's address as records have it: addresses in the network of `run` mean nothing outside.
+    fn recorded(self, own: SocketAddr) -> SocketAddr {
+        if self == Self::Run { (Ipv4Addr::LOCALHOST, own.port()).into() } else { own }
     }
 
     /// Connects this socket, so that it leads to this port of the server.
@@ -75,6 +115,9 @@ impl Entry {
             Self::Reverse => (GATEWAY, port + OF_GATEWAY),
             Self::Socks => (GATEWAY, 1080),
             Self::Http => (GATEWAY, 3128),
+            Self::Engine => (ENGINE, port),
+            Self::Shunt => (BEHIND_SHUNT, port),
+            Self::Run => (BEHIND_RUN, port),
         };
         socket.connect_timeout(&SocketAddr::from(to).into(), OPEN_WITHIN)?;
         let mut stream = TcpStream::from(socket);
@@ -83,7 +126,7 @@ impl Entry {
         match self {
             Self::Socks => ask_socks(&mut stream, port)?,
             Self::Http => ask_http(&mut stream, port)?,
-            Self::Tproxy | Self::Redirect | Self::Reverse => {}
+            Self::Tproxy | Self::Redirect | Self::Reverse | Self::Engine | Self::Shunt | Self::Run => {}
         }
         Ok(stream)
     }
@@ -123,7 +166,7 @@ pub(super) struct Done {
     pub entry: Entry,
     /// The server's port: its route.
     pub port: u16,
-    /// The client's address. It is chosen before the connection begins, so that records of those that fail can be found.
+    /// The client's address, as records have it. It is chosen before the connection begins, so that records of those that fail can be found.
     pub own: SocketAddr,
     /// When it began and ended, from the start of the experiment.
     pub begun: Duration,
@@ -189,22 +232,29 @@ impl Traffic {
         (self.done.into_inner().unwrap_or_default(), self.datagrams.into_inner().unwrap_or_default())
     }
 
-    /// Makes flows on a host until it is told to stop.
+    /// Makes flows in this network until it is told to stop. The calling thread stays there.
     ///
     /// # Errors
-    /// The host cannot be entered.
-    pub(super) fn flows(&self, host: &Node, entries: &[Entry], routes: &[&Route], seed: u64) -> Result<()> {
-        host.enter(|| {
-            let mut random = Random::new(seed);
-            let mut one_of = |count: usize| (random.bits() % count as u64) as usize;
-            while !self.is_stopping() {
-                let (entry, route) = (entries[one_of(entries.len())], routes[one_of(routes.len())]);
-                let kind = Kind::ALL[one_of(Kind::ALL.len())];
-                self.one(entry, route, kind, one_of(kind.most()) + 1)?;
-                std::thread::sleep(Duration::from_millis(one_of(50) as u64));
-            }
-            Ok(())
-        })
+    /// The network cannot be entered, or has no socket or port.
+    pub(super) fn flows(
+        &self,
+        netns: &Path,
+        entries: &[Entry],
+        routes: &[&'static Route],
+        seed: u64,
+    ) -> Result<()> {
+        launch::join_netns(netns)?;
+        let mut random = Random::new(seed);
+        let mut one_of = |count: usize| (random.bits() % count as u64) as usize;
+        while !self.is_stopping() {
+            let entry = entries[one_of(entries.len())];
+            let routes = routes::of(routes, |other| other == entry);
+            let route = routes[one_of(routes.len())];
+            let kind = Kind::ALL[one_of(Kind::ALL.len())];
+            self.one(entry, route, kind, one_of(kind.most()) + 1)?;
+            std::thread::sleep(Duration::from_millis(one_of(50) as u64));
+        }
+        Ok(())
     }
 
     /// Makes one flow. The calling thread is in the client's network. Returns whether it ended well.
@@ -216,7 +266,7 @@ impl Traffic {
         let mut bytes = 0;
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
         socket.bind(&SocketAddr::from((entry.host(), 0)).into())?;
-        let own = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let own = entry.recorded(socket.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?);
         let talk = |bytes: &mut u64| {
             let stream = entry.connect(socket, route.port)?;
             let mut flow = Flow::begin(stream, OPEN_WITHIN)?;
