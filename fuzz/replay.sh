@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs every fuzz target over its committed seeds (seeds/TARGET/) once. A target without seeds fails: it would
 # show nothing.
+plain=1
 source "$(dirname "$0")/build.sh"
 passed=0 failed=0
 for target in "${targets[@]}"; do

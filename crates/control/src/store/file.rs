@@ -1,9 +1,21 @@
 //! A store in one redb file. Each change is a transaction that is on disk when the call returns.
+//!
+//! ```text
+//!          a call fails because of the file               it can be opened
+//!   OPEN ─────────────────────────────────────> CLOSED ─────────────────────> OPEN
+//!                                               │    ^
+//!                                               └────┘ the next call tries again, and fails
+//! ```
+//!
+//! redb refuses every further call after an error of its file, such as a full disk, until the file is opened anew. So it is, by the next
+//! call: what was committed is there, and nothing else.
 
 use super::{Entry, Event, If, LeaseId, Revision, Store, StoreError, WATCH_MAX};
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
+use redb::backends::FileBackend;
+use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 use sidetrack_sys::sync::lock;
 use std::collections::VecDeque;
+use std::fs::OpenOptions;
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,8 +30,17 @@ const COUNTERS: TableDefinition<'_, &str, u64> = TableDefinition::new("counters"
 
 /// A store in one file, with its watchers.
 pub struct FileStore {
-    database: Database,
+    state: Mutex<State>,
+    /// Opens the file. The process may not open its path any more: it has given up the rights for that.
+    open: Box<dyn Fn() -> Result<Database, DatabaseError> + Send + Sync>,
     watchers: Mutex<Watchers>,
+    name: String,
+}
+
+/// What is open of the file.
+enum State {
+    Open(Database),
+    Closed,
 }
 
 /// The watchers, and the latest changes for those that begin later.
@@ -59,16 +80,56 @@ impl FileStore {
     /// # Errors
     /// Fails if another process uses it, if it is not such a file, or if it cannot be created.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        let database =
-            Database::create(path).map_err(|error| failed(format!("{}: {error}", path.display())))?;
+        let named = |error: &dyn std::fmt::Display| failed(format!("{}: {error}", path.display()));
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(|error| named(&error))?;
+        let open = move || Database::builder().create_with_backend(FileBackend::new(file.try_clone()?)?);
+        Self::with(path.display().to_string(), open).map_err(|error| match error {
+            StoreError::Failed(error) => named(&error),
+            other => other,
+        })
+    }
+
+    fn with(
+        name: String,
+        open: impl Fn() -> Result<Database, DatabaseError> + Send + Sync + 'static,
+    ) -> Result<Self, StoreError> {
+        let database = open().map_err(failed)?;
         let transaction = database.begin_write().map_err(failed)?;
         transaction.open_table(ENTRIES).map_err(failed)?;
         transaction.open_table(LEASES).map_err(failed)?;
         transaction.open_table(COUNTERS).map_err(failed)?;
         let forgotten = last(&transaction, "revision")?;
         transaction.commit().map_err(failed)?;
-        let watchers = Watchers { forgotten, ..Watchers::default() };
-        Ok(Self { database, watchers: Mutex::new(watchers) })
+        let watchers = Mutex::new(Watchers { forgotten, ..Watchers::default() });
+        Ok(Self { state: Mutex::new(State::Open(database)), open: Box::new(open), watchers, name })
+    }
+
+    /// Does work on the open file. After an error of the file it is closed, for the next call to open it.
+    fn on_file<T>(&self, work: impl FnOnce(&Database) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let mut state = lock(&self.state);
+        let was_open = matches!(*state, State::Open(_));
+        let database = match std::mem::replace(&mut *state, State::Closed) {
+            State::Open(database) => database,
+            State::Closed => (self.open)().map_err(failed)?,
+        };
+        let result = work(&database);
+        match &result {
+            Err(StoreError::Failed(error)) if was_open => {
+                tracing::warn!(
+                    "{}: {error}; the state keeps what it had, and changes are refused",
+                    self.name
+                );
+            }
+            Err(StoreError::Failed(_)) => {}
+            Ok(_) | Err(_) => {
+                if !was_open {
+                    tracing::info!("{}: the state works again", self.name);
+                }
+                *state = State::Open(database);
+            }
+        }
+        result
     }
 
     /// Commits a change as a whole, then tells the watchers.
@@ -76,10 +137,13 @@ impl FileStore {
         &self,
         change: impl FnOnce(&WriteTransaction) -> Result<(T, Vec<Event>), StoreError>,
     ) -> Result<T, StoreError> {
-        let transaction = self.database.begin_write().map_err(failed)?;
-        // If `change` fails, dropping the transaction rolls it back.
-        let (result, events) = change(&transaction)?;
-        transaction.commit().map_err(failed)?;
+        let (result, events) = self.on_file(|database| {
+            let transaction = database.begin_write().map_err(failed)?;
+            // If `change` fails, dropping the transaction rolls it back.
+            let changed = change(&transaction)?;
+            transaction.commit().map_err(failed)?;
+            Ok(changed)
+        })?;
         let mut watchers = lock(&self.watchers);
         for event in &events {
             if watchers.recent.len() == WATCH_MAX
@@ -99,22 +163,26 @@ impl FileStore {
 
 impl Store for FileStore {
     fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
-        let entries = self.database.begin_read().map_err(failed)?.open_table(ENTRIES).map_err(failed)?;
-        let found = entries.get(key).map_err(failed)?;
-        Ok(found.map(|found| entry(found.value())))
+        self.on_file(|database| {
+            let entries = database.begin_read().map_err(failed)?.open_table(ENTRIES).map_err(failed)?;
+            let found = entries.get(key).map_err(failed)?;
+            Ok(found.map(|found| entry(found.value())))
+        })
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<(String, Entry)>, StoreError> {
-        let entries = self.database.begin_read().map_err(failed)?.open_table(ENTRIES).map_err(failed)?;
-        let mut found = Vec::new();
-        for row in entries.range(prefix..).map_err(failed)? {
-            let (key, value) = row.map_err(failed)?;
-            if !key.value().starts_with(prefix) {
-                break;
+        self.on_file(|database| {
+            let entries = database.begin_read().map_err(failed)?.open_table(ENTRIES).map_err(failed)?;
+            let mut found = Vec::new();
+            for row in entries.range(prefix..).map_err(failed)? {
+                let (key, value) = row.map_err(failed)?;
+                if !key.value().starts_with(prefix) {
+                    break;
+                }
+                found.push((key.value().to_owned(), entry(value.value())));
             }
-            found.push((key.value().to_owned(), entry(value.value())));
-        }
-        Ok(found)
+            Ok(found)
+        })
     }
 
     fn put(&self, key: &str, value: &[u8], when: If, lease: Option<LeaseId>) -> Result<Revision, StoreError> {
@@ -229,13 +297,15 @@ impl Store for FileStore {
 impl FileStore {
     /// Whether no lease has expired, so that no write transaction is needed.
     fn none_is_over(&self, now: SystemTime) -> Result<bool, StoreError> {
-        let leases = self.database.begin_read().map_err(failed)?.open_table(LEASES).map_err(failed)?;
-        for row in leases.iter().map_err(failed)? {
-            if row.map_err(failed)?.1.value().1 <= millis(now) {
-                return Ok(false);
+        self.on_file(|database| {
+            let leases = database.begin_read().map_err(failed)?.open_table(LEASES).map_err(failed)?;
+            for row in leases.iter().map_err(failed)? {
+                if row.map_err(failed)?.1.value().1 <= millis(now) {
+                    return Ok(false);
+                }
             }
-        }
-        Ok(true)
+            Ok(true)
+        })
     }
 }
 
@@ -246,6 +316,9 @@ fn entry((revision, lease, value): (u64, u64, &[u8])) -> Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
     fn store() -> (tempfile::TempDir, FileStore) {
         let folder = tempfile::tempdir().expect("a folder");
@@ -276,6 +349,73 @@ mod tests {
             Some((b"two".to_vec(), second))
         );
         assert!(FileStore::open(&folder.path().join("state.redb")).is_err(), "one at a time");
+    }
+
+    /// A file in memory, on a disk that may be full.
+    #[derive(Debug, Clone, Default)]
+    struct Disk {
+        bytes: Arc<Mutex<Vec<u8>>>,
+        is_full: Arc<AtomicBool>,
+    }
+
+    impl Disk {
+        fn room(&self) -> io::Result<()> {
+            if self.is_full.load(Relaxed) { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+        }
+    }
+
+    impl redb::StorageBackend for Disk {
+        fn len(&self) -> io::Result<u64> {
+            Ok(lock(&self.bytes).len() as u64)
+        }
+
+        fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+            let from = usize::try_from(offset).expect("it fits");
+            out.copy_from_slice(&lock(&self.bytes)[from..from + out.len()]);
+            Ok(())
+        }
+
+        fn set_len(&self, len: u64) -> io::Result<()> {
+            self.room()?;
+            lock(&self.bytes).resize(usize::try_from(len).expect("it fits"), 0);
+            Ok(())
+        }
+
+        fn sync_data(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+            self.room()?;
+            let from = usize::try_from(offset).expect("it fits");
+            lock(&self.bytes)[from..from + data.len()].copy_from_slice(data);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn after_a_full_disk_it_has_what_was_committed_and_works_again() {
+        let disk = Disk::default();
+        let opened = disk.clone();
+        let store = FileStore::with("state".to_owned(), move || {
+            Database::builder().create_with_backend(opened.clone())
+        });
+        let store = store.expect("a store");
+        store.put("a", b"before", If::Always, None).expect("put");
+        let mut watch = store.watch("", None).expect("a watch");
+        for _ in 0..3 {
+            disk.is_full.store(true, Relaxed);
+            for _ in 0..2 {
+                let refused = store.put("a", b"meanwhile", If::Always, None);
+                assert!(matches!(refused, Err(StoreError::Failed(_))), "{refused:?}");
+            }
+            disk.is_full.store(false, Relaxed);
+            assert_eq!(store.get("a").expect("read").map(|entry| entry.value), Some(b"before".to_vec()));
+        }
+        assert!(watch.try_recv().is_err(), "nothing was changed");
+        store.put("a", b"after", If::Always, None).expect("put");
+        assert_eq!(store.get("a").expect("read").map(|entry| entry.value), Some(b"after".to_vec()));
+        assert_eq!(watch.try_recv().expect("told").entry.map(|entry| entry.value), Some(b"after".to_vec()));
     }
 
     #[test]
