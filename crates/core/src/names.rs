@@ -119,6 +119,29 @@ impl NameTable {
         Some(name)
     }
 
+    /// Returns what each address represents, and for how long it is kept at least, in the order that [`Self::put`] needs.
+    pub fn rows(&self, now: Instant) -> impl Iterator<Item = (Ipv4Addr, &HostName, Duration)> {
+        self.slots.iter().enumerate().filter_map(move |(index, slot)| {
+            let address = address_of(u32::try_from(index).ok()?)?;
+            Some((address, &slot.name, slot.kept_until.since(now)))
+        })
+    }
+
+    /// Adds a row of another table. Returns false if it does not follow the rows that are here, or if there is no room.
+    pub fn put(&mut self, (address, name, kept): (Ipv4Addr, HostName, Duration), now: Instant) -> bool {
+        let Some(index) = index_of(address).filter(|index| *index as usize == self.slots.len()) else {
+            return false;
+        };
+        if self.slots.len() >= self.capacity || self.by_name.contains_key(&name) {
+            return false;
+        }
+        let kept_until = now + kept.min(self.minimum_age);
+        self.slots.push(Slot { name: name.clone(), kept_until });
+        self.by_name.insert(name, index);
+        self.by_end.insert((kept_until, index));
+        true
+    }
+
     /// The range of all addresses that represent names, 198.18.0.0/15.
     pub fn range() -> IpNet {
         IpNet::new(Ipv4Addr::from_bits(BASE).into(), PREFIX_BITS)

@@ -72,11 +72,15 @@ pub enum Kind {
     WireOn = 26,
     /// Old, or new after [`Kind::Back`]: one association of UDP with its sockets. The clients' socket is that of a listener.
     Association = 27,
+    /// Old, or new after [`Kind::Back`]: names that the addresses of the resolver represent.
+    Names = 28,
+    /// Old, or new after [`Kind::Back`]: one path that a service asked for, with its listening sockets.
+    Path = 29,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::Checked,
         Self::Ready,
         Self::Serving,
@@ -95,6 +99,8 @@ impl Kind {
         Self::Wire,
         Self::WireOn,
         Self::Association,
+        Self::Names,
+        Self::Path,
     ];
 
     fn of(number: u16) -> Option<Self> {

@@ -32,7 +32,7 @@ pub use run::{Publish, Report, RunCommand, TapCommand, run};
 pub use sockets::{Bound, bind};
 pub use threads::{Fleet, Serving};
 pub use up::{UpOptions, take_over, up};
-pub use upgrade::{DRAINS, Said, Wish};
+pub use upgrade::{Act, DRAINS, Phase, Said, Side, Step, Wish};
 
 use std::os::fd::AsFd;
 

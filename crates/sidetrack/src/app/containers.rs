@@ -3,9 +3,10 @@
 use crate::config::Config;
 use crate::function::container::Containers;
 use crate::function::{Function, Library};
+use crate::live::Clock;
 use crate::rights::DataUser;
-use crate::worker::Shared;
 use anyhow::Context;
+use sidetrack_core::function::FunctionSpec;
 use sidetrack_core::limit::DESCRIPTORS_PER_FLOW;
 use std::sync::Arc;
 
@@ -17,20 +18,25 @@ pub(super) fn start(config: &Config, user: Option<&DataUser>) -> anyhow::Result<
     config.wants_containers().then(|| Containers::start(config.container_engine.as_deref(), user)).transpose()
 }
 
-/// Starts the functions of a new node and waits for their containers. If one does not become healthy, it is down, and the
-/// rules say what happens to its flows.
-pub(super) fn first(shared: &Shared, containers: Option<Arc<Containers>>) -> anyhow::Result<()> {
+/// Starts the functions of a new node and waits for their containers. Returns why some are down: they are tried again, and the
+/// rules say what happens to their flows meanwhile.
+///
+/// # Errors
+/// The system has no more threads.
+pub(super) fn first(
+    library: &Library,
+    clock: Clock,
+    functions: &[Arc<FunctionSpec>],
+    containers: Option<Arc<Containers>>,
+) -> anyhow::Result<Vec<String>> {
     if let Some(containers) = containers {
-        containers.run(shared.clock()).context("the containers' thread")?;
-        shared.functions.start_with(containers);
+        containers.run(clock).context("the containers' thread")?;
+        library.start_with(containers);
     }
-    shared.functions.keep(&shared.config.load().functions);
-    for function in shared.functions.functions() {
-        if let Some(Err(why)) = function.pool().map(|pool| pool.wait()) {
-            tracing::error!("{why}; it is tried again");
-        }
-    }
-    Ok(())
+    library.keep(functions);
+    let functions = library.functions();
+    let down = functions.iter().filter_map(|function| function.pool()?.wait().err());
+    Ok(down.map(|why| why.to_string()).collect())
 }
 
 /// Makes the functions of a new configuration. Their containers are healthy on return, so new flows can use them.

@@ -2,6 +2,7 @@
 
 use super::node::Node;
 use super::ports;
+use super::upgrade::{Heritage, WindowPart};
 use crate::config::{Config, Dns, DnsMode, NameStanding};
 use crate::dns::{self, Gateway, Mode, Rules, SharedNames, Standing};
 use crate::live::Clock;
@@ -19,6 +20,7 @@ use sidetrack_sys::sync::lock;
 use sidetrack_sys::udp;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -39,6 +41,8 @@ pub(super) struct Bound {
     sockets: Vec<Sockets>,
     names: SharedNames,
     hosts_servers: Arc<[SocketAddr]>,
+    /// The state of a resolver that rests.
+    gateway: Option<Arc<Gateway>>,
 }
 
 /// The resolver at work.
@@ -47,6 +51,10 @@ pub(super) struct Resolving {
     pub gateway: Arc<Gateway>,
     stop: oneshot::Sender<()>,
     thread: JoinHandle<()>,
+    /// Copies of the sockets: another process may go on with them, or this one after a rest.
+    sockets: Vec<Sockets>,
+    names: SharedNames,
+    hosts_servers: Arc<[SocketAddr]>,
 }
 
 /// The number of descriptors for the resolver's clients and queries.
@@ -56,19 +64,33 @@ pub(super) fn descriptors(_: &Dns) -> u64 {
 
 /// Makes the table of what the addresses stand for that the resolver gives to clients. `None`: there is no resolver.
 pub(super) fn names(config: &Config) -> Option<SharedNames> {
-    let table = || NameTable::new(NameTable::MAX_CAPACITY).with_unconnected_age(UNCONNECTED_AGE);
     config.dns.as_ref().map(|_| Arc::new(Mutex::new(table())))
 }
 
+/// An empty table.
+pub(super) fn table() -> NameTable {
+    NameTable::new(NameTable::MAX_CAPACITY).with_unconnected_age(UNCONNECTED_AGE)
+}
+
 impl Bound {
-    /// Binds all addresses, while the right to low ports is there. `None`: the configuration has no resolver.
+    /// Binds all addresses, while the right to low ports is there, or takes the sockets of an earlier process of this node.
+    /// `None`: the configuration has no resolver.
     ///
     /// # Errors
     /// Which address failed, the program that has it, and what to do.
-    pub(super) fn open(config: &Config, names: Option<SharedNames>) -> anyhow::Result<Option<Self>> {
+    pub(super) fn open(
+        config: &Config,
+        names: Option<SharedNames>,
+        heritage: Option<&Heritage>,
+    ) -> anyhow::Result<Option<Self>> {
         let Some((dns, names)) = config.dns.as_ref().zip(names) else { return Ok(None) };
-        let sockets = dns.addresses.iter().map(|address| bind(*address)).collect::<anyhow::Result<_>>()?;
-        Ok(Some(Self { sockets, names, hosts_servers: hosts_servers(&dns.addresses).into() }))
+        let socket = |address: &SocketAddr| match heritage.and_then(|heritage| heritage.resolver(*address)) {
+            Some(taken) => Ok(taken),
+            None => bind(*address),
+        };
+        let sockets = dns.addresses.iter().map(socket).collect::<anyhow::Result<_>>()?;
+        let hosts_servers = hosts_servers(&dns.addresses).into();
+        Ok(Some(Self { sockets, names, hosts_servers, gateway: None }))
     }
 
     /// Begins to answer.
@@ -80,7 +102,7 @@ impl Bound {
         let rules = NodeRules {
             config: config.clone(),
             clock,
-            hosts_servers: self.hosts_servers,
+            hosts_servers: self.hosts_servers.clone(),
             logged: Mutex::new(TokenBucket::new(LOGGED_PER_SECOND, LOGGED_PER_SECOND, clock.now())),
         };
         if rules.servers().is_empty() {
@@ -88,10 +110,11 @@ impl Bound {
                 "[dns] has no name server: {RESOLV_CONF} names none but ourselves. Name some by `servers`"
             );
         }
-        let gateway = Arc::new(Gateway::new(self.names, Arc::new(rules), Some(OWN_MARK.value)));
+        let anew = || Arc::new(Gateway::new(self.names.clone(), Arc::new(rules), Some(OWN_MARK.value)));
+        let gateway = self.gateway.unwrap_or_else(anew);
         let runtime = super::up::control_runtime()?;
         let (stop, stopped) = oneshot::channel();
-        let (sockets, serving) = (self.sockets, gateway.clone());
+        let (sockets, serving) = (copies(&self.sockets)?, gateway.clone());
         for address in sockets.iter().filter_map(|(socket, _)| socket.local_addr().ok()) {
             tracing::info!(kind = "dns", %address, "listening");
         }
@@ -107,17 +130,47 @@ impl Bound {
             });
         };
         let thread = std::thread::Builder::new().name("dns".into()).spawn(serve);
-        Ok(Resolving { gateway, stop, thread: thread.context("cannot start the resolver's thread")? })
+        Ok(Resolving {
+            gateway,
+            stop,
+            thread: thread.context("cannot start the resolver's thread")?,
+            sockets: self.sockets,
+            names: self.names,
+            hosts_servers: self.hosts_servers,
+        })
     }
+}
+
+/// Copies of sockets.
+fn copies(sockets: &[Sockets]) -> std::io::Result<Vec<Sockets>> {
+    sockets.iter().map(|(datagrams, listener)| Ok((datagrams.try_clone()?, listener.try_clone()?))).collect()
 }
 
 impl Resolving {
     /// Closes its sockets. Queries that are open get no answer.
     pub(super) fn stop(self) {
-        let _ = self.stop.send(());
-        if self.thread.join().is_err() {
+        drop(self.rest());
+    }
+
+    /// Answers nothing any more, and keeps the sockets: queries wait in them. Queries that are open get no answer.
+    pub(super) fn rest(self) -> Bound {
+        let Self { gateway, stop, thread, sockets, names, hosts_servers } = self;
+        let _ = stop.send(());
+        if thread.join().is_err() {
             tracing::error!("the resolver's thread ended by a panic");
         }
+        Bound { sockets, names, hosts_servers, gateway: Some(gateway) }
+    }
+
+    /// Copies of its sockets, for a process that goes on with them.
+    pub(super) fn offered(&self) -> std::io::Result<Vec<(WindowPart, OwnedFd)>> {
+        let mut offered = Vec::new();
+        for (datagrams, listener) in copies(&self.sockets)? {
+            let address = listener.local_addr()?;
+            let part = |datagrams| WindowPart::Resolver { address, datagrams };
+            offered.extend([(part(true), datagrams.into()), (part(false), listener.into())]);
+        }
+        Ok(offered)
     }
 }
 

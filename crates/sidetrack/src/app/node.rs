@@ -1,8 +1,13 @@
 //! A node: how it is prepared, started and stopped.
 
+mod engines;
 mod kept;
+mod steered;
 
+pub(super) use engines::engine_listeners;
+use engines::engines;
 use kept::{ask_keeper, may_steer, wait_for};
+pub(super) use steered::Steered;
 
 use super::agreement;
 use super::budget::{budget, sheets, warm_room};
@@ -12,24 +17,24 @@ use super::kernel::{KernelFlows, Paths};
 use super::paths;
 use super::ports;
 use super::rights;
-use super::sockets::{self, Bound, Proof};
+use super::sockets::{self, Bound};
 use super::threads::{Fleet, Serving};
-use super::upgrade::{self, Go, Heritage};
+use super::upgrade::{self, Act, Go, Heritage, Phase, Side, Step};
 use crate::agreement::InForce;
 use crate::carry::Dialing;
 use crate::config::{Config, Listener, ListenerKind, OnCrash};
 use crate::dns::SharedNames;
 use crate::engine;
-use crate::function::Function;
 use crate::function::container::Containers;
+use crate::function::{Function, Library};
 use crate::http::sheet;
-use crate::keeper::{Begin, Keeper, Order};
+use crate::keeper::{Begin, Keeper};
 use crate::live::{Clock, Ledger};
 use crate::overlay;
 use crate::process::Owners;
 use crate::rights::DataUser;
 use crate::steer::{Host, OWN_MARK, Steer};
-use crate::worker::{Admission, Shared, Wires};
+use crate::worker::{Shared, Wires};
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use sidetrack_common::history::History;
@@ -42,7 +47,7 @@ use sidetrack_sys::conntrack::Events;
 use sidetrack_sys::sync::lock;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 use tokio::task::JoinHandle;
@@ -63,6 +68,7 @@ pub(super) struct Prepared {
     overlay: Option<overlay::Bound>,
     engines: engine::Opened,
     containers: Option<Arc<Containers>>,
+    functions: (Clock, Library),
     agreement: Arc<InForce>,
     writer: Option<agreement::Writer>,
     history: Option<History>,
@@ -100,15 +106,8 @@ pub(super) struct Node {
     pub(super) history: Option<History>,
     pub(super) names: Option<SharedNames>,
     pub(super) resolver: Mutex<Option<Resolving>>,
-}
-
-/// The parts of our work that the kernel does.
-pub(super) struct Steered {
-    pub keeper: Option<Arc<Keeper>>,
-    /// The rights that the keeper was started with.
-    pub may: Begin,
-    /// Whether the keeper was asked to change the kernel: only then it has something there.
-    pub used: AtomicBool,
+    /// The resolver while the node rests.
+    pub(super) resting_resolver: Mutex<Option<super::dns::Bound>>,
 }
 
 impl Prepared {
@@ -167,6 +166,10 @@ impl Prepared {
             overlay,
             engines,
             containers,
+            functions: {
+                let clock = Clock::start();
+                (clock, Library::new(clock))
+            },
             agreement,
             writer,
             history,
@@ -212,6 +215,20 @@ impl Prepared {
         self.hold.answer_kernel()?;
         let held = caps::capabilities().context("capabilities")?.permitted;
         caps::keep_only(held - of_packets).context("cannot give up capabilities")
+    }
+
+    /// Makes the functions, and waits for their containers. Call it after rights were given up. With `all` a function that is down
+    /// is an error: the node that is replaced goes on.
+    ///
+    /// # Errors
+    /// The system has no more threads, or what is down.
+    pub(super) fn start_functions(&mut self, config: &Config, all: bool) -> anyhow::Result<()> {
+        let (clock, library) = &self.functions;
+        for why in super::containers::first(library, *clock, &config.functions, self.containers.take())? {
+            anyhow::ensure!(!all, "{why}");
+            tracing::error!("{why}; it is tried again");
+        }
+        Ok(())
     }
 
     /// Binds all listeners. Later sockets on the same port must be made by the same user (SO_REUSEPORT).
@@ -264,6 +281,9 @@ impl Prepared {
     ) -> anyhow::Result<Node> {
         let bound = self.bind(&config.load())?;
         let (paths, events) = self.steer(&config.load(), &bound, go.map_or(0, |go| go.first_path))?;
+        if go.is_some() {
+            upgrade::reached(Step(Side::New, Act::Did(Phase::Steered)));
+        }
         let (budget, warm) = {
             let config = config.load();
             let warm = warm_room(&config, nofile, self.workers);
@@ -274,12 +294,15 @@ impl Prepared {
         // Tunnels of workers may dial before all listeners are known.
         let mark = self.steered.keeper.as_ref().map(|_| OWN_MARK.value);
         let dialing = Dialing { mark, ..Dialing::default() };
-        let shared = Shared::new(config, dialing, owners, budget, Clock::start()).with_warm(warm);
+        let (clock, library) = self.functions;
+        let mut shared = Shared::new(config, dialing, owners, budget, clock).with_warm(warm);
+        shared.functions = library;
         let shared = Arc::new(shared.with_hold(self.hold.hold).with_wires(self.wires));
         shared.number_from(go.map_or(1, |go| go.next_flow));
-        go.into_iter()
-            .for_each(|go| upgrade::take_associations(&shared, std::mem::take(&mut lock(&go.associations))));
-        super::containers::first(&shared, self.containers)?;
+        if let Some(go) = go {
+            upgrade::take_associations(&shared, std::mem::take(&mut lock(&go.associations)));
+            self.names.iter().for_each(|names| upgrade::take_names(names, &go.names, clock.now()));
+        }
         shared.agreement.store(self.agreement);
         let fleet = Fleet::start(&shared, self.workers)?;
         super::wires::adopt(&shared, fleet.ledgers())?;
@@ -313,6 +336,7 @@ impl Prepared {
             history: self.history,
             names: self.names,
             resolver: Mutex::default(),
+            resting_resolver: Mutex::default(),
         };
         node.set_dialing(&lock(&node.served));
         node.shared.hold().into_iter().for_each(|hold| hold.begin());
@@ -535,25 +559,6 @@ impl Node {
     }
 }
 
-impl Steered {
-    /// Lets the keeper steer connections to these listeners. Without any, and without rules that an earlier configuration or process has
-    /// left, it changes nothing: another node of this network may have the table.
-    pub(super) fn steer(&self, steer: &Steer, listeners: &[Proof<'_>]) -> anyhow::Result<Option<Events>> {
-        let Some(keeper) = self.keeper.as_ref().filter(|_| !steer.is_empty() || self.used.load(Relaxed))
-        else {
-            return Ok(None);
-        };
-        self.used.store(true, Relaxed);
-        let (addresses, proofs): (Vec<_>, Vec<_>) = listeners.iter().copied().unzip();
-        let order = Order::of(steer, &addresses).map_err(anyhow::Error::msg)?;
-        let (warnings, events) = keeper.steer(order, &proofs)?;
-        for warning in warnings {
-            tracing::warn!("{warning}");
-        }
-        Ok(events)
-    }
-}
-
 /// The addresses in the configuration; port 0 if the kernel chooses.
 fn configured(config: &Config) -> Vec<(Arc<str>, SocketAddr)> {
     let of = |listener: &Listener| {
@@ -561,27 +566,6 @@ fn configured(config: &Config) -> Vec<(Arc<str>, SocketAddr)> {
         listener.addresses.clone().into_iter().map(move |address| (name.clone(), address))
     };
     config.listeners.iter().flat_map(of).collect()
-}
-
-/// The packet engines of a configuration.
-pub(super) fn engine_listeners(config: &Config) -> impl Iterator<Item = &Listener> {
-    config.listeners.iter().filter(|listener| matches!(listener.kind, ListenerKind::Engine(_)))
-}
-
-fn engines(opened: engine::Opened, shared: &Arc<Shared>) -> anyhow::Result<engine::Engines> {
-    let (numbers, functions, bounds) = (shared.clone(), shared.clone(), shared.clone());
-    let surroundings = engine::Surroundings {
-        config: shared.config.clone(),
-        clock: shared.clock(),
-        next_id: Arc::new(move || numbers.next_flow_id()),
-        chains: Arc::new(move |spec, flow| functions.functions.chain(spec, flow)),
-        admit: Arc::new(move |client, for_one_that_leaves| {
-            Admission::beside(&bounds, client, for_one_that_leaves)
-                .map(|leave| leave.map(|leave| Box::new(leave) as engine::Leave))
-        }),
-        internal: Arc::default(),
-    };
-    engine::Engines::start(opened, &surroundings).context("cannot start the packet engine")
 }
 
 pub(super) fn addresses<'a>(

@@ -2,8 +2,9 @@
 //! (`POST /outgoing/new`). Each is a listener of kind reverse. Rules decide about its flows as about all others.
 
 use super::node::Node;
-use super::sockets;
+use super::sockets::{self, Bound};
 use super::threads::Serving;
+use super::upgrade::{Came, Heritage, PathPart};
 use crate::carry::tls::ToServer;
 use crate::config::{Config, Listener, ListenerKind, Outgoing, ReverseTarget};
 use crate::intercept;
@@ -19,9 +20,11 @@ use axum::routing::{delete, post};
 use serde::{Deserialize, Serialize};
 use sidetrack_core::flow::{Destination, Protocol};
 use sidetrack_core::net::IpSet;
+use sidetrack_core::time::Instant;
 use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -30,8 +33,11 @@ use tokio::sync::watch;
 /// Longest request, bytes.
 const REQUEST_MAX: usize = 64 << 10;
 
+/// How long the workers may take to stop accepting.
+const REST_PATIENCE: Duration = Duration::from_secs(5);
+
 /// The request of a service.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Wanted {
     /// The server: "https://host:port".
@@ -41,7 +47,7 @@ struct Wanted {
     tls: Option<WantedTls>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WantedTls {
     /// The location whose certificates are used.
@@ -87,20 +93,22 @@ fn bad(error: anyhow::Error) -> Refused {
     Refused(StatusCode::BAD_REQUEST, error)
 }
 
+/// A path that accepts nothing for a while: connections wait in its sockets.
+struct Resting {
+    wanted: Wanted,
+    outgoing: Arc<intercept::outgoing::Outgoing>,
+    name: Arc<str>,
+    bound: Vec<Bound>,
+}
+
 /// All open paths.
 pub(super) struct Paths {
     settings: Outgoing,
     node: Arc<Node>,
     config: Arc<ArcSwap<Config>>,
     opened: Mutex<BTreeMap<u16, Opened>>,
-}
-
-/// Binds the address for services.
-///
-/// # Errors
-/// Fails if the address is taken.
-pub(super) fn listen(settings: &Outgoing) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(settings.listen).with_context(|| format!("[outgoing] listen = \"{}\"", settings.listen))
+    /// While another process may go on with them.
+    resting: Mutex<BTreeMap<u16, Resting>>,
 }
 
 /// Serves requests of services until `stop` becomes true.
@@ -142,7 +150,89 @@ async fn close(State(paths): State<Arc<Paths>>, InPath(port): InPath<u16>) -> Re
 impl Paths {
     /// Starts without paths.
     pub(super) fn new(settings: Outgoing, node: Arc<Node>, config: Arc<ArcSwap<Config>>) -> Arc<Self> {
-        Arc::new(Self { settings, node, config, opened: Mutex::default() })
+        Arc::new(Self { settings, node, config, opened: Mutex::default(), resting: Mutex::default() })
+    }
+
+    /// Accepts nothing any more, and keeps the sockets.
+    pub(super) fn rest(&self) {
+        let opened = std::mem::take(&mut *lock(&self.opened));
+        let rested = opened.into_iter().map(|(port, Opened { wanted, outgoing, name, serving })| {
+            let bound = serving.into_iter().map(|serving| serving.rest(REST_PATIENCE)).collect();
+            (port, Resting { wanted, outgoing, name, bound })
+        });
+        *lock(&self.resting) = rested.collect();
+    }
+
+    /// Describes the paths that rest, with copies of their sockets.
+    ///
+    /// # Errors
+    /// There is no free descriptor.
+    pub(super) fn resting(&self) -> anyhow::Result<Vec<(PathPart, Vec<OwnedFd>)>> {
+        let now = self.node.now();
+        let part = |(port, path): (&u16, &Resting)| {
+            let unused = now.since(path.outgoing.last_used());
+            let part = PathPart {
+                address: SocketAddr::new(self.settings.address, *port),
+                wanted: serde_json::to_value(&path.wanted)?,
+                unused_ms: u64::try_from(unused.as_millis()).unwrap_or(u64::MAX),
+            };
+            let sockets = path.bound.iter().flat_map(|bound| &bound.sockets);
+            let fds = sockets.map(|socket| socket.as_fd().try_clone_to_owned());
+            Ok((part, fds.collect::<std::io::Result<_>>()?))
+        };
+        lock(&self.resting).iter().map(part).collect()
+    }
+
+    /// Accepts again. `given_back`: the paths that are open in the process that gives everything back; those that are missing were
+    /// closed there.
+    pub(super) fn resume(&self, given_back: Option<&[Came]>) {
+        let resting = std::mem::take(&mut *lock(&self.resting));
+        let parts = given_back.map(|came| came.iter().filter_map(|came| came.body::<PathPart>().ok()));
+        let is_open = parts.map(|parts| parts.map(|part| part.address.port()).collect::<Vec<_>>());
+        let mut opened = lock(&self.opened);
+        for (port, Resting { wanted, outgoing, name, bound }) in resting {
+            if is_open.as_ref().is_some_and(|ports| !ports.contains(&port)) {
+                continue;
+            }
+            let serving =
+                bound.into_iter().map(|bound| self.node.serve(bound)).collect::<anyhow::Result<_>>();
+            match serving {
+                Ok(serving) => drop(opened.insert(port, Opened { wanted, outgoing, name, serving })),
+                Err(error) => tracing::error!(port, "a path of a service is closed: {error:#}"),
+            }
+        }
+        self.tell_node(&opened);
+        drop(opened);
+        if let Err(error) = self.take(given_back.unwrap_or_default()) {
+            tracing::error!("paths of services are closed: {error:#}");
+        }
+    }
+
+    /// Opens the paths of another process with their sockets, unless they are open here.
+    ///
+    /// # Errors
+    /// A path cannot be opened, and why.
+    pub(super) fn take(&self, came: &[Came]) -> anyhow::Result<()> {
+        let mut opened = lock(&self.opened);
+        for came in came {
+            let PathPart { address, wanted, unused_ms } = came.body()?;
+            let port = address.port();
+            if opened.contains_key(&port) {
+                continue;
+            }
+            let wanted: Wanted = serde_json::from_value(wanted)?;
+            let server = server(&wanted.address)?;
+            let tls = wanted.tls.as_ref().map(|tls| self.to_server(tls, &server)).transpose()?;
+            let now = self.node.now();
+            let last = now.as_nanos().saturating_sub(unused_ms.saturating_mul(1_000_000));
+            let outgoing = Arc::new(intercept::outgoing::Outgoing::new(tls, Instant::from_nanos(last)));
+            let fds = came.fds.iter().map(OwnedFd::try_clone).collect::<std::io::Result<_>>()?;
+            let heritage = Heritage::of_sockets(&name(port), address, fds);
+            let path = self.bind(port, wanted, server, (outgoing, Some(&heritage)));
+            opened.insert(port, path.with_context(|| format!("the path at port {port}"))?);
+        }
+        self.tell_node(&opened);
+        Ok(())
     }
 
     /// Returns the port of a path to what is wanted. Equal requests share a path.
@@ -162,7 +252,7 @@ impl Paths {
             Refused(StatusCode::INSUFFICIENT_STORAGE, error)
         })?;
         let outgoing = Arc::new(intercept::outgoing::Outgoing::new(tls, now));
-        let path = self.bind(port, wanted, server, outgoing);
+        let path = self.bind(port, wanted, server, (outgoing, None));
         let path = path.map_err(|error| Refused(StatusCode::INTERNAL_SERVER_ERROR, error))?;
         tracing::info!(port, to = %path.wanted.address, tls = path.wanted.tls.is_some(), "path");
         opened.insert(port, path);
@@ -209,9 +299,9 @@ impl Paths {
         port: u16,
         wanted: Wanted,
         server: Destination,
-        outgoing: Arc<intercept::outgoing::Outgoing>,
+        (outgoing, heritage): (Arc<intercept::outgoing::Outgoing>, Option<&Heritage>),
     ) -> anyhow::Result<Opened> {
-        let name: Arc<str> = format!("outgoing-{port}").into();
+        let name: Arc<str> = name(port).into();
         let listener = Listener {
             name: name.clone(),
             kind: ListenerKind::Reverse(ReverseTarget::Fixed(server)),
@@ -221,7 +311,7 @@ impl Paths {
             protocol: Protocol::Tcp,
         };
         let mut bound =
-            sockets::bind(&listener, &self.config.load(), (self.node.workers(), None), (&[], None))?;
+            sockets::bind(&listener, &self.config.load(), (self.node.workers(), None), (&[], heritage))?;
         for bound in &mut bound {
             let listening = Arc::get_mut(&mut bound.listening).context("somebody has the new listener")?;
             listening.outgoing = Some(outgoing.clone());
@@ -247,6 +337,11 @@ impl Paths {
         ToServer::new(config, server.host.clone())
             .with_context(|| format!("no certificate can be for {server}"))
     }
+}
+
+/// The name of a path's listener.
+fn name(port: u16) -> String {
+    format!("outgoing-{port}")
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {

@@ -208,7 +208,7 @@ fn served(tap: Tap) -> anyhow::Result<Arc<Proxy>> {
         own: None,
         http3: false,
     };
-    super::sockets::proxy(&settings, LISTENER)
+    super::sockets::proxy(&settings, LISTENER, crate::http::Before::default())
 }
 
 fn configuration(command: &RunCommand) -> anyhow::Result<Config> {

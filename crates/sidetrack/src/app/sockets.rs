@@ -5,7 +5,7 @@ use super::upgrade::Heritage;
 use crate::config::{Config, HttpListener, Listener, ListenerKind, SocksDatagrams};
 use crate::datagram;
 use crate::dns::SharedNames;
-use crate::http::Proxy;
+use crate::http::{Before, Proxy};
 use crate::intercept::{Catches, Listening, SocksCatch};
 use crate::steer::OWN_MARK;
 use anyhow::Context;
@@ -73,7 +73,11 @@ pub fn bind(
     (own, heritage): (&[SocketAddr], Option<&Heritage>),
 ) -> anyhow::Result<Vec<Bound>> {
     // One proxy for all addresses, so that they share its cache.
-    let proxy = requests(&listener.kind).map(|http| proxy(http, &listener.name)).transpose()?;
+    let before = |http: &HttpListener| Before {
+        htcp: listener.kind.htcp_address().and_then(|address| heritage?.htcp(address)),
+        is_there: heritage.is_some() && http.cache.is_some(),
+    };
+    let proxy = requests(&listener.kind).map(|http| proxy(http, &listener.name, before(http))).transpose()?;
     let bind = |address: &SocketAddr| {
         let catches = catches(&listener.kind, config)?;
         let own = own.iter().any(|own| overlap(*own, *address));
@@ -199,8 +203,8 @@ fn bind_datagrams(listener: &Listener, address: SocketAddr, shares: bool) -> any
 }
 
 /// Starts the proxy for a listener's requests.
-pub(super) fn proxy(settings: &HttpListener, name: &str) -> anyhow::Result<Arc<Proxy>> {
-    Proxy::start(settings.clone(), datagram::tunnelled).with_context(|| format!("listener '{name}'"))
+pub(super) fn proxy(settings: &HttpListener, name: &str, before: Before) -> anyhow::Result<Arc<Proxy>> {
+    Proxy::start(settings.clone(), datagram::tunnelled, before).with_context(|| format!("listener '{name}'"))
 }
 
 /// The HTTP settings of a listener: its own, or those for requests in captured connections.

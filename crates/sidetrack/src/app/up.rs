@@ -71,7 +71,9 @@ fn run_node(options: &UpOptions, heir: Option<Arc<Heir>>) -> anyhow::Result<()> 
     sidetrack_sys::confine::leave_no_core().context("RLIMIT_CORE")?;
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
     let systemd = Systemd::from_environment().map(Arc::new);
-    let heritage = heir.as_ref().map(|heir| heir.checked(&config)).transpose()?;
+    let heritage = heir.as_ref().map(|heir| heir.checked(&config)).transpose()?.flatten();
+    // Without an offer there is no process before this one any more.
+    let heir = heir.filter(|_| heritage.is_some());
     if config.wire.is_none() && heritage.as_ref().is_some_and(|heritage| heritage.has_wire()) {
         config.wire = Some(crate::config::Wire::default());
     }
@@ -88,10 +90,12 @@ fn run_node(options: &UpOptions, heir: Option<Arc<Heir>>) -> anyhow::Result<()> 
     let starter = starter(&windows, path, heir.is_some())?;
     let guard = windows.guard(user.as_ref())?;
     // After all processes are started, so that none of them keeps the port when this one is gone.
-    let dns = super::dns::Bound::open(&handle.current().load(), names)?;
+    let dns = super::dns::Bound::open(&handle.current().load(), names, heritage.as_deref())?;
     let captures = captures(&handle.current().load());
     let memory = Watched::open();
     prepared.give_up_rights(&handle.current().load(), path, user.as_ref(), windows.admin_path())?;
+    // The process before this one serves while containers get healthy.
+    prepared.start_functions(&handle.current().load(), heir.is_some())?;
     let go = heir.as_ref().map(|heir| heir.ready()).transpose()?;
     let node = Arc::new(prepared.start(
         handle.current().clone(),
@@ -260,6 +264,9 @@ async fn run(ready: Ready, reloader: Reloader, handle: ReloadHandle) -> anyhow::
         .writing(written);
     let state = exporting(state.with_captures(captures.begin(ledgers)), exports, node.mark())?;
     let (state, readiness) = state.starting();
+    if let Some((paths, (_, go))) = paths.as_ref().zip(before.as_ref()) {
+        paths.take(&std::mem::take(&mut *lock(&go.paths)))?;
+    }
     let open = Arc::new(Open::new(windows, state, paths, config.clone()));
     open.serve();
     let (ready, watching) = oneshot::channel();

@@ -16,6 +16,7 @@ mod flows;
 #[cfg(test)]
 mod golden;
 mod heritage;
+mod names;
 mod new;
 mod obstacles;
 mod old;
@@ -23,14 +24,19 @@ mod parts;
 mod records;
 mod resting;
 mod starter;
+mod steps;
 mod wires;
 
 pub(super) use associations::take_associations;
+pub(super) use channel::Came;
 pub(super) use heritage::{Go, Heritage};
+pub(super) use names::take_names;
 pub(super) use new::{Heir, Verdict};
 pub(super) use old::{Old, Ours, Parting};
-pub(super) use parts::WindowPart;
 pub use parts::{DRAINS, Said, Wish};
+pub(super) use parts::{PathPart, WindowPart};
 pub(super) use records::{Returning, say_counters};
 pub(super) use starter::serve;
 pub(super) use starter::{Starter, socket_beside};
+pub(super) use steps::reached;
+pub use steps::{Act, Phase, Side, Step};

@@ -123,7 +123,12 @@ impl Windows {
         let page =
             page.map(|address| PageAt::open(&config.admin, address, (socket, heritage))).transpose()?;
         let upgrades = upgrades(socket, heritage);
-        let outgoing = config.outgoing.as_ref().map(outgoing::listen).transpose()?;
+        let outgoing = config.outgoing.as_ref().map(|settings| {
+            let of = |part: &WindowPart| if let WindowPart::Outgoing(at) = part { Some(*at) } else { None };
+            let address = settings.listen;
+            listen(address, heritage, of).with_context(|| format!("[outgoing] listen = \"{address}\""))
+        });
+        let outgoing = outgoing.transpose()?;
         let metrics =
             metrics.transpose()?.map(|listener| (listener, config.admin.metrics_hosts.clone().into()));
         let orchestrator = config.admin.orchestrator.as_ref().map(Orchestrator::new).transpose()?;
@@ -239,6 +244,11 @@ impl Open {
         (windows.outgoing, windows.upgrades) = (None, None);
     }
 
+    /// The paths that services asked for, if they may.
+    pub(super) const fn paths(&self) -> Option<&Arc<Paths>> {
+        self.paths.as_ref()
+    }
+
     /// All metrics, as text.
     pub(super) fn metrics_text(&self) -> String {
         lock(&self.state).metrics_text()
@@ -259,6 +269,10 @@ impl Open {
         }
         if let Some(PageAt { listener, .. }) = &windows.page {
             offered.push((WindowPart::Page(listener.local_addr()?), listener.as_fd().try_clone_to_owned()?));
+        }
+        if let Some(outgoing) = &windows.outgoing {
+            offered
+                .push((WindowPart::Outgoing(outgoing.local_addr()?), outgoing.as_fd().try_clone_to_owned()?));
         }
         if let Some((socket, path)) = &windows.upgrades {
             offered.push((WindowPart::Upgrades(path.clone()), socket.try_clone()?));

@@ -14,12 +14,15 @@ use sidetrack_sys::sync::lock;
 use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// How often the thread checks whether its listener still exists.
 const LOOK: Duration = Duration::from_millis(500);
+/// How often it checks whether it may read again.
+const LOOK_WHILE_RESTING: Duration = Duration::from_millis(20);
 /// Most questions that wait for an answer. Beyond that no question is sent.
 const WAITING_MAX: usize = 4096;
 
@@ -33,6 +36,8 @@ pub struct Htcp {
     from: IpSet,
     /// The siblings that we ask; they may ask us, too.
     siblings: Vec<SocketAddr>,
+    /// Another process reads the socket.
+    rests: AtomicBool,
     waiting: Mutex<HashMap<(SocketAddr, u32), oneshot::Sender<bool>>>,
 }
 
@@ -56,12 +61,13 @@ fn address(of: &Destination) -> io::Result<SocketAddr> {
 }
 
 impl Htcp {
-    /// Binds the socket and resolves the siblings; returns those that resolve, with their HTTP addresses. Blocks.
+    /// Binds the socket, unless an earlier process of this node has `taken` one, and resolves the siblings; returns those that
+    /// resolve, with their HTTP addresses. Blocks.
     ///
     /// # Errors
     /// The address cannot be bound.
-    pub fn bind(settings: &HtcpSettings) -> io::Result<(Arc<Self>, Siblings)> {
-        let socket = sidetrack_sys::udp::bind_shared(settings.address)?;
+    pub fn bind(settings: &HtcpSettings, taken: Option<UdpSocket>) -> io::Result<(Arc<Self>, Siblings)> {
+        let socket = taken.map_or_else(|| sidetrack_sys::udp::bind_shared(settings.address), Ok)?;
         socket.set_nonblocking(false)?;
         socket.set_read_timeout(Some(LOOK))?;
         let mut found = Vec::new();
@@ -73,7 +79,20 @@ impl Htcp {
         }
         let siblings = found.iter().map(|(_, at)| *at).collect();
         let (from, waiting) = (settings.from.clone(), Mutex::default());
-        Ok((Arc::new(Self { socket, from, siblings, waiting }), found))
+        Ok((Arc::new(Self { socket, from, siblings, rests: AtomicBool::new(false), waiting }), found))
+    }
+
+    /// A copy of the socket, with its address.
+    ///
+    /// # Errors
+    /// There is no free descriptor.
+    pub fn copy(&self) -> io::Result<(SocketAddr, UdpSocket)> {
+        Ok((self.socket.local_addr()?, self.socket.try_clone()?))
+    }
+
+    /// Reads nothing any more, or again. A datagram that comes at this instant may still be answered here.
+    pub fn rest(&self, rests: bool) {
+        self.rests.store(rests, Relaxed);
     }
 
     /// Starts the thread that reads the socket. It ends with the proxy.
@@ -84,6 +103,10 @@ impl Htcp {
         let serve = move || {
             let mut bytes = [0; MAX_BYTES];
             while proxy.strong_count() > 0 {
+                if self.rests.load(Relaxed) {
+                    std::thread::park_timeout(LOOK_WHILE_RESTING);
+                    continue;
+                }
                 // A timeout, or an ICMP error for a datagram that was sent: the socket itself is fine.
                 let Ok((length, peer)) = self.socket.recv_from(&mut bytes) else { continue };
                 let answer = self.answer(bytes.get(..length).unwrap_or_default(), peer, &proxy);

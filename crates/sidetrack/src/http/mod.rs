@@ -59,6 +59,7 @@ use sidetrack_core::http::cache::Rules;
 use sidetrack_core::http::message::Method;
 use sidetrack_core::http::uri::{KeyRules, Resource};
 use sidetrack_core::net::IpSet;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -141,15 +142,28 @@ impl Counts {
     }
 }
 
+/// What an earlier process of this node leaves to a listener.
+#[derive(Debug, Default)]
+pub struct Before {
+    /// The socket by which its cache asks siblings.
+    pub htcp: Option<UdpSocket>,
+    /// There is such a process: clients wait, so nothing slow is waited for.
+    pub is_there: bool,
+}
+
 impl Proxy {
     /// Returns the state of a starting listener. `datagrams` serves clients that ask for CONNECT-UDP.
     ///
     /// # Errors
     /// TLS connections cannot be intercepted as configured, or the socket for siblings cannot be opened.
-    pub fn start(settings: HttpListener, datagrams: session::Tunnel) -> anyhow::Result<Arc<Self>> {
+    pub fn start(
+        settings: HttpListener,
+        datagrams: session::Tunnel,
+        before: Before,
+    ) -> anyhow::Result<Arc<Self>> {
         let random: [u8; 4] = sidetrack_sys::random::bytes();
         let pseudonym = format!("sidetrack-{:08x}", u32::from_be_bytes(random));
-        let cache = settings.cache.as_ref().map(Cache::new).transpose()?;
+        let cache = settings.cache.as_ref().map(|cache| Cache::new(cache, before)).transpose()?;
         let tap = settings.tap.clone().map(Tap::new).transpose()?.map(Arc::new);
         let secured = Secured::new(&settings)?;
         let secure = settings.to_secure.as_ref().map(Secure::to).transpose()?;
@@ -165,6 +179,29 @@ impl Proxy {
 }
 
 impl Proxy {
+    /// A copy of the socket by which its cache asks siblings, with its address.
+    ///
+    /// # Errors
+    /// There is no free descriptor.
+    pub fn htcp_socket(&self) -> std::io::Result<Option<(SocketAddr, UdpSocket)>> {
+        self.cache.as_ref().and_then(|cache| cache.htcp.as_ref()).map(|htcp| htcp.copy()).transpose()
+    }
+
+    /// Another process may use the cache's folder and the socket for siblings from now on. Waits until files that are being written
+    /// are there. Responses in memory are served on.
+    pub fn rest(&self) {
+        let Some(cache) = &self.cache else { return };
+        cache.htcp.iter().for_each(|htcp| htcp.rest(true));
+        cache.store.rest();
+    }
+
+    /// Goes on where [`Proxy::rest`] has stopped. Files of the other process are found.
+    pub fn resume(&self) {
+        let Some(cache) = &self.cache else { return };
+        cache.store.resume(&cache.rules);
+        cache.htcp.iter().for_each(|htcp| htcp.rest(false));
+    }
+
     /// Serves one client of a listener whose requests this proxy handles, until its end, in a task of its own.
     pub fn serve(self: Arc<Self>, worker: Arc<Worker>, listening: Arc<Listening>, arrived: Arrived) {
         let Some(admitted) = session::admit(&worker, &listening, arrived) else { return };
@@ -176,12 +213,14 @@ impl Proxy {
 }
 
 impl Cache {
-    fn new(settings: &CacheSettings) -> anyhow::Result<Self> {
+    fn new(settings: &CacheSettings, before: Before) -> anyhow::Result<Self> {
+        let Before { htcp: taken, is_there } = before;
         let htcp = settings.htcp.as_ref().map(|htcp| {
-            Htcp::bind(htcp).with_context(|| format!("htcp: cannot receive datagrams on {}", htcp.address))
+            Htcp::bind(htcp, taken)
+                .with_context(|| format!("htcp: cannot receive datagrams on {}", htcp.address))
         });
         let (htcp, by_htcp) = htcp.transpose()?.unzip();
-        let disk = settings.disk.as_ref().map(|disk| open_disk(disk, &settings.rules)).transpose();
+        let disk = settings.disk.as_ref().map(|disk| open_disk(disk, &settings.rules, is_there)).transpose();
         let (disk, disk_trouble) = match disk {
             Ok(disk) => (disk, None),
             Err(trouble) => (None, Some(trouble)),
@@ -215,8 +254,8 @@ impl Cache {
 const IN_MEMORY_PART: u64 = 8;
 
 /// Opens the store on disk. On failure the cache works from memory alone and still serves all clients.
-fn open_disk(settings: &DiskSettings, rules: &Rules) -> Result<Arc<Disk>, String> {
-    Disk::open(&settings.folder, settings.bytes, rules).map_err(|error| {
+fn open_disk(settings: &DiskSettings, rules: &Rules, is_hurried: bool) -> Result<Arc<Disk>, String> {
+    Disk::open(&settings.folder, settings.bytes, rules, is_hurried).map_err(|error| {
         let folder = settings.folder.display();
         tracing::error!(
             "the cache keeps nothing on disk: {folder}: {error}; make it a folder that this user may write to and no other \

@@ -343,6 +343,16 @@ impl Store {
         (inner.keys.len(), inner.used as u64, self.capacity() as u64)
     }
 
+    /// Lets go of the disk: see [`Disk::rest`].
+    pub fn rest(&self) {
+        self.disk.iter().for_each(|disk| disk.rest());
+    }
+
+    /// Uses the disk again.
+    pub fn resume(&self, rules: &Rules) {
+        self.disk.iter().for_each(|disk| disk.resume(rules));
+    }
+
     /// The state of the disk.
     pub fn disk(&self) -> Option<DiskState> {
         self.disk.as_ref().map(|disk| disk.state())

@@ -17,3 +17,4 @@ mod pool;
 mod scene;
 mod shipping;
 mod steps;
+mod upgrade;

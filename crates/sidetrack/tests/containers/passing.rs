@@ -132,7 +132,12 @@ fn a_chain_mixes_kinds_and_one_container_serves_several_chains() {
 
 /// The process id in the names of the node's containers.
 pub(crate) fn children(up: &Up) -> u32 {
-    let children = sidetrack_sys::process::children(up.pid());
+    children_of(up.pid())
+}
+
+/// As [`children`], for the node with this process id.
+pub(crate) fn children_of(node: u32) -> u32 {
+    let children = sidetrack_sys::process::children(node);
     let name = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     children.into_iter().find(|pid| name(pid).trim() == "sidetrack-cont").expect("the containers' process")
 }

@@ -111,6 +111,11 @@ impl Up {
         self
     }
 
+    /// As [`Up::start`], with this variable in its environment: a path in its folder.
+    pub(crate) fn start_with_path(variable: &str, name: &str, top: &str, tables: &str) -> Self {
+        Self::spawn_at(&[], Some((variable, name)), top, tables, |_| {}).ready()
+    }
+
     /// Starts it and waits for nothing.
     pub(crate) fn spawn(top: &str, tables: &str) -> Self {
         Self::spawn_with(top, tables, |_| {})
@@ -128,6 +133,17 @@ impl Up {
         tables: &str,
         files: impl FnOnce(&std::path::Path),
     ) -> Self {
+        Self::spawn_at(environment, None, top, tables, files)
+    }
+
+    /// As [`Up::spawn_in`], with one more variable whose value is the path of this name in its folder.
+    fn spawn_at(
+        environment: &[(&str, &str)],
+        in_folder: Option<(&str, &str)>,
+        top: &str,
+        tables: &str,
+        files: impl FnOnce(&std::path::Path),
+    ) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         files(folder.path());
         write_config(&folder, top, tables);
@@ -136,6 +152,7 @@ impl Up {
             .arg(folder.path().join("sidetrack.toml"))
             .env("SIDETRACK_LOG", "sidetrack=debug")
             .envs(environment.iter().copied())
+            .envs(in_folder.map(|(variable, name)| (variable, folder.path().join(name))))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

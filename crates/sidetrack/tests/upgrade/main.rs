@@ -6,10 +6,13 @@ mod node;
 
 mod datagrams;
 mod failures;
+mod hangs;
+mod killed;
 mod load;
 mod moved;
 mod replaced;
+mod state;
 mod steering;
 mod systemd;
 
-pub(crate) use node::upgrading::{SIDETRACK, Upgrade, ends, runs, stop};
+pub(crate) use node::upgrading::{SIDETRACK, Started, Upgrade, ends, runs, stop};

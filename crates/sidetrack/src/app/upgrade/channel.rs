@@ -1,5 +1,6 @@
 //! One end of a hand-over: parts in the format of [`sidetrack_core::upgrade`], with their descriptors beside them.
 
+use super::steps::{Act, Side, Step, reached};
 use anyhow::{Context, bail};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -25,7 +26,7 @@ pub(crate) struct Came {
 
 impl Came {
     /// Its content. Fields that this version does not know are left out.
-    pub(super) fn body<T: DeserializeOwned>(&self) -> anyhow::Result<T> {
+    pub(in crate::app) fn body<T: DeserializeOwned>(&self) -> anyhow::Result<T> {
         serde_json::from_slice(&self.body).with_context(|| format!("the part {:?} of a hand-over", self.kind))
     }
 }
@@ -33,16 +34,18 @@ impl Came {
 /// One end.
 pub(super) struct Channel {
     end: OwnedFd,
+    side: Side,
     reader: Reader,
     fds: VecDeque<OwnedFd>,
     is_greeted: bool,
 }
 
 impl Channel {
-    pub(super) fn new(end: OwnedFd) -> Self {
+    /// `side`: that of this process.
+    pub(super) fn new(end: OwnedFd, side: Side) -> Self {
         // Without the limit a process that hangs could make this one wait for ever.
         let _ = scm::send_within(&end, SENT_WITHIN);
-        Self { end, reader: Reader::default(), fds: VecDeque::new(), is_greeted: false }
+        Self { end, side, reader: Reader::default(), fds: VecDeque::new(), is_greeted: false }
     }
 
     /// Sends a part that the other process must understand.
@@ -72,6 +75,7 @@ impl Channel {
         body: &impl Serialize,
         fds: &[BorrowedFd<'_>],
     ) -> anyhow::Result<()> {
+        reached(Step(self.side, Act::Sends(kind)));
         let json = serde_json::to_vec(body)?;
         let count = u8::try_from(fds.len()).context("too many descriptors")?;
         let mut bytes = if self.is_greeted { Vec::new() } else { upgrade::greeting() };
@@ -94,6 +98,7 @@ impl Channel {
             match self.reader.next_part()? {
                 Some(Found::Part(part)) => {
                     let fds = self.take(part.descriptors)?;
+                    reached(Step(self.side, Act::Gets(part.kind)));
                     return Ok(Some(Came { kind: part.kind, body: part.body, fds }));
                 }
                 Some(Found::Skipped(descriptors)) => {

@@ -6,6 +6,7 @@ use super::channel::Channel;
 use super::flows::FlowPart;
 use super::heritage::{Go, Heritage};
 use super::parts::{Checked, KeeperPart, ListenerPart, ServingPart, StayPart, WindowPart};
+use super::steps::Side;
 use crate::config::Config;
 use serde_json::{Value, json};
 use sidetrack_core::flow::Protocol;
@@ -58,7 +59,7 @@ fn the_offer_of_version_1_is_taken_over() {
         let fds = any(*descriptors);
         scm::send(&theirs, &bytes, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>()).expect("sent");
     }
-    let mut channel = Channel::new(ours);
+    let mut channel = Channel::new(ours, Side::New);
     let mut next = || channel.next(WITHIN).expect("known").expect("there");
     let heritage = Heritage::default();
     while heritage.add(next()).expect("understood") {}

@@ -28,15 +28,35 @@ pub(crate) struct Go {
     pub to_old: OwnedFd,
     /// Associations of UDP, until they wait for their sockets.
     pub associations: Mutex<Vec<Came>>,
+    /// What addresses of the resolver represent.
+    pub names: Vec<Came>,
+    /// Paths that services asked for, until they are open here.
+    pub paths: Mutex<Vec<Came>>,
 }
 
 impl Go {
-    pub(super) fn read(came: Came, associations: Vec<Came>) -> anyhow::Result<Self> {
+    /// `state`: parts that came before.
+    pub(super) fn read(came: Came, state: Vec<Came>) -> anyhow::Result<Self> {
         let GoPart { next_flow, first_path, metrics } = came.body()?;
         let [from_old, to_old] =
             <[OwnedFd; 2]>::try_from(came.fds).ok().context("the pipes of the records are missing")?;
-        let associations = Mutex::new(associations);
-        Ok(Self { next_flow, first_path, metrics, from_old, to_old, associations })
+        Ok(Self::new(GoPart { next_flow, first_path, metrics }, [from_old, to_old], state))
+    }
+
+    fn new(part: GoPart, [from_old, to_old]: [OwnedFd; 2], state: Vec<Came>) -> Self {
+        let GoPart { next_flow, first_path, metrics } = part;
+        let (names, state) = state.into_iter().partition(|came| came.kind == Kind::Names);
+        let (paths, associations) = Vec::into_iter(state).partition(|came| came.kind == Kind::Path);
+        let (paths, associations) = (Mutex::new(paths), Mutex::new(associations));
+        Self { next_flow, first_path, metrics, from_old, to_old, associations, names, paths }
+    }
+
+    /// Goes on from these numbers without the old process, which was killed after its offer.
+    pub(super) fn alone(numbers: GoPart, state: Vec<Came>) -> anyhow::Result<Self> {
+        // Their other ends are closed at once: no record comes, and none is given back.
+        let from_old = std::io::pipe()?.0.into();
+        let to_old = std::io::pipe()?.1.into();
+        Ok(Self::new(numbers, [from_old, to_old], state))
     }
 }
 
@@ -47,6 +67,7 @@ pub struct Heritage {
     windows: Mutex<Vec<(WindowPart, OwnedFd)>>,
     keeper: Mutex<Option<(KeeperPart, [OwnedFd; 2])>>,
     wire: Mutex<Option<Given>>,
+    numbers: Mutex<Option<GoPart>>,
 }
 
 /// Whether a socket that is bound to `bound` is the one of an address in the configuration.
@@ -74,11 +95,20 @@ impl Heritage {
                 let on = wires::on(came)?;
                 lock(&self.wire).as_mut().context("programs of the wire without its memory")?.on.push(on);
             }
-            Kind::Offered => return Ok(false),
+            Kind::Offered => {
+                // The release before this one sends nothing beside it.
+                *lock(&self.numbers) = came.body::<Option<_>>().ok().flatten();
+                return Ok(false);
+            }
             Kind::Failed => bail!("{}", came.body::<String>()?),
             other => bail!("the other process has said {other:?} instead of its offer"),
         }
         Ok(true)
+    }
+
+    /// Takes the numbers to go on from, if the other process is killed now.
+    pub(super) fn numbers(&self) -> Option<GoPart> {
+        lock(&self.numbers).take()
     }
 
     /// Fails if a socket cannot serve the listener of this configuration.
@@ -138,6 +168,32 @@ impl Heritage {
     /// Takes the memory of flows on the wire.
     pub(in super::super) fn wire(&self) -> Option<Given> {
         lock(&self.wire).take()
+    }
+
+    /// Takes the sockets of the resolver at this address.
+    pub(in super::super) fn resolver(&self, address: SocketAddr) -> Option<(UdpSocket, TcpListener)> {
+        let is = |part: &WindowPart, for_datagrams| matches!(part, WindowPart::Resolver { address: bound, datagrams } if fits(address, *bound) && *datagrams == for_datagrams);
+        let (_, datagrams) = self.window(|part| is(part, true))?;
+        let (_, listener) = self.window(|part| is(part, false))?;
+        Some((datagrams.into(), listener.into()))
+    }
+
+    /// Takes the HTCP socket of a cache at this address.
+    pub(in super::super) fn htcp(&self, address: SocketAddr) -> Option<UdpSocket> {
+        let is = |part: &WindowPart| matches!(part, WindowPart::Htcp(bound) if fits(address, *bound));
+        self.window(is).map(|(_, socket)| socket.into())
+    }
+
+    /// The listening sockets of one address, as those of another process.
+    pub(in super::super) fn of_sockets(name: &str, address: SocketAddr, fds: Vec<OwnedFd>) -> Self {
+        let part = ListenerPart {
+            name: name.to_owned(),
+            address,
+            protocol: Protocol::Tcp,
+            transparent: false,
+            mptcp: false,
+        };
+        Self { listeners: Mutex::new(vec![(part, fds)]), ..Self::default() }
     }
 
     /// Takes the TCP listener of the metrics or the page.

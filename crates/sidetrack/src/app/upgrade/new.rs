@@ -8,18 +8,21 @@
 //! UNCONFIRMED --Stay--> takes over what only one process can have --Settled--> node
 //! UNCONFIRMED --Back--> gives everything back, and ends with its flows
 //! any before Stay --failure--> Failed, and the end: the old process goes on
+//! CHECKING, PREPARING --the old process is killed--> a start like any other
+//! WAITING, STARTING, UNCONFIRMED --the old process is killed--> node
 //! ```
 
 use super::channel::Channel;
 use super::heritage::{Go, Heritage};
 use super::obstacles::obstacle;
 use super::old::Ours;
-use super::parts::{Checked, ServingPart, StayPart};
+use super::parts::{Checked, GoPart, ServingPart, StayPart};
+use super::steps::Side;
 use crate::config::Config;
 use anyhow::{Context, bail};
 use sidetrack_core::upgrade::Kind;
-use sidetrack_sys::process;
 use sidetrack_sys::sync::lock;
+use sidetrack_sys::{process, scm};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -30,6 +33,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long the old process may wait for a confirmation, and longer.
 const DECIDED_WITHIN: Duration = Duration::from_secs(3 * 24 * 3600);
+
+/// What comes when the old process accepts nothing any more.
+const STATE_OR_GO: [Kind; 4] = [Kind::Association, Kind::Names, Kind::Path, Kind::Go];
+
+/// How long the end of the old process may take after its end of the channel is closed.
+const END_SEEN_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the old process has decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +52,28 @@ pub(crate) enum Verdict {
 /// The connection to the old process.
 pub(crate) struct Heir {
     channel: Mutex<Option<Channel>>,
+    before: Before,
+    /// Where to go on if the old process is killed.
+    numbers: Mutex<Option<GoPart>>,
+}
+
+/// The old process: a descriptor that shows its end, if it can be watched.
+#[derive(Clone)]
+struct Before(Option<Arc<OwnedFd>>);
+
+impl Before {
+    /// Finds the old process: it has started the starter, which has started this process.
+    fn find() -> Self {
+        let starter = u32::try_from(process::parent()).ok();
+        let node = starter.and_then(|pid| process::process_info(pid).ok()).map(|info| info.parent_pid);
+        Self(node.and_then(|pid| process::watch(pid).ok()).map(Arc::new))
+    }
+
+    /// Whether it has ended, or ends within `patience`. A closed channel alone does not say so: the old process closes it when it
+    /// has changed its mind.
+    fn is_over(&self, patience: Duration) -> bool {
+        self.0.as_ref().is_some_and(|end| scm::wait(&**end, Some(patience)).unwrap_or(false))
+    }
 }
 
 impl Heir {
@@ -54,23 +85,25 @@ impl Heir {
         // It was started by way of a descriptor, whose number would be its name in `ps`.
         let _ = process::set_name(c"sidetrack");
         let end = std::io::stdin().as_fd().try_clone_to_owned().context("standard input")?;
-        Ok(Self { channel: Mutex::new(Some(Channel::new(end))) })
+        let channel = Mutex::new(Some(Channel::new(end, Side::New)));
+        Ok(Self { channel, before: Before::find(), numbers: Mutex::default() })
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Channel) -> anyhow::Result<T>) -> anyhow::Result<T> {
         work(lock(&self.channel).as_mut().context("the hand-over is over")?)
     }
 
-    /// Says that the configuration is good, and takes what the old process offers.
+    /// Says that the configuration is good, and takes what the old process offers. `None`: the old process was killed, and this
+    /// one starts like any other.
     ///
     /// # Errors
     /// What is in the way of the hand-over.
-    pub(crate) fn checked(&self, config: &Config) -> anyhow::Result<Arc<Heritage>> {
+    pub(crate) fn checked(&self, config: &Config) -> anyhow::Result<Option<Arc<Heritage>>> {
         if let Some(why) = obstacle(config) {
             bail!("{why}");
         }
         let heritage = Heritage::default();
-        self.with(|channel| {
+        let offered = self.with(|channel| {
             let version = env!("CARGO_PKG_VERSION").to_owned();
             channel.send(Kind::Checked, &Checked { version, pid: std::process::id() }, &[])?;
             loop {
@@ -79,27 +112,48 @@ impl Heir {
                     return Ok(());
                 }
             }
-        })?;
+        });
+        if let Err(error) = offered {
+            if self.before.is_over(END_SEEN_WITHIN) {
+                tracing::warn!(
+                    "the old process was killed before its offer was complete; this one starts anew"
+                );
+                return Ok(None);
+            }
+            return Err(error);
+        }
         heritage.check(config)?;
-        Ok(Arc::new(heritage))
+        *lock(&self.numbers) = heritage.numbers();
+        Ok(Some(Arc::new(heritage)))
     }
 
     /// Says that all is prepared, and waits until the old process accepts nothing any more.
     ///
     /// # Errors
-    /// The old process has changed its mind, or is gone.
+    /// The old process has changed its mind, or is gone and has not said where to go on.
     pub(crate) fn ready(&self) -> anyhow::Result<Go> {
-        self.with(|channel| {
+        let mut state = Vec::new();
+        let go = self.with(|channel| {
             channel.send(Kind::Ready, &(), &[])?;
-            let mut associations = Vec::new();
             loop {
-                let came = channel.expect_one_of(&[Kind::Association, Kind::Go], PATIENCE)?;
-                match came.kind {
-                    Kind::Association => associations.push(came),
-                    _ => return Go::read(came, associations),
+                let came = channel.expect_one_of(&STATE_OR_GO, PATIENCE)?;
+                if came.kind == Kind::Go {
+                    return Ok(came);
                 }
+                state.push(came);
             }
-        })
+        });
+        let error = match go {
+            Ok(came) => return Go::read(came, state),
+            Err(error) => error,
+        };
+        match lock(&self.numbers).take() {
+            Some(numbers) if self.before.is_over(END_SEEN_WITHIN) => {
+                tracing::warn!("the old process was killed; this one goes on with its sockets");
+                Go::alone(numbers, state)
+            }
+            _ => Err(error),
+        }
     }
 
     /// Says why this process ends.
@@ -119,23 +173,28 @@ impl Heir {
         (ours, pipe): (Ours, OwnedFd),
     ) -> anyhow::Result<oneshot::Receiver<Verdict>> {
         let mut channel = lock(&self.channel).take().context("the hand-over is over")?;
-        channel.send(Kind::Serving, &ServingPart { steered, settles: true, associations: true }, &[])?;
+        let before = self.before.clone();
+        let part = ServingPart { steered, settles: true, associations: true };
+        if let Err(error) = channel.send(Kind::Serving, &part, &[]) {
+            // A killed process gets nothing. Its part is over, and this process goes on.
+            anyhow::ensure!(before.is_over(END_SEEN_WITHIN), error);
+        }
         let (tell, told) = oneshot::channel();
         let runtime = tokio::runtime::Handle::current();
         let follow = move || {
             let _entered = runtime.enter();
             let verdict = match channel.next(DECIDED_WITHIN) {
-                Ok(Some(came)) if came.kind == Kind::Back => {
+                Ok(Some(came)) if came.kind == Kind::Back && !before.is_over(Duration::ZERO) => {
                     ours.give_back(&pipe);
-                    if let Err(error) = ours.send_associations(&mut channel) {
-                        tracing::warn!("associations of UDP are not given back: {error:#}");
+                    if let Err(error) = ours.send_state(&mut channel) {
+                        tracing::warn!("not all of the state is given back: {error:#}");
                     }
                     ours.leave_associations(true);
                     // It may have ended.
                     let _ = channel.send(Kind::Returned, &(), &[]);
                     Verdict::Back
                 }
-                Ok(Some(came)) => {
+                Ok(Some(came)) if came.kind != Kind::Back => {
                     // The release before this one sends nothing beside it.
                     let StayPart { kept } = came.body::<Option<_>>().ok().flatten().unwrap_or_default();
                     ours.node.take_over_wires(&kept, false);
@@ -145,7 +204,7 @@ impl Heir {
                     Verdict::Stay
                 }
                 // It was killed, so nothing can be given back.
-                Ok(None) | Err(_) => {
+                _ => {
                     tracing::warn!("the old process has ended before the upgrade was final");
                     ours.node.take_over_wires(&[], true);
                     ours.end_associations_without_socket();

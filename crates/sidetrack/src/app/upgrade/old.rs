@@ -9,13 +9,14 @@
 //! GIVEN, UNCONFIRMED, SETTLING --failure, death, time-out, a stop signal--> TAKING BACK (Back and Returned, else Kill) --> SERVING
 //! ```
 
-use super::channel::{Channel, DESCRIPTORS_MAX};
+use super::channel::{Came, Channel, DESCRIPTORS_MAX};
 use super::heritage::described;
 use super::obstacles::obstacle;
 use super::parts::{Checked, DRAINS, GoPart, KeeperPart, Order, Said, ServingPart, Wanted};
 use super::records::Returning;
 use super::resting::Rested;
 use super::starter::{Starter, may_be_replaced};
+use super::steps::{Act, Phase, Side, Step, reached};
 use crate::app::node::Node;
 use crate::app::windows::Open;
 use crate::keeper::PROTOCOL;
@@ -49,11 +50,19 @@ const RETURNED_WITHIN: Duration = Duration::from_secs(5);
 /// Pause between two looks for a confirmation.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
+/// What a process gives back before it says [`Kind::Returned`].
+const STATE: [Kind; 3] = [Kind::Association, Kind::Names, Kind::Path];
+
 /// Numbers that are left out, for flows that this process still begins.
 const NUMBERS_BETWEEN: u64 = 1024;
 
 /// Numbers that a process which gives everything back may have used.
 const NUMBERS_GIVEN: u64 = 1 << 24;
+
+/// Some work of this process is done.
+fn did(phase: Phase) {
+    reached(Step(Side::Old, Act::Did(phase)));
+}
 
 /// An upgrade that a command asks for.
 struct Asked {
@@ -136,8 +145,40 @@ impl Ours {
     fn rest(&self) -> Vec<Rested> {
         self.open.rest();
         let rested = self.node.rest();
+        self.open.paths().into_iter().for_each(|paths| paths.rest());
         self.switch.hold();
         rested
+    }
+
+    /// Where another process goes on, with this number of flows left out.
+    fn numbers(&self, left_out: u64) -> GoPart {
+        GoPart {
+            next_flow: self.node.shared.flows_numbered() + left_out,
+            first_path: self.node.kernel.paths().next(),
+            metrics: self.open.metrics_text(),
+        }
+    }
+
+    /// Sends what moves with the listeners. It stays here as well, until it is certain who goes on.
+    pub(super) fn send_state(&self, to: &mut Channel) -> anyhow::Result<()> {
+        self.send_associations(to)?;
+        self.send_names(to)?;
+        let Some(paths) = self.open.paths() else { return Ok(()) };
+        for (part, fds) in paths.resting()? {
+            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            to.send_optional(Kind::Path, &part, &fds)?;
+        }
+        Ok(())
+    }
+
+    /// Takes what another process gives back, instead of what is here. Returns the paths.
+    fn take_state(&self, state: Vec<Came>) -> Vec<Came> {
+        let (names, state): (Vec<_>, Vec<_>) = state.into_iter().partition(|came| came.kind == Kind::Names);
+        let (paths, associations) = state.into_iter().partition(|came| came.kind == Kind::Path);
+        // Those that are missing have ended there, with a record.
+        self.take_associations(associations);
+        self.take_names(&names);
+        paths
     }
 
     /// Leaves everything to the other process. Records of flows that end here go into the pipe.
@@ -228,7 +269,7 @@ impl Old {
             let mut fds = fds.into_iter();
             match (wanted, fds.next(), fds.next()) {
                 (Wanted::Upgrade { confirm_ms, pid }, Some(command), Some(channel)) => {
-                    let (command, channel) = (Command(command), Channel::new(channel));
+                    let (command, channel) = (Command(command), Channel::new(channel, Side::Old));
                     return Some(Asked {
                         command,
                         channel,
@@ -254,10 +295,12 @@ impl Old {
             return self.stays(&command, &error, "nothing has moved");
         }
         let rested = self.ours.rest();
+        did(Phase::Rested);
         match self.hand_over(&command, &mut channel, (confirm, pid)) {
             Ok(pipe) => {
                 let _ = self.starter.order(&Order::Leave, None);
                 self.ours.leave(&pipe);
+                did(Phase::Left);
                 self.ours.leave_associations(self.has_associations.load(Relaxed));
                 let moved = self.ours.move_flows(&mut channel);
                 command.line(format!("{moved} flows have moved"));
@@ -297,7 +340,8 @@ impl Old {
                 channel.send(Kind::Listener, &part, &fds)?;
             }
         }
-        for (part, fd) in self.ours.open.offered()? {
+        let windows = self.ours.open.offered()?.into_iter().chain(self.ours.node.offered_windows()?);
+        for (part, fd) in windows {
             channel.send(Kind::Window, &part, &[fd.as_fd()])?;
         }
         if let Some(keeper) = &self.ours.node.steered.keeper {
@@ -310,7 +354,8 @@ impl Old {
         if let Some(wires) = self.ours.node.shared.wires() {
             super::wires::offer(wires, channel)?;
         }
-        channel.send(Kind::Offered, &(), &[])?;
+        // For a new process that goes on without this one: numbers that this process may use until its end are left out.
+        channel.send(Kind::Offered, &self.ours.numbers(NUMBERS_GIVEN), &[])?;
         channel.expect(Kind::Ready, PREPARED_WITHIN).map(drop)
     }
 
@@ -325,16 +370,12 @@ impl Old {
         let pipes = std::io::pipe().and_then(|to_new| Ok((to_new, std::io::pipe()?)));
         let ((new_reads, we_write), (we_read, new_writes)) =
             pipes.map_err(|error| (anyhow::Error::from(error), None))?;
-        let metrics = self.ours.open.metrics_text();
-        let part = GoPart {
-            next_flow: self.ours.node.shared.flows_numbered() + NUMBERS_BETWEEN,
-            first_path: self.ours.node.kernel.paths().next(),
-            metrics: metrics.clone(),
-        };
+        let part = self.ours.numbers(NUMBERS_BETWEEN);
+        let metrics = part.metrics.clone();
         self.has_associations.store(false, Relaxed);
-        let offered = self.ours.send_associations(channel);
+        let sent = self.ours.send_state(channel);
         let gone =
-            offered.and_then(|_| channel.send(Kind::Go, &part, &[new_reads.as_fd(), new_writes.as_fd()]));
+            sent.and_then(|()| channel.send(Kind::Go, &part, &[new_reads.as_fd(), new_writes.as_fd()]));
         drop((new_reads, new_writes));
         let confirmed = gone.and_then(|()| channel.expect(Kind::Serving, SERVES_WITHIN)).and_then(|came| {
             let ServingPart { steered, settles, associations } = came.body()?;
@@ -392,6 +433,7 @@ impl Old {
         let systemd = self.ours.systemd.as_ref();
         systemd.iter().for_each(|systemd| systemd.replaced_by(pid));
         let (on_wire, stay) = self.ours.let_go_of_wires();
+        did(Phase::LetGo);
         let stays = channel.send(Kind::Stay, &stay, &[]).and_then(|()| match settles {
             true => channel.expect(Kind::Settled, SETTLED_WITHIN).map(drop),
             false => Ok(()),
@@ -403,27 +445,26 @@ impl Old {
     }
 
     fn take_back(&self, mut channel: Channel, rested: Vec<Rested>, back: Option<(OwnedFd, Carried)>) {
-        let mut associations = Vec::new();
+        let mut state = Vec::new();
         let returned = channel.send(Kind::Back, &(), &[]).and_then(|()| {
             loop {
                 // What it has said before is of no interest any more.
                 match channel.next(RETURNED_WITHIN)? {
                     Some(came) if came.kind == Kind::Returned => break Ok(()),
-                    Some(came) if came.kind == Kind::Association => associations.push(came),
+                    Some(came) if STATE.contains(&came.kind) => state.push(came),
                     Some(_) => {}
                     None => bail!("it has ended"),
                 }
             }
         });
-        if let Err(error) = returned {
+        if let Err(error) = &returned {
             tracing::warn!("the new process is ended: {error:#}");
             let _ = self.starter.order(&Order::Kill, None);
             // Its end closes the channel: only then are its sockets and the history free.
             while let Ok(Some(_)) = channel.next(RETURNED_WITHIN) {}
-        } else if self.has_associations.load(Relaxed) {
-            // Those that are missing have ended there, with a record.
-            self.ours.take_associations(associations);
         }
+        let is_given_back = returned.is_ok() && self.has_associations.load(Relaxed);
+        let paths = is_given_back.then(|| self.ours.take_state(state));
         self.ours.node.take_over_wires(&[], false);
         self.ours.node.shared.number_from(self.ours.node.shared.flows_numbered() + NUMBERS_GIVEN);
         self.ours.node.resume(rested);
@@ -433,5 +474,6 @@ impl Old {
             Returning::Back(given).follow(pipe, self.ours.switch.clone(), self.ours.metrics.clone());
         }
         self.ours.open.serve();
+        self.ours.open.paths().into_iter().for_each(|own| own.resume(paths.as_deref()));
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use sidetrack_core::flow::Protocol;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 /// What the new process says first.
@@ -43,6 +43,12 @@ pub(crate) enum WindowPart {
     Page(SocketAddr),
     /// The socket on which upgrades are asked for.
     Upgrades(PathBuf),
+    /// Where services ask for paths.
+    Outgoing(SocketAddr),
+    /// A socket of the resolver: that for datagrams, or the listening one.
+    Resolver { address: SocketAddr, datagrams: bool },
+    /// Where a cache asks its siblings and answers them, by HTCP.
+    Htcp(SocketAddr),
 }
 
 /// The process that holds the rights: its connection and its process descriptor come with it.
@@ -71,6 +77,7 @@ pub(super) struct ServingPart {
 }
 
 /// Where to go on. The pipes come with it: records that the old process still writes, and records that the new one gives back.
+/// It is sent without pipes when everything was offered, for a new process whose old one is killed then.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct GoPart {
     /// The number of the next flow.
@@ -104,6 +111,24 @@ pub(super) struct StayPart {
     /// Places of flows on the wire that the old process keeps: they are still on their way there.
     #[serde(default)]
     pub kept: Vec<u32>,
+}
+
+/// What addresses of the resolver represent, in the order of the addresses. Several parts may follow each other.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct NamesPart {
+    /// The address, the name, and for how long it is kept at least, milliseconds.
+    pub rows: Vec<(Ipv4Addr, String, u64)>,
+}
+
+/// A path that a service asked for. Its listening sockets come with it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(in super::super) struct PathPart {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// What the service asked for, as JSON.
+    pub wanted: serde_json::Value,
+    /// For how long no flow has begun, milliseconds.
+    pub unused_ms: u64,
 }
 
 /// What the starter tells the running node.

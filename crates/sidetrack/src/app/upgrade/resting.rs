@@ -1,7 +1,9 @@
 //! A node that accepts nothing for a while: another process has its listeners, and may give them back.
 
+use super::super::dns::Resolving;
 use super::super::node::{Node, Served};
 use super::super::sockets::Bound;
+use super::parts::WindowPart;
 use crate::config::Listener;
 use sidetrack_core::flow::Protocol;
 use sidetrack_sys::sync::lock;
@@ -49,9 +51,24 @@ impl Node {
         Ok(copies)
     }
 
+    /// Copies of the sockets that no listener has: those of the resolver, and those by which caches ask their siblings.
+    pub(super) fn offered_windows(&self) -> std::io::Result<Vec<(WindowPart, OwnedFd)>> {
+        let resolver = lock(&self.resolver);
+        let mut offered = resolver.as_ref().map(Resolving::offered).transpose()?.unwrap_or_default();
+        for (_, proxy) in self.proxies() {
+            if let Some((address, socket)) = proxy.htcp_socket()? {
+                offered.push((WindowPart::Htcp(address), socket.into()));
+            }
+        }
+        Ok(offered)
+    }
+
     /// Stops accepting, and keeps the listeners: connections wait in them. The rules that lead to them stay.
     pub(super) fn rest(&self) -> Vec<Rested> {
+        // Caches let go of their folders, so that the other process can use them.
+        self.proxies().iter().for_each(|(_, proxy)| proxy.rest());
         let served = std::mem::take(&mut *lock(&self.served));
+        *lock(&self.resting_resolver) = lock(&self.resolver).take().map(Resolving::rest);
         self.leaving.store(true, Relaxed);
         self.shared.leave();
         self.shared.resting().set(true);
@@ -79,6 +96,13 @@ impl Node {
             served.push(Served { listener, serving });
         }
         self.set_dialing(&served);
+        let proxies = served.iter().filter_map(|served| served.serving.first()?.proxy.clone());
+        proxies.for_each(|proxy| proxy.resume());
+        let resolver = lock(&self.resting_resolver).take();
+        match resolver.map(|bound| bound.serve(self, &self.shared.config)).transpose() {
+            Ok(resolver) => *lock(&self.resolver) = resolver,
+            Err(error) => tracing::error!("the resolver answers nothing until a restart: {error:#}"),
+        }
         let listening = served.iter().flat_map(|served| &served.serving);
         let addresses = super::super::node::addresses(listening.clone().map(|serving| &*serving.listening));
         let proofs: Vec<_> = listening.filter_map(super::super::threads::Serving::proof).collect();

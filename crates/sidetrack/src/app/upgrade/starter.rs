@@ -114,7 +114,9 @@ pub(crate) fn serve(end: OwnedFd) -> anyhow::Result<()> {
     let listening = Listening { socket, path, inode, config };
     let mut child = None;
     let served = listening.serve(&end, &mut child);
-    if !matches!(served, Ok(true)) {
+    // A process that was started and still runs goes on with the socket, if the node was killed.
+    let goes_on = child.is_some_and(|mut child| child.try_wait().is_ok_and(|ended| ended.is_none()));
+    if !matches!(served, Ok(true)) && !goes_on {
         let is_ours =
             std::fs::symlink_metadata(&listening.path).is_ok_and(|seen| seen.ino() == listening.inode);
         if is_ours {

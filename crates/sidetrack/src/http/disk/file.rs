@@ -66,6 +66,11 @@ impl Folder {
         Ok(Self(path.to_owned()))
     }
 
+    /// The folder itself.
+    pub(super) fn root(&self) -> &Path {
+        &self.0
+    }
+
     /// The path of the file with this number.
     pub(super) fn path(&self, number: u64) -> PathBuf {
         self.0.join(format!("{:02x}/{number:016x}", number >> 56))

@@ -118,16 +118,20 @@ impl Fill {
         let (variant, parts) = (variant_of(&stored), parts.iter().map(variant_of).collect::<Vec<_>>());
         self.act(move |disk, path| {
             let Some(mut writing) = lock(&path.writing).take() else { return Ok(()) };
+            // The key was removed meanwhile, or another process uses the folder.
+            if path.claim.is_void() {
+                return Ok(());
+            }
             writing.set_head(&path.claim.key, &stored);
             let (number, bytes) = (writing.number(), writing.file_bytes());
             let Some(gone) = disk.index.reserve(bytes) else { return Ok(()) };
-            gone.into_iter().for_each(|number| disk.folder.remove(number));
+            disk.remove_files(gone);
             if let Err(error) = writing.finish() {
                 disk.index.release(bytes);
                 return Err(error);
             }
             let gone = disk.index.commit(&path.claim, Filed { number, bytes, variant });
-            gone.into_iter().for_each(|number| disk.folder.remove(number));
+            disk.remove_files(gone);
             disk.works();
             // Remove the parts last: until the whole is entered, they serve requests.
             let old = parts.into_iter().filter(|part| *part != variant);

@@ -179,6 +179,12 @@ impl Index {
         lock(&self.0).removed.is_none()
     }
 
+    /// Forgets all files, which stay where they are, and voids all claims: files are scanned anew.
+    pub(super) fn forget_all(&self) {
+        drop(self.remove(&Which::Prefix(Vec::new())));
+        lock(&self.0).removed = Some(Default::default());
+    }
+
     /// Removes keys and voids the claims on them. Returns the files to remove and the removed keys.
     pub(super) fn remove(&self, which: &Which) -> (Vec<u64>, Vec<Arc<[u8]>>) {
         let mut inner = lock(&self.0);

@@ -40,6 +40,8 @@ const PAUSE: Duration = Duration::from_secs(30);
 const CALM: Duration = Duration::from_secs(5);
 /// How long a start waits for the scan. The scan then continues while requests are served.
 const SCAN_WAIT: Duration = Duration::from_secs(2);
+/// How long a file that is being written may take when another process is to use the folder.
+const REST_WAIT: Duration = Duration::from_secs(2);
 /// If the disk is full, 1/`ROOM_PART` of the stored bytes is evicted.
 const ROOM_PART: u64 = 16;
 
@@ -62,8 +64,22 @@ pub struct Disk {
     scanned: (Mutex<bool>, Condvar),
     /// Files that turned out to be corrupt.
     broken: AtomicU64,
-    /// Locks the folder against other processes.
-    _lock: File,
+    /// Locks the folder against other processes. `None` while another process of this node uses it.
+    lock: Mutex<Option<File>>,
+    /// Another process of this node may use the folder: nothing is written, found or removed here.
+    rests: AtomicBool,
+}
+
+/// Locks a folder against other processes.
+fn lock_folder(path: &Path) -> std::io::Result<File> {
+    let holding = File::create(path.join("lock"))?;
+    holding.try_lock().map_err(|error| match error {
+        std::fs::TryLockError::WouldBlock => {
+            std::io::Error::new(ErrorKind::ResourceBusy, "another sidetrack uses it")
+        }
+        std::fs::TryLockError::Error(error) => error,
+    })?;
+    Ok(holding)
 }
 
 /// The state of a store on disk, for reports.
@@ -92,7 +108,7 @@ impl Disk {
     ///
     /// # Errors
     /// The folder cannot be made or written to, or another process uses it.
-    pub fn open(path: &Path, capacity: u64, rules: &Rules) -> std::io::Result<Arc<Self>> {
+    pub fn open(path: &Path, capacity: u64, rules: &Rules, is_hurried: bool) -> std::io::Result<Arc<Self>> {
         let mut open = lock(&OPEN);
         open.retain(|(_, disk)| disk.strong_count() > 0);
         let known = open.iter().find(|(other, _)| other == path).and_then(|(_, disk)| disk.upgrade());
@@ -101,13 +117,7 @@ impl Disk {
             return Ok(disk);
         }
         let folder = Folder::make(path)?;
-        let holding = File::create(path.join("lock"))?;
-        holding.try_lock().map_err(|error| match error {
-            std::fs::TryLockError::WouldBlock => {
-                std::io::Error::new(ErrorKind::ResourceBusy, "another sidetrack uses it")
-            }
-            std::fs::TryLockError::Error(error) => error,
-        })?;
+        let holding = lock_folder(path)?;
         let disk = Arc::new(Self {
             folder,
             index: Index::new(capacity),
@@ -119,14 +129,56 @@ impl Disk {
             unwritten: AtomicU64::new(0),
             scanned: Default::default(),
             broken: AtomicU64::new(0),
-            _lock: holding,
+            lock: Mutex::new(Some(holding)),
+            rests: AtomicBool::new(false),
         });
         disk.scan(rules.clone())?;
         open.push((path.to_owned(), Arc::downgrade(&disk)));
         // Release the lock before waiting: other listeners can open their stores meanwhile.
         drop(open);
-        disk.wait_for_scan();
+        if !is_hurried {
+            disk.wait_for_scan();
+        }
         Ok(disk)
+    }
+
+    /// Lets another process of this node use the folder. Waits until files that are being written are there, or given up. Content
+    /// of files that are open is read on.
+    pub fn rest(&self) {
+        if self.rests.swap(true, Relaxed) {
+            return;
+        }
+        // Without an entry no file is found, replaced or removed, and claims of writers are void.
+        self.index.forget_all();
+        // The queue is in order: when this job runs, no file is being written.
+        let (done, finished) = std::sync::mpsc::channel::<()>();
+        self.writes.send(move || drop(done));
+        // The sender is dropped, or the disk hangs.
+        let _ = finished.recv_timeout(REST_WAIT);
+        *lock(&self.lock) = None;
+    }
+
+    /// Uses the folder again, and finds what the other process has stored. If it still uses the folder, this store stays empty.
+    pub fn resume(self: &Arc<Self>, rules: &Rules) {
+        if !self.rests.load(Relaxed) {
+            return;
+        }
+        let again = lock_folder(self.folder.root()).and_then(|holding| {
+            *lock(&self.lock) = Some(holding);
+            self.index.forget_all();
+            self.rests.store(false, Relaxed);
+            self.scan(rules.clone())
+        });
+        if let Err(error) = again {
+            tracing::error!(folder = %self.folder, %error, "the cache keeps nothing on disk until a restart");
+        }
+    }
+
+    /// Removes a file, unless another process may use it.
+    fn remove_files(&self, numbers: impl IntoIterator<Item = u64>) {
+        if !self.rests.load(Relaxed) {
+            numbers.into_iter().for_each(|number| self.folder.remove(number));
+        }
     }
 
     fn scan(self: &Arc<Self>, rules: Rules) -> std::io::Result<()> {
@@ -137,7 +189,7 @@ impl Disk {
                     Ok(found) => {
                         let bytes = found.plan.file_bytes();
                         let file = Filed { number, bytes, variant: variant_of(&found.stored) };
-                        disk.index.found(&found.key, file).into_iter().for_each(|n| disk.folder.remove(n));
+                        disk.remove_files(disk.index.found(&found.key, file));
                     }
                     Err(error) if error.kind() == ErrorKind::NotFound => {}
                     Err(error) => disk.is_broken(number, &error),
@@ -159,7 +211,7 @@ impl Disk {
     fn is_broken(&self, number: u64, error: &std::io::Error) {
         self.broken.fetch_add(1, Relaxed);
         tracing::warn!(path = %self.folder.path(number).display(), %error, "removed from the cache");
-        self.folder.remove(number);
+        self.remove_files([number]);
     }
 
     /// Loads all responses stored under a key, with a claim that is void once they are removed; `None` if there are none.
@@ -210,7 +262,8 @@ impl Disk {
     pub fn put(self: &Arc<Self>, key: &[u8], object: &Arc<Object>) {
         let length = object.content.length;
         let is_far_behind = self.waiting.load(Relaxed).saturating_add(length) > WAITING_MAX;
-        if is_far_behind || !object.stored.is_worth_keeping() || self.is_paused() {
+        if is_far_behind || !object.stored.is_worth_keeping() || self.is_paused() || self.rests.load(Relaxed)
+        {
             return;
         }
         let claim = self.index.claim(key);
@@ -234,14 +287,14 @@ impl Disk {
         let bytes = writing.file_bytes();
         // Reserve, write, and only then enter: the index never names an incomplete file.
         let Some(gone) = self.index.reserve(bytes) else { return Ok(()) };
-        gone.into_iter().for_each(|number| self.folder.remove(number));
+        self.remove_files(gone);
         let written = pieces.iter().try_for_each(|piece| writing.push(piece)).and_then(|()| writing.finish());
         if let Err(error) = written {
             self.index.release(bytes);
             return Err(error);
         }
         let filed = Filed { number, bytes, variant: variant_of(stored) };
-        self.index.commit(claim, filed).into_iter().for_each(|number| self.folder.remove(number));
+        self.remove_files(self.index.commit(claim, filed));
         self.works();
         Ok(())
     }
@@ -254,7 +307,7 @@ impl Disk {
     /// Begins the copy of a passing response, of at most `most` bytes. It will replace one of the same variant. `None` while
     /// writing is paused.
     pub fn fill(self: &Arc<Self>, key: &[u8], stored: &Stored, most: u64) -> Option<Fill> {
-        if !stored.is_worth_keeping() || self.is_paused() {
+        if !stored.is_worth_keeping() || self.is_paused() || self.rests.load(Relaxed) {
             return None;
         }
         let claim = self.index.claim(key);
@@ -266,7 +319,7 @@ impl Disk {
         let is_full = matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
         let pause = if is_full { PAUSE_FULL } else { PAUSE };
         if is_full {
-            self.index.make_room(ROOM_PART).into_iter().for_each(|number| self.folder.remove(number));
+            self.remove_files(self.index.make_room(ROOM_PART));
         }
         let said = format!("{error}; not written to for {} s", pause.as_secs());
         self.unwritten.fetch_add(1, Relaxed);
@@ -325,7 +378,7 @@ impl Disk {
 
     fn remove_number(&self, key: &[u8], number: u64) {
         self.index.remove_file(key, number);
-        self.folder.remove(number);
+        self.remove_files([number]);
     }
 
     /// Removes keys: requests do not find them from now on. A thread removes their files soon.
@@ -337,7 +390,7 @@ impl Disk {
     /// Blocks.
     pub fn purge(&self, which: &Which) -> Vec<Arc<[u8]>> {
         let (gone, keys) = self.index.remove(which);
-        gone.into_iter().for_each(|number| self.folder.remove(number));
+        self.remove_files(gone);
         keys
     }
 
@@ -361,7 +414,7 @@ impl Disk {
     fn forget(self: &Arc<Self>, gone: Vec<u64>) {
         if !gone.is_empty() {
             let disk = self.clone();
-            self.reads.send(move || gone.into_iter().for_each(|number| disk.folder.remove(number)));
+            self.reads.send(move || disk.remove_files(gone));
         }
     }
 
