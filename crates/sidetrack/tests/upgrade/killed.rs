@@ -212,10 +212,7 @@ fn all(victim: Victim) {
         // It answers nothing, and does not refuse.
         let silent = UdpSocket::bind("127.0.0.1:0").expect("a port");
         let servers = (server.address, silent.local_addr().expect("bound"));
-        // An old process that is killed while it takes everything back is as any crash.
-        let courses: &[Course] =
-            if victim == Victim::Old { &[Course::Forward] } else { &[Course::Forward, Course::Back] };
-        for course in courses.iter().copied() {
+        for course in [Course::Forward, Course::Back] {
             for step in steps(course) {
                 case(servers, course, step, victim);
             }

@@ -38,7 +38,7 @@ const DECIDED_WITHIN: Duration = Duration::from_secs(3 * 24 * 3600);
 const STATE_OR_GO: [Kind; 4] = [Kind::Association, Kind::Names, Kind::Path, Kind::Go];
 
 /// How long the end of the old process may take after its end of the channel is closed.
-const END_SEEN_WITHIN: Duration = Duration::from_secs(2);
+pub(super) const END_SEEN_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the old process has decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,14 +184,10 @@ impl Heir {
         let follow = move || {
             let _entered = runtime.enter();
             let verdict = match channel.next(DECIDED_WITHIN) {
-                Ok(Some(came)) if came.kind == Kind::Back && !before.is_over(Duration::ZERO) => {
-                    ours.give_back(&pipe);
-                    if let Err(error) = ours.send_state(&mut channel) {
-                        tracing::warn!("not all of the state is given back: {error:#}");
-                    }
-                    ours.leave_associations(true);
-                    // It may have ended.
-                    let _ = channel.send(Kind::Returned, &(), &[]);
+                Ok(Some(came))
+                    if came.kind == Kind::Back
+                        && ours.give_back(&pipe, &mut channel, |patience| before.is_over(patience)) =>
+                {
                     Verdict::Back
                 }
                 Ok(Some(came)) if came.kind != Kind::Back => {

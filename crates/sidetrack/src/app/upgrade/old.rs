@@ -11,6 +11,7 @@
 
 use super::channel::{Came, Channel, DESCRIPTORS_MAX};
 use super::heritage::described;
+use super::new::END_SEEN_WITHIN;
 use super::obstacles::obstacle;
 use super::parts::{Checked, DRAINS, GoPart, KeeperPart, Order, Said, ServingPart, Wanted};
 use super::records::Returning;
@@ -43,6 +44,9 @@ const SERVES_WITHIN: Duration = Duration::from_secs(20);
 
 /// How long it may take to take over what only one process can have.
 const SETTLED_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long the old process may take to accept again.
+const TAKEN_WITHIN: Duration = Duration::from_secs(20);
 
 /// How long it may take to give everything back.
 const RETURNED_WITHIN: Duration = Duration::from_secs(5);
@@ -193,11 +197,39 @@ impl Ours {
         self.switch.go_on(writer.ok(), None);
     }
 
-    /// Gives everything back to the process before this one.
-    pub(crate) fn give_back(&self, pipe: &OwnedFd) {
+    /// Gives everything back to the process before this one, and waits until it has taken it. Returns false if that process was
+    /// killed meanwhile: then this one goes on. `is_over` says so.
+    pub(super) fn give_back(
+        &self,
+        pipe: &OwnedFd,
+        channel: &mut Channel,
+        is_over: impl Fn(Duration) -> bool,
+    ) -> bool {
         tracing::warn!("upgrade: the process before this one takes everything back");
-        drop(self.rest());
+        let rested = self.rest();
+        if let Err(error) = self.send_state(channel) {
+            tracing::warn!("not all of the state is given back: {error:#}");
+        }
+        let returned = channel.send(Kind::Returned, &(), &[]);
+        // Nothing follows: it accepts again. The release before this one closes the channel instead.
+        let taken = returned.and_then(|()| channel.expect(Kind::FlowsDone, TAKEN_WITHIN));
+        if taken.is_err() && is_over(END_SEEN_WITHIN) {
+            self.go_on(rested, None);
+            return false;
+        }
+        drop(rested);
         self.leave(pipe);
+        self.leave_associations(true);
+        true
+    }
+
+    /// Accepts and writes again. `paths`: those that another process has given back.
+    fn go_on(&self, rested: Vec<Rested>, paths: Option<&[Came]>) {
+        self.node.resume(rested);
+        let (writer, history) = self.open.records_again();
+        self.switch.go_on(writer, history);
+        self.open.serve();
+        self.open.paths().into_iter().for_each(|own| own.resume(paths));
     }
 }
 
@@ -467,13 +499,11 @@ impl Old {
         let paths = is_given_back.then(|| self.ours.take_state(state));
         self.ours.node.take_over_wires(&[], false);
         self.ours.node.shared.number_from(self.ours.node.shared.flows_numbered() + NUMBERS_GIVEN);
-        self.ours.node.resume(rested);
-        let (writer, history) = self.ours.open.records_again();
-        self.ours.switch.go_on(writer, history);
+        self.ours.go_on(rested, paths.as_deref());
         if let Some((pipe, given)) = back {
             Returning::Back(given).follow(pipe, self.ours.switch.clone(), self.ours.metrics.clone());
         }
-        self.ours.open.serve();
-        self.ours.open.paths().into_iter().for_each(|own| own.resume(paths.as_deref()));
+        // It may have been killed.
+        let _ = channel.send(Kind::FlowsDone, &(), &[]);
     }
 }
