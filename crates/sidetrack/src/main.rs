@@ -4,11 +4,13 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use sidetrack::app::{self, UpOptions};
 use sidetrack::cli::{
     attach, bugreport, ca, cache, check, cleanup, doctor, explain, flows, functions, graph, jobs, login,
-    overlay, pages, plan, profile, run, schema, shunt, tap, top, tunnel, upgrade,
+    overlay, pages, plan, profile, reload, run, schema, shunt, tap, top, tunnel, upgrade,
 };
 #[cfg(feature = "control")]
 use sidetrack::cli::{domain, orchestrate, policy};
 use sidetrack::config::{BadConfiguration, Config};
+use sidetrack::steer;
+use sidetrack_sys::probe;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
@@ -38,10 +40,15 @@ enum Command {
         /// The configuration file [default: ./sidetrack.toml, else /etc/sidetrack/sidetrack.toml]
         #[arg(short, long, value_name = "FILE", default_value_os_t = Config::default_path(), hide_default_value = true)]
         config: PathBuf,
+        /// End by itself unless it is confirmed within this time, by `sidetrack reload --confirmed`
+        #[arg(long, value_name = "TIME", value_parser = upgrade::time)]
+        confirm: Option<std::time::Duration>,
         /// Goes on with a running node, connected by standard input; for its starter, not for people
         #[arg(long, hide = true)]
         takes_over: bool,
     },
+    /// Loads the configuration of a running node again, or tries another one that must be confirmed
+    Reload(reload::ReloadArgs),
     /// Lets another version of the program go on with a running node, without a refused connection
     Upgrade(upgrade::UpgradeArgs),
     /// Catches connections of a process, container or network that runs already (root)
@@ -136,10 +143,12 @@ fn main() -> ExitCode {
         Err(error) => return refused(&error, &arguments),
     };
     let result = match command {
-        Command::Up { config, takes_over } => {
+        Command::Up { config, confirm, takes_over } => {
+            steer::set_session(probe::ssh_session());
             let run = if takes_over { app::take_over } else { app::up };
-            run(&UpOptions { config }).map(|()| ExitCode::SUCCESS)
+            run(&UpOptions { config, confirm }).map(|()| ExitCode::SUCCESS)
         }
+        Command::Reload(args) => reload::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Run(args) if args.top => Ok(top::run_command(&args, &arguments)),
         Command::Run(args) => run::run(&args),

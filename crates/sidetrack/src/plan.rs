@@ -271,6 +271,11 @@ fn packets(name: &str, engine: &EngineListener) -> Vec<Step> {
     interfaces.chain([routed]).collect()
 }
 
+/// Lets plans know the SSH session from which the program was started.
+pub fn look_at_session() {
+    steer::set_session(sidetrack_sys::probe::ssh_session());
+}
+
 fn steering(steer: &Steer) -> Vec<Step> {
     let mut steps: Vec<Step> = steer.mark_rules.iter().flat_map(routing).collect();
     let (life, undone) = match steer.lifetime {
@@ -285,6 +290,15 @@ fn steering(steer: &Steer) -> Vec<Step> {
         needs: Some("CAP_NET_ADMIN"),
         undone,
     });
+    if let [client, server] = steer.session[..] {
+        steps.push(Step {
+            what: format!(
+                "leave your SSH session alone in this table: connections to {server} and to {client} (capture_ssh = false)"
+            ),
+            needs: None,
+            undone: "goes with the table",
+        });
+    }
     if !steer.paths.is_empty() {
         steps.push(Step {
             what: "switch byte counts, events and time stamps of conntrack on (net.netfilter.nf_conntrack_acct, \

@@ -1,6 +1,14 @@
 //! Reload: on SIGHUP, when the file changes, or on request, the file is read and checked. A valid file replaces
 //! the present snapshot as a whole. An invalid one changes nothing. Running flows continue in both cases, each
 //! with its verdict.
+//!
+//! A configuration can be tried for some time: it is taken back unless it is confirmed.
+//!
+//! ```text
+//! FILE (the file's text is in force) --try: checked and applied--> TRIED --confirm--> FILE (the command writes the file)
+//! TRIED --time-out: the one before is applied again--> FILE
+//! TRIED --the file is loaded--> FILE
+//! ```
 
 use crate::config::{Config, waiting_for_restart};
 use arc_swap::ArcSwap;
@@ -54,6 +62,8 @@ pub struct Standing {
     pub last_error: Option<String>,
     /// Changed settings in the file that need a restart, one line each.
     pub waiting_for_restart: Vec<String>,
+    /// When the configuration in force is taken back, unless it is confirmed. `None`: it stays.
+    pub unconfirmed_until: Option<Instant>,
 }
 
 /// A handle for other parts of the program: the present snapshot and its state.
@@ -62,14 +72,47 @@ pub struct ReloadHandle {
     path: Arc<Path>,
     current: Arc<ArcSwap<Config>>,
     standing: Arc<Mutex<Standing>>,
-    requests: mpsc::Sender<oneshot::Sender<Result<u64, String>>>,
+    requests: mpsc::Sender<Request>,
+}
+
+/// What is asked for, and where the answer goes.
+type Request = (Wish, oneshot::Sender<Result<Done, String>>);
+
+/// What a [`Reloader`] is asked for.
+#[derive(Debug)]
+enum Wish {
+    /// Load the file.
+    Reload,
+    /// Try this text.
+    Try(String, Duration),
+    /// What is tried is good.
+    Confirm,
+}
+
+/// What was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// The number of the configuration in force.
+    pub generation: u64,
+    /// The text of a configuration that is confirmed: it belongs into the file. `None`: the file has it.
+    pub text: Option<String>,
+}
+
+/// A configuration that is in force until its time is over.
+struct Tried {
+    until: Instant,
+    /// The one before, with its text. `None`: the program was started with the one that is tried.
+    before: Option<(Arc<Config>, Option<String>)>,
+    text: String,
 }
 
 /// Watches the file and reloads it. One task drives it.
 pub struct Reloader {
     handle: ReloadHandle,
-    requests: mpsc::Receiver<oneshot::Sender<Result<u64, String>>>,
+    requests: mpsc::Receiver<Request>,
     work: Arc<Mutex<Work>>,
+    /// Ends the program: the configuration that it was started with was not confirmed.
+    give_up: Option<oneshot::Sender<()>>,
 }
 
 /// The work of a reload. Only one runs at a time. It may wait until containers are healthy, so it uses a thread
@@ -86,6 +129,7 @@ struct Work {
     last_text: Option<String>,
     /// The latest policies that were replaced: flows that they decided about refer to them, to say why.
     replaced: VecDeque<Arc<Policy>>,
+    tried: Option<Tried>,
 }
 
 impl ReloadHandle {
@@ -109,7 +153,24 @@ impl ReloadHandle {
     /// # Errors
     /// Says why the file was rejected, with place and carets, or that the [`Reloader`] has ended.
     pub async fn reload(&self) -> Result<u64, String> {
-        self.ask()?.await.map_err(|_| GONE.to_owned())?
+        self.ask(Wish::Reload)?.await.map_err(|_| GONE.to_owned())?.map(|done| done.generation)
+    }
+
+    /// Puts this text in force, which is checked as if it were the file's. Without [`ReloadHandle::confirm`] the configuration before
+    /// it comes back after this time.
+    ///
+    /// # Errors
+    /// Says why the text was rejected, or that another configuration is tried.
+    pub async fn attempt(&self, text: String, within: Duration) -> Result<Done, String> {
+        self.ask(Wish::Try(text, within))?.await.map_err(|_| GONE.to_owned())?
+    }
+
+    /// Keeps the configuration that is tried. Its text belongs into the file, which the caller writes.
+    ///
+    /// # Errors
+    /// None is tried.
+    pub async fn confirm(&self) -> Result<Done, String> {
+        self.ask(Wish::Confirm)?.await.map_err(|_| GONE.to_owned())?
     }
 
     /// [`ReloadHandle::reload`] for a thread that may block.
@@ -117,12 +178,13 @@ impl ReloadHandle {
     /// # Errors
     /// Fails as [`ReloadHandle::reload`] does.
     pub fn reload_blocking(&self) -> Result<u64, String> {
-        self.ask()?.blocking_recv().map_err(|_| GONE.to_owned())?
+        let done = self.ask(Wish::Reload)?.blocking_recv().map_err(|_| GONE.to_owned())?;
+        done.map(|done| done.generation)
     }
 
-    fn ask(&self) -> Result<oneshot::Receiver<Result<u64, String>>, String> {
+    fn ask(&self, wish: Wish) -> Result<oneshot::Receiver<Result<Done, String>>, String> {
         let (answer, answered) = oneshot::channel();
-        let sent = self.requests.try_send(answer);
+        let sent = self.requests.try_send((wish, answer));
         sent.map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => "too many reloads wait already; try again".to_owned(),
             mpsc::error::TrySendError::Closed(_) => GONE.to_owned(),
@@ -140,6 +202,7 @@ impl Reloader {
             since: SystemTime::now(),
             last_error: None,
             waiting_for_restart: Vec::new(),
+            unconfirmed_until: None,
         };
         let start = config.clone();
         let handle = ReloadHandle {
@@ -157,8 +220,18 @@ impl Reloader {
             start,
             last_text,
             replaced: VecDeque::new(),
+            tried: None,
         }));
-        (Self { handle: handle.clone(), requests, work }, handle)
+        (Self { handle: handle.clone(), requests, work, give_up: None }, handle)
+    }
+
+    /// The program was started with a configuration that must be confirmed within this time. Else `give_up` is told.
+    #[must_use]
+    pub fn unconfirmed(mut self, within: Duration, give_up: oneshot::Sender<()>) -> Self {
+        let until = Instant::now() + within;
+        lock(&self.work).try_until(Tried { until, before: None, text: String::new() });
+        self.give_up = Some(give_up);
+        self
     }
 
     /// Calls `tell` with true when a reload begins, and with false when it has ended, successful or not.
@@ -190,9 +263,20 @@ impl Reloader {
             tokio::select! {
                 // The result is in the log and in `Standing`.
                 Some(()) = hangup.recv() => drop(self.reload("SIGHUP").await),
-                Some(answer) = self.requests.recv() => {
+                Some((wish, answer)) = self.requests.recv() => {
+                    let done = match wish {
+                        Wish::Reload => self.reload("asked to").await,
+                        Wish::Try(text, within) => self.run_work(move |work| work.attempt(text, within)).await,
+                        Wish::Confirm => lock(&self.work).confirm(),
+                    };
                     // The requester may be gone.
-                    let _ = answer.send(self.reload("asked to").await);
+                    let _ = answer.send(done);
+                }
+                () = unconfirmed(self.handle.standing().unconfirmed_until) => {
+                    let is_over = self.run_work(|work| Ok(work.take_back())).await == Ok(false);
+                    if let Some(give_up) = self.give_up.take().filter(|_| is_over) {
+                        let _ = give_up.send(());
+                    }
                 }
                 // Only noted here: requests that come meanwhile do not wait until the file is unchanged.
                 Some(()) = changes.recv(), if watcher.is_ok() => unrest.again(),
@@ -216,18 +300,33 @@ impl Reloader {
         }
     }
 
-    /// Runs one reload on a thread that may block, so that this task can answer other requests.
-    async fn reload(&self, reason: &'static str) -> Result<u64, String> {
+    async fn reload(&self, reason: &'static str) -> Result<Done, String> {
+        self.run_work(move |work| work.reload(reason).map(|generation| Done { generation, text: None })).await
+    }
+
+    /// Changes the configuration on a thread that may block, so that this task can answer other requests.
+    async fn run_work<T: Send + 'static>(
+        &self,
+        change: impl FnOnce(&mut Work) -> Result<T, String> + Send + 'static,
+    ) -> Result<T, String> {
         let work = self.work.clone();
         let done = tokio::task::spawn_blocking(move || {
             let mut work = lock(&work);
             (work.tell)(true);
-            let result = work.reload(reason);
+            let result = change(&mut work);
             (work.tell)(false);
             result
         })
         .await;
         done.unwrap_or_else(|error| Err(format!("the reload ended early: {error}")))
+    }
+}
+
+/// Waits until the time of a configuration that is tried is over. Pending for ever without one.
+async fn unconfirmed(until: Option<Instant>) {
+    match until {
+        Some(until) => sleep_until(until).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -243,9 +342,20 @@ impl Work {
         };
         self.last_text = text.ok();
         let result = result.map_err(|error| with_hint(error.render(false)));
-        let result = result.and_then(|config| self.swap(config));
+        let text = self.last_text.clone().unwrap_or_default();
+        let result = result.and_then(|config| self.swap(Arc::new(config), &text));
+        if result.is_ok() && self.tried.take().is_some() {
+            tracing::info!("the configuration that was tried is replaced by the file");
+        }
+        self.note(&result, reason);
+        result
+    }
+
+    /// Notes the result of a change.
+    fn note(&self, result: &Result<u64, String>, reason: &str) {
+        let path = self.handle.path.clone();
         let mut standing = lock(&self.handle.standing);
-        match &result {
+        match result {
             Ok(generation) => {
                 let generation = *generation;
                 let waiting_for_restart = waiting_for_restart(&self.start, &self.handle.current.load());
@@ -253,8 +363,13 @@ impl Work {
                     // One event for all of them: the log limits the lines of each place in the program.
                     tracing::warn!("some settings need a restart:\n{}", waiting_for_restart.join("\n"));
                 }
-                *standing =
-                    Standing { generation, since: SystemTime::now(), last_error: None, waiting_for_restart };
+                *standing = Standing {
+                    generation,
+                    since: SystemTime::now(),
+                    last_error: None,
+                    waiting_for_restart,
+                    unconfirmed_until: self.tried.as_ref().map(|tried| tried.until),
+                };
                 tracing::info!(generation, "{} reloaded ({reason})", path.display());
             }
             Err(error) => {
@@ -262,13 +377,62 @@ impl Work {
                 tracing::error!("{} is rejected ({reason}); nothing changes\n{error}", path.display());
             }
         }
-        result
     }
 
-    fn swap(&mut self, config: Config) -> Result<u64, String> {
+    /// Puts a text in force for some time.
+    fn attempt(&mut self, text: String, within: Duration) -> Result<Done, String> {
+        if self.tried.is_some() {
+            return Err("another configuration waits for its confirmation; confirm it, or wait until it is taken back".to_owned());
+        }
+        let before = self.handle.current.load_full();
+        let config = Config::from_text(&self.handle.path.display().to_string(), &text);
+        let config = config.map_err(|error| with_hint(error.render(false)))?;
+        let generation = self.swap(Arc::new(config), &text)?;
+        // The time begins now: containers may have taken some.
+        let until = Instant::now() + within;
+        self.try_until(Tried { until, before: Some((before, self.last_text.clone())), text });
+        self.note(&Ok(generation), &format!("tried for {} s", within.as_secs_f64()));
+        Ok(Done { generation, text: None })
+    }
+
+    fn try_until(&mut self, tried: Tried) {
+        lock(&self.handle.standing).unconfirmed_until = Some(tried.until);
+        self.tried = Some(tried);
+    }
+
+    fn confirm(&mut self) -> Result<Done, String> {
+        let tried = self.tried.take().ok_or("no configuration waits for a confirmation")?;
+        let mut standing = lock(&self.handle.standing);
+        standing.unconfirmed_until = None;
+        let generation = standing.generation;
+        drop(standing);
+        tracing::info!(generation, "the configuration is confirmed");
+        let text = tried.before.is_some().then_some(tried.text);
+        if text.is_some() {
+            // The caller writes it: then nothing has changed.
+            self.last_text.clone_from(&text);
+        }
+        Ok(Done { generation, text })
+    }
+
+    /// Takes back what is tried if its time is over. Returns false if nothing was there before it.
+    fn take_back(&mut self) -> bool {
+        let Some(tried) = self.tried.take_if(|tried| tried.until <= Instant::now()) else { return true };
+        lock(&self.handle.standing).unconfirmed_until = None;
+        let Some((before, text)) = tried.before else { return false };
+        let done = self.swap(before, text.as_deref().unwrap_or_default());
+        self.note(&done, "not confirmed");
+        if done.is_ok() {
+            let why =
+                "the configuration that was tried is not confirmed: the one before it is in force again";
+            tracing::warn!("{why}");
+            lock(&self.handle.standing).last_error = Some(why.to_owned());
+        }
+        true
+    }
+
+    fn swap(&mut self, new: Arc<Config>, text: &str) -> Result<u64, String> {
         let old = self.handle.current.load_full();
-        let new = Arc::new(config);
-        let text = self.last_text.as_deref().unwrap_or_default();
         // Apply first: if that fails, the old snapshot stays in use.
         (self.apply)(&Change { old: &old, new: &new, text }).map_err(|error| format!("{error:#}"))?;
         self.handle.current.store(new);

@@ -14,7 +14,7 @@ use sidetrack_sys::nft::{
 use sidetrack_sys::route::{IpVersion, MarkRule};
 use sidetrack_sys::{cgroup, sysctl};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Name of our table, and prefix of all our tables.
 pub const TABLE: &str = "sidetrack";
@@ -62,6 +62,8 @@ pub struct Steer {
     pub mark_rules: Vec<MarkRule>,
     /// How long the table lives.
     pub lifetime: Lifetime,
+    /// Both ends of the operator's SSH session. Connections to them are never steered.
+    pub session: Vec<SocketAddr>,
 }
 
 /// Why a configuration cannot be steered on this host.
@@ -83,6 +85,19 @@ pub struct Host<'a> {
     pub find_cgroup: &'a FindCgroup<'a>,
     /// Whether it forwards packets.
     pub forwards: Forwards,
+    /// The SSH session from which the program was started: its client and its server.
+    pub session: Option<[SocketAddr; 2]>,
+}
+
+/// The session of [`Host::here`].
+static SESSION: OnceLock<[SocketAddr; 2]> = OnceLock::new();
+
+/// Lets [`Host::here`] know the SSH session from which the program was started.
+pub fn set_session(session: Option<[SocketAddr; 2]>) {
+    if let Some(session) = session {
+        // It does not change.
+        let _ = SESSION.set(session);
+    }
 }
 
 /// Which packets a host forwards. Without forwarding, a connection cannot be sent on to another host.
@@ -115,7 +130,7 @@ impl Host<'_> {
 
     /// Properties of this host, if it is already known what it forwards.
     pub fn that(forwards: Forwards) -> Host<'static> {
-        Host { find_cgroup: &cgroup::find_match, forwards }
+        Host { find_cgroup: &cgroup::find_match, forwards, session: SESSION.get().copied() }
     }
 
     /// Whether packets to this server can be sent on through NAT.
@@ -224,9 +239,12 @@ impl Steer {
         let is_udp = |name: &str| {
             config.listeners.iter().any(|one| &*one.name == name && one.protocol == Protocol::Udp)
         };
+        let session: Vec<_> = host.session.filter(|_| !config.capture_ssh).into_iter().flatten().collect();
+        let listeners = bound.iter().filter(|(name, _)| !is_udp(name)).map(|(_, address)| *address);
         let except = Except {
             mark: Some(OWN_MARK),
-            listeners: bound.iter().filter(|(name, _)| !is_udp(name)).map(|(_, address)| *address).collect(),
+            // Both directions: the kernel may take the next packet of a connection that stands for the first one of a new one.
+            listeners: listeners.chain(session.iter().copied()).collect(),
             ..Except::default()
         };
         let lifetime = match config.on_crash {
@@ -238,7 +256,7 @@ impl Steer {
         let steering =
             Steering { except, kernel_mark, forget_ended: true, datagram_idle_s, ..Steering::default() };
         let paths = Vec::new();
-        let mut steer = Self { steering, first_path, paths, mark_rules: Vec::new(), lifetime };
+        let mut steer = Self { steering, first_path, paths, mark_rules: Vec::new(), lifetime, session };
         for listener in &config.listeners {
             let addresses: Vec<_> = bound
                 .iter()

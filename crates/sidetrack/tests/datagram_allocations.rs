@@ -141,7 +141,7 @@ fn node(folder: &Path) -> anyhow::Result<()> {
     SERVER.set(server).expect("set once");
     log::divert(take);
     log::start(false);
-    app::up(&UpOptions { config })
+    app::up(&UpOptions { config, confirm: None })
 }
 
 fn main() -> ExitCode {

@@ -24,7 +24,8 @@ fn steered_on(text: &str, forwards: bool) -> Steer {
         .flat_map(|listener| listener.addresses.iter().map(|address| (listener.name.clone(), *address)))
         .collect();
     let no_cgroup = |_: &str| -> io::Result<CgroupMatch> { Err(io::ErrorKind::NotFound.into()) };
-    let host = Host { find_cgroup: &no_cgroup, forwards: Forwards { v4: forwards, v6: forwards } };
+    let host =
+        Host { find_cgroup: &no_cgroup, forwards: Forwards { v4: forwards, v6: forwards }, session: None };
     Steer::new(&config, &bound, 0, &host).unwrap()
 }
 

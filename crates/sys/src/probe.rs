@@ -3,7 +3,7 @@
 
 use crate::exec::{IsolatedCommand, LaunchError, PrivateFiles, Program, spawn_isolated};
 use std::io::ErrorKind;
-use std::net::{Ipv6Addr, TcpListener};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -51,6 +51,44 @@ pub fn try_isolation() -> Result<Duration, LaunchError> {
 /// Any port: the namespace is new and no other socket listens there.
 const TRIED_PORT: u16 = 9;
 
+/// The variable in which sshd names the addresses of a session.
+const SSH_CONNECTION: &str = "SSH_CONNECTION";
+
+/// Most processes whose environment is looked at for [`SSH_CONNECTION`].
+const ANCESTORS_MAX: usize = 32;
+
+/// The SSH session from which this program was started: the addresses of its client and of its server. Looks at the environment of
+/// this process, and then at that of the processes that have started it, because sudo leaves the variable out.
+pub fn ssh_session() -> Option<[SocketAddr; 2]> {
+    if let Some(text) = crate::process::environment(SSH_CONNECTION) {
+        return session(text.to_str()?);
+    }
+    let mut pid = u32::try_from(crate::process::parent()).ok()?;
+    for _ in 0..ANCESTORS_MAX {
+        // The first process is not of a session, and sshd itself may have been started in another one.
+        let info = crate::process::process_info(pid).ok().filter(|info| info.name != "sshd")?;
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let texts = environment.split(|byte| *byte == 0).filter_map(|text| std::str::from_utf8(text).ok());
+        let mut found = texts.filter_map(|text| text.strip_prefix(SSH_CONNECTION)?.strip_prefix('='));
+        if let Some(text) = found.next() {
+            return session(text);
+        }
+        pid = Some(info.parent_pid).filter(|parent| *parent > 1)?;
+    }
+    None
+}
+
+/// Reads `client-address client-port server-address server-port` (sshd(8)).
+fn session(text: &str) -> Option<[SocketAddr; 2]> {
+    let mut words = text.split(' ');
+    let mut address = || {
+        // A link-local address has a zone, which the packet filter does not know.
+        let ip: IpAddr = words.next()?.split('%').next()?.parse().ok()?;
+        Some(SocketAddr::new(ip.to_canonical(), words.next()?.parse().ok()?))
+    };
+    Some([address()?, address()?])
+}
+
 /// Whether sockets of IPv6 can be made and bound here: not switched off, by the boot line or by a setting.
 pub fn has_ipv6() -> bool {
     TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
@@ -89,5 +127,21 @@ mod tests {
     #[test]
     fn the_kernel_says_its_release() {
         assert!(kernel_release().starts_with(|c: char| c.is_ascii_digit()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::session;
+
+    #[test]
+    fn a_session_has_two_addresses() {
+        let read = |text: &str| session(text).map(|both| both.map(|address| address.to_string()));
+        let both = |client: &str, server: &str| Some([client.to_owned(), server.to_owned()]);
+        assert_eq!(read("192.0.2.1 4000 192.0.2.2 22"), both("192.0.2.1:4000", "192.0.2.2:22"));
+        assert_eq!(read("::ffff:192.0.2.1 4000 fe80::2%eth0 22"), both("192.0.2.1:4000", "[fe80::2]:22"));
+        for wrong in ["", "192.0.2.1 4000 192.0.2.2", "x 1 y 2", "192.0.2.1 4000 192.0.2.2 70000"] {
+            assert_eq!(read(wrong), None, "{wrong}");
+        }
     }
 }

@@ -15,7 +15,7 @@
 //! | `GET /v1/functions` | the functions in force, and their counts |
 //! | `POST /v1/functions/{name}/start` | starts its containers that are waiting for their next start |
 //! | `GET /v1/rules` | the rules in force |
-//! | `GET /v1/config`, `POST /v1/reload` | the configuration in force, and reloading it |
+//! | `GET /v1/config`, `POST /v1/reload`, `POST /v1/reload/confirm` | the configuration in force, reloading it, and keeping one that is tried |
 //! | `GET /v1/policy` | the data-flow agreement in force: allowed movements and their functions |
 //! | `PUT /v1/policy?dry_run=&version=&peer=` | replaces it by the text in the body, or by an earlier version; says
 //! which flows end |
@@ -91,7 +91,7 @@ pub use profile::{Profile, StageTime};
 pub use shunt::{Done, ShuntFlows};
 pub use sidetrack_common::admin::{Client, ClientError, FunctionCounts, Functions, Killed, Lines};
 pub use socket::{AdminSocket, BindError};
-pub use status::{ActionView, ConfigStatus, ListenerStatus, RuleView, Status};
+pub use status::{ActionView, ConfigStatus, ConfirmedConfig, ListenerStatus, RuleView, Status, TriedConfig};
 
 use crate::capture::Captures;
 use crate::live::Ledger;
@@ -113,7 +113,7 @@ use sidetrack_common::history::Caller;
 use sidetrack_core::policy::Policy;
 use std::io;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Semaphore;
 use tokio::sync::watch::Receiver;
 
@@ -250,6 +250,20 @@ pub trait Control: Send + Sync + 'static {
     /// # Errors
     /// Says what is wrong with it, in the form of `sidetrack check`. Then nothing has changed.
     fn reload(&self) -> Result<(), String>;
+    /// Puts this text in force. Unless it is confirmed within this time, the configuration before it comes back.
+    ///
+    /// # Errors
+    /// As [`Control::reload`].
+    fn try_config(&self, _text: String, _within: Duration) -> Result<(), String> {
+        Err("the configuration of this process does not change".to_owned())
+    }
+    /// Keeps the configuration that is tried. Returns its text, which belongs into the file; `None` if the file has it.
+    ///
+    /// # Errors
+    /// None is tried.
+    fn confirm_config(&self) -> Result<Option<String>, String> {
+        Err("no configuration waits for a confirmation".to_owned())
+    }
 }
 
 /// The state for the routes.
@@ -415,6 +429,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/rules", get(status::rules))
         .route("/v1/config", get(status::config))
         .route("/v1/reload", axum::routing::post(status::reload))
+        .route("/v1/reload/confirm", axum::routing::post(status::confirm))
         .route("/v1/policy", get(policy::show).put(policy::put))
         .route("/v1/policy/history", get(policy::history))
         .route("/v1/policy/history/{version}", get(policy::version))

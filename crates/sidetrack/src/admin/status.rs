@@ -5,12 +5,14 @@ use super::error::ApiError;
 use crate::metrics::ProcessUse;
 use crate::record::Timestamp;
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::{Path, State};
 use serde::{Deserialize, Serialize};
 use sidetrack_common::admin::Functions;
 use sidetrack_core::policy::{Action, Policy};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The configuration in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +26,28 @@ pub struct ConfigStatus {
     /// Changed settings in the file that need a restart, one line each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_for_restart: Vec<String>,
+    /// After how many milliseconds the configuration in force is taken back, unless it is confirmed. `None`: it stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unconfirmed_ms: Option<u64>,
+}
+
+/// A configuration that is tried. Without one the file is loaded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TriedConfig {
+    /// Its text.
+    pub text: String,
+    /// After how many milliseconds it is taken back, unless it is confirmed.
+    pub confirm_ms: u64,
+}
+
+/// A configuration that was confirmed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfirmedConfig {
+    /// The configuration file.
+    pub path: Option<PathBuf>,
+    /// What belongs into it. `None`: it has it.
+    pub text: Option<String>,
 }
 
 /// A listener.
@@ -156,9 +180,32 @@ pub(super) async fn start_function(
     ))
 }
 
-pub(super) async fn reload(State(state): State<AdminState>) -> Result<Json<ConfigStatus>, ApiError> {
+pub(super) async fn confirm(State(state): State<AdminState>) -> Result<Json<ConfirmedConfig>, ApiError> {
     let control = state.control.clone();
-    let result = tokio::task::spawn_blocking(move || control.reload()).await;
+    match tokio::task::spawn_blocking(move || control.confirm_config()).await {
+        Ok(Ok(text)) => Ok(Json(ConfirmedConfig { path: state.control.config().path, text })),
+        Ok(Err(error)) => Err(ApiError::conflict(error, "`GET /v1/config` shows what is in force")),
+        Err(error) => Err(ApiError::internal(format!("the confirmation ended early: {error}"))),
+    }
+}
+
+pub(super) async fn reload(
+    State(state): State<AdminState>,
+    body: Bytes,
+) -> Result<Json<ConfigStatus>, ApiError> {
+    let control = state.control.clone();
+    let tried = (!body.is_empty()).then(|| serde_json::from_slice::<TriedConfig>(&body)).transpose();
+    let tried = tried.map_err(|error| {
+        ApiError::bad_request(
+            format!("the body: {error}"),
+            "send {\"text\": ..., \"confirm_ms\": N}, or no body",
+        )
+    })?;
+    let work = move || match tried {
+        None => control.reload(),
+        Some(TriedConfig { text, confirm_ms }) => control.try_config(text, Duration::from_millis(confirm_ms)),
+    };
+    let result = tokio::task::spawn_blocking(work).await;
     match result {
         Ok(Ok(())) => Ok(Json(state.control.config())),
         Ok(Err(error)) => {

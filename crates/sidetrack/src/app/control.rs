@@ -26,6 +26,7 @@ use sidetrack_core::policy::Policy;
 use sidetrack_sys::sync::lock;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::Handle;
 
 /// A node and its configuration, for the admin interface.
@@ -61,6 +62,10 @@ impl Control for ControlOf {
             path: Some(self.reload.path().to_owned()),
             last_error: standing.last_error,
             waiting_for_restart: standing.waiting_for_restart,
+            unconfirmed_ms: standing.unconfirmed_until.map(|until| {
+                let left = until.saturating_duration_since(tokio::time::Instant::now());
+                u64::try_from(left.as_millis()).unwrap_or(u64::MAX)
+            }),
         }
     }
 
@@ -220,6 +225,14 @@ impl Control for ControlOf {
 
     fn reload(&self) -> Result<(), String> {
         self.runtime.block_on(self.reload.reload()).map(|_| ())
+    }
+
+    fn try_config(&self, text: String, within: Duration) -> Result<(), String> {
+        self.runtime.block_on(self.reload.attempt(text, within)).map(|_| ())
+    }
+
+    fn confirm_config(&self) -> Result<Option<String>, String> {
+        self.runtime.block_on(self.reload.confirm()).map(|done| done.text)
     }
 }
 

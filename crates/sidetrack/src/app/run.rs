@@ -217,6 +217,7 @@ fn configuration(command: &RunCommand) -> anyhow::Result<Config> {
         None => Config {
             version: 1,
             workers: 1,
+            capture_ssh: false,
             on_crash: OnCrash::Open,
             user: RunAs::Default,
             admin: Admin::default(),

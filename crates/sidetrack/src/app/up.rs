@@ -27,6 +27,7 @@ use sidetrack_sys::sync::lock;
 use sidetrack_sys::undo::Guard;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use told::Watch;
@@ -36,6 +37,8 @@ use told::Watch;
 pub struct UpOptions {
     /// The configuration file.
     pub config: PathBuf,
+    /// The node ends by itself unless its configuration is confirmed within this time.
+    pub confirm: Option<Duration>,
 }
 
 /// Runs until SIGTERM or SIGINT. Then flows may go on for `limits.drain_ms`, or until a second such signal.
@@ -85,7 +88,7 @@ fn run_node(options: &UpOptions, heir: Option<Arc<Heir>>) -> anyhow::Result<()> 
     let shunt = ShuntFlows::start(&config, &name, &text)?;
     let node_to_be = Arc::new(OnceLock::<Arc<Node>>::new());
     let (reloader, handle) = reloader(path, config, node_to_be.clone());
-    let reloader = told_to(systemd.clone(), reloader);
+    let (reloader, unconfirmed) = must_be_confirmed(options.confirm, told_to(systemd.clone(), reloader));
     let windows = Windows::open(&handle.current().load(), heritage.as_deref())?;
     let starter = starter(&windows, path, heir.is_some())?;
     let guard = windows.guard(user.as_ref())?;
@@ -118,6 +121,7 @@ fn run_node(options: &UpOptions, heir: Option<Arc<Heir>>) -> anyhow::Result<()> 
         before,
         path: path.clone(),
         captures,
+        unconfirmed,
     };
     control_runtime()?.block_on(run(ready, reloader, handle))?;
     let guard = lock(&guard).take();
@@ -179,6 +183,16 @@ fn reloader(path: &Path, config: Arc<Config>, node: Arc<OnceLock<Arc<Node>>>) ->
     )
 }
 
+/// The node ends by itself unless its configuration is confirmed within this time.
+fn must_be_confirmed(
+    within: Option<Duration>,
+    reloader: Reloader,
+) -> (Reloader, Option<oneshot::Receiver<()>>) {
+    let Some(within) = within else { return (reloader, None) };
+    let (give_up, given_up) = oneshot::channel();
+    (reloader.unconfirmed(within, give_up), Some(given_up))
+}
+
 /// Lets the service manager know about every reload.
 fn told_to(systemd: Option<Arc<Systemd>>, reloader: Reloader) -> Reloader {
     match systemd {
@@ -202,6 +216,8 @@ struct Ready {
     /// The configuration file.
     path: PathBuf,
     captures: Arc<Captures>,
+    /// Says that the configuration was not confirmed.
+    unconfirmed: Option<oneshot::Receiver<()>>,
 }
 
 /// The records of a running node.
@@ -241,7 +257,8 @@ impl Records {
 }
 
 async fn run(ready: Ready, reloader: Reloader, handle: ReloadHandle) -> anyhow::Result<()> {
-    let Ready { node, mut windows, shunt, systemd, starter, guard, before, path, captures } = ready;
+    let Ready { node, mut windows, shunt, systemd, starter, guard, before, path, captures, unconfirmed } =
+        ready;
     node.set_windows(windows.addresses());
     let config = handle.current().load_full();
     let (stop, stopped) = watch::channel(false);
@@ -274,7 +291,7 @@ async fn run(ready: Ready, reloader: Reloader, handle: ReloadHandle) -> anyhow::
     let _ = watching.await;
     let ours = Ours { node: node.clone(), open: open.clone(), switch, metrics, systemd, guard };
     let watch = Watch { ours, current, on_crash: config.on_crash, readiness, starter: starter.clone(), path };
-    let end = watch.until_told(before).await?;
+    let end = watch.until_told(before, unconfirmed).await?;
     reloads.abort();
     following.abort();
     let _ = stop.send(true);

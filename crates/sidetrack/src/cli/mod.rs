@@ -31,6 +31,7 @@ pub mod plan;
 #[cfg(feature = "control")]
 pub mod policy;
 pub mod profile;
+pub mod reload;
 pub mod run;
 pub mod schema;
 pub mod shunt;

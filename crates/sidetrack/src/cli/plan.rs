@@ -22,6 +22,7 @@ pub struct PlanArgs {
 /// # Errors
 /// This host cannot run the configuration; says what is missing.
 pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
+    crate::plan::look_at_session();
     Ok(report(args, super::colours())?.print())
 }
 

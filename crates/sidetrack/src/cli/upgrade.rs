@@ -42,7 +42,10 @@ pub struct UpgradeArgs {
 }
 
 /// Reads `60s`, `500ms` or `2m`.
-fn time(text: &str) -> Result<Duration, String> {
+///
+/// # Errors
+/// What the text must look like, or that it is out of range.
+pub fn time(text: &str) -> Result<Duration, String> {
     let wrong = || format!("'{text}' is not a time: write 60s, 500ms or 2m");
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let number: u64 = text[..digits].parse().map_err(|_| wrong())?;

@@ -25,6 +25,7 @@ pub fn waiting_for_restart(start: &Config, new: &Config) -> Vec<String> {
         version: _,
         user: _,
         on_crash: _,
+        capture_ssh: _,
         log_format: _,
         run_dns: _,
         shunt: _,

@@ -74,6 +74,8 @@ pub struct Config {
     pub workers: usize,
     /// What happens to captured traffic when the process dies.
     pub on_crash: OnCrash,
+    /// Whether the SSH session from which the program is started may be captured.
+    pub capture_ssh: bool,
     /// The user that the process switches to after the start; it serves connections as this user.
     pub user: RunAs,
     /// The admin interface of the running program: its socket, its page and its metrics address.

@@ -66,6 +66,9 @@ pub struct File {
     /// `sudo sidetrack cleanup` ends the block. A reload may change "closed" to "open", but not "open" to "closed". Default
     /// "open".
     pub on_crash: Option<At<OnCrash>>,
+    /// Whether `redirect` and `tproxy` listeners may capture the SSH session from which sidetrack is started. Without it,
+    /// connections to the address and port of its server are left alone, and so are those to its client's. Default false.
+    pub capture_ssh: Option<At<bool>>,
     /// The user that `up` and the processes beside it switch to when root starts it. "root" keeps user id 0. A reload does not
     /// change it. Default: the user `sidetrack` if this machine has it, otherwise `nobody`.
     pub user: Option<At<String>>,

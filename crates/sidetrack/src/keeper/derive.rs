@@ -121,6 +121,7 @@ impl Order {
             spare: Nets(steering.except.destinations.clone()),
             datagram_idle_s: steering.datagram_idle_s,
             divert_answers: steering.divert_answers,
+            session: steer.session.clone(),
             redirects: redirects.collect::<Result<_, String>>()?,
             tproxies: tproxies.collect::<Result<_, String>>()?,
             paths: paths.collect::<Result<_, String>>()?,
@@ -172,7 +173,7 @@ impl Order {
         let mut steering = Steering {
             except: Except {
                 mark: Some(OWN_MARK),
-                listeners: listeners(Protocol::Tcp).collect(),
+                listeners: listeners(Protocol::Tcp).chain(self.session.iter().copied()).collect(),
                 datagram_listeners: listeners(Protocol::Udp).filter(|_| has_local).collect(),
                 destinations: self.spare.0.clone(),
                 ..Except::default()

@@ -42,6 +42,9 @@ pub struct Order {
     pub datagram_idle_s: Option<u32>,
     /// Whether replies for sockets that are bound to a client's address are delivered to these sockets.
     pub divert_answers: bool,
+    /// Both ends of the operator's SSH session: connections to them are never steered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "at_most::<_, _, 2>")]
+    pub session: Vec<SocketAddr>,
     /// Connections that are redirected.
     #[serde(deserialize_with = "at_most::<_, _, PARTS_MAX>")]
     pub redirects: Vec<Redirected>,

@@ -9,9 +9,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use sidetrack::admin::{
     AgreementStatus, Answer, Applications, Applied, Audit, CacheScope, CacheStatus, CachedResource,
-    CachedResources, Caches, ConfigStatus, Control, Done, Finding, Findings, FunctionCounts, Functions,
-    Killed, ListenerStatus, MovedAnswer, NewAgreement, Profile, Purged, RuleView, ShuntFlows, Status,
-    Version,
+    CachedResources, Caches, ConfigStatus, ConfirmedConfig, Control, Done, Finding, Findings, FunctionCounts,
+    Functions, Killed, ListenerStatus, MovedAnswer, NewAgreement, Profile, Purged, RuleView, ShuntFlows,
+    Status, TriedConfig, Version,
 };
 use sidetrack::overlay::{BenchView, GroupView, LinkSettingView, PacketBenchView, PingView, WayView};
 use sidetrack::record::history::{History, Settings};
@@ -144,6 +144,8 @@ fn the_document_and_the_types_say_the_same() {
     agrees::<Functions>(of, "Functions");
     agrees::<RuleView>(of, "RuleView");
     agrees::<ConfigStatus>(of, "ConfigStatus");
+    agrees::<TriedConfig>(of, "TriedConfig");
+    agrees::<ConfirmedConfig>(of, "ConfirmedConfig");
     agrees::<Status>(of, "Status");
     agrees::<AgreementStatus>(of, "AgreementStatus");
     agrees::<Applied>(of, "Applied");
@@ -189,6 +191,10 @@ impl Control for Whole {
 
     fn reload(&self) -> Result<(), String> {
         self.0.reload()
+    }
+
+    fn confirm_config(&self) -> Result<Option<String>, String> {
+        Ok(Some("the text".to_owned()))
     }
 
     fn functions(&self) -> Vec<FunctionCounts> {
@@ -248,7 +254,7 @@ type Query = &'static [(&'static str, &'static str)];
 const ADDRESSES: [(&str, &str); 2] = [("client", "10.0.0.1:4000"), ("server", "10.0.0.2:5000")];
 
 /// Each request with JSON as answer, with all parameters that it takes. The last ones end flows.
-const REQUESTS: [(&str, &str, Query); 45] = [
+const REQUESTS: [(&str, &str, Query); 46] = [
     ("get", "/v1/flows", &[("filter", "id > 0"), ("recent", "9")]),
     ("get", "/v1/flows/{id}", &[]),
     ("get", "/v1/flows/{id}/trace", &[]),
@@ -262,6 +268,7 @@ const REQUESTS: [(&str, &str, Query); 45] = [
     ("get", "/v1/rules", &[]),
     ("get", "/v1/config", &[]),
     ("post", "/v1/reload", &[]),
+    ("post", "/v1/reload/confirm", &[]),
     ("get", "/v1/policy", &[]),
     ("put", "/v1/policy", &[("dry_run", "true"), ("version", "1"), ("peer", "agent")]),
     ("get", "/v1/policy/history", &[]),

@@ -102,7 +102,7 @@ impl Up {
     }
 
     /// Waits until it says that it is ready.
-    fn ready(mut self) -> Self {
+    pub(crate) fn ready(mut self) -> Self {
         assert!(
             self.log.until("readiness", |line| line.ends_with(": ready")).is_some(),
             "it ended:\n{}",
@@ -114,6 +114,15 @@ impl Up {
     /// As [`Up::start`], with this variable in its environment: a path in its folder.
     pub(crate) fn start_with_path(variable: &str, name: &str, top: &str, tables: &str) -> Self {
         Self::spawn_at(&[], Some((variable, name)), top, tables, |_| {}).ready()
+    }
+
+    /// As [`Up::spawn`], with more words on the command line.
+    pub(crate) fn spawn_with_words(words: &[&str], top: &str, tables: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        write_config(&folder, top, tables);
+        let mut command = Command::new(upgrading::program());
+        command.args(["up", "-c"]).arg(folder.path().join("sidetrack.toml")).args(words);
+        Self::run(command, folder)
     }
 
     /// Starts it and waits for nothing.
@@ -147,12 +156,18 @@ impl Up {
         let folder = tempfile::tempdir().expect("a folder");
         files(folder.path());
         write_config(&folder, top, tables);
-        let mut child = Command::new(upgrading::program())
+        let mut command = Command::new(upgrading::program());
+        command
             .args(["up", "-c"])
             .arg(folder.path().join("sidetrack.toml"))
+            .envs(environment.iter().copied());
+        command.envs(in_folder.map(|(variable, name)| (variable, folder.path().join(name))));
+        Self::run(command, folder)
+    }
+
+    fn run(mut command: Command, folder: tempfile::TempDir) -> Self {
+        let mut child = command
             .env("SIDETRACK_LOG", "sidetrack=debug")
-            .envs(environment.iter().copied())
-            .envs(in_folder.map(|(variable, name)| (variable, folder.path().join(name))))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

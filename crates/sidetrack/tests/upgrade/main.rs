@@ -4,6 +4,7 @@
 #[path = "../node/mod.rs"]
 mod node;
 
+mod confirm;
 mod datagrams;
 mod failures;
 mod hangs;
@@ -11,6 +12,7 @@ mod killed;
 mod load;
 mod moved;
 mod replaced;
+mod ssh;
 mod state;
 mod steering;
 mod systemd;

@@ -19,10 +19,16 @@ use tokio::sync::oneshot;
 /// How often `drain` checks whether the flows have ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
+/// Why a node ends that was started with `--confirm`.
+const NOT_CONFIRMED: &str =
+    "the configuration was not confirmed within the time of --confirm (`sidetrack reload --confirmed`)";
+
 /// How a node has ended.
 pub(super) enum End {
     /// It was told to stop, or cannot go on for this reason.
     Stopped(Option<String>),
+    /// The configuration that it was started with was not confirmed.
+    Unconfirmed,
     /// Another process goes on.
     Gone(Parting),
     /// It has given everything back to the process before it, and writes its last records into this pipe.
@@ -35,7 +41,7 @@ impl End {
         match self {
             Self::Gone(parting) => say_counters(&parting.pipe, &open.metrics_text()),
             Self::Returned(pipe) => say_counters(pipe, &open.metrics_text()),
-            Self::Stopped(_) => {}
+            Self::Stopped(_) | Self::Unconfirmed => {}
         }
         open.close();
         starter.into_iter().for_each(Starter::finish);
@@ -46,6 +52,10 @@ impl End {
         match self {
             Self::Stopped(Some(gone)) => anyhow::bail!("{gone}"),
             Self::Stopped(None) => node.take_back(),
+            Self::Unconfirmed => {
+                node.take_back()?;
+                anyhow::bail!("{NOT_CONFIRMED}")
+            }
             Self::Gone(parting) => {
                 parting.done(left);
                 Ok(())
@@ -79,7 +89,11 @@ struct Others {
 impl Watch {
     /// Announces that the node serves, and waits for SIGTERM, SIGINT, the end of the keeper, or another process. Then the flows in
     /// flight go on for `limits.drain_ms`.
-    pub(super) async fn until_told(self, before: Option<(Arc<Heir>, Go)>) -> anyhow::Result<End> {
+    pub(super) async fn until_told(
+        self,
+        before: Option<(Arc<Heir>, Go)>,
+        mut unconfirmed: Option<oneshot::Receiver<()>>,
+    ) -> anyhow::Result<End> {
         // Before "ready" is announced: until now these signals end the process at once.
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
@@ -95,6 +109,7 @@ impl Watch {
                 _ = terminate.recv() => break self.or_gone(&mut others).await,
                 _ = interrupt.recv() => break self.or_gone(&mut others).await,
                 gone = self.ours.node.keeper_gone(self.on_crash) => break End::Stopped(Some(gone)),
+                () = of(&mut unconfirmed) => break End::Unconfirmed,
                 parting = of(&mut others.gone) => break End::Gone(parting),
                 verdict = of(&mut others.verdict) => {
                     others.verdict = None;
@@ -164,6 +179,8 @@ impl Watch {
         let drain_ms = self.current.load().limits.drain_ms;
         match end {
             End::Stopped(Some(gone)) => tracing::error!("{gone}; stopping"),
+            // The node may have cut the operator off: nothing is waited for.
+            End::Unconfirmed => tracing::error!("{NOT_CONFIRMED}; stopping"),
             End::Stopped(None) => {
                 let flows = node.flows_in_flight();
                 let status = format!("draining {flows} flows, for at most {drain_ms} ms");

@@ -144,8 +144,7 @@ pub(super) fn check(
     let mut shunt = file.shunt.as_ref().and_then(|shunt| check.shunt(shunt));
     let workers = check.number(file.workers.as_ref(), 0..=1024, " threads").unwrap_or(0);
     let overlay = check.overlay(file.overlay.as_ref());
-    let names = |overlay: &At<raw::Overlay>| overlay.node.keys().map(|name| name.as_str().into()).collect();
-    check.overlay_names = file.overlay.as_ref().map(names);
+    check.read_overlay_names(file.overlay.as_ref());
     check.read_tap(file.tap.as_ref());
     let listeners = check.listeners(&file.listen);
     check.tap_is_used(file.tap.as_ref(), &listeners);
@@ -170,6 +169,7 @@ pub(super) fn check(
         version,
         workers: usize::try_from(workers).unwrap_or(0),
         on_crash: on_crash(file),
+        capture_ssh: file.capture_ssh.as_deref().copied().unwrap_or_default(),
         user: check.run_as(file.user.as_ref()),
         admin,
         record,
@@ -195,6 +195,13 @@ pub(super) fn check(
         warnings: Vec::new(),
         named: Vec::new(),
     })
+}
+
+impl Check<'_> {
+    fn read_overlay_names(&mut self, overlay: Option<&At<raw::Overlay>>) {
+        self.overlay_names =
+            overlay.map(|overlay| overlay.node.keys().map(|name| name.as_str().into()).collect());
+    }
 }
 
 fn log_format(log: &raw::Log) -> Option<LogFormat> {
