@@ -265,6 +265,37 @@ ALWAYS_INLINE int pass_error6(struct __sk_buff *skb, const struct flow_side *to)
 	return redirect_neigh(to->egress, 0, 0, 0);
 }
 
+/* A new connection between these ends: the sockets that came from the flow are gone. */
+ALWAYS_INLINE void forget_sockets(const struct pair *pair)
+{
+	*(volatile __u32 *)&pair->more->awaits = 0;
+	*(volatile __u32 *)&pair->others->awaits = 0;
+}
+
+/*
+ * While LEAVING: an acknowledgement of more than our new socket has sent is one of bytes that were passed on before.
+ * The socket would drop it. It gets one of all that it has sent.
+ */
+ALWAYS_INLINE int bound(struct __sk_buff *skb, const struct pair *pair, const struct ends *ends)
+{
+	__u32 limit, at = ETH_HLEN + ends->transport;
+	struct segment s = {};
+	__u64 sum;
+
+	if (!read_segment(skb, 0, ends, &s))
+		return TC_ACT_UNSPEC;
+	if (flags_of(&s) & TCP_SYN)
+		forget_sockets(pair);
+	limit = *(volatile __u32 *)&pair->more->limit;
+	if (!*(volatile __u32 *)&pair->more->awaits || !(flags_of(&s) & TCP_ACK) ||
+	    !AFTER(acknowledgement_of(&s), limit))
+		return TC_ACT_UNSPEC;
+	sum = put(&s, 2, limit, 0);
+	if (skb_store(skb, at + 8, s.tcp + 2, 4, BPF_F_RECOMPUTE_CSUM) || l4_checksum(skb, at + 16, 0, folded(sum), 0))
+		return TC_ACT_SHOT;
+	return TC_ACT_UNSPEC;
+}
+
 SECTION("tc/wire") int tc_wire(struct __sk_buff *skb)
 {
 	struct ends ends = {};
@@ -281,8 +312,12 @@ SECTION("tc/wire") int tc_wire(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	state = *(volatile __u32 *)&pair.wire->state;
 	/* While a socket still sends, an error may be about its packets. */
-	if (state == WIRE_FREE || (what == ERROR && state == WIRE_JOINING))
+	if (state == WIRE_FREE || (what == ERROR && (state == WIRE_JOINING || state == WIRE_LEAVING)))
 		return TC_ACT_UNSPEC;
+	if (state == WIRE_HELD)
+		return TC_ACT_SHOT;
+	if (state == WIRE_LEAVING)
+		return bound(skb, &pair, &ends);
 	if (what == ERROR) {
 		if (ends.transport != (pair.own->v6 ? ERROR6 : ERROR4))
 			return TC_ACT_SHOT;
@@ -356,12 +391,18 @@ SECTION("tc/wire_out") int tc_wire_out(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	state = *(volatile __u32 *)&pair.wire->state;
 	/* No socket sends this: the kernel's TCP answers a packet that came too late for one, or another connection was begun. */
-	if (state == WIRE_WIRED || state == WIRE_ENDED)
+	if (state == WIRE_WIRED || state == WIRE_ENDED || state == WIRE_HELD)
 		return TC_ACT_SHOT;
-	if (state != WIRE_JOINING)
+	if (state != WIRE_JOINING && state != WIRE_LEAVING)
 		return TC_ACT_UNSPEC;
 	if (!read_segment(skb, 0, &ends, &s))
 		return TC_ACT_UNSPEC;
+	if (state == WIRE_LEAVING) {
+		if (flags_of(&s) & TCP_SYN)
+			forget_sockets(&pair);
+		forward32(&pair.more->limit, end_of(&s));
+		return TC_ACT_UNSPEC;
+	}
 	return renew(skb, &pair, &s, ETH_HLEN + ends.transport);
 }
 

@@ -24,7 +24,7 @@ pub use associating::{Asking, AskingTunnel, Associate, NearSide, Relays, Tunnel}
 pub use carrying::{Carrying, Passage, carry_on};
 pub use held::serve_held;
 pub use lane::{Lane, allow_pipes};
-pub use moved::adopt;
+pub use moved::{adopt, come_back};
 pub use setup::{Connect, ESTABLISHED, Refusals, undecided};
 pub use watch::Watched;
 

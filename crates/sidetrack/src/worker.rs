@@ -15,7 +15,9 @@ pub use moved::{Exit, Moved, MovedDatagrams, Resting};
 use sidetrack_sys::sync::lock;
 use waiting::Places;
 pub use waiting::{CROWDED, Idle, Place};
-pub use wires::{Adopting, Adoption, Given, Handed, Joins, LetGo, Stays, Wired, Wires, WiresSeen};
+pub use wires::{
+    Adopting, Adoption, Given, Handed, Joins, LetGo, Obstacle, Returned, Stays, Wired, Wires, WiresSeen,
+};
 
 use crate::agreement::InForce;
 use crate::carry::tunnel::{AskDialing, Tunnels};

@@ -84,6 +84,7 @@ fn everything_at_a_glance() {
         flows: 1,
         taken: 1,
         adopted: 1,
+        back: 1,
         stayed: vec![("full", 1)],
         ..WireCounts::default()
     });
@@ -180,6 +181,7 @@ fn the_manual_names_every_metric() {
         flows: 1,
         taken: 1,
         adopted: 1,
+        back: 1,
         stayed: vec![("full", 1)],
         ..WireCounts::default()
     });

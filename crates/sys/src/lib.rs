@@ -25,6 +25,7 @@
 
 pub mod arguments;
 pub mod attach;
+mod barrier;
 pub mod bpf;
 pub mod caps;
 pub mod capture;

@@ -2,6 +2,10 @@
 //! All of it takes CAP_NET_ADMIN in the user namespace of the socket's network namespace.
 #![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
+mod again;
+
+pub use again::{Again, Between};
+
 use crate::bpf::monotonic_ns;
 use crate::sockopt;
 use sidetrack_core::wire::{Agreed, Numbers};

@@ -4,7 +4,7 @@
 mod frames;
 
 use frames::{ACK, FIN, Frame, RST, SYN, fold, octets, sum};
-use sidetrack_core::wire::Side;
+use sidetrack_core::wire::{self, Options, Side};
 use sidetrack_sys::bpf::{Program, WireEnd, WireId, WireMemory};
 use sidetrack_sys::link;
 use sidetrack_testkit::{in_namespace, is_root};
@@ -60,6 +60,7 @@ impl Scene {
                 shift: 2,
                 shown_shift: 2,
                 clock: 7,
+                options: Options { stamps: true, sack: true, ecn: false },
             }
         };
         let sides = [side(0, client, local), side(1, server, source)];
@@ -397,5 +398,74 @@ fn a_copy_stands_where_the_socket_has_acknowledged_and_acknowledges_what_it_has_
             assert!(scene.memory.wired(scene.id));
             assert_eq!(out.try_on(&sent.bytes(), scene.index).expect("tried").verdict, DROPPED);
         }
+    });
+}
+
+#[test]
+fn a_flow_that_is_stopped_loses_its_packets_and_goes_on() {
+    tried(|scene| {
+        let out = scene.memory.program_out().expect("the kernel takes it");
+        let usual = scene.frame(0, [0, 0], ACK, b"x");
+        assert!(scene.memory.hold(scene.id).expect("stopped"));
+        assert!(!scene.memory.hold(scene.id).expect("no error"), "it is stopped already");
+        assert_eq!(scene.verdict(&usual), DROPPED);
+        assert_eq!(scene.memory.look(scene.id)[0].standing.sent, NEXT[0], "its numbers stand still");
+        let own = of_socket(&scene, 0, b"late");
+        assert_eq!(out.try_on(&own.bytes(), scene.index).expect("tried").verdict, DROPPED);
+        scene.memory.go_on(scene.id);
+        scene.passes(usual);
+    });
+}
+
+#[test]
+fn a_new_socket_is_shown_acknowledgements_of_no_more_than_it_has_sent() {
+    tried(|scene| {
+        let out = scene.memory.program_out().expect("the kernel takes it");
+        // The client has got 1000 bytes of the server, and has acknowledged none of them.
+        scene.passes(scene.frame(1, [0, 0], ACK, &[7; 1000]));
+        assert!(scene.memory.hold(scene.id).expect("stopped"));
+        let options = scene.memory.options(scene.id).expect("known");
+        assert_eq!(options, scene.sides[0].options);
+        let begin = wire::back(&scene.memory.stands(scene.id), options, 0);
+        let client = begin[0];
+        assert_eq!(client.passed.wrapping_sub(client.sends), 1000);
+        scene.memory.leave(scene.id, &begin);
+        let passed = begin.map(|one| one.passed);
+        let shown = |bytes: u32, shown: u32| {
+            let frame =
+                Frame { ack: client.sends.wrapping_add(bytes), ..scene.frame(0, [0, 0], ACK, b"data") };
+            let trial = scene.program.try_on(&frame.bytes(), scene.index).expect("tried");
+            assert_eq!(trial.verdict, LEFT);
+            let expected = Frame { ack: client.sends.wrapping_add(shown), ..frame };
+            assert_eq!(trial.packet, expected.bytes(), "{bytes}");
+        };
+        shown(0, 0);
+        shown(1000, 0);
+        // The socket sends again what the server has sent again: 600 bytes of it.
+        let sent = Frame { seq: client.sends, ..of_socket(&scene, 0, &[7; 600]) };
+        assert_eq!(out.try_on(&sent.bytes(), scene.index).expect("tried").verdict, LEFT);
+        shown(1000, 600);
+        shown(500, 500);
+        assert!(!scene.memory.has_left(scene.id, passed));
+        let rest = Frame { seq: client.sends.wrapping_add(600), ..of_socket(&scene, 0, &[7; 400]) };
+        assert_eq!(out.try_on(&rest.bytes(), scene.index).expect("tried").verdict, LEFT);
+        shown(1000, 1000);
+        assert!(scene.memory.has_left(scene.id, passed));
+    });
+}
+
+#[test]
+fn a_new_connection_between_the_ends_of_a_flow_that_leaves_is_left_alone() {
+    tried(|scene| {
+        scene.passes(scene.frame(1, [0, 0], ACK, &[7; 1000]));
+        assert!(scene.memory.hold(scene.id).expect("stopped"));
+        let options = scene.memory.options(scene.id).expect("known");
+        let begin = wire::back(&scene.memory.stands(scene.id), options, 0);
+        scene.memory.leave(scene.id, &begin);
+        assert_eq!(scene.verdict(&scene.frame(0, [0, 0], SYN, b"")), LEFT);
+        assert!(scene.memory.has_left(scene.id, begin.map(|one| one.passed)));
+        let far = scene.frame(0, [0, 500_000], ACK, b"");
+        let trial = scene.program.try_on(&far.bytes(), scene.index).expect("tried");
+        assert_eq!((trial.verdict, trial.packet), (LEFT, far.bytes()));
     });
 }

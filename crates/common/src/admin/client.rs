@@ -24,6 +24,13 @@ pub struct Killed {
     pub killed: Vec<u64>,
 }
 
+/// The flows that came back from the wire.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Back {
+    /// Their numbers.
+    pub back: Vec<u64>,
+}
+
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {

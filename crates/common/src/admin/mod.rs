@@ -3,7 +3,7 @@
 mod client;
 mod functions;
 
-pub use client::{Client, ClientError, Killed, Lines, Pieces};
+pub use client::{Back, Client, ClientError, Killed, Lines, Pieces};
 pub use functions::{ContainersHealth, FunctionCounts, Functions};
 
 use serde::{Deserialize, Serialize};

@@ -6,13 +6,15 @@
 //! acknowledged, its sender sends again. It makes no difference which of the two carries a byte, because a byte has the same
 //! number on both ways. Once neither socket owes anything, both are closed without a packet.
 //!
-//! [`sides`] says whether a flow can be there, [`joining::Joining`] leads it there. Both are pure; `sidetrack_sys::repair` reads
-//! the numbers, and `bpf/wire.bpf.c` passes the packets on.
+//! [`sides`] says whether a flow can be there, [`joining::Joining`] leads it there, and [`back`] says how it comes back. All are
+//! pure; `sidetrack_sys::repair` reads the numbers, and `bpf/wire.bpf.c` passes the packets on.
 
+mod back;
 mod freezes;
 mod joining;
 mod note;
 
+pub use back::{Begin, Stands, back, is_quiet};
 pub use freezes::{FREEZE_BOUNDS, Freezes};
 pub use joining::{Joining, Look, Step};
 pub use note::{MAGIC as NOTE_MAGIC, NOTE_BYTES, Note, NoteError, VERSION as NOTE_VERSION};
@@ -60,6 +62,17 @@ pub struct Agreed {
     pub told_mss_bytes: u32,
 }
 
+/// What both sides of a flow on the wire have agreed on with us. It is the same on both sides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Time stamps (RFC 7323).
+    pub stamps: bool,
+    /// Selective acknowledgements (RFC 2018).
+    pub sack: bool,
+    /// Congestion marks (RFC 3168).
+    pub ecn: bool,
+}
+
 /// One of our two sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
@@ -105,6 +118,8 @@ pub struct Side {
     pub shown_shift: u8,
     /// Our time stamps towards it: the monotonic clock in milliseconds plus this.
     pub clock: u32,
+    /// What was agreed.
+    pub options: Options,
 }
 
 /// Why a flow cannot be on the wire. It stays where it is.
@@ -185,6 +200,7 @@ fn side(own: &End, other: &End) -> Result<Side, Unfit> {
         shift: agreed.peer_shift,
         shown_shift: agreed.own_shift,
         clock: numbers.clock,
+        options: Options { stamps: agreed.stamps, sack: agreed.sack, ecn: agreed.ecn },
     })
 }
 
@@ -250,6 +266,7 @@ mod tests {
         assert_eq!(sides(&told).unwrap()[1].edge, 10 + 20_000 - 8970);
         assert_eq!((client.egress, server.egress), (2, 3));
         assert_eq!((client.shift, client.shown_shift, client.clock, server.clock), (7, 10, 3, 9));
+        assert_eq!(client.options, Options { stamps: true, sack: true, ecn: false });
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Routes for flows.
 
 use super::AdminState;
-use super::Killed;
 use super::error::ApiError;
+use super::{Back, Killed};
 use crate::live::{Decided, LiveFlow};
 use crate::record::{FlowRecord, Follow, Traced};
 use axum::Json;
@@ -199,6 +199,25 @@ pub(super) async fn kill_one(
     }
     flow.end(EndReason::Killed);
     Ok(Json(Killed { killed: vec![id] }))
+}
+
+pub(super) async fn bring_back(
+    State(state): State<AdminState>,
+    Path(text): Path<String>,
+) -> Result<Json<Back>, ApiError> {
+    let id = id(&text)?;
+    if !state.ledgers.iter().any(|ledger| ledger.find(id).is_some()) {
+        return Err(not_in_flight(id));
+    }
+    let control = state.control.clone();
+    let done = tokio::task::spawn_blocking(move || control.bring_back(id)).await;
+    match done.map_err(|error| ApiError::internal(error.to_string()))? {
+        Ok(()) => Ok(Json(Back { back: vec![id] })),
+        Err(why) => {
+            let help = "the flow goes on as before; docs/wire.md says which flows come back";
+            Err(ApiError::conflict(format!("flow {id} does not come back from the wire: {why}"), help))
+        }
+    }
 }
 
 pub(super) async fn kill_many(

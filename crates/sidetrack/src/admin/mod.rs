@@ -5,6 +5,7 @@
 //! | `GET /v1/flows?filter=&recent=N` | running flows and, with `recent`, the latest N that ended |
 //! | `GET /v1/flows/{id}` | one flow |
 //! | `DELETE /v1/flows/{id}`, `DELETE /v1/flows?filter=` | ends flows (reason `killed`) |
+//! | `POST /v1/flows/{id}/back` | brings a flow back from the wire into two sockets |
 //! | `GET /v1/events?filter=&opened=true` | flows when they end (and open), one JSON object per line |
 //! | `GET /v1/filter?filter=&at=` | what is wrong with a filter, and what may come next in it |
 //! | `GET /v1/live?filter=` | running flows and what changes in them, once a second, as server-sent events |
@@ -89,7 +90,7 @@ pub use places::{SYSTEM_SOCKET, default_socket, directory, forget_dead_runs, run
 pub use policy::{AgreementStatus, Applied, Audit, Movement, Movements, NewAgreement, Past, Version, Way};
 pub use profile::{Profile, StageTime};
 pub use shunt::{Done, ShuntFlows};
-pub use sidetrack_common::admin::{Client, ClientError, FunctionCounts, Functions, Killed, Lines};
+pub use sidetrack_common::admin::{Back, Client, ClientError, FunctionCounts, Functions, Killed, Lines};
 pub use socket::{AdminSocket, BindError};
 pub use status::{ActionView, ConfigStatus, ConfirmedConfig, ListenerStatus, RuleView, Status, TriedConfig};
 
@@ -232,6 +233,13 @@ pub trait Control: Send + Sync + 'static {
     /// What is counted of the wire. `None`: no flow goes there.
     fn wires(&self) -> Option<WireCounts> {
         None
+    }
+    /// Brings a flow back from the wire into two sockets. May block.
+    ///
+    /// # Errors
+    /// Says why it cannot come back. It goes on as before then.
+    fn bring_back(&self, _flow: u64) -> Result<(), String> {
+        Err("no flow goes to the wire here".to_owned())
     }
     /// Connections whose SYN was held until the far side had answered.
     fn held(&self) -> HeldCounts {
@@ -419,6 +427,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/v1/flows", get(flows::list).delete(flows::kill_many))
         .route("/v1/flows/{id}", get(flows::show).delete(flows::kill_one))
         .route("/v1/flows/{id}/trace", get(flows::trace))
+        .route("/v1/flows/{id}/back", axum::routing::post(flows::bring_back))
         .route("/v1/events", get(flows::events))
         .route("/v1/filter", get(filter::check))
         .route("/v1/live", get(watch::follow))

@@ -178,8 +178,12 @@ impl Control for ControlOf {
     fn wires(&self) -> Option<WireCounts> {
         let seen = self.node.shared.wires()?.seen();
         let stayed = Stays::ALL.map(Stays::as_str).into_iter().zip(seen.stayed).collect();
-        let WiresSeen { flows, taken, adopted, freezes, .. } = seen;
-        Some(WireCounts { flows, taken, adopted, stayed, freezes })
+        let WiresSeen { flows, taken, adopted, back, freezes, .. } = seen;
+        Some(WireCounts { flows, taken, adopted, back, stayed, freezes })
+    }
+
+    fn bring_back(&self, flow: u64) -> Result<(), String> {
+        self.node.bring_back(flow).map_err(|error| format!("{error:#}"))
     }
 
     fn dns(&self) -> Option<DnsCounts> {

@@ -9,7 +9,7 @@ use crate::intercept::{Catches, Listening};
 use crate::live::{Decided, Ledger};
 use crate::reactor;
 use crate::session;
-use crate::worker::{Moved, Serve, Service, Shared, Worker};
+use crate::worker::{Moved, Returned, Serve, Service, Shared, Worker};
 use anyhow::Context;
 use sidetrack_core::flow::{EndReason, Protocol};
 use std::net::{TcpListener, UdpSocket};
@@ -99,6 +99,8 @@ enum Given {
     Denied(Decided),
     /// A flow of the process before this one.
     Moved(Box<Moved>),
+    /// A flow that came back from the wire.
+    Returned(Box<Returned>),
 }
 
 struct Thread {
@@ -239,6 +241,14 @@ impl Fleet {
         let _ = self.threads[at].given.send(Given::Moved(Box::new(moved)));
     }
 
+    /// Goes on with a flow that came back from the wire, on the worker that had it.
+    pub fn come_back(&self, returned: Returned) {
+        let is_home = |ledger: &Arc<Ledger>| Arc::ptr_eq(ledger, &returned.home.0);
+        let at = self.ledgers.iter().position(is_home).unwrap_or_default();
+        // A worker that has ended has ended the process, too.
+        let _ = self.threads[at].given.send(Given::Returned(Box::new(returned)));
+    }
+
     /// Lets connections be held: all listeners are served.
     pub fn begin(&self) {
         self.hold.iter().for_each(|hold| hold.begin());
@@ -305,7 +315,7 @@ async fn work(
     }
     while let Ok(given) = given.try_recv() {
         // What is held is dropped, and so answered.
-        if matches!(given, Given::Denied(_)) {
+        if matches!(given, Given::Denied(_) | Given::Returned(_)) {
             take(&worker, given);
         }
     }
@@ -323,6 +333,7 @@ fn take(worker: &Arc<Worker>, given: Given) {
     match given {
         Given::Held(held) => session::serve_held(worker.clone(), held),
         Given::Moved(moved) => session::adopt(worker, *moved),
+        Given::Returned(returned) => session::come_back(worker, *returned),
         Given::Denied(decided) => {
             let why = decided.verdict.as_ref().map(|verdict| verdict.why.to_string());
             let mut entry = session::Entry::new(worker);

@@ -4,8 +4,10 @@ use super::node::Node;
 use super::upgrade::Heritage;
 use crate::config::{Config, PinnedAt};
 use crate::live::Ledger;
-use crate::worker::{Adopting, Shared, Wires};
+use crate::worker::{Adopting, Obstacle, Shared, Wires};
 use anyhow::Context;
+use sidetrack_core::flow::FlowId;
+use sidetrack_sys::sync::lock;
 use std::sync::Arc;
 
 /// Opens the wire of this process, or that of the process before it. `user`: who this process becomes, user and group.
@@ -56,6 +58,19 @@ pub(super) fn adopt(shared: &Shared, ledgers: &[Arc<Ledger>]) -> anyhow::Result<
 }
 
 impl Node {
+    /// Brings a flow back from the wire into two sockets.
+    ///
+    /// # Errors
+    /// Says why it cannot come back. It goes on as before then.
+    pub(super) fn bring_back(&self, number: u64) -> anyhow::Result<()> {
+        // Held until the worker has it: the fleet stops only after that.
+        let fleet = lock(&self.fleet);
+        let fleet = fleet.as_ref().context("sidetrack is shutting down")?;
+        let wires = self.shared.wires().ok_or(Obstacle::NotThere)?;
+        fleet.come_back(wires.bring_back(FlowId(number), self.mark())?);
+        Ok(())
+    }
+
     /// Goes on with the flows on the wire of the other process: it has let go of them, or was killed (`is_crash`). It keeps those in
     /// the places `kept`.
     pub(super) fn take_over_wires(&self, kept: &[u32], is_crash: bool) {

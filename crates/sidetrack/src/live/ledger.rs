@@ -65,14 +65,19 @@ impl Ledger {
         super::legs::begun(&flow);
         let mut inner = lock(&self.inner);
         let index = inner.take_slot();
+        self.schedule(&flow, index);
+        inner.slots[index as usize] = Some(Place::Here(flow));
+        Slot(index)
+    }
+
+    /// Lets the sweep check the flow in this slot.
+    fn schedule(&self, flow: &LiveFlow, index: u32) {
         // A check that an earlier flow in this slot has asked for is still done.
         let look = lock(&self.looks).look_at(index).map_or(UNSET, |at| at.as_nanos());
         flow.look.store(look, Relaxed);
         // Cannot fail: a flow is entered once.
         let _ = flow.looks.set((self.looks.clone(), index));
         flow.be_looked_at();
-        inner.slots[index as usize] = Some(Place::Here(flow));
-        Slot(index)
     }
 
     /// Enters a flow without a task.
@@ -92,6 +97,15 @@ impl Ledger {
         if let Some(Place::Here(flow)) = before {
             // The waker keeps its task's memory alive.
             *lock(&flow.waker) = None;
+        }
+    }
+
+    /// A running flow without a task has one again.
+    pub fn come_back(&self, slot: Slot, flow: Arc<LiveFlow>) {
+        let mut inner = lock(&self.inner);
+        self.schedule(&flow, slot.0);
+        if let Some(place) = inner.slots.get_mut(slot.0 as usize) {
+            *place = Some(Place::Here(flow));
         }
     }
 

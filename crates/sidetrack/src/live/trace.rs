@@ -33,6 +33,8 @@ pub enum Step {
     Reused,
     /// The kernel has taken its packets over: no socket of ours is left.
     Wired,
+    /// It has two sockets of ours again.
+    Back,
 }
 
 impl Step {
@@ -50,6 +52,7 @@ impl Step {
             Self::ServerSecured => (8, 0),
             Self::Reused => (9, 0),
             Self::Wired => (10, 0),
+            Self::Back => (11, 0),
         }
     }
 
@@ -66,6 +69,7 @@ impl Step {
             8 => Self::ServerSecured,
             9 => Self::Reused,
             10 => Self::Wired,
+            11 => Self::Back,
             _ => return None,
         })
     }

@@ -17,6 +17,8 @@ pub struct WireCounts {
     pub taken: u64,
     /// Flows of an earlier process that this one went on with.
     pub adopted: u64,
+    /// Flows that came back into two sockets.
+    pub back: u64,
     /// Flows that stayed with their sockets, by the reason.
     pub stayed: Vec<(&'static str, u64)>,
     /// How long neither sockets nor kernel passed the packets of a flow on when the kernel took it over.
@@ -28,6 +30,7 @@ pub(super) struct WireMetrics {
     flows: Gauge,
     taken: Counter,
     adopted: Counter,
+    back: Counter,
     stayed: Family<ReasonLabel, Counter>,
     freezes: Buckets,
 }
@@ -38,6 +41,7 @@ impl Default for WireMetrics {
             flows: Gauge::default(),
             taken: Counter::default(),
             adopted: Counter::default(),
+            back: Counter::default(),
             stayed: Family::default(),
             freezes: Buckets::new(&FREEZE_BOUNDS),
         }
@@ -58,6 +62,11 @@ impl WireMetrics {
             self.adopted.clone(),
         );
         to.register(
+            "wire_back_flows",
+            "Flows that came back from the wire into two sockets",
+            self.back.clone(),
+        );
+        to.register(
             "wire_stayed_flows",
             "Attempts after which a flow stayed with its sockets, by the reason",
             self.stayed.clone(),
@@ -76,6 +85,7 @@ impl Metrics {
         self.wires.flows.set(signed(counts.flows));
         raise(&self.wires.taken, counts.taken);
         raise(&self.wires.adopted, counts.adopted);
+        raise(&self.wires.back, counts.back);
         self.wires.freezes.set(&counts.freezes.counts, counts.freezes.sum);
         for &(reason, total) in &counts.stayed {
             raise(&self.wires.stayed.get_or_create_owned(&ReasonLabel { reason }), total);

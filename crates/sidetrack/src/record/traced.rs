@@ -198,5 +198,6 @@ fn in_words(step: Step, trace: &Trace, action: Option<&Action>) -> (&'static str
         Step::ServerSecured => ("server_secured", None),
         Step::Reused => ("reused", None),
         Step::Wired => ("wired", None),
+        Step::Back => ("back", None),
     }
 }

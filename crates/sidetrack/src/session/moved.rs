@@ -13,9 +13,11 @@ use super::pump::Parted;
 use crate::carry::Stream;
 use crate::live::{Decided, LiveFlow, Spared};
 use crate::reactor::{self, TcpStream};
-use crate::worker::{Admission, Moved, Worker};
+use crate::worker::{Admission, Moved, Returned, Worker};
 use sidetrack_core::flow::{EndReason, FlowId};
+use sidetrack_core::splice;
 use std::sync::Arc;
+use std::time::Duration;
 
 impl Carried {
     /// Gives the flow away, if that is wanted and possible. Returns whether it is gone.
@@ -65,6 +67,35 @@ pub fn adopt(worker: &Arc<Worker>, moved: Moved) {
         if let Some(admission) = admission {
             super::keep(wired, admission);
         }
+    });
+}
+
+/// Goes on with a flow that came back from the wire, on its worker.
+pub fn come_back(worker: &Arc<Worker>, returned: Returned) {
+    let Returned { sockets, live, home: (_, slot), idle, lifetime, kept, detail } = returned;
+    worker.ledger.come_back(slot, live.clone());
+    let mut entry = Entry { worker: worker.clone(), live, slot: Some(slot), note: detail };
+    let opened = sockets.map(|socket| socket.begin().and_then(|socket| TcpStream::new(socket.into())));
+    let (client, server) = match opened {
+        [Ok(client), Ok(server)] => (client, server),
+        [Err(error), _] | [_, Err(error)] => return entry.end(EndReason::Internal, Some(error.to_string())),
+    };
+    let limits = worker.config().limits;
+    let left = |life: Duration| life.saturating_sub(entry.live().age()).max(Duration::from_millis(1));
+    let config = splice::Config {
+        limit: u32::try_from(limits.buffer_bytes).unwrap_or(u32::MAX),
+        idle,
+        lifetime: lifetime.map(left),
+        ..splice::Config::default()
+    };
+    let moving = Moving { early: (Vec::new(), Vec::new()), config, chain: None, wiring: None };
+    let motion = moving.between((Stream::Tcp(client), Stream::Tcp(server)), entry.live(), worker.clock);
+    let carried = Carried { motion, entry, part_of: None, note: None, spread: None };
+    let mut carrying = Carrying { stage: Stage::Moving(carried) };
+    reactor::spawn(async move {
+        // Await by reference: awaiting by value would store the future twice in this task.
+        (&mut carrying).await;
+        drop(kept);
     });
 }
 

@@ -1,6 +1,7 @@
 //! The wire of a process: flows that the kernel has taken over from our sockets (ADR 36, ADR 37, `docs/wire.md`).
 
 mod adopt;
+mod back;
 mod given;
 mod noted;
 mod opened;
@@ -8,10 +9,12 @@ mod watch;
 mod wired;
 
 pub use adopt::{Adopting, Adoption};
+pub use back::{Obstacle, Returned};
 pub use given::{Given, Joins, LetGo};
 pub use wired::{Handed, Wired};
 
 use crate::config::{self, OnWireCrash};
+use back::Leaving;
 use given::Hand;
 use noted::Kind;
 use opened::Opened;
@@ -105,6 +108,8 @@ pub struct WiresSeen {
     pub taken: u64,
     /// Flows of an earlier process that it went on with.
     pub adopted: u64,
+    /// Flows that came back into two sockets.
+    pub back: u64,
     /// Flows that stayed with their sockets since the start, in the order of [`Stays::ALL`].
     pub stayed: [u64; Stays::ALL.len()],
     /// How long hand-overs have frozen their flows ([`Wires::froze`]).
@@ -141,12 +146,14 @@ pub struct Wires {
     hand: Mutex<Hand>,
     on_crash: OnWireCrash,
     lingering: Mutex<VecDeque<Lingering>>,
+    leaving: Mutex<Vec<Leaving>>,
     routes: Mutex<Routes>,
     watch: Watch,
     kinds: Mutex<Vec<Arc<Kind>>>,
     flows: AtomicU64,
     taken: AtomicU64,
     adopted: AtomicU64,
+    back: AtomicU64,
     stayed: [AtomicU64; Stays::ALL.len()],
     freezes: Mutex<Freezes>,
 }
@@ -177,12 +184,14 @@ impl Wires {
             hand: Mutex::new(hand),
             on_crash: config.on_crash,
             lingering: Mutex::default(),
+            leaving: Mutex::default(),
             routes: Mutex::new(Routes { changes: Changes::watch().ok(), looked: Instant::now(), count: 0 }),
             watch: Watch::default(),
             kinds: Mutex::default(),
             flows: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             adopted: AtomicU64::new(0),
+            back: AtomicU64::new(0),
             stayed: Default::default(),
             freezes: Mutex::default(),
         }
@@ -325,11 +334,12 @@ impl Wires {
     /// What the metrics show.
     pub fn seen(&self) -> WiresSeen {
         self.remove_lingering(Instant::now());
-        let lingering = lock(&self.lingering).len() as u64;
+        let gone = lock(&self.lingering).len() + lock(&self.leaving).len();
         WiresSeen {
-            flows: self.flows.load(Relaxed).saturating_sub(lingering),
+            flows: self.flows.load(Relaxed).saturating_sub(gone as u64),
             taken: self.taken.load(Relaxed),
             adopted: self.adopted.load(Relaxed),
+            back: self.back.load(Relaxed),
             stayed: std::array::from_fn(|at| self.stayed[at].load(Relaxed)),
             freezes: *lock(&self.freezes),
         }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use sidetrack::admin::{
-    AgreementStatus, Answer, Applications, Applied, Audit, CacheScope, CacheStatus, CachedResource,
+    AgreementStatus, Answer, Applications, Applied, Audit, Back, CacheScope, CacheStatus, CachedResource,
     CachedResources, Caches, ConfigStatus, ConfirmedConfig, Control, Done, Finding, Findings, FunctionCounts,
     Functions, Killed, ListenerStatus, MovedAnswer, NewAgreement, Profile, Purged, RuleView, ShuntFlows,
     Status, TriedConfig, Version,
@@ -139,6 +139,7 @@ fn the_document_and_the_types_say_the_same() {
     agrees::<FlowRecord<'static>>(of, "FlowRecord");
     agrees::<Traced<'static>>(of, "Traced");
     agrees::<Killed>(of, "Killed");
+    agrees::<Back>(of, "Back");
     agrees::<Answer>(of, "HistoryAnswer");
     agrees::<MovedAnswer>(of, "MovedAnswer");
     agrees::<Functions>(of, "Functions");

@@ -50,8 +50,21 @@ impl Door {
     }
 }
 
-/// Flows of both IP versions, busy in both directions, through a listener.
-fn through(door: Door, listen: &str, interfaces_off: bool) {
+/// The kinds of listeners: how the client asks, the table, and whether the listener has an address.
+pub(crate) const DOORS: [(Door, &str, bool); 5] = [
+    (Door::Reverse, "kind = \"reverse\"\n", true),
+    (Door::Socks5, "kind = \"socks\"\n", true),
+    (Door::Connect, "kind = \"http\"\n", true),
+    (
+        Door::Caught,
+        "kind = \"redirect\"\nlocal = false\nforwarded = true\ninterfaces = [\"to-client\"]\n",
+        false,
+    ),
+    (Door::Caught, "kind = \"tproxy\"\ninterfaces = [\"to-client\"]\n", false),
+];
+
+/// Flows of both IP versions, busy in both directions, through a listener. `then_do` is called when the kernel carries them.
+pub(crate) fn through((door, listen, has_address): (Door, &str, bool), then_do: fn(&Up)) {
     if !is_root() {
         return;
     }
@@ -59,7 +72,7 @@ fn through(door: Door, listen: &str, interfaces_off: bool) {
     for (server_at, router_at) in [("10.0.2.1:0", "10.0.1.254:81"), ("[fd00:2::1]:0", "[fd00:1::fe]:81")] {
         let listener = line.server.run(move || TcpListener::bind(server_at).expect("bound"));
         let (to, router_at): (_, SocketAddr) = (address(&listener), router_at.parse().expect("an address"));
-        let place = if interfaces_off { String::new() } else { format!("address = \"{router_at}\"\n") };
+        let place = if has_address { format!("address = \"{router_at}\"\n") } else { String::new() };
         let target = if matches!(door, Door::Reverse) { format!("to = \"{to}\"\n") } else { String::new() };
         let tables = format!("{NO_PINS}[[listen]]\nname = \"door\"\n{listen}{place}{target}{RULE}");
         let mut up = line.router.run(move || Up::start("default = \"deny\"\n", &tables));
@@ -76,6 +89,7 @@ fn through(door: Door, listen: &str, interfaces_off: bool) {
             ["bytes_up", "bytes_down"].iter().all(|key| now.number(key) > then.number(key) + 1_000_000)
         });
         assert_eq!(metric(&up, "sidetrack_wire_flows "), 1);
+        then_do(&up);
         enough.store(true, Relaxed);
         let [sent, received] = client.join().expect("the client");
         assert_eq!(server.join().expect("the server"), [received, sent]);
@@ -92,26 +106,25 @@ fn through(door: Door, listen: &str, interfaces_off: bool) {
 
 #[test]
 fn a_port_for_a_server() {
-    through(Door::Reverse, "kind = \"reverse\"\n", false);
+    through(DOORS[0], |_| {});
 }
 
 #[test]
 fn socks() {
-    through(Door::Socks5, "kind = \"socks\"\n", false);
+    through(DOORS[1], |_| {});
 }
 
 #[test]
 fn http_connect() {
-    through(Door::Connect, "kind = \"http\"\n", false);
+    through(DOORS[2], |_| {});
 }
 
 #[test]
 fn redirect() {
-    let listen = "kind = \"redirect\"\nlocal = false\nforwarded = true\ninterfaces = [\"to-client\"]\n";
-    through(Door::Caught, listen, true);
+    through(DOORS[3], |_| {});
 }
 
 #[test]
 fn tproxy() {
-    through(Door::Caught, "kind = \"tproxy\"\ninterfaces = [\"to-client\"]\n", true);
+    through(DOORS[4], |_| {});
 }

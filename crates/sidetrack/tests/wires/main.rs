@@ -3,6 +3,7 @@
 #[path = "../node/mod.rs"]
 mod node;
 
+mod back;
 mod crash;
 mod ends;
 mod limits;

@@ -1,5 +1,6 @@
 //! Flows on the wire: user space's side of `bpf/wire.h`, which describes the states, the layout and who writes what.
 
+mod back;
 mod given;
 mod pins;
 
@@ -7,8 +8,8 @@ pub use pins::{PINS, Pins, abandoned_pins, default_pins, end_pinned, pins_obstac
 
 use super::layout::engine::{FIN_ACKED, FIN_SEEN, flow_side};
 use super::layout::wires::{
-    WIRE_ENDED, WIRE_FINISHED, WIRE_FREE, WIRE_JOINING, WIRE_RESET_BY_CLIENT, WIRE_RESET_BY_SERVER,
-    WIRE_REUSED, WIRE_WIRED, wire as wire_at, wire_key, wire_more,
+    WIRE_ENDED, WIRE_FINISHED, WIRE_FREE, WIRE_HELD, WIRE_JOINING, WIRE_LEAVING, WIRE_RESET_BY_CLIENT,
+    WIRE_RESET_BY_SERVER, WIRE_REUSED, WIRE_WIRED, wire as wire_at, wire_key, wire_more,
 };
 use super::load::{self, BpfError};
 use super::memory::Shared;
@@ -245,16 +246,21 @@ impl WireMemory {
             match self.wires.u32(Self::at(id) + wire_at::STATE).load(Acquire) {
                 _ if but.contains(&number) => {}
                 WIRE_FREE => lock(&self.free).push(number),
-                state => found.push(Adopted {
-                    id,
-                    is_joining: state == WIRE_JOINING,
-                    ends: self.ends(id),
-                    next: [0, 1]
-                        .map(|side| self.wires.u32(Self::more(id, side) + wire_more::NEXT).load(Relaxed)),
-                }),
+                // Its sockets have ended with their process, and have told their peers.
+                WIRE_LEAVING => drop(self.remove(id)),
+                WIRE_HELD => {
+                    self.go_on(id);
+                    found.push(self.adopted(id, false));
+                }
+                state => found.push(self.adopted(id, state == WIRE_JOINING)),
             }
         }
         found
+    }
+
+    fn adopted(&self, id: WireId, is_joining: bool) -> Adopted {
+        let next = [0, 1].map(|side| self.wires.u32(Self::more(id, side) + wire_more::NEXT).load(Relaxed));
+        Adopted { id, is_joining, ends: self.ends(id), next }
     }
 
     /// Stores what user space knows of a flow.
@@ -328,6 +334,7 @@ impl WireMemory {
             }
         }
         self.wires.u32(Self::at(id) + wire_at::WHY).store(0, Relaxed);
+        self.wires.u32(Self::at(id) + wire_at::AGREED).store(back::agreed(client.options), Relaxed);
         self.wires.u32(Self::at(id) + wire_at::STATE).store(WIRE_JOINING, Release);
         for (side, own) in [(0, client), (1, server)] {
             let entry = (number << 1 | side).to_ne_bytes();

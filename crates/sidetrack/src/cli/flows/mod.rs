@@ -1,4 +1,4 @@
-//! `sidetrack flows`: shows running and recently ended flows, and ends flows.
+//! `sidetrack flows`: shows running and recently ended flows, ends flows, and brings them back from the wire.
 
 pub(super) mod human;
 mod past;
@@ -12,7 +12,7 @@ mod why;
 pub use table::Table;
 pub(super) use table::cut;
 
-use crate::admin::{Client, ClientError, Killed};
+use crate::admin::{Back, Client, ClientError, Killed};
 use crate::record::{FlowRecord, Traced};
 use clap::{Args, Subcommand};
 use hyper::Method;
@@ -74,6 +74,12 @@ enum FlowsCommand {
         #[arg(value_name = "ID")]
         id: u64,
     },
+    /// Brings one flow back from the wire: its bytes pass two sockets of Sidetrack again
+    Back {
+        /// The flow's number
+        #[arg(value_name = "ID")]
+        id: u64,
+    },
     /// Ends one flow by its number, or all flows that match a filter
     Kill {
         /// A flow's number, or a filter
@@ -126,6 +132,7 @@ pub async fn run_to(args: &FlowsArgs, output: &mut Output<'_>) -> anyhow::Result
     let one = match args.command {
         Some(FlowsCommand::Show { id }) => Some(("show", id)),
         Some(FlowsCommand::Why { id }) => Some(("why", id)),
+        Some(FlowsCommand::Back { id }) => Some(("back", id)),
         _ => None,
     };
     let is_only_for_lists =
@@ -137,6 +144,9 @@ pub async fn run_to(args: &FlowsArgs, output: &mut Output<'_>) -> anyhow::Result
             "{word} takes its flow or filter after the word, and no other options of flows"
         )?;
         return Ok(ExitCode::from(USAGE));
+    }
+    if let Some(("back", id)) = one {
+        return bring_back(&client, id, args.json, output).await;
     }
     if let Some((word, id)) = one {
         let form = if word == "show" { show::traced } else { why::text };
@@ -254,6 +264,24 @@ async fn kill(client: &Client, filter: &str, output: &mut Output<'_>) -> anyhow:
         1 => writeln!(output.out, "ended flow {ids}")?,
         count => writeln!(output.out, "ended {count} flows: {ids}")?,
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn bring_back(
+    client: &Client,
+    id: u64,
+    json: bool,
+    output: &mut Output<'_>,
+) -> anyhow::Result<ExitCode> {
+    let path = format!("/v1/flows/{id}/back");
+    let answer: Back = client.ask(Method::POST, &path, &[]).await?;
+    if json {
+        serde_json::to_writer(&mut *output.out, &answer)?;
+        output.out.write_all(b"\n")?;
+    } else {
+        writeln!(output.out, "flow {id} has two sockets again")?;
+    }
+    output.out.flush()?;
     Ok(ExitCode::SUCCESS)
 }
 

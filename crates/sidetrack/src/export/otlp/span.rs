@@ -201,7 +201,7 @@ fn own(record: &FlowRecord<'_>) -> Vec<KeyValue> {
 
 /// Whether a step of the trace is a moment, and nothing that took time.
 fn is_moment(step: &str) -> bool {
-    matches!(step, "ready" | "answered" | "reused" | "wired")
+    matches!(step, "ready" | "answered" | "reused" | "wired" | "back")
 }
 
 /// The name of the span for what took until this step was done. `None`: it has none.

@@ -3,7 +3,7 @@
 use super::wired::Wired;
 use super::{LINGERS, Wires};
 use sidetrack_core::deadlines::Deadlines;
-use sidetrack_core::flow::EndReason;
+use sidetrack_core::flow::{EndReason, FlowId};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::{WireId, monotonic_ns};
 use sidetrack_sys::sync::lock;
@@ -11,6 +11,9 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+/// Time between two looks at flows that have come back and still need the kernel's help.
+const LEAVING_AGAIN: Duration = Duration::from_millis(5);
 
 /// The flows, and when to look at them.
 #[derive(Debug, Default)]
@@ -56,6 +59,7 @@ impl Wires {
         for wired in self.take_watched() {
             wired.finish(EndReason::Shutdown);
         }
+        self.remove_leaving();
         self.remove_lingering(std::time::Instant::now() + 2 * LINGERS);
         // The lock stays with the copy that another process has.
         let pins = lock(&self.pins).take().filter(|_| self.is_ours());
@@ -98,6 +102,11 @@ impl Wires {
         self.watch.bell.notify_all();
     }
 
+    /// Returns the flow with this number.
+    pub(super) fn watched(&self, number: FlowId) -> Option<Arc<Wired>> {
+        lock(&self.watch.flows).iter().flatten().find(|wired| wired.number() == number).cloned()
+    }
+
     /// A flow is over.
     pub(super) fn forget(&self, id: WireId) {
         if let Some(place) = lock(&self.watch.flows).get_mut(id.place() as usize) {
@@ -117,7 +126,8 @@ impl Wires {
                 again.into_iter().for_each(|again| due.looks.by(place, again));
                 continue;
             }
-            let next = due.looks.deadline().map_or(LINGERS, |at| at.since(now).min(LINGERS));
+            let most = if self.look_at_leaving() { LEAVING_AGAIN } else { LINGERS };
+            let next = due.looks.deadline().map_or(most, |at| at.since(now).min(most));
             let waited = self.watch.bell.wait_timeout(due, next.max(Duration::from_millis(1)));
             drop(waited.unwrap_or_else(PoisonError::into_inner));
             self.remove_lingering(std::time::Instant::now());

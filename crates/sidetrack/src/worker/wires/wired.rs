@@ -60,19 +60,19 @@ pub struct Wired {
 
 /// What changes.
 #[derive(Debug)]
-struct Rest {
-    /// Where it is among the running flows. `None`: it is over.
-    home: Option<(Arc<Ledger>, Slot)>,
+pub(super) struct Rest {
+    /// Where it is among the running flows. `None`: it is over, or has come back.
+    pub home: Option<(Arc<Ledger>, Slot)>,
     /// Keeps our port towards the server from new connections.
-    port: Option<OwnedFd>,
+    pub port: Option<OwnedFd>,
     /// What is given back at its end.
-    kept: Vec<Box<dyn Any + Send>>,
-    bytes: [u64; 2],
-    active: Instant,
+    pub kept: Vec<Box<dyn Any + Send>>,
+    pub bytes: [u64; 2],
+    pub active: Instant,
     pause: Duration,
     /// The changes of routes that it knows of.
     routes: u64,
-    ending: Option<EndReason>,
+    pub ending: Option<EndReason>,
 }
 
 impl fmt::Debug for Wired {
@@ -138,6 +138,15 @@ pub(super) fn bytes(wires: &Wires, id: WireId, base: [u64; 2]) -> [u64; 2] {
     [0, 1].map(|at| seen[at].sent.wrapping_add(base[at]).saturating_sub(seen[at].finished.into()))
 }
 
+/// The same, up to these sequence numbers of the client and of the server: what comes after them is not counted.
+pub(super) fn counted(wires: &Wires, (id, base): (WireId, [u64; 2]), up_to: [u32; 2]) -> [u64; 2] {
+    let seen = wires.memory().look(id);
+    [0, 1].map(|at| {
+        let after = (seen[at].sent as u32).wrapping_sub(up_to[at]);
+        seen[at].sent.wrapping_sub(after.into()).wrapping_add(base[at])
+    })
+}
+
 /// What is known of a flow when it begins to be here.
 pub(super) struct Known {
     pub number: FlowId,
@@ -169,6 +178,26 @@ impl Wired {
     /// It is in this place among the running flows.
     pub(super) fn is_at(&self, ledger: &Arc<Ledger>, slot: Slot) {
         lock(&self.rest).home = Some((ledger.clone(), slot));
+    }
+
+    pub(super) const fn number(&self) -> FlowId {
+        self.number
+    }
+
+    pub(super) const fn wires(&self) -> &Arc<Wires> {
+        &self.wires
+    }
+
+    pub(super) const fn rest(&self) -> &Mutex<Rest> {
+        &self.rest
+    }
+
+    pub(super) const fn base(&self) -> [u64; 2] {
+        self.base
+    }
+
+    pub(super) fn bounds(&self) -> Bounds {
+        self.kind.bounds
     }
 
     pub(super) const fn id(&self) -> WireId {
@@ -327,7 +356,12 @@ impl Wired {
         }
     }
 
-    fn put_together(&self, note: &Note, (bytes, active): ([u64; 2], Instant), now: Instant) -> LiveFlow {
+    pub(super) fn put_together(
+        &self,
+        note: &Note,
+        (bytes, active): ([u64; 2], Instant),
+        now: Instant,
+    ) -> LiveFlow {
         let flow = put_together(note, &self.kind, self.age(now));
         let [up, down] = bytes;
         flow.count(up, down);
