@@ -61,8 +61,8 @@ fn queue(fd: BorrowedFd<'_>, which: libc::c_int) -> io::Result<u32> {
     words::<1>(fd, libc::TCP_QUEUE_SEQ).map(|[number]| number)
 }
 
-/// Reads where a connection stands. Call it only while nothing is left unsent in it ([`unsent`]): what the kernel would send
-/// during the call is lost until it is sent again.
+/// Reads where a connection stands. If something is left unsent in it ([`unsent`]), what the kernel would send in the moment between
+/// the first two questions is lost until it is sent again.
 ///
 /// # Errors
 /// EPERM without CAP_NET_ADMIN; EINVAL if it is not connected.
@@ -96,6 +96,8 @@ pub fn acknowledge(fd: impl AsFd) -> io::Result<()> {
 
 fn under_repair(fd: BorrowedFd<'_>) -> io::Result<Numbers> {
     let written = queue(fd, TO_SEND)?;
+    // At once: while that queue is selected, the kernel sends nothing and takes it for sent.
+    option(fd, libc::TCP_REPAIR_QUEUE, RECEIVED)?;
     // Bytes may come in between two questions.
     let (mut unread, mut expects) = (unread(fd)?, queue(fd, RECEIVED)?);
     loop {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! QUIETING --nothing unread, held or unsent----------------------> JOINED
+//! QUIETING --1 ms is over, and that is at most 256 KiB-----------> JOINED
 //! QUIETING --the patience is over--------------------------------> given up (the flow goes on as before)
 //! JOINED   --no packet is on its way to a socket, all is written-> OWING
 //! OWING    --both hosts have acknowledged all that was written---> WIRED
@@ -10,7 +11,8 @@
 //! ```
 //!
 //! QUIETING asks for an instant in which the sockets have nothing to pass on. Both offer a small window meanwhile, and bytes
-//! go on. From JOINED on the kernel passes packets on; it is not left again, except by the end of the flow. In OWING a socket
+//! go on. A busy flow has no such instant: then it is enough that they have little to pass on. The far hosts get that after bytes that
+//! the kernel passes on, so it is bounded: they have to keep these bytes until then. From JOINED on the kernel passes packets on; it is not left again, except by the end of the flow. In OWING a socket
 //! that still waits gets copies of acknowledgements. It is settled once its peer has acknowledged all that was written into it,
 //! whichever way that came: the other host may have sent it again, past the socket.
 //!
@@ -27,6 +29,13 @@ const ARRIVES: Duration = Duration::from_millis(2);
 /// How long a copy of an acknowledgement may be on its way to a socket. Nothing waits for this.
 const LINGERS: Duration = Duration::from_millis(20);
 
+/// How long an instant is waited for in which the sockets have nothing to pass on.
+const QUIET_WITHIN: Duration = Duration::from_millis(1);
+
+/// What the sockets may have to pass on in one direction after that, bytes. Hosts can keep as much for each connection
+/// (`net.ipv4.tcp_rmem` begins at 128 KiB, and grows for flows that are as busy).
+const LITTLE_BYTES: usize = 256 * 1024;
+
 /// What is seen of both sockets (client, server) and of what lies between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
@@ -38,6 +47,16 @@ pub struct Look {
     pub unsent: [u32; 2],
     /// Sequence number up to which each peer has acknowledged, once the kernel passes packets on.
     pub acknowledged: [u32; 2],
+}
+
+impl Look {
+    /// Whether little is to be passed on in each direction.
+    fn is_little(&self) -> bool {
+        [0, 1].into_iter().all(|from| {
+            let waits = self.unread[from] as usize + self.unsent[from ^ 1] as usize;
+            waits.saturating_add(self.held[from]) <= LITTLE_BYTES
+        })
+    }
 }
 
 /// What is to be done.
@@ -65,7 +84,7 @@ pub enum Step {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    Quieting { until: Instant },
+    Quieting { since: Instant, until: Instant },
     Joined { since: Instant },
     Owing { written: [u32; 2], settled: [bool; 2] },
     Wired { since: Instant },
@@ -80,7 +99,7 @@ pub struct Joining {
 impl Joining {
     /// Begins. It is given up if no quiet instant comes for `patience`.
     pub fn new(now: Instant, patience: Duration) -> Self {
-        Self { state: State::Quieting { until: now + patience } }
+        Self { state: State::Quieting { since: now, until: now + patience } }
     }
 
     /// The kernel passes packets on.
@@ -107,14 +126,10 @@ impl Joining {
         let is_written = look.unread == [0; 2] && look.held == [0; 2];
         let is_sent = is_written && look.unsent == [0; 2];
         match &mut self.state {
-            State::Quieting { until } if now >= *until && !is_sent => Step::GiveUp,
-            State::Quieting { .. } => {
-                if is_sent {
-                    Step::Join
-                } else {
-                    Step::Copy
-                }
-            }
+            State::Quieting { .. } if is_sent => Step::Join,
+            State::Quieting { since, .. } if now >= *since + QUIET_WITHIN && look.is_little() => Step::Join,
+            State::Quieting { until, .. } if now >= *until => Step::GiveUp,
+            State::Quieting { .. } => Step::Copy,
             State::Joined { since } if is_written => {
                 let arrived = *since + ARRIVES;
                 if now >= arrived { Step::Read } else { Step::Wait(arrived) }
@@ -160,7 +175,7 @@ mod tests {
     #[test]
     fn it_goes_the_whole_way() {
         let mut joining = Joining::new(at(0), PATIENCE);
-        assert_eq!(joining.next(at(1), &Look { unread: [1, 0], ..QUIET }), Step::Copy);
+        assert_eq!(joining.next(at(0), &Look { unread: [1, 0], ..QUIET }), Step::Copy);
         assert_eq!(joining.next(at(2), &QUIET), Step::Join);
         joining.joined(at(2));
         assert!(joining.is_joined());
@@ -204,9 +219,23 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_that_is_never_quiet_stays() {
+    fn a_busy_flow_joins_when_little_is_to_be_passed_on() {
+        let most = LITTLE_BYTES as u32;
         let mut joining = Joining::new(at(0), PATIENCE);
-        let busy = Look { unsent: [5, 0], ..QUIET };
+        let little = Look { unread: [most - 7, 0], held: [4, 9], unsent: [0, 3], ..QUIET };
+        let now = Instant::from_nanos(999_999);
+        assert_eq!(joining.next(now, &little), Step::Copy, "the first millisecond asks for none");
+        let more = Look { unsent: [0, 4], ..little };
+        assert_eq!(joining.next(at(1), &more), Step::Copy, "client to server");
+        let back = Look { unread: [0, most], held: [0, 0], unsent: [1, 0], ..QUIET };
+        assert_eq!(joining.next(at(1), &back), Step::Copy, "server to client");
+        assert_eq!(joining.next(at(1), &little), Step::Join);
+    }
+
+    #[test]
+    fn a_flow_that_always_has_much_to_pass_on_stays() {
+        let mut joining = Joining::new(at(0), PATIENCE);
+        let busy = Look { unsent: [1 << 20, 0], ..QUIET };
         assert_eq!(joining.next(at(999), &busy), Step::Copy);
         assert_eq!(joining.next(at(1000), &busy), Step::GiveUp);
         // Quiet at the last moment is quiet.
@@ -239,10 +268,10 @@ mod tests {
                 now = now + Duration::from_millis(if rest % 2 == 0 { 1 } else { 30 });
                 rest /= 2;
                 match joining.next(now, look) {
-                    Step::Copy => assert!(stage < 2 && *look != QUIET),
+                    Step::Copy => assert!(stage < 2 && look.unread != [0; 2]),
                     Step::Wait(until) => assert!(until > now && stage > 0),
                     Step::Join => {
-                        assert_eq!((stage, look.unread), (0, [0; 2]));
+                        assert!(stage == 0 && look.is_little());
                         joining.joined(now);
                         stage = 1;
                     }

@@ -37,6 +37,12 @@ pub(super) fn open(
         }
         None => Wires::open(wire, user),
     };
+    if let Err(error) = &wires
+        && wire.is_optional
+    {
+        tracing::warn!(%error, "large flows keep their sockets ([wire] auto): the kernel cannot take them over");
+        return Ok(None);
+    }
     let wires = wires.context("cannot let the kernel take flows over (shunt.fast_path = \"wire\")")?;
     Ok(Some(Arc::new(wires)))
 }

@@ -11,6 +11,8 @@ use std::path::PathBuf;
 pub struct Wire {
     /// Flows whose rule does not say when go to the wire after this number of bytes. `None`: they stay.
     pub after_bytes: Option<u64>,
+    /// Flows keep their sockets on a machine that cannot do it: the start does not fail.
+    pub is_optional: bool,
     /// Most flows on the wire at a time.
     pub flows_max: u32,
     /// Where names keep the flows alive when the process dies.
@@ -34,12 +36,15 @@ pub enum PinnedAt {
 impl Wire {
     /// The default of `flows_max`.
     pub const FLOWS_MAX: u32 = 16_384;
+
+    /// The default of `after_bytes` with `auto`.
+    pub const AUTO_BYTES: u64 = 16 << 20;
 }
 
 impl Default for Wire {
     fn default() -> Self {
         let (pins, on_crash) = (PinnedAt::default(), OnWireCrash::default());
-        Self { after_bytes: None, flows_max: Self::FLOWS_MAX, pins, on_crash }
+        Self { after_bytes: None, is_optional: false, flows_max: Self::FLOWS_MAX, pins, on_crash }
     }
 }
 

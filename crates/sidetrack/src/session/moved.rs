@@ -73,7 +73,6 @@ pub fn adopt(worker: &Arc<Worker>, moved: Moved) {
 /// Goes on with a flow that came back from the wire, on its worker.
 pub fn come_back(worker: &Arc<Worker>, returned: Returned) {
     let Returned { sockets, live, home: (_, slot), idle, lifetime, kept, detail } = returned;
-    worker.ledger.come_back(slot, live.clone());
     let mut entry = Entry { worker: worker.clone(), live, slot: Some(slot), note: detail };
     let opened = sockets.map(|socket| socket.begin().and_then(|socket| TcpStream::new(socket.into())));
     let (client, server) = match opened {

@@ -1,7 +1,8 @@
 //! How flows on the wire end.
 
+use crate::node::Up;
 use crate::node::admin::ask;
-use crate::{Flow, RULE, flow, flow_to, metric, on_the_wire};
+use crate::{Flow, NO_PINS, RULE, flow, flow_to, metric, on_the_wire};
 use sidetrack_sys::sysctl;
 use sidetrack_testkit::{Line, Node, eventually, is_root};
 use std::io::{ErrorKind, Read, Write};
@@ -144,4 +145,35 @@ fn a_host_learns_that_its_packets_are_too_large_behind_us() {
     let record = up.record();
     assert_eq!((record.text("reason"), record.number("bytes_up")), ("ok", 1_150_000), "{record:?}");
     assert_eq!(record.0["shunted"], true);
+}
+
+#[test]
+fn a_reload_that_changes_the_chain_of_its_rule_ends_it_if_the_rule_says_so() {
+    if !is_root() {
+        return;
+    }
+    let line = Line::new();
+    let listener = line.server.run(|| std::net::TcpListener::bind("10.0.2.1:0").expect("bound"));
+    let to = listener.local_addr().expect("an address");
+    let tables = |rule: &str| {
+        format!(
+            "{NO_PINS}[[listen]]\nname = \"port\"\nkind = \"reverse\"\naddress = \"10.0.1.254:80\"\nto = \"{to}\"\n\
+             [function.counts]\nkind = \"count\"\n{rule}"
+        )
+    };
+    let (top, before) = ("default = \"deny\"\n", tables(RULE));
+    let up = line.router.run(move || Up::start(top, &before));
+    let client = line.client.run(|| std::net::TcpStream::connect("10.0.1.254:80").expect("connected"));
+    let server = listener.accept().expect("accepted").0;
+    let mut flow = Flow { line, up, client, server }.wired();
+    // A rule that denies now leaves running flows alone, also those on the wire.
+    flow.up.reload(top, &tables("[[rule]]\nname = \"all\"\naction = \"deny\"\n"));
+    flow.exchange(1000);
+    let chain =
+        "[[rule]]\nname = \"all\"\ncarrier = \"direct\"\nchain = [\"counts\"]\non_chain_change = \"cut\"\n";
+    flow.up.reload(top, &tables(chain));
+    is_reset(&mut flow.client);
+    is_reset(&mut flow.server);
+    let record = flow.up.record();
+    assert_eq!((record.text("reason"), record.number("bytes_up")), ("chain_changed", 151_000), "{record:?}");
 }

@@ -1,13 +1,17 @@
 //! Hand-overs while packets are lost on both sides.
 
 use crate::node::Up;
-use crate::{NO_PINS, RULE, address};
-use sidetrack_testkit::streams::exchange;
-use sidetrack_testkit::{Line, Node, is_root};
+use crate::node::admin::{ask, flows as running};
+use crate::{NO_PINS, RULE, address, on_the_wire};
+use sidetrack_testkit::streams::{both_ways, exchange};
+use sidetrack_testkit::{Line, Node, eventually, is_root};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 /// Flows that are there at the same time.
-const AT_A_TIME: usize = 2;
+const AT_A_TIME: usize = 4;
 
 /// Bytes of each direction of a flow.
 const BYTES: u64 = 3_000_000;
@@ -81,4 +85,44 @@ fn redirect_with_loss() {
     let listen = "[[listen]]\nname = \"router\"\nkind = \"redirect\"\nlocal = false\nforwarded = true\n\
                   interfaces = [\"to-client\"]\n";
     with_loss(listen, None);
+}
+
+/// Hosts have bytes with holes when their flow comes back: they keep what they have, or forget it and get it again.
+#[test]
+fn flows_come_back_with_loss() {
+    if !is_root() {
+        return;
+    }
+    let line = Line::new();
+    loses(&line.client);
+    loses(&line.server);
+    let listener = line.server.run(|| TcpListener::bind("10.0.2.1:0").expect("bound"));
+    let to = address(&listener);
+    let tables = format!(
+        "{NO_PINS}[[listen]]\nname = \"port\"\nkind = \"reverse\"\naddress = \"10.0.1.254:80\"\nto = \"{to}\"\n{RULE}"
+    );
+    let mut up = line.router.run(move || Up::start("default = \"deny\"\n", &tables));
+    for _ in 0..8 {
+        let client = line.client.run(|| TcpStream::connect("10.0.1.254:80").expect("connected"));
+        let server = listener.accept().expect("accepted").0;
+        let enough = Arc::new(AtomicBool::new(false));
+        let (of_client, of_server) = (enough.clone(), enough.clone());
+        // Slow enough that our sockets are nearly empty on any machine.
+        let pause = Some(Duration::from_millis(5));
+        let client = std::thread::spawn(move || both_ways(client, [1, 2], &of_client, pause));
+        let server = std::thread::spawn(move || both_ways(server, [2, 1], &of_server, pause));
+        let then = on_the_wire(&up);
+        let (status, body) = ask(&up, "POST", &format!("/v1/flows/{}/back", then.number("flow")));
+        assert_eq!(status, 200, "{body}");
+        eventually("its sockets carry more", || {
+            let Some(now) = running(&up).pop() else { panic!("it has ended: {:?}", up.record()) };
+            ["bytes_up", "bytes_down"].iter().all(|key| now.number(key) > then.number(key) + 500_000)
+        });
+        enough.store(true, Relaxed);
+        let [sent, received] = client.join().expect("the client");
+        assert_eq!(server.join().expect("the server"), [received, sent]);
+        let record = up.record();
+        assert_eq!(record.fate(), ("all", "direct", "ok"), "{record:?}");
+        assert_eq!((record.number("bytes_up"), record.number("bytes_down")), (sent, received), "{record:?}");
+    }
 }

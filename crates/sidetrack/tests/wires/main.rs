@@ -6,6 +6,7 @@ mod node;
 mod back;
 mod crash;
 mod ends;
+mod faults;
 mod limits;
 mod listeners;
 mod loss;

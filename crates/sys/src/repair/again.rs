@@ -32,6 +32,8 @@ pub struct Between {
     pub local: SocketAddr,
     /// The mark of its packets.
     pub mark: Option<u32>,
+    /// Whether the local address may be one of another host: one that tproxy caught, or that of the client.
+    pub is_foreign: bool,
 }
 
 /// A socket that is put together, and sends nothing yet.
@@ -57,10 +59,10 @@ impl Again {
     /// Puts it together.
     ///
     /// # Errors
-    /// EPERM without CAP_NET_ADMIN; EADDRNOTAVAIL if another socket has these ends; EHOSTUNREACH without a route; what the kernel
+    /// EPERM without CAP_NET_ADMIN; EADDRNOTAVAIL if another socket has these ends, or if the local address is gone; EHOSTUNREACH without a route; what the kernel
     /// says about numbers that do not fit each other.
     pub fn new(between: &Between, begin: &Begin) -> io::Result<Self> {
-        let Between { remote, local, mark } = *between;
+        let Between { remote, local, mark, is_foreign } = *between;
         let socket = Socket::new(
             Domain::for_address(remote),
             Type::STREAM.cloexec().nonblocking(),
@@ -72,8 +74,7 @@ impl Again {
         if let Some(mark) = mark {
             sockopt::set_mark(fd, mark)?;
         }
-        // The address may be one that tproxy caught, or that of the client.
-        if !sockopt::is_of_this_host(local.ip()) {
+        if is_foreign {
             sockopt::set_transparent(fd)?;
         }
         socket.bind(&local.into())?;

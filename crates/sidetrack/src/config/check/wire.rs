@@ -20,8 +20,12 @@ impl Check<'_> {
         };
         let flows_max = self.number(at.flows_max.as_ref(), 16..=262_144, " flows");
         let flows_max = flows_max.and_then(|flows| u32::try_from(flows).ok());
+        let is_auto = at.auto.as_ref().is_some_and(|auto| **auto);
+        let after_bytes = self.number(at.after_bytes.as_ref(), 1..=1 << 50, " bytes");
         Some(Wire {
-            after_bytes: self.number(at.after_bytes.as_ref(), 1..=1 << 50, " bytes"),
+            after_bytes: after_bytes.or_else(|| is_auto.then_some(Wire::AUTO_BYTES)),
+            // A rule that asks for the wire has to get it.
+            is_optional: is_auto && !rules.iter().any(|rule| goes_there(rule)),
             flows_max: flows_max.unwrap_or(Wire::FLOWS_MAX),
             pins: at.pins.as_ref().map(|pins| self.pins(pins)).unwrap_or_default(),
             on_crash: at.on_crash.as_deref().copied().unwrap_or_default(),

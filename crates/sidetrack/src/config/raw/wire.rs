@@ -10,8 +10,11 @@ use serde::Deserialize;
 #[serde(deny_unknown_fields)]
 pub struct Wire {
     /// Flows of rules without `shunt` go to the wire after this number of bytes, both directions together, 1 to 2^50.
-    /// `shunt = { fast_path = "none" }` in a rule keeps its flows away. Default: only rules say it.
+    /// `shunt = { fast_path = "none" }` in a rule keeps its flows away. Default: only rules say it; with `auto`, 16 MiB.
     pub after_bytes: Option<At<u64>>,
+    /// Large flows of rules without `shunt` go to the wire where this machine can do it: with root, from Linux 6.6 on. Elsewhere
+    /// they keep their sockets, and the log says why. It needs a restart. Default false: a machine that cannot do it is an error.
+    pub auto: Option<At<bool>>,
     /// Most flows on the wire at a time, 16 to 262144. Further flows stay with our sockets. Default 16384.
     pub flows_max: Option<At<u32>>,
     /// What the next start does with flows that a killed process has left in the kernel: "keep" goes on with those that the rules

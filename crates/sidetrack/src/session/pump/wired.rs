@@ -366,7 +366,9 @@ impl<W: Wire> Pump<W> {
         }
         let end = |at: usize, socket: std::os::fd::BorrowedFd<'_>| {
             let Place { remote, local, egress } = way.ends[at];
-            let (agreed, numbers) = (repair::agreed(socket)?, repair::numbers(socket)?);
+            let (agreed, mut numbers) = (repair::agreed(socket)?, repair::numbers(socket)?);
+            // What was read and is not written yet comes before what is read next.
+            numbers.unread = numbers.unread.saturating_add(self.core.held(SIDES[at]));
             Ok(wire::End { remote, local, egress, agreed, numbers })
         };
         let [client, server] = SIDES.map(|side| self.on_socket(side, |socket| end(index(side), socket)));

@@ -45,7 +45,7 @@ const TCP: u8 = 6;
 /// Why a flow cannot come back. It goes on as before.
 #[derive(Debug)]
 pub enum Obstacle {
-    /// There is no running flow with this number on the wire.
+    /// A running flow with this number is not on the wire.
     NotThere,
     /// A host has closed, or both have: the new sockets could not know that.
     Closing,
@@ -89,7 +89,7 @@ impl From<io::Error> for Obstacle {
     }
 }
 
-/// A flow with two sockets again, for the worker whose ledger it is in.
+/// A flow with two sockets again, for the worker in whose ledger it is.
 pub struct Returned {
     /// The sockets to the client and to the server, until [`Again::begin`].
     pub sockets: [Again; 2],
@@ -139,7 +139,11 @@ fn between(
     }
     let _ = entry(local, server);
     let at = of_client.map_or(asked, |entry| entry.reply.source);
-    Ok([Between { remote: client, local: at, mark }, Between { remote: server, local, mark }])
+    let (is_caught, is_clients) = (note.flow.intercept == Intercept::Tproxy, local.ip() == client.ip());
+    Ok([
+        Between { remote: client, local: at, mark, is_foreign: is_caught },
+        Between { remote: server, local, mark, is_foreign: is_clients },
+    ])
 }
 
 impl Wires {
@@ -209,6 +213,8 @@ impl Wired {
         let live = Arc::new(self.put_together(&note, (bytes, rest.active), now()));
         live.step(Step::Back);
         let home = rest.home.take().ok_or(Obstacle::NotThere)?;
+        // At once: lists show it at any time.
+        home.0.come_back(home.1, live.clone());
         (rest.port, rest.bytes) = (None, bytes);
         let kept = std::mem::take(&mut rest.kept);
         drop(rest);
