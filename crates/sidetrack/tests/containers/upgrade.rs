@@ -31,6 +31,7 @@ fn the_new_process_has_containers_of_its_own_and_old_flows_drain() {
         assert_eq!(ask(&mut before, "still\n").expect("an answer"), "still\n");
         let mut upgrade = Upgrade::start(&up.folder(), &[]);
         let new = upgrade.started();
+        upgrade.until("at most 3600000 ms after the change: flows in containers");
         upgrade.until("1 flows drain in the old process");
         let own = children_of(new.0);
         assert_eq!((of(old).len(), of(own).len()), (1, 1), "each has one");

@@ -16,3 +16,14 @@ pub(super) fn obstacle(config: &Config) -> Option<String> {
     };
     Some(format!("{what}, which only one process can have: restart instead of an upgrade"))
 }
+
+/// Which flows of a node with this configuration cannot move, and drain in the old process.
+pub(super) fn draining(config: &Config) -> Vec<&'static str> {
+    let has = |is: fn(&ListenerKind) -> bool| config.listeners.iter().any(|one| is(&one.kind));
+    let kinds = [
+        (config.wants_containers(), "flows in containers"),
+        (has(|kind| kind.http().is_some()), "requests of HTTP and intercepted TLS"),
+        (has(|kind| matches!(kind, ListenerKind::Tunnel(_))), "flows of tunnels"),
+    ];
+    kinds.into_iter().filter(|(is_there, _)| *is_there).map(|(_, what)| what).collect()
+}

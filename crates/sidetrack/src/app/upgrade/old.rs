@@ -12,7 +12,7 @@
 use super::channel::{Came, Channel, DESCRIPTORS_MAX};
 use super::heritage::described;
 use super::new::END_SEEN_WITHIN;
-use super::obstacles::obstacle;
+use super::obstacles::{draining, obstacle};
 use super::parts::{Checked, DRAINS, GoPart, KeeperPart, Order, Said, ServingPart, Wanted};
 use super::records::Returning;
 use super::resting::Rested;
@@ -365,6 +365,13 @@ impl Old {
         }
         let Checked { version, .. } = channel.expect(Kind::Checked, PREPARED_WITHIN)?.body()?;
         command.line(format!("version {version} accepts the configuration"));
+        let config = self.ours.node.shared.config.load();
+        let stay = draining(&config);
+        if !stay.is_empty() {
+            let (stay, drain_ms) = (stay.join(", "), config.limits.drain_ms);
+            command
+                .line(format!("these do not move, and have at most {drain_ms} ms after the change: {stay}"));
+        }
         for copies in self.ours.node.listening_copies()? {
             for some in copies.fds.chunks(DESCRIPTORS_MAX) {
                 let part = described(&copies.listener, copies.address, copies.protocol);
