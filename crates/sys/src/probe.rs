@@ -128,11 +128,6 @@ mod tests {
     fn the_kernel_says_its_release() {
         assert!(kernel_release().starts_with(|c: char| c.is_ascii_digit()));
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::session;
 
     #[test]
     fn a_session_has_two_addresses() {

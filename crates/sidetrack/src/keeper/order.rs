@@ -277,6 +277,7 @@ mod tests {
         Order {
             closed: true,
             first_path: 7,
+            session: vec![],
             spare: nets(&["192.0.2.0/24", "2001:db8::/32"]),
             datagram_idle_s: None,
             divert_answers: true,

@@ -164,13 +164,13 @@ fn bars(results: &Results, explained: impl Fn(&Done) -> bool) -> Vec<Bar> {
     for (which, name) in results.programs.iter().enumerate() {
         let (early, late) = (quarter(&results.samples, 1, which)[0], quarter(&results.samples, 3, which)[0]);
         let growth = Bar::single(
-            &format!("{name}: growth of memory from the second quarter to the last"),
+            format!("{name}: growth of memory from the second quarter to the last"),
             Some(late - early),
             Bound::AtMost(GROWTH_MIB.max(early * GROWTH)),
         );
         let open = results.after[which].descriptors.saturating_sub(results.before[which].descriptors);
         let open = Bar::single(
-            &format!("{name}: descriptors more after the last flow than before the first"),
+            format!("{name}: descriptors more after the last flow than before the first"),
             Some(open as f64),
             Bound::AtMost(SPARE_DESCRIPTORS as f64),
         );
