@@ -2,8 +2,8 @@
 
 use crate::listeners::Door;
 use crate::node::Up;
-use crate::{Flow, NO_PINS, RULE, address};
-use sidetrack_testkit::{Line, is_root};
+use crate::{Flow, NO_PINS, RULE, address, flow, metric};
+use sidetrack_testkit::{Line, eventually, is_root};
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
@@ -39,4 +39,26 @@ fn of_a_port_for_a_server() {
 #[test]
 fn of_http_connect() {
     keeps_its_place(Door::Connect, "kind = \"http\"\n");
+}
+
+#[test]
+fn large_flows_go_there_by_themselves() {
+    if !is_root() {
+        return;
+    }
+    let rule = "[[rule]]\nname = \"all\"\ncarrier = \"direct\"\nkernel = \"never\"\n";
+    let mut flow = flow(false, "", &format!("[wire]\nauto = true\npins = \"none\"\n{rule}"));
+    let is_there = |up: &Up| metric(up, "sidetrack_wire_taken_flows_total ") == 1;
+    flow.exchange(8 << 20);
+    assert!(!is_there(&flow.up), "half of the default");
+    // It is looked at when bytes pass.
+    eventually("it is on the wire", || {
+        flow.exchange(1 << 20);
+        is_there(&flow.up)
+    });
+    flow.exchange(100_000);
+    let Flow { client, server, mut up, line: _line } = flow;
+    drop((client, server));
+    let record = up.record();
+    assert_eq!((record.text("reason"), &record.0["shunted"]), ("ok", &true.into()), "{record:?}");
 }
