@@ -6,7 +6,7 @@
 //! acknowledged, its sender sends again. It makes no difference which of the two carries a byte, because a byte has the same
 //! number on both ways. Once neither socket owes anything, both are closed without a packet.
 //!
-//! [`sides`] says whether a flow can be there, [`joining::Joining`] leads it there, and [`back`] says how it comes back. All are
+//! [`sides`] says whether a flow can be there, [`joining::Joining`] leads it there, and [`back()`] says how it comes back. All are
 //! pure; `sidetrack_sys::repair` reads the numbers, and `bpf/wire.bpf.c` passes the packets on.
 
 mod back;
