@@ -315,7 +315,8 @@ const REQUESTS: [(&str, &str, Query); 46] = [
 const SERVICE: Query = &[("kind", "real-time"), ("dissemination", "flood"), ("deadline_ms", "100")];
 
 /// Operations that no request of [`REQUESTS`] asks, and where they are asked.
-const ELSEWHERE: [(&str, &str, &str); 10] = [
+const ELSEWHERE: [(&str, &str, &str); 11] = [
+    ("post", "/v1/flows/{id}/back", "tests/wires/back.rs"),
     ("post", "/v1/capture", "tests/http/capture.rs"),
     ("delete", "/v1/capture", "tests/http/capture.rs"),
     ("post", "/v1/profile", "a_profile_runs_once_at_a_time_and_ends"),
