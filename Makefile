@@ -26,7 +26,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo '
 # What is measured is what is installed.
 BUILD_DIST := $(CARGO) build --profile dist --locked --workspace
 
-.PHONY: help run test test-kills test-seed003 dist deb deb-test deb-tutorials deb-vm static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-run bench-udp bench-history bench-wire bench-upgrade bench-page crash soak faults deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test test-more test-kills test-seed003 dist deb deb-test deb-tutorials deb-vm static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-run bench-udp bench-history bench-wire bench-upgrade bench-page crash soak faults deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -100,17 +100,25 @@ release: need-cargo ## Builds all artefacts of a release into target/packages, w
 	$(MAKE) --no-print-directory static oci ARCH=aarch64
 	packaging/sums.sh $(TARGET_DIR)/packages
 
+# What is checked beside the tests, with the processor time that they leave: the rest of the replay is a build.
+DOC := RUSTDOCFLAGS='-D warnings -A rustdoc::private-intra-doc-links' $(CARGO) doc --locked --workspace --no-deps --document-private-items --quiet
+BESIDE := $(MAKE) --no-print-directory fuzz-replay && $(DOC)
+
 test: deps-test ## Formatting, clippy, rustdoc, every test tier with the namespace tests, replay of the fuzz seeds
 	$(CARGO) fmt --all --check
 	$(CARGO) metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	$(CARGO) clippy --locked --package sidetrack --no-default-features -- -D warnings
-	RUSTDOCFLAGS='-D warnings -A rustdoc::private-intra-doc-links' $(CARGO) doc --locked --workspace --no-deps --document-private-items --quiet
 	@# Builds the programs as well: for tests of whole programs, and with the features that tests ask of their libraries.
-	$(AS_ROOT) .ci/tests --locked --workspace --no-fail-fast
-	$(MAKE) --no-print-directory fuzz-replay
+	$(CARGO) test --no-run --quiet --locked --workspace
+	@said=$$(mktemp); .ci/aside bash -c "$(BESIDE)" >$$said 2>&1 & aside=$$!; trap 'kill $$aside 2>/dev/null || true' EXIT; \
+	status=0; $(AS_ROOT) .ci/tests --locked --workspace --no-fail-fast || status=$$?; \
+	wait $$aside || status=1; cat $$said; rm -f $$said; exit $$status
 	@if command -v cargo-deny >/dev/null; then $(MAKE) --no-print-directory deny; \
 	else echo "deny: skipped: cargo-deny is not installed (cargo install --locked cargo-deny)"; fi
+
+test-more: deps-test ## What `make test` has no time for: clippy without the control plane, and simulations with ten times their seeds
+	$(CARGO) clippy --locked --package sidetrack --no-default-features -- -D warnings
+	SIDETRACK_SEEDS=$(or $(SEEDS),500) $(CARGO) test --locked --workspace --test overlay -- --skip a_hundred_nodes
 
 test-kills: deps-test ## Kills orchestrators, agents and members of etcd 100 times while applications are set up
 	$(AS_ROOT) env SIDETRACK_KILLS=$(or $(KILLS),100) $(CARGO) test --locked --package sidetrack --test control -- --nocapture whatever_is_killed

@@ -41,7 +41,7 @@ fn clock_mischief(world: &mut World, name: NodeId, most_ms: u64) {
 
 #[test]
 fn networks_whose_clocks_jump_learn_the_truth_and_flows_survive() {
-    each_seed(200, |seed| {
+    each_seed(60, |seed| {
         let mut random = Random::new(seed);
         let (mut world, names) = network(seed, &mut random, wild);
         let count = names.len() as u64;
@@ -76,7 +76,7 @@ fn networks_whose_clocks_jump_learn_the_truth_and_flows_survive() {
 
 #[test]
 fn a_leap_forward_takes_no_link_down_and_no_route_away() {
-    each_seed(200, |seed| {
+    each_seed(60, |seed| {
         let mut random = Random::new(seed);
         let (mut world, names) =
             network(seed, &mut random, |random| Wire::clean(1000 + random.below(20_000)));
@@ -99,7 +99,7 @@ fn a_leap_forward_takes_no_link_down_and_no_route_away() {
 
 #[test]
 fn a_short_sleep_takes_no_link_down_whatever_the_clock_does() {
-    each_seed(100, |seed| {
+    each_seed(40, |seed| {
         let mut random = Random::new(seed);
         let (mut world, names) = network(seed, &mut random, |random| Wire::clean(1000 + random.below(5_000)));
         let downs = world.downs;

@@ -390,7 +390,7 @@ fn all_messages_arrive_once_and_in_order_while_the_honest_nodes_are_connected() 
     const COUNT: u32 = 600;
     let seen = std::cell::RefCell::new(Counts::default());
     let counts = std::panic::AssertUnwindSafe(&seen);
-    each_seed(200, |seed| {
+    each_seed(60, |seed| {
         let mut random = Random::new(seed);
         let (graph, liars) = among_liars(&mut random);
         let loss = [0, 10, 50][random.below(3) as usize];
