@@ -116,9 +116,9 @@ test: deps-test ## Formatting, clippy, rustdoc, every test tier with the namespa
 	@if command -v cargo-deny >/dev/null; then $(MAKE) --no-print-directory deny; \
 	else echo "deny: skipped: cargo-deny is not installed (cargo install --locked cargo-deny)"; fi
 
-test-more: deps-test ## What `make test` has no time for: clippy without the control plane, and simulations with ten times their seeds
+test-more: deps-test ## What `make test` has no time for: clippy without the control plane, slow tests of the overlay, simulations with many seeds
 	$(CARGO) clippy --locked --package sidetrack --no-default-features -- -D warnings
-	SIDETRACK_SEEDS=$(or $(SEEDS),500) $(CARGO) test --locked --workspace --test overlay -- --skip a_hundred_nodes
+	$(AS_ROOT) env SIDETRACK_SEEDS=$(or $(SEEDS),500) $(CARGO) test --locked --workspace --test overlay -- --include-ignored --skip a_hundred_nodes
 
 test-kills: deps-test ## Kills orchestrators, agents and members of etcd 100 times while applications are set up
 	$(AS_ROOT) env SIDETRACK_KILLS=$(or $(KILLS),100) $(CARGO) test --locked --package sidetrack --test control -- --nocapture whatever_is_killed

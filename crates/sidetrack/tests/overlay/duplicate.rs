@@ -199,6 +199,7 @@ fn copies_on_two_real_time_paths_survive_losses_on_both() {
 }
 
 #[test]
+#[ignore = "takes most of a minute: make test-more"]
 fn a_graph_uses_all_neighbours_of_a_source_in_trouble_and_two_paths_again_later() {
     if !is_root() {
         return;
