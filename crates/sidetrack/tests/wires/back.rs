@@ -33,6 +33,12 @@ fn a_quiet_flow_comes_back_and_nothing_is_sent_again() {
     for v6 in [false, true] {
         let mut flow = flow(v6, "", RULE).wired();
         pass(&mut flow.server, &mut flow.client, 70_000);
+        // An acknowledgement may be delayed. Then bytes that it is for would be sent again.
+        eventually("all is acknowledged", || {
+            [&flow.client, &flow.server]
+                .iter()
+                .all(|end| tcp_info(end).is_ok_and(|info| info.unacked_segments == 0))
+        });
         let id = bring_back(&flow.up);
         assert_eq!(last_step(&flow.up, id), "back");
         let counted = &flows(&flow.up)[0];
