@@ -100,7 +100,7 @@ release: need-cargo ## Builds all artefacts of a release into target/packages, w
 	$(MAKE) --no-print-directory static oci ARCH=aarch64
 	packaging/sums.sh $(TARGET_DIR)/packages
 
-# What is checked beside the tests, with the processor time that they leave: the rest of the replay is a build.
+# Runs beside the tests, with the processor time that they leave. Most of the replay is a build.
 DOC := RUSTDOCFLAGS='-D warnings -A rustdoc::private-intra-doc-links' $(CARGO) doc --locked --workspace --no-deps --document-private-items --quiet
 BESIDE := $(MAKE) --no-print-directory fuzz-replay && $(DOC)
 

@@ -127,7 +127,7 @@ impl NameTable {
         })
     }
 
-    /// Adds a row of another table. Returns false if it does not follow the rows that are here, or if there is no room.
+    /// Adds a row of another table. Returns false if it does not follow the rows that are here, or if the table is full.
     pub fn put(&mut self, (address, name, kept): (Ipv4Addr, HostName, Duration), now: Instant) -> bool {
         let Some(index) = index_of(address).filter(|index| *index as usize == self.slots.len()) else {
             return false;

@@ -183,7 +183,7 @@ pub fn is_single_threaded() -> bool {
     has_threads(1)
 }
 
-/// Whether the process has this number of threads, by then at the latest.
+/// Whether the process has this number of threads, now or within [`TAKEN_APART_WITHIN`].
 fn has_threads(count: usize) -> bool {
     let until = Instant::now() + TAKEN_APART_WITHIN;
     while numbered(Path::new("/proc/self/task")).len() != count {

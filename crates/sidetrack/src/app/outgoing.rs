@@ -166,7 +166,7 @@ impl Paths {
     /// Describes the paths that rest, with copies of their sockets.
     ///
     /// # Errors
-    /// There is no free descriptor.
+    /// All descriptors are in use.
     pub(super) fn resting(&self) -> anyhow::Result<Vec<(PathPart, Vec<OwnedFd>)>> {
         let now = self.node.now();
         let part = |(port, path): (&u16, &Resting)| {

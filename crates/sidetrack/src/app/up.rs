@@ -75,7 +75,7 @@ fn run_node(options: &UpOptions, heir: Option<Arc<Heir>>) -> anyhow::Result<()> 
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
     let systemd = Systemd::from_environment().map(Arc::new);
     let heritage = heir.as_ref().map(|heir| heir.checked(&config)).transpose()?.flatten();
-    // Without an offer there is no process before this one any more.
+    // Without an offer, the process before this one was killed: this is a start like any other.
     let heir = heir.filter(|_| heritage.is_some());
     if config.wire.is_none() && heritage.as_ref().is_some_and(|heritage| heritage.has_wire()) {
         config.wire = Some(crate::config::Wire::default());

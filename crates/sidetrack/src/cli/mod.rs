@@ -30,6 +30,7 @@ pub mod pages;
 pub mod plan;
 #[cfg(feature = "control")]
 pub mod policy;
+mod prepared;
 pub mod profile;
 pub mod reload;
 pub mod run;

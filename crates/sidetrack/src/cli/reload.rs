@@ -1,5 +1,6 @@
 //! `sidetrack reload`: loads the configuration of a running node, or tries another one that must be confirmed.
 
+use super::prepared::{Prepared, read};
 use crate::admin::{Client, ConfigStatus, ConfirmedConfig, TriedConfig, default_socket};
 use anyhow::Context;
 use clap::Args;
@@ -7,8 +8,7 @@ use hyper::Method;
 use sidetrack_sys::scm;
 use std::fs;
 use std::io::{self, IsTerminal, Write};
-use std::os::unix::fs::{MetadataExt, chown};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -95,28 +95,12 @@ async fn confirm(client: &Client) -> anyhow::Result<String> {
     let Some((path, text)) = path.zip(text) else {
         return Ok("the configuration is confirmed".to_owned());
     };
-    replace(&path, &text).with_context(|| {
+    let written = read(&path).and_then(|before| Prepared::of_checked(&path, before, &text)?.commit());
+    written.with_context(|| {
         format!(
             "the configuration is confirmed and in force, but not in {}: write it there yourself",
             path.display()
         )
     })?;
     Ok(format!("the configuration is confirmed, and {} has it", path.display()))
-}
-
-/// Replaces a file at once, with its owner and mode.
-fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
-    // A link stays a link.
-    let path = fs::canonicalize(path)?;
-    let before = fs::metadata(&path)?;
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".confirmed");
-    let fresh = path.with_file_name(name);
-    let write = || -> anyhow::Result<()> {
-        fs::write(&fresh, text)?;
-        fs::set_permissions(&fresh, before.permissions())?;
-        chown(&fresh, Some(before.uid()), Some(before.gid()))?;
-        Ok(fs::rename(&fresh, &path)?)
-    };
-    write().inspect_err(|_| drop(fs::remove_file(&fresh)))
 }

@@ -85,7 +85,7 @@ impl Htcp {
     /// A copy of the socket, with its address.
     ///
     /// # Errors
-    /// There is no free descriptor.
+    /// All descriptors are in use.
     pub fn copy(&self) -> io::Result<(SocketAddr, UdpSocket)> {
         Ok((self.socket.local_addr()?, self.socket.try_clone()?))
     }

@@ -182,7 +182,7 @@ impl Proxy {
     /// A copy of the socket by which its cache asks siblings, with its address.
     ///
     /// # Errors
-    /// There is no free descriptor.
+    /// All descriptors are in use.
     pub fn htcp_socket(&self) -> std::io::Result<Option<(SocketAddr, UdpSocket)>> {
         self.cache.as_ref().and_then(|cache| cache.htcp.as_ref()).map(|htcp| htcp.copy()).transpose()
     }

@@ -76,14 +76,10 @@ impl Beside {
             let (own, folder) = (routes::of(routes, |entry| entry == is_its), folder.path().to_owned());
             Files::new(name, &folder.clone(), move |version| text(&folder, &own, version))
         };
-        let mut files = vec![
-            files("engine", Entry::Engine, engine),
-            files("shunt", Entry::Shunt, shunt),
-            files("run", Entry::Run, run),
-        ];
+        let mut files = vec![files("engine", Entry::Engine, engine), files("shunt", Entry::Shunt, shunt)];
         files.iter_mut().try_for_each(Files::write)?;
         // A command keeps the rules it began with.
-        files.truncate(2);
+        fs::write(folder.path().join("run.toml"), run(&routes::of(routes, |entry| entry == Entry::Run)))?;
         let rules = folder.path().join("shunt.toml").display().to_string();
         let rules = firewall.run(&program.to_string_lossy(), &["shunt", "rules", "-c", &rules])?;
         firewall.nft(&rules)?;
@@ -199,7 +195,7 @@ fn shunt(folder: &Path, routes: &[&Route], version: u64) -> String {
         + &format!("# version {version}\n")
 }
 
-fn run(_: &Path, routes: &[&Route], version: u64) -> String {
+fn run(routes: &[&Route]) -> String {
     let top = "version = 1\ndefault = \"deny\"\n[function.count]\nkind = \"count\"\n";
-    top.to_owned() + &routes::rules(routes, version)
+    top.to_owned() + &routes::rules(routes, 0)
 }

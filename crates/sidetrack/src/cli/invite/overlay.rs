@@ -1,8 +1,9 @@
 //! `overlay invite`, `overlay join`, `overlay table` and `overlay update`.
 
-use super::file::{self, Places, Prepared, beside, read, value, values, with_block};
+use super::file::{self, Places, beside, value, values, with_block};
 use super::host::{self, Guest, Inviting};
 use super::{Waiting, guest, restart, runtime, shown};
+use crate::cli::prepared::{Prepared, read};
 use crate::config::{self, BadConfiguration, Config};
 use crate::overlay::identity;
 use crate::tls::{Pin, RawKey};

@@ -1,8 +1,9 @@
 //! `tunnel invite` and `tunnel join`.
 
-use super::file::{self, Places, Prepared, beside, read, value, values, with_block, with_item};
+use super::file::{self, Places, beside, value, values, with_block, with_item};
 use super::host::{self, Guest, Inviting};
 use super::{Waiting, guest, put_in_force, runtime, shown};
+use crate::cli::prepared::{Prepared, read};
 use crate::config::{BadConfiguration, Config, List, ListenerKind};
 use crate::tls::{self, Peer, Pin, RawKey};
 use anyhow::Context as _;
