@@ -40,8 +40,10 @@ pub(super) struct Beside {
     /// The network of the command under `run`.
     pub netns: PathBuf,
     folder: PathBuf,
+    program: PathBuf,
+    firewall: Node,
     _servers: Vec<Echo>,
-    _hosts: [Node; 2],
+    _packets: Node,
 }
 
 impl Beside {
@@ -91,8 +93,8 @@ impl Beside {
         shunt.wait_said(READY)?;
         let (run, netns) = run_command(client, program, folder)?;
         let programs = vec![("packet engine", engine), ("shunt", shunt), ("run", run)];
-        let folder = folder.path().to_owned();
-        Ok(Self { programs, files, netns, folder, _servers: servers, _hosts: [packets, firewall] })
+        let (folder, program) = (folder.path().to_owned(), program.to_owned());
+        Ok(Self { programs, files, netns, folder, program, firewall, _servers: servers, _packets: packets })
     }
 
     /// Ends the programs.
@@ -100,6 +102,15 @@ impl Beside {
     /// # Errors
     /// One does not end in order.
     pub(super) fn end(&mut self) -> Result<()> {
+        // The shunt hears from conntrack that a flow is over.
+        let admin = self.folder.join("shunt.sock").display().to_string();
+        let begun = Instant::now();
+        let running =
+            || self.firewall.run(&self.program.to_string_lossy(), &["flows", "--json", "--admin", &admin]);
+        while !running()?.trim().is_empty() {
+            ensure!(begun.elapsed() < LIMIT, "the shunt still has flows: {}", running()?);
+            std::thread::sleep(LOOK);
+        }
         for (name, service) in &mut self.programs {
             service.signal(Signal::TERM)?;
             let status = service.wait_ended()?;
