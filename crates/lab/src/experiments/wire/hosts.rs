@@ -81,7 +81,7 @@ impl Hosts {
         for host in [&self.client, &self.server] {
             host.nft(&format!(
                 "table inet loss {{ chain in {{ type filter hook prerouting priority -300; \
-                 ip protocol tcp numgen random mod 100 < {percent} drop; }} }}\n"
+                 ip protocol tcp numgen random mod 100 < {percent} drop; }}\n}}\n"
             ))?;
         }
         Ok(())
