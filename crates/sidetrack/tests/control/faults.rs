@@ -5,9 +5,13 @@ use crate::node::admin::flows;
 use crate::node::is_confined;
 use crate::node::peers::Client;
 use crate::plane::{Part, Plane};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::Signal;
 use serde_json::json;
 use sidetrack::control::api::{Progress, Step};
+use sidetrack_testkit::{awaited, enter_new_mounts, is_root};
+use std::fs::File;
+use std::io::Write;
 
 /// No flow that is carried lacks the function that was agreed on, and whether flows are carried is as it should be.
 fn flows_are_as(plane: &mut Plane, ready: bool) {
@@ -78,4 +82,55 @@ fn a_proxy_that_is_gone_is_said_and_nothing_is_left_elsewhere() {
         plane.held(1).is_some_and(|held| held.is_empty())
     });
     assert!(Client::connect(plane.entry()).is_err());
+}
+
+/// The orchestrator's state and those of both agents on a file system that is full: what was there goes on, changes are refused
+/// with the reason, and everything works again as soon as there is room.
+#[test]
+fn a_full_disk() {
+    if !is_root() {
+        return;
+    }
+    enter_new_mounts();
+    let disk = std::env::temp_dir();
+    mount("none", &disk, "tmpfs", MountFlags::empty(), Some(c"size=64m,mode=1777")).expect("a file system");
+    let mut plane = Plane::start("[[grant]]\n");
+    plane.submit("before", 0, |_| {});
+    assert!(plane.settled());
+    let filler = disk.join("filler");
+    let mut file = File::create(&filler).expect("a file");
+    for size in [1 << 16, 1 << 12, 1] {
+        let piece = vec![b'x'; size];
+        while file.write_all(&piece).is_ok() {}
+    }
+    drop(file);
+    // Pages of the file that are free take the first changes.
+    let refused = awaited("a change is refused", || {
+        let lines = plane.submit("meanwhile", 0, |_| {});
+        println!("{lines:?}");
+        match lines.last() {
+            Some(Progress::Failed { error, .. }) => Some(error.clone()),
+            _ => {
+                plane.end("meanwhile");
+                None
+            }
+        }
+    });
+    assert!(refused.contains("No space left on device"), "{refused}");
+    flows_are_as(&mut plane, true);
+    std::fs::remove_file(filler).expect("removed");
+    plane.end("before");
+    plane.submit("after", 0, |_| {});
+    assert!(plane.settled());
+    flows_are_as(&mut plane, true);
+    for part in [&mut plane.orchestrator, &mut plane.hospital, &mut plane.centre] {
+        part.kill();
+        part.restart();
+    }
+    assert!(plane.settled());
+    let names: Vec<_> =
+        plane.applications().into_iter().flatten().map(|status| status.application.name).collect();
+    assert_eq!(names, ["after"]);
+    drop(plane);
+    unmount(&disk, UnmountFlags::DETACH).expect("unmounted");
 }
