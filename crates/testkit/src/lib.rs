@@ -90,7 +90,13 @@ impl Node {
     /// Runs the `ip` tool on this host.
     pub fn ip(&self, arguments: &str) {
         let arguments = arguments.to_owned();
-        self.run(move || ip(&arguments));
+        self.run(move || tool("ip", &arguments));
+    }
+
+    /// Runs the `ethtool` tool on this host.
+    pub fn ethtool(&self, arguments: &str) {
+        let arguments = arguments.to_owned();
+        self.run(move || tool("ethtool", &arguments));
     }
 
     /// Waits until this interface carries packets: it is up, and so is the other end of its cable. The kernel notices that a
@@ -121,9 +127,9 @@ impl Drop for Node {
     }
 }
 
-fn ip(arguments: &str) {
-    let output = Command::new("ip").args(arguments.split_whitespace()).output().expect("the ip tool");
-    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+fn tool(program: &str, arguments: &str) {
+    let output = Command::new(program).args(arguments.split_whitespace()).output().expect(program);
+    assert!(output.status.success(), "{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// client (10.0.1.1, fd00:1::1) - router (.254, ::fe) - server (10.0.2.1, fd00:2::1), all forwarding.

@@ -4,10 +4,11 @@ use crate::node::admin::{ask, flows};
 use crate::node::{Record, Up};
 use crate::{RULE, on_the_wire};
 use rustix::process::Signal;
+use sidetrack_common::exchange;
 use sidetrack_core::wire::NOTE_BYTES;
 use sidetrack_sys::bpf::{Pins, WireMemory};
 use sidetrack_testkit::streams::both_ways;
-use sidetrack_testkit::{Line, eventually, is_root};
+use sidetrack_testkit::{LIMIT, Line, eventually, is_root};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -331,4 +332,57 @@ fn cleanup(line: &Line, pins: &Path) -> String {
             .expect("the binary");
         String::from_utf8_lossy(&output.stdout).into_owned()
     })
+}
+
+/// What this end says of its connection: whether these bytes come, or it was reset.
+fn gets(from: &mut TcpStream, to: &mut TcpStream, bytes: &[u8]) -> bool {
+    to.set_read_timeout(Some(LIMIT)).expect("a time-out");
+    let mut received = vec![0; bytes.len()];
+    let got = from.write_all(bytes).and_then(|()| to.read_exact(&mut received));
+    match got {
+        Ok(()) => {
+            assert_eq!(received, bytes);
+            true
+        }
+        Err(error) => {
+            let is_end = matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe);
+            assert!(is_end, "it stands still: {error}");
+            false
+        }
+    }
+}
+
+/// The flow is on the wire as before, or has ended at both hosts.
+#[test]
+fn killed_while_a_flow_comes_back() {
+    if !is_root() {
+        return;
+    }
+    let mut scene = Scene::new("", RULE);
+    let mut went_on = Vec::new();
+    for millis in [0, 3, 6, 9, 12, 15, 18, 21, 25, 30, 50] {
+        let [mut client, mut server] = scene.wired();
+        let id = on_the_wire(scene.up()).number("flow");
+        let socket = scene.up().folder().join("admin.sock");
+        let asks =
+            std::thread::spawn(move || exchange::ask(&socket, "POST", &format!("/v1/flows/{id}/back"), ""));
+        std::thread::sleep(Duration::from_millis(millis));
+        let mut up = scene.up.take().expect("started");
+        up.signal(Signal::KILL);
+        up.gone();
+        // The process may be gone before it answers.
+        let _ = asks.join().expect("it asks");
+        scene.start("", RULE);
+        let goes_on = gets(&mut client, &mut server, b"to the server");
+        assert_eq!(gets(&mut server, &mut client, b"to the client"), goes_on, "after {millis} ms");
+        if goes_on {
+            assert_eq!(on_the_wire(scene.up()).number("flow"), id);
+            drop((client, server));
+            assert_eq!(scene.record().text("reason"), "ok");
+        }
+        went_on.push((millis, goes_on));
+        eventually("no flow is left", || flows(scene.up()).is_empty());
+    }
+    println!("killed after these milliseconds, the flow went on: {went_on:?}");
+    assert!(scene.stop().iter().all(|record| record.number("flow") > 0));
 }

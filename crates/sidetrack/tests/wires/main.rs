@@ -7,6 +7,7 @@ mod back;
 mod crash;
 mod ends;
 mod faults;
+mod holes;
 mod limits;
 mod listeners;
 mod loss;
