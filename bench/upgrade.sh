@@ -7,7 +7,7 @@ cd "$repository"
 out=${OUT:-$repository/bench/UPGRADE.md}
 flows=${FLOWS:-500}
 sidetrack=$(realpath "${SIDETRACK:-$repository/target/dist/sidetrack}")
-said=$(SIDETRACK_MEASURED=$sidetrack SIDETRACK_UPGRADE_FLOWS=$flows cargo test --quiet --locked -p sidetrack --test wires -- \
+said=$(SIDETRACK_MEASURED=$sidetrack SIDETRACK_UPGRADE_FLOWS=$flows cargo test --quiet --locked --workspace --test wires -- \
     --exact ten::replaced_again_and_again_under_many_flows --nocapture)
 table=$(grep '^|' <<<"$said")
 cat >"$out" <<TEXT
