@@ -121,7 +121,11 @@ impl Drop for Node {
     }
 }
 
-fn ip(arguments: &str) {
+/// Runs the `ip` tool in the network namespace of this thread.
+///
+/// # Panics
+/// Panics if it fails.
+pub fn ip(arguments: &str) {
     let output = Command::new("ip").args(arguments.split_whitespace()).output().expect("the ip tool");
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
 }
