@@ -76,11 +76,15 @@ pub enum Kind {
     Names = 28,
     /// Old, or new after [`Kind::Back`]: one path that a service asked for, with its listening sockets.
     Path = 29,
+    /// Old: the connection to the process of the shunt, and its process descriptor.
+    Shunt = 40,
+    /// Old, or new after [`Kind::Back`]: numbers of running flows of the shunt.
+    Shunted = 41,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 22] = [
         Self::Checked,
         Self::Ready,
         Self::Serving,
@@ -101,6 +105,8 @@ impl Kind {
         Self::Association,
         Self::Names,
         Self::Path,
+        Self::Shunt,
+        Self::Shunted,
     ];
 
     fn of(number: u16) -> Option<Self> {

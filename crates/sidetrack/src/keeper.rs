@@ -24,6 +24,7 @@ pub use order::{
 pub use serve::{REQUEST_MAX, keep};
 
 use crate::rights::DataUser;
+use crate::started::Started;
 use crate::wire;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::flow::{Process, Protocol};
@@ -125,15 +126,6 @@ pub struct Keeper {
     process: Started,
 }
 
-/// The keeper's process.
-#[derive(Debug)]
-enum Started {
-    /// It is our child.
-    Here(Mutex<std::process::Child>),
-    /// An earlier process of this node started it, and handed it over. The descriptor becomes readable when it ends.
-    Before(OwnedFd),
-}
-
 /// The version of [`Ask`], [`Order`] and [`Told`]: a keeper that another version of the program has started is taken over only if
 /// it is the same.
 pub const PROTOCOL: u32 = 1;
@@ -146,7 +138,7 @@ impl Keeper {
     pub fn start(begin: Begin, user: Option<&DataUser>) -> anyhow::Result<Self> {
         let (ours, theirs) = scm::pair()?;
         let child = process::respawn(ARGUMENT, theirs)?;
-        let keeper = Self { end: Mutex::new(ours), process: Started::Here(Mutex::new(child)) };
+        let keeper = Self { end: Mutex::new(ours), process: Started::here(child) };
         if let Some(user) = user {
             let end = lock(&keeper.end);
             // This request has no answer. If it fails, the next request gets none either.
@@ -228,19 +220,12 @@ impl Keeper {
     /// # Errors
     /// As pidfd_open(2).
     pub fn watch(&self) -> io::Result<OwnedFd> {
-        match &self.process {
-            Started::Here(child) => process::watch(lock(child).id()),
-            Started::Before(process) => process.try_clone(),
-        }
+        self.process.watch()
     }
 
     /// The keeper's exit status, if it has ended and is our child.
     pub fn ended(&self) -> Option<std::process::ExitStatus> {
-        match &self.process {
-            Started::Here(child) => lock(child).try_wait().ok().flatten(),
-            // Only a parent is told.
-            Started::Before(_) => None,
-        }
+        self.process.ended()
     }
 
     /// The owner of a socket on this host.
@@ -273,10 +258,7 @@ impl Keeper {
             tracing::warn!(%error, "the keeper ended before us");
         }
         scm::close(&*lock(&self.end))?;
-        match &self.process {
-            Started::Here(child) => lock(child).wait().map(|_| ()),
-            Started::Before(process) => scm::wait(process, None).map(|_| ()),
-        }
+        self.process.wait()
     }
 }
 

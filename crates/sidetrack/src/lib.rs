@@ -30,6 +30,7 @@ pub mod record;
 pub mod reload;
 pub mod session;
 pub mod shunt;
+mod started;
 pub mod steer;
 #[cfg(feature = "wasm")]
 pub mod wasm;

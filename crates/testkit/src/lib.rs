@@ -127,6 +127,14 @@ impl Drop for Node {
     }
 }
 
+/// Runs the `ip` tool in the network namespace of this thread.
+///
+/// # Panics
+/// Panics if it fails.
+pub fn ip(arguments: &str) {
+    tool("ip", arguments);
+}
+
 fn tool(program: &str, arguments: &str) {
     let output = Command::new(program).args(arguments.split_whitespace()).output().expect(program);
     assert!(output.status.success(), "{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr));

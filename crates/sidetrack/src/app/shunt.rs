@@ -1,9 +1,16 @@
 //! The shunt of a node: its process, the records of its flows, and requests from the admin interface.
+//!
+//! ```text
+//! ASKS --rest (another process of the node asks)--> RESTS --resume--> ASKS
+//! RESTS --leave (the other process goes on)--> LEFT
+//! ASKS --stop--> the process of the shunt undoes everything
+//! ```
 
 use super::node::Node;
+use super::upgrade::{Heritage, ShuntedRow};
 use crate::config::Config;
 use crate::live::{Decided, Ended, Ledger, LiveFlow, Slot};
-use crate::shunt::{Ask, Capacity, FlowView, ShuntRecord, Shunter, Told};
+use crate::shunt::{Ask, Capacity, FlowView, ShuntRecord, Shunter, Told, Which};
 use anyhow::Context;
 use sidetrack_core::flow::{EndReason, Flow, FlowId, Intercept, Protocol};
 use sidetrack_core::policy::{Action, Verdict};
@@ -12,6 +19,7 @@ use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
@@ -25,11 +33,27 @@ const LISTENER: &str = "shunt";
 /// The shunt of a node.
 pub(super) struct ShuntFlows {
     shunter: Shunter,
+    /// The name and the text of the configuration file that it was started with.
+    started_with: [String; 2],
+    stance: Mutex<Stance>,
+    /// Numbers that another process of the node has given to flows, until they are listed here.
+    numbered: Mutex<BTreeMap<Key, (Option<u64>, FlowId)>>,
     ledger: Arc<Ledger>,
     /// Running flows that were listed, until their record comes.
     seen: Mutex<BTreeMap<Key, Seen>>,
     /// As last fetched.
     capacity: Mutex<Capacity>,
+}
+
+/// Who asks the process of the shunt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stance {
+    /// This process.
+    Asks,
+    /// Another one, for a while.
+    Rests,
+    /// Another one.
+    Left,
 }
 
 /// The addresses and the protocol of a flow.
@@ -41,31 +65,103 @@ struct Seen {
     start_ns: Option<u64>,
 }
 
-/// Whether both have the same start time, as far as it is known.
-fn is_same(seen: &Seen, start_ns: Option<u64>) -> bool {
-    seen.start_ns.is_none() || start_ns.is_none() || seen.start_ns == start_ns
+/// Whether both start times are the same, as far as they are known.
+fn is_same(one: Option<u64>, other: Option<u64>) -> bool {
+    one.is_none() || other.is_none() || one == other
 }
 
 impl ShuntFlows {
-    /// Starts the shunt if the configuration has one. Must be called before privileges are given up.
+    /// Starts the shunt if the configuration has one, or goes on with that of the process before this one. Must be called before
+    /// privileges are given up. `file`: the name and the text of the configuration.
     ///
     /// # Errors
     /// Says what is missing.
-    pub(super) fn start(config: &Config, name: &str, text: &str) -> anyhow::Result<Option<Arc<Self>>> {
+    pub(super) fn start(
+        config: &Config,
+        file: [String; 2],
+        heritage: Option<&Heritage>,
+    ) -> anyhow::Result<Option<Arc<Self>>> {
         if config.shunt.is_none() {
             return Ok(None);
+        }
+        if let Some((shunter, file)) = heritage.and_then(Heritage::shunt) {
+            // The process before this one asks until it says that it does not.
+            shunter.rest();
+            return Ok(Some(Self::of(shunter, file, Stance::Rests)));
         }
         anyhow::ensure!(
             caps::holds(CapabilitySet::NET_ADMIN | CapabilitySet::BPF),
             "[shunt] needs root (CAP_NET_ADMIN and CAP_BPF): start with sudo"
         );
-        let shunter = Shunter::start(name, text).context("[shunt]")?;
-        Ok(Some(Arc::new(Self {
+        let shunter = Shunter::start(&file[0], &file[1]).context("[shunt]")?;
+        Ok(Some(Self::of(shunter, file, Stance::Asks)))
+    }
+
+    fn of(shunter: Shunter, started_with: [String; 2], stance: Stance) -> Arc<Self> {
+        Arc::new(Self {
             shunter,
+            started_with,
+            stance: Mutex::new(stance),
+            numbered: Mutex::default(),
             ledger: Arc::default(),
             seen: Mutex::default(),
             capacity: Mutex::default(),
-        })))
+        })
+    }
+
+    /// The name and the text of the configuration file that it was started with.
+    pub(super) fn started_with(&self) -> (&str, &str) {
+        let [name, text] = &self.started_with;
+        (name, text)
+    }
+
+    /// Copies of the connection to its process, for another process of the node.
+    pub(super) fn copies(&self) -> std::io::Result<[OwnedFd; 2]> {
+        self.shunter.copies()
+    }
+
+    /// Asks nothing until [`ShuntFlows::resume`]: another process of the node does.
+    pub(super) fn rest(&self) {
+        *lock(&self.stance) = Stance::Rests;
+        self.shunter.rest();
+    }
+
+    /// Asks again.
+    pub(super) fn resume(&self) {
+        match self.shunter.resume() {
+            Ok(()) => *lock(&self.stance) = Stance::Asks,
+            Err(error) => tracing::error!("{error:#}"),
+        }
+    }
+
+    /// Another process of the node goes on. No record is written here, and the shunt does not end with this process.
+    pub(super) fn leave(&self) {
+        *lock(&self.stance) = Stance::Left;
+    }
+
+    /// The numbers of running flows.
+    pub(super) fn numbers(&self) -> Vec<ShuntedRow> {
+        let seen = self.seen();
+        let rows = seen.iter().map(|((client, server, transport), seen)| ShuntedRow {
+            which: Which { client: *client, server: *server, transport: *transport },
+            start_ns: seen.start_ns,
+            id: seen.flow.id.0,
+        });
+        rows.collect()
+    }
+
+    /// Keeps the numbers that another process has given to flows.
+    pub(super) fn keep_numbers(&self, rows: impl Iterator<Item = ShuntedRow>) {
+        let mut numbered = lock(&self.numbered);
+        for ShuntedRow { which, start_ns, id } in rows {
+            numbered.insert((which.client, which.server, which.transport), (start_ns, FlowId(id)));
+        }
+    }
+
+    /// The number of a flow that is new here.
+    fn number(&self, node: &Node, key: &Key, start_ns: Option<u64>) -> FlowId {
+        let given = lock(&self.numbered).remove(key).filter(|(start, _)| is_same(*start, start_ns));
+        given.map_or_else(|| node.next_flow_id(), |(_, id)| id)
     }
 
     /// The flows, for the recorder.
@@ -111,6 +207,9 @@ impl ShuntFlows {
     }
 
     fn fetch(&self, node: &Node, last: bool) -> anyhow::Result<()> {
+        if *lock(&self.stance) != Stance::Asks {
+            return Ok(());
+        }
         if let Told::Records(records, capacity) = self.ask(&Ask::Records)? {
             *lock(&self.capacity) = capacity;
             records.iter().for_each(|record| self.note(node, record, None));
@@ -127,6 +226,9 @@ impl ShuntFlows {
 
     /// Updates the ledger with flows that are or were on the fast path. Blocks like [`ShuntFlows::ask`].
     pub(super) fn look(&self, node: &Node) {
+        if *lock(&self.stance) != Stance::Asks {
+            return;
+        }
         let flows = match self.ask(&Ask::Flows) {
             Ok(Told::Flows(flows)) => flows,
             Ok(_) => return,
@@ -138,13 +240,13 @@ impl ShuntFlows {
             let key = (view.client, view.server, view.transport);
             match seen.get(&key) {
                 // An earlier flow with the same addresses: its record is on its way.
-                Some(known) if !is_same(known, view.start_ns) => {}
+                Some(known) if !is_same(known.start_ns, view.start_ns) => {}
                 Some(known) => {
                     known.flow.decide(decided(&record));
                     count(&known.flow, &record);
                 }
                 None => {
-                    let flow = live(node.next_flow_id(), &record);
+                    let flow = live(self.number(node, &key, view.start_ns), &record);
                     let slot = self.ledger.enter(flow.clone());
                     seen.insert(key, Seen { flow, slot, start_ns: view.start_ns });
                 }
@@ -159,12 +261,12 @@ impl ShuntFlows {
     fn note(&self, node: &Node, record: &ShuntRecord, reason: Option<EndReason>) {
         let key = (record.client, record.server, record.transport);
         let mut all = self.seen();
-        let is_its = all.get(&key).is_some_and(|seen| is_same(seen, record.start_ns));
+        let is_its = all.get(&key).is_some_and(|seen| is_same(seen.start_ns, record.start_ns));
         let seen = if is_its { all.remove(&key) } else { None };
         drop(all);
         let (flow, slot) = match seen {
             Some(seen) => (seen.flow, Some(seen.slot)),
-            None => (live(node.next_flow_id(), record), None),
+            None => (live(self.number(node, &key, record.start_ns), record), None),
         };
         flow.decide(decided(record));
         count(&flow, record);

@@ -6,7 +6,7 @@ use super::memory::Watched;
 use super::node::{Node, Prepared};
 use super::outgoing::Paths;
 use super::shunt::ShuntFlows;
-use super::upgrade::{Go, Heir, Ours, Starter};
+use super::upgrade::{Go, Heir, Ours, Starter, take_shunted};
 use super::windows::{self, Open, Windows};
 use crate::admin::{AdminState, HISTORY, RECORDS, Written};
 use crate::capture::{Captures, Settings as CaptureSettings};
@@ -85,7 +85,7 @@ fn run_node(options: &UpOptions, heir: Option<Arc<Heir>>) -> anyhow::Result<()> 
     let config = Arc::new(config);
     let names = super::dns::names(&config);
     let mut prepared = Prepared::new(&config, user.as_ref(), names.clone(), heritage.clone())?;
-    let shunt = ShuntFlows::start(&config, &name, &text)?;
+    let shunt = ShuntFlows::start(&config, [name, text], heritage.as_deref())?;
     let node_to_be = Arc::new(OnceLock::<Arc<Node>>::new());
     let (reloader, handle) = reloader(path, config, node_to_be.clone());
     let (reloader, unconfirmed) = must_be_confirmed(options.confirm, told_to(systemd.clone(), reloader));
@@ -100,6 +100,10 @@ fn run_node(options: &UpOptions, heir: Option<Arc<Heir>>) -> anyhow::Result<()> 
     // The process before this one serves while containers get healthy.
     prepared.start_functions(&handle.current().load(), heir.is_some())?;
     let go = heir.as_ref().map(|heir| heir.ready()).transpose()?;
+    if let Some((go, shunt)) = go.as_ref().zip(shunt.as_deref()) {
+        take_shunted(Some(shunt), &go.shunted);
+        shunt.resume();
+    }
     let node = Arc::new(prepared.start(
         handle.current().clone(),
         (nofile, memory.look().map(|(memory, _)| memory)),
@@ -289,7 +293,7 @@ async fn run(ready: Ready, reloader: Reloader, handle: ReloadHandle) -> anyhow::
     let (ready, watching) = oneshot::channel();
     let reloads = tokio::spawn(reloader.run(ready));
     let _ = watching.await;
-    let ours = Ours { node: node.clone(), open: open.clone(), switch, metrics, systemd, guard };
+    let ours = Ours { node: node.clone(), open: open.clone(), switch, metrics, systemd, shunt, guard };
     let watch = Watch { ours, current, on_crash: config.on_crash, readiness, starter: starter.clone(), path };
     let end = watch.until_told(before, unconfirmed).await?;
     reloads.abort();

@@ -32,7 +32,7 @@ pub use bpf::{BpfPath, PathKind};
 pub use chaos::ChaosPath;
 pub use engine::{Engine, EngineError};
 pub use openflow::SwitchPath;
-pub use process::{ARGUMENT, Ask, Shunter, Told, Which, serve};
+pub use process::{ARGUMENT, Ask, PROTOCOL, Shunter, Told, Which, serve};
 pub use record::{Capacity, Counts, FlowView, ShuntRecord};
 
 use crate::config::ShuntSwitch;

@@ -5,6 +5,7 @@
 use super::{Capacity, Engine, FlowView, Settings, ShuntRecord};
 use crate::config::{self, Config};
 use crate::rights::{DataUser, TO_BECOME, become_or_stay};
+use crate::started::Started;
 use crate::wire;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// The command line argument that starts this process.
@@ -40,6 +42,9 @@ const NAME: &std::ffi::CStr = c"sidetrack-shunt";
 
 /// Longest turn when nothing happens.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Why nothing can be asked.
+const GONE: &str = "the shunt's process is gone: every flow takes the slow path until sidetrack is restarted";
 
 /// Names a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,11 +131,24 @@ impl Settings {
     }
 }
 
-/// Our end of the connection to the shunt's process.
+/// The version of [`Ask`] and [`Told`]: a shunt that another version of the program has started is taken over only if it is the same.
+pub const PROTOCOL: u32 = 1;
+
+/// The answer to a second [`Ask::Start`].
+const AT_WORK: &str = "the shunt is at work already";
+
+/// Our end of the connection to the shunt's process. Only one process may use it at a time.
+///
+/// ```text
+/// ASKS --rest--> RESTS (another process asks) --resume--> ASKS
+/// ASKS --finish--> the process has undone everything
+/// ```
 #[derive(Debug)]
 pub struct Shunter {
     end: Mutex<OwnedFd>,
-    child: Mutex<std::process::Child>,
+    /// Changes while `end` is locked.
+    rests: AtomicBool,
+    process: Started,
 }
 
 impl Shunter {
@@ -141,9 +159,51 @@ impl Shunter {
     pub fn start(name: &str, text: &str) -> anyhow::Result<Self> {
         let (ours, theirs) = scm::pair()?;
         let child = process::respawn(ARGUMENT, theirs)?;
-        let shunter = Self { end: Mutex::new(ours), child: Mutex::new(child) };
+        let shunter = Self::of(ours, Started::here(child));
         shunter.ask(&Ask::Start { name: name.to_owned(), text: text.to_owned() })?;
         Ok(shunter)
+    }
+
+    /// The shunt of an earlier process of this node: what [`Shunter::copies`] returned there.
+    pub fn taken([end, process]: [OwnedFd; 2]) -> Self {
+        Self::of(end, Started::Before(process))
+    }
+
+    const fn of(end: OwnedFd, process: Started) -> Self {
+        Self { end: Mutex::new(end), rests: AtomicBool::new(false), process }
+    }
+
+    /// Copies of what [`Shunter::taken`] needs. The shunt ends when all copies of the connection are closed.
+    ///
+    /// # Errors
+    /// There is no free descriptor.
+    pub fn copies(&self) -> io::Result<[OwnedFd; 2]> {
+        Ok([lock(&self.end).try_clone()?, self.process.watch()?])
+    }
+
+    /// Asks nothing until [`Shunter::resume`], because another process does. Waits for the answer that is under way.
+    pub fn rest(&self) {
+        let _end = lock(&self.end);
+        self.rests.store(true, Relaxed);
+    }
+
+    /// Asks again. Answers to requests of the other process, which may have been killed, are left out.
+    ///
+    /// # Errors
+    /// The process of the shunt has ended.
+    pub fn resume(&self) -> anyhow::Result<()> {
+        let end = lock(&self.end);
+        // It refuses this in words that no other answer has.
+        wire::send(&*end, &Ask::Start { name: String::new(), text: String::new() }, &[]).context(GONE)?;
+        loop {
+            match wire::receive(&*end).context(GONE)? {
+                Some((Told::Failed(why), _)) if why == AT_WORK => break,
+                Some(_) => {}
+                None => anyhow::bail!("{GONE}"),
+            }
+        }
+        self.rests.store(false, Relaxed);
+        Ok(())
     }
 
     /// Sends a request, and returns the answer.
@@ -151,9 +211,8 @@ impl Shunter {
     /// # Errors
     /// Returns the error of the shunt. Also fails if the process has ended.
     pub fn ask(&self, ask: &Ask) -> anyhow::Result<Told> {
-        const GONE: &str =
-            "the shunt's process is gone: every flow takes the slow path until sidetrack is restarted";
         let end = lock(&self.end);
+        anyhow::ensure!(!self.rests.load(Relaxed), "an upgrade is under way: try again when it is over");
         wire::send(&*end, ask, &[]).context(GONE)?;
         match wire::receive(&*end).context(GONE)? {
             Some((Told::Failed(why), _)) => anyhow::bail!("{why}"),
@@ -162,13 +221,13 @@ impl Shunter {
         }
     }
 
-    /// Ends the process, and waits until everything is undone.
+    /// Ends the process, and waits until everything is undone. Not for one that another process goes on with.
     ///
     /// # Errors
     /// Returns the error of waitpid(2).
     pub fn finish(&self) -> io::Result<()> {
         scm::close(&*lock(&self.end))?;
-        lock(&self.child).wait().map(drop)
+        self.process.wait()
     }
 }
 
@@ -253,7 +312,7 @@ const RECORDS_MAX: usize = 100_000;
 
 fn answer(engine: &mut Engine, ask: Ask, records: &mut Vec<ShuntRecord>) -> anyhow::Result<Told> {
     Ok(match ask {
-        Ask::Start { .. } => Told::Failed("the shunt is at work already".into()),
+        Ask::Start { .. } => Told::Failed(AT_WORK.into()),
         Ask::Flows => {
             engine.count()?;
             Told::Flows(engine.flows())

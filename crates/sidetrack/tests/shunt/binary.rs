@@ -39,7 +39,7 @@ pub(crate) struct Node {
     pub network: Network,
     pub up: Up,
     pub folder: PathBuf,
-    before: Traces,
+    pub before: Traces,
 }
 
 pub(crate) fn start(forwarding: Forwarding) -> Node {
@@ -65,7 +65,7 @@ fn start_with(forwarding: Forwarding, top: &str, rules: &str) -> Node {
 }
 
 impl Node {
-    fn shunt(&self, arguments: &str) -> Result<String, String> {
+    pub(crate) fn shunt(&self, arguments: &str) -> Result<String, String> {
         let (folder, arguments) = (self.folder.clone(), arguments.to_owned());
         self.network.firewall.run(move || shunt(&folder, &arguments))
     }

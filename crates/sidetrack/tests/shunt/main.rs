@@ -23,3 +23,4 @@ mod scarce;
 mod shared_switch;
 mod switch;
 mod two_switches;
+mod upgrade;

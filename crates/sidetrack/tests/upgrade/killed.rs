@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use sidetrack::app::{Act, Phase, Side, Step};
 use sidetrack_common::exchange;
 use sidetrack_core::upgrade::Kind;
-use sidetrack_testkit::{eventually, in_namespace};
+use sidetrack_testkit::{eventually, in_namespace, ip};
 use std::net::{SocketAddr, UdpSocket};
 
 /// Names the file that stops a process at a step.
@@ -28,6 +28,8 @@ fn tables(server: SocketAddr, datagrams: SocketAddr) -> String {
          [[listen]]\nname = \"port\"\nkind = \"reverse\"\naddress = \"127.0.0.1:0\"\nto = \"{server}\"\n\
          [[listen]]\nname = \"datagrams\"\nkind = \"reverse\"\nprotocol = \"udp\"\naddress = \"127.0.0.1:0\"\nto = \"{datagrams}\"\n\
          [wire]\npins = \"none\"\n\
+         [shunt]\nfast_path = \"none\"\nforwarding = \"routed\"\n\
+         [[shunt.port]]\nnumber = 1\ninterface = \"one\"\n[[shunt.port]]\nnumber = 2\ninterface = \"two\"\n\
          [dns]\naddress = \"{RESOLVER}\"\nfrom = [\"127.0.0.0/8\"]\nservers = [\"127.0.0.1:9\"]\n\
          [outgoing]\nlisten = \"{SERVICES}\"\nports = \"5001-5003\"\n\
          [[rule]]\nname = \"all\"\ncarrier = \"direct\"\nkernel = \"never\"\n",
@@ -72,13 +74,14 @@ fn course(kind: Kind) -> (Course, Side) {
         | Kind::Flow
         | Kind::FlowsDone
         | Kind::Wire
+        | Kind::Shunt
         | Kind::Names
         | Kind::Path
         | Kind::Association => (Course::Forward, Side::Old),
         Kind::Back => (Course::Back, Side::Old),
         Kind::Returned => (Course::Back, Side::New),
-        // A failure is an end by itself. Interfaces have programs of the wire only with flows there: tests of the wire kill then.
-        Kind::Failed | Kind::WireOn => (Course::Never, Side::New),
+        // A failure is an end by itself. Interfaces have programs of the wire, and the shunt has numbers, only with flows there.
+        Kind::Failed | Kind::WireOn | Kind::Shunted => (Course::Never, Side::New),
     }
 }
 
@@ -208,6 +211,7 @@ fn all(victim: Victim) {
         return println!("skipped: a release build does not stop at steps");
     }
     in_namespace(move || {
+        ip("link add one type veth peer name two");
         let server = Server::start("127.0.0.1");
         // It answers nothing, and does not refuse.
         let silent = UdpSocket::bind("127.0.0.1:0").expect("a port");

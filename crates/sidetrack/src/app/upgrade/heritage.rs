@@ -1,10 +1,11 @@
 //! What a new process has got from the one that it replaces, until it uses it.
 
 use super::channel::Came;
-use super::parts::{GoPart, KeeperPart, ListenerPart, WindowPart};
-use super::wires;
+use super::parts::{GoPart, KeeperPart, ListenerPart, ShuntPart, WindowPart};
+use super::{shunted, wires};
 use crate::config::{Config, Listener, ListenerKind};
 use crate::keeper::{Begin, Keeper, PROTOCOL};
+use crate::shunt::Shunter;
 use crate::worker::Given;
 use anyhow::{Context, bail, ensure};
 use sidetrack_core::flow::Protocol;
@@ -32,6 +33,36 @@ pub(crate) struct Go {
     pub names: Vec<Came>,
     /// Paths that services asked for, until they are open here.
     pub paths: Mutex<Vec<Came>>,
+    /// Numbers of the shunt's flows.
+    pub shunted: Vec<Came>,
+}
+
+/// What moves with the listeners, and comes back with them.
+#[derive(Default)]
+pub(super) struct State {
+    pub associations: Vec<Came>,
+    pub names: Vec<Came>,
+    pub paths: Vec<Came>,
+    pub shunted: Vec<Came>,
+}
+
+impl State {
+    /// The kinds of its parts.
+    pub(super) const KINDS: [Kind; 4] = [Kind::Association, Kind::Names, Kind::Path, Kind::Shunted];
+
+    /// Sorts its parts.
+    pub(super) fn of(all: Vec<Came>) -> Self {
+        let mut state = Self::default();
+        for came in all {
+            match came.kind {
+                Kind::Names => state.names.push(came),
+                Kind::Path => state.paths.push(came),
+                Kind::Shunted => state.shunted.push(came),
+                _ => state.associations.push(came),
+            }
+        }
+        state
+    }
 }
 
 impl Go {
@@ -45,10 +76,9 @@ impl Go {
 
     fn new(part: GoPart, [from_old, to_old]: [OwnedFd; 2], state: Vec<Came>) -> Self {
         let GoPart { next_flow, first_path, metrics } = part;
-        let (names, state) = state.into_iter().partition(|came| came.kind == Kind::Names);
-        let (paths, associations) = Vec::into_iter(state).partition(|came| came.kind == Kind::Path);
+        let State { associations, names, paths, shunted } = State::of(state);
         let (paths, associations) = (Mutex::new(paths), Mutex::new(associations));
-        Self { next_flow, first_path, metrics, from_old, to_old, associations, names, paths }
+        Self { next_flow, first_path, metrics, from_old, to_old, associations, names, paths, shunted }
     }
 
     /// Goes on from these numbers without the old process, which was killed after its offer.
@@ -67,6 +97,7 @@ pub struct Heritage {
     windows: Mutex<Vec<(WindowPart, OwnedFd)>>,
     keeper: Mutex<Option<(KeeperPart, [OwnedFd; 2])>>,
     wire: Mutex<Option<Given>>,
+    shunt: Mutex<Option<(ShuntPart, [OwnedFd; 2])>>,
     numbers: Mutex<Option<GoPart>>,
 }
 
@@ -90,6 +121,7 @@ impl Heritage {
                 let fds = <[OwnedFd; 2]>::try_from(came.fds).ok();
                 *lock(&self.keeper) = Some((part, fds.context("the connection to the keeper is missing")?));
             }
+            Kind::Shunt => *lock(&self.shunt) = Some(shunted::came(came)?),
             Kind::Wire => *lock(&self.wire) = Some(wires::memory(came)?),
             Kind::WireOn => {
                 let on = wires::on(came)?;
@@ -111,8 +143,11 @@ impl Heritage {
         lock(&self.numbers).take()
     }
 
-    /// Fails if a socket cannot serve the listener of this configuration.
+    /// Fails if a socket cannot serve the listener of this configuration, or the shunt is another one.
     pub(super) fn check(&self, config: &Config) -> anyhow::Result<()> {
+        if let Some((part, _)) = &*lock(&self.shunt) {
+            part.check(config)?;
+        }
         for listener in &config.listeners {
             for (part, _) in lock(&self.listeners).iter() {
                 let is_it = *part.name == *listener.name
@@ -158,6 +193,11 @@ impl Heritage {
         let mut windows = lock(&self.windows);
         let at = windows.iter().position(|(part, _)| wanted(part))?;
         Some(windows.swap_remove(at))
+    }
+
+    /// Takes the shunt, with the name and the text of the configuration file that it was started with.
+    pub(in super::super) fn shunt(&self) -> Option<(Shunter, [String; 2])> {
+        lock(&self.shunt).take().map(|(part, fds)| part.taken(fds))
     }
 
     /// Whether the other process has flows on the wire, or room for them.

@@ -13,7 +13,7 @@
 //! ```
 
 use super::channel::Channel;
-use super::heritage::{Go, Heritage};
+use super::heritage::{Go, Heritage, State};
 use super::obstacles::obstacle;
 use super::old::Ours;
 use super::parts::{Checked, GoPart, ServingPart, StayPart};
@@ -33,9 +33,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long the old process may wait for a confirmation, and longer.
 const DECIDED_WITHIN: Duration = Duration::from_secs(3 * 24 * 3600);
-
-/// What comes when the old process accepts nothing any more.
-const STATE_OR_GO: [Kind; 4] = [Kind::Association, Kind::Names, Kind::Path, Kind::Go];
 
 /// How long the end of the old process may take after its end of the channel is closed.
 pub(super) const END_SEEN_WITHIN: Duration = Duration::from_secs(2);
@@ -133,10 +130,13 @@ impl Heir {
     /// The old process has changed its mind, or is gone and has not said where to go on.
     pub(crate) fn ready(&self) -> anyhow::Result<Go> {
         let mut state = Vec::new();
+        // What comes when the old process accepts nothing any more.
+        let [one, two, three, four] = State::KINDS;
+        let expected = [one, two, three, four, Kind::Go];
         let go = self.with(|channel| {
             channel.send(Kind::Ready, &(), &[])?;
             loop {
-                let came = channel.expect_one_of(&STATE_OR_GO, PATIENCE)?;
+                let came = channel.expect_one_of(&expected, PATIENCE)?;
                 if came.kind == Kind::Go {
                     return Ok(came);
                 }

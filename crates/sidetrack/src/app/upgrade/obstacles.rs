@@ -9,8 +9,6 @@ pub(super) fn obstacle(config: &Config) -> Option<String> {
         format!("listener '{}' of kind engine has its interfaces", engine.name)
     } else if config.overlay.is_some() {
         "[overlay] has links to its neighbours".to_owned()
-    } else if config.shunt.is_some() {
-        "[shunt] has its entries".to_owned()
     } else {
         return None;
     };

@@ -10,15 +10,17 @@
 //! ```
 
 use super::channel::{Came, Channel, DESCRIPTORS_MAX};
-use super::heritage::described;
+use super::heritage::{State, described};
 use super::new::END_SEEN_WITHIN;
 use super::obstacles::{draining, obstacle};
 use super::parts::{Checked, DRAINS, GoPart, KeeperPart, Order, Said, ServingPart, Wanted};
 use super::records::Returning;
 use super::resting::Rested;
+use super::shunted::{self, take_shunted};
 use super::starter::{Starter, may_be_replaced};
 use super::steps::{Act, Phase, Side, Step, reached};
 use crate::app::node::Node;
+use crate::app::shunt::ShuntFlows;
 use crate::app::windows::Open;
 use crate::keeper::PROTOCOL;
 use crate::metrics::{Carried, Metrics};
@@ -53,9 +55,6 @@ const RETURNED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Pause between two looks for a confirmation.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-
-/// What a process gives back before it says [`Kind::Returned`].
-const STATE: [Kind; 3] = [Kind::Association, Kind::Names, Kind::Path];
 
 /// Numbers that are left out, for flows that this process still begins.
 const NUMBERS_BETWEEN: u64 = 1024;
@@ -141,6 +140,7 @@ pub(crate) struct Ours {
     pub switch: Switch,
     pub metrics: Arc<Metrics>,
     pub systemd: Option<Arc<Systemd>>,
+    pub shunt: Option<Arc<ShuntFlows>>,
     pub guard: Arc<Mutex<Option<Guard>>>,
 }
 
@@ -149,6 +149,7 @@ impl Ours {
     fn rest(&self) -> Vec<Rested> {
         self.open.rest();
         let rested = self.node.rest();
+        self.shunt.iter().for_each(|shunt| shunt.rest());
         self.open.paths().into_iter().for_each(|paths| paths.rest());
         self.switch.hold();
         rested
@@ -167,6 +168,7 @@ impl Ours {
     pub(super) fn send_state(&self, to: &mut Channel) -> anyhow::Result<()> {
         self.send_associations(to)?;
         self.send_names(to)?;
+        self.send_shunted(to)?;
         let Some(paths) = self.open.paths() else { return Ok(()) };
         for (part, fds) in paths.resting()? {
             let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
@@ -177,17 +179,18 @@ impl Ours {
 
     /// Takes what another process gives back, instead of what is here. Returns the paths.
     fn take_state(&self, state: Vec<Came>) -> Vec<Came> {
-        let (names, state): (Vec<_>, Vec<_>) = state.into_iter().partition(|came| came.kind == Kind::Names);
-        let (paths, associations) = state.into_iter().partition(|came| came.kind == Kind::Path);
+        let State { associations, names, paths, shunted } = State::of(state);
         // Those that are missing have ended there, with a record.
         self.take_associations(associations);
         self.take_names(&names);
+        take_shunted(self.shunt.as_deref(), &shunted);
         paths
     }
 
     /// Leaves everything to the other process. Records of flows that end here go into the pipe.
     fn leave(&self, pipe: &OwnedFd) {
         self.open.leave();
+        self.shunt.iter().for_each(|shunt| shunt.leave());
         if let Some(guard) = lock(&self.guard).take() {
             // It may have been killed.
             let _ = guard.disarm();
@@ -226,6 +229,7 @@ impl Ours {
     /// Accepts and writes again. `paths`: those that another process has given back.
     fn go_on(&self, rested: Vec<Rested>, paths: Option<&[Came]>) {
         self.node.resume(rested);
+        self.shunt.iter().for_each(|shunt| shunt.resume());
         let (writer, history) = self.open.records_again();
         self.switch.go_on(writer, history);
         self.open.serve();
@@ -390,6 +394,9 @@ impl Old {
                 KeeperPart { protocol: PROTOCOL, begin: steered.may, used: steered.used.load(Relaxed) };
             channel.send(Kind::Keeper, &part, &[copies[0].as_fd(), copies[1].as_fd()])?;
         }
+        if let Some(shunt) = &self.ours.shunt {
+            shunted::offer(shunt, channel)?;
+        }
         if let Some(wires) = self.ours.node.shared.wires() {
             super::wires::offer(wires, channel)?;
         }
@@ -490,7 +497,7 @@ impl Old {
                 // What it has said before is of no interest any more.
                 match channel.next(RETURNED_WITHIN)? {
                     Some(came) if came.kind == Kind::Returned => break Ok(()),
-                    Some(came) if STATE.contains(&came.kind) => state.push(came),
+                    Some(came) if State::KINDS.contains(&came.kind) => state.push(came),
                     Some(_) => {}
                     None => bail!("it has ended"),
                 }

@@ -1,5 +1,6 @@
 //! The contents of parts. A field that is added must have a default: the release before does not send it.
 
+use crate::shunt::Which;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::flow::Protocol;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -60,6 +61,34 @@ pub(super) struct KeeperPart {
     pub begin: crate::keeper::Begin,
     /// Whether it has changed the kernel.
     pub used: bool,
+}
+
+/// The process of the shunt: its connection and its process descriptor come with it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct ShuntPart {
+    /// The version of its requests.
+    pub protocol: u32,
+    /// The name of the configuration file that it was started with.
+    pub name: String,
+    /// The text of that file.
+    pub text: String,
+}
+
+/// Running flows of the shunt and their numbers. Several parts may follow each other.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(in super::super) struct ShuntedPart {
+    pub rows: Vec<ShuntedRow>,
+}
+
+/// A running flow of the shunt.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(in super::super) struct ShuntedRow {
+    /// Its addresses.
+    pub which: Which,
+    /// When conntrack says that it began, nanoseconds since 1970.
+    pub start_ns: Option<u64>,
+    /// Its number.
+    pub id: u64,
 }
 
 /// What the new process says when it accepts connections.
