@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 ///
 /// `app` and `lib` are not rows: the first knows all, the second declares modules. `control`, `rights`, `tls` and `wire` are
 /// not rows either: crates of their own hold them, which know nothing of this one.
-const MAY_USE: [(&str, &[&str]); 32] = [
+const MAY_USE: [(&str, &[&str]); 33] = [
     // Values every stage may read: they use nothing of ours in this crate.
     ("live", &["reactor"]),
     // Formats lines of the log; what writes them knows only `tracing`.
@@ -26,7 +26,7 @@ const MAY_USE: [(&str, &[&str]); 32] = [
     // The event loop knows no flow.
     ("reactor", &[]),
     // Decides about packets that others carry; knows only the kernel.
-    ("shunt", &["config", "keeper", "process", "rights", "wire"]),
+    ("shunt", &["config", "keeper", "process", "rights", "started", "wire"]),
     // Flows without sockets: packets in, packets out; asks policy itself.
     ("engine", &["config", "live"]),
     // The data path: catching, deciding, carrying, moving. Each of the next six uses those above it, and none below: a test
@@ -51,7 +51,8 @@ const MAY_USE: [(&str, &[&str]); 32] = [
     // Packets that it catches know the mark of our own connections.
     ("overlay", &["carry", "config", "live", "steer", "tls"]),
     // Control: never touches a flow's bytes.
-    ("keeper", &["process", "rights", "steer", "wire"]),
+    ("keeper", &["process", "rights", "started", "steer", "wire"]),
+    ("started", &[]),
     ("steer", &["config"]),
     ("reload", &["config"]),
     // Watching: fed by `live`, never by the data path.

@@ -6,7 +6,7 @@ use super::memory::Watched;
 use super::node::{Node, Prepared};
 use super::outgoing::Paths;
 use super::shunt::ShuntFlows;
-use super::upgrade::{Go, Heir, Ours, Starter, take_shunted};
+use super::upgrade::{Go, Heir, Ours, Starter};
 use super::windows::{self, Open, Windows};
 use crate::admin::{AdminState, HISTORY, RECORDS, Written};
 use crate::capture::{Captures, Settings as CaptureSettings};
@@ -100,10 +100,7 @@ fn run_node(options: &UpOptions, heir: Option<Arc<Heir>>) -> anyhow::Result<()> 
     // The process before this one serves while containers get healthy.
     prepared.start_functions(&handle.current().load(), heir.is_some())?;
     let go = heir.as_ref().map(|heir| heir.ready()).transpose()?;
-    if let Some((go, shunt)) = go.as_ref().zip(shunt.as_deref()) {
-        take_shunted(Some(shunt), &go.shunted);
-        shunt.resume();
-    }
+    go.iter().for_each(|go| go.ask_shunt(shunt.as_deref()));
     let node = Arc::new(prepared.start(
         handle.current().clone(),
         (nofile, memory.look().map(|(memory, _)| memory)),

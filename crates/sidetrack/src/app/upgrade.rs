@@ -37,7 +37,6 @@ pub(super) use old::{Old, Ours, Parting};
 pub use parts::{DRAINS, Said, Wish};
 pub(super) use parts::{PathPart, ShuntedRow, WindowPart};
 pub(super) use records::{Returning, say_counters};
-pub(super) use shunted::take_shunted;
 pub(super) use starter::serve;
 pub(super) use starter::{Starter, socket_beside};
 pub(super) use steps::reached;

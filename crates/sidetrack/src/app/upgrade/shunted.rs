@@ -2,6 +2,7 @@
 //! time asks it. Numbers of its flows move with it.
 
 use super::channel::{Came, Channel};
+use super::heritage::Go;
 use super::old::Ours;
 use super::parts::{ShuntPart, ShuntedPart};
 use crate::app::shunt::ShuntFlows;
@@ -64,8 +65,17 @@ impl Ours {
     }
 }
 
+impl Go {
+    /// Asks the shunt from now on, instead of the process before this one.
+    pub(in super::super) fn ask_shunt(&self, shunt: Option<&ShuntFlows>) {
+        let Some(shunt) = shunt else { return };
+        take_shunted(Some(shunt), &self.shunted);
+        shunt.resume();
+    }
+}
+
 /// Keeps the numbers that another process has given to flows of the shunt.
-pub(in super::super) fn take_shunted(shunt: Option<&ShuntFlows>, came: &[Came]) {
+pub(super) fn take_shunted(shunt: Option<&ShuntFlows>, came: &[Came]) {
     let Some(shunt) = shunt else { return };
     let parts = came.iter().filter_map(|came| came.body::<ShuntedPart>().ok());
     shunt.keep_numbers(parts.flat_map(|part| part.rows));
