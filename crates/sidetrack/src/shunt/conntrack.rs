@@ -5,6 +5,7 @@ use sidetrack_core::shunt::{
 };
 use sidetrack_sys::conntrack::{Change, Counters, Entry, Tuple, status};
 use sidetrack_sys::nft::MarkBits;
+use sidetrack_sys::sysctl;
 use std::time::Duration;
 
 /// `TCP_CONNTRACK_*`: the states before data may flow.
@@ -54,6 +55,12 @@ pub(super) const fn original(tuple: &FlowTuple) -> Tuple {
     Tuple { source: tuple.client(), destination: tuple.server(), protocol: tuple.transport.number() }
 }
 
+/// Returns the change for a connection whose packets conntrack is about to miss: accept the packets that come after them. Its FIN
+/// may be one of these before [`keep`] is done.
+pub(super) fn soon_unseen() -> Change {
+    Change { liberal: true, ..Change::default() }
+}
+
 /// Returns the change for a connection whose packets conntrack will not see: accept the packets that come, and keep the
 /// entry.
 ///
@@ -66,6 +73,29 @@ pub(super) fn keep(judged: bool) -> Change {
         forget_acknowledged: judged,
         timeout_s: u32::try_from(KEEP.as_secs()).ok(),
         ..Change::default()
+    }
+}
+
+/// How long conntrack keeps a TCP connection that ends, seconds: as this network namespace had it set at the start.
+#[derive(Debug)]
+pub(super) struct Endings([u32; 5]);
+
+impl Endings {
+    /// The settings for the states from `FIN_WAIT` (4) to `CLOSE` (8), and Linux's defaults.
+    const SETTINGS: [(&str, u32); 5] =
+        [("fin_wait", 120), ("close_wait", 60), ("last_ack", 30), ("time_wait", 120), ("close", 10)];
+
+    pub(super) fn read() -> Self {
+        Self(Self::SETTINGS.map(|(state, default)| {
+            let name = format!("net/netfilter/nf_conntrack_tcp_timeout_{state}");
+            sysctl::read(&name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)
+        }))
+    }
+
+    /// Returns the change that takes [`keep`] back. `None`: the connection is open.
+    pub(super) fn over(&self, state: u8) -> Option<Change> {
+        let seconds = self.0.get(usize::from(state.checked_sub(ESTABLISHED + 1)?))?;
+        Some(Change { timeout_s: Some(*seconds), ..Change::default() })
     }
 }
 
@@ -128,6 +158,14 @@ mod tests {
             connection(&Entry { original: Tuple { protocol: 132, ..entry().original }, ..entry() }),
             None
         );
+    }
+
+    #[test]
+    fn what_ends_is_kept_as_long_as_conntrack_does() {
+        let endings = Endings([1, 2, 3, 4, 5]);
+        let seconds = |state| endings.over(state).and_then(|change| change.timeout_s);
+        assert_eq!([4, 5, 6, 7, 8].map(seconds), [1, 2, 3, 4, 5].map(Some));
+        assert_eq!([0, 1, 2, ESTABLISHED, 9, 255].map(seconds), [None; 6]);
     }
 
     #[test]

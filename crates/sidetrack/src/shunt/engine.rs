@@ -1,14 +1,16 @@
 //! The thread that waits for all events of a shunt, and handles them.
 
 use super::bpf::BpfPathError;
-use super::conntrack::{WITH_PORTS, ask_again, connection, keep, keep_blocked, mark_decision, original};
+use super::conntrack::{
+    Endings, WITH_PORTS, ask_again, connection, keep, keep_blocked, mark_decision, original, soon_unseen,
+};
 use super::flowtable::FlowtableError;
 use super::owners::OwnerSearch;
 use super::paths::Paths;
 use super::record::{Capacity, FlowView, ShuntRecord};
 use super::{Path, Settings};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use sidetrack_core::shunt::{Connection, FastPathKind, Identity, Input, Output, Shunt, ShuntAction, Tuple};
+use sidetrack_core::shunt::{Connection, FastPathKind, Input, Output, Shunt, ShuntAction, Tuple};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::bpf::monotonic_ns;
 use sidetrack_sys::conntrack::{self as system, Change, Conntrack, Event, Events, Group, Only, buffer_bytes};
@@ -49,6 +51,7 @@ pub struct Engine {
     shunt: Shunt,
     events: Events,
     table: Conntrack,
+    endings: Endings,
     rules: RuleChanges,
     paths: Paths,
     owners: OwnerSearch,
@@ -95,7 +98,9 @@ impl Engine {
         let shunt = Shunt::new(core, now());
         let (own_ports, records) = (paths.own_ports(), Vec::new());
         let owners = OwnerSearch::new()?;
-        let mut engine = Self { shunt, events, table, rules, paths, owners, own_ports, records, changed };
+        let endings = Endings::read();
+        let mut engine =
+            Self { shunt, events, table, endings, rules, paths, owners, own_ports, records, changed };
         engine.obey()?;
         Ok(engine)
     }
@@ -228,18 +233,22 @@ impl Engine {
     fn obey(&mut self) -> Result<(), EngineError> {
         while let Some(output) = self.shunt.poll() {
             match output {
-                Output::Install(entry) => self.paths.install(&entry),
+                Output::Install(entry) => {
+                    if !entry.block {
+                        self.change(&entry.tuple, soon_unseen());
+                    }
+                    self.paths.install(&entry);
+                }
                 Output::Remove(id, cause) => self.paths.remove(id, cause),
-                Output::Keep(tuple, identity) => {
+                Output::Keep(tuple, _) => {
                     let path = self.shunt.flow(&tuple).map(|flow| flow.path);
                     let judged = path.is_some_and(|path| self.paths.judges_resets(path));
-                    self.change(&tuple, identity, keep(judged));
+                    self.change(&tuple, keep(judged));
+                    self.unless_over(&tuple);
                 }
-                Output::KeepBlocked(tuple, identity) => self.change(&tuple, identity, keep_blocked()),
-                Output::MarkBlocked(tuple, identity, number) => {
-                    self.change(&tuple, identity, mark_decision(number));
-                }
-                Output::Ask(tuple, identity) => self.change(&tuple, identity, ask_again()),
+                Output::KeepBlocked(tuple, _) => self.change(&tuple, keep_blocked()),
+                Output::MarkBlocked(tuple, _, number) => self.change(&tuple, mark_decision(number)),
+                Output::Ask(tuple, _) => self.change(&tuple, ask_again()),
                 Output::List => self.list()?,
                 Output::CountSlow => self.count_slow()?,
                 Output::Whose(tuple, identity) => self.owners.look_for((tuple, identity)),
@@ -255,10 +264,17 @@ impl Engine {
     }
 
     /// Changes a connection in conntrack. If the connection has ended, its report is on the way.
-    fn change(&mut self, tuple: &Tuple, _identity: Identity, change: Change) {
+    fn change(&mut self, tuple: &Tuple, change: Change) {
         if let Err(error) = self.table.update(&original(tuple), tuple.zone, change) {
             tracing::warn!(%error, flow = %tuple, "conntrack does not take a change");
         }
+    }
+
+    /// Takes back that a connection is kept, if it had ended before: no packet of it comes that would do so.
+    fn unless_over(&mut self, tuple: &Tuple) {
+        let found = self.table.find(&original(tuple), tuple.zone).ok().flatten();
+        let over = found.and_then(|entry| self.endings.over(entry.tcp_state?));
+        over.into_iter().for_each(|change| self.change(tuple, change));
     }
 
     fn list(&mut self) -> Result<(), EngineError> {

@@ -5,7 +5,11 @@ use crate::flows::{Pair, connect, forget};
 use sidetrack::shunt::PathKind;
 use sidetrack_core::shunt::{Cause, Obstacle, ShuntAction};
 use sidetrack_sys::bpf::Forwarding;
-use sidetrack_testkit::is_root;
+use sidetrack_sys::conntrack::Conntrack;
+use sidetrack_sys::sysctl;
+use sidetrack_testkit::{LIMIT, eventually, is_root};
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 
 fn bridged() -> Option<Network> {
     is_root().then(|| Network::new(Forwarding::Bridged))
@@ -101,4 +105,48 @@ fn when_the_shunt_goes_the_flow_goes_on_and_a_new_one_finds_it() {
     let shunt = network.start(PathKind::Tc);
     pair.shunted(&shunt);
     pair.close();
+}
+
+/// Connections at a time, and one after the other.
+const CONNECTIONS: [usize; 2] = [4, 100];
+
+/// Many are over before the shunt is done with them.
+#[test]
+fn conntrack_forgets_short_connections_as_soon_as_others() {
+    let Some(network) = bridged() else { return };
+    network.firewall.run(|| {
+        sysctl::write("net/netfilter/nf_conntrack_tcp_timeout_time_wait", "1").expect("set");
+    });
+    let _shunt = network.start(PathKind::Tc);
+    let to: SocketAddr = (network.server_addresses[0].parse::<IpAddr>().expect("an address"), SHUNT).into();
+    let listener = network.server.run(move || TcpListener::bind(to).expect("listen"));
+    let [at_a_time, each] = CONNECTIONS;
+    let server = std::thread::spawn(move || {
+        for _ in 0..at_a_time * each {
+            let (mut end, _) = listener.accept().expect("accept");
+            let mut word = [0; 4];
+            end.read_exact(&mut word).expect("a word");
+            end.write_all(&word).expect("sent");
+        }
+    });
+    let client = move || {
+        let one = |_| {
+            let mut end = TcpStream::connect_timeout(&to, LIMIT).expect("connect");
+            end.set_read_timeout(Some(LIMIT)).expect("limit");
+            end.write_all(b"word").expect("sent");
+            end.read_exact(&mut [0; 4]).expect("a word");
+            assert_eq!(end.read(&mut [0]).expect("the end"), 0);
+        };
+        (0..each).for_each(one);
+    };
+    network.client.run(move || {
+        let clients: Vec<_> = (0..at_a_time).map(|_| std::thread::spawn(client)).collect();
+        clients.into_iter().for_each(|client| client.join().expect("all"));
+    });
+    server.join().expect("all");
+    let left = || {
+        let list = || Conntrack::open().expect("conntrack").list(None).expect("a list");
+        network.firewall.run(list).into_iter().map(|entry| entry.tcp_state).collect::<Vec<_>>()
+    };
+    eventually("conntrack has none", || left().is_empty());
 }
