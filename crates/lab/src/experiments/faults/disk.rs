@@ -33,6 +33,9 @@ const RESOURCE: usize = 600 << 10;
 /// Resources that are fetched before a fault, and again after the last one.
 const KNOWN: u64 = 6;
 
+/// The size of each file system. It is not full without the fault, however fast flows come and go.
+const SIZE: &std::ffi::CStr = c"size=96m,mode=0777";
+
 /// What is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 enum Kind {
@@ -50,14 +53,6 @@ impl Kind {
             Self::Records => "records",
             Self::History => "history",
             Self::Cache => "cache",
-        }
-    }
-
-    /// Its size.
-    const fn size(self) -> &'static str {
-        match self {
-            Self::Records | Self::History => "size=1m,mode=0777",
-            Self::Cache => "size=16m,mode=0777",
         }
     }
 }
@@ -129,7 +124,7 @@ fn configuration() -> String {
          [record]\nto = \"FOLDER/records/flows.jsonl\"\n[history]\npath = \"FOLDER/history/flows\"\ncounters = false\n\
          [[listen]]\nname = \"echo\"\nkind = \"reverse\"\naddress = \"{GATEWAY}:{TO_ECHO}\"\nto = \"{SERVER}:{ECHO}\"\n\
          [[listen]]\nname = \"web\"\nkind = \"http\"\naddress = \"{GATEWAY}:{PROXY}\"\n\
-         cache = {{ memory_bytes = 1048576, disk = \"FOLDER/cache/stored\", disk_bytes = 1073741824 }}\n\
+         cache = {{ memory_bytes = 1048576, disk = \"FOLDER/cache/stored\", disk_bytes = 33554432 }}\n\
          [[rule]]\nname = \"all\"\ncarrier = \"direct\"\nkernel = \"never\"\n"
     )
 }
@@ -143,8 +138,7 @@ impl Disks {
         for kind in Kind::ALL {
             let at = folder.join(kind.name());
             fs::create_dir(&at)?;
-            let options = std::ffi::CString::new(kind.size())?;
-            mount("none", &at, "tmpfs", MountFlags::empty(), Some(options.as_c_str()))
+            mount("none", &at, "tmpfs", MountFlags::empty(), Some(SIZE))
                 .with_context(|| format!("no file system at {}", at.display()))?;
             all.0.push(at);
         }
