@@ -76,11 +76,17 @@ pub enum Kind {
     Names = 28,
     /// Old, or new after [`Kind::Back`]: one path that a service asked for, with its listening sockets.
     Path = 29,
+    /// Old: a socket of the overlay, or the way to the overlay of the old process.
+    Overlay = 30,
+    /// Old: one session of the overlay with the socket of its application.
+    Session = 31,
+    /// Old: no session follows.
+    SessionsDone = 32,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 23] = [
         Self::Checked,
         Self::Ready,
         Self::Serving,
@@ -101,6 +107,9 @@ impl Kind {
         Self::Association,
         Self::Names,
         Self::Path,
+        Self::Overlay,
+        Self::Session,
+        Self::SessionsDone,
     ];
 
     fn of(number: u16) -> Option<Self> {

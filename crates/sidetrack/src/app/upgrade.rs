@@ -23,6 +23,7 @@ mod old;
 mod parts;
 mod records;
 mod resting;
+mod sessions;
 mod starter;
 mod steps;
 mod wires;
