@@ -51,7 +51,7 @@ fn tables(around: &Around) -> String {
     let far = [("far", overlay_address(&around.far))];
     let overlay = format!(
         "[[listen]]\nname = \"over\"\nkind = \"reverse\"\naddress = \"127.0.0.1:0\"\nto = \"{}\"\n\
-         [[rule]]\nname = \"over\"\nlistener = \"over\"\ncarrier = \"overlay:far\"\n",
+         [[rule]]\nname = \"over\"\ncarrier = \"overlay:far\"\n[rule.match]\nlistener = \"over\"\n",
         around.behind.address
     );
     let tables = format!(

@@ -1,7 +1,7 @@
 //! The receiving half of a session: buffers data of the other end until the application takes it.
 
 use super::send::MOST_BYTES;
-use super::state::{Reader, StateError, put_count, put_numbers, put_piece, sure};
+use super::state::{Reader, StateError, bits, put_count, put_numbers, put_piece, sure};
 use super::{Config, fits_one_frame};
 use crate::overlay::frame::{Ack, DATA_MAX};
 use crate::time::Instant;
@@ -249,7 +249,7 @@ impl Receiver {
     /// Writes the state.
     pub(super) fn put(&self, out: &mut Vec<u8>) {
         put_numbers(out, &[self.delivered, self.confirmed, self.window, self.told.limit]);
-        out.push(u8::from(self.fin.is_some()) * HAS_FIN | u8::from(self.fin_delivered) * FIN_DELIVERED);
+        out.push(bits(&[(self.fin.is_some(), HAS_FIN), (self.fin_delivered, FIN_DELIVERED)]));
         put_numbers(out, &[self.fin.unwrap_or_default()]);
         let waiting: usize = self.queue.iter().map(Vec::len).sum();
         put_count(out, waiting - self.taken);

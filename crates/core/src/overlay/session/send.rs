@@ -1,6 +1,6 @@
 //! The sending half of a session: buffers the application's data until the other end has acknowledged it.
 
-use super::state::{Reader, StateError, put_count, put_numbers, put_piece, sure};
+use super::state::{Reader, StateError, bits, put_count, put_numbers, put_piece, sure};
 use super::{Output, PIECES_MAX, fits_one_frame};
 use crate::overlay::frame::{Ack, DATA_MAX, SessionFrame};
 use crate::time::Instant;
@@ -323,8 +323,11 @@ impl Sender {
     /// Writes the state of an end whose paths are gone.
     pub(super) fn put(&self, out: &mut Vec<u8>) {
         put_numbers(out, &[self.acked, self.confirmed, self.end, self.sent, self.limit]);
-        let fin = u8::from(self.fin) * FIN | u8::from(self.fin_ever_sent) * FIN_EVER_SENT;
-        out.push(fin | u8::from(self.mark.is_some()) * HAS_MARK);
+        out.push(bits(&[
+            (self.fin, FIN),
+            (self.fin_ever_sent, FIN_EVER_SENT),
+            (self.mark.is_some(), HAS_MARK),
+        ]));
         put_numbers(out, &[self.mark.unwrap_or_default()]);
         put_count(out, self.pieces.len());
         self.pieces.iter().for_each(|piece| put_piece(out, &piece.bytes));

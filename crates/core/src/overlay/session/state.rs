@@ -92,6 +92,11 @@ pub(super) fn sure(holds: bool, otherwise: &'static str) -> Result<(), StateErro
     if holds { Ok(()) } else { Err(StateError::Contradiction(otherwise)) }
 }
 
+/// Returns the bits of the flags that hold.
+pub(super) fn bits(flags: &[(bool, u8)]) -> u8 {
+    flags.iter().filter(|(holds, _)| *holds).map(|(_, bit)| bit).sum()
+}
+
 /// Writes the length of a piece.
 pub(super) fn put_piece(out: &mut Vec<u8>, bytes: &[u8]) {
     // No piece is longer than a frame.
@@ -149,7 +154,7 @@ impl Session {
             Mode::Stripe => 1,
             Mode::Duplicate => 2,
         };
-        let flags = u8::from(self.tells) * TELLS | u8::from(self.done_came) * DONE_CAME;
+        let flags = bits(&[(self.tells, TELLS), (self.done_came, DONE_CAME)]);
         let mut out = vec![VERSION, mode, flags];
         self.phase.put(&mut out, now)?;
         self.send.put(&mut out);
