@@ -1,9 +1,10 @@
 //! Nodes of an overlay are upgraded under flows: that which catches them, that which relays them, and that which delivers them. `a`
 //! dials `b`, and `b` dials `c`.
 
+use crate::load::Load;
 use crate::node::peers::{Client, Server};
 use crate::node::{Record, Up, admin, send};
-use crate::scene::{Keys, overlay_address, path_to, status, wait_for};
+use crate::scene::{Keys, Scene, overlay_address, path_to, status, wait_for};
 use crate::{Started, Upgrade, ends, stop};
 use rustix::process::Signal;
 use sidetrack_testkit::{LIMIT, eventually};
@@ -13,6 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+
+const DELIVER: &str = "[[overlay.deliver]]\nfrom = \"a\"\nto = \"127.0.0.0/8\"\n";
 
 /// Bytes of one write of a transfer, and most bytes that have not come back.
 const PART: u64 = 8192;
@@ -138,8 +141,7 @@ impl Row {
                 "[[listen]]\nname = \"{name}\"\nkind = \"reverse\"\naddress = \"127.0.0.1:0\"\nto = \"{to}\"\n"
             )
         };
-        let deliver = "[[overlay.deliver]]\nfrom = \"a\"\nto = \"127.0.0.0/8\"\n";
-        let c = Up::start("default = \"direct\"\n", &(keys.section("c", &[], true) + deliver));
+        let c = Up::start("default = \"direct\"\n", &(keys.section("c", &[], true) + DELIVER));
         let to_c = [("c", overlay_address(&c))];
         let b = Up::start("", &keys.section("b", &to_c, true));
         let to_b = [("b", overlay_address(&b))];
@@ -289,6 +291,66 @@ fn upgrade_of(up: &Up) -> Started {
     let (success, said) = upgrade.ended();
     assert!(success, "{said}");
     new
+}
+
+/// A flow over two paths: the nodes at both of its ends are upgraded, and a relay of it.
+fn over_paths(dissemination: &str) {
+    let server = Server::start("127.0.0.1");
+    let keys = format!("dissemination = \"{dissemination}\"\npaths = 2\n");
+    let scene = Scene::by_rule(server.address, DELIVER, &keys, |_, to| to);
+    let transfer = Transfer::start(scene.entry(), 3);
+    transfer.goes_on();
+    let Scene { keys, a, b1, b2, c } = scene;
+    let nodes = [a, b1.expect("it runs"), c];
+    let new: Vec<_> = nodes
+        .iter()
+        .map(|up| {
+            let new = upgrade_of(up);
+            transfer.goes_on();
+            new
+        })
+        .collect();
+    let (client, bytes) = transfer.finish();
+    for up in [&nodes[0], &nodes[2]] {
+        eventually("no flow is left", || admin::flows(up).is_empty());
+    }
+    let records: Vec<_> = nodes.into_iter().zip(&new).map(|(up, new)| stop(up, new)).collect();
+    drop((b2, keys));
+    for records in [&records[0], &records[2]] {
+        assert_eq!(records.len(), 1, "{records:?}");
+        assert_eq!((records[0].address("client"), records[0].text("reason")), (client, "ok"));
+        assert_eq!(records[0].number("bytes_up"), bytes);
+    }
+}
+
+#[test]
+fn a_striped_flow_goes_on() {
+    over_paths("stripe");
+}
+
+#[test]
+fn a_duplicated_flow_goes_on() {
+    over_paths("duplicate");
+}
+
+#[test]
+fn no_flow_is_refused_while_links_are_away() {
+    let (server, late) = (Server::start("127.0.0.1"), Late::start());
+    let row = Row::new(server.address, late.address);
+    let load = Load::start(row.entry(), 2, false);
+    let last: Vec<_> = ["a", "b", "c"]
+        .map(|name| {
+            load.goes_on();
+            let new = upgrade_of(row.node(name));
+            load.goes_on();
+            new
+        })
+        .into();
+    load.finish();
+    let Row { keys: _keys, a, b, c } = row;
+    let records: Vec<_> = [a, b, c].into_iter().zip(&last).map(|(up, last)| stop(up, last)).collect();
+    let bad: Vec<_> = records[0].iter().filter(|record| record.text("reason") != "ok").collect();
+    assert!(bad.is_empty() && !records[0].is_empty(), "{bad:?}");
 }
 
 /// An upgrade of this node that is not confirmed, and one whose new process is killed.
