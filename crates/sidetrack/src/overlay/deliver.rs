@@ -100,7 +100,7 @@ pub(super) async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, o
 
 /// Continues a session that began in another process of this node. It waits for a path.
 pub(super) async fn deliver_again(shared: Arc<Shared>, record: Box<Delivered>, rest: Rest) {
-    let Rest { id, peer, attempts, state, socket } = rest;
+    let Rest { id, peer, attempts, state, socket, .. } = rest;
     let (sender, paths) = mpsc::channel(1);
     shared.sessions.enter_again((id, peer), sender, &attempts);
     let counted = shared.sessions.count();
@@ -127,7 +127,8 @@ fn ended(shared: &Shared, (session, origin): (SessionId, NodeId), ended: Ended, 
             // record, and begins anew.
             if let Some(record) = record {
                 let (attempts, end) = (shared.sessions.attempts(session), End::Far(Box::new(record)));
-                let moved = MovedSession { id: session, peer: origin, attempts, end, state, socket };
+                let moved =
+                    MovedSession { id: session, peer: origin, attempts, end, spread: None, state, socket };
                 shared.sessions.put_moved(moved);
             }
             return;

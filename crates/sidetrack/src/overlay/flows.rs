@@ -63,8 +63,8 @@ pub(super) async fn serve(
 /// Continues a session of another process.
 fn go_on(shared: &Arc<Shared>, session: MovedSession) {
     let shared = shared.clone();
-    let MovedSession { id, peer, attempts, end, state, socket } = session;
-    let rest = moved::Rest { id, peer, attempts, state, socket };
+    let MovedSession { id, peer, attempts, end, spread, state, socket } = session;
+    let rest = moved::Rest { id, peer, attempts, spread, state, socket };
     match end {
         End::Near(order) => drop(tokio::spawn(ingress::run_again(shared, order, rest))),
         End::Far(record) => drop(tokio::spawn(deliver::deliver_again(shared, record, rest))),

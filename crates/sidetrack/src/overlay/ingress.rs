@@ -130,13 +130,14 @@ pub(super) async fn run(shared: Arc<Shared>, request: Request) {
 
 /// Continues a session that began in another process of this node. It has no path, and asks for one at once.
 pub(super) async fn run_again(shared: Arc<Shared>, order: OverlayOrder, rest: Rest) {
-    let Rest { id, peer, attempts, state, socket } = rest;
+    let Rest { id, peer, attempts, spread, state, socket } = rest;
     let Some(_counted) = shared.sessions.count() else { return };
     let Ok(leg) = TcpStream::from_std(socket) else { return };
     let ingress = Arc::new(Ingress { shared: shared.clone(), order, to: peer });
     // The mode of the state counts: what the far node can do may not be known yet.
     if ingress.order.carrier.mode != Mode::Shortest && attempts.len() > 1 {
-        return lanes::carry(ingress, id, lanes::Begin::Again(state, attempts), (leg, Arc::default())).await;
+        let begin = lanes::Begin::Again(state, attempts);
+        return lanes::carry(ingress, id, begin, (leg, spread.unwrap_or_default())).await;
     }
     let (paths, arriving) = mpsc::channel(1);
     let (wants, wanted) = mpsc::channel(1);
@@ -236,11 +237,16 @@ impl Ingress {
             ended = end.run() => ended,
             () = renew => Ended::Over(Err(Broken { reason: ResetReason::PathLost, is_here: false })),
         };
-        self.ended(session, ended, vec![attempts.into_inner()]);
+        self.ended(session, ended, (vec![attempts.into_inner()], None));
     }
 
     /// The task of a session has ended. `attempts`: the latest attempts to open its paths.
-    pub(super) fn ended(&self, session: SessionId, ended: Ended, attempts: Vec<u32>) {
+    pub(super) fn ended(
+        &self,
+        session: SessionId,
+        ended: Ended,
+        (attempts, spread): (Vec<u32>, Option<Arc<Spread>>),
+    ) {
         let Self { order, .. } = self;
         match ended {
             Ended::Over(ended) => {
@@ -253,6 +259,7 @@ impl Ingress {
                 peer: self.to,
                 attempts,
                 end: End::Near(order.clone()),
+                spread,
                 state,
                 socket,
             }),

@@ -144,7 +144,7 @@ pub(super) async fn carry(
     };
     let (first, route) = first.unzip();
     let (to, carrier) = (ingress.to, ingress.order.carrier.clone());
-    let usage = Arc::new(Usage::new(to, (carrier.mode, carrier.paths), route, spread));
+    let usage = Arc::new(Usage::new(to, (carrier.mode, carrier.paths), route, spread.clone()));
     let shared = ingress.shared.clone();
     let (paths, arriving) = mpsc::channel(1);
     if let Some(first) = first {
@@ -180,7 +180,7 @@ pub(super) async fn carry(
         () = keeper.run() => Ended::Over(Err(Broken { reason: ResetReason::PathLost, is_here: false })),
     };
     shared.sessions.forget(session);
-    ingress.ended(session, ended, std::mem::take(&mut keeper.attempts));
+    ingress.ended(session, ended, (std::mem::take(&mut keeper.attempts), Some(spread)));
 }
 
 /// The result of an attempt to open a path: its number, its nodes, and the path.

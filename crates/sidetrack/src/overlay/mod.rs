@@ -61,7 +61,7 @@ pub use trust::{FlowsView, TolerantView};
 
 use crate::carry::Dialing;
 use crate::config::{self, OnCrash};
-use crate::live::Ledger;
+use crate::live::{Ledger, Spread};
 use anyhow::Context as _;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use control::Event;
@@ -71,6 +71,7 @@ use shared::{NextId, Shared};
 use sidetrack_sys::caps::CapabilitySet;
 use sidetrack_sys::sockopt;
 use sidetrack_sys::sync::lock;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
@@ -136,6 +137,8 @@ pub struct Overlay {
     running: Mutex<Option<Running>>,
     /// Sessions that have left their tasks, until it is certain which process continues them.
     moved: Mutex<Vec<MovedSession>>,
+    /// What counts the paths of sessions that have come, until their flows come: by the address of the worker's end.
+    spreads: Mutex<BTreeMap<SocketAddr, Arc<Spread>>>,
 }
 
 /// What the threads are started with, also a second time.
@@ -234,6 +237,7 @@ impl Bound {
             dialing: ArcSwapOption::empty(),
             running: Mutex::default(),
             moved: Mutex::default(),
+            spreads: Mutex::default(),
         };
         if !waits {
             overlay.begin(false)?;
@@ -356,7 +360,18 @@ impl Overlay {
 
     /// Continues a session of another process. Blocks while many wait.
     pub fn adopt(&self, session: MovedSession) {
+        lock(&self.spreads).extend(session.spread());
         self.comes(Some(session));
+    }
+
+    /// Takes what counts the paths of a session that has come. `near`: the address of the worker's end of its connection.
+    pub fn take_spread(&self, near: SocketAddr) -> Option<Arc<Spread>> {
+        lock(&self.spreads).remove(&near)
+    }
+
+    /// No flow comes any more: the rest of [`Overlay::take_spread`] is forgotten.
+    pub fn forget_spreads(&self) {
+        lock(&self.spreads).clear();
     }
 
     /// No more sessions come.
@@ -439,6 +454,8 @@ impl Overlay {
         self.begin(true)?;
         self.take_moved().into_iter().for_each(|session| self.adopt(session));
         self.all_came();
+        // Their flows are here.
+        self.forget_spreads();
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 
 use super::delivered::Delivered;
 use crate::carry::OverlayOrder;
-use crate::live::{Decided, Ledger, LiveFlow, Spared};
+use crate::live::{Decided, Ledger, LiveFlow, Spared, Spread};
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::carrier::OverlayCarrier;
@@ -66,6 +66,9 @@ pub struct SessionFacts {
     attempts: Vec<u32>,
     /// What was asked for, at the near end.
     order: Option<OrderPart>,
+    /// What a flow over several paths has done with them: paths that were open, and bytes sent on each.
+    #[serde(default)]
+    spread: Option<(u64, Vec<u64>)>,
 }
 
 /// The end of a session that is in this node.
@@ -84,6 +87,8 @@ pub struct MovedSession {
     /// The latest attempt to open each path.
     pub(super) attempts: Vec<u32>,
     pub(super) end: End,
+    /// Counts what a flow over several paths does with them, at the near end.
+    pub(super) spread: Option<Arc<Spread>>,
     pub(super) state: Vec<u8>,
     pub(super) socket: TcpStream,
 }
@@ -93,6 +98,7 @@ pub(super) struct Rest {
     pub id: SessionId,
     pub peer: NodeId,
     pub attempts: Vec<u32>,
+    pub spread: Option<Arc<Spread>>,
     pub state: Vec<u8>,
     pub socket: TcpStream,
 }
@@ -105,7 +111,8 @@ impl MovedSession {
             End::Far(_) => None,
         };
         let attempts = self.attempts.clone();
-        SessionFacts { id: self.id.0, peer: self.peer.0, attempts, order }
+        let spread = self.spread.as_ref().map(|spread| spread.counts());
+        SessionFacts { id: self.id.0, peer: self.peer.0, attempts, order, spread }
     }
 
     /// Returns the state of its end, and the socket of its application.
@@ -119,6 +126,11 @@ impl MovedSession {
             End::Near(_) => None,
             End::Far(delivered) => Some(delivered.live()),
         }
+    }
+
+    /// Returns what counts its paths, and the address of the worker's end of its connection.
+    pub(super) fn spread(&self) -> Option<(SocketAddr, Arc<Spread>)> {
+        Some((self.socket.peer_addr().ok()?, self.spread.clone()?))
     }
 
     /// Forgets it: another process continues it, and writes its record.
@@ -148,6 +160,7 @@ impl MovedSession {
         };
         let attempts = facts.attempts.iter().copied().take(usize::from(PATHS_MAX)).collect();
         socket.set_nonblocking(true).context("the socket of a session")?;
-        Ok(Self { id: SessionId(facts.id), peer: NodeId(facts.peer), attempts, end, state, socket })
+        let spread = facts.spread.as_ref().map(|counts| Arc::new(Spread::again(counts)));
+        Ok(Self { id: SessionId(facts.id), peer: NodeId(facts.peer), attempts, end, spread, state, socket })
     }
 }

@@ -316,6 +316,8 @@ fn over_paths(dissemination: &str) {
     }
     let records: Vec<_> = nodes.into_iter().zip(&new).map(|(up, new)| stop(up, new)).collect();
     drop((b2, keys));
+    let detail = records[0][0].text("detail");
+    assert!(detail.contains("paths opened, bytes sent on each"), "its paths are told: {detail}");
     for records in [&records[0], &records[2]] {
         assert_eq!(records.len(), 1, "{records:?}");
         assert_eq!((records[0].address("client"), records[0].text("reason")), (client, "ok"));

@@ -252,4 +252,5 @@ fn take_flows(channel: &mut Channel, ours: &Ours) {
     }
     // It may have been killed in between.
     ours.node.all_sessions_came();
+    ours.node.links().into_iter().for_each(crate::overlay::Overlay::forget_spreads);
 }
