@@ -91,8 +91,9 @@ const COMING_MAX: usize = 64;
 /// How long the threads may take to end.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long sessions may take to leave their tasks.
-const LEFT_WITHIN: Duration = Duration::from_secs(2);
+/// How long sessions may take to leave their tasks. One that has not left is cut, so this is long also for a starved machine. Far
+/// nodes wait for a path for 15 s.
+const LEFT_WITHIN: Duration = Duration::from_secs(8);
 
 /// Pause between two looks at threads and sessions that end.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
