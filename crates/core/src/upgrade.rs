@@ -76,6 +76,12 @@ pub enum Kind {
     Names = 28,
     /// Old, or new after [`Kind::Back`]: one path that a service asked for, with its listening sockets.
     Path = 29,
+    /// Old: a socket of the overlay, or the way to the overlay of the old process.
+    Overlay = 30,
+    /// Old: one session of the overlay with the socket of its application.
+    Session = 31,
+    /// Old: no session follows.
+    SessionsDone = 32,
     /// Old: the connection to the process of the shunt, and its process descriptor.
     Shunt = 40,
     /// Old, or new after [`Kind::Back`]: numbers of running flows of the shunt.
@@ -84,7 +90,7 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 25] = [
         Self::Checked,
         Self::Ready,
         Self::Serving,
@@ -105,6 +111,9 @@ impl Kind {
         Self::Association,
         Self::Names,
         Self::Path,
+        Self::Overlay,
+        Self::Session,
+        Self::SessionsDone,
         Self::Shunt,
         Self::Shunted,
     ];

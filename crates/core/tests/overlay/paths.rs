@@ -88,6 +88,7 @@ struct End {
 }
 
 struct Pair {
+    config: Config,
     ends: [End; 2],
     lines: Vec<Line>,
     random: Random,
@@ -132,7 +133,7 @@ impl Pair {
             Line { pipes, up: false, noticed_at: None, near_up_at: None, data_sent: 0 }
         };
         let lines = lines.into_iter().map(line).collect();
-        Self { ends, lines, random, now: 0, mode, pace: 20_000, window_max }
+        Self { config, ends, lines, random, now: 0, mode, pace: 20_000, window_max }
     }
 
     fn tell(&mut self, end: usize, input: Input) {
@@ -157,6 +158,15 @@ impl Pair {
     /// The path dies; the ends notice later, or at once.
     fn cut(&mut self, path: usize, silently: bool) {
         self.lines[path].noticed_at = Some(self.now + if silently { NOTICE } else { 0 });
+    }
+
+    /// Another process continues with this end, if it has no path.
+    fn move_end(&mut self, end: usize) {
+        let now = Instant::from_millis(self.now);
+        let Some(bytes) = self.ends[end].session.to_bytes(now) else { return };
+        let session = Session::from_bytes(&bytes, self.config, now).expect("a state");
+        assert_eq!(session.mode(), self.ends[end].session.mode());
+        self.ends[end].session = session;
     }
 
     fn lines_step(&mut self) {
@@ -309,6 +319,38 @@ fn paths_that_die_and_come_back_lose_nothing_and_repeat_nothing() {
                     pair.cut(path, silently);
                 } else if !line.up && pair.random.permille(15) {
                     pair.raise(path);
+                }
+            }
+        });
+        pair.assert_all_delivered();
+    });
+}
+
+#[test]
+fn ends_that_move_to_other_processes_lose_nothing() {
+    each_seed(300, |seed| {
+        let mut pair = Pair::new(seed, mode_of(seed), wild_lines(seed));
+        let mut moving = None;
+        pair.now = 1;
+        pair.raise(0);
+        pair.run(400_000, |pair| {
+            let all = pair.lines.len();
+            match moving {
+                Some(end) if pair.lines.iter().all(|line| !line.up) => {
+                    pair.move_end(end);
+                    moving = None;
+                }
+                Some(_) => {}
+                None if pair.random.permille(3) => {
+                    let up: Vec<_> = (0..all).filter(|path| pair.lines[*path].up).collect();
+                    up.into_iter().for_each(|path| pair.cut(path, false));
+                    moving = Some(pair.random.below(2) as usize);
+                }
+                None => {
+                    let path = pair.random.below(all as u64) as usize;
+                    if !pair.lines[path].up && pair.random.permille(60) {
+                        pair.raise(path);
+                    }
                 }
             }
         });

@@ -30,6 +30,7 @@ struct End {
 }
 
 struct Pair {
+    config: Config,
     ends: [End; 2],
     /// Frames on their way to each end: when they arrive.
     wires: [BTreeMap<(u64, u64), SessionFrame>; 2],
@@ -63,7 +64,7 @@ impl Pair {
         };
         let ends = [end(), end()];
         let wires = Default::default();
-        Self { ends, wires, lossy, path: false, random, serial: 0, now: 0 }
+        Self { config, ends, wires, lossy, path: false, random, serial: 0, now: 0 }
     }
 
     fn tell(&mut self, end: usize, input: Input) {
@@ -84,6 +85,19 @@ impl Pair {
         for end in 0..2 {
             self.tell(end, Input::PathDown(0));
         }
+    }
+
+    /// Another process continues with this end. It has no path then.
+    fn move_end(&mut self, end: usize) {
+        let now = Instant::from_millis(self.now);
+        let Some(bytes) = self.ends[end].session.to_bytes(now) else { return };
+        let session = Session::from_bytes(&bytes, self.config, now).expect("a state");
+        assert_eq!(session.to_bytes(now).as_ref(), Some(&bytes), "the same state");
+        let before = std::mem::replace(&mut self.ends[end].session, session);
+        let after = &self.ends[end].session;
+        assert_eq!(after.expects(), before.expects());
+        assert_eq!((after.sent(), after.delivered()), (before.sent(), before.delivered()));
+        assert_eq!(after.room(), before.room());
     }
 
     fn transmit(&mut self, to: usize, frame: SessionFrame) {
@@ -216,6 +230,84 @@ fn paths_that_lose_repeat_and_reorder_deliver_all_the_same() {
         pair.raise_path();
         pair.run(300_000, |_| {});
         pair.assert_all_delivered();
+    });
+}
+
+#[test]
+fn ends_that_move_to_other_processes_lose_nothing() {
+    for lossy in [false, true] {
+        each_seed(150, |seed| {
+            let mut pair = Pair::new(seed, lossy);
+            pair.raise_path();
+            pair.run(300_000, |pair| {
+                if pair.path && pair.random.permille(12) {
+                    pair.cut_path();
+                    let end = pair.random.below(2) as usize;
+                    pair.move_end(end);
+                    if pair.random.permille(100) {
+                        pair.move_end(1 - end);
+                    }
+                } else if !pair.path && pair.random.permille(30) {
+                    pair.raise_path();
+                }
+            });
+            pair.assert_all_delivered();
+        });
+    }
+}
+
+#[test]
+fn a_reset_is_told_by_the_process_that_continues() {
+    each_seed(100, |seed| {
+        let mut pair = Pair::new(seed, false);
+        pair.ends.iter_mut().for_each(|end| end.total = 1 << 30);
+        pair.raise_path();
+        pair.run(20 + seed, |_| {});
+        pair.cut_path();
+        pair.tell(0, Input::Reset(ResetReason::Application));
+        pair.move_end(0);
+        pair.raise_path();
+        pair.run(60_000, |pair| {
+            // The one that is told moves, too, with the bytes that come before the reset.
+            if seed.is_multiple_of(2) && pair.now == 60 + seed {
+                pair.move_end(1);
+            }
+        });
+        for end in &pair.ends {
+            assert_eq!(end.closed, Some(Some(ResetReason::Application)));
+            assert!(!end.fin_came);
+        }
+    });
+}
+
+#[test]
+fn no_bytes_of_a_state_panic_and_a_state_that_is_cut_is_none() {
+    each_seed(40, |seed| {
+        let mut pair = Pair::new(seed, false);
+        pair.raise_path();
+        pair.run(5 + seed * 3, |_| {});
+        let now = Instant::from_millis(pair.now);
+        let Some(bytes) = pair.ends[0].session.to_bytes(now) else { return };
+        for length in 0..bytes.len().min(300) {
+            assert!(Session::from_bytes(&bytes[..length], pair.config, now).is_err());
+        }
+        for _ in 0..500 {
+            let mut bytes = bytes.clone();
+            let at = pair.random.below(bytes.len().min(250) as u64) as usize;
+            bytes[at] ^= 1 << pair.random.below(8);
+            let Ok(mut session) = Session::from_bytes(&bytes, pair.config, now) else { continue };
+            let (next, limit) = session.expects();
+            session.handle(now, Input::PathUp { path: 0, next: session.sent().0, limit: limit.max(next) });
+            session.handle(now, Input::Read(vec![1; session.room().min(50_000)]));
+            session.handle(now, Input::Written(session.deliverable().len()));
+            session.handle(now, Input::Frame(0, SessionFrame::Data { offset: next, bytes: vec![2; 100] }));
+            for _ in 0..100 {
+                let Some(output) = session.poll(PathSet::ALL) else { break };
+                if let Output::SendData { offset, .. } = output {
+                    assert!(!session.data(offset).is_empty());
+                }
+            }
+        }
     });
 }
 

@@ -48,8 +48,8 @@ const MAY_USE: [(&str, &[&str]); 33] = [
     // for UDP ASSOCIATE goes on here.
     ("datagram", &["carry", "config", "function", "intercept", "live", "reactor", "session", "worker"]),
     // Threads of their own: links, relayed flows and both ends of sessions. Workers reach them through a trait of `carry`.
-    // Packets that it catches know the mark of our own connections.
-    ("overlay", &["carry", "config", "live", "steer", "tls"]),
+    // Packets that it catches know the mark of our own connections. During an upgrade flows of another process come as messages.
+    ("overlay", &["carry", "config", "live", "steer", "tls", "wire"]),
     // Control: never touches a flow's bytes.
     ("keeper", &["process", "rights", "started", "steer", "wire"]),
     ("started", &[]),

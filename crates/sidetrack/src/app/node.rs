@@ -134,7 +134,10 @@ impl Prepared {
         let overlay = config
             .overlay
             .as_ref()
-            .map(|overlay| overlay::Bound::new(overlay, config.on_crash))
+            .map(|overlay| {
+                let given = heritage.as_ref().map(|heritage| heritage.overlay());
+                overlay::Bound::new(overlay, config.on_crash, given)
+            })
             .transpose()?;
         let engines = engine::Opened::new(&config.listeners, workers, OWN_MARK.value)?;
         let mut steered = Steered { keeper: None, may: Begin::default(), used: AtomicBool::new(false) };
@@ -521,6 +524,11 @@ impl Node {
             "the keeper process, which holds the rights, is gone ({how}); {traffic} until sidetrack is started again, which \
              'Restart=on-failure' of systemd does"
         )
+    }
+
+    /// The overlay, if this node is part of one.
+    pub(super) const fn links(&self) -> Option<&overlay::Overlay> {
+        self.overlay.as_ref()
     }
 
     /// The entry to the overlay, if this node is part of one.

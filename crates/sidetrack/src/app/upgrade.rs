@@ -23,6 +23,7 @@ mod old;
 mod parts;
 mod records;
 mod resting;
+mod sessions;
 mod shunted;
 mod starter;
 mod steps;

@@ -20,6 +20,18 @@ impl Spread {
         self.opened.fetch_add(1, Relaxed);
     }
 
+    /// Returns all counts, for another process of this node that continues the flow.
+    pub fn counts(&self) -> (u64, Vec<u64>) {
+        (self.opened.load(Relaxed), self.sent_bytes().collect())
+    }
+
+    /// Returns counts that another process has begun.
+    pub fn again((opened, sent): &(u64, Vec<u64>)) -> Self {
+        let this = Self { opened: AtomicU64::new(*opened), ..Self::default() };
+        this.sent.iter().zip(sent).for_each(|(place, bytes)| place.store(*bytes, Relaxed));
+        this
+    }
+
     /// Counts bytes that are sent on the path with this number.
     pub fn sent(&self, path: u8, bytes: usize) {
         if let Some(sent) = self.sent.get(usize::from(path)) {
@@ -56,6 +68,7 @@ mod tests {
         let spread = Spread::default();
         spread.opened();
         assert_eq!(spread.to_string(), "1 path opened");
+        assert_eq!(Spread::again(&spread.counts()).to_string(), spread.to_string());
         spread.opened();
         spread.sent(0, 600);
         spread.sent(1, 500);

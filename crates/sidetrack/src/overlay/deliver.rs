@@ -6,7 +6,8 @@
 use super::bench;
 use super::circuit::refuse;
 use super::delivered::Delivered;
-use super::endpoint::{self, Endpoint, Lane, Path};
+use super::endpoint::{self, Ended, Endpoint, Lane, Path};
+use super::moved::{End, MovedSession, Rest};
 use super::packets;
 use super::sessions::Resumed;
 use super::shared::Shared;
@@ -15,7 +16,7 @@ use super::udp;
 use crate::carry::{Admitted, Failure, gate, resolve};
 use crate::config::Deliver;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Intercept, Process, Protocol};
-use sidetrack_core::overlay::frame::{Open, Refusal, Resume};
+use sidetrack_core::overlay::frame::{Open, Refusal, Resume, SessionId};
 use sidetrack_core::overlay::reserved::Reserved;
 use sidetrack_core::overlay::session::Attempt;
 use sidetrack_core::overlay::{Keys, NodeId};
@@ -58,7 +59,11 @@ pub(super) async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, o
     let mut record = is_flow.then(|| Delivered::begin(&shared, asked));
     let counted = shared.sessions.count();
     let application = match &counted {
-        Some(_) => destination(&shared, origin, &open).await,
+        Some(_) => tokio::select! {
+            application = destination(&shared, origin, &open) => application,
+            // The other end asks again when this node has links again.
+            () = shared.sessions.all_leave() => return record.into_iter().for_each(Delivered::forget),
+        },
         None => Err(Failure::new(EndReason::Limit, "this node has too many sessions")),
     };
     let application = match application {
@@ -87,12 +92,53 @@ pub(super) async fn deliver(shared: Arc<Shared>, stream: Stream, from: NodeId, o
     let _ = sender.send(endpoint::path(&shared, stream, (from, number), peer, Some(open.session))).await;
     drop(sender);
     let live = record.as_ref().map(|record| record.live().clone());
-    let ended = Endpoint::new(shared.clone(), application, paths, None).of_flow(live).run().await;
-    shared.sessions.leave(open.session);
-    if let Some(record) = &mut record {
+    let end = Endpoint::new(shared.clone(), application, paths, None).of_flow(live);
+    let (destination, client) = (&open.destination, &open.client);
+    tracing::debug!(from = %from_name, %destination, %client, "session begins");
+    ended(&shared, (open.session, origin), end.run().await, record);
+}
+
+/// Continues a session that began in another process of this node. It waits for a path.
+pub(super) async fn deliver_again(shared: Arc<Shared>, record: Box<Delivered>, rest: Rest) {
+    let Rest { id, peer, attempts, state, socket, .. } = rest;
+    let (sender, paths) = mpsc::channel(1);
+    shared.sessions.enter_again((id, peer), sender, &attempts);
+    let counted = shared.sessions.count();
+    let live = Some(record.live().clone());
+    let end = TcpStream::from_std(socket).map_err(anyhow::Error::from).and_then(|application| {
+        anyhow::ensure!(counted.is_some(), "this node has too many sessions");
+        Ok(Endpoint::new(shared.clone(), application, paths, None).of_flow(live).with_state(&state)?)
+    });
+    match end {
+        Ok(end) => ended(&shared, (id, peer), end.run().await, Some(*record)),
+        Err(error) => {
+            tracing::error!("a session of the other process is lost: {error:#}");
+            shared.sessions.leave(id);
+        }
+    }
+}
+
+/// The task of a delivered session has ended.
+fn ended(shared: &Shared, (session, origin): (SessionId, NodeId), ended: Ended, record: Option<Delivered>) {
+    let ended = match ended {
+        Ended::Over(ended) => ended,
+        Ended::Left(state, socket) => {
+            // It stays among the live ones: its other end must not hear that it is over. What ends inside the overlay has no
+            // record, and begins anew.
+            if let Some(record) = record {
+                let (attempts, end) = (shared.sessions.attempts(session), End::Far(Box::new(record)));
+                let moved =
+                    MovedSession { id: session, peer: origin, attempts, end, spread: None, state, socket };
+                shared.sessions.put_moved(moved);
+            }
+            return;
+        }
+    };
+    shared.sessions.leave(session);
+    if let Some(mut record) = record {
         record.ended(ended);
     }
-    tracing::debug!(from = %from_name, destination = %open.destination, client = %open.client, ?ended, "session delivered");
+    tracing::debug!(from = %shared.identity.name(origin), ?ended, "session delivered");
 }
 
 /// Gives an open session a new path over this link.
@@ -101,7 +147,7 @@ async fn go_on(shared: &Arc<Shared>, stream: Stream, link: (NodeId, u64), open: 
     let Some(named) = Attempt::from_bits(attempt) else {
         return refuse(shared, stream, Refusal::BadRequest, "there is no such path of a session").await;
     };
-    match shared.sessions.resume(open.session, open.path.first(), named) {
+    match shared.sessions.resume_when_here(open.session, open.path.first(), named).await {
         Resumed::On(paths) => {
             shared.counters.sessions_resumed.fetch_add(1, Relaxed);
             let peer = (next, next.saturating_add(u64::from(open.window_bytes)));

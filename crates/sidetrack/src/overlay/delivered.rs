@@ -3,8 +3,8 @@
 use super::endpoint::Broken;
 use super::shared::Shared;
 use crate::carry::Failure;
-use crate::live::{Decided, Ended, LiveFlow, Slot, Taken, Transport};
-use sidetrack_core::flow::{EndReason, Flow};
+use crate::live::{Decided, Ended, Ledger, LiveFlow, Slot, Spared, Taken, Transport};
+use sidetrack_core::flow::{EndReason, Flow, FlowId};
 use sidetrack_core::overlay::frame::ResetReason;
 use sidetrack_core::policy::{Action, Carry, Verdict};
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// A delivered flow's place in the ledger. If the task is dropped, the node is stopping, and the record says so.
 pub(super) struct Delivered {
-    shared: Arc<Shared>,
+    ledger: Arc<Ledger>,
     live: Arc<LiveFlow>,
     flow: Flow,
     slot: Option<Slot>,
@@ -24,7 +24,22 @@ impl Delivered {
         let live = Arc::new(LiveFlow::new((shared.next_id)()));
         live.decide(Decided::new(flow.clone(), None));
         let slot = Some(shared.ledger.enter(live.clone()));
-        Self { shared: shared.clone(), live, flow, slot }
+        Self { ledger: shared.ledger.clone(), live, flow, slot }
+    }
+
+    /// Enters a flow that another process of this node has begun to deliver.
+    pub(super) fn again(ledger: &Arc<Ledger>, (id, spared): (FlowId, &Spared), decided: Decided) -> Self {
+        let (live, flow) = (Arc::new(LiveFlow::again(id, spared)), decided.flow.clone());
+        live.decide(decided);
+        let slot = Some(ledger.enter(live.clone()));
+        Self { ledger: ledger.clone(), live, flow, slot }
+    }
+
+    /// Forgets it without a record: another process goes on with it.
+    pub(super) fn forget(mut self) {
+        if let Some(slot) = self.slot.take() {
+            self.ledger.forget(slot);
+        }
     }
 
     /// Returns the flow in flight.
@@ -79,7 +94,7 @@ impl Delivered {
     pub(super) fn end(&mut self, reason: EndReason, detail: Option<String>) {
         if let Some(slot) = self.slot.take() {
             let (duration, detail) = (self.live.age(), detail.map(String::into_boxed_str));
-            self.shared.ledger.leave(slot, Ended { flow: self.live.clone(), reason, detail, duration });
+            self.ledger.leave(slot, Ended { flow: self.live.clone(), reason, detail, duration });
         }
     }
 }

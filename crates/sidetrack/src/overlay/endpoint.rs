@@ -6,7 +6,9 @@ use super::shared::Shared;
 use super::stream::Stream;
 use crate::live::LiveFlow;
 use sidetrack_core::overlay::frame::{DATA_MAX, Frame, Opened, ResetReason, SessionFrame, SessionId};
-use sidetrack_core::overlay::session::{Config, Input, Mode, Output, PATHS_MAX, PathSet, Session};
+use sidetrack_core::overlay::session::{
+    Config, Input, Mode, Output, PATHS_MAX, PathSet, Session, StateError,
+};
 use sidetrack_core::overlay::{Keys, NodeId, Signature};
 use sidetrack_core::time::Instant;
 use sidetrack_sys::sockopt;
@@ -67,6 +69,14 @@ pub(super) struct Broken {
     pub is_here: bool,
 }
 
+/// How the task of an end has ended.
+pub(super) enum Ended {
+    /// The session is over, or why it was reset.
+    Over(Result<(), Broken>),
+    /// The session goes on in another process: the state of its end, and the application's socket.
+    Left(Vec<u8>, std::net::TcpStream),
+}
+
 /// One end of a session.
 pub(super) struct Endpoint {
     shared: Arc<Shared>,
@@ -106,6 +116,15 @@ impl Endpoint {
         Self { session, usage: Some(usage), ..self }
     }
 
+    /// Continues with the state of another process.
+    ///
+    /// # Errors
+    /// Returns what is wrong with the state.
+    pub(super) fn with_state(self, state: &[u8]) -> Result<Self, StateError> {
+        let session = Session::from_bytes(state, Config::default(), self.shared.clock.now())?;
+        Ok(Self { session, ..self })
+    }
+
     /// Adds a flow of ours: it counts the bytes, and may ask for the end.
     pub(super) fn of_flow(self, live: Option<Arc<LiveFlow>>) -> Self {
         Self { live, ..self }
@@ -116,23 +135,54 @@ impl Endpoint {
         Config::default().window_bytes
     }
 
-    /// Moves the bytes until the session is over and both applications have seen its end.
-    ///
-    /// # Errors
-    /// Returns why the session was reset.
-    pub(super) async fn run(mut self) -> Result<(), Broken> {
+    /// Moves the bytes until the session is over and both applications have seen its end, or until all sessions leave this
+    /// process.
+    pub(super) async fn run(mut self) -> Ended {
         // If this task is dropped, the application must see a reset, not an orderly end.
         let _ = sockopt::reset_on_close(&self.application);
-        let end = std::future::poll_fn(|cx| self.poll(cx)).await;
+        let shared = self.shared.clone();
+        let mut leaves = std::pin::pin!(shared.sessions.all_leave());
+        let end = std::future::poll_fn(|cx| match leaves.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => self.poll(cx).map(Some),
+        })
+        .await;
+        let Some(end) = end else { return self.leave() };
         for path in self.lanes.drain(..).flatten() {
             tokio::spawn(timeout(LAST_WORDS, path.stream.close()));
         }
-        match end {
+        self.over(end)
+    }
+
+    /// Ends with this reason.
+    fn over(&self, end: Option<ResetReason>) -> Ended {
+        Ended::Over(match end {
             None => {
                 let _ = SockRef::from(&self.application).set_linger(None);
                 Ok(())
             }
             Some(reason) => Err(Broken { reason, is_here: self.is_broken_here }),
+        })
+    }
+
+    /// Takes the session apart, for another process. Frames that were not sent are sent again there.
+    fn leave(mut self) -> Ended {
+        let Some(state) = self.session.to_bytes(self.now()) else {
+            // It has ended at this moment.
+            let end = std::iter::from_fn(|| self.session.poll(PathSet::default()));
+            let end = end.filter_map(|output| match output {
+                Output::Closed(reason) => Some(reason),
+                _ => None,
+            });
+            let end = end.last().unwrap_or(Some(ResetReason::Ended));
+            return self.over(end);
+        };
+        match self.application.into_std() {
+            Ok(application) => Ended::Left(state, application),
+            Err(error) => {
+                tracing::error!(%error, "the socket of a session cannot move");
+                Ended::Over(Err(Broken { reason: ResetReason::Ended, is_here: self.is_broken_here }))
+            }
         }
     }
 
@@ -239,10 +289,15 @@ impl Endpoint {
         }
     }
 
-    fn ask_for_path(&mut self) {
+    /// Lets those that open its paths know what this end expects.
+    pub(super) fn note_expected(&self) {
         if let Some(usage) = &self.usage {
             usage.set_expected(self.session.expects());
         }
+    }
+
+    fn ask_for_path(&mut self) {
+        self.note_expected();
         if let Some(wants) = &self.wants
             && !self.asked
             && self.session.wants_path()

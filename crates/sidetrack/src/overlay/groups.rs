@@ -147,13 +147,14 @@ pub struct GroupTotals {
 impl Entry {
     /// Returns all groups that this node knows.
     pub fn groups(&self) -> Vec<GroupView> {
-        views(&self.shared)
+        self.last().map(|shared| views(&shared)).unwrap_or_default()
     }
 
     /// Returns the counts of all groups together.
     pub fn group_totals(&self) -> GroupTotals {
-        let groups = self.shared.groups.load();
-        let all = self.shared.member.counters.values().chain([&self.shared.member.unknown]);
+        let Some(shared) = self.last() else { return GroupTotals::default() };
+        let groups = shared.groups.load();
+        let all = shared.member.counters.values().chain([&shared.member.unknown]);
         let all: Vec<_> = all.map(Counters::fates).collect();
         let words =
             ["sent", "unsent", "delivered", "failed"].into_iter().chain(Refused::ALL.map(Refused::name));
@@ -170,7 +171,8 @@ impl Entry {
     /// # Errors
     /// Returns the reason in words.
     pub async fn join_group(&self, group: &str, is_member: bool) -> Result<GroupView, String> {
-        let member = &self.shared.member;
+        let shared = self.here()?.shared;
+        let member = &shared.member;
         let name = member.counters.keys().find(|name| name.as_str() == group);
         let name = name.ok_or_else(|| {
             format!("this node has no [[overlay.group]] '{group}': write one with its addresses and restart")
@@ -183,8 +185,8 @@ impl Entry {
                 joined.remove(name)
             };
         }
-        self.shared.control.send(Event::Groups).await.map_err(|_| "the overlay is stopping".to_owned())?;
-        let view = views(&self.shared).into_iter().find(|view| view.name == group);
+        shared.control.send(Event::Groups).await.map_err(|_| "the overlay is stopping".to_owned())?;
+        let view = views(&shared).into_iter().find(|view| view.name == group);
         view.ok_or_else(|| format!("the overlay has no group '{group}'"))
     }
 }

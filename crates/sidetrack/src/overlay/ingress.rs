@@ -1,9 +1,10 @@
 //! The near end of sessions: flows that this node caught and sends over the overlay.
 
 use super::circuit::LAST_WORDS;
-use super::endpoint::{self, Broken, Endpoint, Path};
+use super::endpoint::{self, Broken, Ended, Endpoint, Path};
 use super::identity;
 use super::lanes;
+use super::moved::{End, MovedSession, Rest};
 use super::nearest;
 use super::pool;
 use super::shared::Shared;
@@ -22,7 +23,7 @@ use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
@@ -99,6 +100,8 @@ pub(super) async fn run(shared: Arc<Shared>, request: Request) {
         opened = nearest::open(&shared, &order) => opened,
         // The client left, or the time for the path is over.
         () = reply.closed() => return,
+        // The flow is asked for again where the overlay goes to.
+        () = shared.sessions.all_leave() => return,
     };
     let (ingress, session, path) = match opened {
         Ok((ingress, session, path)) => (Arc::new(ingress), session, path),
@@ -120,7 +123,30 @@ pub(super) async fn run(shared: Arc<Shared>, request: Request) {
     if ingress.mode() == Mode::Shortest {
         ingress.carry(session, path, leg).await;
     } else {
-        lanes::carry(ingress, session, (path, route), (leg, spread.unwrap_or_default())).await;
+        let begin = lanes::Begin::First(Box::new(path), route);
+        lanes::carry(ingress, session, begin, (leg, spread.unwrap_or_default())).await;
+    }
+}
+
+/// Continues a session that began in another process of this node. It has no path, and asks for one at once.
+pub(super) async fn run_again(shared: Arc<Shared>, order: OverlayOrder, rest: Rest) {
+    let Rest { id, peer, attempts, spread, state, socket } = rest;
+    let Some(_counted) = shared.sessions.count() else { return };
+    let Ok(leg) = TcpStream::from_std(socket) else { return };
+    let ingress = Arc::new(Ingress { shared: shared.clone(), order, to: peer });
+    // The mode of the state counts: what the far node can do may not be known yet.
+    if ingress.order.carrier.mode != Mode::Shortest && attempts.len() > 1 {
+        let begin = lanes::Begin::Again(state, attempts);
+        return lanes::carry(ingress, id, begin, (leg, spread.unwrap_or_default())).await;
+    }
+    let (paths, arriving) = mpsc::channel(1);
+    let (wants, wanted) = mpsc::channel(1);
+    match Endpoint::new(shared.clone(), leg, arriving, Some(wants)).with_state(&state) {
+        Ok(end) => {
+            let attempts = attempts.first().copied().unwrap_or_default();
+            ingress.carry_with(id, (end, paths, wanted), attempts).await;
+        }
+        Err(error) => tracing::error!(%error, "a session of the other process is lost"),
     }
 }
 
@@ -178,17 +204,27 @@ pub(super) struct Ingress {
 }
 
 impl Ingress {
-    /// Moves the flow's bytes, and finds a new path each time it has lost one.
+    /// Moves the flow's bytes, beginning on this path.
     async fn carry(&self, session: SessionId, first: Path, leg: TcpStream) {
         let (paths, arriving) = mpsc::channel(1);
-        let (wants, mut wanted) = mpsc::channel(1);
+        let (wants, wanted) = mpsc::channel(1);
         let _ = paths.send(first).await;
-        let end = Endpoint::new(self.shared.clone(), leg, arriving, Some(wants)).run();
+        let end = Endpoint::new(self.shared.clone(), leg, arriving, Some(wants));
+        self.carry_with(session, (end, paths, wanted), 0).await;
+    }
+
+    /// Moves the flow's bytes, and finds a new path each time it has lost one. `attempts`: how often that was tried before.
+    async fn carry_with(
+        &self,
+        session: SessionId,
+        (end, paths, mut wanted): (Endpoint, mpsc::Sender<Path>, mpsc::Receiver<(u64, u64)>),
+        attempts: u32,
+    ) {
+        let attempts = AtomicU32::new(attempts);
         let renew = async {
-            let mut attempts = 0;
             while let Some((next, limit)) = wanted.recv().await {
                 let window = u32::try_from(limit.saturating_sub(next)).unwrap_or(u32::MAX);
-                match self.resume(session, next, window, &mut attempts).await {
+                match self.resume(session, next, window, &attempts).await {
                     Some(path) => {
                         // The receiver lives as long as `end`, which runs beside this.
                         let _ = paths.send(path).await;
@@ -198,21 +234,47 @@ impl Ingress {
             }
         };
         let ended = tokio::select! {
-            ended = end => ended,
-            () = renew => Err(Broken { reason: ResetReason::PathLost, is_here: false }),
+            ended = end.run() => ended,
+            () = renew => Ended::Over(Err(Broken { reason: ResetReason::PathLost, is_here: false })),
         };
+        self.ended(session, ended, (vec![attempts.into_inner()], None));
+    }
+
+    /// The task of a session has ended. `attempts`: the latest attempts to open its paths.
+    pub(super) fn ended(
+        &self,
+        session: SessionId,
+        ended: Ended,
+        (attempts, spread): (Vec<u32>, Option<Arc<Spread>>),
+    ) {
         let Self { order, .. } = self;
-        tracing::debug!(node = %order.carrier.node, destination = %order.destination, ?ended, "session ended");
+        match ended {
+            Ended::Over(ended) => {
+                tracing::debug!(node = %order.carrier.node, destination = %order.destination, ?ended, "session ended");
+            }
+            // What ends inside the overlay begins anew.
+            Ended::Left(..) if Reserved::of(&order.destination).is_some() => {}
+            Ended::Left(state, socket) => self.shared.sessions.put_moved(MovedSession {
+                id: session,
+                peer: self.to,
+                attempts,
+                end: End::Near(order.clone()),
+                spread,
+                state,
+                socket,
+            }),
+        }
     }
 
     /// Returns a new path for an open session; none if the far end no longer knows the session. The session itself ends
     /// if this takes too long.
-    async fn resume(&self, session: SessionId, next: u64, window: u32, attempts: &mut u32) -> Option<Path> {
+    async fn resume(&self, session: SessionId, next: u64, window: u32, attempts: &AtomicU32) -> Option<Path> {
         let mut avoid = BTreeSet::new();
         let (mut rest, mut patience) = (REST_FIRST, RESUME_ATTEMPT);
         loop {
-            *attempts = attempts.saturating_add(1);
-            let resume = Resume { attempt: *attempts, next };
+            let attempt = attempts.load(Relaxed).saturating_add(1);
+            attempts.store(attempt, Relaxed);
+            let resume = Resume { attempt, next };
             match self.attempt(session, Some(resume), window, &mut avoid, patience).await {
                 Ok((path, _)) => {
                     self.shared.counters.sessions_resumed.fetch_add(1, Relaxed);

@@ -4,7 +4,7 @@
 //! for a new path. Only a session without any path is in danger: it ends if none comes back in time.
 
 use super::control::names;
-use super::endpoint::{Broken, Endpoint, Lane, Path};
+use super::endpoint::{Broken, Ended, Endpoint, Lane, Path};
 use super::ingress::{Ingress, Setback};
 use super::shared::Shared;
 use super::status::SessionPathsView;
@@ -50,11 +50,13 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    fn new(to: NodeId, (mode, most): (Mode, u8), first: frame::Path, spread: Arc<Spread>) -> Self {
+    fn new(to: NodeId, (mode, most): (Mode, u8), first: Option<frame::Path>, spread: Arc<Spread>) -> Self {
         let mut lanes = vec![None; usize::from(most.clamp(1, PATHS_MAX))];
-        lanes[0] = Some((0, first));
+        if let Some(first) = first {
+            lanes[0] = Some((0, first));
+            spread.opened();
+        }
         let (next, limit) = (AtomicU64::new(0), AtomicU64::new(u64::from(Endpoint::first_window())));
-        spread.opened();
         Self { to, mode, lanes: Mutex::new(lanes), lost: Notify::new(), next, limit, spread }
     }
 
@@ -121,40 +123,64 @@ pub(super) fn view(shared: &Shared, to: NodeId) -> Vec<SessionPathsView> {
     sets.into_iter().take(SHOWN_MAX).map(view).collect()
 }
 
-/// Moves the flow's bytes over several paths until the session is over. `first`: the path that it began with.
+/// Where a session over several paths begins.
+pub(super) enum Begin {
+    /// With its first path.
+    First(Box<Path>, frame::Path),
+    /// With the state of another process of this node, and the latest attempts to open its paths. It has no path.
+    Again(Vec<u8>, Vec<u32>),
+}
+
+/// Moves the flow's bytes over several paths until the session is over, or leaves this process.
 pub(super) async fn carry(
     ingress: Arc<Ingress>,
     session: SessionId,
-    first: (Path, frame::Path),
+    begin: Begin,
     (leg, spread): (TcpStream, Arc<Spread>),
 ) {
-    let (first, route) = first;
+    let (first, state) = match begin {
+        Begin::First(path, route) => (Some((path, route)), None),
+        Begin::Again(state, attempts) => (None, Some((state, attempts))),
+    };
+    let (first, route) = first.unzip();
     let (to, carrier) = (ingress.to, ingress.order.carrier.clone());
-    let usage = Arc::new(Usage::new(to, (carrier.mode, carrier.paths), route, spread));
+    let usage = Arc::new(Usage::new(to, (carrier.mode, carrier.paths), route, spread.clone()));
     let shared = ingress.shared.clone();
-    shared.sessions.note(session, usage.clone());
     let (paths, arriving) = mpsc::channel(1);
-    let _ = paths.send(first).await;
-    let end = Endpoint::new(shared.clone(), leg, arriving, None).over_paths(usage.clone()).run();
+    if let Some(first) = first {
+        let _ = paths.send(*first).await;
+    }
     let lanes = usage.existing().len();
-    let keeper = Keeper {
+    let mut attempts = vec![0; lanes];
+    let mut end = Endpoint::new(shared.clone(), leg, arriving, None).over_paths(usage.clone());
+    if let Some((state, latest)) = state {
+        attempts.iter_mut().zip(latest).for_each(|(attempt, latest)| *attempt = latest);
+        end = match end.with_state(&state) {
+            Ok(end) => end,
+            Err(error) => return tracing::error!(%error, "a session of the other process is lost"),
+        };
+        // The first attempts say what this end expects.
+        end.note_expected();
+    }
+    shared.sessions.note(session, usage.clone());
+    let mut keeper = Keeper {
         ingress: ingress.clone(),
         session,
         usage,
         paths,
         opening: JoinSet::new(),
         asked: vec![None; lanes],
-        attempts: vec![0; lanes],
+        attempts,
         rested_at: vec![Instant::now(); lanes],
         avoided: Vec::new(),
         serial: 0,
     };
     let ended = tokio::select! {
-        ended = end => ended,
-        () = keeper.run() => Err(Broken { reason: ResetReason::PathLost, is_here: false }),
+        ended = end.run() => ended,
+        () = keeper.run() => Ended::Over(Err(Broken { reason: ResetReason::PathLost, is_here: false })),
     };
     shared.sessions.forget(session);
-    tracing::debug!(node = %carrier.node, destination = %ingress.order.destination, ?ended, "session ended");
+    ingress.ended(session, ended, (std::mem::take(&mut keeper.attempts), Some(spread)));
 }
 
 /// The result of an attempt to open a path: its number, its nodes, and the path.
@@ -181,7 +207,7 @@ struct Keeper {
 
 impl Keeper {
     /// Keeps the paths until the far end no longer knows the session.
-    async fn run(mut self) {
+    async fn run(&mut self) {
         let usage = self.usage.clone();
         loop {
             self.open_missing();

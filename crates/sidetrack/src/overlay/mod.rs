@@ -15,13 +15,17 @@ mod control_dial;
 mod datagrams;
 mod deliver;
 mod delivered;
+mod door;
 mod echoes;
 mod endpoint;
+mod entry;
+mod flows;
 mod groups;
 pub mod identity;
 mod ingress;
 mod lanes;
 mod mapped;
+mod moved;
 mod nearest;
 mod paced;
 mod packets;
@@ -43,8 +47,10 @@ pub use bench::BenchView;
 pub use control::Echo;
 pub(crate) use echoes::PER_SECOND_MAX;
 pub use echoes::PacketBenchView;
+pub use entry::Entry;
 pub use groups::{GroupTotals, GroupView};
 pub use mapped::GraphLinkView;
+pub use moved::{MovedSession, STATE_MAX, SessionFacts};
 pub use paced::{PacedTotals, PacedView};
 pub use setting::{LinkSetting, LinkSettingView};
 pub use status::{
@@ -53,45 +59,65 @@ pub use status::{
 };
 pub use trust::{FlowsView, TolerantView};
 
-use crate::carry::{Associating, Dialing, Entered, Entering, Failure, OverlayEntry, OverlayOrder};
+use crate::carry::Dialing;
 use crate::config::{self, OnCrash};
 use crate::live::{Ledger, Spread};
 use anyhow::Context as _;
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use control::Event;
 use datagrams::Pinged;
-use ingress::Request;
+use entry::{Here, Place};
 use shared::{NextId, Shared};
-use sidetrack_core::flow::EndReason;
-use sidetrack_core::overlay::NodeId;
-use sidetrack_core::overlay::frame::Purpose;
-use sidetrack_core::overlay::reserved::Reserved;
-use sidetrack_core::overlay::service::Service;
-use sidetrack_core::overlay::session::Mode;
 use sidetrack_sys::caps::CapabilitySet;
 use sidetrack_sys::sockopt;
 use sidetrack_sys::sync::lock;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::timeout;
+use tokio::sync::{mpsc, watch};
 
 /// Most flows that wait to be handed to the overlay.
 const REQUESTS_MAX: usize = 4096;
 
+/// Most sessions of another process that wait for their tasks; the thread that reads them waits when there are more.
+const COMING_MAX: usize = 64;
+
 /// How long the threads may take to end.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a ping waits for its answer.
-const PING_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long sessions may take to leave their tasks. One that has not left is cut, so this is long also for a starved machine. Far
+/// nodes wait for a path for 15 s.
+const LEFT_WITHIN: Duration = Duration::from_secs(8);
 
-/// How long a listener waits when the process has no descriptor for the next connection.
-const ACCEPT_REST: Duration = Duration::from_millis(10);
+/// Pause between two looks at threads and sessions that end.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+/// Sockets of another process of this node, with their addresses.
+#[derive(Default)]
+pub struct Given {
+    /// Where neighbours dial.
+    pub listeners: Vec<(SocketAddr, TcpListener)>,
+    /// For datagrams of links.
+    pub datagrams: Vec<(SocketAddr, UdpSocket)>,
+    /// Leads to the overlay of the other process until that lets go of it.
+    pub door: Option<OwnedFd>,
+}
+
+/// What another process needs to continue the overlay.
+pub struct Offered {
+    /// Copies of the sockets.
+    pub listeners: Vec<(SocketAddr, OwnedFd)>,
+    /// Copies of the sockets.
+    pub datagrams: Vec<(SocketAddr, OwnedFd)>,
+    /// Leads to the overlay of this process.
+    pub door: OwnedFd,
+}
 
 /// The sockets of an overlay node: bound while there are rights.
 pub struct Bound {
@@ -99,46 +125,80 @@ pub struct Bound {
     listeners: Vec<TcpListener>,
     datagrams: Vec<UdpSocket>,
     packets: Option<packets::Bound>,
+    /// Another process has the links until it lets go of them. The door leads there.
+    door: Option<OwnedFd>,
 }
 
-/// An overlay node at work.
+/// The overlay of a node, in this process or in another one.
 pub struct Overlay {
     entry: Arc<Entry>,
     addresses: Vec<SocketAddr>,
+    start: Start,
+    dialing: ArcSwapOption<Dialing>,
+    running: Mutex<Option<Running>>,
+    /// Sessions that have left their tasks, until it is certain which process continues them.
+    moved: Mutex<Vec<MovedSession>>,
+    /// What counts the paths of sessions that have come, until their flows come: by the address of the worker's end.
+    spreads: Mutex<BTreeMap<SocketAddr, Arc<Spread>>>,
+}
+
+/// What the threads are started with, also a second time.
+struct Start {
+    config: config::Overlay,
+    /// The configuration in force, and what numbers flows.
+    of_node: (Arc<ArcSwap<config::Config>>, NextId),
+    ledger: Arc<Ledger>,
+    counters: Arc<shared::Counters>,
+    listeners: Vec<TcpListener>,
+    datagrams: Vec<UdpSocket>,
+    packets: Mutex<Option<packets::Bound>>,
+}
+
+/// The threads.
+struct Running {
+    here: Here,
     stop: watch::Sender<bool>,
     stopped_datagrams: Arc<AtomicBool>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    catching: Mutex<Option<packets::Catching>>,
+    /// Those for flows and control, and those for datagrams.
+    threads: [Vec<JoinHandle<()>>; 2],
+    catching: Option<packets::Catching>,
+    /// Brings sessions of another process. `None`: no more come.
+    coming: mpsc::Sender<Option<MovedSession>>,
+    /// Answers another process.
+    doors: Vec<door::Open>,
 }
 
-/// The way into the overlay, for workers and the admin interface.
-pub struct Entry {
-    shared: Arc<Shared>,
-    requests: mpsc::Sender<Request>,
-}
-
-impl std::fmt::Debug for Entry {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "overlay node {}", self.shared.identity.own())
-    }
+/// Takes what was bound to an address of the configuration. Port 0 fits any.
+fn take<T>(from: &mut Vec<(SocketAddr, T)>, address: SocketAddr) -> Option<T> {
+    let fits = |bound: SocketAddr| address == bound || address.port() == 0 && address.ip() == bound.ip();
+    let at = from.iter().position(|(bound, _)| fits(*bound))?;
+    Some(from.swap_remove(at).1)
 }
 
 impl Bound {
-    /// Binds the sockets, and installs the rules that catch packets if the configuration has any.
+    /// Binds the sockets, and installs the rules that catch packets if the configuration has any. `given`: sockets of another
+    /// process, which has the links now.
     ///
     /// # Errors
     /// Which address, and what the system said.
-    pub fn new(config: &config::Overlay, on_crash: OnCrash) -> anyhow::Result<Self> {
-        let bind = |address: &SocketAddr| {
-            sockopt::listen(*address, &sockopt::ListenOptions::default())
-                .with_context(|| format!("[overlay] listen = \"{address}\""))
+    pub fn new(config: &config::Overlay, on_crash: OnCrash, given: Option<Given>) -> anyhow::Result<Self> {
+        let Given { mut listeners, mut datagrams, door } = given.unwrap_or_default();
+        let mut bind = |address: &SocketAddr| match take(&mut listeners, *address) {
+            Some(listener) => Ok(listener),
+            None => sockopt::listen(*address, &sockopt::ListenOptions::default())
+                .with_context(|| format!("[overlay] listen = \"{address}\"")),
         };
-        let listeners: Vec<TcpListener> = config.listen.iter().map(bind).collect::<anyhow::Result<_>>()?;
+        let listeners: Vec<TcpListener> =
+            config.listen.iter().map(&mut bind).collect::<anyhow::Result<_>>()?;
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
         let dialled = config.nodes.iter().filter(|node| node.name != config.name);
-        let datagrams = datagrams::bind(&addresses, dialled.flat_map(|node| node.addresses.clone()));
+        let datagrams = datagrams::bind(&addresses, dialled.flat_map(|node| node.addresses.clone()), |at| {
+            take(&mut datagrams, at)
+        });
         let packets = packets::Bound::new(config, on_crash)?;
-        Ok(Self { config: config.clone(), listeners, datagrams, packets })
+        // A key that is wrong must be known before another process lets go of its links.
+        identity::Identity::new(config)?;
+        Ok(Self { config: config.clone(), listeners, datagrams, packets, door })
     }
 
     /// Returns the capabilities that [`Bound::answer_kernel`] needs.
@@ -154,33 +214,80 @@ impl Bound {
         self.packets.as_mut().map_or(Ok(()), packets::Bound::answer_kernel)
     }
 
-    /// Starts the threads. Each delivery is checked by the current rules of `config`, which reloads change. `next_id`
-    /// numbers the flows that are delivered.
+    /// Starts the threads, or waits for [`Overlay::begin`] while another process has the links. Each delivery is checked by the
+    /// current rules of `config`, which reloads change. `next_id` numbers the flows that are delivered.
     ///
     /// # Errors
     /// Fails if the node's key is wrong, or the system provides no thread.
     pub fn start(self, config: Arc<ArcSwap<config::Config>>, next_id: NextId) -> anyhow::Result<Overlay> {
+        let addresses = self.listeners.iter().map(TcpListener::local_addr).collect::<io::Result<_>>()?;
+        let waits = self.door.is_some();
+        let door = self.door.map(door::Door::new).transpose()?.map(Arc::new);
+        let overlay = Overlay {
+            entry: Arc::new(Entry::new(Place::Elsewhere(door))),
+            addresses,
+            start: Start {
+                config: self.config,
+                of_node: (config, next_id),
+                ledger: Arc::default(),
+                counters: Arc::default(),
+                listeners: self.listeners,
+                datagrams: self.datagrams,
+                packets: Mutex::new(self.packets),
+            },
+            dialing: ArcSwapOption::empty(),
+            running: Mutex::default(),
+            moved: Mutex::default(),
+            spreads: Mutex::default(),
+        };
+        if !waits {
+            overlay.begin(false)?;
+        }
+        Ok(overlay)
+    }
+}
+
+impl Start {
+    /// Starts the threads. `comes`: sessions of another process come.
+    fn run(&self, dialing: Option<Arc<Dialing>>, comes: bool) -> anyhow::Result<Running> {
+        let copies = |sockets: &[TcpListener]| sockets.iter().map(TcpListener::try_clone).collect();
+        let listeners: io::Result<Vec<_>> = copies(&self.listeners);
+        let datagrams: io::Result<Vec<_>> = self.datagrams.iter().map(UdpSocket::try_clone).collect();
+        let (listeners, datagrams) = (listeners?, datagrams?);
         let (events, inbox) = mpsc::channel(control::EVENTS_MAX);
         let (requests, orders) = mpsc::channel(REQUESTS_MAX);
-        let mut shared = Shared::new(&self.config, (config, next_id), events, self.datagrams)?;
-        let packets = self.packets.map(|packets| packets.start(&mut shared));
+        let (coming, came) = mpsc::channel(COMING_MAX);
+        let mut shared = Shared::new(&self.config, self.of_node.clone(), events, datagrams)?;
+        (shared.ledger, shared.counters) = (self.ledger.clone(), self.counters.clone());
+        shared.sessions.set_coming(comes);
+        dialing.into_iter().for_each(|dialing| shared.dialing.store(dialing));
+        let again = lock(&self.packets).as_ref().map(packets::Bound::again);
+        let packets = std::mem::replace(&mut *lock(&self.packets), again);
+        let packets = packets.map(|packets| packets.start(&mut shared));
         let shared = Arc::new(shared);
         let (catching, ways) = packets.map(|packets| packets.run(&shared, &requests)).unzip();
-        let addresses = self.listeners.iter().map(TcpListener::local_addr).collect::<io::Result<_>>()?;
         let (stop, stopped) = watch::channel(false);
         let stopped_datagrams = Arc::new(AtomicBool::new(false));
-        let threads = vec![
+        let of_datagrams = vec![
             datagram_thread(shared.clone(), stopped_datagrams.clone())?,
             paced_thread(shared.clone(), stopped_datagrams.clone())?,
-            thread("overlay-control", control::run(shared.clone(), inbox, stopped.clone()))?,
-            thread(
-                "overlay-flows",
-                serve(shared.clone(), self.listeners, orders, ways.unwrap_or_default(), stopped),
-            )?,
         ];
-        let entry = Arc::new(Entry { shared, requests });
-        let catching = Mutex::new(catching);
-        Ok(Overlay { entry, addresses, stop, stopped_datagrams, threads: Mutex::new(threads), catching })
+        let flows = flows::serve(
+            shared.clone(),
+            listeners,
+            (orders, came),
+            ways.unwrap_or_default(),
+            stopped.clone(),
+        );
+        let threads = [
+            vec![
+                thread("overlay-control", control::run(shared.clone(), inbox, stopped))?,
+                thread("overlay-flows", flows)?,
+            ],
+            of_datagrams,
+        ];
+        let here = Here { shared, requests };
+        Ok(Running { here, stop, stopped_datagrams, threads, catching, coming, doors: Vec::new() })
     }
 }
 
@@ -213,7 +320,7 @@ impl Overlay {
 
     /// Returns the ledger of the flows that are delivered here.
     pub fn ledger(&self) -> &Arc<Ledger> {
-        &self.entry.shared.ledger
+        &self.start.ledger
     }
 
     /// Returns the addresses that neighbours dial.
@@ -223,189 +330,163 @@ impl Overlay {
 
     /// Sets how sockets are dialled from now on.
     pub fn set_dialing(&self, dialing: Dialing) {
-        self.entry.shared.dialing.store(Arc::new(dialing));
+        let dialing = Arc::new(dialing);
+        self.dialing.store(Some(dialing.clone()));
+        if let Some(running) = &*lock(&self.running) {
+            running.here.shared.dialing.store(dialing);
+        }
+    }
+
+    /// Starts the threads: links come up. `comes`: sessions of another process follow by [`Overlay::adopt`].
+    ///
+    /// # Errors
+    /// Fails if the system provides no thread or no copy of a socket.
+    pub fn begin(&self, comes: bool) -> anyhow::Result<()> {
+        let running = self.start.run(self.dialing.load_full(), comes)?;
+        let here = running.here.clone();
+        *lock(&self.running) = Some(running);
+        self.entry.set(Place::Here(here));
+        Ok(())
+    }
+
+    /// Starts the threads unless they run: another process has let go of its links, or has ended. `comes`: as in
+    /// [`Overlay::begin`].
+    ///
+    /// # Errors
+    /// As [`Overlay::begin`].
+    pub fn take_over(&self, comes: bool) -> anyhow::Result<()> {
+        let runs = lock(&self.running).is_some();
+        if runs { Ok(()) } else { self.begin(comes) }
+    }
+
+    /// Continues a session of another process. Blocks while many wait.
+    pub fn adopt(&self, session: MovedSession) {
+        lock(&self.spreads).extend(session.spread());
+        self.comes(Some(session));
+    }
+
+    /// Takes what counts the paths of a session that has come. `near`: the address of the worker's end of its connection.
+    pub fn take_spread(&self, near: SocketAddr) -> Option<Arc<Spread>> {
+        lock(&self.spreads).remove(&near)
+    }
+
+    /// No flow comes any more: the rest of [`Overlay::take_spread`] is forgotten.
+    pub fn forget_spreads(&self) {
+        lock(&self.spreads).clear();
+    }
+
+    /// No more sessions come.
+    pub fn all_came(&self) {
+        self.comes(None);
+    }
+
+    fn comes(&self, session: Option<MovedSession>) {
+        let coming = lock(&self.running).as_ref().map(|running| running.coming.clone());
+        // Without threads the node stops, and the session ends with its socket.
+        if let Some(coming) = coming {
+            let _ = coming.blocking_send(session);
+        }
+    }
+
+    /// Returns what another process needs to continue the overlay. Its flows come through the door until [`Overlay::let_go`].
+    ///
+    /// # Errors
+    /// Fails if the system provides no descriptor or no thread, or if the overlay is not in this process.
+    pub fn offered(&self) -> anyhow::Result<Offered> {
+        let mut running = lock(&self.running);
+        let running = running.as_mut().context("the overlay is not in this process")?;
+        let Start { listeners, datagrams, .. } = &self.start;
+        let listener = |one: &TcpListener| Ok((one.local_addr()?, one.try_clone()?.into()));
+        let socket = |one: &UdpSocket| Ok((one.local_addr()?, one.try_clone()?.into()));
+        let (open, door) = door::open(running.here.clone())?;
+        running.doors.push(open);
+        Ok(Offered {
+            listeners: listeners.iter().map(listener).collect::<io::Result<_>>()?,
+            datagrams: datagrams.iter().map(socket).collect::<io::Result<_>>()?,
+            door,
+        })
+    }
+
+    /// Ends the links, for another process that continues the overlay. Sessions leave their tasks and wait here. Returns how many.
+    pub fn let_go(&self) -> usize {
+        let Some(running) = lock(&self.running).take() else { return 0 };
+        // New requests wait until it is certain which process goes on.
+        self.entry.set(Place::Elsewhere(None));
+        let sessions = &running.here.shared.sessions;
+        let until = Instant::now() + LEFT_WITHIN;
+        // An upgrade may follow another one at once.
+        while sessions.are_coming() && Instant::now() < until {
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        sessions.leave_all();
+        while sessions.len() > 0 && Instant::now() < until {
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        let (left, moved) = (sessions.len(), sessions.take_moved());
+        if left > 0 {
+            tracing::error!("{left} sessions of the overlay did not leave in time, and end");
+        }
+        // The threads for datagrams end later: what they still read is only lost.
+        running.end(false);
+        let count = moved.len();
+        lock(&self.moved).extend(moved);
+        count
+    }
+
+    /// Another process has the overlay for good: flows that are asked for here are refused.
+    pub fn leave(&self) {
+        self.entry.set(Place::Stopped);
+    }
+
+    /// Takes the sessions that wait here: another process continues them.
+    pub fn take_moved(&self) -> Vec<MovedSession> {
+        std::mem::take(&mut lock(&self.moved))
+    }
+
+    /// Starts the threads again with the sessions that wait here: no other process continues them. Does nothing if they run.
+    ///
+    /// # Errors
+    /// As [`Overlay::begin`].
+    pub fn go_on(&self) -> anyhow::Result<()> {
+        if let Some(running) = &mut *lock(&self.running) {
+            running.doors.clear();
+            return Ok(());
+        }
+        self.begin(true)?;
+        self.take_moved().into_iter().for_each(|session| self.adopt(session));
+        self.all_came();
+        // Their flows are here.
+        self.forget_spreads();
+        Ok(())
     }
 
     /// Ends all links and sessions: their applications see a reset.
     pub fn stop(&self) {
+        self.entry.set(Place::Stopped);
+        if let Some(running) = lock(&self.running).take() {
+            running.end(true);
+        }
+        drop(self.take_moved());
+    }
+}
+
+impl Running {
+    /// Ends the threads. `all`: waits for those of datagrams, too.
+    fn end(self, all: bool) {
         // Catching stops first: packets caught from now on could no longer be carried.
-        drop(lock(&self.catching).take());
+        drop((self.catching, self.doors));
         let _ = self.stop.send(true);
         self.stopped_datagrams.store(true, Relaxed);
         let until = Instant::now() + STOP_PATIENCE;
-        for thread in lock(&self.threads).drain(..) {
+        let [threads, of_datagrams] = self.threads;
+        for thread in threads.into_iter().chain(of_datagrams.into_iter().filter(|_| all)) {
             while !thread.is_finished() && Instant::now() < until {
-                std::thread::park_timeout(Duration::from_millis(5));
+                std::thread::park_timeout(LOOK_AGAIN);
             }
             if thread.is_finished() && thread.join().is_err() {
                 tracing::error!("a thread of the overlay ended by a panic");
             }
         }
-    }
-}
-
-impl Entry {
-    /// Returns the counts of whole packets. `None`: the node has no `[[overlay.packets]]`.
-    pub fn packets(&self) -> Option<CaughtView> {
-        self.shared.packets.as_ref().map(|packets| status::caught(&packets.counters))
-    }
-
-    /// Returns the counts of paced links. `None`: the node declares none.
-    pub fn paced(&self) -> Option<PacedTotals> {
-        paced::totals(&self.shared)
-    }
-
-    /// Returns the counts of packets over subgraphs.
-    pub fn spread(&self) -> SpreadView {
-        status::spread(&self.shared.datagrams)
-    }
-
-    /// Returns the metric name and the count of each change of the paths that flows use.
-    pub fn path_counts(&self) -> [(&'static str, u64); 3] {
-        let counters = &self.shared.counters;
-        [
-            ("resumed", counters.sessions_resumed.load(Relaxed)),
-            ("opened", counters.paths_opened.load(Relaxed)),
-            ("leg_changed", self.shared.datagrams.legs.moves.load(Relaxed)),
-        ]
-    }
-
-    /// Returns the counts of packets over subgraphs, by service.
-    pub fn services(&self) -> Vec<ServiceCountView> {
-        status::counted(&self.shared.datagrams)
-    }
-
-    /// Returns the state of the overlay. `None`: it is stopping.
-    pub async fn status(&self) -> Option<Status> {
-        let (reply, answer) = oneshot::channel();
-        self.shared.control.send(Event::Status(reply)).await.ok()?;
-        answer.await.ok()
-    }
-
-    /// Sends an echo request to a node, by name, along the path that flows would take.
-    ///
-    /// # Errors
-    /// Returns the reason in words.
-    pub async fn ping(&self, node: &str) -> Result<PingView, String> {
-        let to = self.other(node)?;
-        let identity = &self.shared.identity;
-        let stopping = || "the overlay is stopping".to_owned();
-        let (reply, answer) = oneshot::channel();
-        self.shared.control.send(Event::Ping(to, reply)).await.map_err(|_| stopping())?;
-        let echo =
-            timeout(PING_TIMEOUT, answer).await.map_err(|_| format!("no answer from {node} in 3 s"))?;
-        let Echo { path, rtt } = echo.map_err(|_| stopping())??;
-        let path = control::names(identity, &path);
-        Ok(PingView { path, links: Vec::new(), rtt_ms: rtt.as_secs_f64() * 1000.0 })
-    }
-
-    /// Sends an echo request to a node, by name, over the links that packets of this service would use.
-    ///
-    /// # Errors
-    /// Returns the reason in words.
-    pub async fn ping_by(&self, node: &str, service: &Service) -> Result<PingView, String> {
-        let to = self.other(node)?;
-        let since = Instant::now();
-        let Pinged { links, answer } = datagrams::ping(&self.shared, to, service, datagrams::ECHO_BYTES)?;
-        let answer = timeout(PING_TIMEOUT, answer).await;
-        answer
-            .map_err(|_| format!("no answer from {node} in 3 s"))?
-            .map_err(|_| "too many pings".to_owned())?;
-        let rtt_ms = since.elapsed().as_secs_f64() * 1000.0;
-        let named = |(from, to)| [from, to].map(|node| self.shared.identity.name(node));
-        Ok(PingView { path: Vec::new(), links: links.into_iter().map(named).collect(), rtt_ms })
-    }
-
-    /// Returns the links that packets of a service to a node would use now.
-    ///
-    /// # Errors
-    /// Returns the reason in words.
-    pub fn way(&self, node: &str, service: &Service) -> Result<WayView, String> {
-        let (links, named) = datagrams::links(&self.shared, self.other(node)?, service)?;
-        let name = |(from, to)| [from, to].map(|node| self.shared.identity.name(node));
-        Ok(WayView {
-            kind: service.kind.name().to_owned(),
-            dissemination: service.dissemination.name().to_owned(),
-            named: named.name().to_owned(),
-            links: links.into_iter().map(name).collect(),
-        })
-    }
-
-    /// Measures a service by a steady stream of echo requests.
-    ///
-    /// # Errors
-    /// Returns the reason in words.
-    pub async fn bench_packets(
-        &self,
-        node: &str,
-        service: &Service,
-        duration: Duration,
-        per_second: u32,
-    ) -> Result<PacketBenchView, String> {
-        echoes::run(&self.shared, self.other(node)?, service, duration, per_second).await
-    }
-
-    /// Returns another node of the overlay by its name.
-    fn other(&self, node: &str) -> Result<NodeId, String> {
-        let identity = &self.shared.identity;
-        let to = identity.node_named(node).ok_or_else(|| format!("the overlay has no node '{node}'"))?;
-        if to == identity.own() {
-            return Err(format!("'{node}' is this node itself"));
-        }
-        Ok(to)
-    }
-}
-
-impl Entry {
-    /// Changes the settings of the link to a neighbour.
-    ///
-    /// # Errors
-    /// Returns the reason in words.
-    pub async fn set_link(&self, neighbour: &str, setting: LinkSetting) -> Result<LinkSettingView, String> {
-        let to = self.other(neighbour)?;
-        let stopping = |_| "the overlay is stopping".to_owned();
-        let (reply, answer) = oneshot::channel();
-        self.shared.control.send(Event::SetLink(to, setting, reply)).await.map_err(|_| stopping(()))?;
-        answer.await.map_err(|_| stopping(()))
-    }
-
-    /// Floods a session to a node for this time, at most at this rate (bits per second). Returns what arrived.
-    ///
-    /// # Errors
-    /// Returns the reason in words.
-    pub async fn bench(
-        &self,
-        node: &str,
-        duration: Duration,
-        rate: Option<u64>,
-    ) -> Result<BenchView, String> {
-        bench::run(&self.requests, node, duration, rate).await
-    }
-}
-
-impl OverlayEntry for Entry {
-    fn open(&self, order: OverlayOrder) -> Entering {
-        let requests = self.requests.clone();
-        Box::pin(async move {
-            if Reserved::of(&order.destination).is_some() {
-                let detail = "this name stands for something inside the overlay and is not a host";
-                return Err(Failure::new(EndReason::PolicyDenied, detail));
-            }
-            let internal =
-                |what: &str, error: io::Error| Failure::new(EndReason::Internal, format!("{what}: {error}"));
-            let (near, leg) = pair().map_err(|error| internal("a socket to the overlay", error))?;
-            let (reply, answer) = oneshot::channel();
-            let stopping = || Failure::new(EndReason::Shutdown, "the overlay is stopping");
-            let spread = (order.carrier.mode != Mode::Shortest).then(Arc::<Spread>::default);
-            let request = Request { order, leg, spread: spread.clone(), reply };
-            requests.send(request).await.map_err(|_| stopping())?;
-            let _session = answer.await.map_err(|_| stopping())??;
-            Ok(Entered { stream: near, spread })
-        })
-    }
-
-    fn associate(&self, order: OverlayOrder) -> Associating {
-        Box::pin(udp::associate(self.shared.clone(), self.requests.clone(), order))
     }
 }
 
@@ -426,103 +507,4 @@ fn pair() -> io::Result<(std::net::TcpStream, std::net::TcpStream)> {
         }
     }
     Err(io::Error::other("others connect to it"))
-}
-
-/// The task of the thread of flows.
-async fn serve(
-    shared: Arc<Shared>,
-    listeners: Vec<TcpListener>,
-    mut orders: mpsc::Receiver<Request>,
-    ways: Vec<impl Future<Output = ()> + Send + 'static>,
-    mut stop: watch::Receiver<bool>,
-) {
-    // It is set once: this is the only thread of flows.
-    let _ = shared.flows.set(tokio::runtime::Handle::current());
-    for (node, _) in shared.identity.members().filter(|(node, _)| *node != shared.identity.own()) {
-        tokio::spawn(pool::maintain(shared.clone(), node));
-    }
-    tokio::spawn(paced::serve(shared.clone()));
-    tokio::spawn(udp::serve(shared.clone()));
-    for way in ways {
-        tokio::spawn(way);
-    }
-    for listener in listeners {
-        match tokio::net::TcpListener::from_std(listener) {
-            Ok(listener) => {
-                tokio::spawn(accept(shared.clone(), listener));
-            }
-            Err(error) => tracing::error!(%error, "cannot watch the overlay's listener"),
-        }
-    }
-    loop {
-        tokio::select! {
-            request = orders.recv() => match request {
-                Some(request) => {
-                    tokio::spawn(ingress::run(shared.clone(), request));
-                }
-                None => return,
-            },
-            _ = stop.wait_for(|stop| *stop) => return,
-        }
-    }
-}
-
-async fn accept(shared: Arc<Shared>, listener: tokio::net::TcpListener) {
-    let identity = &shared.identity;
-    let members = identity.members().filter_map(|(node, _)| identity.member(node));
-    let addresses = members.flat_map(|member| member.addresses.clone());
-    let places = places::Places::new(addresses.map(|address| address.ip()));
-    loop {
-        match listener.accept().await {
-            Ok((tcp, peer)) => {
-                // A flood is closed at once. Otherwise neighbours would wait behind it in the kernel's accept queue.
-                let Some(place) = places.take(peer.ip()) else {
-                    shared.counters.strangers.fetch_add(1, Relaxed);
-                    continue;
-                };
-                let shared = shared.clone();
-                tokio::spawn(async move {
-                    let accepted = shared.accept(tcp).await;
-                    drop(place);
-                    match accepted {
-                        Ok((stream, neighbour, purpose)) => arrived(shared, stream, neighbour, purpose).await,
-                        Err(error) => {
-                            shared.counters.strangers.fetch_add(1, Relaxed);
-                            tracing::debug!(%peer, error = format!("{error:#}"), "a connection that is not a neighbour's");
-                        }
-                    }
-                });
-            }
-            Err(error) => {
-                tracing::debug!(%error, "cannot accept");
-                tokio::time::sleep(ACCEPT_REST).await;
-            }
-        }
-    }
-}
-
-/// Handles a connection that a neighbour has dialled.
-async fn arrived(
-    shared: Arc<Shared>,
-    stream: stream::Stream,
-    neighbour: sidetrack_core::overlay::NodeId,
-    purpose: Purpose,
-) {
-    match purpose {
-        Purpose::Control | Purpose::MovedControl => match stream.park() {
-            Ok(stream) => {
-                let (gone, _) = oneshot::channel();
-                let stream = Box::new(stream);
-                let event = match purpose {
-                    Purpose::MovedControl => Event::Moved { neighbour, stream, dialled: false },
-                    _ => Event::Connected { neighbour, stream, dialled: false, gone },
-                };
-                // An error only means that the control thread has ended.
-                let _ = shared.control.send(event).await;
-            }
-            Err(error) => tracing::error!(%error, "cannot hand over a control connection"),
-        },
-        Purpose::FromDialer => circuit::wait_and_serve(shared, stream, neighbour).await,
-        Purpose::FromAcceptor => shared.pool.put(neighbour, stream),
-    }
 }

@@ -2,6 +2,7 @@
 
 use super::endpoint::Path;
 use super::lanes::Usage;
+use super::moved::MovedSession;
 use sidetrack_core::overlay::NodeId;
 use sidetrack_core::overlay::frame::SessionId;
 use sidetrack_core::overlay::session::{Attempt, PATHS_MAX};
@@ -9,7 +10,9 @@ use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use tokio::sync::mpsc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep};
 
 /// Most ended sessions whose ids are remembered, so that a replayed opening starts nothing.
 const ENDED_MAX: usize = 65_536;
@@ -21,6 +24,12 @@ pub(super) const SESSIONS_MAX: usize = 100_000;
 const MEMORY_BYTES: usize = 512 * 1024 * 1024;
 const SHARE_MIN: usize = 64 * 1024;
 const SHARE_MAX: usize = 32 * 1024 * 1024;
+
+/// How long another process may take to send its sessions. Meanwhile an attempt to continue a session that is not here waits.
+const COME_WITHIN: Duration = Duration::from_secs(10);
+
+/// Pause between two looks whether a session has come.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// An open session.
 struct Live {
@@ -56,6 +65,12 @@ struct Inner {
 pub(super) struct Sessions {
     inner: Mutex<Inner>,
     count: AtomicUsize,
+    /// All sessions leave for another process.
+    leaving: watch::Sender<bool>,
+    /// Those that have left their tasks. There are at most [`SESSIONS_MAX`].
+    moved: Mutex<Vec<MovedSession>>,
+    /// Sessions of another process still come.
+    coming: watch::Sender<bool>,
 }
 
 /// Counts one session until it is dropped.
@@ -96,6 +111,69 @@ impl Sessions {
         }
         inner.live.insert(id, Live { from, paths, attempts: [0; PATHS_MAX as usize] });
         true
+    }
+
+    /// Adds a session that another process of this node has begun. `attempts`: the latest attempts that it has accepted.
+    pub(super) fn enter_again(
+        &self,
+        (id, from): (SessionId, NodeId),
+        paths: mpsc::Sender<Path>,
+        attempts: &[u32],
+    ) {
+        let mut known = [0; PATHS_MAX as usize];
+        known.iter_mut().zip(attempts).for_each(|(known, attempt)| *known = *attempt);
+        lock(&self.inner).live.insert(id, Live { from, paths, attempts: known });
+    }
+
+    /// Returns the latest attempt to open each path of a session.
+    pub(super) fn attempts(&self, id: SessionId) -> Vec<u32> {
+        lock(&self.inner).live.get(&id).map(|live| live.attempts.to_vec()).unwrap_or_default()
+    }
+
+    /// Lets all sessions leave their tasks.
+    pub(super) fn leave_all(&self) {
+        self.leaving.send_replace(true);
+    }
+
+    /// Waits until all sessions have to leave.
+    pub(super) async fn all_leave(&self) {
+        let mut leaving = self.leaving.subscribe();
+        // The sender lives as long as `self`, so an error cannot happen.
+        let _ = leaving.wait_for(|leaving| *leaving).await;
+    }
+
+    /// Adds a session that has left its task.
+    pub(super) fn put_moved(&self, moved: MovedSession) {
+        lock(&self.moved).push(moved);
+    }
+
+    /// Takes the sessions that have left their tasks.
+    pub(super) fn take_moved(&self) -> Vec<MovedSession> {
+        std::mem::take(&mut lock(&self.moved))
+    }
+
+    /// Notes whether sessions of another process still come.
+    pub(super) fn set_coming(&self, coming: bool) {
+        self.coming.send_replace(coming);
+    }
+
+    /// Whether sessions of another process still come.
+    pub(super) fn are_coming(&self) -> bool {
+        *self.coming.borrow()
+    }
+
+    /// As [`Sessions::resume`], but waits for a session that another process has not sent yet. If it was called unknown, its other
+    /// end would give it up.
+    pub(super) async fn resume_when_here(&self, id: SessionId, from: NodeId, attempt: Attempt) -> Resumed {
+        let until = Instant::now() + COME_WITHIN;
+        loop {
+            // Looked at first: a session may come in between.
+            let comes = self.are_coming() && Instant::now() < until;
+            match self.resume(id, from, attempt) {
+                Resumed::Unknown if comes => sleep(LOOK_AGAIN).await,
+                resumed => return resumed,
+            }
+        }
     }
 
     /// Checks an attempt of `from` to continue the session with this id over another path.

@@ -121,7 +121,7 @@ pub(super) struct Shared {
     /// The clock of the cores.
     pub clock: Clock,
     /// Counters.
-    pub counters: Counters,
+    pub counters: Arc<Counters>,
     /// Rates that an operator has set for links.
     pub shapers: Shapers,
     /// Permits for measurements by other nodes.
@@ -190,7 +190,7 @@ impl Shared {
             benches: Arc::new(Semaphore::new(BENCHES_MAX)),
             datagrams,
             clock,
-            counters: Counters::default(),
+            counters: Arc::default(),
             member: Member::new(&overlay.groups),
             packets: None,
             udp: Udp::default(),

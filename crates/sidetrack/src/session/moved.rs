@@ -30,12 +30,13 @@ impl Carried {
         let has_left = worker.exit().leave(|| {
             let decided = live.decided()?;
             let Motion::Sockets(pump) = &mut self.motion else { return None };
-            if self.part_of.is_some() || self.spread.is_some() {
+            if self.part_of.is_some() {
                 return None;
             }
             let Parted { sockets, held, config } = pump.take_apart()?;
             let (id, spared) = (live.id.0, live.spared());
-            Some(Moved { sockets, held, config, id, spared, decided, note: self.note.take() })
+            let (note, spread) = (self.note.take(), self.spread.take());
+            Some(Moved { sockets, held, config, id, spared, decided, note, spread })
         });
         if has_left {
             self.entry.give_away();
@@ -47,7 +48,7 @@ impl Carried {
 
 /// Goes on with a flow of another process, on its worker.
 pub fn adopt(worker: &Arc<Worker>, moved: Moved) {
-    let Moved { sockets, held, config, id, spared, decided, note } = moved;
+    let Moved { sockets, held, config, id, spared, decided, note, spread } = moved;
     let mut entry = Entry::again(worker, (id, &spared), (*decided).clone(), None);
     // It was admitted once, so it stays also without a place.
     let admission = Admission::ask(worker, decided.flow.client.ip(), || true).ok();
@@ -59,7 +60,7 @@ pub fn adopt(worker: &Arc<Worker>, moved: Moved) {
     let wiring = wiring(worker, entry.live(), config);
     let moving = Moving { early: (up, down), config, chain: None, wiring };
     let motion = moving.between((Stream::Tcp(client), Stream::Tcp(server)), entry.live(), worker.clock);
-    let carried = Carried { motion, entry, part_of: None, note, spread: None };
+    let carried = Carried { motion, entry, part_of: None, note, spread };
     let mut carrying = Carrying { stage: Stage::Moving(carried) };
     reactor::spawn(async move {
         // Await by reference: awaiting by value would store the future twice in this task.

@@ -1,7 +1,7 @@
 //! Running flows that another process of this node goes on with.
 
 use super::{Shared, Worker};
-use crate::live::{Decided, Spared};
+use crate::live::{Decided, Spared, Spread};
 use sidetrack_core::association::Again;
 use sidetrack_core::splice;
 use sidetrack_sys::sync::lock;
@@ -28,6 +28,8 @@ pub struct Moved {
     pub decided: Arc<Decided>,
     /// A note for the record.
     pub note: Option<Box<str>>,
+    /// Counts what the flow does with its paths of the overlay, if it has several. Its session brings it to the other process.
+    pub spread: Option<Arc<Spread>>,
 }
 
 /// Where flows go when another process takes over. It is closed most of the time.

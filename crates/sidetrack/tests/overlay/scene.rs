@@ -93,6 +93,9 @@ pub(crate) fn overlay_address(up: &Up) -> SocketAddr {
 
 /// The four nodes.
 pub(crate) struct Scene {
+    /// A process that replaces a node reads them again.
+    #[allow(dead_code, reason = "only tests of upgrades take them out")]
+    pub keys: Keys,
     pub a: Up,
     pub b1: Option<Up>,
     pub b2: Option<Up>,
@@ -143,7 +146,7 @@ impl Scene {
         });
         let dials = [("b1", overlay_address(&b1)), ("b2", overlay_address(&b2))];
         let a = Up::start("default = \"deny\"\n", &(tables.to_owned() + &keys.section("a", &dials, false)));
-        let scene = Self { a, b1: Some(b1), b2: Some(b2), c };
+        let scene = Self { keys, a, b1: Some(b1), b2: Some(b2), c };
         scene.wait("a path from a to c over both relays", |status| {
             let up = status["links"]
                 .as_array()

@@ -153,7 +153,7 @@ fn nodes_that_get_no_cpu_for_a_while_lose_neither_links_nor_flows() {
     let mut got = Vec::new();
     std::io::Read::read_to_end(&mut far, &mut got).expect("the held flow goes on");
     assert_eq!(got, b"from before");
-    let Scene { a, b1, b2, c } = &mut scene;
+    let Scene { a, b1, b2, c, .. } = &mut scene;
     for node in [a, b1.as_mut().expect("it runs"), b2.as_mut().expect("it runs"), c] {
         let log = node.log_so_far();
         assert!(!log.contains("overlay link down"), "a link was lost:\n{log}");

@@ -4,6 +4,7 @@
 use crate::node::peers::{Client, Server, visit};
 use crate::node::traces::Traces;
 use crate::node::{Up, send};
+use crate::scene::{Keys, overlay_address};
 use crate::state::{RESOLVER, ask, resolved};
 use crate::{Started, Upgrade, ends, runs};
 use rustix::process::Signal;
@@ -21,9 +22,39 @@ const TOP: &str = "default = \"deny\"\n";
 /// Where services ask for paths.
 const SERVICES: &str = "127.0.0.1:4000";
 
-/// Rules, a port, an association of UDP, names and paths, so that every part is sent.
-fn tables(server: SocketAddr, datagrams: SocketAddr) -> String {
-    format!(
+/// What is around the node: servers, and another node of its overlay.
+struct Around {
+    server: Server,
+    /// One that the node's rules do not lead to, for what the other node delivers.
+    behind: Server,
+    /// It answers nothing, and does not refuse.
+    silent: UdpSocket,
+    keys: Keys,
+    far: Up,
+}
+
+impl Around {
+    fn new() -> Self {
+        let keys = Keys::new(&["near", "far"]);
+        let deliver = "[[overlay.deliver]]\nto = \"127.0.0.0/8\"\n";
+        let far = Up::start("default = \"direct\"\n", &(keys.section("far", &[], true) + deliver));
+        let silent = UdpSocket::bind("127.0.0.1:0").expect("a port");
+        let [server, behind] = ["127.0.0.1"; 2].map(Server::start);
+        Self { server, behind, silent, keys, far }
+    }
+}
+
+/// Rules, a port, an association of UDP, names, paths and an overlay, so that every part is sent.
+fn tables(around: &Around) -> String {
+    let server = around.server.address;
+    let datagrams = around.silent.local_addr().expect("bound");
+    let far = [("far", overlay_address(&around.far))];
+    let overlay = format!(
+        "[[listen]]\nname = \"over\"\nkind = \"reverse\"\naddress = \"127.0.0.1:0\"\nto = \"{}\"\n\
+         [[rule]]\nname = \"over\"\ncarrier = \"overlay:far\"\n[rule.match]\nlistener = \"over\"\n",
+        around.behind.address
+    );
+    let tables = format!(
         "[limits]\ndrain_ms = 0\n[[listen]]\nname = \"out\"\nkind = \"redirect\"\ndst = \"127.0.0.1\"\nports = {port}\n\
          [[listen]]\nname = \"port\"\nkind = \"reverse\"\naddress = \"127.0.0.1:0\"\nto = \"{server}\"\n\
          [[listen]]\nname = \"datagrams\"\nkind = \"reverse\"\nprotocol = \"udp\"\naddress = \"127.0.0.1:0\"\nto = \"{datagrams}\"\n\
@@ -34,7 +65,9 @@ fn tables(server: SocketAddr, datagrams: SocketAddr) -> String {
          [outgoing]\nlisten = \"{SERVICES}\"\nports = \"5001-5003\"\n\
          [[rule]]\nname = \"all\"\ncarrier = \"direct\"\nkernel = \"never\"\n",
         port = server.port()
-    )
+    );
+    // The first rule that fits decides.
+    overlay + &tables + &around.keys.section("near", &far, true)
 }
 
 /// Which processes are killed.
@@ -77,7 +110,10 @@ fn course(kind: Kind) -> (Course, Side) {
         | Kind::Shunt
         | Kind::Names
         | Kind::Path
-        | Kind::Association => (Course::Forward, Side::Old),
+        | Kind::Association
+        | Kind::Overlay
+        | Kind::Session
+        | Kind::SessionsDone => (Course::Forward, Side::Old),
         Kind::Back => (Course::Back, Side::Old),
         Kind::Returned => (Course::Back, Side::New),
         // A failure is an end by itself. Interfaces have programs of the wire, and the shunt has numbers, only with flows there.
@@ -108,7 +144,9 @@ fn is_final(Step(side, act): Step) -> bool {
     match act {
         Act::Gets(Kind::Settled) => side == Side::Old,
         Act::Did(phase) => phase == Phase::Left,
-        Act::Sends(kind) | Act::Gets(kind) => matches!(kind, Kind::Flow | Kind::FlowsDone),
+        Act::Sends(kind) | Act::Gets(kind) => {
+            matches!(kind, Kind::Flow | Kind::FlowsDone | Kind::Session | Kind::SessionsDone)
+        }
     }
 }
 
@@ -151,19 +189,22 @@ fn starter(node: u32) -> Option<u32> {
 }
 
 /// One node, one step, one kill.
-fn case((server, datagrams): (SocketAddr, SocketAddr), course: Course, step: Step, victim: Victim) {
+fn case(around: &Around, course: Course, step: Step, victim: Victim) {
+    let server = around.server.address;
     let what = format!("{victim:?} killed where {step}");
     let before = Traces::now();
-    let mut up = Up::start_with_path(VARIABLE, FILE, TOP, &tables(server, datagrams));
+    let mut up = Up::start_with_path(VARIABLE, FILE, TOP, &tables(around));
     let mut flow = Client::connect(up.addresses("port")[0]).expect("a connection");
     flow.echo(b"before").expect("an echo");
+    let mut over = Client::connect(up.addresses("over")[0]).expect("a connection");
+    over.echo(b"before").expect("an echo");
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
     socket.send_to(b"one", up.addresses("datagrams")[0]).expect("sent");
     resolved("a.example");
     let wanted = format!("{{\"address\": \"http://{server}\"}}");
     let services = SERVICES.parse().expect("an address");
     assert_eq!(ask(services, "POST", "/outgoing/new", &wanted).0, 200);
-    eventually("both are there", || crate::node::admin::flows(&up).len() == 2);
+    eventually("all are there", || crate::node::admin::flows(&up).len() == 3);
     let old = up.pid();
     let file = up.folder().join(FILE);
     std::fs::write(&file, step.to_string()).expect("written");
@@ -185,6 +226,7 @@ fn case((server, datagrams): (SocketAddr, SocketAddr), course: Course, step: Ste
             assert!(!success && said.contains("not upgraded"), "{what}: {said}");
             ends(&new);
             flow.echo(b"after").unwrap_or_else(|error| panic!("{what}: the flow has ended: {error}"));
+            over.echo(b"after").unwrap_or_else(|error| panic!("{what}: the session has ended: {error}"));
             is_a_whole_node(&up, old, server, &what);
         }
         After::New => {
@@ -197,7 +239,7 @@ fn case((server, datagrams): (SocketAddr, SocketAddr), course: Course, step: Ste
     up.gone();
     before.expect_back(&what);
     if expected(step, victim) == After::Neither {
-        let up = Up::start(TOP, &tables(server, datagrams));
+        let up = Up::start(TOP, &tables(around));
         let (client, seen, _) = visit(server, b"word");
         assert_ne!(client, seen, "{what}: a restart serves");
         assert!(up.stop().0.success());
@@ -212,13 +254,10 @@ fn all(victim: Victim) {
     }
     in_namespace(move || {
         ip("link add one type veth peer name two");
-        let server = Server::start("127.0.0.1");
-        // It answers nothing, and does not refuse.
-        let silent = UdpSocket::bind("127.0.0.1:0").expect("a port");
-        let servers = (server.address, silent.local_addr().expect("bound"));
+        let around = Around::new();
         for course in [Course::Forward, Course::Back] {
             for step in steps(course) {
-                case(servers, course, step, victim);
+                case(&around, course, step, victim);
             }
         }
     });

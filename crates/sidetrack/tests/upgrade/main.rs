@@ -3,6 +3,9 @@
 
 #[path = "../node/mod.rs"]
 mod node;
+#[path = "../overlay/scene.rs"]
+#[allow(dead_code, reason = "each test target uses its own part")]
+mod scene;
 
 mod confirm;
 mod datagrams;
@@ -11,6 +14,7 @@ mod hangs;
 mod killed;
 mod load;
 mod moved;
+mod overlay;
 mod replaced;
 mod ssh;
 mod state;

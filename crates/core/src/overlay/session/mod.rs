@@ -41,10 +41,12 @@ mod outputs;
 mod pace;
 mod receive;
 mod send;
+mod state;
 
 pub use attempt::Attempt;
 pub use lanes::{Mode, PATHS_MAX, PathSet};
 pub use receive::PIECES_MAX;
+pub use state::StateError;
 
 use super::frame::{Ack, DATA_MAX, ResetReason, SessionFrame};
 use crate::time::Instant;

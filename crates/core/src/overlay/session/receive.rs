@@ -1,7 +1,9 @@
 //! The receiving half of a session: buffers data of the other end until the application takes it.
 
+use super::send::MOST_BYTES;
+use super::state::{Reader, StateError, bits, put_count, put_numbers, put_piece, sure};
 use super::{Config, fits_one_frame};
-use crate::overlay::frame::Ack;
+use crate::overlay::frame::{Ack, DATA_MAX};
 use crate::time::Instant;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -233,5 +235,74 @@ impl Receiver {
     /// Notes that this acknowledgement is sent.
     pub(super) fn told(&mut self, ack: Ack) {
         self.told = ack;
+    }
+}
+
+/// Bits of the flags of a state.
+const HAS_FIN: u8 = 1;
+const FIN_DELIVERED: u8 = 2;
+
+/// Most credit that another process may have granted, bytes. No configuration grants more.
+const CREDIT_MAX: u64 = 1 << 32;
+
+impl Receiver {
+    /// Writes the state.
+    pub(super) fn put(&self, out: &mut Vec<u8>) {
+        put_numbers(out, &[self.delivered, self.confirmed, self.window, self.told.limit]);
+        out.push(bits(&[(self.fin.is_some(), HAS_FIN), (self.fin_delivered, FIN_DELIVERED)]));
+        put_numbers(out, &[self.fin.unwrap_or_default()]);
+        let waiting: usize = self.queue.iter().map(Vec::len).sum();
+        put_count(out, waiting - self.taken);
+        let mut skipped = self.taken;
+        for bytes in &self.queue {
+            out.extend_from_slice(&bytes[skipped..]);
+            skipped = 0;
+        }
+        put_count(out, self.ahead.len());
+        for (offset, bytes) in &self.ahead {
+            put_numbers(out, &[*offset]);
+            put_piece(out, bytes);
+            out.extend_from_slice(bytes);
+        }
+    }
+
+    /// Reads such a state.
+    pub(super) fn read_from(
+        from: &mut Reader<'_>,
+        config: &Config,
+        now: Instant,
+    ) -> Result<Self, StateError> {
+        let [delivered, confirmed, window, limit] = [from.u64()?, from.u64()?, from.u64()?, from.u64()?];
+        let (flags, fin) = (from.u8()?, from.u64()?);
+        sure(flags & !(HAS_FIN | FIN_DELIVERED) == 0, "there is no such flag of the receiver")?;
+        let fin = (flags & HAS_FIN != 0).then_some(fin);
+        let waiting = from.count(1)?;
+        let mut this = Self { delivered, confirmed, fin, ..Self::new(config, now) };
+        let next = delivered.saturating_add(waiting as u64);
+        sure(limit <= MOST_BYTES && next <= limit, "more came than there was credit for")?;
+        sure(limit - delivered <= CREDIT_MAX, "there is too much credit")?;
+        sure(confirmed <= delivered, "more is confirmed than delivered")?;
+        for bytes in from.take(waiting)?.chunks(DATA_MAX) {
+            this.queue.push_back(bytes.to_vec());
+        }
+        (this.next, this.looked_at) = (next, (delivered, now));
+        this.window = window.clamp(Config::WINDOW_MIN.into(), this.window_max);
+        this.told = Ack { next, limit, confirmed, hole_end: 0 };
+        let mut last = next;
+        for _ in 0..from.count(11)? {
+            let offset = from.u64()?;
+            let bytes = from.piece().and_then(|length| from.take(length))?;
+            let end = offset.saturating_add(bytes.len() as u64);
+            sure(offset > last && end <= limit, "a piece has no place")?;
+            last = offset;
+            this.ahead.insert(offset, bytes.to_vec());
+        }
+        sure(this.ahead.len() <= PIECES_MAX, "there are too many pieces")?;
+        let end = this.ahead.iter().map(|(at, bytes)| at + bytes.len() as u64).fold(next, u64::max);
+        sure(fin.is_none_or(|fin| (end..=limit).contains(&fin)), "a FIN is not at the end")?;
+        this.fin_delivered = flags & FIN_DELIVERED != 0;
+        let may_be = fin == Some(next) && waiting == 0;
+        sure(may_be || !this.fin_delivered, "a FIN was delivered before the data")?;
+        Ok(this)
     }
 }

@@ -1,5 +1,6 @@
 //! The sending half of a session: buffers the application's data until the other end has acknowledged it.
 
+use super::state::{Reader, StateError, bits, put_count, put_numbers, put_piece, sure};
 use super::{Output, PIECES_MAX, fits_one_frame};
 use crate::overlay::frame::{Ack, DATA_MAX, SessionFrame};
 use crate::time::Instant;
@@ -312,3 +313,61 @@ impl Sender {
         self.fin_sent = false;
     }
 }
+
+/// Bits of the flags of a state.
+const FIN: u8 = 1;
+const FIN_EVER_SENT: u8 = 2;
+const HAS_MARK: u8 = 4;
+
+impl Sender {
+    /// Writes the state of an end whose paths are gone.
+    pub(super) fn put(&self, out: &mut Vec<u8>) {
+        put_numbers(out, &[self.acked, self.confirmed, self.end, self.sent, self.limit]);
+        out.push(bits(&[
+            (self.fin, FIN),
+            (self.fin_ever_sent, FIN_EVER_SENT),
+            (self.mark.is_some(), HAS_MARK),
+        ]));
+        put_numbers(out, &[self.mark.unwrap_or_default()]);
+        put_count(out, self.pieces.len());
+        self.pieces.iter().for_each(|piece| put_piece(out, &piece.bytes));
+        self.pieces.iter().for_each(|piece| out.extend_from_slice(&piece.bytes));
+    }
+
+    /// Reads such a state. It continues at the first byte that is not acknowledged.
+    pub(super) fn read_from(from: &mut Reader<'_>, keep_max_bytes: u32) -> Result<Self, StateError> {
+        let [acked, confirmed, end, sent, limit] =
+            [from.u64()?, from.u64()?, from.u64()?, from.u64()?, from.u64()?];
+        let (flags, mark) = (from.u8()?, from.u64()?);
+        sure(flags & !(FIN | FIN_EVER_SENT | HAS_MARK) == 0, "there is no such flag of the sender")?;
+        let (fin, fin_ever_sent) = (flags & FIN != 0, flags & FIN_EVER_SENT != 0);
+        let mark = (flags & HAS_MARK != 0).then_some(mark);
+        let mut this = Self {
+            acked,
+            confirmed,
+            end,
+            sent,
+            limit,
+            fin,
+            fin_ever_sent,
+            mark,
+            ..Self::new(keep_max_bytes)
+        };
+        sure(end <= MOST_BYTES && limit <= MOST_BYTES, "a direction has too many bytes")?;
+        sure(sent <= end && this.is_possible(acked), "more is acknowledged than was sent")?;
+        sure(confirmed <= acked.min(end), "more is confirmed than acknowledged")?;
+        sure(mark.is_none_or(|mark| mark <= end) && (fin || !fin_ever_sent), "a FIN has no place")?;
+        let lengths: Vec<usize> = (0..from.count(2)?).map(|_| from.piece()).collect::<Result<_, _>>()?;
+        this.next = acked.min(end);
+        let mut offset = this.next;
+        for length in lengths {
+            this.push(offset, from.take(length)?.to_vec());
+            offset += length as u64;
+        }
+        sure(offset == end, "the pieces do not lead from what is acknowledged to the end")?;
+        Ok(this)
+    }
+}
+
+/// Most bytes of one direction. No session gets there, and sums of offsets cannot overflow below it.
+pub(super) const MOST_BYTES: u64 = 1 << 62;

@@ -229,7 +229,10 @@ impl Node {
         };
         let decided = Arc::new(part.decided(&self.shared.config.load())?);
         let note = part.note.map(String::into_boxed_str);
-        let moved = Moved { sockets, held, config, id: part.id, spared: part.spared, decided, note };
+        let near = sockets[1].local_addr().ok();
+        let spread = self.links().zip(near).and_then(|(overlay, near)| overlay.take_spread(near));
+        let (id, spared) = (part.id, part.spared);
+        let moved = Moved { sockets, held, config, id, spared, decided, note, spread };
         let fleet = lock(&self.fleet);
         fleet.as_ref().context("sidetrack is shutting down")?.adopt(moved);
         Ok(())

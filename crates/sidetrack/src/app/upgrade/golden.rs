@@ -5,7 +5,8 @@ use super::associations::AssociationPart;
 use super::channel::Channel;
 use super::flows::FlowPart;
 use super::heritage::{Go, Heritage};
-use super::parts::{Checked, KeeperPart, ListenerPart, ServingPart, StayPart, WindowPart};
+use super::parts::{Checked, KeeperPart, ListenerPart, OverlayPart, ServingPart, StayPart, WindowPart};
+use super::sessions::SessionPart;
 use super::steps::Side;
 use crate::config::Config;
 use serde_json::{Value, json};
@@ -112,4 +113,33 @@ fn a_reader_of_version_1_finds_its_fields() {
     assert!(has_all(json!(ServingPart::default()), r#"{"steered":true}"#));
     // An association is new with the parts that a reader of version 1 leaves out.
     assert!(serde_json::from_str::<AssociationPart>("{}").is_err());
+}
+
+/// What the first release says that moves an overlay: sockets, a session that it has begun, and one that it delivers.
+const OVERLAY: [&str; 3] =
+    [r#"{"Listener":"127.0.0.1:8100"}"#, r#"{"Datagrams":"0.0.0.0:4000"}"#, r#""Door""#];
+const NEAR: &str = r#"{"session":{"id":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16],"peer":7,"attempts":[3],"order":{"node":"c",
+"mode":"shortest","paths":1,"destination":"192.0.2.1:443","client":"192.0.2.9:4000","host":"web.example"}},"flow":null}"#;
+const FAR: &str = r#"{"session":{"id":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16],"peer":7,"attempts":[3,0,0,0,0],"order":null},
+"flow":{"id":9,"spared":{"since_us":1700000000000000,"age_us":5000000,"bytes_up":10,"bytes_down":20},"flow":{"intercept":"tunnel",
+"listener":"overlay","client":"192.0.2.9:4000","orig_dst":"192.0.2.1:443","host":null,"process":[null,null,null],"user":"a"},
+"verdict":{"rule":null,"carrier":"direct","why":"[[overlay.deliver]]","agreement":null}}}"#;
+
+#[test]
+fn the_overlay_of_the_first_release_that_moves_it_is_understood() {
+    let parts = OVERLAY.map(|text| serde_json::from_str::<OverlayPart>(text).expect("understood"));
+    let at = |text: &str| text.parse().expect("an address");
+    assert_eq!(
+        parts,
+        [
+            OverlayPart::Listener(at("127.0.0.1:8100")),
+            OverlayPart::Datagrams(at("0.0.0.0:4000")),
+            OverlayPart::Door
+        ]
+    );
+    for text in [NEAR, FAR] {
+        let part: SessionPart = serde_json::from_str(text).expect("understood");
+        assert!(has_all(json!(part), text));
+        assert!(has_all(json!(part)["session"].take(), r#"{"id":[],"peer":0,"attempts":[],"order":null}"#));
+    }
 }

@@ -1,10 +1,11 @@
 //! What a new process has got from the one that it replaces, until it uses it.
 
 use super::channel::Came;
-use super::parts::{GoPart, KeeperPart, ListenerPart, ShuntPart, WindowPart};
+use super::parts::{GoPart, KeeperPart, ListenerPart, OverlayPart, ShuntPart, WindowPart};
 use super::{shunted, wires};
 use crate::config::{Config, Listener, ListenerKind};
 use crate::keeper::{Begin, Keeper, PROTOCOL};
+use crate::overlay;
 use crate::shunt::Shunter;
 use crate::worker::Given;
 use anyhow::{Context, bail, ensure};
@@ -98,6 +99,7 @@ pub struct Heritage {
     keeper: Mutex<Option<(KeeperPart, [OwnedFd; 2])>>,
     wire: Mutex<Option<Given>>,
     shunt: Mutex<Option<(ShuntPart, [OwnedFd; 2])>>,
+    overlay: Mutex<overlay::Given>,
     numbers: Mutex<Option<GoPart>>,
 }
 
@@ -126,6 +128,16 @@ impl Heritage {
             Kind::WireOn => {
                 let on = wires::on(came)?;
                 lock(&self.wire).as_mut().context("programs of the wire without its memory")?.on.push(on);
+            }
+            Kind::Overlay => {
+                let part: OverlayPart = came.body()?;
+                let fd = came.fds.into_iter().next().context("a socket of the overlay is missing")?;
+                let mut given = lock(&self.overlay);
+                match part {
+                    OverlayPart::Listener(address) => given.listeners.push((address, fd.into())),
+                    OverlayPart::Datagrams(address) => given.datagrams.push((address, fd.into())),
+                    OverlayPart::Door => given.door = Some(fd),
+                }
             }
             Kind::Offered => {
                 // The release before this one sends nothing beside it.
@@ -203,6 +215,11 @@ impl Heritage {
     /// Whether the other process has flows on the wire, or room for them.
     pub(in super::super) fn has_wire(&self) -> bool {
         lock(&self.wire).is_some()
+    }
+
+    /// Takes the sockets of the overlay. Empty: the other process has none.
+    pub(in super::super) fn overlay(&self) -> overlay::Given {
+        std::mem::take(&mut lock(&self.overlay))
     }
 
     /// Takes the memory of flows on the wire.

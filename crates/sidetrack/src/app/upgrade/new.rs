@@ -183,43 +183,74 @@ impl Heir {
         let runtime = tokio::runtime::Handle::current();
         let follow = move || {
             let _entered = runtime.enter();
-            let verdict = match channel.next(DECIDED_WITHIN) {
-                Ok(Some(came))
-                    if came.kind == Kind::Back
-                        && ours.give_back(&pipe, &mut channel, |patience| before.is_over(patience)) =>
-                {
-                    Verdict::Back
-                }
-                Ok(Some(came)) if came.kind != Kind::Back => {
-                    // The release before this one sends nothing beside it.
-                    let StayPart { kept } = came.body::<Option<_>>().ok().flatten().unwrap_or_default();
-                    ours.node.take_over_wires(&kept, false);
-                    ours.end_associations_without_socket();
-                    // It may have been killed.
-                    let _ = channel.send(Kind::Settled, &(), &[]);
-                    Verdict::Stay
-                }
-                // It was killed, so nothing can be given back.
-                _ => {
-                    tracing::warn!("the old process has ended before the upgrade was final");
-                    ours.node.take_over_wires(&[], true);
-                    ours.end_associations_without_socket();
-                    Verdict::Stay
-                }
-            };
+            let verdict = decided(&mut channel, &before, (&ours, &pipe));
             // The receiver is gone if this process is told to stop.
             let _ = tell.send(verdict);
-            // Flows follow, if this process stays.
-            while verdict == Verdict::Stay
-                && let Ok(Some(came)) = channel.next(PATIENCE)
-                && came.kind == Kind::Flow
-            {
-                if let Err(error) = ours.node.adopt(came) {
-                    tracing::error!("a flow of the process before this one is lost: {error:#}");
-                }
+            if verdict == Verdict::Stay {
+                take_flows(&mut channel, &ours);
             }
         };
         std::thread::Builder::new().name("upgrade".to_owned()).spawn(follow).context("a thread")?;
         Ok(told)
     }
+}
+
+/// Waits for what the old process decides, and does it.
+fn decided(channel: &mut Channel, before: &Before, (ours, pipe): (&Ours, &OwnedFd)) -> Verdict {
+    loop {
+        match channel.next(DECIDED_WITHIN) {
+            Ok(Some(came))
+                if came.kind == Kind::Back
+                    && ours.give_back(pipe, channel, |patience| before.is_over(patience)) =>
+            {
+                return Verdict::Back;
+            }
+            Ok(Some(came)) if came.kind != Kind::Back => {
+                // First, because nothing else can fail. Its sessions follow.
+                if let Err(error) = ours.node.begin_overlay(true) {
+                    tracing::error!("the overlay does not start: {error:#}");
+                    // The old process takes everything back.
+                    let _ = channel.send(Kind::Failed, &format!("{error:#}"), &[]);
+                    continue;
+                }
+                // The release before this one sends nothing beside it.
+                let StayPart { kept } = came.body::<Option<_>>().ok().flatten().unwrap_or_default();
+                ours.node.take_over_wires(&kept, false);
+                ours.end_associations_without_socket();
+                // It may have been killed.
+                let _ = channel.send(Kind::Settled, &(), &[]);
+            }
+            // It was killed, so nothing can be given back.
+            _ => {
+                tracing::warn!("the old process has ended before the upgrade was final");
+                if let Err(error) = ours.node.begin_overlay(false) {
+                    tracing::error!("the overlay does not start: {error:#}; restart sidetrack");
+                }
+                ours.node.take_over_wires(&[], true);
+                ours.end_associations_without_socket();
+            }
+        }
+        return Verdict::Stay;
+    }
+}
+
+/// Goes on with the sessions and flows that follow.
+fn take_flows(channel: &mut Channel, ours: &Ours) {
+    while let Ok(Some(came)) = channel.next(PATIENCE) {
+        let taken = match came.kind {
+            Kind::Flow => ours.node.adopt(came).context("a flow"),
+            Kind::Session => ours.node.adopt_session(came).context("a session of the overlay"),
+            Kind::SessionsDone => {
+                ours.node.all_sessions_came();
+                Ok(())
+            }
+            _ => break,
+        };
+        if let Err(error) = taken {
+            tracing::error!("lost on its way from the process before this one: {error:#}");
+        }
+    }
+    // It may have been killed in between.
+    ours.node.all_sessions_came();
+    ours.node.links().into_iter().for_each(crate::overlay::Overlay::forget_spreads);
 }

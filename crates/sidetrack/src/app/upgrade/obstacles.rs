@@ -7,8 +7,8 @@ pub(super) fn obstacle(config: &Config) -> Option<String> {
     let engine = config.listeners.iter().find(|one| matches!(one.kind, ListenerKind::Engine(_)));
     let what = if let Some(engine) = engine {
         format!("listener '{}' of kind engine has its interfaces", engine.name)
-    } else if config.overlay.is_some() {
-        "[overlay] has links to its neighbours".to_owned()
+    } else if config.overlay.as_ref().is_some_and(|overlay| !overlay.packets.is_empty()) {
+        "[[overlay.packets]] has a packet queue of the kernel and the rules that lead to it".to_owned()
     } else {
         return None;
     };

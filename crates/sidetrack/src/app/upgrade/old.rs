@@ -334,6 +334,8 @@ impl Old {
         did(Phase::Rested);
         match self.hand_over(&command, &mut channel, (confirm, pid)) {
             Ok(pipe) => {
+                // First, because far nodes wait for them.
+                self.ours.move_sessions(&mut channel);
                 let _ = self.starter.order(&Order::Leave, None);
                 self.ours.leave(&pipe);
                 did(Phase::Left);
@@ -400,6 +402,7 @@ impl Old {
         if let Some(wires) = self.ours.node.shared.wires() {
             super::wires::offer(wires, channel)?;
         }
+        self.ours.offer_overlay(channel)?;
         // For a new process that goes on without this one: numbers that this process may use until its end are left out.
         channel.send(Kind::Offered, &self.ours.numbers(NUMBERS_GIVEN), &[])?;
         channel.expect(Kind::Ready, PREPARED_WITHIN).map(drop)
@@ -479,6 +482,7 @@ impl Old {
         let systemd = self.ours.systemd.as_ref();
         systemd.iter().for_each(|systemd| systemd.replaced_by(pid));
         let (on_wire, stay) = self.ours.let_go_of_wires();
+        let sessions = self.ours.let_go_of_overlay();
         did(Phase::LetGo);
         let stays = channel.send(Kind::Stay, &stay, &[]).and_then(|()| match settles {
             true => channel.expect(Kind::Settled, SETTLED_WITHIN).map(drop),
@@ -486,6 +490,9 @@ impl Old {
         });
         if stays.is_ok() && on_wire > 0 {
             command.line(format!("{on_wire} flows on the wire go on"));
+        }
+        if stays.is_ok() && sessions > 0 {
+            command.line(format!("{sessions} sessions of the overlay go on"));
         }
         stays.inspect_err(|_| systemd.iter().for_each(|systemd| systemd.replaced_by(std::process::id())))
     }
@@ -512,6 +519,7 @@ impl Old {
         let is_given_back = returned.is_ok() && self.has_associations.load(Relaxed);
         let paths = is_given_back.then(|| self.ours.take_state(state));
         self.ours.node.take_over_wires(&[], false);
+        self.ours.overlay_goes_on();
         self.ours.node.shared.number_from(self.ours.node.shared.flows_numbered() + NUMBERS_GIVEN);
         self.ours.go_on(rested, paths.as_deref());
         if let Some((pipe, given)) = back {

@@ -142,6 +142,17 @@ pub(super) struct StayPart {
     pub kept: Vec<u32>,
 }
 
+/// A socket of the overlay, with the address it is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum OverlayPart {
+    /// Where neighbours dial.
+    Listener(SocketAddr),
+    /// For datagrams of links.
+    Datagrams(SocketAddr),
+    /// Leads to the overlay of the old process until it lets go of it. The last one.
+    Door,
+}
+
 /// What addresses of the resolver represent, in the order of the addresses. Several parts may follow each other.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct NamesPart {

@@ -142,7 +142,11 @@ const HEADERS_V6: usize = 40 + 8;
 
 /// Binds the sockets for datagrams: one with the same port as each listener, and one of each address family for
 /// neighbours that we dial.
-pub(super) fn bind(listeners: &[SocketAddr], dialled: impl Iterator<Item = SocketAddr>) -> Vec<UdpSocket> {
+pub(super) fn bind(
+    listeners: &[SocketAddr],
+    dialled: impl Iterator<Item = SocketAddr>,
+    mut given: impl FnMut(SocketAddr) -> Option<UdpSocket>,
+) -> Vec<UdpSocket> {
     let mut addresses = listeners.to_vec();
     for dialled in dialled {
         let any: IpAddr =
@@ -152,7 +156,8 @@ pub(super) fn bind(listeners: &[SocketAddr], dialled: impl Iterator<Item = Socke
             addresses.push(any);
         }
     }
-    let bound = addresses.into_iter().map(|address| (address, bind_one(address)));
+    let mut bind = |address| given(address).map_or_else(|| bind_one(address), Ok);
+    let bound = addresses.into_iter().map(|address| (address, bind(address)));
     bound
         .filter_map(|(address, socket)| {
             socket

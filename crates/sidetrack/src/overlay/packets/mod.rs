@@ -88,9 +88,9 @@ pub(super) struct Interception {
     rules: Mutex<Interceptor>,
     /// The configuration that the verdicts about conversations come from.
     judged: Mutex<Judged>,
-    raw: RoutedSocket,
+    raw: Arc<RoutedSocket>,
     /// Where packets to IP multicast addresses are delivered.
-    networks: groups::Networks,
+    networks: Arc<groups::Networks>,
     /// Sessions of packets that other nodes have opened. Datagrams must come under these ids and from these nodes.
     sessions: Mutex<BTreeMap<SessionId, NodeId>>,
     /// Counts of packets.
@@ -101,8 +101,8 @@ pub(super) struct Interception {
 pub(super) struct Bound {
     catches: Vec<config::Packets>,
     groups: Vec<config::Group>,
-    networks: groups::Networks,
-    raw: RoutedSocket,
+    networks: Arc<groups::Networks>,
+    raw: Arc<RoutedSocket>,
     queue: Option<Waiting>,
     /// The thread, if it runs.
     thread: Option<(JoinHandle<()>, oneshot::Sender<Begin>)>,
@@ -167,8 +167,16 @@ impl Bound {
         let queue = if config.packets.is_empty() { None } else { Some(Waiting::new(config, on_crash)?) };
         let raw = RoutedSocket::open(DELIVERED_MARK.value)
             .context("[[overlay.packets]] and [[overlay.group]] cannot deliver packets (they need root)")?;
-        let (groups, networks) = (config.groups.clone(), groups::Networks::open(config)?);
-        Ok(Some(Self { catches: config.packets.clone(), groups, networks, raw, queue, thread: None }))
+        let (groups, networks) = (config.groups.clone(), Arc::new(groups::Networks::open(config)?));
+        let (catches, raw) = (config.packets.clone(), Arc::new(raw));
+        Ok(Some(Self { catches, groups, networks, raw, queue, thread: None }))
+    }
+
+    /// Returns what a second start needs. It catches no packets: the queue and the table are those of the first start.
+    pub(super) fn again(&self) -> Self {
+        let Self { catches, groups, networks, raw, .. } = self;
+        let (catches, groups) = (catches.clone(), groups.clone());
+        Self { catches, groups, networks: networks.clone(), raw: raw.clone(), queue: None, thread: None }
     }
 
     /// Starts the thread that answers the kernel. Only this thread keeps the right to do so.
