@@ -57,6 +57,15 @@ impl Traces {
         });
     }
 
+    /// As things are when the processes of other nodes have their names: one that was just started has that of its node.
+    pub(crate) fn beside(nodes: usize) -> Self {
+        sidetrack_testkit::awaited("each process has its name", || {
+            let now = Self::now();
+            let unnamed = now.processes.iter().filter(|name| *name == "sidetrack\n").count();
+            (unnamed == nodes).then_some(now)
+        })
+    }
+
     /// The nftables tables.
     pub(crate) fn tables(&self) -> &[String] {
         &self.tables
@@ -67,9 +76,11 @@ impl Traces {
 fn processes_here() -> Vec<String> {
     let here = std::fs::metadata("/proc/thread-self/ns/net").expect("a namespace").ino();
     let entries = std::fs::read_dir("/proc").expect("proc").flatten();
-    entries
+    let mut names: Vec<_> = entries
         .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
         .filter(|pid| std::fs::metadata(format!("/proc/{pid}/ns/net")).is_ok_and(|ns| ns.ino() == here))
         .map(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default())
-        .collect()
+        .collect();
+    names.sort();
+    names
 }

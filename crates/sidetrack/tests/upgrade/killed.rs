@@ -192,7 +192,7 @@ fn starter(node: u32) -> Option<u32> {
 fn case(around: &Around, course: Course, step: Step, victim: Victim) {
     let server = around.server.address;
     let what = format!("{victim:?} killed where {step}");
-    let before = Traces::now();
+    let before = Traces::beside(1);
     let mut up = Up::start_with_path(VARIABLE, FILE, TOP, &tables(around));
     let mut flow = Client::connect(up.addresses("port")[0]).expect("a connection");
     flow.echo(b"before").expect("an echo");
