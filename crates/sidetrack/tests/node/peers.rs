@@ -5,6 +5,9 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 
+/// Bytes that every socket has room for.
+const AT_ONCE: usize = 16_384;
+
 /// A server: first a line with its client's address as it sees it, then everything back that comes. It serves in the
 /// network namespace of the thread that makes it.
 pub(crate) struct Server {
@@ -82,8 +85,18 @@ impl Client {
 
     /// Sends and expects the same back.
     pub(crate) fn echo(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.stream.get_mut().write_all(bytes)?;
-        self.expect(bytes)
+        if bytes.len() <= AT_ONCE {
+            self.stream.get_mut().write_all(bytes)?;
+            return self.expect(bytes);
+        }
+        // If both ends only wrote, both would wait for ever once all buffers on the way are full.
+        let mut sender = self.stream.get_ref().try_clone()?;
+        std::thread::scope(|scope| {
+            let sent = scope.spawn(move || sender.write_all(bytes));
+            let received = self.expect(bytes);
+            sent.join().expect("the sender")?;
+            received
+        })
     }
 
     /// Expects these bytes.
