@@ -1,10 +1,4 @@
 //! The shunt of a node: its process, the records of its flows, and requests from the admin interface.
-//!
-//! ```text
-//! ASKS --rest (another process of the node asks)--> RESTS --resume--> ASKS
-//! RESTS --leave (the other process goes on)--> LEFT
-//! ASKS --stop--> the process of the shunt undoes everything
-//! ```
 
 use super::node::Node;
 use super::upgrade::{Heritage, ShuntedRow};
@@ -35,7 +29,6 @@ pub(super) struct ShuntFlows {
     shunter: Shunter,
     /// The name and the text of the configuration file that it was started with.
     started_with: [String; 2],
-    stance: Mutex<Stance>,
     /// Numbers that another process of the node has given to flows, until they are listed here.
     numbered: Mutex<BTreeMap<Key, (Option<u64>, FlowId)>>,
     ledger: Arc<Ledger>,
@@ -43,17 +36,6 @@ pub(super) struct ShuntFlows {
     seen: Mutex<BTreeMap<Key, Seen>>,
     /// As last fetched.
     capacity: Mutex<Capacity>,
-}
-
-/// Who asks the process of the shunt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stance {
-    /// This process.
-    Asks,
-    /// Another one, for a while.
-    Rests,
-    /// Another one.
-    Left,
 }
 
 /// The addresses and the protocol of a flow.
@@ -87,21 +69,20 @@ impl ShuntFlows {
         if let Some((shunter, file)) = heritage.and_then(Heritage::shunt) {
             // The process before this one asks until it says that it does not.
             shunter.rest();
-            return Ok(Some(Self::of(shunter, file, Stance::Rests)));
+            return Ok(Some(Self::of(shunter, file)));
         }
         anyhow::ensure!(
             caps::holds(CapabilitySet::NET_ADMIN | CapabilitySet::BPF),
             "[shunt] needs root (CAP_NET_ADMIN and CAP_BPF): start with sudo"
         );
         let shunter = Shunter::start(&file[0], &file[1]).context("[shunt]")?;
-        Ok(Some(Self::of(shunter, file, Stance::Asks)))
+        Ok(Some(Self::of(shunter, file)))
     }
 
-    fn of(shunter: Shunter, started_with: [String; 2], stance: Stance) -> Arc<Self> {
+    fn of(shunter: Shunter, started_with: [String; 2]) -> Arc<Self> {
         Arc::new(Self {
             shunter,
             started_with,
-            stance: Mutex::new(stance),
             numbered: Mutex::default(),
             ledger: Arc::default(),
             seen: Mutex::default(),
@@ -120,23 +101,17 @@ impl ShuntFlows {
         self.shunter.copies()
     }
 
-    /// Asks nothing until [`ShuntFlows::resume`]: another process of the node does.
+    /// Asks nothing until [`ShuntFlows::resume`]: another process of the node does. If this one ends meanwhile, the shunt goes on, and
+    /// the other process writes the records.
     pub(super) fn rest(&self) {
-        *lock(&self.stance) = Stance::Rests;
         self.shunter.rest();
     }
 
     /// Asks again.
     pub(super) fn resume(&self) {
-        match self.shunter.resume() {
-            Ok(()) => *lock(&self.stance) = Stance::Asks,
-            Err(error) => tracing::error!("{error:#}"),
+        if let Err(error) = self.shunter.resume() {
+            tracing::error!("{error:#}");
         }
-    }
-
-    /// Another process of the node goes on. No record is written here, and the shunt does not end with this process.
-    pub(super) fn leave(&self) {
-        *lock(&self.stance) = Stance::Left;
     }
 
     /// The numbers of running flows.
@@ -207,7 +182,7 @@ impl ShuntFlows {
     }
 
     fn fetch(&self, node: &Node, last: bool) -> anyhow::Result<()> {
-        if *lock(&self.stance) != Stance::Asks {
+        if self.shunter.rests() {
             return Ok(());
         }
         if let Told::Records(records, capacity) = self.ask(&Ask::Records)? {
@@ -226,7 +201,7 @@ impl ShuntFlows {
 
     /// Updates the ledger with flows that are or were on the fast path. Blocks like [`ShuntFlows::ask`].
     pub(super) fn look(&self, node: &Node) {
-        if *lock(&self.stance) != Stance::Asks {
+        if self.shunter.rests() {
             return;
         }
         let flows = match self.ask(&Ask::Flows) {

@@ -176,7 +176,7 @@ impl Shunter {
     /// Copies of what [`Shunter::taken`] needs. The shunt ends when all copies of the connection are closed.
     ///
     /// # Errors
-    /// There is no free descriptor.
+    /// All descriptors are in use.
     pub fn copies(&self) -> io::Result<[OwnedFd; 2]> {
         Ok([lock(&self.end).try_clone()?, self.process.watch()?])
     }
@@ -185,6 +185,11 @@ impl Shunter {
     pub fn rest(&self) {
         let _end = lock(&self.end);
         self.rests.store(true, Relaxed);
+    }
+
+    /// Whether another process asks.
+    pub fn rests(&self) -> bool {
+        self.rests.load(Relaxed)
     }
 
     /// Asks again. Answers to requests of the other process, which may have been killed, are left out.
@@ -212,7 +217,7 @@ impl Shunter {
     /// Returns the error of the shunt. Also fails if the process has ended.
     pub fn ask(&self, ask: &Ask) -> anyhow::Result<Told> {
         let end = lock(&self.end);
-        anyhow::ensure!(!self.rests.load(Relaxed), "an upgrade is under way: try again when it is over");
+        anyhow::ensure!(!self.rests(), "an upgrade is under way: try again when it is over");
         wire::send(&*end, ask, &[]).context(GONE)?;
         match wire::receive(&*end).context(GONE)? {
             Some((Told::Failed(why), _)) => anyhow::bail!("{why}"),

@@ -274,7 +274,7 @@ impl Receiver {
     ) -> Result<Self, StateError> {
         let [delivered, confirmed, window, limit] = [from.u64()?, from.u64()?, from.u64()?, from.u64()?];
         let (flags, fin) = (from.u8()?, from.u64()?);
-        sure(flags & !(HAS_FIN | FIN_DELIVERED) == 0, "there is no such flag of the receiver")?;
+        sure(flags & !(HAS_FIN | FIN_DELIVERED) == 0, "a flag of the receiver is unknown")?;
         let fin = (flags & HAS_FIN != 0).then_some(fin);
         let waiting = from.count(1)?;
         let mut this = Self { delivered, confirmed, fin, ..Self::new(config, now) };

@@ -339,7 +339,7 @@ impl Sender {
         let [acked, confirmed, end, sent, limit] =
             [from.u64()?, from.u64()?, from.u64()?, from.u64()?, from.u64()?];
         let (flags, mark) = (from.u8()?, from.u64()?);
-        sure(flags & !(FIN | FIN_EVER_SENT | HAS_MARK) == 0, "there is no such flag of the sender")?;
+        sure(flags & !(FIN | FIN_EVER_SENT | HAS_MARK) == 0, "a flag of the sender is unknown")?;
         let (fin, fin_ever_sent) = (flags & FIN != 0, flags & FIN_EVER_SENT != 0);
         let mark = (flags & HAS_MARK != 0).then_some(mark);
         let mut this = Self {

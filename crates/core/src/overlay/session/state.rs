@@ -133,7 +133,7 @@ impl Phase {
     fn read(from: &mut Reader<'_>, config: &Config, now: Instant) -> Result<Self, StateError> {
         let (kind, reason) = (from.u8()?, usize::from(from.u8()?));
         let (left, offset) = (Duration::from_millis(from.u32()?.into()), from.u64()?);
-        let reason = *REASONS.get(reason).ok_or(StateError::Contradiction("there is no such reason"))?;
+        let reason = *REASONS.get(reason).ok_or(StateError::Contradiction("its reason is unknown"))?;
         // A later end than that of the configuration would only keep memory.
         let until = |most: Duration| now + left.min(most);
         match kind {
@@ -141,7 +141,7 @@ impl Phase {
             1 => Ok(Self::Resetting(reason, until(config.linger))),
             2 => Ok(Self::ResetByPeer { offset, reason, until: until(config.linger) }),
             3 => Ok(Self::Lingering(until(config.path_timeout))),
-            _ => Err(StateError::Contradiction("there is no such phase")),
+            _ => Err(StateError::Contradiction("its phase is unknown")),
         }
     }
 }
@@ -176,10 +176,10 @@ impl Session {
             0 => Mode::Shortest,
             1 => Mode::Stripe,
             2 => Mode::Duplicate,
-            _ => return Err(StateError::Contradiction("there is no such mode")),
+            _ => return Err(StateError::Contradiction("its mode is unknown")),
         };
         let flags = from.u8()?;
-        sure(flags & !(TELLS | DONE_CAME) == 0, "there is no such flag")?;
+        sure(flags & !(TELLS | DONE_CAME) == 0, "a flag is unknown")?;
         let empty = Self::with_mode(config, mode, now);
         let phase = Phase::read(&mut from, &empty.config, now)?;
         let send = Sender::read_from(&mut from, empty.config.keep_max_bytes)?;

@@ -190,7 +190,6 @@ impl Ours {
     /// Leaves everything to the other process. Records of flows that end here go into the pipe.
     fn leave(&self, pipe: &OwnedFd) {
         self.open.leave();
-        self.shunt.iter().for_each(|shunt| shunt.leave());
         if let Some(guard) = lock(&self.guard).take() {
             // It may have been killed.
             let _ = guard.disarm();
