@@ -1,5 +1,5 @@
 //! IP packets that the overlay carries whole: no input panics, what names its ends is complete, and an answer is let in only
-//! after its question; a clamped SYN stays what it is.
+//! after its question; a clamped SYN stays what it is. Conversations of another process are read or refused as a whole.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -8,6 +8,10 @@ use sidetrack_core::overlay::service::{LinkKind, Service};
 use sidetrack_core::overlay::{NodeId, mss};
 
 fuzz_target!(|bytes: &[u8]| {
+    let mut known = Interceptor::new(Vec::new());
+    if known.know(bytes).is_ok() {
+        assert_eq!(known.known(), bytes, "conversations are written as they were read");
+    }
     let Some(ends) = Ends::of(bytes) else { return };
     assert_eq!(ends.reversed().reversed(), ends);
     assert_eq!(Ends::of(&bytes[..bytes.len() - 1]), None, "a packet that is cut");

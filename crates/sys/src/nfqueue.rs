@@ -7,6 +7,7 @@ mod hold;
 pub use hold::{HOLD_NUMBERS, HeldSegment, HoldQueues, HoldSockets};
 
 use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use crate::netlink::{Error, Protocol, Received, Requests, Socket, attributes, messages};
@@ -92,6 +93,19 @@ impl Queue {
         Ok(Self { socket, number })
     }
 
+    /// A queue that another process has opened: its socket, and its number. Only one process reads it at a time.
+    pub fn given(socket: OwnedFd, number: u16) -> Self {
+        Self { socket: socket.into(), number }
+    }
+
+    /// Sets how many packets it holds, and what becomes of those on top, as [`Queue::open`] does.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_ADMIN.
+    pub fn set(&mut self, packets_max: u32, fail_open: bool) -> Result<(), Error> {
+        self.socket.transact(&settings(self.number, COPY_BYTES, packets_max, fail_open))
+    }
+
     /// The number rules name it by.
     pub const fn number(&self) -> u16 {
         self.number
@@ -129,6 +143,12 @@ impl Queue {
             self.socket.send(&answers(self.number, &verdicts))?;
         }
         Ok(read)
+    }
+}
+
+impl AsFd for Queue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

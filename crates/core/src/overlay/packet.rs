@@ -2,8 +2,10 @@
 //! destination node, and whether they may be delivered. TCP and UDP over IPv4 and IPv6.
 
 mod build;
+mod known;
 
 pub use build::datagram;
+pub use known::{KNOWN_MAX, KnownError};
 
 use super::NodeId;
 use super::group::GroupName;
@@ -208,8 +210,8 @@ pub enum Refused {
 struct Decided {
     /// The node that sends its packets.
     node: NodeId,
-    /// The state of the rules at that time.
-    generation: u64,
+    /// The state of the rules at that time. `None`: those of another process.
+    generation: Option<u64>,
     verdict: Result<(), Refused>,
 }
 
@@ -367,7 +369,7 @@ impl Interceptor {
         ends: Ends,
         judge: impl FnOnce(&Ends) -> Result<(), Refused>,
     ) -> Result<(), Refused> {
-        let (generation, was_delivered) = (self.generation, self.theirs.get(&ends).is_some());
+        let (generation, was_delivered) = (Some(self.generation), self.theirs.get(&ends).is_some());
         let table = if was_delivered { &mut self.theirs } else { &mut self.denied };
         let known = table.touch(&ends).map(|decided| *decided);
         if let Some(decided) = known

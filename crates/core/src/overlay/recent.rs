@@ -49,6 +49,11 @@ impl<V> Recent<V> {
         self.by_age.insert(self.clock, ends);
     }
 
+    /// Returns all, the one that was silent for longest first.
+    pub(super) fn oldest_first(&self) -> impl Iterator<Item = (&Ends, &V)> {
+        self.by_age.values().filter_map(|ends| Some((ends, self.get(ends)?)))
+    }
+
     /// Forgets a conversation.
     pub(super) fn remove(&mut self, ends: &Ends) {
         if let Some((age, _)) = self.entries.remove(ends) {

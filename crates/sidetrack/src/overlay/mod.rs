@@ -52,6 +52,7 @@ pub use groups::{GroupTotals, GroupView};
 pub use mapped::GraphLinkView;
 pub use moved::{MovedSession, STATE_MAX, SessionFacts};
 pub use paced::{PacedTotals, PacedView};
+pub use packets::QueueSockets;
 pub use setting::{LinkSetting, LinkSettingView};
 pub use status::{
     CaughtView, DatagramsView, LegView, LinkView, PathView, PingView, RealTimeView, ServiceCountView,
@@ -105,6 +106,8 @@ pub struct Given {
     pub listeners: Vec<(SocketAddr, TcpListener)>,
     /// For datagrams of links.
     pub datagrams: Vec<(SocketAddr, UdpSocket)>,
+    /// What catches packets.
+    pub packets: Option<QueueSockets>,
     /// Leads to the overlay of the other process until that lets go of it.
     pub door: Option<OwnedFd>,
 }
@@ -115,6 +118,8 @@ pub struct Offered {
     pub listeners: Vec<(SocketAddr, OwnedFd)>,
     /// Copies of the sockets.
     pub datagrams: Vec<(SocketAddr, OwnedFd)>,
+    /// What catches packets, if anything does.
+    pub packets: Option<QueueSockets>,
     /// Leads to the overlay of this process.
     pub door: OwnedFd,
 }
@@ -152,6 +157,8 @@ struct Start {
     listeners: Vec<TcpListener>,
     datagrams: Vec<UdpSocket>,
     packets: Mutex<Option<packets::Bound>>,
+    /// Conversations of whole packets that the threads before, or another process, have seen.
+    conversations: Mutex<Option<Vec<u8>>>,
 }
 
 /// The threads.
@@ -182,7 +189,7 @@ impl Bound {
     /// # Errors
     /// Which address, and what the system said.
     pub fn new(config: &config::Overlay, on_crash: OnCrash, given: Option<Given>) -> anyhow::Result<Self> {
-        let Given { mut listeners, mut datagrams, door } = given.unwrap_or_default();
+        let Given { mut listeners, mut datagrams, packets, door } = given.unwrap_or_default();
         let mut bind = |address: &SocketAddr| match take(&mut listeners, *address) {
             Some(listener) => Ok(listener),
             None => sockopt::listen(*address, &sockopt::ListenOptions::default())
@@ -195,7 +202,7 @@ impl Bound {
         let datagrams = datagrams::bind(&addresses, dialled.flat_map(|node| node.addresses.clone()), |at| {
             take(&mut datagrams, at)
         });
-        let packets = packets::Bound::new(config, on_crash)?;
+        let packets = packets::Bound::new(config, on_crash, packets, door.is_some())?;
         // A key that is wrong must be known before another process lets go of its links.
         identity::Identity::new(config)?;
         Ok(Self { config: config.clone(), listeners, datagrams, packets, door })
@@ -234,6 +241,7 @@ impl Bound {
                 listeners: self.listeners,
                 datagrams: self.datagrams,
                 packets: Mutex::new(self.packets),
+                conversations: Mutex::default(),
             },
             dialing: ArcSwapOption::empty(),
             running: Mutex::default(),
@@ -263,9 +271,11 @@ impl Start {
         dialing.into_iter().for_each(|dialing| shared.dialing.store(dialing));
         let again = lock(&self.packets).as_ref().map(packets::Bound::again);
         let packets = std::mem::replace(&mut *lock(&self.packets), again);
-        let packets = packets.map(|packets| packets.start(&mut shared));
+        let known = lock(&self.conversations).take();
+        let packets = packets.map(|packets| packets.start(&mut shared, known.as_deref()));
         let shared = Arc::new(shared);
         let (catching, ways) = packets.map(|packets| packets.run(&shared, &requests)).unzip();
+        let catching = catching.flatten();
         let (stop, stopped) = watch::channel(false);
         let stopped_datagrams = Arc::new(AtomicBool::new(false));
         let of_datagrams = vec![
@@ -395,7 +405,7 @@ impl Overlay {
     pub fn offered(&self) -> anyhow::Result<Offered> {
         let mut running = lock(&self.running);
         let running = running.as_mut().context("the overlay is not in this process")?;
-        let Start { listeners, datagrams, .. } = &self.start;
+        let Start { listeners, datagrams, packets, .. } = &self.start;
         let listener = |one: &TcpListener| Ok((one.local_addr()?, one.try_clone()?.into()));
         let socket = |one: &UdpSocket| Ok((one.local_addr()?, one.try_clone()?.into()));
         let (open, door) = door::open(running.here.clone())?;
@@ -403,6 +413,7 @@ impl Overlay {
         Ok(Offered {
             listeners: listeners.iter().map(listener).collect::<io::Result<_>>()?,
             datagrams: datagrams.iter().map(socket).collect::<io::Result<_>>()?,
+            packets: lock(packets).as_ref().map_or(Ok(None), packets::Bound::sockets)?,
             door,
         })
     }
@@ -426,16 +437,29 @@ impl Overlay {
         if left > 0 {
             tracing::error!("{left} sessions of the overlay did not leave in time, and end");
         }
+        let packets = running.here.shared.packets.clone();
         // The threads for datagrams end later: what they still read is only lost.
         running.end(false);
+        *lock(&self.start.conversations) = packets.map(|packets| packets.known());
         let count = moved.len();
         lock(&self.moved).extend(moved);
         count
     }
 
+    /// Returns the conversations of whole packets, once this process has let go.
+    pub fn conversations(&self) -> Option<Vec<u8>> {
+        lock(&self.start.conversations).clone()
+    }
+
+    /// Sets the conversations of whole packets that another process has seen, before the start here.
+    pub fn set_conversations(&self, known: Vec<u8>) {
+        *lock(&self.start.conversations) = Some(known);
+    }
+
     /// Another process has the overlay for good: flows that are asked for here are refused.
     pub fn leave(&self) {
         self.entry.set(Place::Stopped);
+        lock(&self.start.packets).take().iter().for_each(packets::Bound::leave);
     }
 
     /// Takes the sessions that wait here: another process continues them.
@@ -463,6 +487,8 @@ impl Overlay {
     /// Ends all links and sessions: their applications see a reset.
     pub fn stop(&self) {
         self.entry.set(Place::Stopped);
+        // The rules that catch packets go with the threads.
+        drop(lock(&self.start.packets).take());
         if let Some(running) = lock(&self.running).take() {
             running.end(true);
         }

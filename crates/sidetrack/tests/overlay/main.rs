@@ -14,6 +14,7 @@ mod duplicate;
 mod endings;
 mod faults;
 mod groups;
+mod handed_over;
 mod http3;
 mod legs;
 mod liar;

@@ -15,26 +15,27 @@ use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 /// Two sites and the nodes that connect them.
-struct Sites {
-    left: Node,
-    a: Node,
-    b: Node,
-    right: Node,
+pub(crate) struct Sites {
+    pub left: Node,
+    pub a: Node,
+    pub b: Node,
+    pub right: Node,
     keys: Keys,
 }
 
-/// A node at work, and what it delivers.
-struct Running {
-    a: Up,
-    b: Up,
-    /// The tables of b's configuration.
-    of_b: String,
+/// Both nodes at work.
+pub(crate) struct Running {
+    pub a: Up,
+    pub b: Up,
+    /// The tables of their configurations.
+    pub of_a: String,
+    pub of_b: String,
 }
 
 const DENY: &str = "default = \"deny\"\n";
 
 impl Sites {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let [left, a, b, right] = [(); 4].map(|()| Node::new());
         let sites = Self { left, a, b, right, keys: Keys::new(&["a", "b"]) };
         sites.join(&sites.a, &sites.b, "9", "mid", ["1", "2"]);
@@ -80,6 +81,20 @@ impl Sites {
 
     /// The same; these rules, or listeners, are a's and b's.
     fn start_with(&self, place: &str, link: &str, ports: &[u16], rules: [&str; 2]) -> Running {
+        // The default is for flows that a node caught itself.
+        let top = rules.map(|rules| if rules.is_empty() { "" } else { DENY });
+        self.start_as(top, place, link, ports, rules)
+    }
+
+    /// The same; both files begin with these keys.
+    pub(crate) fn start_as(
+        &self,
+        [top_a, top_b]: [&'static str; 2],
+        place: &str,
+        link: &str,
+        ports: &[u16],
+        rules: [&str; 2],
+    ) -> Running {
         let packets = |node: &str, net: &str| {
             format!(
                 "[[overlay.packets]]\nnode = \"{node}\"\nto = [\"10.{net}.0.0/24\", \"fd00:{net}::/64\"]\nat = \"{place}\"\n\
@@ -95,12 +110,10 @@ impl Sites {
             packets("a", "1")
         );
         let a = self.keys.section("a", &[("b", at("10.9.0.2", 8100))], false) + &packets("b", "2");
-        let (a, of_b) = (rules[0].to_owned() + &a, b);
-        // The default is for flows that a node caught itself.
-        let top = |rules: &str| if rules.is_empty() { "" } else { DENY };
-        let (top_a, top_b, text) = (top(rules[0]), top(rules[1]), of_b.clone());
-        let b = self.b.run(move || Up::start(top_b, &text));
-        let mut a = self.a.run(move || Up::start(top_a, &a));
+        let (of_a, of_b) = (rules[0].to_owned() + &a, b);
+        let (text_a, text_b) = (of_a.clone(), of_b.clone());
+        let b = self.b.run(move || Up::start(top_b, &text_b));
+        let mut a = self.a.run(move || Up::start(top_a, &text_a));
         a.log_line("a way for packets", |line| line.contains("packets pass over the overlay"));
         let mut b = b;
         b.log_line("a way back", |line| line.contains("packets pass over the overlay"));
@@ -109,11 +122,11 @@ impl Sites {
                 wait_for(node, "datagrams arrive", |status| status["paths"][0]["by_datagram"] == true);
             }
         }
-        Running { a, b, of_b }
+        Running { a, b, of_a, of_b }
     }
 }
 
-fn caught(up: &Up, what: &str) -> u64 {
+pub(crate) fn caught(up: &Up, what: &str) -> u64 {
     status(up)["caught"][what].as_u64().expect("a count")
 }
 
@@ -179,11 +192,17 @@ fn both_ways(
     }
     let (status, _) = up.a.stop();
     assert!(status.success());
-    let tables = sites.a.run(|| {
+    assert_eq!(tables_of(&sites.a), [""; 0], "left behind");
+}
+
+/// Our tables of a host.
+pub(crate) fn tables_of(node: &Node) -> Vec<String> {
+    let tables = node.run(|| {
         let mut socket = Socket::open(Protocol::Netfilter).expect("a socket");
         sidetrack_sys::nft::list_tables(&mut socket).expect("a list")
     });
-    assert!(tables.iter().all(|table| !table.name.starts_with("sidetrack")), "left behind: {tables:?}");
+    let names = tables.into_iter().map(|table| table.name);
+    names.filter(|name| name.starts_with("sidetrack")).collect()
 }
 
 #[test]

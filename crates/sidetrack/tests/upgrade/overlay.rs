@@ -403,23 +403,3 @@ fn an_upgrade_of_the_node_that_catches_flows_is_taken_back() {
 fn an_upgrade_of_the_node_that_delivers_flows_is_taken_back() {
     taken_back("c");
 }
-
-#[test]
-fn caught_packets_are_an_obstacle_that_has_a_name() {
-    // The queue needs the right to it.
-    if !sidetrack_testkit::is_root() {
-        return println!("skipped: needs root");
-    }
-    sidetrack_testkit::in_namespace(|| {
-        let keys = Keys::new(&["a", "c"]);
-        let packets = "[[overlay.packets]]\nto = \"192.0.2.0/24\"\nnode = \"c\"\n";
-        let up = Up::start("default = \"deny\"\n", &(keys.section("a", &[], true) + packets));
-        let mut upgrade = Upgrade::start(&up.folder(), &[]);
-        let new = upgrade.started();
-        let (success, said) = upgrade.ended();
-        assert!(!success && said.contains("[[overlay.packets]] has a packet queue"), "{said}");
-        assert!(said.contains("nothing has moved"), "{said}");
-        ends(&new);
-        assert!(up.stop().0.success());
-    });
-}

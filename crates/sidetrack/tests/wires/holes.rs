@@ -1,20 +1,29 @@
 //! Hosts that have bytes with holes, or packets that were joined (GRO), when their flow goes to the wire.
 
-use crate::{Flow, RULE, flow, flow_on, on_the_wire};
-use sidetrack_testkit::streams::exchange;
-use sidetrack_testkit::{Line, Node, awaited, is_root, nft};
+use crate::{Flow, RULE, flow, flow_on, metric, on_the_wire};
+use sidetrack_testkit::streams::both_ways;
+use sidetrack_testkit::{Line, Node, awaited, eventually, is_root, nft};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
-/// Bytes of each direction after the hole.
-const BYTES: u64 = 2_000_000;
+/// Bytes before the hole: less than half of what leads a flow to the wire, which gets there after some more pieces of both directions.
+const FIRST: usize = 20_000;
 
-/// From now on one segment that comes to this host is lost, whenever it is sent.
-fn loses_one(node: &Node) {
-    let rules = "add table inet holes; \
-                 add set inet holes lost { typeof tcp sequence; size 1; flags dynamic; }; \
-                 add chain inet holes in { type filter hook prerouting priority -300; }; \
-                 add rule inet holes in ip protocol tcp meta length > 1000 tcp sequence @lost drop; \
-                 add rule inet holes in ip protocol tcp meta length > 1000 numgen inc mod 8 == 5 add @lost { tcp sequence } drop";
-    node.run(move || nft(rules).expect("rules"));
+/// Time between two pieces of 20,000 bytes. What waits behind the hole stays less than the wire allows.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// From now on one segment of the client's that comes to this interface is lost, whenever it is sent.
+fn loses_one(node: &Node, interface: &str) {
+    let large = format!("add rule inet holes in iifname {interface} ip protocol tcp meta length > 1000");
+    let rules = format!(
+        "add table inet holes; \
+         add set inet holes lost {{ typeof tcp sequence; size 1; flags dynamic; }}; \
+         add chain inet holes in {{ type filter hook prerouting priority -300; }}; \
+         {large} tcp sequence @lost drop; \
+         {large} numgen inc mod 4 == 1 add @lost {{ tcp sequence }} drop"
+    );
+    node.run(move || nft(&rules).expect("rules"));
 }
 
 /// The number of the lost segment.
@@ -28,43 +37,51 @@ fn lost(node: &Node) -> String {
 }
 
 /// A flow goes to the wire while a segment is missing at the router or at the server. Its sender knows that what followed has come (SACK).
-fn with_a_hole(at: fn(&Flow) -> &Node) {
+/// Both directions go on until it is there: a side that had closed would keep it with its sockets.
+fn with_a_hole(at: fn(&Flow) -> (&Node, &'static str)) {
     if !is_root() {
         return;
     }
     let mut flow = flow(false, "", RULE);
-    // Nearly the limit: the first segments before the hole reach it.
-    flow.exchange(98_000);
-    loses_one(at(&flow));
+    flow.exchange(FIRST);
+    let (node, interface) = at(&flow);
+    loses_one(node, interface);
+    let enough = Arc::new(AtomicBool::new(false));
     let [client, server] = [&flow.client, &flow.server].map(|end| end.try_clone().expect("a copy"));
-    let ends = [(client, [1, 2]), (server, [2, 1])]
-        .map(|(end, seeds)| std::thread::spawn(move || exchange(end, seeds, BYTES)));
-    let missing = lost(at(&flow));
+    let ends = [(client, [1, 2]), (server, [2, 1])].map(|(end, seeds)| {
+        let enough = enough.clone();
+        std::thread::spawn(move || both_ways(end, seeds, &enough, Some(PAUSE)))
+    });
+    let missing = lost(node);
+    eventually("the kernel passes packets on", || {
+        metric(&flow.up, "sidetrack_wire_freeze_seconds_count") == 1
+    });
+    assert_eq!(lost(node), missing);
+    node.run(|| nft("delete table inet holes").expect("no rules"));
+    // Its sockets stay until both hosts have what was written into them.
     on_the_wire(&flow.up);
-    assert_eq!(lost(at(&flow)), missing);
-    at(&flow).run(|| nft("delete table inet holes").expect("no rules"));
-    for end in ends {
-        assert_eq!(end.join().expect("an end"), [BYTES; 2]);
-    }
-    let Flow { client, server, mut up, line: _line } = flow;
-    drop((client, server));
+    enough.store(true, Relaxed);
+    let [client, server] = ends.map(|end| end.join().expect("an end"));
+    assert_eq!(client, [server[1], server[0]]);
+    let Flow { client: client_end, server: server_end, mut up, line: _line } = flow;
+    drop((client_end, server_end));
     let record = up.record();
     assert_eq!(record.fate(), ("all", "direct", "ok"), "{record:?}");
     assert_eq!(
         (record.number("bytes_up"), record.number("bytes_down")),
-        (98_000 + BYTES, BYTES),
+        (FIRST as u64 + client[0], client[1]),
         "{record:?}"
     );
 }
 
 #[test]
 fn a_hole_in_what_the_client_has_sent() {
-    with_a_hole(|flow| &flow.line.router);
+    with_a_hole(|flow| (&flow.line.router, "to-client"));
 }
 
 #[test]
 fn a_hole_in_what_the_server_has_got() {
-    with_a_hole(|flow| &flow.line.server);
+    with_a_hole(|flow| (&flow.line.server, "eth0"));
 }
 
 /// How many packets this interface has sent. A joined packet counts once.

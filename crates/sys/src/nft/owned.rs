@@ -6,6 +6,7 @@ use super::ct_state::INVALID;
 use super::refill::refill;
 use super::{Chain, Family, Field, Rule, Statement, Table, Test, Value, delete_table};
 use crate::netlink::{Error, Protocol, Socket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Why a table could not be had for ourselves.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +98,26 @@ impl OwnedTable {
         Ok(Self { socket, family, name: name.into(), lifetime, tracks: true })
     }
 
+    /// The table that another process made and still has: `socket` is a copy of its owner. `table` names it, and is the content that
+    /// follows by [`OwnedTable::replace_as`].
+    ///
+    /// # Errors
+    /// [`OwnError::NoOrphan`] if there is no such table, or netlink fails.
+    pub fn given(socket: OwnedFd, table: &Table) -> Result<Self, OwnError> {
+        let (mut socket, family, name) = (Socket::from(socket), table.family, table.name.clone());
+        match find_table(&mut socket, family, &name)? {
+            Some(found) => {
+                Ok(Self { socket, family, name, lifetime: found.lifetime, tracks: table.tracks() })
+            }
+            None => Err(OwnError::NoOrphan { family, name }),
+        }
+    }
+
+    /// Closes the socket and leaves the table to another process, which has a copy of the socket.
+    pub fn release(mut self) {
+        self.lifetime = Lifetime::Namespace;
+    }
+
     /// Replaces the content; on failure the old content stays. Every packet meets either the one or the
     /// other.
     ///
@@ -164,6 +185,12 @@ impl OwnedTable {
     }
 }
 
+impl AsFd for OwnedTable {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 impl Drop for OwnedTable {
     /// A table that lives as long as the socket is deleted before the socket closes: a child that another thread has forked
     /// and that has not yet exec'd holds a copy of the socket, with which the rules would stay for a moment.
@@ -199,7 +226,6 @@ fn unsupported(socket: &mut Socket, lifetime: Lifetime) -> Option<OwnError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd as _;
 
     fn there(name: &str) -> bool {
         let mut asking = Socket::open(Protocol::Netfilter).unwrap();

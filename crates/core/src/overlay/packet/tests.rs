@@ -3,11 +3,11 @@
 use super::super::service::LinkKind;
 use super::*;
 
-const FAR: NodeId = NodeId(7);
+pub(super) const FAR: NodeId = NodeId(7);
 const BEST_EFFORT: Service = Service::new(LinkKind::BestEffort);
 
 /// A SYN from 10.1.0.2:40000 to 10.2.0.3:22, as Linux sends it (checksums left out).
-const SYN: [u8; 40] = [
+pub(super) const SYN: [u8; 40] = [
     0x45, 0, 0, 40, 0x12, 0x34, 0x40, 0, 64, 6, 0, 0, 10, 1, 0, 2, 10, 2, 0, 3, // IPv4
     0x9c, 0x40, 0, 22, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff, 0, 0, 0, 0, // TCP
 ];
@@ -28,7 +28,7 @@ fn nets(text: &str) -> IpSet {
     text.split(' ').map(|net| net.parse().unwrap()).collect()
 }
 
-fn catch(to: &str, port: Option<u16>) -> Catch {
+pub(super) fn catch(to: &str, port: Option<u16>) -> Catch {
     let ports = port.map(|port| [(port, port)].into_iter().collect());
     Catch { target: Target::Node(FAR), to: nets(to), ports, service: BEST_EFFORT }
 }
@@ -83,12 +83,12 @@ fn nothing(_: &Ends) -> Result<(), Refused> {
     Err(Refused::Destination)
 }
 
-fn never(_: &Ends) -> Result<(), Refused> {
+pub(super) fn never(_: &Ends) -> Result<(), Refused> {
     panic!("the rules were asked already")
 }
 
 /// The answer to a TCP packet over IPv4, as a segment with these flags.
-fn answer_to(packet: &[u8; 40], flags: u8) -> [u8; 40] {
+pub(super) fn answer_to(packet: &[u8; 40], flags: u8) -> [u8; 40] {
     let mut answer = *packet;
     answer[12..16].copy_from_slice(&packet[16..20]);
     answer[16..20].copy_from_slice(&packet[12..16]);

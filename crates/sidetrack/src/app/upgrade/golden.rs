@@ -116,8 +116,12 @@ fn a_reader_of_version_1_finds_its_fields() {
 }
 
 /// What the first release says that moves an overlay: sockets, a session that it has begun, and one that it delivers.
-const OVERLAY: [&str; 3] =
-    [r#"{"Listener":"127.0.0.1:8100"}"#, r#"{"Datagrams":"0.0.0.0:4000"}"#, r#""Door""#];
+const OVERLAY: [&str; 4] = [
+    r#"{"Listener":"127.0.0.1:8100"}"#,
+    r#"{"Datagrams":"0.0.0.0:4000"}"#,
+    r#"{"Packets":24000}"#,
+    r#""Door""#,
+];
 const NEAR: &str = r#"{"session":{"id":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16],"peer":7,"attempts":[3],"order":{"node":"c",
 "mode":"shortest","paths":1,"destination":"192.0.2.1:443","client":"192.0.2.9:4000","host":"web.example"}},"flow":null}"#;
 const FAR: &str = r#"{"session":{"id":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16],"peer":7,"attempts":[3,0,0,0,0],"order":null},
@@ -134,6 +138,7 @@ fn the_overlay_of_the_first_release_that_moves_it_is_understood() {
         [
             OverlayPart::Listener(at("127.0.0.1:8100")),
             OverlayPart::Datagrams(at("0.0.0.0:4000")),
+            OverlayPart::Packets(24_000),
             OverlayPart::Door
         ]
     );

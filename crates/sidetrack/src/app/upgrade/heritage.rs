@@ -5,7 +5,7 @@ use super::parts::{GoPart, KeeperPart, ListenerPart, OverlayPart, ShuntPart, Win
 use super::{shunted, wires};
 use crate::config::{Config, Listener, ListenerKind};
 use crate::keeper::{Begin, Keeper, PROTOCOL};
-use crate::overlay;
+use crate::overlay::{self, QueueSockets};
 use crate::shunt::Shunter;
 use crate::worker::Given;
 use anyhow::{Context, bail, ensure};
@@ -131,11 +131,16 @@ impl Heritage {
             }
             Kind::Overlay => {
                 let part: OverlayPart = came.body()?;
-                let fd = came.fds.into_iter().next().context("a socket of the overlay is missing")?;
+                let mut fds = came.fds.into_iter();
+                let fd = fds.next().context("a socket of the overlay is missing")?;
                 let mut given = lock(&self.overlay);
                 match part {
                     OverlayPart::Listener(address) => given.listeners.push((address, fd.into())),
                     OverlayPart::Datagrams(address) => given.datagrams.push((address, fd.into())),
+                    OverlayPart::Packets(number) => {
+                        let table = fds.next().context("the rules that catch packets are missing")?;
+                        given.packets = Some(QueueSockets { number, queue: fd, table });
+                    }
                     OverlayPart::Door => given.door = Some(fd),
                 }
             }

@@ -205,9 +205,9 @@ fn decided(channel: &mut Channel, before: &Before, (ours, pipe): (&Ours, &OwnedF
             {
                 return Verdict::Back;
             }
-            Ok(Some(came)) if came.kind != Kind::Back => {
+            Ok(Some(mut came)) if came.kind != Kind::Back => {
                 // First, because nothing else can fail. Its sessions follow.
-                if let Err(error) = ours.node.begin_overlay(true) {
+                if let Err(error) = ours.node.begin_overlay(true, came.fds.pop()) {
                     tracing::error!("the overlay does not start: {error:#}");
                     // The old process takes everything back.
                     let _ = channel.send(Kind::Failed, &format!("{error:#}"), &[]);
@@ -223,7 +223,7 @@ fn decided(channel: &mut Channel, before: &Before, (ours, pipe): (&Ours, &OwnedF
             // It was killed, so nothing can be given back.
             _ => {
                 tracing::warn!("the old process has ended before the upgrade was final");
-                if let Err(error) = ours.node.begin_overlay(false) {
+                if let Err(error) = ours.node.begin_overlay(false, None) {
                     tracing::error!("the overlay does not start: {error:#}; restart sidetrack");
                 }
                 ours.node.take_over_wires(&[], true);

@@ -5,14 +5,12 @@ use crate::config::{Config, ListenerKind};
 /// Why a node with this configuration cannot be upgraded while it runs. `None`: it can.
 pub(super) fn obstacle(config: &Config) -> Option<String> {
     let engine = config.listeners.iter().find(|one| matches!(one.kind, ListenerKind::Engine(_)));
-    let what = if let Some(engine) = engine {
-        format!("listener '{}' of kind engine has its interfaces", engine.name)
-    } else if config.overlay.as_ref().is_some_and(|overlay| !overlay.packets.is_empty()) {
-        "[[overlay.packets]] has a packet queue of the kernel and the rules that lead to it".to_owned()
-    } else {
-        return None;
-    };
-    Some(format!("{what}, which only one process can have: restart instead of an upgrade"))
+    engine.map(|engine| {
+        format!(
+            "listener '{}' of kind engine has its interfaces, which only one process can have: restart instead of an upgrade",
+            engine.name
+        )
+    })
 }
 
 /// Which flows of a node with this configuration cannot move, and drain in the old process.

@@ -483,7 +483,7 @@ impl Old {
         let (on_wire, stay) = self.ours.let_go_of_wires();
         let sessions = self.ours.let_go_of_overlay();
         did(Phase::LetGo);
-        let stays = channel.send(Kind::Stay, &stay, &[]).and_then(|()| match settles {
+        let stays = self.ours.say_stay(channel, &stay).and_then(|()| match settles {
             true => channel.expect(Kind::Settled, SETTLED_WITHIN).map(drop),
             false => Ok(()),
         });

@@ -134,7 +134,7 @@ pub(super) struct WireOnPart {
     pub index: u32,
 }
 
-/// The change is final. The release before this one sends nothing beside it.
+/// The change is final. Descriptor, if packets are caught whole: their conversations. The release before this one sends nothing beside it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct StayPart {
     /// Places of flows on the wire that the old process keeps: they are still on their way there.
@@ -142,13 +142,15 @@ pub(super) struct StayPart {
     pub kept: Vec<u32>,
 }
 
-/// A socket of the overlay, with the address it is bound to.
+/// A socket of the overlay, with what it is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum OverlayPart {
     /// Where neighbours dial.
     Listener(SocketAddr),
     /// For datagrams of links.
     Datagrams(SocketAddr),
+    /// Reads the packet queue with this number. The socket that owns the rules that lead there comes with it.
+    Packets(u16),
     /// Leads to the overlay of the old process until it lets go of it. The last one.
     Door,
 }

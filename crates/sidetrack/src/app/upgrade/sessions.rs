@@ -4,17 +4,18 @@
 use super::channel::{Came, Channel};
 use super::flows::{FlowFacts, VerdictFacts, facts};
 use super::old::Ours;
-use super::parts::OverlayPart;
+use super::parts::{OverlayPart, StayPart};
 use crate::app::node::Node;
 use crate::live::{Ended, LiveFlow, Spared};
-use crate::overlay::{MovedSession, Offered, STATE_MAX, SessionFacts};
+use crate::overlay::{MovedSession, Offered, QueueSockets, STATE_MAX, SessionFacts};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::flow::{EndReason, FlowId, Protocol};
+use sidetrack_core::overlay::packet::KNOWN_MAX;
 use sidetrack_core::upgrade::Kind;
 use sidetrack_sys::scm;
 use std::net::TcpStream;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// A session. The socket of its application comes with it, then the state of its end. A field that is added must have a default:
@@ -49,18 +50,29 @@ impl Ours {
     /// Offers the sockets of the overlay, and a way to the overlay of this process.
     pub(super) fn offer_overlay(&self, to: &mut Channel) -> anyhow::Result<()> {
         let Some(overlay) = self.node.links() else { return Ok(()) };
-        let Offered { listeners, datagrams, door } = overlay.offered()?;
+        let Offered { listeners, datagrams, packets, door } = overlay.offered()?;
         let listeners = listeners.into_iter().map(|(address, fd)| (OverlayPart::Listener(address), fd));
         let datagrams = datagrams.into_iter().map(|(address, fd)| (OverlayPart::Datagrams(address), fd));
-        for (part, fd) in listeners.chain(datagrams).chain([(OverlayPart::Door, door)]) {
+        for (part, fd) in listeners.chain(datagrams) {
             to.send(Kind::Overlay, &part, &[fd.as_fd()])?;
         }
-        Ok(())
+        if let Some(QueueSockets { number, queue, table }) = packets {
+            to.send(Kind::Overlay, &OverlayPart::Packets(number), &[queue.as_fd(), table.as_fd()])?;
+        }
+        to.send(Kind::Overlay, &OverlayPart::Door, &[door.as_fd()])
     }
 
     /// Ends the links here, for the new process. Sessions wait. Returns how many.
     pub(super) fn let_go_of_overlay(&self) -> usize {
         self.node.links().map_or(0, |overlay| overlay.let_go())
+    }
+
+    /// Makes the change final. Conversations of whole packets come with it.
+    pub(super) fn say_stay(&self, to: &mut Channel, part: &StayPart) -> anyhow::Result<()> {
+        let conversations = self.node.links().and_then(crate::overlay::Overlay::conversations);
+        let conversations = conversations.map(|known| scm::attach(&known)).transpose()?;
+        let fds: Vec<_> = conversations.iter().map(AsFd::as_fd).collect();
+        to.send(Kind::Stay, part, &fds)
     }
 
     /// The new process has not got the overlay: it goes on here, with its sessions.
@@ -95,12 +107,18 @@ fn send(moved: &MovedSession, to: &mut Channel) -> anyhow::Result<()> {
 }
 
 impl Node {
-    /// Starts the overlay with the sockets of the process before this one. `comes`: its sessions follow.
+    /// Starts the overlay with the sockets of the process before this one. `comes`: its sessions follow. `conversations`: those of
+    /// whole packets.
     ///
     /// # Errors
     /// As [`crate::overlay::Overlay::begin`].
-    pub(super) fn begin_overlay(&self, comes: bool) -> anyhow::Result<()> {
-        self.links().map_or(Ok(()), |overlay| overlay.take_over(comes))
+    pub(super) fn begin_overlay(&self, comes: bool, conversations: Option<OwnedFd>) -> anyhow::Result<()> {
+        let Some(overlay) = self.links() else { return Ok(()) };
+        match conversations.map(|fd| scm::attached(fd, KNOWN_MAX)).transpose() {
+            Ok(known) => known.into_iter().for_each(|known| overlay.set_conversations(known)),
+            Err(error) => tracing::error!(%error, "connections of whole packets may have to begin anew"),
+        }
+        overlay.take_over(comes)
     }
 
     /// No more sessions come.

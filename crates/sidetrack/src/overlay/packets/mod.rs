@@ -6,17 +6,19 @@
 //! Packets that come faster than they can be sent are dropped, as by any router: the applications' congestion control
 //! reacts.
 
+mod answering;
 mod groups;
 mod judge;
 mod way;
 
+pub use answering::QueueSockets;
 pub(super) use groups::deliver_to_group;
 
 use super::datagrams::Use;
 use super::ingress::{Request, open_reserved};
 use super::shared::Shared;
 use crate::config::{self, OnCrash};
-use crate::steer::OWN_MARK;
+use answering::{Answering, Caught, DELIVERED_MARK};
 use anyhow::Context as _;
 use judge::Judged;
 use sidetrack_core::overlay::NodeId;
@@ -24,40 +26,24 @@ use sidetrack_core::overlay::frame::SessionId;
 use sidetrack_core::overlay::packet::{Catch, Interceptor, Origin, PACKET_MAX, Receiver, Refused, Target};
 use sidetrack_core::overlay::reserved::Reserved;
 use sidetrack_core::overlay::service::{LinkKind, Service, Trust};
-use sidetrack_sys::caps::{self, CapabilitySet};
-use sidetrack_sys::nfqueue::{Queue, Verdict};
-use sidetrack_sys::nft::{Lifetime, MarkBits, OwnedTable, Packets};
+use sidetrack_sys::caps::CapabilitySet;
+use sidetrack_sys::nfqueue::Verdict;
 use sidetrack_sys::raw::RoutedSocket;
 use sidetrack_sys::sync::lock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader, BufWriter};
 use tokio::net::TcpStream;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::sleep;
 use way::{ByDatagram, Reliable, Vouched, Way};
 
-/// The mark of delivered packets: our rules do not catch them.
-pub(super) const DELIVERED_MARK: MarkBits = MarkBits { value: 0x5f00_0000, mask: 0xff00_0000 };
-
-/// The name of the table that catches packets.
-pub(super) const TABLE: &str = "sidetrack-packets";
-
-/// The queue numbers that we may use.
-const QUEUES: std::ops::RangeInclusive<u16> = 24_000..=24_063;
-
-/// Most packets that wait in the kernel. Further ones pass without the overlay, or are dropped (`on_crash`).
-const QUEUE_PACKETS: u32 = 8192;
-
 /// Most packets that wait for the session to one node.
 const WAITING_MAX: usize = 512;
-
-/// How often the thread checks whether it must end.
-const LOOK: Duration = Duration::from_millis(200);
 
 /// How long to wait before asking again for a session that ended or was refused.
 const REST: Duration = Duration::from_millis(250);
@@ -103,80 +89,60 @@ pub(super) struct Bound {
     groups: Vec<config::Group>,
     networks: Arc<groups::Networks>,
     raw: Arc<RoutedSocket>,
-    queue: Option<Waiting>,
-    /// The thread, if it runs.
-    thread: Option<(JoinHandle<()>, oneshot::Sender<Begin>)>,
-}
-
-/// What the thread needs.
-struct Waiting {
-    queue: Queue,
-    table: OwnedTable,
-    bypass: bool,
-}
-
-impl Waiting {
-    /// Opens a queue and installs the rules that put packets into it.
-    fn new(config: &config::Overlay, on_crash: OnCrash) -> anyhow::Result<Self> {
-        let bypass = on_crash == OnCrash::Open;
-        let queue = Queue::open(QUEUES, QUEUE_PACKETS, bypass, LOOK)
-            .context("[[overlay.packets]] needs a packet queue (root, and NFQUEUE in the kernel)")?;
-        let rules = Packets {
-            catches: config
-                .packets
-                .iter()
-                .flat_map(|packets| groups::catches(packets, &config.groups))
-                .collect(),
-            queue: queue.number(),
-            bypass,
-            own: [OWN_MARK, DELIVERED_MARK],
-        };
-        let lifetime = if bypass { Lifetime::Socket } else { Lifetime::SocketThenOrphan };
-        let table = OwnedTable::create(&rules.table(TABLE), lifetime)
-            .context("[[overlay.packets]] cannot catch packets")?;
-        Ok(Self { queue, table, bypass })
-    }
+    caught: Option<Caught>,
+    /// The thread that answers the kernel, if it runs.
+    answering: Option<Arc<Answering>>,
 }
 
 /// The right that is needed at the moment when a verdict is given.
 pub(super) const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN;
 
-/// What the thread waits for before it starts.
+/// What the thread needs while it answers.
 struct Begin {
     interception: Arc<Interception>,
     ways: BTreeMap<(NodeId, Service), Box<dyn Way>>,
     shared: Arc<Shared>,
     stopped: Arc<AtomicBool>,
+    /// Dropped when it answers no more.
+    _over: SyncSender<()>,
 }
 
-/// The running thread that catches packets; dropping this stops it.
+/// Packets are caught. Dropping this stops it; the rules stay until [`Answering`] ends.
 pub(super) struct Catching {
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    over: std::sync::mpsc::Receiver<()>,
+    _answering: Arc<Answering>,
 }
 
 impl Bound {
-    /// Opens a queue and installs the rules.
+    /// Opens a queue and installs the rules. `given`: those of another process. `waits`: another process has the overlay now.
     ///
     /// # Errors
     /// Returns the resource that is not available.
-    pub(super) fn new(config: &config::Overlay, on_crash: OnCrash) -> anyhow::Result<Option<Self>> {
-        if config.packets.is_empty() && config.groups.is_empty() {
+    pub(super) fn new(
+        config: &config::Overlay,
+        on_crash: OnCrash,
+        given: Option<QueueSockets>,
+        waits: bool,
+    ) -> anyhow::Result<Option<Self>> {
+        let catches_none = config.packets.is_empty() && given.is_none();
+        if catches_none && config.groups.is_empty() {
             return Ok(None);
         }
-        let queue = if config.packets.is_empty() { None } else { Some(Waiting::new(config, on_crash)?) };
+        let caught = if catches_none { None } else { Some(Caught::new(config, on_crash, given, waits)?) };
         let raw = RoutedSocket::open(DELIVERED_MARK.value)
             .context("[[overlay.packets]] and [[overlay.group]] cannot deliver packets (they need root)")?;
         let (groups, networks) = (config.groups.clone(), Arc::new(groups::Networks::open(config)?));
         let (catches, raw) = (config.packets.clone(), Arc::new(raw));
-        Ok(Some(Self { catches, groups, networks, raw, queue, thread: None }))
+        Ok(Some(Self { catches, groups, networks, raw, caught, answering: None }))
     }
 
-    /// Returns what a second start needs. It catches no packets: the queue and the table are those of the first start.
+    /// Returns what a second start needs.
     pub(super) fn again(&self) -> Self {
-        let Self { catches, groups, networks, raw, .. } = self;
+        let Self { catches, groups, networks, raw, answering, .. } = self;
         let (catches, groups) = (catches.clone(), groups.clone());
-        Self { catches, groups, networks: networks.clone(), raw: raw.clone(), queue: None, thread: None }
+        let (networks, raw, answering) = (networks.clone(), raw.clone(), answering.clone());
+        Self { catches, groups, networks, raw, caught: None, answering }
     }
 
     /// Starts the thread that answers the kernel. Only this thread keeps the right to do so.
@@ -184,20 +150,25 @@ impl Bound {
     /// # Errors
     /// Fails if the system provides no thread.
     pub(super) fn answer_kernel(&mut self) -> anyhow::Result<()> {
-        let Some(Waiting { queue, table, bypass }) = self.queue.take() else { return Ok(()) };
-        let (begin, begun) = oneshot::channel();
-        let thread = std::thread::Builder::new().name("overlay-packets".to_owned()).spawn(move || {
-            if let Err(error) = caps::keep_only(NEEDED) {
-                tracing::error!(%error, "cannot give up capabilities");
-            }
-            answer_kernel(queue, table, bypass, begun);
-        });
-        self.thread = Some((thread.context("cannot start a thread for packets")?, begin));
+        self.answering = self.caught.take().map(Answering::start).transpose()?;
         Ok(())
     }
 
-    /// Adds what the other threads of the overlay need to `shared`.
-    pub(super) fn start(self, shared: &mut Shared) -> Start {
+    /// Returns copies of the sockets that catch packets, for another process. `None`: no packets are caught.
+    ///
+    /// # Errors
+    /// Fails if the system provides no descriptor.
+    pub(super) fn sockets(&self) -> io::Result<Option<QueueSockets>> {
+        self.answering.as_ref().map_or(Ok(None), |answering| answering.sockets())
+    }
+
+    /// Another process goes on with the rules: they stay.
+    pub(super) fn leave(&self) {
+        self.answering.iter().for_each(|answering| answering.leave());
+    }
+
+    /// Adds what the other threads of the overlay need to `shared`. `known`: the conversations so far.
+    pub(super) fn start(self, shared: &mut Shared, known: Option<&[u8]>) -> Start {
         let node = |packets: &config::Packets| {
             let target = match &packets.target {
                 config::Target::Node(node) => Target::Node(shared.identity.node_named(node)?),
@@ -211,8 +182,11 @@ impl Bound {
                 service: packets.service,
             })
         };
-        let rules = Interceptor::new(self.catches.iter().filter_map(node).collect())
+        let mut rules = Interceptor::new(self.catches.iter().filter_map(node).collect())
             .with_groups(groups::rules(&self.groups, &shared.identity));
+        if let Some(Err(error)) = known.map(|known| rules.know(known)) {
+            tracing::error!(%error, "connections of whole packets may have to begin anew");
+        }
         let counters = Counters::default();
         let (rules, judged, sessions) = (Mutex::new(rules), Mutex::default(), Mutex::default());
         let interception = Arc::new(Interception {
@@ -231,7 +205,7 @@ impl Bound {
                 services.insert(packets.service);
             }
         }
-        Start { interception, nodes, thread: self.thread }
+        Start { interception, nodes, answering: self.answering }
     }
 }
 
@@ -240,16 +214,16 @@ pub(super) struct Start {
     interception: Arc<Interception>,
     /// The nodes, and the services of the packets to them.
     nodes: BTreeMap<Arc<str>, BTreeSet<Service>>,
-    thread: Option<(JoinHandle<()>, oneshot::Sender<Begin>)>,
+    answering: Option<Arc<Answering>>,
 }
 
 impl Start {
-    /// Lets the thread start. Returns the tasks that carry the packets, for the thread of flows.
+    /// Lets packets be caught. Returns the tasks that carry the packets, for the thread of flows.
     pub(super) fn run(
         self,
         shared: &Arc<Shared>,
         requests: &mpsc::Sender<Request>,
-    ) -> (Catching, Vec<impl Future<Output = ()> + Send + use<>>) {
+    ) -> (Option<Catching>, Vec<impl Future<Output = ()> + Send + use<>>) {
         let mut ways: BTreeMap<_, Box<dyn Way>> = BTreeMap::new();
         let mut tasks = Vec::new();
         for (name, services) in self.nodes {
@@ -286,44 +260,27 @@ impl Start {
             let carried = Carried { node, name, services, stands, requests: requests.clone() };
             tasks.push(carry(shared.clone(), carried, waiting));
         }
-        let stop = Arc::new(AtomicBool::new(false));
-        let thread = self.thread.map(|(thread, begin)| {
-            // If the thread has ended already, it has logged the reason.
-            let _ = begin.send(Begin {
+        let catching = self.answering.map(|answering| {
+            let stop = Arc::new(AtomicBool::new(false));
+            let (sender, over) = sync_channel(0);
+            answering.begin(Begin {
                 interception: self.interception,
                 ways,
                 shared: shared.clone(),
                 stopped: stop.clone(),
+                _over: sender,
             });
-            thread
+            Catching { stop, over, _answering: answering }
         });
-        (Catching { stop, thread }, tasks)
+        (catching, tasks)
     }
 }
 
 impl Drop for Catching {
-    /// Stops the thread, which removes the rules.
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the thread of packets ended by a panic");
-        }
-    }
-}
-
-/// The thread that reads the queue. The table exists as long as this thread runs.
-fn answer_kernel(mut queue: Queue, table: OwnedTable, bypass: bool, begun: oneshot::Receiver<Begin>) {
-    let Ok(begin) = begun.blocking_recv() else { return };
-    let without_way = if bypass { Verdict::Accept } else { Verdict::Drop };
-    while !begin.stopped.load(Relaxed) {
-        if let Err(error) = queue.read(|packet| begin.caught(packet, without_way)) {
-            tracing::error!(%error, "the packet queue");
-            break;
-        }
-    }
-    // An orderly end removes the rules, also where a crash would leave them.
-    if let Err(error) = table.delete() {
-        tracing::error!(%error, table = TABLE, "cannot take the rules back");
+        // Until the thread has dropped its end.
+        let _ = self.over.recv();
     }
 }
 
@@ -350,6 +307,11 @@ impl Begin {
 }
 
 impl Interception {
+    /// Returns the conversations that have been seen, for another process.
+    pub(super) fn known(&self) -> Vec<u8> {
+        self.rules().known()
+    }
+
     fn rules(&self) -> std::sync::MutexGuard<'_, Interceptor> {
         lock(&self.rules)
     }
