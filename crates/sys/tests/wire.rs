@@ -75,6 +75,7 @@ impl Relay {
             held: [0, 1].map(|at| self.held[at].len()),
             unsent: of(|socket| repair::unsent(socket)),
             acknowledged,
+            is_over: false,
         }
     }
 

@@ -43,15 +43,18 @@ fn a_quiet_flow_comes_back_and_nothing_is_sent_again() {
         assert_eq!(last_step(&flow.up, id), "back");
         let counted = &flows(&flow.up)[0];
         assert_eq!((counted.number("bytes_up"), counted.number("bytes_down")), (150_000, 70_008));
+        flow.exchange(1000);
+        pass(&mut flow.server, &mut flow.client, 1000);
+        // Much at a time is sent again by itself where processors are busy.
+        for end in [&flow.client, &flow.server] {
+            assert_eq!(tcp_info(end).expect("TCP_INFO").retransmitted_segments, 0);
+        }
         for _ in 0..3 {
             flow.exchange(1_000_000);
             pass(&mut flow.server, &mut flow.client, 1_000_000);
         }
         eventually("the kernel helps no more", || metric(&flow.up, "sidetrack_wire_flows ") == 0);
         assert_eq!(metric(&flow.up, "sidetrack_wire_back_flows_total "), 1);
-        for end in [&flow.client, &flow.server] {
-            assert_eq!(tcp_info(end).expect("TCP_INFO").retransmitted_segments, 0);
-        }
         let Flow { mut client, mut server, mut up, line: _line } = flow;
         client.shutdown(Shutdown::Write).expect("closed");
         assert_eq!(server.read(&mut [0]).expect("the end"), 0);
@@ -61,7 +64,7 @@ fn a_quiet_flow_comes_back_and_nothing_is_sent_again() {
         assert_eq!(client.read(&mut [0]).expect("the end"), 0);
         let record = up.record();
         assert_eq!(record.fate(), ("all", "direct", "ok"), "{record:?}");
-        assert_eq!((record.number("bytes_up"), record.number("bytes_down")), (3_150_000, 3_070_012));
+        assert_eq!((record.number("bytes_up"), record.number("bytes_down")), (3_151_000, 3_071_012));
         assert_eq!(record.0["shunted"], true);
         let (status, rest) = up.stop();
         assert!(status.success() && rest.is_empty(), "{rest:?}");

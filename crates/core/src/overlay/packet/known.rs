@@ -177,7 +177,7 @@ mod tests {
         assert!(next.incoming(FAR, &answer, never).is_ok(), "the answer to what began here");
         let mut theirs = SYN;
         theirs[23] = 80;
-        // What their server says later is no beginning of ours, so the new rules hold.
+        // What their server says later has not become a beginning of ours, so the new rules hold.
         assert!(next.outgoing(&answer_to(&theirs, 0x10)).is_some());
         theirs[33] = 0x10;
         assert_eq!(next.incoming(FAR, &theirs, |_| Err(Refused::Denied)), Err(Refused::Denied));

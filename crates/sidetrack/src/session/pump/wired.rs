@@ -391,7 +391,8 @@ impl<W: Wire> Pump<W> {
 
     /// What is seen of both sockets.
     fn look(&self, way: &Way, wires: &Wires) -> io::Result<Look> {
-        let mut look = Look { unread: [0; 2], held: [0; 2], unsent: [0; 2], acknowledged: [0; 2] };
+        let mut look =
+            Look { unread: [0; 2], held: [0; 2], unsent: [0; 2], acknowledged: [0; 2], is_over: false };
         for side in SIDES {
             let at = index(side);
             (look.unread[at], look.unsent[at]) = self.on_socket(side, |socket| {
@@ -400,6 +401,8 @@ impl<W: Wire> Pump<W> {
             look.held[at] = self.core.held(side) as usize;
         }
         if let Some((id, _)) = way.joined {
+            // Before the numbers, which do not change after it.
+            look.is_over = wires.memory().ended(id).is_some();
             look.acknowledged = wires.memory().look(id).map(|side| side.standing.acknowledged);
         }
         Ok(look)
