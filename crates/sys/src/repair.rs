@@ -205,7 +205,7 @@ pub struct Gone {
     pub remote: SocketAddr,
     /// The address that this host talked to, as it stands in its packets.
     pub local: SocketAddr,
-    /// Sequence number that the host expects next.
+    /// Sequence number that the host expects next, or a later one in its window.
     pub sent: u32,
     /// Sequence number up to which everything of the host was acknowledged.
     pub acknowledged: u32,

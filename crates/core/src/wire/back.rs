@@ -69,6 +69,17 @@ const fn has_all(from: &Stands, to: &Stands) -> bool {
     from.standing.sent.wrapping_add(from.add) == to.standing.acknowledged
 }
 
+/// Returns the sequence numbers of RSTs that both hosts (client, server) take: those after the last byte that was passed on to each. A
+/// host may have got bytes whose acknowledgement was lost: a RST at what it has acknowledged would be too old for it. A host that
+/// is missing bytes answers a RST beyond them (RFC 5961 Sec. 3.2), and gets another one at the right number for that.
+pub fn reset_at(sides: &[Stands; 2]) -> [u32; 2] {
+    [0, 1].map(|at| {
+        let acknowledged = sides[at].standing.acknowledged;
+        let passed = sides[at ^ 1].standing.sent.wrapping_add(sides[at ^ 1].add);
+        if passed.wrapping_sub(acknowledged).cast_signed() > 0 { passed } else { acknowledged }
+    })
+}
+
 /// Returns the state of new sockets towards both sides (client, server). `now_ms` is the monotonic clock in milliseconds.
 pub fn back(sides: &[Stands; 2], options: Options, now_ms: u32) -> [Begin; 2] {
     let [client, server] = sides;
@@ -178,6 +189,17 @@ mod tests {
         let mut late = sides();
         late[0].clock = u32::MAX;
         assert_eq!(back(&late, OPTIONS, 0)[0].stamp, Some(701));
+    }
+
+    #[test]
+    fn a_reset_stands_after_all_that_a_host_may_have_got() {
+        let mut sides = sides();
+        let passed = 0x20_u32.wrapping_add(sides[0].add);
+        assert_eq!(reset_at(&sides), [107_000, passed]);
+        // While sockets still send, too, a host may have acknowledged more than the kernel has passed on.
+        sides[0].standing.acknowledged += 7;
+        sides[1].standing.acknowledged = passed;
+        assert_eq!(reset_at(&sides), [107_007, passed]);
     }
 
     #[test]

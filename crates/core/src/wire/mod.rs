@@ -14,7 +14,7 @@ mod freezes;
 mod joining;
 mod note;
 
-pub use back::{Begin, Stands, back, is_quiet};
+pub use back::{Begin, Stands, back, is_quiet, reset_at};
 pub use freezes::{FREEZE_BOUNDS, Freezes};
 pub use joining::{Joining, Look, Step};
 pub use note::{MAGIC as NOTE_MAGIC, NOTE_BYTES, Note, NoteError, VERSION as NOTE_VERSION};

@@ -4,7 +4,7 @@ use crate::node::Up;
 use crate::node::admin::ask;
 use crate::{Flow, NO_PINS, RULE, flow, flow_to, metric, on_the_wire};
 use sidetrack_sys::sysctl;
-use sidetrack_testkit::{Line, Node, eventually, is_root};
+use sidetrack_testkit::{LIMIT, Line, Node, eventually, is_root, nft};
 use std::io::{ErrorKind, Read, Write};
 
 fn is_reset(stream: &mut impl Read) {
@@ -29,6 +29,26 @@ fn a_killed_flow_is_reset_at_both_hosts_and_counted_to_the_byte() {
         assert_eq!((record.number("bytes_up"), record.number("bytes_down")), (180_000, 8));
         eventually("it is gone", || metric(&flow.up, "sidetrack_wire_flows ") == 0);
     }
+}
+
+/// The reset has to be at the number that the host expects, which is not the one that it has acknowledged.
+#[test]
+fn a_host_whose_acknowledgement_was_lost_is_reset() {
+    if !is_root() {
+        return;
+    }
+    let Flow { mut client, mut server, mut up, line } = flow(false, "", RULE).wired();
+    let rules = "add table inet lost; add chain inet lost out { type filter hook output priority 0; }; \
+                 add rule inet lost out tcp flags & (fin | syn | rst | psh | ack) == ack meta length < 100 drop";
+    line.server.run(|| nft(rules).expect("rules"));
+    client.write_all(&[7; 1000]).expect("sent");
+    server.set_read_timeout(Some(LIMIT)).expect("set");
+    server.read_exact(&mut [0; 1000]).expect("received");
+    let id = on_the_wire(&up).0["flow"].clone();
+    assert_eq!(ask(&up, "DELETE", &format!("/v1/flows/{id}")).0, 200);
+    is_reset(&mut server);
+    is_reset(&mut client);
+    assert_eq!(up.record().text("reason"), "killed");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use crate::repair;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
+use sidetrack_core::wire;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -243,12 +244,12 @@ impl WireMemory {
     /// Removes a flow, and resets it at both hosts. `failed` gets what kept one of them from being told: it learns of the end when
     /// it sends something, from this host's TCP.
     pub fn cut(&self, id: super::WireId, failed: impl Fn(io::Error)) {
-        let (seen, ends) = (self.look(id), self.ends(id));
+        let (stands, ends) = (self.stands(id), self.ends(id));
         if let Err(error) = self.remove(id) {
             failed(io::Error::other(error));
         }
-        for (seen, (remote, local)) in seen.iter().zip(ends) {
-            let (sent, acknowledged) = (seen.standing.acknowledged, seen.standing.sent);
+        for ((sent, seen), (remote, local)) in wire::reset_at(&stands).into_iter().zip(&stands).zip(ends) {
+            let acknowledged = seen.standing.sent;
             repair::reset(&repair::Gone { remote, local, sent, acknowledged }).unwrap_or_else(&failed);
         }
     }
