@@ -57,12 +57,15 @@ impl Relay {
     fn end(&self, at: usize) -> End {
         let socket = &self.sockets[at];
         let (remote, local) = (socket.peer_addr().expect("a peer"), socket.local_addr().expect("an address"));
+        let mut numbers = repair::numbers(socket).expect("numbers");
+        // What was read and is not written yet comes before what is read next.
+        numbers.unread += u32::try_from(self.held[at].len()).expect("little");
         End {
             remote,
             local,
             egress: route::way(local.ip(), remote.ip()).expect("a route"),
             agreed: repair::agreed(socket).expect("TCP_INFO"),
-            numbers: repair::numbers(socket).expect("numbers"),
+            numbers,
         }
     }
 
