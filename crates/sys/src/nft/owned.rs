@@ -102,7 +102,7 @@ impl OwnedTable {
     /// follows by [`OwnedTable::replace_as`].
     ///
     /// # Errors
-    /// [`OwnError::NoOrphan`] if there is no such table, or netlink fails.
+    /// [`OwnError::NoOrphan`] if the table does not exist any more, or netlink fails.
     pub fn given(socket: OwnedFd, table: &Table) -> Result<Self, OwnError> {
         let (mut socket, family, name) = (Socket::from(socket), table.family, table.name.clone());
         match find_table(&mut socket, family, &name)? {

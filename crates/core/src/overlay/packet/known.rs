@@ -126,7 +126,8 @@ mod tests {
     use super::super::tests::{FAR, SYN, answer_to, catch, never};
     use super::*;
 
-    /// `SYN` began here, its answer in another conversation there, and a third one was denied.
+    /// An interceptor that has seen three conversations: `SYN` begins one here, the other side begins one that is allowed (port 80) and
+    /// one that is denied (port 23).
     fn seen() -> Interceptor {
         let mut seen = Interceptor::new(vec![catch("10.0.0.0/8", None)]);
         assert!(seen.outgoing(&SYN).is_some());
