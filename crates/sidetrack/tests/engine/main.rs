@@ -19,6 +19,7 @@ mod profile;
 mod settings;
 mod states;
 mod tools;
+mod upgrade;
 #[cfg(feature = "wasm")]
 mod wasm;
 mod workers;
