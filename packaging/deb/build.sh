@@ -27,7 +27,7 @@ strip --strip-unneeded --remove-section=.comment --remove-section=.note "$tree/u
 ln -s sidetrack "$tree/usr/bin/sidetrack-shell"
 install -d "$tree/etc/sidetrack-shell.d"
 install_file 640 packaging/sidetrack.toml etc/sidetrack/sidetrack.toml
-for unit in packaging/*.service; do install_file 644 "$unit" "lib/systemd/system/${unit##*/}"; done
+for unit in packaging/*.service packaging/*.socket; do install_file 644 "$unit" "lib/systemd/system/${unit##*/}"; done
 install_file 644 packaging/sysusers.conf usr/lib/sysusers.d/sidetrack.conf
 install_file 644 packaging/tmpfiles.conf usr/lib/tmpfiles.d/sidetrack.conf
 # Only containers with the annotation start it.

@@ -55,7 +55,7 @@ in_debian getent passwd sidetrack >/dev/null || fail 'there is no user sidetrack
 in_debian sidetrack check /etc/sidetrack/sidetrack.toml >"$work/check.log" 2>&1 || { cat "$work/check.log" >&2; fail 'its own configuration is wrong'; }
 ok 'the configuration that it brings is valid and does nothing'
 for file in /usr/share/man/man1/sidetrack.1.gz /usr/share/man/man1/sidetrack-run.1.gz /usr/share/bash-completion/completions/sidetrack \
-    /usr/share/zsh/vendor-completions/_sidetrack /usr/share/fish/vendor_completions.d/sidetrack.fish /lib/systemd/system/sidetrack.service \
+    /usr/share/zsh/vendor-completions/_sidetrack /usr/share/fish/vendor_completions.d/sidetrack.fish /lib/systemd/system/sidetrack.service /lib/systemd/system/sidetrack.socket \
     /usr/share/doc/sidetrack/copyright /usr/share/doc/sidetrack/sbom.cdx.json.gz /usr/share/doc/sidetrack/libraries.txt.gz \
     /usr/share/containers/oci/hooks.d/sidetrack-attach.json; do
     [ -s "$work/root$file" ] || fail "$file is missing"

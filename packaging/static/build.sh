@@ -54,7 +54,7 @@ install -m 755 "${CARGO_TARGET_DIR:-target}/$target/$folder/sidetrack" "$tree/si
 "${prefix}strip" --strip-unneeded --remove-section=.comment "$tree/sidetrack"
 packaging/static/is-static.sh "$tree/sidetrack" >&2
 
-install -m 644 LICENSE-APACHE LICENSE-MIT README.md CHANGELOG.md SECURITY.md packaging/sidetrack.toml packaging/sidetrack.service "$tree/"
+install -m 644 LICENSE-APACHE LICENSE-MIT README.md CHANGELOG.md SECURITY.md packaging/sidetrack.toml packaging/sidetrack.service packaging/sidetrack.socket "$tree/"
 cargo metadata --locked --format-version 1 --filter-platform "$target" >"$work/metadata.json"
 jq -S --arg root sidetrack -f packaging/sbom.jq "$work/metadata.json" >"$tree/sbom.cdx.json"
 packaging/licences.sh "$tree/sbom.cdx.json" "$work/metadata.json" >"$tree/libraries.txt"

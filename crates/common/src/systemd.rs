@@ -5,17 +5,31 @@
 //!                    └─ WATCHDOG, while the work goes on
 //! ```
 //!
+//! Listening sockets come from it ([`passed`]), and it keeps those of a process that crashes: `FDSTORE=1`, for units with
+//! `FileDescriptorStoreMax=`. Others ignore that.
+//!
 //! The socket is connected before the process gives up its rights, because its folder may be closed afterwards.
 //! Without `NOTIFY_SOCKET` in the environment nothing is sent.
 
+pub mod passed;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sidetrack_sys::scm;
+use sidetrack_sys::sync::lock;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// How often `WATCHDOG=1` is sent within the time that the unit file gives.
 const BEATS_PER_LIMIT: u32 = 3;
+
+/// How long the service manager may take to close what it kept.
+const CLOSED_WITHIN: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 
 /// The socket of the service manager that started this process.
 #[derive(Debug)]
@@ -23,6 +37,8 @@ pub struct Systemd {
     socket: UnixDatagram,
     /// `WatchdogSec=` of the unit file.
     watchdog: Option<Duration>,
+    /// Names of what it keeps for us.
+    kept: Mutex<BTreeSet<String>>,
 }
 
 impl Systemd {
@@ -44,7 +60,7 @@ impl Systemd {
             Ok::<_, std::io::Error>(socket)
         })();
         match connected {
-            Ok(socket) => Some(Self { socket, watchdog: watchdog(variable) }),
+            Ok(socket) => Some(Self { socket, watchdog: watchdog(variable), kept: Mutex::default() }),
             Err(error) => {
                 tracing::warn!(
                     "cannot connect to NOTIFY_SOCKET {}: {error}; the service manager is told nothing",
@@ -66,13 +82,16 @@ impl Systemd {
         self.send(&format!("RELOADING=1\nMONOTONIC_USEC={now}\nSTATUS=reading the configuration"));
     }
 
-    /// Another process of the unit is the main one from now on (`MAINPID=`). Only the main process may say so.
+    /// Another process of the unit is the main one from now on (`MAINPID=`). Only the main process may say so. It gives what it
+    /// wants to be kept.
     pub fn replaced_by(&self, pid: u32) {
+        self.forget(|_| true);
         self.send(&format!("MAINPID={pid}\nSTATUS=upgraded"));
     }
 
-    /// The process takes no more work. `status` is one line that `systemctl status` shows.
+    /// The process takes no more work. `status` is one line that `systemctl status` shows. Nothing is kept any more.
     pub fn stopping(&self, status: &str) {
+        self.forget(|_| true);
         self.send(&format!("STOPPING=1\nSTATUS={status}"));
     }
 
@@ -84,6 +103,45 @@ impl Systemd {
     /// The process does its work (`WATCHDOG=1`). Without it for `WatchdogSec=`, the service manager ends the process.
     pub fn alive(&self) {
         self.send("WATCHDOG=1");
+    }
+
+    /// Another process of the unit has given these names, before this one.
+    pub fn keeps_already(&self, names: impl IntoIterator<Item = String>) {
+        lock(&self.kept).extend(names);
+    }
+
+    /// Lets the service manager keep copies of these sockets, and pass them to the process after this one if this one crashes. Nothing
+    /// happens if it keeps some under this name already.
+    pub fn keep(&self, name: &str, sockets: &[BorrowedFd<'_>]) {
+        if !lock(&self.kept).insert(name.to_owned()) {
+            return;
+        }
+        let text = format!("FDSTORE=1\nFDNAME={name}");
+        for sockets in sockets.chunks(scm::MAX_FDS) {
+            if let Err(error) = scm::send(&self.socket, text.as_bytes(), sockets) {
+                tracing::warn!("the service manager cannot be given the sockets of {name}: {error}");
+            }
+        }
+    }
+
+    /// Lets the service manager close what it keeps under these names, and waits until it has done so, for two seconds at most: a socket
+    /// that it still has would get connections that no process accepts.
+    pub fn forget(&self, is_gone: impl Fn(&str) -> bool) {
+        let gone: Vec<_> = lock(&self.kept).extract_if(.., |name| is_gone(name)).collect();
+        if gone.is_empty() {
+            return;
+        }
+        gone.iter().for_each(|name| self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}")));
+        let waited = std::io::pipe().and_then(|(ours, theirs)| {
+            scm::send(&self.socket, b"BARRIER=1", &[theirs.as_fd()])?;
+            drop(theirs);
+            Ok(poll(&mut [PollFd::new(&ours, PollFlags::empty())], Some(&CLOSED_WITHIN))?)
+        });
+        match waited {
+            Ok(0) => tracing::warn!("the service manager does not say that it has closed {gone:?}"),
+            Ok(_) => {}
+            Err(error) => tracing::warn!("the service manager cannot be told to close {gone:?}: {error}"),
+        }
     }
 
     fn send(&self, text: &str) {

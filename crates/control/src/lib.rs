@@ -33,6 +33,7 @@ use orchestrator::Orchestrator;
 use settings::{DomainSettings, OrchestratorSettings, StateAt};
 use sidetrack_common::rights::DataUser;
 use sidetrack_common::systemd::Systemd;
+use sidetrack_common::systemd::passed::Passed;
 use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
@@ -49,6 +50,7 @@ const THREADS: usize = 4;
 /// # Errors
 /// Says what is wrong with its file, its agreement or its state, or that its address is taken.
 pub fn orchestrate(file: &Path) -> anyhow::Result<()> {
+    let passed = Passed::from_environment()?;
     let settings =
         OrchestratorSettings::load(file).map_err(sidetrack_common::file::BadConfiguration::from)?;
     // Root's files first: the state stays open.
@@ -59,7 +61,7 @@ pub fn orchestrate(file: &Path) -> anyhow::Result<()> {
     let again: Vec<_> = settings.images.values().chain([&settings.agreement]).map(|path| &**path).collect();
     let user = DataUser::of(&settings.user)?;
     let systemd = Systemd::from_environment();
-    let bound = confine(&settings.listen, user.as_ref(), &again)?;
+    let bound = confine((&settings.listen, &passed), user.as_ref(), &again)?;
     // Threads begin only now, with the rights that are left. Several: requests to etcd block the one they are made on.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
     let store: Arc<dyn Store> = match (file, &settings.state) {
@@ -90,13 +92,14 @@ pub fn orchestrate(file: &Path) -> anyhow::Result<()> {
 /// # Errors
 /// Says what is wrong with its file or its state, that its address is taken, or that the process for its sockets has ended.
 pub async fn domain(file: &Path) -> anyhow::Result<()> {
+    let passed = Passed::from_environment()?;
     let settings = DomainSettings::load(file).map_err(sidetrack_common::file::BadConfiguration::from)?;
     let user = DataUser::of(&settings.user)?;
     let sockets = Arc::new(Sockets::start(&settings, user.as_ref())?);
     // Root's files first: the state stays open.
     let store = Arc::new(FileStore::open(&settings.state)?);
     let systemd = Systemd::from_environment();
-    let bound = confine(&settings.listen, user.as_ref(), &[])?;
+    let bound = confine((&settings.listen, &passed), user.as_ref(), &[])?;
     let mutual = settings.mutual.clone();
     let domain = Arc::new(Domain::new(settings, store, sockets.clone()));
     let work = tokio::spawn(domain.clone().follow());

@@ -29,7 +29,7 @@ mod windows;
 mod wires;
 
 pub use run::{Publish, Report, RunCommand, TapCommand, run};
-pub use sockets::{Bound, bind};
+pub use sockets::{Before, Bound, bind};
 pub use threads::{Fleet, Serving};
 pub use up::{UpOptions, take_over, up};
 pub use upgrade::{Act, DRAINS, Phase, Said, Side, Step, Wish};

@@ -12,6 +12,9 @@ const UNITS: [(&str, &str); 3] = [
     ("sidetrack-domain.service", "domain.toml"),
 ];
 
+/// Their socket units.
+const SOCKETS: [&str; 3] = ["sidetrack.socket", "sidetrack-orchestrator.socket", "sidetrack-domain.socket"];
+
 /// What containers may take to end when a node stops, seconds.
 const CONTAINERS_END: u64 = 20;
 
@@ -53,7 +56,7 @@ fn each_is_unprivileged_and_confined() {
     // `sidetrack up` says when it is ready, when it reloads and that its workers run; a reload is SIGHUP.
     let node = service(UNITS[0].0);
     assert_eq!((&*node["Type"], &*node["ExecReload"]), ("notify", "/bin/kill -HUP $MAINPID"));
-    assert!(node.contains_key("WatchdogSec"));
+    assert!(node.contains_key("WatchdogSec") && node.contains_key("FileDescriptorStoreMax"));
 }
 
 #[test]
@@ -92,13 +95,15 @@ fn systemd_takes_them() {
         return eprintln!("skipped: needs systemd-analyze");
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let files = UNITS.map(|(unit, _)| {
+    let units = UNITS.iter().map(|(unit, _)| *unit).chain(SOCKETS);
+    let files = units.map(|unit| {
         // It looks whether the program is there.
         let text = text(unit).replace("/usr/bin/sidetrack", env!("CARGO_BIN_EXE_sidetrack"));
         let path = folder.path().join(unit);
         std::fs::write(&path, text).expect("written");
         path
     });
+    let files: Vec<_> = files.collect();
     let verified = verify(&files);
     assert!(verified.is_empty(), "{verified}");
     // It would say what is wrong.

@@ -47,6 +47,7 @@ pub mod netns;
 pub mod nfqueue;
 pub mod nft;
 pub mod pages;
+pub mod passed;
 pub mod ports;
 pub mod probe;
 pub mod process;

@@ -9,7 +9,9 @@ mod listen;
 mod tcp_info;
 
 pub use header::{set_dont_fragment, set_hop_limit, set_traffic_class, speaks_mptcp};
-pub use listen::{ListenOptions, SeenListener, inspect_listener, listen, listen_first, try_address};
+pub use listen::{
+    ListenOptions, SeenListener, adopt, inspect_listener, listen, listen_first, see_listener, try_address,
+};
 pub use tcp_info::{TcpInfo, tcp_info};
 
 use std::io;

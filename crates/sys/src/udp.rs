@@ -99,6 +99,23 @@ pub fn bind_transparent(address: SocketAddr, shares: bool) -> io::Result<UdpSock
     Ok(socket.into())
 }
 
+/// Makes a socket of another process on `address` receive as one of [`bind_first`] does, or with `transparent` as one of
+/// [`bind_transparent`].
+///
+/// # Errors
+/// What the system call that failed says.
+pub fn adopt(socket: &UdpSocket, address: SocketAddr, transparent: bool) -> io::Result<()> {
+    let socket = socket2::SockRef::from(socket);
+    socket.set_nonblocking(true)?;
+    socket.set_cloexec(true)?;
+    socket.set_reuse_port(true)?;
+    if transparent {
+        crate::sockopt::set_transparent(&*socket)?;
+        tell_original_destinations(&*socket, address)?;
+    }
+    Ok(())
+}
+
 /// Makes a socket on `address` tell the original destination of each datagram, address and port.
 fn tell_original_destinations(socket: impl AsFd, address: SocketAddr) -> io::Result<()> {
     let (level, name) = match address {

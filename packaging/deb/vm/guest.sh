@@ -63,11 +63,11 @@ nft -s list ruleset >/dev/null
 state | sed 's/counter packets .* bytes [0-9]*/counter/' >/root/before
 
 dpkg --install /root/sidetrack.deb >/root/install.log 2>&1 || { cat /root/install.log; fail 'it cannot be installed'; }
-for unit in sidetrack sidetrack-domain sidetrack-orchestrator; do
-    ! active "$unit.service" || fail "$unit.service runs after the installation"
-    [ "$(systemctl is-enabled "$unit.service")" = disabled ] || fail "$unit.service is enabled"
+for unit in sidetrack{,-domain,-orchestrator}.{service,socket}; do
+    ! active "$unit" || fail "$unit runs after the installation"
+    [ "$(systemctl is-enabled "$unit")" = disabled ] || fail "$unit is enabled"
 done
-systemd-analyze verify /lib/systemd/system/sidetrack*.service >/root/verify.log 2>&1 || true
+systemd-analyze verify /lib/systemd/system/sidetrack*.{service,socket} >/root/verify.log 2>&1 || true
 ! grep -i sidetrack /root/verify.log || fail 'systemd does not like a unit'
 ok "installed: $(sidetrack --version); nothing runs"
 systemd-analyze security --no-pager sidetrack.service | tail -n 1
@@ -106,6 +106,37 @@ kill -STOP "$old"
 until_true fresh 'the watchdog ends a process that stands still'
 [ "$(ask)" = 50 ] || fail 'no answer after the watchdog'
 ok 'the watchdog replaces a process that stands still'
+
+# The sockets of the units: systemd has them while no process runs, and keeps those that a process has opened while it crashes.
+systemctl stop sidetrack.service
+! active || fail 'it cannot be stopped'
+printf 'version = 1\ndefault = "direct"\n' >/etc/sidetrack/sidetrack.toml
+for port in 900 1080; do
+    printf '[[listen]]\nname = "p%s"\nkind = "reverse"\naddress = "10.80.1.1:%s"\nto = "192.0.2.2:80"\n' "$port" "$port" >>/etc/sidetrack/sidetrack.toml
+done
+mkdir -p /etc/systemd/system/sidetrack.socket.d /etc/systemd/system/sidetrack.service.d
+printf '[Socket]\nListenStream=\nListenStream=10.80.1.1:900\n' >/etc/systemd/system/sidetrack.socket.d/test.conf
+# A new process comes late enough to be missed without the sockets.
+printf '[Service]\nRestartSec=3s\n' >/etc/systemd/system/sidetrack.service.d/test.conf
+systemctl daemon-reload
+systemctl start sidetrack.socket || fail 'the socket unit does not start'
+ask_at() { ip netns exec client timeout 120 socat -u "TCP:10.80.1.1:$1" STDOUT | tail -n 1; }
+[ "$(ask_at 900)" = 50 ] || fail 'a connection to the socket of the unit does not start the service'
+active || fail 'the service runs on its socket'
+until_true '[ "$(systemctl show --property NFileDescriptorStore --value sidetrack.service)" -gt 0 ]' 'systemd keeps the other listener'
+old=$(main_pid)
+kill -KILL "$old"
+[ "$(ask_at 900)" = 50 ] || fail 'a connection to the socket of the unit is refused after a crash'
+old=$(main_pid)
+until_true '[ "$(systemctl show --property NFileDescriptorStore --value sidetrack.service)" -gt 0 ]' 'systemd keeps the listener of the next process'
+kill -KILL "$old"
+[ "$(ask_at 1080)" = 50 ] || fail 'a connection to the kept socket is refused after a crash'
+ok 'a connection starts the service, and none is refused after SIGKILL'
+systemctl stop sidetrack.socket sidetrack.service
+rm -r /etc/systemd/system/sidetrack.socket.d /etc/systemd/system/sidetrack.service.d
+cp /root/good.toml /etc/sidetrack/sidetrack.toml
+systemctl daemon-reload
+systemctl start sidetrack.service || fail 'it does not start again'
 
 # The next version is installed while a long flow runs.
 ip netns exec client timeout 300 socat -u TCP:192.0.2.2:443 STDOUT >/root/long &

@@ -1,7 +1,7 @@
 //! Replaces the configuration of a running node.
 
 use super::node::{Node, Served, addresses, bound_addresses, engine_listeners};
-use super::sockets::{self, Bound, Proof};
+use super::sockets::{self, Before, Bound, Proof};
 use super::threads::Serving;
 use super::{agreement, chains, containers, hold};
 use crate::config::{Config, Listener, ListenerKind, OnCrash};
@@ -99,10 +99,9 @@ impl Node {
         for listener in new.listeners.iter().filter(|listener| !kept(listener)) {
             // The old and the new listener share the address until the old one is closed.
             let own = [of_old.clone(), bound_addresses(&fresh)].concat();
-            fresh.push((
-                listener.clone(),
-                sockets::bind(listener, new, (self.workers, self.names.as_ref()), (&own, None))?,
-            ));
+            let before = Before { own: &own, heritage: None, passed: &self.parent.passed };
+            let bound = sockets::bind(listener, new, (self.workers, self.names.as_ref()), before)?;
+            fresh.push((listener.clone(), bound));
         }
         Ok(fresh)
     }
@@ -150,6 +149,7 @@ impl Node {
         chains::cut_changed(&new.policy, &self.ledgers);
         super::up::log_as(new);
         // Start new listeners before the old ones close, so that a shared address is served at all times.
+        self.parent.let_go(&go.iter().flat_map(|served| &served.serving).collect::<Vec<_>>());
         go.into_iter().flat_map(|served| served.serving).for_each(Serving::finish);
         Ok(())
     }

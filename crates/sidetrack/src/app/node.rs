@@ -17,7 +17,8 @@ use super::kernel::{KernelFlows, Paths};
 use super::paths;
 use super::ports;
 use super::rights;
-use super::sockets::{self, Bound};
+use super::sockets::{self, Before, Bound};
+use super::systemd::Parent;
 use super::threads::{Fleet, Serving};
 use super::upgrade::{self, Act, Go, Heritage, Phase, Side, Step};
 use crate::agreement::InForce;
@@ -76,6 +77,7 @@ pub(super) struct Prepared {
     /// What the addresses of the resolver stand for, if there is one.
     names: Option<SharedNames>,
     wires: Option<Arc<Wires>>,
+    parent: Arc<Parent>,
     /// What an earlier process of this node hands over.
     heritage: Option<Arc<Heritage>>,
 }
@@ -108,6 +110,8 @@ pub(super) struct Node {
     pub(super) resolver: Mutex<Option<Resolving>>,
     /// The resolver while the node rests.
     pub(super) resting_resolver: Mutex<Option<super::dns::Bound>>,
+    /// What has started this process.
+    pub(super) parent: Arc<Parent>,
 }
 
 impl Prepared {
@@ -119,14 +123,14 @@ impl Prepared {
         config: &Config,
         user: Option<&DataUser>,
         names: Option<SharedNames>,
-        heritage: Option<Arc<Heritage>>,
+        (parent, heritage): (Arc<Parent>, Option<Arc<Heritage>>),
     ) -> anyhow::Result<Self> {
         let workers = match config.workers {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             workers => workers,
         };
         if heritage.is_none() {
-            ports::refuse_taken(config)?;
+            ports::refuse_taken(config, &parent.passed)?;
         }
         let agreement = agreement::read(config, &InForce::default())?;
         let history = agreement::history(config, &agreement)?;
@@ -179,6 +183,7 @@ impl Prepared {
             hold,
             names,
             wires,
+            parent,
             heritage,
         })
     }
@@ -239,12 +244,9 @@ impl Prepared {
         let mut listeners = Listeners::new();
         for listener in &config.listeners {
             let own = bound_addresses(&listeners);
-            let bound = sockets::bind(
-                listener,
-                config,
-                (self.workers, self.names.as_ref()),
-                (&own, self.heritage.as_deref()),
-            )?;
+            let passed = &self.parent.passed;
+            let before = Before { own: &own, heritage: self.heritage.as_deref(), passed };
+            let bound = sockets::bind(listener, config, (self.workers, self.names.as_ref()), before)?;
             listeners.push((listener.clone(), bound));
         }
         Ok(listeners)
@@ -340,6 +342,7 @@ impl Prepared {
             names: self.names,
             resolver: Mutex::default(),
             resting_resolver: Mutex::default(),
+            parent: self.parent,
         };
         node.set_dialing(&lock(&node.served));
         node.shared.hold().into_iter().for_each(|hold| hold.begin());
@@ -402,6 +405,11 @@ impl Node {
             flows.iter().any(|flow| flow.decided().is_some_and(|decided| *decided.flow.listener == *listener))
         };
         self.ledgers.iter().any(of)
+    }
+
+    /// Lets the service manager keep the listeners for the process after a crash of this one.
+    pub(super) fn keep_listeners(&self) {
+        self.parent.keep(&lock(&self.served));
     }
 
     /// Serves a listener that is not in the configuration, until the returned value is dropped.

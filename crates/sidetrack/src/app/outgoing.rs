@@ -2,7 +2,7 @@
 //! (`POST /outgoing/new`). Each is a listener of kind reverse. Rules decide about its flows as about all others.
 
 use super::node::Node;
-use super::sockets::{self, Bound};
+use super::sockets::{self, Before, Bound};
 use super::threads::Serving;
 use super::upgrade::{Came, Heritage, PathPart};
 use crate::carry::tls::ToServer;
@@ -310,8 +310,8 @@ impl Paths {
             mptcp: false,
             protocol: Protocol::Tcp,
         };
-        let mut bound =
-            sockets::bind(&listener, &self.config.load(), (self.node.workers(), None), (&[], heritage))?;
+        let before = Before { own: &[], heritage, passed: &self.node.parent.passed };
+        let mut bound = sockets::bind(&listener, &self.config.load(), (self.node.workers(), None), before)?;
         for bound in &mut bound {
             let listening = Arc::get_mut(&mut bound.listening).context("somebody has the new listener")?;
             listening.outgoing = Some(outgoing.clone());

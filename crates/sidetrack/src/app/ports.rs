@@ -1,7 +1,10 @@
 //! Checks for addresses that another program uses: two nodes on one address would split its connections between
 //! two policies.
 
+use super::sockets::has_datagrams;
 use crate::config::{Config, Listener, ListenerKind};
+use sidetrack_common::systemd::passed::Passed;
+use sidetrack_core::flow::Protocol;
 use sidetrack_sys::ports::{PortKind, holder};
 use sidetrack_sys::{sockopt, udp};
 use std::io::{Error, ErrorKind};
@@ -23,10 +26,19 @@ pub(super) fn explain(error: Error, kind: PortKind, address: SocketAddr) -> anyh
     anyhow::anyhow!("address {address}{protocol} is in use by {by}: stop it, or choose another address")
 }
 
-/// Fails if another program has an address that the configuration listens on. Must be called before the user
-/// changes: the later user may not be allowed to see the program in /proc.
-pub(super) fn refuse_taken(config: &Config) -> anyhow::Result<()> {
-    for (place, kind, address) in wanted(config) {
+/// The transport protocol of a port.
+pub(super) const fn protocol(kind: PortKind) -> Protocol {
+    match kind {
+        PortKind::Tcp => Protocol::Tcp,
+        PortKind::Udp => Protocol::Udp,
+    }
+}
+
+/// Fails if another program has an address that the configuration listens on, unless its socket was passed to us. Must be called before
+/// the user changes: the later user may not be allowed to see the program in /proc.
+pub(super) fn refuse_taken(config: &Config, passed: &Passed) -> anyhow::Result<()> {
+    let wanted = wanted(config).into_iter();
+    for (place, kind, address) in wanted.filter(|(_, kind, address)| !passed.has(protocol(*kind), *address)) {
         let error = match kind {
             PortKind::Tcp => sockopt::try_address(address).err(),
             PortKind::Udp => udp::bind_first(address).err(),
@@ -40,7 +52,7 @@ pub(super) fn refuse_taken(config: &Config) -> anyhow::Result<()> {
 }
 
 /// Returns the addresses to listen on, each with its place in the file.
-fn wanted(config: &Config) -> Vec<(String, PortKind, SocketAddr)> {
+pub(super) fn wanted(config: &Config) -> Vec<(String, PortKind, SocketAddr)> {
     let mut wanted: Vec<_> = config.listeners.iter().flat_map(of_listener).collect();
     if let Some(overlay) = &config.overlay {
         let listen = overlay.listen.iter();
@@ -60,8 +72,8 @@ fn of_listener(listener: &Listener) -> Vec<(String, PortKind, SocketAddr)> {
     let place = format!("listener '{}'", listener.name);
     let kinds: &[PortKind] = match &listener.kind {
         ListenerKind::Engine(_) => &[],
-        ListenerKind::Tunnel(_) => &[PortKind::Tcp, PortKind::Udp],
-        ListenerKind::Http(http) if http.http3 => &[PortKind::Tcp, PortKind::Udp],
+        _ if listener.protocol == Protocol::Udp => &[PortKind::Udp],
+        kind if has_datagrams(kind) => &[PortKind::Tcp, PortKind::Udp],
         _ => &[PortKind::Tcp],
     };
     let addresses = listener.addresses.iter();

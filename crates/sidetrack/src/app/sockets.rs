@@ -5,10 +5,11 @@ use super::upgrade::Heritage;
 use crate::config::{Config, HttpListener, Listener, ListenerKind, SocksDatagrams};
 use crate::datagram;
 use crate::dns::SharedNames;
-use crate::http::{Before, Proxy};
+use crate::http::{self, Proxy};
 use crate::intercept::{Catches, Listening, SocksCatch};
 use crate::steer::OWN_MARK;
 use anyhow::Context;
+use sidetrack_common::systemd::passed::Passed;
 use sidetrack_core::flow::Protocol;
 use sidetrack_core::socks::server::{ServerConfig, ServerDialect};
 use sidetrack_sys::ports::PortKind;
@@ -61,8 +62,18 @@ impl Bound {
     }
 }
 
-/// Binds all addresses of one listener. `own`: addresses on which this process already listens, and which may be
-/// shared. `heritage`: sockets of an earlier process of this node, which are taken where they fit. `names`: what the addresses stand for that this node's resolver gives to clients.
+/// Where sockets come from that are not made anew.
+#[derive(Clone, Copy)]
+pub struct Before<'a> {
+    /// Addresses on which this process already listens, and which may be shared.
+    pub own: &'a [SocketAddr],
+    /// Sockets of an earlier process of this node, which are taken where they fit.
+    pub heritage: Option<&'a Heritage>,
+    /// Sockets from the service manager, which are taken where they fit.
+    pub passed: &'a Passed,
+}
+
+/// Binds all addresses of one listener. `names`: what the addresses stand for that this node's resolver gives to clients.
 ///
 /// # Errors
 /// Says which address failed, and the system's error.
@@ -70,18 +81,19 @@ pub fn bind(
     listener: &Listener,
     config: &Config,
     (workers, names): (usize, Option<&SharedNames>),
-    (own, heritage): (&[SocketAddr], Option<&Heritage>),
+    before: Before<'_>,
 ) -> anyhow::Result<Vec<Bound>> {
+    let heritage = before.heritage;
     // One proxy for all addresses, so that they share its cache.
-    let before = |http: &HttpListener| Before {
+    let of_proxy = |http: &HttpListener| http::Before {
         htcp: listener.kind.htcp_address().and_then(|address| heritage?.htcp(address)),
         is_there: heritage.is_some() && http.cache.is_some(),
     };
-    let proxy = requests(&listener.kind).map(|http| proxy(http, &listener.name, before(http))).transpose()?;
+    let proxy =
+        requests(&listener.kind).map(|http| proxy(http, &listener.name, of_proxy(http))).transpose()?;
     let bind = |address: &SocketAddr| {
         let catches = catches(&listener.kind, config)?;
-        let own = own.iter().any(|own| overlap(*own, *address));
-        Some(bind_one(listener, (*address, own, heritage), catches, proxy.clone(), (workers, names)))
+        Some(bind_one(listener, (*address, before), catches, proxy.clone(), (workers, names)))
     };
     listener.addresses.iter().filter_map(bind).collect()
 }
@@ -93,14 +105,9 @@ fn overlap(own: SocketAddr, address: SocketAddr) -> bool {
         || own.port() == address.port() && own.is_ipv4() == address.is_ipv4() && (any(own) || any(address))
 }
 
-fn bind_one(
-    listener: &Listener,
-    (mut address, own, heritage): (SocketAddr, bool, Option<&Heritage>),
-    catches: Catches,
-    proxy: Option<Arc<Proxy>>,
-    (workers, names): (usize, Option<&SharedNames>),
-) -> anyhow::Result<Bound> {
-    let options = ListenOptions {
+/// How the TCP sockets of a listener are made.
+fn options(listener: &Listener) -> ListenOptions {
+    ListenOptions {
         backlog: BACKLOG,
         // Needed with one worker too: a reload may bind an address again before the old listener is closed.
         reuse_port: true,
@@ -109,10 +116,51 @@ fn bind_one(
         reset_if_killed: true,
         mptcp: listener.mptcp,
         ..ListenOptions::default()
-    };
+    }
+}
+
+/// Takes the sockets of this address that are there already.
+fn taken(
+    listener: &Listener,
+    address: SocketAddr,
+    Before { heritage, passed, .. }: Before<'_>,
+    workers: usize,
+) -> anyhow::Result<(Vec<TcpListener>, Vec<UdpSocket>)> {
+    if let Some(heritage) = heritage {
+        return Ok(heritage.take(&listener.name, address));
+    }
+    let place = || format!("listener '{}': the socket on {address} from the service manager", listener.name);
     let is_udp = listener.protocol == Protocol::Udp;
-    let (mut sockets, mut datagrams) =
-        heritage.map(|heritage| heritage.take(&listener.name, address)).unwrap_or_default();
+    let mut accept = if is_udp { Vec::new() } else { passed.listeners(address).with_context(place)? };
+    for socket in &accept {
+        sockopt::adopt(socket, &options(listener)).with_context(place)?;
+    }
+    // The workers share what the service manager has bound: its sockets may belong to another user, who alone can add more.
+    if let Some(first) = accept.first().map(TcpListener::try_clone).transpose()? {
+        while accept.len() < workers {
+            accept.push(first.try_clone()?);
+        }
+    }
+    let has_datagrams = is_udp || has_datagrams(&listener.kind);
+    let receive = if has_datagrams { passed.datagrams(address).with_context(place)? } else { Vec::new() };
+    for socket in &receive {
+        udp::adopt(socket, address, captures_datagrams(listener)).with_context(place)?;
+        prepare_datagrams(listener, socket, address)?;
+    }
+    Ok((accept, receive))
+}
+
+fn bind_one(
+    listener: &Listener,
+    (mut address, before): (SocketAddr, Before<'_>),
+    catches: Catches,
+    proxy: Option<Arc<Proxy>>,
+    (workers, names): (usize, Option<&SharedNames>),
+) -> anyhow::Result<Bound> {
+    let own = before.own.iter().any(|own| overlap(*own, address));
+    let options = options(listener);
+    let is_udp = listener.protocol == Protocol::Udp;
+    let (mut sockets, mut datagrams) = taken(listener, address, before, workers)?;
     // Both kinds have the same port.
     let known = sockets.first().map(TcpListener::local_addr);
     let known = known.or_else(|| datagrams.first().map(UdpSocket::local_addr)).transpose()?;
@@ -135,7 +183,9 @@ fn bind_one(
         address = socket.local_addr()?;
         sockets.push(socket);
     }
-    if is_udp || has_datagrams(&listener.kind) {
+    // What the service manager has bound is enough: workers that share a socket would take datagrams of each other's connections.
+    let is_passed = before.heritage.is_none() && !datagrams.is_empty();
+    if (is_udp || has_datagrams(&listener.kind)) && !is_passed {
         for number in datagrams.len()..workers {
             let socket = bind_datagrams(listener, address, own || number > 0)?;
             address = socket.local_addr()?;
@@ -164,7 +214,7 @@ fn bind_one(
 }
 
 /// Whether the listener accepts QUIC connections, or datagrams of SOCKS clients, beside its TCP connections.
-const fn has_datagrams(kind: &ListenerKind) -> bool {
+pub(super) const fn has_datagrams(kind: &ListenerKind) -> bool {
     match kind {
         ListenerKind::Tunnel(_) => true,
         ListenerKind::Http(http) => http.http3,
@@ -190,20 +240,25 @@ fn bind_datagrams(listener: &Listener, address: SocketAddr, shares: bool) -> any
         let place = format!("listener '{}': cannot receive datagrams on {address}", listener.name);
         ports::explain(error, PortKind::Udp, address).context(place)
     })?;
-    // Our answers are not captured. Without the right to set a mark, nothing is captured.
-    let _ = sockopt::set_mark(&socket, OWN_MARK.value);
-    if listener.protocol == Protocol::Udp || matches!(listener.kind, ListenerKind::Socks(_)) {
-        if !is_transparent {
-            udp::tell_destinations(&socket, address)?;
-        }
-        udp::batch::receive_trains(&socket);
-    }
-    crate::carry::tunnel::quic::enlarge_buffers(&socket);
+    prepare_datagrams(listener, &socket, address)?;
     Ok(socket)
 }
 
+fn prepare_datagrams(listener: &Listener, socket: &UdpSocket, address: SocketAddr) -> anyhow::Result<()> {
+    // Our answers are not captured. Without the right to set a mark, nothing is captured.
+    let _ = sockopt::set_mark(socket, OWN_MARK.value);
+    if listener.protocol == Protocol::Udp || matches!(listener.kind, ListenerKind::Socks(_)) {
+        if !captures_datagrams(listener) {
+            udp::tell_destinations(socket, address)?;
+        }
+        udp::batch::receive_trains(socket);
+    }
+    crate::carry::tunnel::quic::enlarge_buffers(socket);
+    Ok(())
+}
+
 /// Starts the proxy for a listener's requests.
-pub(super) fn proxy(settings: &HttpListener, name: &str, before: Before) -> anyhow::Result<Arc<Proxy>> {
+pub(super) fn proxy(settings: &HttpListener, name: &str, before: http::Before) -> anyhow::Result<Arc<Proxy>> {
     Proxy::start(settings.clone(), datagram::tunnelled, before).with_context(|| format!("listener '{name}'"))
 }
 

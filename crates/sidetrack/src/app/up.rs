@@ -6,6 +6,7 @@ use super::memory::Watched;
 use super::node::{Node, Prepared};
 use super::outgoing::Paths;
 use super::shunt::ShuntFlows;
+use super::systemd::Parent;
 use super::upgrade::{Go, Heir, Ours, Starter};
 use super::windows::{self, Open, Windows};
 use crate::admin::{AdminState, HISTORY, RECORDS, Written};
@@ -59,21 +60,14 @@ pub fn take_over(options: &UpOptions) -> anyhow::Result<()> {
 }
 
 fn run_node(options: &UpOptions, heir: Option<Arc<Heir>>) -> anyhow::Result<()> {
+    let parent = Arc::new(Parent::from_environment()?);
     let path = &options.config;
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("cannot read {}: give the file with -c FILE", path.display()))?;
-    let name = path.display().to_string();
-    let mut config = Config::from_text(&name, &text).map_err(crate::config::BadConfiguration::from)?;
-    if config.wire.is_none() && Wires::are_left() {
-        // The rules decide about the flows that an earlier process has left.
-        config.wire = Some(crate::config::Wire::default());
-    }
-    log_as(&config);
-    warn(&name, &text, &config);
+    let (name, text, mut config) = read(path)?;
     // Before other processes are started, because they inherit this.
     sidetrack_sys::confine::leave_no_core().context("RLIMIT_CORE")?;
     let nofile = caps::raise_open_files_limit().context("RLIMIT_NOFILE")?;
-    let systemd = Systemd::from_environment().map(Arc::new);
+    parent.check(&config);
+    let systemd = parent.systemd.clone();
     let heritage = heir.as_ref().map(|heir| heir.checked(&config)).transpose()?.flatten();
     // Without an offer, the process before this one was killed: this is a start like any other.
     let heir = heir.filter(|_| heritage.is_some());
@@ -84,12 +78,14 @@ fn run_node(options: &UpOptions, heir: Option<Arc<Heir>>) -> anyhow::Result<()> 
     let user = DataUser::of(&config.user)?;
     let config = Arc::new(config);
     let names = super::dns::names(&config);
-    let mut prepared = Prepared::new(&config, user.as_ref(), names.clone(), heritage.clone())?;
+    let before = (parent.clone(), heritage.clone());
+    let mut prepared = Prepared::new(&config, user.as_ref(), names.clone(), before)?;
     let shunt = ShuntFlows::start(&config, [name, text], heritage.as_deref())?;
     let node_to_be = Arc::new(OnceLock::<Arc<Node>>::new());
     let (reloader, handle) = reloader(path, config, node_to_be.clone());
-    let (reloader, unconfirmed) = must_be_confirmed(options.confirm, told_to(systemd.clone(), reloader));
-    let windows = Windows::open(&handle.current().load(), heritage.as_deref())?;
+    let reloader = told_to(systemd.clone(), reloader, node_to_be.clone());
+    let (reloader, unconfirmed) = must_be_confirmed(options.confirm, reloader);
+    let windows = Windows::open(&handle.current().load(), heritage.as_deref(), &parent.passed)?;
     let starter = starter(&windows, path, heir.is_some())?;
     let guard = windows.guard(user.as_ref())?;
     // After all processes are started, so that none of them keeps the port when this one is gone.
@@ -127,6 +123,21 @@ fn run_node(options: &UpOptions, heir: Option<Arc<Heir>>) -> anyhow::Result<()> 
     control_runtime()?.block_on(run(ready, reloader, handle))?;
     let guard = lock(&guard).take();
     guard.map_or(Ok(()), |guard| guard.finish().context("the guard of the admin socket"))
+}
+
+/// Reads the configuration file: its name, its text, and what it says.
+fn read(path: &Path) -> anyhow::Result<(String, String, Config)> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read {}: give the file with -c FILE", path.display()))?;
+    let name = path.display().to_string();
+    let mut config = Config::from_text(&name, &text).map_err(crate::config::BadConfiguration::from)?;
+    if config.wire.is_none() && Wires::are_left() {
+        // The rules decide about the flows that an earlier process has left.
+        config.wire = Some(crate::config::Wire::default());
+    }
+    log_as(&config);
+    warn(&name, &text, &config);
+    Ok((name, text, config))
 }
 
 /// Starts the process that starts what replaces this one. `waits`: not before the process before this one has made the change
@@ -195,13 +206,15 @@ fn must_be_confirmed(
 }
 
 /// Lets the service manager know about every reload.
-fn told_to(systemd: Option<Arc<Systemd>>, reloader: Reloader) -> Reloader {
-    match systemd {
-        None => reloader,
-        Some(systemd) => {
-            reloader.telling(move |begins| if begins { systemd.reloading() } else { systemd.ready() })
+fn told_to(systemd: Option<Arc<Systemd>>, reloader: Reloader, node: Arc<OnceLock<Arc<Node>>>) -> Reloader {
+    let Some(systemd) = systemd else { return reloader };
+    reloader.telling(move |begins| {
+        if begins {
+            return systemd.reloading();
         }
-    }
+        node.get().into_iter().for_each(|node| node.keep_listeners());
+        systemd.ready();
+    })
 }
 
 /// What `up` has prepared before the event loop runs.

@@ -10,6 +10,7 @@ use crate::record::history::{History, Settings};
 use crate::record::{RecordWriter, Target};
 use crate::rights::DataUser;
 use anyhow::Context;
+use sidetrack_common::systemd::passed::Passed;
 use sidetrack_sys::caps::CapabilitySet;
 use sidetrack_sys::scm;
 use sidetrack_sys::sync::lock;
@@ -47,11 +48,12 @@ impl PageAt {
     fn open(
         settings: &Admin,
         address: SocketAddr,
-        (socket, heritage): (Option<&Path>, Option<&Heritage>),
+        socket: Option<&Path>,
+        before: (Option<&Heritage>, &Passed),
     ) -> anyhow::Result<Self> {
         let of = |part: &WindowPart| if let WindowPart::Page(at) = part { Some(*at) } else { None };
         let listener =
-            listen(address, heritage, of).with_context(|| format!("[admin] page = \"{address}\""))?;
+            listen(address, before, of).with_context(|| format!("[admin] page = \"{address}\""))?;
         let path = settings.page_tokens.clone().unwrap_or_else(|| Tokens::default_path(socket));
         let tokens = Tokens::load(&path)?;
         let address = listener.local_addr()?;
@@ -60,13 +62,16 @@ impl PageAt {
     }
 }
 
-/// Takes the socket of an earlier process of this node, or binds one.
+/// Takes the socket of an earlier process of this node or of the service manager, or binds one.
 fn listen(
     address: SocketAddr,
-    heritage: Option<&Heritage>,
+    (heritage, passed): (Option<&Heritage>, &Passed),
     of: impl Fn(&WindowPart) -> Option<SocketAddr>,
 ) -> io::Result<TcpListener> {
-    let taken = heritage.and_then(|heritage| heritage.tcp_window(address, of));
+    let taken = match heritage {
+        Some(heritage) => heritage.tcp_window(address, of),
+        None => passed.listeners(address)?.into_iter().next(),
+    };
     taken.map_or_else(|| TcpListener::bind(address), Ok)
 }
 
@@ -112,21 +117,25 @@ fn upgrades(admin: Option<&Path>, heritage: Option<&Heritage>) -> Option<(OwnedF
 }
 
 impl Windows {
-    pub(super) fn open(config: &Config, heritage: Option<&Heritage>) -> anyhow::Result<Self> {
+    pub(super) fn open(
+        config: &Config,
+        heritage: Option<&Heritage>,
+        passed: &Passed,
+    ) -> anyhow::Result<Self> {
+        let before = (heritage, passed);
         let admin = admin_socket(config, heritage)?;
         let metrics = config.admin.metrics.map(|address| {
             let of = |part: &WindowPart| if let WindowPart::Metrics(at) = part { Some(*at) } else { None };
-            listen(address, heritage, of).with_context(|| format!("[admin] metrics = \"{address}\""))
+            listen(address, before, of).with_context(|| format!("[admin] metrics = \"{address}\""))
         });
         let socket = admin.as_ref().map(AdminSocket::path);
         let page = config.admin.page;
-        let page =
-            page.map(|address| PageAt::open(&config.admin, address, (socket, heritage))).transpose()?;
+        let page = page.map(|address| PageAt::open(&config.admin, address, socket, before)).transpose()?;
         let upgrades = upgrades(socket, heritage);
         let outgoing = config.outgoing.as_ref().map(|settings| {
             let of = |part: &WindowPart| if let WindowPart::Outgoing(at) = part { Some(*at) } else { None };
             let address = settings.listen;
-            listen(address, heritage, of).with_context(|| format!("[outgoing] listen = \"{address}\""))
+            listen(address, before, of).with_context(|| format!("[outgoing] listen = \"{address}\""))
         });
         let outgoing = outgoing.transpose()?;
         let metrics =

@@ -41,14 +41,13 @@ impl Part {
     }
 
     fn start_with(command: &'static str, file: &Path, variables: &[(&str, &str)]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_sidetrack"))
-            .args([command, "serve", "-c"])
-            .envs(variables.iter().copied())
-            .arg(file)
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary");
+        let mut program = Command::new(env!("CARGO_BIN_EXE_sidetrack"));
+        program.args([command, "serve", "-c"]).envs(variables.iter().copied()).arg(file).stdin(Stdio::null());
+        Self::begun(command, file, program)
+    }
+
+    fn begun(command: &'static str, file: &Path, mut program: Command) -> Self {
+        let mut child = program.stderr(Stdio::piped()).spawn().expect("the binary");
         let mut log = BufReader::new(child.stderr.take().expect("a pipe")).lines();
         let mut seen = Vec::new();
         loop {
@@ -98,6 +97,24 @@ impl Part {
     pub(crate) fn restart_with(&mut self, variables: &[(&str, &str)]) {
         *self = Self::start_with(self.command, &self.file, variables);
     }
+
+    /// The same with this socket, as systemd passes it: the shell gives it the number that the protocol says.
+    pub(crate) fn restart_on(&mut self, listener: TcpListener) {
+        let mut shell = Command::new("sh");
+        shell.args([
+            "-c",
+            "exec 3<&0 </dev/null; LISTEN_PID=$$ exec \"$0\" \"$@\"",
+            env!("CARGO_BIN_EXE_sidetrack"),
+        ]);
+        shell.args([self.command, "serve", "-c"]).arg(&self.file).env("LISTEN_FDS", "1");
+        shell.stdin(std::os::fd::OwnedFd::from(listener));
+        *self = Self::begun(self.command, &self.file, shell);
+    }
+
+    /// Where its file says that it listens.
+    pub(crate) fn listens(&self) -> SocketAddr {
+        listens(&self.file)
+    }
 }
 
 impl Drop for Part {
@@ -106,6 +123,13 @@ impl Drop for Part {
             self.kill();
         }
     }
+}
+
+/// Where a file of the control plane says that its part listens.
+fn listens(file: &Path) -> SocketAddr {
+    let text = std::fs::read_to_string(file).expect("the file");
+    let listen = text.lines().find_map(|line| line.strip_prefix("listen = \"")?.strip_suffix('"'));
+    listen.expect("an address").parse().expect("an address")
 }
 
 /// All of it.
@@ -261,10 +285,7 @@ impl Plane {
 
     /// The orchestrator, or the agent of a party, asked with this peer's certificate.
     pub(crate) fn asked_by(&self, whom: &str, who: &str) -> Link {
-        let text =
-            std::fs::read_to_string(self.folder.path().join(format!("{whom}.toml"))).expect("the file");
-        let listen = text.lines().find_map(|line| line.strip_prefix("listen = \"")?.strip_suffix('"'));
-        let listen = listen.expect("an address").parse().expect("an address");
+        let listen = listens(&self.folder.path().join(format!("{whom}.toml")));
         link(self.folder.path(), listen, &format!("{whom}.example"), who)
     }
 
@@ -286,11 +307,10 @@ impl Plane {
     /// Starts a node whose page shows the applications, as an operator of the orchestrator.
     pub(crate) fn watching(&self) -> Up {
         let at = |name: &str| self.folder.path().join(name);
-        let text = std::fs::read_to_string(at("orchestrator.toml")).expect("the file");
-        let listen = text.lines().find_map(|line| line.strip_prefix("listen = ")).expect("an address");
+        let listen = self.orchestrator.listens();
         let (identity, ca) = (at("keeper.pem"), at("ca.pem"));
         let orchestrator = format!(
-            "#admin orchestrator = {{ address = {listen}, name = \"orchestrator.example\", identity = \"{}\", ca = \"{}\" }}\n",
+            "#admin orchestrator = {{ address = \"{listen}\", name = \"orchestrator.example\", identity = \"{}\", ca = \"{}\" }}\n",
             identity.display(),
             ca.display()
         );

@@ -1,9 +1,10 @@
-//! What systemd hears of an orchestrator and of an agent: its notification protocol.
+//! What systemd hears of an orchestrator and of an agent by its notification protocol, and sockets that it passes to them.
 
 use crate::node::send;
 use crate::plane::Plane;
 use rustix::process::Signal;
 use sidetrack_testkit::LIMIT;
+use std::net::TcpListener;
 use std::os::unix::net::UnixDatagram;
 
 #[test]
@@ -28,4 +29,24 @@ fn systemd_hears_of_start_watchdog_and_stop() {
         assert!(stopping.is_some_and(|said| said.starts_with("STOPPING=1\n")));
         assert!(part.ended().success());
     }
+}
+
+#[test]
+fn a_socket_of_a_unit_serves() {
+    let mut plane = Plane::start("[[grant]]\n");
+    for part in [&mut plane.orchestrator, &mut plane.hospital] {
+        part.kill();
+        let listener = TcpListener::bind(part.listens()).expect("bound");
+        // The test has the socket, too: it could not be bound again.
+        part.restart_on(listener.try_clone().expect("a copy"));
+        drop(listener);
+    }
+    assert_eq!(plane.applications().map(|all| all.len()), Some(0));
+    assert_eq!(plane.held(0).map(|held| held.len()), Some(0));
+    plane.hospital.kill();
+    let other = TcpListener::bind("127.0.0.1:0").expect("bound");
+    let address = other.local_addr().expect("an address");
+    plane.hospital.restart_on(other);
+    let logged = plane.hospital.logged();
+    assert!(logged.contains(&format!("'unknown' of systemd has tcp {address}")), "{logged}");
 }

@@ -1,11 +1,12 @@
 //! A node of the product inside the test's own process: its listeners, its workers, its records.
 
-use sidetrack::app::{Fleet, Serving, bind};
+use sidetrack::app::{Before, Fleet, Serving, bind};
 use sidetrack::carry::Dialing;
 use sidetrack::config::Config;
 use sidetrack::live::{Clock, Ended, Ledger, LiveFlow};
 use sidetrack::process::Owners;
 use sidetrack::worker::Shared;
+use sidetrack_common::systemd::passed::Passed;
 use sidetrack_core::flow::EndReason;
 use sidetrack_core::limit::Budget;
 use sidetrack_testkit::awaited;
@@ -45,12 +46,13 @@ impl Node {
         let text = format!("version = 1\n{workers}{text}");
         let config = Config::from_text("test.toml", &text)
             .unwrap_or_else(|error| panic!("{text}\n{}", error.render(false)));
+        let passed = Passed::default();
         let bound: Vec<_> = config
             .listeners
             .iter()
             .flat_map(|listener| {
-                bind(listener, &config, (config.workers, None), (&listener.addresses, None))
-                    .expect("loopback ports")
+                let before = Before { own: &listener.addresses, heritage: None, passed: &passed };
+                bind(listener, &config, (config.workers, None), before).expect("loopback ports")
             })
             .collect();
         let own = bound.iter().map(|bound| bound.listening.address).collect();

@@ -6,6 +6,7 @@ mod node;
 
 mod endurance;
 mod log;
+mod passed;
 mod systemd;
 mod taken;
 mod zones;

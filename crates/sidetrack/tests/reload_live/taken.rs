@@ -80,6 +80,22 @@ fn another_program_is_named() {
     });
 }
 
+/// TCP and UDP have ports of their own.
+#[test]
+fn a_listener_of_datagrams_does_not_mind_a_program_on_the_tcp_port() {
+    in_namespace(|| {
+        let server = UdpSocket::bind("127.0.0.1:0").expect("bound");
+        let other = TcpListener::bind("127.0.0.1:0").expect("bound");
+        let address = other.local_addr().expect("an address").to_string();
+        let listener = reverse("in", &address, server.local_addr().expect("an address"));
+        let text = format!("{listener}protocol = \"udp\"\n{}", rule("all"));
+        assert!(Up::start(TOP, &text).stop().0.success());
+        let _taken = UdpSocket::bind(&address).expect("bound");
+        let said = refused(TOP, &text, |_| {});
+        assert!(said.contains(&format!("address {address} (UDP) is in use by ")), "{said}");
+    });
+}
+
 #[test]
 fn a_port_for_datagrams_is_not_shared_either() {
     in_namespace(|| {

@@ -104,6 +104,27 @@ pub fn try_address(address: SocketAddr) -> io::Result<()> {
     socket.bind(&address.into())
 }
 
+/// Makes a listener of another process serve as one of [`listen`] does. What is decided by bind(2) stays as it is: its address, whether
+/// an IPv6 one takes IPv4 connections too, and its transport protocol.
+///
+/// # Errors
+/// `InvalidInput`: it is to accept Multipath TCP, and cannot; what the system call that failed says.
+pub fn adopt(listener: &TcpListener, options: &ListenOptions) -> io::Result<()> {
+    let socket = SockRef::from(listener);
+    let has_mptcp = sockopt::socket_protocol(listener)? == Some(ipproto::MPTCP);
+    if options.mptcp && !has_mptcp {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the socket does not accept Multipath TCP"));
+    }
+    socket.set_nonblocking(true)?;
+    socket.set_cloexec(true)?;
+    if options.reuse_port {
+        socket.set_reuse_port(true)?;
+    }
+    prepare_accepting(&socket, options)?;
+    // On a socket that listens already this changes the backlog alone.
+    socket.listen(super::clamp(options.backlog))
+}
+
 fn prepare(socket: &Socket, address: SocketAddr, options: &ListenOptions) -> io::Result<()> {
     // A restarted listener must not wait for connections in TIME-WAIT.
     socket.set_reuse_address(true)?;
@@ -113,11 +134,16 @@ fn prepare(socket: &Socket, address: SocketAddr, options: &ListenOptions) -> io:
     if address.is_ipv6() {
         socket.set_only_v6(!options.dual_stack)?;
     }
-    if options.transparent {
-        super::set_transparent(socket)?;
-    }
     if options.freebind {
         if address.is_ipv6() { socket.set_freebind_v6(true)? } else { socket.set_freebind_v4(true)? }
+    }
+    prepare_accepting(socket, options)
+}
+
+/// Sets what may be set on a listener at any time.
+fn prepare_accepting(socket: &Socket, options: &ListenOptions) -> io::Result<()> {
+    if options.transparent {
+        super::set_transparent(socket)?;
     }
     if options.nodelay {
         super::set_tcp_nodelay(socket, true)?;
@@ -145,12 +171,29 @@ pub struct SeenListener {
     pub transparent: bool,
 }
 
+fn not(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, what)
+}
+
 /// Looks whether a descriptor of another process is a TCP listener, or a UDP socket without a peer, of our own network namespace.
+/// Needs CAP_NET_ADMIN there.
 ///
 /// # Errors
 /// `InvalidInput` with what it is instead; what getsockopt(2) says.
 pub fn inspect_listener(fd: impl AsFd) -> io::Result<SeenListener> {
-    let not = |what: &'static str| io::Error::new(io::ErrorKind::InvalidInput, what);
+    let seen = see_listener(fd.as_fd())?;
+    // A port of another namespace says nothing about who has that port here.
+    if !NetNs::of_socket(fd.as_fd())?.is(&NetNs::current()?)? {
+        return Err(not("a socket of another network namespace"));
+    }
+    Ok(seen)
+}
+
+/// Looks whether a descriptor is a TCP listener, or a UDP socket without a peer, of any network namespace.
+///
+/// # Errors
+/// As [`inspect_listener`].
+pub fn see_listener(fd: impl AsFd) -> io::Result<SeenListener> {
     let fd = fd.as_fd();
     if !matches!(sockopt::socket_domain(fd)?, AddressFamily::INET | AddressFamily::INET6) {
         return Err(not("a socket of another family than IPv4 and IPv6"));
@@ -168,10 +211,6 @@ pub fn inspect_listener(fd: impl AsFd) -> io::Result<SeenListener> {
     };
     if !listens {
         return Err(not("a socket that does not listen"));
-    }
-    // A port of another namespace says nothing about who has that port here.
-    if !NetNs::of_socket(fd)?.is(&NetNs::current()?)? {
-        return Err(not("a socket of another network namespace"));
     }
     let transparent = SockRef::from(&fd).ip_transparent_v4()?;
     Ok(SeenListener { address: super::local_address(fd)?, protocol, transparent })
@@ -213,5 +252,22 @@ mod tests {
         assert_eq!(inspect_listener(&unbound).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         let unix = std::os::unix::net::UnixDatagram::unbound().unwrap();
         assert_eq!(inspect_listener(&unix).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    /// As a service manager makes it: it blocks, with its own backlog.
+    #[test]
+    fn a_listener_of_another_process_serves_like_our_own() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let options = ListenOptions { reuse_port: true, reset_if_killed: true, ..ListenOptions::default() };
+        adopt(&listener, &options).unwrap();
+        assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let _client = std::net::TcpStream::connect(address).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        assert!(accepted.nodelay().unwrap());
+        assert_eq!(SockRef::from(&accepted).linger().unwrap(), Some(std::time::Duration::ZERO));
+        let _second = listen(address, &options).expect("another socket of ours shares the port");
+        let mptcp = ListenOptions { mptcp: true, ..options };
+        assert_eq!(adopt(&listener, &mptcp).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 }

@@ -153,6 +153,7 @@ impl Watch {
 
     fn is_main(&self) {
         self.ours.systemd.iter().for_each(|systemd| systemd.ready());
+        self.ours.node.keep_listeners();
     }
 
     async fn beats(&self, is_main: bool) -> std::convert::Infallible {
