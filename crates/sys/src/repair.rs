@@ -29,6 +29,11 @@ const ECN: u8 = 8;
 
 /// `TCP_ESTABLISHED` (net/tcp_states.h).
 const ESTABLISHED: u8 = 1;
+/// States after the peer's FIN: `TCP_TIME_WAIT`, `TCP_CLOSE_WAIT`, `TCP_LAST_ACK`, `TCP_CLOSING`.
+const TIME_WAIT: u8 = 6;
+const CLOSE_WAIT: u8 = 8;
+const LAST_ACK: u8 = 9;
+const CLOSING: u8 = 11;
 
 fn option(fd: BorrowedFd<'_>, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
     // SAFETY: the value is a whole integer that lives through the call.
@@ -141,6 +146,15 @@ fn count(fd: BorrowedFd<'_>, what: libc::c_ulong) -> io::Result<u32> {
     // SAFETY: the kernel writes one integer, which lives through the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), what, &raw mut count) };
     if result == 0 { Ok(count.unsigned_abs()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether the peer's FIN has come. It is not among the bytes of [`unread`], and [`expects`] counts it.
+///
+/// # Errors
+/// What getsockopt says.
+pub fn has_fin(fd: impl AsFd) -> io::Result<bool> {
+    let [info] = words::<1>(fd.as_fd(), libc::TCP_INFO)?;
+    Ok(matches!(info.to_ne_bytes()[0], TIME_WAIT | CLOSE_WAIT | LAST_ACK | CLOSING))
 }
 
 /// Bytes that were received and not read yet.

@@ -40,7 +40,7 @@ const LITTLE_BYTES: usize = 256 * 1024;
 /// What is seen of both sockets (client, server) and of what lies between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
-    /// Bytes that each socket has received and that were not read.
+    /// Bytes that each socket has received and that were not read; a FIN is one.
     pub unread: [u32; 2],
     /// Bytes that were read from each socket and not yet written into the other.
     pub held: [usize; 2],

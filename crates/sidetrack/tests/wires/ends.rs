@@ -1,7 +1,8 @@
 //! How flows on the wire end.
 
-use crate::node::Up;
 use crate::node::admin::ask;
+use crate::node::peers::{Client, Server};
+use crate::node::{self, Up};
 use crate::{Flow, NO_PINS, RULE, flow, flow_to, metric, on_the_wire};
 use sidetrack_sys::sysctl;
 use sidetrack_testkit::{LIMIT, Line, Node, eventually, is_root, nft};
@@ -91,6 +92,41 @@ fn half_a_flow_goes_on() {
     let record = flow.up.record();
     assert_eq!(record.text("reason"), "ok", "{record:?}");
     assert_eq!((record.number("bytes_up"), record.number("bytes_down")), (150_000, 70_008));
+}
+
+/// A FIN may come at any moment of the hand-over, also between two looks at a socket.
+#[test]
+fn flows_that_end_when_they_would_go_to_the_wire_end() {
+    const AT_ONCE: usize = 4;
+    const FLOWS_OF_EACH: usize = 400;
+    if !is_root() {
+        return;
+    }
+    let line = Line::new();
+    let server = line.server.run(|| Server::start("10.0.2.1"));
+    let listen = format!(
+        "[[listen]]\nname = \"port\"\nkind = \"reverse\"\naddress = \"10.0.1.254:80\"\nto = \"{}\"\n",
+        server.address
+    );
+    // Both directions together have this in the last piece, or just not.
+    let tables = format!("{NO_PINS}{listen}{}", RULE.replace("100000", "50000"));
+    let up = line.router.run(move || Up::start("default = \"deny\"\n", &tables));
+    line.client.run(move || {
+        let flows = |thread: usize| {
+            for number in 0..FLOWS_OF_EACH {
+                let mut client = Client::connect(node::at("10.0.1.254", 80)).expect("connected");
+                let bytes = vec![number as u8; 24_000 + (number * AT_ONCE + thread) * 7919 % 3000];
+                bytes.chunks(8192).for_each(|piece| client.echo(piece).expect("an echo"));
+                client.close().expect("the end");
+            }
+        };
+        std::thread::scope(|scope| (0..AT_ONCE).for_each(|thread| drop(scope.spawn(move || flows(thread)))));
+    });
+    let (status, records) = up.stop();
+    assert!(status.success());
+    assert_eq!(records.len(), AT_ONCE * FLOWS_OF_EACH);
+    assert!(records.iter().all(|record| record.text("reason") == "ok"), "{records:?}");
+    assert!(records.iter().any(|record| record.0["shunted"] == true), "none went to the wire");
 }
 
 #[test]

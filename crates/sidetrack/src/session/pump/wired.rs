@@ -366,7 +366,9 @@ impl<W: Wire> Pump<W> {
         }
         let end = |at: usize, socket: std::os::fd::BorrowedFd<'_>| {
             let Place { remote, local, egress } = way.ends[at];
-            let (agreed, mut numbers) = (repair::agreed(socket)?, repair::numbers(socket)?);
+            // In this order: a FIN that comes in between has a number, and is not among the unread bytes. It is seen then.
+            let mut numbers = repair::numbers(socket)?;
+            let agreed = repair::agreed(socket)?;
             // What was read and is not written yet comes before what is read next.
             numbers.unread = numbers.unread.saturating_add(self.core.held(SIDES[at]));
             Ok(wire::End { remote, local, egress, agreed, numbers })
@@ -398,6 +400,9 @@ impl<W: Wire> Pump<W> {
             (look.unread[at], look.unsent[at]) = self.on_socket(side, |socket| {
                 Ok((repair::unread(socket.as_fd())?, repair::unsent(socket.as_fd())?))
             })?;
+            if !self.core.has_ended(side) && self.on_socket(side, |socket| repair::has_fin(socket))? {
+                look.unread[at] += 1;
+            }
             look.held[at] = self.core.held(side) as usize;
         }
         if let Some((id, _)) = way.joined {
