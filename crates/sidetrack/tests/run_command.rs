@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use sidetrack_testkit::{in_namespace, ip, is_root};
 use std::process::{Command, Output, Stdio};
 
 fn run(arguments: &[&str]) -> Command {
@@ -267,4 +268,57 @@ fn it_is_confined_and_its_command_is_not() {
     );
     let ended = output(&["--", "sh", "-c", script]);
     assert_eq!(text(&ended.stdout), format!("Seccomp:\t2\n{own}"), "{}", text(&ended.stderr));
+}
+
+/// Connects from one port to each of these ports of a host, one after the other; both ends close in order.
+const ONE_PORT: &str = "
+import socket, sys
+for port in sys.argv[2:]:
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    client.bind(('', 23456))
+    client.connect((sys.argv[1], int(port)))
+    client.shutdown(socket.SHUT_WR)
+    assert client.recv(1) == b''
+    client.close()
+";
+
+/// All connections of a command lead to one listener of ours. Those from one port to several servers are told apart.
+#[test]
+fn a_port_that_is_used_again_is_the_clients_port_again() {
+    if !is_root() {
+        return;
+    }
+    in_namespace(|| {
+        ip("address add 10.99.0.1/32 dev lo");
+        let servers = [(); 3].map(|()| std::net::TcpListener::bind("10.99.0.1:0").unwrap());
+        let ports = servers.each_ref().map(|server| server.local_addr().unwrap().port().to_string());
+        let ports = ports.each_ref().map(String::as_str);
+        let accepted = servers.map(|server| {
+            std::thread::spawn(move || {
+                let (mut stream, _) = server.accept().unwrap();
+                std::io::Read::read_to_end(&mut stream, &mut Vec::new()).unwrap();
+                drop(stream);
+                // No other connection was made for it.
+                server.set_nonblocking(true).unwrap();
+                server.accept().unwrap_err().kind()
+            })
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let records = folder.path().join("records");
+        let begin =
+            ["--records", records.to_str().unwrap(), "--", "/usr/bin/python3", "-c", ONE_PORT, "10.99.0.1"];
+        let ended = output(&[&begin[..], &ports].concat());
+        assert!(ended.status.success(), "{}", text(&ended.stderr));
+        for thread in accepted {
+            assert_eq!(thread.join().unwrap(), std::io::ErrorKind::WouldBlock);
+        }
+        let lines = std::fs::read_to_string(&records).unwrap();
+        let seen: Vec<_> = lines
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+            .map(|record| ["client", "reason"].map(|key| record[key].as_str().unwrap().to_owned()))
+            .collect();
+        assert_eq!(seen, [(); 3].map(|()| ["127.0.0.1:23456", "ok"]), "{lines}");
+    });
 }

@@ -12,7 +12,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
 use crate::netlink::{Protocol, Socket};
 use crate::nft::HoldQueue;
-use crate::{netlink, nft, route};
+use crate::{netlink, nft, route, sysctl};
 
 /// Where `ip netns` keeps names.
 pub const NAMED: &str = "/run/netns";
@@ -162,6 +162,8 @@ pub enum CatchStep {
 /// An MTU of `lo` with which no datagram is fragmented: the largest packet of IPv6 with its header (RFC 8200 Sec. 3). With more,
 /// TCP would make segments that are longer than the length field of IPv6 can say, and lose them.
 pub const WHOLE_DATAGRAMS: u32 = 40 + 65_535;
+/// Seconds for which connection tracking remembers a connection after both ends have closed it; 120 by default.
+const TIME_WAIT: &str = "net/netfilter/nf_conntrack_tcp_timeout_time_wait";
 
 /// Makes every address of the calling thread's network local and sends every TCP connection, and datagrams but for DNS, to
 /// `port`, but for those to a loopback address at which something listens in it. The sockets at `port` need IP_TRANSPARENT.
@@ -178,6 +180,9 @@ pub fn catch_all(
     // Fragments on `lo` pass prerouting one by one: connection tracking does not reassemble what it has seen at output.
     // Without the larger MTU, IPv6 datagrams of more than 65,488 bytes are lost.
     let _ = route::set_mtu("lo", WHOLE_DATAGRAMS);
+    // A kernel without `tproxy` redirects: the port of an ended connection changes on its way to us as long as that one is remembered. No
+    // segment comes late on `lo`.
+    let _ = sysctl::write(TIME_WAIT, "1");
     route::link_up("lo").map_err(|error| (CatchStep::Loopback, error))?;
     route::add_local_default("lo").map_err(|error| (CatchStep::Route, error))?;
     Socket::open(Protocol::Netfilter)

@@ -19,6 +19,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, sockopt};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
@@ -35,14 +36,22 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
 /// A connection that was not redirected gives its own local address, without error: equal to the listener's
 /// address means that a client dialled the listener itself.
 ///
+/// So does one that conntrack does not know, or if conntrack is not in use: nothing changed its addresses.
+///
 /// # Errors
-/// `NotFound` (ENOENT) where conntrack does not know the connection; else what getsockopt or getsockname says.
+/// What getsockopt or getsockname says.
 pub fn original_dst(fd: impl AsFd) -> io::Result<SocketAddr> {
     let fd = fd.as_fd();
-    match local_address(fd)? {
+    let local = local_address(fd)?;
+    let original = match local {
         // On a dual-stack socket an IPv4 connection is answered at level 0 only; level 41 says ENOENT.
-        SocketAddr::V4(_) => Ok(SocketAddr::V4(sockopt::ip_original_dst(fd)?)),
-        SocketAddr::V6(_) => Ok(canonical(SocketAddr::V6(sockopt::ipv6_original_dst(fd)?))),
+        SocketAddr::V4(_) => sockopt::ip_original_dst(fd).map(SocketAddr::V4),
+        SocketAddr::V6(_) => sockopt::ipv6_original_dst(fd).map(SocketAddr::V6),
+    };
+    match original {
+        Ok(original) => Ok(canonical(original)),
+        Err(Errno::NOENT | Errno::NOPROTOOPT) => Ok(local),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -65,6 +65,18 @@ fn servers_of_the_namespace_are_reached_at_loopback_and_all_else_is_caught() {
             let _client = connect(destination).expect(destination);
             assert_eq!(original_dst(&accept(&catching).0).expect("kept").to_string(), destination);
         }
+        // Each has the port of its socket, also if two have the same one.
+        let [first, second] = [80, 81].map(|server| {
+            let socket =
+                socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("socket");
+            socket.set_reuse_address(true).expect("set");
+            socket.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 23_456)).into()).expect("bound");
+            socket.connect(&std::net::SocketAddr::from(([192, 0, 2, 7], server)).into()).expect("caught");
+            let (caught, peer) = accept(&catching);
+            assert_eq!(original_dst(&caught).expect("kept").port(), server);
+            (socket, caught, peer)
+        });
+        assert_eq!((first.2.port(), second.2.port()), (23_456, 23_456));
         if let Some(listing) = sidetrack_testkit::nft("list table inet sidetrack") {
             assert_eq!(flat(&listing), flat(&nft::run_namespace_with_servers(port).to_string()));
         }

@@ -8,7 +8,6 @@ use sidetrack_core::flow::{Destination, EndReason, Host};
 use sidetrack_core::names::NameTable;
 use sidetrack_sys::sockopt;
 use sidetrack_sys::sync::lock;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 /// Returns the application's destination. If the application asked our resolver for a name, returns the name.
@@ -24,16 +23,9 @@ pub fn original_destination(
         Catches::Tproxy => sockopt::local_address(stream),
         _ => sockopt::original_dst(stream),
     };
-    let alone = matches!(&listening.catches, Catches::Run(run) if run.alone);
-    let address = match found {
-        Ok(address) => sockopt::canonical(address),
-        // Conntrack does not have the connection, or is not in use. So no rule has redirected it.
-        Err(error) if is_unknown(&error) && !alone => listening.address,
-        Err(error) => {
-            return Err(Failure::new(EndReason::Internal, format!("original destination: {error}")));
-        }
-    };
-    captured(address, listening, clock)
+    let address =
+        found.map_err(|error| Failure::new(EndReason::Internal, format!("original destination: {error}")))?;
+    captured(sockopt::canonical(address), listening, clock)
 }
 
 /// The destination of a connection to this address that the kernel captured for the listener.
@@ -47,10 +39,6 @@ pub fn captured(address: SocketAddr, listening: &Listening, clock: &Clock) -> Re
         return Err(Failure::new(EndReason::Loop, detail));
     }
     named(address, listening, clock)
-}
-
-fn is_unknown(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENOPROTOOPT)
 }
 
 /// Whether this destination is the listener itself: no rule has redirected what goes there.

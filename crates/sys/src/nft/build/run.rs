@@ -23,6 +23,9 @@ const DNS: u16 = 53;
 /// It needs a route for every address ([`crate::route::add_local_default`]). UDP is left alone on purpose: REDIRECT in OUTPUT
 /// rewrites the destination of a query to 127.0.0.1, and the answer's source then does not fit. See
 /// [`run_namespace_with_datagrams`].
+///
+/// Connections from one port to two servers lead to one address here. As long as conntrack knows the first, it gives the second another
+/// port, which the program's socket does not have. The tables below do not change addresses.
 pub fn run_namespace(port: u16) -> Table {
     run_namespace_held(port, None)
 }
@@ -37,12 +40,10 @@ pub fn run_namespace_held(port: u16, hold: Option<HoldQueue>) -> Table {
 }
 
 /// As [`run_namespace`], but a connection to a loopback address reaches the socket of this namespace that listens there,
-/// if there is one. Otherwise it goes to `port`, too: a listener with IP_TRANSPARENT, which finds the original destination
-/// as it does for all others.
+/// if there is one. All others go to `port`: a listener with IP_TRANSPARENT.
 ///
 /// Only at prerouting, where the packet comes out of `lo`, does `socket` look for a listener; at output it would find
-/// the client's own socket. By then a redirect is too late: conntrack has chosen the destination at output. So tproxy
-/// hands the packet over.
+/// the client's own socket. So tproxy hands packets over there, with their addresses as they are.
 ///
 /// Needs `socket` and `tproxy` of nftables (Linux 5.12).
 pub fn run_namespace_with_servers(port: u16) -> Table {
@@ -51,15 +52,12 @@ pub fn run_namespace_with_servers(port: u16) -> Table {
 
 /// As [`run_namespace_with_servers`]; with `hold`, the opening segment of each connection waits in that queue first.
 pub fn run_namespace_with_servers_held(port: u16, hold: Option<HoldQueue>) -> Table {
-    let everything = Rule::new([Statement::is(Field::L4Proto, TCP), Statement::Redirect { port }]);
-    let mut output = Chain::base("output", ChainKind::Nat, Hook::Output, DSTNAT);
     let mut servers = Chain::base("servers", ChainKind::Filter, Hook::Prerouting, priority::MANGLE);
     // A segment to a loopback address is held where it comes out of `lo`, if no socket of the namespace is for it.
     let mut held_output = hold::chain(Origin::Local);
     let mut held = hold::chain(Origin::Forwarded);
     for v6 in [false, true] {
         held_output.rules.push(rule_for_loopback(TCP, v6, &[Statement::Verdict(Verdict::Accept)]));
-        output.rules.push(rule_for_loopback(TCP, v6, &[Statement::Verdict(Verdict::Return)]));
         // The socket is bound to one address, or to all: it is there in both cases.
         for wildcard in [false, true] {
             let bound = Statement::is(Field::SocketWildcard, Value::Boolean(wildcard));
@@ -68,14 +66,18 @@ pub fn run_namespace_with_servers_held(port: u16, hold: Option<HoldQueue>) -> Ta
             servers.rules.push(theirs);
         }
         held.rules.extend(hold.map(|hold| rule_for_loopback(TCP, v6, &hold.end())));
-        servers.rules.push(rule_for_loopback(TCP, v6, &[Statement::TProxy { v6, port }]));
+        servers.rules.push(Rule::new([
+            version(v6),
+            Statement::is(Field::L4Proto, TCP),
+            Statement::TProxy { v6, port },
+        ]));
     }
     let mut table = Table::new(Family::Inet, "sidetrack");
     if let Some(hold) = hold {
         held_output.rules.extend(hold.output_chain([]).rules);
         table = table.with_chain(held_output).with_chain(held);
     }
-    table.with_chain(output.with(everything)).with_chain(servers)
+    table.with_chain(servers)
 }
 
 /// As [`run_namespace_with_servers`], and datagrams go to a UDP socket with IP_TRANSPARENT at `port` of each IP version. It
@@ -103,10 +105,9 @@ pub fn run_namespace_with_datagrams_held(port: u16, hold: Option<HoldQueue>) -> 
             chain.rules.push(rule_for_loopback(UDP, v6, &[bound, accept()]));
         }
     }
-    for (v6, version) in [(false, NFPROTO_IPV4), (true, NFPROTO_IPV6)] {
-        let version = Statement::is(Field::NfProto, Value::NfProto(version));
+    for v6 in [false, true] {
         let one_host = Statement::is(Field::DestinationType, Value::AddressType(RTN_LOCAL));
-        chain.rules.push(Rule::new([version, udp(), one_host, Statement::TProxy { v6, port }]));
+        chain.rules.push(Rule::new([version(v6), udp(), one_host, Statement::TProxy { v6, port }]));
     }
     run_namespace_with_servers_held(port, hold).with_chain(chain)
 }
@@ -124,9 +125,13 @@ pub fn leaving_ours(mut table: Table) -> Table {
     table
 }
 
+/// Matches packets of this IP version.
+fn version(v6: bool) -> Statement {
+    Statement::is(Field::NfProto, Value::NfProto(if v6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 }))
+}
+
 /// A rule for packets of this protocol to 127.0.0.0/8, or to ::1.
 fn rule_for_loopback(protocol: Value, v6: bool, then: &[Statement]) -> Rule {
-    let version = if v6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 };
     let address = if v6 {
         Statement::is(Field::Ip6Destination, Value::Ipv6(Ipv6Addr::LOCALHOST))
     } else {
@@ -134,7 +139,6 @@ fn rule_for_loopback(protocol: Value, v6: bool, then: &[Statement]) -> Rule {
         let test = Test::Masked { mask: Value::Ipv4(mask), value: Value::Ipv4(value) };
         Statement::Match(vec![Field::Ip4Destination], test)
     };
-    let version = Statement::is(Field::NfProto, Value::NfProto(version));
-    let of_loopback = [version, Statement::is(Field::L4Proto, protocol), address];
+    let of_loopback = [version(v6), Statement::is(Field::L4Proto, protocol), address];
     Rule::new(of_loopback.into_iter().chain(then.iter().cloned()))
 }
