@@ -26,7 +26,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo '
 # What is measured is what is installed.
 BUILD_DIST := $(CARGO) build --profile dist --locked --workspace
 
-.PHONY: help run test test-more test-kills test-seed003 dist deb deb-test deb-tutorials deb-vm static static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-run bench-udp bench-history bench-wire bench-upgrade bench-page crash soak faults deny format deps-run deps-test deps-bench need-cargo
+.PHONY: help run test test-more test-kills test-seed003 dist deb deb-test deb-tutorials deb-vm static static-check static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-run bench-udp bench-history bench-wire bench-upgrade bench-page crash soak faults deny format deps-run deps-test deps-bench need-cargo
 
 help: ## Says what there is
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -87,6 +87,12 @@ static-test: static ## Tries the static program, with the main job
 	@.ci/apt-install $(DEPS_RUN)
 	packaging/static/test.sh $(TARGET_DIR)/packages/sidetrack-*-$(ARCH)-linux.tar.gz
 
+# Types of the two C libraries differ. Only this crate calls them.
+static-check: need-cargo ## Checks that the crate with the system calls compiles for the static program
+	@if rustup target add $(shell uname -m)-unknown-linux-musl >/dev/null 2>&1; then \
+	$(CARGO) check --quiet --locked --package sidetrack-sys --target $(shell uname -m)-unknown-linux-musl; \
+	else echo "static-check: skipped: rustup cannot fetch Rust's library for musl"; fi
+
 oci: static ## Builds an OCI image of the static program into target/packages, without a network
 	packaging/oci/build.sh $(TARGET_DIR)/packages/sidetrack-*-$(ARCH)-linux.tar.gz $(TARGET_DIR)/packages
 
@@ -102,7 +108,7 @@ release: need-cargo ## Builds all artefacts of a release into target/packages, w
 
 # Runs beside the tests, with the processor time that they leave. Most of the replay is a build.
 DOC := RUSTDOCFLAGS='-D warnings -A rustdoc::private-intra-doc-links' $(CARGO) doc --locked --workspace --no-deps --document-private-items --quiet
-BESIDE := $(MAKE) --no-print-directory fuzz-replay && $(DOC)
+BESIDE := $(MAKE) --no-print-directory fuzz-replay static-check && $(DOC)
 
 # Clippy compiles what is tested: one pass over the workspace instead of two. Cargo keeps these files apart from those of other builds.
 LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings

@@ -141,7 +141,7 @@ pub fn agreed(fd: impl AsFd) -> io::Result<Agreed> {
     })
 }
 
-fn count(fd: BorrowedFd<'_>, what: libc::c_ulong) -> io::Result<u32> {
+fn count(fd: BorrowedFd<'_>, what: libc::Ioctl) -> io::Result<u32> {
     let mut count: libc::c_int = 0;
     // SAFETY: the kernel writes one integer, which lives through the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), what, &raw mut count) };
@@ -179,7 +179,7 @@ pub fn unacknowledged(fd: impl AsFd) -> io::Result<u32> {
 /// What ioctl says.
 pub fn unsent(fd: impl AsFd) -> io::Result<u32> {
     /// `SIOCOUTQNSD` (linux/sockios.h).
-    const NOT_SENT: libc::c_ulong = 0x894b;
+    const NOT_SENT: libc::Ioctl = 0x894b;
     count(fd.as_fd(), NOT_SENT)
 }
 
