@@ -163,7 +163,8 @@ fn a_crash_refuses_no_connection() {
         let mut child = systemd.start(&[]);
         systemd.keeps(2);
         let address: SocketAddr = to.parse().expect("an address");
-        for _ in 0..3 {
+        for round in 0..3 {
+            systemd.ready(round + 1);
             kill(&mut child);
             // Both sockets of the port get some of them.
             let meanwhile: Vec<_> =
