@@ -5,7 +5,6 @@ use anyhow::Context as _;
 use sidetrack_core::flow::Protocol;
 use sidetrack_sys::sockopt::{SeenListener, see_listener};
 use sidetrack_sys::sync::lock;
-use std::ffi::OsString;
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -17,11 +16,7 @@ const KEPT: &str = "kept-";
 /// The name of a listener's sockets while the service manager keeps them. It has no `:`, which separates names.
 #[must_use]
 pub fn kept_name(protocol: Protocol, address: SocketAddr) -> String {
-    let protocol = match protocol {
-        Protocol::Tcp => "tcp",
-        Protocol::Udp => "udp",
-    };
-    format!("{KEPT}{protocol}-{address}").replace(':', "_")
+    format!("{KEPT}{}-{address}", protocol.as_str()).replace(':', "_")
 }
 
 /// The sockets.
@@ -52,7 +47,7 @@ impl Passed {
     /// # Errors
     /// The environment promises more than there is.
     pub fn from_environment() -> anyhow::Result<Self> {
-        let passed = sidetrack_sys::passed::take(|name: &str| -> Option<OsString> { std::env::var_os(name) })
+        let passed = sidetrack_sys::passed::take(|name| std::env::var_os(name))
             .context("the sockets that the service manager passes")?;
         Ok(Self::of(passed))
     }

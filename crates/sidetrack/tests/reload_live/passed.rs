@@ -190,7 +190,7 @@ fn a_crash_refuses_no_connection() {
         systemd.write("workers = 2\n", &(reverse("in", &next, other.address) + &rule("all")));
         child = systemd.start(&systemd.store());
         visit_when_up(next.parse().expect("an address"));
-        assert!(std::net::TcpStream::connect(address).is_err(), "nobody listens there any more");
+        assert!(std::net::TcpStream::connect(address).is_err(), "no process listens there any more");
         systemd.keeps(2);
         // In an orderly end it closes them.
         stop(&mut child);
