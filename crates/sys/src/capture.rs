@@ -174,7 +174,11 @@ impl CaptureSocket {
             let _ = socket.size(0);
             return Err(error);
         };
-        Ok(Ring { socket, memory, next: 0 })
+        let ring = Ring { socket, memory, next: 0 };
+        // The kernel frees no ring that a process has, and a child would keep it until its exec or its end.
+        // SAFETY: the whole of the ring's own mapping.
+        check(unsafe { libc::madvise(ring.memory.as_ptr().cast(), bytes, libc::MADV_DONTFORK) })?;
+        Ok(ring)
     }
 }
 
@@ -376,6 +380,41 @@ mod tests {
                 drop(ring);
                 sender.send(&[9]).unwrap();
             }
+        });
+        test.join().unwrap();
+    }
+
+    #[test]
+    fn a_child_process_keeps_no_ring() {
+        if !crate::caps::is_network_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let test = std::thread::spawn(|| {
+            crate::netns::unshare_net().unwrap();
+            crate::route::link_up("lo").unwrap();
+            let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+            sender.connect(receiver.local_addr().unwrap()).unwrap();
+            let socket = CaptureSocket::open().unwrap();
+            let ring = socket.read().unwrap();
+            // SAFETY: the child calls nothing but functions that may be called there (signal-safety(7)), and ends when it is killed.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                loop {
+                    // SAFETY: it takes nothing.
+                    unsafe { libc::pause() };
+                }
+            }
+            assert!(child > 0);
+            drop(ring);
+            let seen = sent_and_seen(&mut socket.read().unwrap(), &sender, 3);
+            // SAFETY: our own child, which was not waited for yet.
+            unsafe {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, std::ptr::null_mut(), 0);
+            }
+            assert_eq!(seen.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [0, 1, 2]);
         });
         test.join().unwrap();
     }
