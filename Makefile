@@ -24,7 +24,7 @@ RUNNER := CARGO_TARGET_$(shell echo '$(HOST)' | tr 'a-z-' 'A-Z_')_RUNNER
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || ! command -v sudo >/dev/null || echo 'env $(RUNNER)="sudo -E env PATH=$$PATH"')
 
 # What is measured is what is installed.
-BUILD_DIST := $(CARGO) build --profile dist --locked --workspace
+BUILD_DIST := CARGO=$(CARGO) packaging/cargo.sh build --profile dist --locked --workspace
 
 .PHONY: help run test test-more test-kills test-seed003 dist deb deb-test deb-tutorials deb-vm static static-check static-test oci oci-test release lab fuzz fuzz-replay lab-kernel bench-relay bench-epi bench-chain bench-overlay bench-shunt bench-http bench-engine bench-engine-bulk bench-run bench-udp bench-history bench-wire bench-upgrade bench-page crash soak faults deny format deps-run deps-test deps-bench need-cargo
 
@@ -57,7 +57,7 @@ dist: need-cargo ## Builds the programs to install (target/dist): linked as one,
 
 deb: need-cargo ## Builds the Debian package (target/packages), with manual pages, units and completions
 	@.ci/apt-install $(DEPS_BUILD) strip:binutils jq:jq dpkg-shlibdeps:dpkg-dev
-	$(CARGO) build --profile dist --locked --package sidetrack
+	CARGO=$(CARGO) packaging/cargo.sh build --profile dist --locked --package sidetrack
 	packaging/deb/build.sh $(TARGET_DIR)/dist/sidetrack $(TARGET_DIR)/packages
 
 deb-test: deb ## Installs, uses, upgrades and purges the package in a clean Debian (root)
@@ -142,7 +142,7 @@ lab: deps-bench ## The real programs across namespaces; a skip is a failure
 KERNEL_TESTS := sys/conntrack sys/exec sys/list sys/nft sys/owned_table sys/steering sys/undo \
 	sidetrack/run_isolated sidetrack/shunt sidetrack/steering lab/link
 
-lab-kernel: deps-test ## The links, the main job and the namespace tests on Debian's own kernel in qemu (JOBS=links: one of them)
+lab-kernel: deps-test ## The links, the examples and the namespace tests on Debian's own kernel in qemu (JOBS=links: one of them)
 	@.ci/apt-install qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio depmod:kmod
 	$(CARGO) build --locked --workspace
 	$(CARGO) test --no-run --locked --workspace $(foreach test,$(KERNEL_TESTS),--test $(notdir $(test))) --message-format=json | \

@@ -40,7 +40,7 @@ export "CARGO_TARGET_${upper}_LINKER=$compiler"
 # files and libraries of musl.
 linker=$compiler
 [ "$compiler" != musl-gcc ] || linker=gcc
-"${CARGO:-cargo}" rustc --profile "$profile" --locked --package sidetrack --bin sidetrack --target "$target" -- -C "linker=$linker" >&2
+packaging/cargo.sh rustc --profile "$profile" --locked --package sidetrack --bin sidetrack --target "$target" -- -C "linker=$linker" >&2
 
 folder=$profile
 [ "$profile" != dev ] || folder=debug

@@ -5,6 +5,7 @@
 # them, so it runs the programs that were built here. While it works its time is counted in instructions (-icount): one CPU
 # that a busy host makes slower for us but not for the guest. While it waits its time is ours: were it to jump to the next
 # timer, every time-out would pass while the host fetches a page of a file. Jobs are the functions of crates/lab/kernel/jobs.sh; all of them by default.
+# EXAMPLES: names of examples for the job `examples`; without it, all of them.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repository=$(cd "$here/../../.." && pwd)
@@ -52,7 +53,7 @@ chmod 755 "$scratch/root/init"
 {
     printf 'repository=%q\ntarget=%q\nmodules=%q\nrelease=%q\n' "$repository" "$target" "$kernel/package/lib/modules" "$release"
     printf 'PATH=%q\nHOME=/root\n' "$PATH"
-    printf 'jobs=%q\n' "$*"
+    printf 'jobs=%q\nchosen=%q\n' "$*" "${EXAMPLES:-}"
 } >"$scratch/plan"
 
 # While the guest waits, this host's processors are not to fall asleep: what waking them up takes, the guest would take for its

@@ -8,7 +8,7 @@ use sidetrack_testkit::{LIMIT, awaited, eventually, in_namespace};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -116,8 +116,9 @@ fn stop(child: &mut Child) {
     eventually("the node ends", || child.try_wait().expect("waited").is_some());
 }
 
-fn unit(listener: &TcpListener) -> Named {
-    vec![("sidetrack.socket".to_owned(), listener.try_clone().expect("a copy").into())]
+/// The socket of a unit.
+fn unit(socket: &impl AsFd) -> Named {
+    vec![("sidetrack.socket".to_owned(), socket.as_fd().try_clone_to_owned().expect("a copy"))]
 }
 
 #[test]
@@ -223,6 +224,31 @@ fn datagrams_wait_for_the_next_process() {
         let mut bytes = [0; 16];
         let (count, _) = server.recv_from(&mut bytes).expect("a datagram");
         assert_eq!(&bytes[..count], b"word");
+        stop(&mut child);
+    });
+}
+
+/// A socket unit may have UDP sockets, too.
+#[test]
+fn a_datagram_socket_of_a_unit_serves() {
+    in_namespace(|| {
+        let bound = || UdpSocket::bind("127.0.0.1:0").expect("bound");
+        let (server, listener, client) = (bound(), bound(), bound());
+        let address = |socket: &UdpSocket| socket.local_addr().expect("an address");
+        server.set_read_timeout(Some(LIMIT)).expect("set");
+        let systemd = Systemd::new();
+        let listen = reverse("in", &address(&listener).to_string(), address(&server));
+        systemd.write("workers = 1\n", &(listen + "protocol = \"udp\"\n" + &rule("all")));
+        let received = || {
+            let mut bytes = [0; 16];
+            let (count, _) = server.recv_from(&mut bytes).expect("a datagram");
+            bytes[..count].to_vec()
+        };
+        client.send_to(b"early", address(&listener)).expect("sent");
+        let mut child = systemd.start(&unit(&listener));
+        assert_eq!(received(), b"early");
+        client.send_to(b"late", address(&listener)).expect("sent");
+        assert_eq!(received(), b"late");
         stop(&mut child);
     });
 }
