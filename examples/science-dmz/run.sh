@@ -17,6 +17,8 @@ cable() {
 }
 # bridge FIREWALL: joins its two interfaces, and shows what they forward to the packet filter.
 bridge() {
+    # Debian has this part of its kernel as a module, which nothing else asks for.
+    [ -e /proc/sys/net/bridge ] || modprobe br_netfilter || fail 'this kernel does not show what a bridge forwards to nftables (br_netfilter)'
     ip -n "$1" link add br0 type bridge
     ip -n "$1" link set to-campus master br0
     ip -n "$1" link set to-remote master br0

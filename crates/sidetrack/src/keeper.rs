@@ -23,16 +23,16 @@ pub use order::{
 };
 pub use serve::{REQUEST_MAX, keep};
 
+use crate::process::ClientSocket;
 use crate::rights::DataUser;
 use crate::started::Started;
 use crate::wire;
 use serde::{Deserialize, Serialize};
-use sidetrack_core::flow::{Process, Protocol};
+use sidetrack_core::flow::Process;
 use sidetrack_sys::conntrack::Events;
 use sidetrack_sys::sync::lock;
 use sidetrack_sys::{process, scm};
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 
@@ -54,15 +54,8 @@ pub enum Ask {
     Flows,
     /// An orderly end follows: undo everything, also the rules that would stay after a crash.
     Release,
-    /// Return the owner of the socket with these addresses.
-    Owner {
-        /// Its transport protocol.
-        protocol: Protocol,
-        /// The socket's own address.
-        local: SocketAddr,
-        /// The address it is connected to.
-        remote: SocketAddr,
-    },
+    /// Return the owner of this socket.
+    Owner(ClientSocket),
 }
 
 /// The limits of later requests. They are sent before a peer's byte is read, and only once: an attacker who takes over the
@@ -128,7 +121,7 @@ pub struct Keeper {
 
 /// The version of [`Ask`], [`Order`] and [`Told`]: a keeper that another version of the program has started is taken over only if
 /// it is the same.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 impl Keeper {
     /// Starts the keeper. It becomes this user, and later allows only what `begin` says.
@@ -232,13 +225,8 @@ impl Keeper {
     ///
     /// # Errors
     /// The keeper is gone.
-    pub fn owner(
-        &self,
-        protocol: Protocol,
-        local: SocketAddr,
-        remote: SocketAddr,
-    ) -> Result<Process, KeeperError> {
-        match self.ask(&Ask::Owner { protocol, local, remote })? {
+    pub fn owner(&self, socket: ClientSocket) -> Result<Process, KeeperError> {
+        match self.ask(&Ask::Owner(socket))? {
             (Told::Owner { pid, name, uid }, _) => Ok(Process { pid, name, uid }),
             (told, _) => Err(unexpected(told)),
         }

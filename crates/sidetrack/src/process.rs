@@ -1,15 +1,56 @@
 //! Finds the local process behind a connection, for rules that need it.
 
+use crate::reactor::TcpStream;
+use serde::{Deserialize, Serialize};
 use sidetrack_core::flow::{Flow, Intercept, Process, Protocol};
-use sidetrack_sys::process as system;
+use sidetrack_sys::conntrack::{Conntrack, Tuple};
 use sidetrack_sys::sockdiag::SockDiag;
 use sidetrack_sys::sync::lock;
+use sidetrack_sys::{process as system, sockopt};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-/// Returns the owner of a socket from its protocol, its own address and its peer's address.
-pub type Lookup = dyn Fn(Protocol, SocketAddr, SocketAddr) -> Process + Send + Sync;
+/// Finds the owner of a socket.
+pub type Lookup = dyn Fn(ClientSocket) -> Process + Send + Sync;
+
+/// The socket of a program on this host, by its addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClientSocket {
+    /// Its transport protocol.
+    pub protocol: Protocol,
+    /// Its own address, as we see it.
+    pub local: SocketAddr,
+    /// The address that it is connected to, or sends to.
+    pub remote: SocketAddr,
+    /// Our end, if the kernel has redirected the connection. If `local` is then the end of another connection to us, too, the kernel
+    /// shows us another port than the socket has.
+    pub redirected_to: Option<SocketAddr>,
+}
+
+/// The addresses of a client's connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Ends {
+    /// The peer of our socket: the client, or a proxy that speaks for it.
+    pub peer: SocketAddr,
+    /// Our end.
+    pub ours: SocketAddr,
+    /// What the client has dialled: our end, or the address of a captured connection. `None`: there is no socket to ask.
+    pub asked: Option<SocketAddr>,
+}
+
+impl Ends {
+    /// Those of this socket. What it does not tell is taken from the arguments.
+    pub fn of(socket: Option<&TcpStream>, peer: SocketAddr, listener: SocketAddr) -> Self {
+        let Some(socket) = socket else { return Self { peer, ours: listener, asked: None } };
+        Self {
+            peer: sockopt::peer_address(socket).unwrap_or(peer),
+            ours: sockopt::local_address(socket).unwrap_or(listener),
+            asked: sockopt::original_dst(socket).ok(),
+        }
+    }
+}
 
 /// How owners of sockets are found.
 #[derive(Clone, Default)]
@@ -35,37 +76,51 @@ impl fmt::Debug for Owners {
 
 impl Owners {
     /// Returns the process that opened this flow. Unknown if the flow is from another host, or if the process is
-    /// not visible. `peer` and `listener` are the two ends of the client's connection.
-    pub fn of(&self, flow: &Flow, peer: SocketAddr, listener: SocketAddr) -> Process {
+    /// not visible.
+    pub fn of(&self, flow: &Flow, ends: Ends) -> Process {
         let remote = match flow.intercept {
-            // The client's socket has the original destination as its peer. If that stands for a name, the caller has the address.
-            Intercept::Run => Some(flow.orig_dst.socket_addr().unwrap_or(listener)),
-            Intercept::Redirect => flow.orig_dst.socket_addr(),
-            Intercept::Socks | Intercept::Http | Intercept::Reverse => Some(listener),
+            Intercept::Run | Intercept::Redirect => {
+                ends.asked.or_else(|| flow.orig_dst.socket_addr()).unwrap_or(ends.ours)
+            }
+            Intercept::Socks | Intercept::Http | Intercept::Reverse => ends.ours,
             // Their clients are on other hosts.
-            Intercept::Tproxy | Intercept::Tunnel | Intercept::Engine | Intercept::Kernel => None,
+            Intercept::Tproxy | Intercept::Tunnel | Intercept::Engine | Intercept::Kernel => {
+                return Process::default();
+            }
         };
-        match (self, remote) {
-            (_, None) => Process::default(),
-            (Self::Ourselves, Some(remote)) => on_this_host(Protocol::Tcp, flow.client, remote),
-            (Self::Asked(lookup), Some(remote)) => lookup(Protocol::Tcp, flow.client, remote),
-            (Self::Within(pid, diag), Some(remote)) => within((*pid, diag.as_deref()), peer, remote),
+        let redirected_to = (flow.intercept == Intercept::Redirect).then_some(ends.ours);
+        let local = flow.client;
+        match self {
+            Self::Within(pid, diag) => within((*pid, diag.as_deref()), ends.peer, remote),
+            Self::Ourselves | Self::Asked(_) => {
+                self.socket(ClientSocket { protocol: Protocol::Tcp, local, remote, redirected_to })
+            }
         }
     }
-}
 
-impl Owners {
     /// Returns the process that sent a datagram from this address to that one. Unknown as for [`Self::of`].
     pub fn of_datagram(&self, client: SocketAddr, asked: SocketAddr) -> Process {
-        match self {
-            Self::Within(pid, _) => holder(system::udp_socket_inode(*pid, client, asked), Some(*pid)),
-            Self::Ourselves => on_this_host(Protocol::Udp, client, asked),
-            Self::Asked(lookup) => lookup(Protocol::Udp, client, asked),
+        self.socket(ClientSocket {
+            protocol: Protocol::Udp,
+            local: client,
+            remote: asked,
+            redirected_to: None,
+        })
+    }
+
+    fn socket(&self, socket: ClientSocket) -> Process {
+        match (self, socket.protocol) {
+            (Self::Ourselves, _) => on_this_host(socket),
+            (Self::Asked(lookup), _) => lookup(socket),
+            (Self::Within(pid, diag), Protocol::Tcp) => {
+                within((*pid, diag.as_deref()), socket.local, socket.remote)
+            }
+            (Self::Within(pid, _), Protocol::Udp) => {
+                holder(system::udp_socket_inode(*pid, socket.local, socket.remote), Some(*pid))
+            }
         }
     }
-}
 
-impl Owners {
     /// Whether this process itself has sent a datagram from this address to that one.
     pub fn are_we(&self, client: SocketAddr, asked: SocketAddr) -> bool {
         system::udp_socket_inode(std::process::id(), client, asked).is_some_and(system::is_own_socket)
@@ -73,13 +128,26 @@ impl Owners {
 }
 
 /// Returns the owner of a socket in this network namespace.
-pub fn on_this_host(protocol: Protocol, local: SocketAddr, remote: SocketAddr) -> Process {
+pub fn on_this_host(socket: ClientSocket) -> Process {
     let own = std::process::id();
-    let inode = match protocol {
-        Protocol::Tcp => system::tcp_socket_inode(own, local, remote),
-        Protocol::Udp => system::udp_socket_inode(own, local, remote),
+    let inode = match socket.protocol {
+        Protocol::Tcp => {
+            let inode = |local| system::tcp_socket_inode(own, local, socket.remote);
+            inode(socket.local).or_else(|| inode(behind_redirect(socket.redirected_to?, socket.local)?))
+        }
+        Protocol::Udp => system::udp_socket_inode(own, socket.local, socket.remote),
     };
     holder(inode, None)
+}
+
+/// Returns the address that a redirected client has itself, from the two ends of its connection as we see them. The kernel
+/// gives it another port if that connection would be one that conntrack knows: one program may use a port for several servers, and an
+/// ended connection is known for two minutes. `None`: conntrack does not know the connection, or this thread has no CAP_NET_ADMIN.
+pub fn behind_redirect(ours: SocketAddr, client: SocketAddr) -> Option<SocketAddr> {
+    const TCP: u8 = 6;
+    let reply = Tuple { source: ours, destination: client, protocol: TCP };
+    let entry = Conntrack::open().ok()?.find(&reply, 0).ok()??;
+    (entry.reply == reply).then_some(entry.original.source)
 }
 
 /// Returns the owner of a socket in any network namespace of this host, including those of containers.

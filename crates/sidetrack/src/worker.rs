@@ -1,6 +1,7 @@
 //! A worker: one thread with a single-threaded runtime, its own sockets on every listener's port (`SO_REUSEPORT`) and its
 //! own ledger. On the data path, workers share only the snapshot of the configuration and the budget of descriptors.
 
+mod accept;
 mod admission;
 mod far;
 mod memory;
@@ -26,34 +27,23 @@ use crate::carry::{Dialing, Failure, Stream};
 use crate::config::Config;
 use crate::function::Library;
 use crate::intercept::hold::Hold;
-use crate::intercept::{Catches, Listening};
+use crate::intercept::Listening;
 use crate::live::{Clock, Decided, Ledger, LiveFlow, Step};
 use crate::process::Owners;
-use crate::reactor::{self, TcpListener, TcpStream};
+use crate::reactor;
 use arc_swap::ArcSwap;
 use sidetrack_core::association::Dropped;
 use sidetrack_core::flow::{EndReason, Flow, FlowId};
 use sidetrack_core::limit::{Budget, SourceLimit};
 use sidetrack_core::policy::Verdict;
 use sidetrack_core::socks::v6::{SessionId, SessionLimits, SessionTable};
-use std::future::poll_fn;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
 use std::time::Duration;
-use tokio::sync::watch;
 
 /// How often a worker checks for flows whose deadline has passed.
 const SWEEP: Duration = Duration::from_millis(100);
-
-/// How long a listener pauses if the system has no descriptor for the next connection: long enough not to spin, short
-/// enough not to be noticed.
-const ACCEPT_REST: Duration = Duration::from_millis(10);
-
-/// Most connections that a closing listener still serves: the largest accept queue of a socket.
-const WAITING_MAX: usize = 4096;
 
 /// Most client addresses that `limits.max_flows_per_client` counts at the same time.
 const SOURCES_MAX: usize = 65_536;
@@ -410,69 +400,6 @@ impl Worker {
         self.warm.update(&config.policy);
     }
 
-    /// Accepts connections until `stop` becomes true or its sender is dropped. Connections in the queue are still served.
-    pub async fn accept(
-        self: Arc<Self>,
-        service: Arc<Service>,
-        listener: TcpListener,
-        mut stop: watch::Receiver<bool>,
-    ) {
-        loop {
-            let is_told = stop.has_changed().unwrap_or(true);
-            let accepted = tokio::select! {
-                biased;
-                // Accept first: registering for a change and deregistering costs more than checking for one.
-                accepted = listener.accept(), if !is_told => accepted,
-                changed = stop.changed() => match changed {
-                    Ok(()) if !*stop.borrow() => continue,
-                    _ => break,
-                },
-            };
-            match accepted {
-                Ok((stream, peer)) => self.serve(&service, stream, peer, &stop),
-                Err(error) if is_about_the_connection(&error) => {}
-                Err(error) => {
-                    tracing::warn!(listener = %service.listening.name, %error, "cannot accept; resting");
-                    reactor::sleep(ACCEPT_REST).await;
-                }
-            }
-        }
-        // The kernel has already answered these clients, and would reset them when the socket closes.
-        for _ in 0..WAITING_MAX {
-            match poll_fn(|cx| Poll::Ready(listener.poll_accept(cx))).await {
-                Poll::Ready(Ok((stream, peer))) => self.serve(&service, stream, peer, &stop),
-                Poll::Ready(Err(_)) | Poll::Pending => break,
-            }
-        }
-        // Close the listener before `stop` is dropped: the task that waits for `stop` must find the address free.
-        drop(listener);
-        drop(stop);
-    }
-
-    fn serve(
-        self: &Arc<Self>,
-        service: &Arc<Service>,
-        stream: TcpStream,
-        peer: SocketAddr,
-        stop: &watch::Receiver<bool>,
-    ) {
-        let stream = match &self.shared.hold {
-            Some(hold) if service.holds => match hold.claim(stream, &service.listening) {
-                Some(stream) => stream,
-                // Its session waited for it.
-                None => return,
-            },
-            _ => stream,
-        };
-        let peer = service.listening.client(sidetrack_sys::sockopt::canonical(peer));
-        if let Catches::Tunnel(_) = service.listening.catches {
-            reactor::spawn(self.clone().accept_tls(service.clone(), stream, peer, stop.clone()));
-        } else {
-            let arrived = Arrived { stream: Stream::Tcp(stream), peer, held: Vec::new() };
-            service.take(self, arrived);
-        }
-    }
-
     /// Tells the peers of tunnels and warm connections that this worker stops.
     pub async fn part(&self) {
         self.warm.close();
@@ -494,17 +421,6 @@ impl Drop for FlowOfSession {
         let mut sessions = lock(&self.sessions);
         sessions.flow_ended(self.clock.now(), &self.session);
     }
-}
-
-/// Whether an error of accept(2) concerns only one connection, which is already gone.
-fn is_about_the_connection(error: &io::Error) -> bool {
-    use io::ErrorKind::{
-        ConnectionAborted, ConnectionReset, HostUnreachable, Interrupted, NetworkUnreachable,
-    };
-    matches!(
-        error.kind(),
-        ConnectionAborted | ConnectionReset | HostUnreachable | Interrupted | NetworkUnreachable
-    )
 }
 
 #[cfg(test)]

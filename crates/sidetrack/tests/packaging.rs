@@ -210,3 +210,48 @@ fn prometheus_takes_the_alerts() {
     let checked = Command::new("promtool").args(["check", "rules"]).arg(rules).output().expect("promtool");
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
 }
+
+/// Builds a program with a source that its build makes, by the script or by cargo itself. Returns its bytes.
+fn built_in(folder: &Path, by_script: bool) -> Vec<u8> {
+    let write = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        std::fs::write(path, text).expect("written");
+    };
+    write("packaging/cargo.sh", &text("cargo.sh"));
+    write("Cargo.toml", "[package]\nname = \"small\"\nedition = \"2024\"\n[workspace]\n");
+    write(
+        "build.rs",
+        r#"fn main() { std::fs::write(std::env::var("OUT_DIR").unwrap() + "/made.rs", "fn made() { panic!() }").unwrap(); }"#,
+    );
+    write("src/main.rs", "include!(concat!(env!(\"OUT_DIR\"), \"/made.rs\"));\nfn main() { made() }\n");
+    let cargo = env!("CARGO");
+    let mut build = Command::new(if by_script { "bash" } else { cargo });
+    build.args(by_script.then_some("packaging/cargo.sh")).args([
+        "build",
+        "--release",
+        "--offline",
+        "--quiet",
+    ]);
+    build.current_dir(folder).env("CARGO", cargo).env("CARGO_TARGET_DIR", folder.join("made"));
+    for name in ["RUSTC_WORKSPACE_WRAPPER", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
+        build.env_remove(name);
+    }
+    assert!(build.status().expect("started").success());
+    std::fs::read(folder.join("made/release/small")).expect("the program")
+}
+
+/// Two builds are equal only if the folders that they were made in are not in them.
+#[test]
+fn programs_to_install_are_the_same_wherever_they_are_built() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+    let has_path = |program: &[u8], folder: &Path| {
+        let path = folder.to_str().expect("text").as_bytes();
+        program.windows(path.len()).any(|window| window == path)
+    };
+    let plain = built_in(folders[0].path(), false);
+    assert!(has_path(&plain, folders[0].path()), "cargo itself names the folder");
+    let [first, second] = folders.each_ref().map(|folder| built_in(folder.path(), true));
+    assert!(!has_path(&first, folders[0].path()));
+    assert!(first == second, "two builds differ");
+}

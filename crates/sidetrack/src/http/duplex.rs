@@ -2,6 +2,7 @@
 
 use crate::carry::{Stream, Wire};
 use crate::live::{LiveFlow, legs};
+use crate::process::Ends;
 use crate::reactor::TcpStream;
 use sidetrack_core::flow::Side;
 use std::cell::RefCell;
@@ -101,6 +102,14 @@ impl Duplex {
     /// Whether the other end is a stream of HTTP/3.
     pub fn is_http3(&self) -> bool {
         self.version() == Some(HTTP_3)
+    }
+
+    /// The addresses of its socket. What it does not tell is taken from the arguments.
+    pub fn ends(&self, peer: SocketAddr, listener: SocketAddr) -> Ends {
+        match self {
+            Self::Tcp(stream) => Ends::of(Some(stream), peer, listener),
+            Self::Other(peeked) => Ends::of(peeked.borrow().stream.bottom().ok(), peer, listener),
+        }
     }
 
     /// The local address, if it has one.

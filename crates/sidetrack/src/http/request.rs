@@ -12,7 +12,7 @@ use crate::carry::Failure;
 use crate::intercept::Listening;
 use crate::live::LiveFlow;
 use crate::worker::Worker;
-use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Protocol};
+use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process, Protocol};
 use sidetrack_core::http::basic::credentials;
 use sidetrack_core::http::fields::Fields;
 use sidetrack_core::http::forward::{self, RequestHop, Stop, Via};
@@ -23,7 +23,6 @@ use sidetrack_core::http::uri::{Form, KeyRules, Resource, Scheme, Target};
 use sidetrack_core::placeholder::Guard;
 use sidetrack_core::policy::{Action, Carry, Decision, Seen, Url, Verdict};
 use sidetrack_core::secret;
-use sidetrack_sys::sockopt;
 use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -148,15 +147,9 @@ impl Desk<'_> {
         self.stream.local_addr().unwrap_or(self.listening.address)
     }
 
-    /// The peer of the client's socket: our end, or under `run` the address of a name.
-    fn asked_at(&self) -> SocketAddr {
-        let original = || self.stream.tcp().and_then(|socket| sockopt::original_dst(socket).ok());
-        self.listening.names_programs().then(original).flatten().unwrap_or_else(|| self.local())
-    }
-
-    /// The peer of the socket: the client, or a proxy that speaks for it.
-    fn socket_peer(&self) -> SocketAddr {
-        self.stream.tcp().and_then(|socket| sockopt::peer_address(socket).ok()).unwrap_or(self.peer)
+    /// The process behind a flow of this connection.
+    fn owner(&self, flow: &Flow) -> Process {
+        self.worker.owners().of(flow, self.stream.ends(self.peer, self.listening.address))
     }
 
     /// Determines what a request asks for and whether policy allows it.
@@ -423,14 +416,13 @@ impl Desk<'_> {
                 Decision::Verdict(verdict) => {
                     let asks = self.listening.names_programs() || config.policy.asks_process_of_addresses();
                     if asks && flow.process.is_none() {
-                        flow.process =
-                            Some(self.worker.owners().of(flow, self.socket_peer(), self.asked_at()));
+                        flow.process = Some(self.owner(flow));
                     }
                     return verdict;
                 }
                 // This is asked only once: afterwards the flow has the answer.
                 Decision::NeedProcess { .. } if flow.process.is_none() => {
-                    flow.process = Some(self.worker.owners().of(flow, self.socket_peer(), self.asked_at()));
+                    flow.process = Some(self.owner(flow));
                 }
                 Decision::NeedProcess { .. } | Decision::NeedFirstBytes { .. } => {
                     return Verdict {

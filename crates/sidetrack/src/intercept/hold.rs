@@ -8,6 +8,7 @@
 
 use super::{Catches, Listening};
 use crate::live::{Clock, LiveFlow};
+use crate::process::{self, Ends};
 use crate::reactor::TcpStream;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use sidetrack_core::flow::{EndReason, Protocol};
@@ -60,6 +61,8 @@ struct State {
     waiting: BTreeMap<Key, Waiting>,
     /// Decisions that the thread has not seen.
     decided: Vec<(Ticket, Decision)>,
+    /// Redirected connections that may be those of sessions that wait for another port of the client.
+    strangers: Vec<Stranger>,
     /// The listeners; the place is that of the queue's number.
     listeners: Vec<(Arc<str>, Vec<Weak<Listening>>)>,
     counts: Counts,
@@ -77,6 +80,25 @@ struct Waiting {
     ticket: Ticket,
     give: oneshot::Sender<OwnedFd>,
     live: Option<Arc<LiveFlow>>,
+}
+
+/// An accepted connection.
+struct Stranger {
+    socket: OwnedFd,
+    client: SocketAddr,
+    server: SocketAddr,
+    back: oneshot::Sender<OwnedFd>,
+}
+
+/// Whose an accepted connection is.
+#[derive(Debug)]
+pub enum Claimed {
+    /// It has got to the session that waited for it.
+    Given,
+    /// A session of its own begins.
+    Not(TcpStream),
+    /// The thread finds out. If it is no waiting session's, it comes back.
+    Asked(oneshot::Receiver<OwnedFd>),
 }
 
 /// What the metrics show.
@@ -120,6 +142,9 @@ impl Hold {
             if let Err(error) = thread.run() {
                 tracing::error!(%error, "connections are not held any more: the packet queue has failed");
             }
+            let mut state = thread.hold.state();
+            state.ends = true;
+            state.strangers.clear();
         })?;
         Ok(hold)
     }
@@ -179,24 +204,38 @@ impl Hold {
         HoldCounts { counts: state.counts, held: state.held, overruns: state.overruns }
     }
 
-    /// Hands an accepted connection to the session that waits for it. Returns it if none does.
-    pub fn claim(&self, stream: TcpStream, listening: &Listening) -> Option<TcpStream> {
+    /// Hands an accepted connection to the session that waits for it, if one does.
+    pub fn claim(&self, stream: TcpStream, listening: &Listening) -> Claimed {
         if !may_hold(listening) || self.state().waiting.is_empty() {
-            return Some(stream);
+            return Claimed::Not(stream);
         }
+        let is_redirect = matches!(listening.catches, Catches::Redirect);
         let server = match listening.catches {
             Catches::Tproxy => sockopt::local_address(&stream),
             _ => sockopt::original_dst(&stream),
         };
-        let (Ok(client), Ok(server)) = (sockopt::peer_address(&stream), server) else { return Some(stream) };
-        let Some(waiting) = self.state().waiting.remove(&(plain(client), plain(server))) else {
-            return Some(stream);
+        let (Ok(client), Ok(server)) = (sockopt::peer_address(&stream), server) else {
+            return Claimed::Not(stream);
         };
-        if let Ok(socket) = stream.into_std() {
-            // Without its session, the client has a connection that leads nowhere: dropped, it is closed.
-            let _ = waiting.give.send(socket.into());
+        let (client, server) = (plain(client), plain(server));
+        let mut state = self.state();
+        let waiting = state.waiting.remove(&(client, server));
+        let is_alike = |key: &Key| key.0.ip() == client.ip() && key.1 == server;
+        let may_be = is_redirect && !state.ends && state.waiting.keys().any(is_alike);
+        if waiting.is_none() && !may_be {
+            return Claimed::Not(stream);
         }
-        None
+        // Without its session, the client has a connection that leads nowhere: dropped, it is closed.
+        let Ok(socket) = stream.into_std() else { return Claimed::Given };
+        let Some(waiting) = waiting else {
+            let (back, asked) = oneshot::channel();
+            state.strangers.push(Stranger { socket: socket.into(), client, server, back });
+            drop(state);
+            self.ring();
+            return Claimed::Asked(asked);
+        };
+        let _ = waiting.give.send(socket.into());
+        Claimed::Given
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -272,6 +311,11 @@ impl Held {
         self.answer(Decision::Early);
     }
 
+    /// The addresses of its connection; ours is that of the listener.
+    pub fn ends(&self) -> Ends {
+        Ends { peer: self.client, ours: self.listening.address, asked: Some(self.server) }
+    }
+
     /// Tells the client this.
     pub fn refuse(&self, answer: Answer) {
         self.answer(Decision::Refuse(answer));
@@ -328,6 +372,7 @@ impl Thread {
                 }
             }
             self.take_decisions();
+            self.place_strangers();
             self.drain(&mut verdicts);
             let mut came = Vec::new();
             let read = self.sockets.queues.read(|one| {
@@ -386,6 +431,19 @@ impl Thread {
         let decided = std::mem::take(&mut self.hold.state().decided);
         for (ticket, decision) in decided {
             self.machine.handle(self.clock.now(), Input::Decided(ticket, decision));
+        }
+    }
+
+    /// Finds the sessions of connections whose port the kernel has changed.
+    fn place_strangers(&self) {
+        let strangers = std::mem::take(&mut self.hold.state().strangers);
+        for Stranger { socket, client, server, back } in strangers {
+            let ours = sockopt::local_address(&socket).ok();
+            let own = ours.and_then(|ours| process::behind_redirect(ours, client));
+            let waiting = own.and_then(|own| self.hold.state().waiting.remove(&(plain(own), server)));
+            let to = waiting.map_or(back, |waiting| waiting.give);
+            // A session that has ended, or a worker that stops: dropped, the connection is closed.
+            let _ = to.send(socket);
         }
     }
 

@@ -142,12 +142,12 @@ impl Serving {
                 Ok(flows) => wire::send(end, &Told::Flows(flows), &[]),
                 Err(error) => refuse(end, error.to_string()),
             },
-            Ask::Owner { protocol, local, remote } if self.begin.owners => {
-                let owner = process::on_this_host(protocol, local, remote);
+            Ask::Owner(socket) if self.begin.owners => {
+                let owner = process::on_this_host(socket);
                 let told = Told::Owner { pid: owner.pid, name: owner.name, uid: owner.uid };
                 wire::send(end, &told, &[])
             }
-            Ask::Owner { .. } => refuse(end, "no rule asked for processes when sidetrack started"),
+            Ask::Owner(_) => refuse(end, "no rule asked for processes when sidetrack started"),
             Ask::Become(_) | Ask::Begin(_) => refuse(end, SAID_BEFORE),
             Ask::Release => Ok(()),
         }

@@ -81,7 +81,7 @@ fn is_faithful(worker: &Worker, listening: &Listening, held: &Held) -> bool {
             Decision::NeedProcess { .. } if flow.process.is_some() => return false,
             Decision::NeedProcess { .. } => {
                 let owners: &Owners = worker.owners();
-                flow.process = Some(owners.of(&flow, held.client, listening.address));
+                flow.process = Some(owners.of(&flow, held.ends()));
             }
         }
     }
@@ -168,7 +168,7 @@ impl Setup<'_> {
         let Some(decided) = self.live.decided().filter(|_| self.listening.names_programs()) else { return };
         if decided.flow.process.is_none() {
             let mut decided = (*decided).clone();
-            let process = self.worker.owners().of(&decided.flow, held.client, self.listening.address);
+            let process = self.worker.owners().of(&decided.flow, held.ends());
             decided.flow.process = Some(process);
             self.live.decide(decided);
         }

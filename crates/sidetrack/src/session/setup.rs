@@ -10,6 +10,7 @@ use crate::intercept::hold::Held;
 use crate::intercept::socks::{Asked, Handshake, Refused};
 use crate::intercept::{Catches, Listening, RunCatch, SocksCatch, proxy_header, reverse, tunnel};
 use crate::live::{Decided, LiveFlow, Step, profile::Stage};
+use crate::process::Ends;
 use crate::worker::{CROWDED, FlowOfSession, Place, Worker};
 use sidetrack_core::chain::Chain;
 use sidetrack_core::flow::{Destination, EndReason, Flow, Host, HostName, Process, Side};
@@ -18,7 +19,6 @@ use sidetrack_core::socks::server::{Reply, Request};
 use sidetrack_core::socks::v6::{Leg, Metadata};
 use sidetrack_core::socks::{Command, ReplyCode};
 use sidetrack_core::splice;
-use sidetrack_sys::sockopt;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
@@ -274,15 +274,11 @@ impl<'a> Setup<'a> {
 
     /// Returns the local process behind the flow.
     fn owner(&self, flow: &Flow, client: &Client) -> Process {
-        // Under `run` the client's socket has the address of a name as its peer.
-        let asked = || client.stream.tcp().and_then(sockopt::original_dst).ok();
-        let asked = self.listening.names_programs().then(asked).flatten();
-        let ours = || client.stream.local_address().unwrap_or(self.listening.address);
-        let listener = asked.unwrap_or_else(ours);
-        let held = self.held.as_ref().map(|held| held.client);
-        let accepted = || client.stream.tcp().and_then(sockopt::peer_address).unwrap_or(self.peer);
-        let peer = held.unwrap_or_else(accepted);
-        self.worker.owners().of(flow, peer, listener)
+        let ends = match &self.held {
+            Some(held) => held.ends(),
+            None => Ends::of(client.stream.bottom().ok(), self.peer, self.listening.address),
+        };
+        self.worker.owners().of(flow, ends)
     }
 
     pub(super) fn due(&self, after_ms: u64, reason: EndReason) {

@@ -5,6 +5,7 @@ use crate::node::traces::Traces;
 use crate::node::{Dice, Up, send};
 use rustix::process::Signal;
 use sidetrack::keeper::{ARGUMENT, Alone, Ask, Begin, Order, REQUEST_MAX, Redirected, Selected, Transparent};
+use sidetrack::process::ClientSocket;
 use sidetrack_core::flow::Protocol;
 use sidetrack_sys::{process, scm};
 use sidetrack_testkit::in_namespace;
@@ -268,10 +269,11 @@ fn what_the_keeper_was_not_started_for_is_refused() {
         let wider = Ask::Begin(Begin { closed: true, owners: true });
         assert!(refused(&keeper.tell(&wider)), "it cannot be widened");
         let [local, remote] = ["127.0.0.1:1", "127.0.0.1:2"].map(|text| text.parse().expect("an address"));
-        assert!(refused(&keeper.tell(&Ask::Owner { protocol: Protocol::Tcp, local, remote })));
+        let socket = ClientSocket { protocol: Protocol::Tcp, local, remote, redirected_to: None };
+        assert!(refused(&keeper.tell(&Ask::Owner(socket))));
         assert!(keeper.finish().0.success());
         let keeper = Bare::begun(Begin { closed: false, owners: true });
-        assert!(!refused(&keeper.tell(&Ask::Owner { protocol: Protocol::Tcp, local, remote })));
+        assert!(!refused(&keeper.tell(&Ask::Owner(socket))));
         assert!(keeper.finish().0.success());
     });
 }

@@ -11,8 +11,8 @@ use tokio::io::unix::AsyncFd;
 
 /// Asks the keeper for processes: it may see all processes of this host, and we may not.
 pub(super) fn ask_keeper(keeper: Arc<Keeper>) -> Owners {
-    Owners::Asked(Arc::new(move |protocol, local, remote| {
-        keeper.owner(protocol, local, remote).unwrap_or_else(|error| {
+    Owners::Asked(Arc::new(move |socket| {
+        keeper.owner(socket).unwrap_or_else(|error| {
             tracing::error!(%error, "cannot look up a process");
             Process::default()
         })
