@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs cargo for programs to install: the paths of this machine are not in them, so two builds are equal wherever they are made.
+# Runs cargo for programs to install: neither paths of this machine nor the time are in them, so two builds are equal wherever they are made.
 #
 #   packaging/cargo.sh ARGUMENT...
 #
 # CARGO names another cargo. rustc replaces the beginnings of source paths, which panics name: those of the checkout, of the folder that cargo
-# builds in (sources that a build makes), and of cargo's own folder (libraries).
+# builds in (sources that a build makes), and of cargo's own folder (libraries). C compilers take SOURCE_DATE_EPOCH as the time of the build.
 set -euo pipefail
 root=$(realpath --strip "$(dirname "${BASH_SOURCE[0]}")/..")
 target=$(realpath --strip --canonicalize-missing "${CARGO_TARGET_DIR:-$root/target}")
@@ -16,4 +16,5 @@ encoded=${CARGO_ENCODED_RUSTFLAGS-$(tr -s ' \n' "$separator" <<<"${RUSTFLAGS:-}"
 encoded=${encoded%"$separator"}
 for flag in "${flags[@]}"; do encoded=${encoded:+$encoded$separator}$flag; done
 export CARGO_ENCODED_RUSTFLAGS=$encoded
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-0}
 exec "${CARGO:-cargo}" "$@"

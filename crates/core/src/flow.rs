@@ -311,6 +311,8 @@ pub struct Process {
     pub name: Option<String>,
     /// User id that owns the socket.
     pub uid: Option<u32>,
+    /// It is on this host, but what is missing above could not be found: it has closed its socket or ended, or we may not see it.
+    pub is_hidden: bool,
 }
 
 /// One intercepted connection or UDP association, as policy and records see it.

@@ -93,6 +93,8 @@ pub enum Told {
         name: Option<String>,
         /// User id.
         uid: Option<u32>,
+        /// It is on this host, and something of it was not found.
+        is_hidden: bool,
     },
     /// The request failed, and nothing has changed.
     Failed(String),
@@ -227,7 +229,7 @@ impl Keeper {
     /// The keeper is gone.
     pub fn owner(&self, socket: ClientSocket) -> Result<Process, KeeperError> {
         match self.ask(&Ask::Owner(socket))? {
-            (Told::Owner { pid, name, uid }, _) => Ok(Process { pid, name, uid }),
+            (Told::Owner { pid, name, uid, is_hidden }, _) => Ok(Process { pid, name, uid, is_hidden }),
             (told, _) => Err(unexpected(told)),
         }
     }

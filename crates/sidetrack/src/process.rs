@@ -4,7 +4,7 @@ use crate::reactor::TcpStream;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::flow::{Flow, Intercept, Process, Protocol};
 use sidetrack_sys::conntrack::{Conntrack, Tuple};
-use sidetrack_sys::sockdiag::SockDiag;
+use sidetrack_sys::sockdiag::{SockDiag, SocketOwner};
 use sidetrack_sys::sync::lock;
 use sidetrack_sys::{process as system, sockopt};
 use std::fmt;
@@ -116,28 +116,29 @@ impl Owners {
                 within((*pid, diag.as_deref()), socket.local, socket.remote)
             }
             (Self::Within(pid, _), Protocol::Udp) => {
-                holder(system::udp_socket_inode(*pid, socket.local, socket.remote), Some(*pid))
+                here(holder(system::udp_socket(*pid, socket.local, socket.remote), Some(*pid)), || true)
             }
         }
     }
 
     /// Whether this process itself has sent a datagram from this address to that one.
     pub fn are_we(&self, client: SocketAddr, asked: SocketAddr) -> bool {
-        system::udp_socket_inode(std::process::id(), client, asked).is_some_and(system::is_own_socket)
+        let socket = system::udp_socket(std::process::id(), client, asked);
+        socket.is_some_and(|socket| system::is_own_socket(socket.inode))
     }
 }
 
 /// Returns the owner of a socket in this network namespace.
 pub fn on_this_host(socket: ClientSocket) -> Process {
     let own = std::process::id();
-    let inode = match socket.protocol {
+    let owner = match socket.protocol {
         Protocol::Tcp => {
-            let inode = |local| system::tcp_socket_inode(own, local, socket.remote);
-            inode(socket.local).or_else(|| inode(behind_redirect(socket.redirected_to?, socket.local)?))
+            let owner = |local| system::tcp_socket(own, local, socket.remote);
+            owner(socket.local).or_else(|| owner(behind_redirect(socket.redirected_to?, socket.local)?))
         }
-        Protocol::Udp => system::udp_socket_inode(own, socket.local, socket.remote),
+        Protocol::Udp => system::udp_socket(own, socket.local, socket.remote),
     };
-    holder(inode, None)
+    here(holder(owner, None), || owner.is_some() || sockopt::is_of_this_host(socket.local.ip()))
 }
 
 /// Returns the address that a redirected client has itself, from the two ends of its connection as we see them. The kernel
@@ -153,29 +154,38 @@ pub fn behind_redirect(ours: SocketAddr, client: SocketAddr) -> Option<SocketAdd
 /// Returns the owner of a socket in any network namespace of this host, including those of containers.
 pub fn in_any_network(local: SocketAddr, remote: SocketAddr) -> Process {
     let mut networks = system::in_each_network().into_iter();
-    holder(networks.find_map(|pid| system::tcp_socket_inode(pid, local, remote)), None)
+    holder(networks.find_map(|pid| system::tcp_socket(pid, local, remote)), None)
 }
 
 fn within((root, diag): (u32, Option<&Mutex<SockDiag>>), local: SocketAddr, remote: SocketAddr) -> Process {
     let found = diag.map(|diag| lock(diag).owner(local, remote));
-    let inode = match found {
-        Some(Ok(owner)) => owner.map(|owner| owner.inode).filter(|inode| *inode != 0),
-        Some(Err(_)) | None => system::tcp_socket_inode(root, local, remote),
+    let owner = match found {
+        Some(Ok(owner)) => owner,
+        Some(Err(_)) | None => system::tcp_socket(root, local, remote),
     };
-    holder(inode, Some(root))
+    here(holder(owner, Some(root)), || true)
 }
 
-/// Returns the process that holds the socket with this inode. With `root`, only `root` and its descendants are
-/// searched.
-fn holder(inode: Option<u64>, root: Option<u32>) -> Process {
-    let pid = inode.and_then(|inode| system::pid_of_socket(inode, root));
-    pid.map_or_else(Process::default, described)
+/// Returns the process that holds this socket. With `root`, only `root` and its descendants are searched.
+fn holder(owner: Option<SocketOwner>, root: Option<u32>) -> Process {
+    let Some(owner) = owner else { return Process::default() };
+    let pid = (owner.inode != 0).then(|| system::pid_of_socket(owner.inode, root)).flatten();
+    let process = pid.map_or_else(Process::default, described);
+    // A closed socket keeps its user only on new kernels; others say 0.
+    let uid = (owner.inode != 0 || owner.uid != 0).then_some(owner.uid);
+    Process { uid: process.uid.or(uid), ..process }
+}
+
+/// The process of a client that may be on this host: hidden if it is there, and something of it was not found.
+fn here(process: Process, is_here: impl FnOnce() -> bool) -> Process {
+    let is_hidden = (process.name.is_none() || process.uid.is_none()) && is_here();
+    Process { is_hidden, ..process }
 }
 
 /// Returns what is known of a process.
 pub fn described(pid: u32) -> Process {
     match system::process_info(pid) {
-        Ok(info) => Process { pid: Some(pid), name: Some(info.name), uid: Some(info.uid) },
+        Ok(info) => Process { pid: Some(pid), name: Some(info.name), uid: Some(info.uid), is_hidden: false },
         Err(_) => Process { pid: Some(pid), ..Process::default() },
     }
 }

@@ -22,7 +22,8 @@ fn flows() -> Vec<FlowRecord<'static>> {
     refused.detail = Some("hop 1 of 2, gw:1080: reply 5, connection refused".into());
     let mut wide = flow("[2001:db8:1234:5678::9]:8443");
     wide.client = ([0x2001, 0xdb8, 0, 0, 0, 0, 0xabcd, 0x17], 51_234).into();
-    wide.process = Some(Process { pid: Some(9), name: Some("日本語\u{1b}[2J".into()), uid: None });
+    wide.process =
+        Some(Process { pid: Some(9), name: Some("日本語\u{1b}[2J".into()), ..Process::default() });
     let wide = live(12_345, wide, carried(Some("everything else"), &[]));
     wide.count(1 << 33, 999_600);
     let denied = live(8, flow("db.example:5432"), denied(None));

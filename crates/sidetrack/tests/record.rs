@@ -50,7 +50,7 @@ fn lines_look_like_this() {
     let unknown = ended(&live(8, flow("db.example:5432"), denied(None)), EndReason::PolicyDenied);
     let mut by_kernel = flow("[2001:db8::1]:22");
     by_kernel.intercept = Intercept::Kernel;
-    by_kernel.process = Some(Process { pid: Some(9), name: None, uid: Some(0) });
+    by_kernel.process = Some(Process { pid: Some(9), uid: Some(0), ..Process::default() });
     let by_kernel = ended(&live(9, by_kernel, carried(Some("fast"), &[])), EndReason::KernelClosed);
     let mut datagrams = flow("9.9.9.9:53");
     datagrams.protocol = Protocol::Udp;
@@ -99,8 +99,12 @@ fn all_sorts() -> Vec<Ended> {
         known.protocol = Protocol::ALL[at % 2];
         known.user = (at % 5 == 0).then(|| text.to_owned());
         let program = (at % 3 != 2).then(|| text.to_owned());
-        let process =
-            Process { pid: (at % 2 == 0).then_some(7), name: program, uid: (at % 7 > 2).then_some(0) };
+        let process = Process {
+            pid: (at % 2 == 0).then_some(7),
+            name: program,
+            uid: (at % 7 > 2).then_some(0),
+            is_hidden: false,
+        };
         known.process = (at % 2 == 0).then_some(process);
         let hops: &[&str] =
             [&[][..], &["socks5://gw:1080"], &["socks6://a:b@gw:1080", "http://b:3128"]][at % 3];

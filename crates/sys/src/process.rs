@@ -1,6 +1,7 @@
 //! Who is behind a flow: processes as /proc shows them. Best effort by nature: processes come and go.
 #![allow(unsafe_code, reason = "makes system calls that no kept crate wraps safely")]
 
+use crate::sockdiag::SocketOwner;
 use crate::sync::lock;
 use std::collections::{HashSet, VecDeque};
 use std::fs;
@@ -109,33 +110,37 @@ pub fn is_own_socket(inode: u64) -> bool {
     })
 }
 
-/// The inode of the TCP socket with this local and remote address in the network namespace that process `pid`
+/// The owner of the TCP socket with this local and remote address in the network namespace that process `pid`
 /// lives in. IPv4 addresses are found on IPv6 sockets too.
-pub fn tcp_socket_inode(pid: u32, local: SocketAddr, remote: SocketAddr) -> Option<u64> {
+pub fn tcp_socket(pid: u32, local: SocketAddr, remote: SocketAddr) -> Option<SocketOwner> {
     ["tcp", "tcp6"].iter().find_map(|table| {
         // Line by line: a host with a million connections has a table of 150 MB.
         let lines = io::BufReader::new(fs::File::open(format!("/proc/{pid}/net/{table}")).ok()?).lines();
         lines.skip(1).map_while(Result::ok).find_map(|line| {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let (at, to) = (proc_address(fields.get(1)?)?, proc_address(fields.get(2)?)?);
-            let inode = fields.get(9)?.parse().ok()?;
-            (at == local && to == remote && inode != 0).then_some(inode)
+            (at == local && to == remote).then(|| owner(&fields)).flatten()
         })
     })
 }
 
-/// The inode of the UDP socket that sends from `local` to `remote`, in the network namespace that process `pid` lives in: the
+/// The owner in a line of these tables.
+fn owner(fields: &[&str]) -> Option<SocketOwner> {
+    Some(SocketOwner { uid: fields.get(7)?.parse().ok()?, inode: fields.get(9)?.parse().ok()? })
+}
+
+/// The owner of the UDP socket that sends from `local` to `remote`, in the network namespace that process `pid` lives in: the
 /// one that is connected to `remote`, otherwise one that is not connected, and rather one bound to the address than one bound
 /// to all. IPv4 addresses are found on IPv6 sockets too.
-pub fn udp_socket_inode(pid: u32, local: SocketAddr, remote: SocketAddr) -> Option<u64> {
-    let mut best: Option<(u8, u64)> = None;
+pub fn udp_socket(pid: u32, local: SocketAddr, remote: SocketAddr) -> Option<SocketOwner> {
+    let mut best: Option<(u8, SocketOwner)> = None;
     for table in ["udp", "udp6"] {
         let Ok(file) = fs::File::open(format!("/proc/{pid}/net/{table}")) else { continue };
         for line in io::BufReader::new(file).lines().skip(1).map_while(Result::ok) {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let address = |field: usize| proc_address(fields.get(field)?);
             let (Some(at), Some(to)) = (address(1), address(2)) else { continue };
-            let Some(inode) = fields.get(9).and_then(|inode| inode.parse().ok()) else { continue };
+            let Some(owner) = owner(&fields) else { continue };
             let fits = match (to == remote, to.port() == 0, at == local, at.ip().is_unspecified()) {
                 (true, _, true, _) => 4,
                 (true, _, _, true) => 3,
@@ -144,12 +149,12 @@ pub fn udp_socket_inode(pid: u32, local: SocketAddr, remote: SocketAddr) -> Opti
                 (_, true, _, true) if at.is_ipv4() == local.is_ipv4() || at.is_ipv6() => 1,
                 _ => continue,
             };
-            if at.port() == local.port() && inode != 0 && best.is_none_or(|(before, _)| before < fits) {
-                best = Some((fits, inode));
+            if at.port() == local.port() && owner.inode != 0 && best.is_none_or(|(before, _)| before < fits) {
+                best = Some((fits, owner));
             }
         }
     }
-    best.map(|(_, inode)| inode)
+    best.map(|(_, owner)| owner)
 }
 
 /// `0100007F:0050` or its IPv6 kind: words of 32 bits in host order, then the port.
@@ -463,7 +468,8 @@ mod tests {
             let listener = TcpListener::bind(address).unwrap();
             let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (local, remote) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
-            let inode = tcp_socket_inode(std::process::id(), local, remote).unwrap();
+            let SocketOwner { uid, inode } = tcp_socket(std::process::id(), local, remote).unwrap();
+            assert_eq!(uid, rustix::process::geteuid().as_raw());
             assert_eq!(inode, rustix::fs::fstat(client.as_fd()).unwrap().st_ino);
             assert_eq!(pid_of_socket(inode, Some(std::process::id())), Some(std::process::id()));
             // Or a child that another test is starting: it holds a copy until it execs.

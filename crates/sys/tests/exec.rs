@@ -270,7 +270,7 @@ fn owner_is_found() {
     let (stream, target) = accept(&isolated);
     let peer = sockopt::peer_address(&stream).expect("peer");
     // Inside, the program's socket is connected to the original destination.
-    let inode = process::tcp_socket_inode(isolated.child.pid(), peer, target).expect("inode");
+    let inode = process::tcp_socket(isolated.child.pid(), peer, target).expect("a socket").inode;
     let owner = process::pid_of_socket(inode, Some(isolated.child.pid())).expect("owner");
     let info = process::process_info(owner).expect("info");
     assert_eq!((info.name.as_str(), info.uid), ("bash", rustix::process::geteuid().as_raw()));

@@ -160,13 +160,17 @@ impl Condition {
             }
             Self::Process(names) => match &flow.process {
                 None => return Truth::NeedsProcess,
-                Some(process) => {
-                    process.name.as_deref().is_some_and(|name| names.iter().any(|one| **one == *name))
-                }
+                Some(process) => match process.name.as_deref() {
+                    Some(name) => names.iter().any(|one| **one == *name),
+                    None => denies && process.is_hidden,
+                },
             },
             Self::Uid(uids) => match &flow.process {
                 None => return Truth::NeedsProcess,
-                Some(process) => process.uid.is_some_and(|uid| uids.contains(&uid)),
+                Some(process) => match process.uid {
+                    Some(uid) => uids.contains(&uid),
+                    None => denies && process.is_hidden,
+                },
             },
             Self::AskedName(_) => match &flow.orig_dst.host {
                 Host::Name(name) => self.names(name),

@@ -175,11 +175,13 @@ impl Policy {
                     return Err(Decision::NeedFirstBytes { rule: rule.name.clone(), wait_ms });
                 }
                 None | Some(Truth::Holds) => {
+                    let is_hidden = flow.process.as_ref().is_some_and(|process| process.is_hidden);
+                    let hidden = self.hidden_whys.get(index).and_then(Option::as_ref).filter(|_| is_hidden);
                     return Ok(Verdict {
                         rule: Some(rule.name.clone()),
                         index: Some(index),
                         action: rule.action.clone(),
-                        why: self.whys.get(index).unwrap_or(&rule.name).clone(),
+                        why: hidden.or(self.whys.get(index)).unwrap_or(&rule.name).clone(),
                         agreement: None,
                     });
                 }

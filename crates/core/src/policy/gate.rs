@@ -102,10 +102,7 @@ impl Addresses {
         let by_network = |rule: &&Rule| rule.action == Action::Deny && rule.networks().is_some();
         let denied = rules.iter().filter(by_network).filter_map(Rule::networks);
         let denied = denied.flat_map(|set| set.nets()).copied().collect();
-        let of_process =
-            |condition: &Condition| matches!(condition, Condition::Process(_) | Condition::Uid(_));
-        let asks_process =
-            rules.iter().filter(by_network).any(|rule| rule.matcher.conditions().iter().any(of_process));
+        let asks_process = rules.iter().filter(by_network).any(Rule::asks_process);
         Self { never, denied, asks_process }
     }
 
@@ -123,6 +120,13 @@ impl Rule {
     /// Returns the first condition that keeps the rule from matching.
     pub(super) fn obstacle(&self, flow: &Flow, seen: Seen<'_>) -> Option<(&Condition, Truth)> {
         self.matcher.first_obstacle(flow, seen, self.action == Action::Deny)
+    }
+
+    /// Whether the rule names processes or users of this host.
+    pub(super) fn asks_process(&self) -> bool {
+        let of_process =
+            |condition: &Condition| matches!(condition, Condition::Process(_) | Condition::Uid(_));
+        self.matcher.conditions().iter().any(of_process)
     }
 
     /// Returns the destination networks that the rule names, if any.

@@ -29,6 +29,8 @@ pub struct Policy {
     rules: Vec<Rule>,
     /// `rule 'x'` for each rule. Made once, so that deciding allocates no memory.
     whys: Vec<Arc<str>>,
+    /// Those of rules that deny processes, for flows whose process is hidden.
+    hidden_whys: Vec<Option<Arc<str>>>,
     default: Action,
     default_why: Arc<str>,
     first_bytes_ms: u64,
@@ -358,6 +360,11 @@ impl Policy {
     /// Makes a policy of ordered `rules`, and a default for flows that none matches.
     pub fn new(rules: Vec<Rule>, default: Action) -> Self {
         let whys = rules.iter().map(|rule| format!("rule '{}'", rule.name).into()).collect();
+        let of_hidden = |rule: &Rule| {
+            let names_it = rule.action == Action::Deny && rule.asks_process();
+            names_it.then(|| format!("rule '{}' (the client's process could not be found)", rule.name).into())
+        };
+        let hidden_whys = rules.iter().map(of_hidden).collect();
         let default_why = match &default {
             Action::Deny => "no rule matched; default deny".into(),
             Action::Carry(carry) => format!("no rule matched; default {}", carry.carrier).into(),
@@ -368,7 +375,18 @@ impl Policy {
         let addresses = gate::Addresses::new(&rules, never_dial());
         let first_bytes_ms = Self::FIRST_BYTES_MS;
         let has_names = false;
-        Self { rules, whys, default, default_why, first_bytes_ms, asks_url, asks_host, has_names, addresses }
+        Self {
+            rules,
+            whys,
+            hidden_whys,
+            default,
+            default_why,
+            first_bytes_ms,
+            asks_url,
+            asks_host,
+            has_names,
+            addresses,
+        }
     }
 
     /// Sets whether this node answers names with addresses of [`crate::names::NameTable::range`]. The kernel does not know what they
@@ -428,9 +446,7 @@ impl Policy {
 
     /// Whether a rule needs the process behind a flow.
     pub fn asks_process(&self) -> bool {
-        let of_process =
-            |condition: &Condition| matches!(condition, Condition::Process(_) | Condition::Uid(_));
-        self.rules.iter().any(|rule| rule.matcher.conditions().iter().any(of_process))
+        self.rules.iter().any(Rule::asks_process)
     }
 
     /// Returns the rules in order.

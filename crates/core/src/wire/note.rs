@@ -255,7 +255,7 @@ fn read(mut from: Reader<'_>) -> Result<Note, NoteError> {
     let name = from.text()?;
     let (pid, uid) = (from.parsed()?, from.parsed()?);
     let name = name.map(|name| Some(name.to_owned()).filter(|name| !name.is_empty()));
-    let process = name.map(|name| Process { pid, name, uid });
+    let process = name.map(|name| Process { pid, name, uid, is_hidden: false });
     let user = from.text()?.map(str::to_owned);
     let tls_name = from.parsed()?;
     let path = from.parsed()?.filter(|_| transport != u8::MAX).map(|address| (transport, address));
@@ -308,7 +308,7 @@ mod tests {
                 client: "192.0.2.1:4000".parse().unwrap(),
                 orig_dst: "db.example:5432".parse().unwrap(),
                 host: Some("db.example".parse().unwrap()),
-                process: Some(Process { pid: Some(12), name: None, uid: Some(0) }),
+                process: Some(Process { pid: Some(12), uid: Some(0), ..Process::default() }),
                 user: Some("ann".into()),
             },
             rule: Some("large".into()),

@@ -187,9 +187,9 @@ fn question<'a>(args: &ExplainArgs, config: &'a Config) -> anyhow::Result<Questi
         process: match args.attach {
             Some(pid) => running(pid)?,
             None => Process {
-                pid: None,
                 name: args.process.clone(),
                 uid: args.user.as_ref().map(user).transpose()?,
+                ..Process::default()
             },
         },
         socks_user: args.socks_user.clone(),
@@ -207,7 +207,7 @@ fn of_attached(flow: &[String]) -> anyhow::Result<(String, Option<String>)> {
 /// Returns the program and the user of a process that runs.
 fn running(pid: u32) -> anyhow::Result<Process> {
     let info = process_info(pid).with_context(|| format!("--attach: there is no process {pid}"))?;
-    Ok(Process { pid: Some(pid), name: Some(info.name), uid: Some(info.uid) })
+    Ok(Process { pid: Some(pid), name: Some(info.name), uid: Some(info.uid), is_hidden: false })
 }
 
 /// Parses `SRC DST`, `SRC to DST`, `SRC -> DST` in one argument or in three.

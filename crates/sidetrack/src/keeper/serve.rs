@@ -7,6 +7,7 @@ use crate::process;
 use crate::rights::TO_BECOME;
 use crate::wire;
 use anyhow::Context;
+use sidetrack_core::flow::Process;
 use sidetrack_sys::caps::{self, CapabilitySet};
 use sidetrack_sys::confine;
 use sidetrack_sys::conntrack::Events;
@@ -143,8 +144,8 @@ impl Serving {
                 Err(error) => refuse(end, error.to_string()),
             },
             Ask::Owner(socket) if self.begin.owners => {
-                let owner = process::on_this_host(socket);
-                let told = Told::Owner { pid: owner.pid, name: owner.name, uid: owner.uid };
+                let Process { pid, name, uid, is_hidden } = process::on_this_host(socket);
+                let told = Told::Owner { pid, name, uid, is_hidden };
                 wire::send(end, &told, &[])
             }
             Ask::Owner(_) => refuse(end, "no rule asked for processes when sidetrack started"),

@@ -576,7 +576,12 @@ fn flow_of(kind: &Flow, texts: &Texts<'_>) -> Flow {
         client: texts.client.unwrap_or(kind.client),
         orig_dst: Destination { host, port: texts.dst_port, zone: texts.dst_zone },
         host: texts.host.and_then(name),
-        process: texts.process.map(|(name, pid, uid)| Process { pid, name: name.map(str::to_owned), uid }),
+        process: texts.process.map(|(name, pid, uid)| Process {
+            pid,
+            name: name.map(str::to_owned),
+            uid,
+            is_hidden: false,
+        }),
         user: texts.user.map(str::to_owned),
     }
 }

@@ -6,5 +6,6 @@ mod node;
 mod crowds;
 mod equal;
 mod faults;
+mod ports;
 mod probe;
 mod programs;

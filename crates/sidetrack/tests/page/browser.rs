@@ -17,7 +17,8 @@ const WATCH: &str = "window.violations = [];
 /// A flow whose every name is hostile.
 fn hostile(id: u64) -> Arc<LiveFlow> {
     let mut known = flow("10.9.8.7:443");
-    known.process = Some(Process { pid: Some(9), name: Some(format!("{HOSTILE}\u{1}")), uid: None });
+    known.process =
+        Some(Process { pid: Some(9), name: Some(format!("{HOSTILE}\u{1}")), ..Process::default() });
     known.user = Some(HOSTILE.into());
     known.listener = HOSTILE.into();
     known.host = Some("<script>alert(1)<script>".parse().expect("a name, for all that a peer may send"));
@@ -192,7 +193,12 @@ fn scenery(rig: &Rig, policy: &Arc<Policy>, id: u64) -> Arc<LiveFlow> {
     let hosts =
         ["registry.example", "git.example", "db.example", "mirror.example", "api.example", "cdn.example"];
     let mut known = flow(&format!("192.0.2.{}:{}", at % 250 + 1, [443, 22, 5432, 873][at % 4]));
-    known.process = Some(Process { pid: Some(9), name: Some(programs[at % 6].into()), uid: Some(1000) });
+    known.process = Some(Process {
+        pid: Some(9),
+        name: Some(programs[at % 6].into()),
+        uid: Some(1000),
+        is_hidden: false,
+    });
     known.host = Some(hosts[at / 2 % 6].parse().expect("a name"));
     known.client =
         ([10, 1, 0, u8::try_from(at % 9).unwrap_or(0)], 40_000 + u16::try_from(at).unwrap_or(0)).into();

@@ -3,6 +3,7 @@
 use crate::node::peers::{Client, Server, visit};
 use crate::node::{Up, at};
 use sidetrack_testkit::{Line, is_root};
+use socket2::{Domain, Socket, Type};
 use std::net::SocketAddr;
 use std::process::Command;
 
@@ -169,6 +170,76 @@ fn rules_on_the_process_and_its_user_ask_the_keeper() {
         assert_eq!((record.text("process"), record.text("user")), ("nc.openbsd", "uid:0"));
         assert!(scene.caught(to));
         assert_eq!(up.record().text("rule"), "others");
+    }
+    assert!(up.stop().0.success());
+}
+
+/// A connection from this port, which other connections may have used.
+fn from_port(port: u16, to: SocketAddr) -> std::io::Result<Client> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    let any = if to.is_ipv4() { "0.0.0.0" } else { "::" };
+    socket.bind(&at(any, port).into())?;
+    socket.connect(&to.into())?;
+    Client::over(socket.into())
+}
+
+/// Both connections lead to our listener. Conntrack knows the first one still, so it gives the second one another port.
+#[test]
+fn a_port_that_is_used_again_hides_no_user() {
+    if !is_root() {
+        return;
+    }
+    let scene = Scene::new();
+    let [v4, v6] = scene.others.each_ref().map(|server| server.address.port());
+    let rules = format!(
+        "[[rule]]\nname = \"not-root\"\nmatch = {{ user = 0, port = [{v4}, {v6}] }}\naction = \"deny\"\n{IN_USER_SPACE}"
+    );
+    let mut up = scene.up("dst = [\"10.0.2.0/24\", \"fd00:2::/64\"]\n", &rules);
+    for (server, other) in scene.servers.iter().zip(&scene.others) {
+        let (to, other) = (server.address, other.address);
+        scene.line.client.run(move || {
+            from_port(23_456, to).expect("connected").echo(b"word").expect("an echo");
+            assert!(from_port(23_456, other).is_err(), "{other} is denied");
+        });
+        // The denied one may have ended first.
+        let records = [up.record(), up.record()];
+        let denied = records.iter().find(|record| record.text("rule") == "not-root").expect("denied");
+        assert_eq!(denied.text("user"), "uid:0");
+        assert_ne!(denied.address("client").port(), 23_456, "the kernel has changed it");
+    }
+    assert!(up.stop().0.success());
+}
+
+/// A client need not wait for anything: its socket may be gone before we look for it.
+#[test]
+fn a_client_that_has_gone_evades_no_rule_against_its_user() {
+    const TIMES: usize = 25;
+    if !is_root() {
+        return;
+    }
+    let scene = Scene::new();
+    let rules = "[[rule]]\nname = \"not-root\"\nmatch = { user = 0 }\naction = \"deny\"\n";
+    let mut up = scene.up("dst = [\"10.0.2.0/24\", \"fd00:2::/64\"]\n", &format!("{rules}{IN_USER_SPACE}"));
+    for server in &scene.servers {
+        let to = server.address;
+        scene.line.client.run(move || {
+            for at in 0..TIMES {
+                let Ok(mut stream) = std::net::TcpStream::connect(to) else { continue };
+                // A reset leaves no trace of the socket at all.
+                let linger = (at % 2 == 0).then_some(std::time::Duration::ZERO);
+                socket2::SockRef::from(&stream).set_linger(linger).expect("set");
+                let _ = std::io::Write::write_all(&mut stream, b"secret");
+            }
+        });
+        for _ in 0..TIMES {
+            let record = up.record();
+            assert_eq!(
+                (record.text("rule"), record.text("reason")),
+                ("not-root", "policy_denied"),
+                "{record:?}"
+            );
+        }
     }
     assert!(up.stop().0.success());
 }

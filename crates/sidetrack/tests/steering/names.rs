@@ -146,6 +146,36 @@ fn metric(up: &Up, line: &str) -> u64 {
     found.unwrap_or_default()
 }
 
+/// The gateway's own programs ask its resolver, too: the address that they dial stands for a name.
+#[test]
+fn rules_name_users_of_programs_that_dial_names() {
+    if !is_root() {
+        return;
+    }
+    let scene = Scene::new();
+    let tables = scene.tables_of("kind = \"redirect\"\nlocal = true", "\"web.example\"");
+    let tables = tables.replace("interfaces = [\"to-client\"]\n", "dst = [\"198.18.0.0/15\"]\n");
+    let tables = tables.replace("[\"10.0.1.0/24\"]", "[\"10.0.1.0/24\", \"127.0.0.0/8\"]");
+    let tables = tables.replace("host = \"web.example\"", "host = \"web.example\", user = 0");
+    let mut up = scene.line.router.run(move || Up::start("default = \"deny\"\n", &tables));
+    let port = scene.web.address.port();
+    scene.line.router.ip("route add 198.18.0.0/15 via 10.0.2.1");
+    scene.line.router.run(move || {
+        let socket = UdpSocket::bind("10.0.1.254:0").expect("a socket");
+        socket.set_read_timeout(Some(LIMIT)).expect("a time-out");
+        socket.connect(RESOLVER).expect("a route");
+        socket.send(&query("web.example")).expect("sent");
+        let mut buffer = [0; 512];
+        let length = socket.recv(&mut buffer).expect("an answer");
+        let address = read(&buffer[..length]).1.expect("an address");
+        visit((address, port).into(), b"word");
+    });
+    let record = up.record();
+    assert_eq!(record.fate(), ("web", "direct", "ok"), "{record:?}");
+    assert_eq!((record.text("orig_dst"), record.text("user")), (&*format!("web.example:{port}"), "uid:0"));
+    assert!(up.stop().0.success());
+}
+
 #[test]
 fn names_decide_about_connections_and_datagrams_of_hosts_behind_the_gateway() {
     if !is_root() {

@@ -53,7 +53,8 @@ pub(crate) fn live(id: u64, flow: Flow, verdict: Verdict) -> Arc<LiveFlow> {
 pub(crate) fn full(id: u64) -> Arc<LiveFlow> {
     let mut known = flow("10.9.8.7:443");
     known.host = Some("www.example".parse().expect("a name"));
-    known.process = Some(Process { pid: Some(321), name: Some("curl".into()), uid: Some(1000) });
+    known.process =
+        Some(Process { pid: Some(321), name: Some("curl".into()), uid: Some(1000), is_hidden: false });
     known.user = Some("alice".into());
     let live = live(id, known, carried(Some("bulk"), &["socks6://alice:secret@gw:1080", "http://b:3128"]));
     live.count(1024, 1 << 20);

@@ -125,7 +125,8 @@ impl FlowFacts {
         verdict: Option<&VerdictFacts>,
         config: &Config,
     ) -> anyhow::Result<Decided> {
-        let process = self.process.clone().map(|(pid, name, uid)| Process { pid, name, uid });
+        let process =
+            self.process.clone().map(|(pid, name, uid)| Process { pid, name, uid, is_hidden: false });
         let flow = Flow {
             protocol,
             intercept: self.intercept,

@@ -131,7 +131,11 @@ impl Check<'_> {
             client: self.source(raw.src.as_ref())?,
             orig_dst,
             host,
-            process: Process { pid: None, name: raw.process.as_ref().map(|name| name.to_string()), uid },
+            process: Process {
+                name: raw.process.as_ref().map(|name| name.to_string()),
+                uid,
+                ..Process::default()
+            },
             socks_user: raw.socks_user.as_ref().map(|user| user.to_string()),
         };
         let Some(flow) = question.flow() else {
