@@ -128,8 +128,7 @@ fn the_first_rule_that_matches_wins() {
 fn every_condition_holds_and_fails() {
     let mut base = flow("192.0.2.1:9", "10.0.0.1:443");
     base.user = Some("ann".into());
-    base.process =
-        Some(Process { pid: Some(1), name: Some("curl".into()), uid: Some(1000), is_hidden: false });
+    base.process = Some(Process { name: Some("curl".into()), uid: Some(1000), ..Process::default() });
     base.host = Some("www.example.nl".parse().unwrap());
     let cases: Vec<(Condition, Condition)> = vec![
         (Condition::From(nets(&["192.0.2.0/24"])), Condition::From(nets(&["192.0.3.0/24", "::/0"]))),
@@ -210,35 +209,6 @@ fn the_process_is_asked_for_before_the_bytes_and_only_when_needed() {
     );
     http.process = Some(Process { name: Some("curl".into()), ..Process::default() });
     assert!(matches!(policy.decide(&http, Seen::Nothing), Decision::NeedFirstBytes { .. }));
-}
-
-/// A program of this host must not get past a rule against it by having ended before it is looked for.
-#[test]
-fn a_hidden_process_is_denied_by_every_rule_against_a_process_and_allowed_by_none() {
-    let uid = |uid| vec![Condition::Uid(vec![uid])];
-    let name = || vec![Condition::Process(vec!["curl".into()])];
-    let mut of_host = flow("192.0.2.1:9", "10.0.0.1:80");
-    of_host.process = Some(Process { is_hidden: true, ..Process::default() });
-    let decided = |conditions: Vec<Condition>, action: Action, flow: &Flow| {
-        let otherwise = if action == Action::Deny { Action::default() } else { Action::Deny };
-        let policy = Policy::new(vec![rule("r", conditions, action)], otherwise);
-        let verdict = verdict(policy.decide(flow, Seen::Nothing));
-        (verdict.action == Action::Deny, verdict.why.to_string())
-    };
-    let why = "rule 'r' (the client's process could not be found)";
-    assert_eq!(decided(uid(7), Action::Deny, &of_host), (true, why.into()));
-    assert_eq!(decided(name(), Action::Deny, &of_host), (true, why.into()));
-    assert!(decided(uid(7), Action::default(), &of_host).0);
-    assert!(decided(name(), Action::default(), &of_host).0);
-    // What is known of it decides.
-    of_host.process = Some(Process { uid: Some(8), is_hidden: true, ..Process::default() });
-    assert!(!decided(uid(7), Action::Deny, &of_host).0);
-    assert!(decided(uid(8), Action::Deny, &of_host).0);
-    assert!(decided(name(), Action::Deny, &of_host).0);
-    // Rules against processes of this host do not concern other hosts.
-    of_host.process = Some(Process::default());
-    assert!(!decided(uid(7), Action::Deny, &of_host).0);
-    assert!(!decided(name(), Action::Deny, &of_host).0);
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! Finds the local process behind a connection, for rules that need it.
 
-use crate::reactor::TcpStream;
 use serde::{Deserialize, Serialize};
 use sidetrack_core::flow::{Flow, Intercept, Process, Protocol};
-use sidetrack_sys::conntrack::{Conntrack, Tuple};
+use sidetrack_sys::conntrack::behind_redirect;
+use sidetrack_sys::process as system;
 use sidetrack_sys::sockdiag::{SockDiag, SocketOwner};
+use sidetrack_sys::sockopt::{self, Ends};
 use sidetrack_sys::sync::lock;
-use sidetrack_sys::{process as system, sockopt};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -27,29 +27,6 @@ pub struct ClientSocket {
     /// Our end, if the kernel has redirected the connection. If `local` is then the end of another connection to us, too, the kernel
     /// shows us another port than the socket has.
     pub redirected_to: Option<SocketAddr>,
-}
-
-/// The addresses of a client's connection.
-#[derive(Clone, Copy, Debug)]
-pub struct Ends {
-    /// The peer of our socket: the client, or a proxy that speaks for it.
-    pub peer: SocketAddr,
-    /// Our end.
-    pub ours: SocketAddr,
-    /// What the client has dialled: our end, or the address of a captured connection. `None`: there is no socket to ask.
-    pub asked: Option<SocketAddr>,
-}
-
-impl Ends {
-    /// Those of this socket. What it does not tell is taken from the arguments.
-    pub fn of(socket: Option<&TcpStream>, peer: SocketAddr, listener: SocketAddr) -> Self {
-        let Some(socket) = socket else { return Self { peer, ours: listener, asked: None } };
-        Self {
-            peer: sockopt::peer_address(socket).unwrap_or(peer),
-            ours: sockopt::local_address(socket).unwrap_or(listener),
-            asked: sockopt::original_dst(socket).ok(),
-        }
-    }
 }
 
 /// How owners of sockets are found.
@@ -139,16 +116,6 @@ pub fn on_this_host(socket: ClientSocket) -> Process {
         Protocol::Udp => system::udp_socket(own, socket.local, socket.remote),
     };
     here(holder(owner, None), || owner.is_some() || sockopt::is_of_this_host(socket.local.ip()))
-}
-
-/// Returns the address that a redirected client has itself, from the two ends of its connection as we see them. The kernel
-/// gives it another port if that connection would be one that conntrack knows: one program may use a port for several servers, and an
-/// ended connection is known for two minutes. `None`: conntrack does not know the connection, or this thread has no CAP_NET_ADMIN.
-pub fn behind_redirect(ours: SocketAddr, client: SocketAddr) -> Option<SocketAddr> {
-    const TCP: u8 = 6;
-    let reply = Tuple { source: ours, destination: client, protocol: TCP };
-    let entry = Conntrack::open().ok()?.find(&reply, 0).ok()??;
-    (entry.reply == reply).then_some(entry.original.source)
 }
 
 /// Returns the owner of a socket in any network namespace of this host, including those of containers.

@@ -64,6 +64,29 @@ pub fn local_address(fd: impl AsFd) -> io::Result<SocketAddr> {
     internet(rustix::net::getsockname(fd)?)
 }
 
+/// The addresses of a client's connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Ends {
+    /// The peer of our socket: the client, or a proxy that speaks for it.
+    pub peer: SocketAddr,
+    /// Our end.
+    pub ours: SocketAddr,
+    /// What the client has dialled: our end, or the address of a captured connection. `None`: there is no socket to ask.
+    pub asked: Option<SocketAddr>,
+}
+
+impl Ends {
+    /// Those of this socket. What it does not tell is taken from the arguments.
+    pub fn of(socket: Option<impl AsFd>, peer: SocketAddr, listener: SocketAddr) -> Self {
+        let Some(socket) = socket.as_ref() else { return Self { peer, ours: listener, asked: None } };
+        Self {
+            peer: peer_address(socket).unwrap_or(peer),
+            ours: local_address(socket).unwrap_or(listener),
+            asked: original_dst(socket).ok(),
+        }
+    }
+}
+
 /// Whether an address is one of this host, asked of the routing tables. No packet is sent.
 pub fn is_of_this_host(ip: IpAddr) -> bool {
     const DISCARD: u16 = 9;

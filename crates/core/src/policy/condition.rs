@@ -365,3 +365,38 @@ impl fmt::Display for Condition {
         write!(f, "{} {value}", self.key())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::Process;
+    use std::net::SocketAddr;
+
+    /// A program of this host must not get past a rule against it by having ended before it is looked for.
+    #[test]
+    fn a_hidden_process_fits_every_rule_that_denies_and_no_other() {
+        let mut flow = Flow {
+            protocol: Protocol::Tcp,
+            intercept: Intercept::Redirect,
+            listener: "lan".into(),
+            client: ([192, 0, 2, 1], 9).into(),
+            orig_dst: SocketAddr::from(([10, 0, 0, 1], 80)).into(),
+            host: None,
+            process: None,
+            user: None,
+        };
+        let mut holds = |process: Process, denies: bool| {
+            flow.process = Some(process);
+            [Condition::Uid(vec![7]), Condition::Process(vec!["curl".into()])]
+                .map(|condition| condition.holds(&flow, Seen::Nothing, denies) == Truth::Holds)
+        };
+        let hidden = || Process { is_hidden: true, ..Process::default() };
+        assert_eq!([true, false].map(|denies| holds(hidden(), denies)), [[true; 2], [false; 2]]);
+        // What is known of it decides.
+        let of_user = |uid| Process { uid: Some(uid), ..hidden() };
+        assert_eq!([7, 8].map(|uid| holds(of_user(uid), true)), [[true, true], [false, true]]);
+        assert_eq!([7, 8].map(|uid| holds(of_user(uid), false)), [[true, false], [false, false]]);
+        // Another host has no process here.
+        assert_eq!(holds(Process::default(), true), [false; 2]);
+    }
+}

@@ -2,9 +2,9 @@
 
 use crate::carry::{Stream, Wire};
 use crate::live::{LiveFlow, legs};
-use crate::process::Ends;
 use crate::reactor::TcpStream;
 use sidetrack_core::flow::Side;
+use sidetrack_sys::sockopt::Ends;
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;

@@ -8,7 +8,6 @@
 
 use super::{Catches, Listening};
 use crate::live::{Clock, LiveFlow};
-use crate::process::{self, Ends};
 use crate::reactor::TcpStream;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use sidetrack_core::flow::{EndReason, Protocol};
@@ -16,8 +15,9 @@ use sidetrack_core::hold::{
     Answer, Config, Counts, Decision, Input, Machine, Output, Overflow, PacketId, Syn, Ticket,
 };
 use sidetrack_sys::caps::{self, CapabilitySet};
+use sidetrack_sys::conntrack::behind_redirect;
 use sidetrack_sys::nfqueue::{HoldSockets, Verdict};
-use sidetrack_sys::sockopt;
+use sidetrack_sys::sockopt::{self, Ends};
 use sidetrack_sys::sync::lock;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -97,7 +97,7 @@ pub enum Claimed {
     Given,
     /// A session of its own begins.
     Not(TcpStream),
-    /// The thread finds out. If it is no waiting session's, it comes back.
+    /// The thread finds out. If no session waits for it, it comes back.
     Asked(oneshot::Receiver<OwnedFd>),
 }
 
@@ -439,7 +439,7 @@ impl Thread {
         let strangers = std::mem::take(&mut self.hold.state().strangers);
         for Stranger { socket, client, server, back } in strangers {
             let ours = sockopt::local_address(&socket).ok();
-            let own = ours.and_then(|ours| process::behind_redirect(ours, client));
+            let own = ours.and_then(|ours| behind_redirect(ours, client));
             let waiting = own.and_then(|own| self.hold.state().waiting.remove(&(plain(own), server)));
             let to = waiting.map_or(back, |waiting| waiting.give);
             // A session that has ended, or a worker that stops: dropped, the connection is closed.

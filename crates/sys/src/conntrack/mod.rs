@@ -163,6 +163,15 @@ pub struct Conntrack {
     socket: Socket,
 }
 
+/// Returns the address that a redirected client has itself, from the two ends of its connection as we see them. The kernel
+/// gives it another port if that connection would be one that conntrack knows: one program may use a port for several servers, and an
+/// ended connection is known for two minutes. `None`: conntrack does not know the connection, or this thread has no CAP_NET_ADMIN.
+pub fn behind_redirect(ours: SocketAddr, client: SocketAddr) -> Option<SocketAddr> {
+    let reply = Tuple { source: ours, destination: client, protocol: TCP };
+    let entry = Conntrack::open().ok()?.find(&reply, 0).ok()??;
+    (entry.reply == reply).then_some(entry.original.source)
+}
+
 impl Conntrack {
     /// Opens a socket; needs no right yet.
     ///
