@@ -66,13 +66,8 @@ impl Owners {
             }
         };
         let redirected_to = (flow.intercept == Intercept::Redirect).then_some(ends.ours);
-        let local = flow.client;
-        match self {
-            Self::Within(pid, diag) => within((*pid, diag.as_deref()), ends.peer, remote),
-            Self::Ourselves | Self::Asked(_) => {
-                self.socket(ClientSocket { protocol: Protocol::Tcp, local, remote, redirected_to })
-            }
-        }
+        let local = if matches!(self, Self::Within(..)) { ends.peer } else { flow.client };
+        self.socket(ClientSocket { protocol: Protocol::Tcp, local, remote, redirected_to })
     }
 
     /// Returns the process that sent a datagram from this address to that one. Unknown as for [`Self::of`].
