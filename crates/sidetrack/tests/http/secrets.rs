@@ -95,6 +95,22 @@ pub(crate) fn shows_nothing(what: &str, bytes: &[u8]) {
     }
 }
 
+/// The command would get an authority that it cannot know.
+#[test]
+fn a_system_without_a_list_of_authorities_is_told_what_to_install() {
+    if !sidetrack_testkit::is_root() {
+        return;
+    }
+    let scene = Scene::new();
+    let secret = scene.for_host("web.site.test");
+    let mut command = Command::new("unshare");
+    let script = "mount -t tmpfs tmpfs /etc/ssl && exec \"$0\" run --secret \"$1\" -- true";
+    command.args(["--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_sidetrack"), &secret]);
+    let output = command.output().unwrap();
+    let said = text(&output.stderr);
+    assert!(!output.status.success() && said.contains("install the package ca-certificates"), "{said}");
+}
+
 #[test]
 fn the_server_gets_the_secret_and_no_output_shows_it() {
     let scene = Scene::new();

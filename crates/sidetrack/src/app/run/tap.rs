@@ -3,7 +3,7 @@
 use crate::config::tap::{ROOT_FILE, authority};
 use crate::config::{Config, Tap};
 use crate::intercept::run::Trusted;
-use crate::tls::{Roots, Scope, Signer, certificates_in, tap_authority};
+use crate::tls::{BUNDLES, Roots, Scope, Signer, certificates_in, tap_authority};
 use sidetrack_core::flow::Host;
 use sidetrack_core::http::tap::TapRules;
 use sidetrack_core::placeholder::Secrets;
@@ -81,7 +81,14 @@ impl TapCommand {
         }
         let signer = match (&self.ca, &self.secrets) {
             (Some(folder), _) => of_folder(folder)?,
-            (None, Some(secrets)) if !self.opens_all => of_command(secrets)?,
+            (None, Some(secrets)) if !self.opens_all => {
+                anyhow::ensure!(
+                    BUNDLES.iter().any(|path| Path::new(path).is_file()),
+                    "--secret: the command could not verify its connections: this system has no list of authorities, to which that of \
+                     the command could be added; install the package ca-certificates"
+                );
+                of_command(secrets)?
+            }
             (None, _) => anyhow::bail!("the configuration has no [tap]: name the authority's folder (--ca)"),
         };
         Ok(Tap {
