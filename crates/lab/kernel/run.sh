@@ -13,7 +13,7 @@ cache=${SIDETRACK_KERNELS:-${XDG_CACHE_HOME:-$HOME/.cache}/sidetrack/kernels}
 target=${CARGO_TARGET_DIR:-$repository/target}
 # What the guest needs before it can see the host's files; everything else it loads from there by itself.
 first_modules=(virtio_pci 9pnet_virtio 9p overlay)
-minutes=${MINUTES:-20}
+minutes=${MINUTES:-90}
 PATH=$PATH:/usr/sbin:/sbin
 
 for program in qemu-system-x86_64 busybox cpio depmod modprobe; do

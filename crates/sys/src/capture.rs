@@ -341,6 +341,15 @@ mod tests {
     use super::*;
     use std::net::UdpSocket;
 
+    /// Enters a network of its own, and returns two sockets there: what the second one sends comes to the first one.
+    fn over_loopback() -> (UdpSocket, UdpSocket) {
+        crate::netns::unshare_net().unwrap();
+        crate::route::link_up("lo").unwrap();
+        let [receiver, sender] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+        sender.connect(receiver.local_addr().unwrap()).unwrap();
+        (receiver, sender)
+    }
+
     /// Sends datagrams over a loopback of its own, and returns those that the ring has, with the number of its interface.
     fn sent_and_seen(ring: &mut Ring, sender: &UdpSocket, count: u8) -> Vec<(u8, i32)> {
         for number in 0..count {
@@ -364,11 +373,7 @@ mod tests {
             return;
         }
         let test = std::thread::spawn(|| {
-            crate::netns::unshare_net().unwrap();
-            crate::route::link_up("lo").unwrap();
-            let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
-            let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
-            sender.connect(receiver.local_addr().unwrap()).unwrap();
+            let (_receiver, sender) = over_loopback();
             let socket = CaptureSocket::open().unwrap();
             sender.send(&[9]).unwrap();
             for _ in 0..3 {
@@ -391,11 +396,7 @@ mod tests {
             return;
         }
         let test = std::thread::spawn(|| {
-            crate::netns::unshare_net().unwrap();
-            crate::route::link_up("lo").unwrap();
-            let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
-            let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
-            sender.connect(receiver.local_addr().unwrap()).unwrap();
+            let (_receiver, sender) = over_loopback();
             let socket = CaptureSocket::open().unwrap();
             let ring = socket.read().unwrap();
             // SAFETY: the child calls nothing but functions that may be called there (signal-safety(7)), and ends when it is killed.

@@ -71,7 +71,7 @@ pub struct Ends {
     pub peer: SocketAddr,
     /// Our end.
     pub ours: SocketAddr,
-    /// What the client has dialled: our end, or the address of a captured connection. `None`: there is no socket to ask.
+    /// What the client has dialled: our end, or the address of a captured connection. `None`: the connection has no socket of its own.
     pub asked: Option<SocketAddr>,
 }
 
